@@ -106,7 +106,7 @@ def heights(number: int, kind: str) -> tuple[float, float]:
     values = noise(Random(f"height {kind} {number}"), kind, DAY * DAYS)
     cuts = aparts = 0.0
     for looks in range(FEWEST, len(values) + 1):
-        scale = changepoints._Scale.of(values[:looks])  # noqa: SLF001
+        scale = changepoints._LogScale.of(values[:looks])  # noqa: SLF001
         ys = scale.clipped(0, looks)
         best = changepoints._weighed(ys)  # noqa: SLF001
         first, last, apart = changepoints._apart(ys)  # noqa: SLF001

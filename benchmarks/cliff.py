@@ -36,7 +36,7 @@ from peers.install import DidNotStart
 from peers.start import start_nginx, wait_ready
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.request import Sender, Task
+from skep.bench.request import BenchTask, Sender
 from skep.engines.base import REPORT_FD, Launch
 from skep.engines.embedded import Embedded
 from skep.paths import user_paths
@@ -71,7 +71,7 @@ class Target:
         self._all = [(endpoint, Pool(endpoint.origin)) for endpoint in endpoints]
         self._in_flight = [0] * len(endpoints)
 
-    async def ask(self, task: Task):
+    async def ask(self, task: BenchTask):
         number = min(range(len(self._all)), key=self._in_flight.__getitem__)
         endpoint, pool = self._all[number]
         self._in_flight[number] += 1
@@ -95,7 +95,9 @@ async def batch(target: Target, level: int, rig: Rig, rng: Random) -> tuple[floa
         rows = []
         while left:
             words = " ".join(rng.choice(("parser", "test", "value", "list", "empty")) for _ in range(rig.tokens))
-            task = Task(level, left.pop(), number, "implement", [{"role": "user", "content": words}], rig.tokens, True)
+            task = BenchTask(
+                level, left.pop(), number, "implement", [{"role": "user", "content": words}], rig.tokens, True
+            )
             rows.append(await target.ask(task))
         return rows
 

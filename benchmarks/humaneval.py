@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from skep.paths import user_paths
-from skep.quality.banks import Task, fetch_humaneval, humaneval_items, humaneval_tasks
-from skep.quality.judging import Answered, Judge
+from skep.quality.banks import HumanEvalTask, fetch_humaneval, humaneval_items, humaneval_tasks
+from skep.quality.judging import AnsweredItem, Judge
 from skep.sandbox.detect import open_sandbox
 from skep.store.records import Request
 
@@ -28,7 +28,7 @@ FORMS = {
 }
 
 
-async def measured(tasks: list[Task], items: list) -> list[dict]:
+async def measured(tasks: list[HumanEvalTask], items: list) -> list[dict]:
     sandbox = open_sandbox()
     rows = []
     try:
@@ -36,7 +36,7 @@ async def measured(tasks: list[Task], items: list) -> list[dict]:
         for form, code in FORMS.items():
             answers = [f"```python\n{code(task)}```" for task in tasks]
             answered = [
-                Answered(Request(1, 0, number, "completion", 0.0, 0.0, answer=text, finish_reason="stop"), item)
+                AnsweredItem(Request(1, 0, number, "completion", 0.0, 0.0, answer=text, finish_reason="stop"), item)
                 for number, (text, item) in enumerate(zip(answers, items, strict=True))
             ]
             began = time.perf_counter()

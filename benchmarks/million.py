@@ -23,18 +23,18 @@ from pathlib import Path
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
-    Change,
-    Event,
     EventKind,
     Heat,
-    Metric,
+    MonitorEvent,
     Probe,
     ProbeOutcome,
-    Sample,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+    SeriesChange,
     SeriesKey,
-    Shape,
+    SeriesMetric,
     SpanKind,
-    Target,
 )
 from skep.monitor.rows import (
     INSERT_PROBE,
@@ -56,22 +56,22 @@ GATEWAY_ROWS = 1_000_000
 FINE = "fine"
 TARGETS = {FINE: 600.0} | {f"box-{number}": HOUR_S for number in range(1, 12)}
 RUNS = (
-    (Heat.COLD, Shape.SHORT, 1, 0.6),
-    (Heat.HOT, Shape.SHORT, 1, 1.0),
-    (Heat.HOT, Shape.LONG, 1, 0.97),
-    (Heat.HOT, Shape.SHORT, 4, 0.7),
+    (Heat.COLD, ProbeShape.SHORT, 1, 0.6),
+    (Heat.HOT, ProbeShape.SHORT, 1, 1.0),
+    (Heat.HOT, ProbeShape.LONG, 1, 0.97),
+    (Heat.HOT, ProbeShape.SHORT, 4, 0.7),
 )
-METRICS = (Metric.TOK_S, Metric.ENGINE_TOK_S, Metric.EFFECTIVE_TOK_S, Metric.TTFT_MS)
-LONG_SERIES = SeriesKey(FINE, Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
-HOURLY = SeriesKey("box-1", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
+METRICS = (SeriesMetric.TOK_S, SeriesMetric.ENGINE_TOK_S, SeriesMetric.EFFECTIVE_TOK_S, SeriesMetric.TTFT_MS)
+LONG_SERIES = SeriesKey(FINE, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+HOURLY = SeriesKey("box-1", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 
 
-def samples_at(rng: random.Random, at: float, level: float, runs) -> list[Sample]:
+def samples_at(rng: random.Random, at: float, level: float, runs) -> list[ProbeSample]:
     found = []
     for number, (heat, shape, many, share) in enumerate(runs):
         speed = level * share * rng.gauss(1.0, 0.02)
         found.append(
-            Sample(
+            ProbeSample(
                 at + 4.0 * number, heat, shape, many, tok_s=round(speed, 3), engine_tok_s=round(speed * 1.01, 3),
                 effective_tok_s=round(speed * many * 0.93, 3), ttft_ms=round(rng.gauss(120, 9) / share, 2),
                 prompt_tokens=256, output_tokens=64,
@@ -116,7 +116,7 @@ class Hours:
         self.values = {}
         self.busy = {}
 
-    def add(self, probe: Probe, samples: list[Sample]) -> None:
+    def add(self, probe: Probe, samples: list[ProbeSample]) -> None:
         for sample in samples:
             for metric in METRICS:
                 key = (sample.heat, sample.shape, sample.concurrency, metric)
@@ -142,7 +142,7 @@ def build(store, end: float) -> None:
     series = SeriesStore(store)
     number = 0
     for name, every in TARGETS.items():
-        series.put_target(Target(name, "http://127.0.0.1:9/v1", every_s=every, added_at=end - DAYS * DAY_S))
+        series.put_target(ProbeTarget(name, "http://127.0.0.1:9/v1", every_s=every, added_at=end - DAYS * DAY_S))
         hours = Hours()
         probes, rows = [], []
         for probe, samples in probes_of(rng, name, end):
@@ -156,10 +156,12 @@ def build(store, end: float) -> None:
             hours.write(connection, name)
         print(f"  {name}: {len(probes):,} probes, {len(rows):,} samples", flush=True)
         at = end - DAYS * DAY_S / 30
-        series.append_event(Event(at, EventKind.VERSION, "driver 570 -> 580", target=name))
-        key = SeriesKey(name, Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
-        series.set_changes(key, [Change(key, at, (at - every, at), 80.0, 76.8, 0.955, 0.965, 600, 120, "the driver")])
-    series.append_event(Event(end - 100 * DAY_S, EventKind.NOTE, "NVLink bridges removed"))
+        series.append_event(MonitorEvent(at, EventKind.VERSION, "driver 570 -> 580", target=name))
+        key = SeriesKey(name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+        series.set_changes(
+            key, [SeriesChange(key, at, (at - every, at), 80.0, 76.8, 0.955, 0.965, 600, 120, "the driver")]
+        )
+    series.append_event(MonitorEvent(end - 100 * DAY_S, EventKind.NOTE, "NVLink bridges removed"))
 
 
 def build_gateway(store, end: float) -> None:
@@ -184,7 +186,7 @@ def check(store, rng: random.Random) -> None:
     for row in rng.sample(rows, 40):
         key = store.read("SELECT target, heat, shape, concurrency FROM series WHERE id = ?", row["series"])[0]
         target, heat, shape, many = tuple(key)
-        sample = Sample(row["start"] + 1.0, Heat(heat), Shape(shape), many, *(1.0,) * 4)
+        sample = ProbeSample(row["start"] + 1.0, Heat(heat), ProbeShape(shape), many, *(1.0,) * 4)
         with store.transaction() as connection:
             update_spans(connection, target, [sample], float("-inf"))
         same = "SELECT * FROM spans WHERE series = ? AND kind = 'day' AND start = ?"

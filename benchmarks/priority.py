@@ -24,7 +24,7 @@ from pathlib import Path
 import uvloop
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.request import Sender, Task
+from skep.bench.request import BenchTask, Sender
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
@@ -40,7 +40,7 @@ WAYS = ("first come", "priority", "reserve 1")
 
 async def ask(endpoint: Endpoint, pool: Pool, tokens: int, headers: dict[str, str]):
     words = [{"role": "user", "content": "word " * TOKENS}]
-    task = Task(1, 0, 0, "implement", words, tokens)
+    task = BenchTask(1, 0, 0, "implement", words, tokens)
     named = replace(endpoint, headers={**endpoint.headers, **headers})
     sender = Sender(named, pool, 0.0, timeout_s=120)
     row, _ = await sender.ask(sender.letter(task))

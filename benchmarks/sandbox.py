@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import Script
+from skep.sandbox.script import SandboxScript
 
 GOAL_S = 0.05
 ROUNDS = 40
@@ -33,7 +33,7 @@ async def bare() -> None:
 
 def inside(sandbox):
     async def run() -> None:
-        result = await sandbox.run(Script(("-c", CODE)))
+        result = await sandbox.run(SandboxScript(("-c", CODE)))
         assert result.stdout == b"499500\n", result
 
     return run

@@ -21,8 +21,8 @@ from typing import Any
 
 from skep.engines.simulated import SimulatedPlan, plan_from_json
 from skep.paths import user_paths
-from skep.planner.predict import Outcome, play
-from skep.planner.setup import Load
+from skep.planner.predict import PredictedOutcome, simulate_load
+from skep.planner.setup import PlannedLoad
 from skep.supervisor.control import replica_key
 from skep.units import parse_int_list
 
@@ -93,8 +93,8 @@ def measured(env: dict[str, str], folder: str, url: str, level: int, rounds: int
 
 def line_of(case: Case, plan: SimulatedPlan, replicas: int, level: int, found: dict[str, Any]) -> str:
     """The forecast gets the prompts as they were counted, and the gateway's slots: more than those wait before it."""
-    load = Load(level, PROMPT_TOKENS, OUTPUT_TOKENS, tasks=found["rounds"] * level)
-    told: Outcome = play(
+    load = PlannedLoad(level, PROMPT_TOKENS, OUTPUT_TOKENS, tasks=found["rounds"] * level)
+    told: PredictedOutcome = simulate_load(
         plan.step, load, slots=plan.slots, pool_tokens=plan.pool_tokens, chunk_tokens=plan.chunk_tokens,
         replicas=replicas,
     )  # fmt: skip

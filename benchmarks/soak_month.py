@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.monitor.loop import Loop
-from skep.monitor.records import DAY_S, HOUR_S, Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.monitor.records import DAY_S, HOUR_S, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
 from skep.monitor.schedule import Due, Era, Moment
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
@@ -79,14 +79,14 @@ def script_of(days: float, rng: random.Random) -> Script:
     )
 
 
-def first_targets() -> list[Target]:
+def first_targets() -> list[ProbeTarget]:
     common: dict[str, Any] = {"added_at": EPOCH}
     return [
-        Target("box", "http://127.0.0.1:1", every_s=HOUR_S, **common),
-        Target("box-gateway", "http://localhost:2", every_s=HOUR_S / 2, **common),  # shares the machine
-        Target("cloud", "https://cloud.example", every_s=HOUR_S, **common),
-        Target("hangs", "https://hangs.example", every_s=HOUR_S / 4, **common),
-        Target("often", "http://10.0.0.7:8000", every_s=HOUR_S / 6, **common),
+        ProbeTarget("box", "http://127.0.0.1:1", every_s=HOUR_S, **common),
+        ProbeTarget("box-gateway", "http://localhost:2", every_s=HOUR_S / 2, **common),  # shares the machine
+        ProbeTarget("cloud", "https://cloud.example", every_s=HOUR_S, **common),
+        ProbeTarget("hangs", "https://hangs.example", every_s=HOUR_S / 4, **common),
+        ProbeTarget("often", "http://10.0.0.7:8000", every_s=HOUR_S / 6, **common),
     ]
 
 
@@ -120,7 +120,7 @@ class Telling(SeriesStore):
         super().__init__(store)
         self._tell = tell
 
-    def append_probe(self, probe: Probe, samples: Sequence[Sample] = ()) -> int | None:
+    def append_probe(self, probe: Probe, samples: Sequence[ProbeSample] = ()) -> int | None:
         row = super().append_probe(probe, samples)
         if row is not None:
             for sample in samples:
@@ -153,7 +153,7 @@ class Life:
         true = self.true()
         return Moment(self.script.wall(true), self.loop.passed_s, true)
 
-    async def probe(self, due: Due, idle_s: float | None) -> tuple[Probe, list[Sample]]:
+    async def probe(self, due: Due, idle_s: float | None) -> tuple[Probe, list[ProbeSample]]:
         started = self.moment().wall
         hangs = due.target.name == "hangs" and self.rng.random() < 0.05
         await asyncio.sleep(self.rng.uniform(1200, 4000) if hangs else self.rng.uniform(3, 90))
@@ -166,9 +166,11 @@ class Life:
             self.tell(f"made {sample.tok_s!r} {self.disk}")
         return probe, samples
 
-    def _sample(self, heat: Heat) -> Sample:
+    def _sample(self, heat: Heat) -> ProbeSample:
         self.made += 1
-        return Sample(self.moment().wall, heat, Shape.SHORT, 1, tok_s=float(self.number * 1_000_000 + self.made))
+        return ProbeSample(
+            self.moment().wall, heat, ProbeShape.SHORT, 1, tok_s=float(self.number * 1_000_000 + self.made)
+        )
 
     async def weather(self, series: SeriesStore) -> None:
         """The disk and the targets; ends the process when the month is over."""
@@ -225,7 +227,7 @@ def change_targets(series: SeriesStore, what: str, now: float) -> None:
     """Doing it twice has the effect of doing it once."""
     known = {target.name: target for target in series.targets(removed=True)}
     if what == "add late" and "late" not in known:
-        series.put_target(Target("late", "http://10.0.0.9", every_s=HOUR_S, added_at=now))
+        series.put_target(ProbeTarget("late", "http://10.0.0.9", every_s=HOUR_S, added_at=now))
     elif what == "pace box" and known["box"].every_s == HOUR_S:
         series.put_target(replace(known["box"], every_s=HOUR_S / 3))
     elif what == "remove cloud" and known["cloud"].added_at == EPOCH and known["cloud"].removed_at is None:

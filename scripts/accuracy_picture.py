@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from skep.planner.validation import Point
+from skep.planner.validation import ValidationPoint
 from skep.report import theme
 from skep.report.charts import Spec, halo, label, layer, line, sized
 from skep.report.svg import standalone
@@ -13,7 +13,7 @@ from skep.report.svg import standalone
 _BESIDE = 1.2  # 20 % on either side
 
 
-def accuracy_picture(points: Sequence[Point], title: str, subtitle: str) -> str | None:
+def accuracy_picture(points: Sequence[ValidationPoint], title: str, subtitle: str) -> str | None:
     """An SVG document; None where nothing was predicted."""
     rows = [_row(point) for point in points if point.predicted > 0]
     if not rows:
@@ -44,7 +44,7 @@ _LOOKS = {
 }
 
 
-def _row(point: Point) -> Spec:
+def _row(point: ValidationPoint) -> Spec:
     alone = point.case.load.concurrency == 1
     kind = "speculation" if point.case.spec is not None else "one agent" if alone else "several agents"
     return {"published": point.case.published, "predicted": point.predicted, "kind": kind}

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from published_curves import curve_of, tuning_from  # noqa: E402
 
 from skep.planner.constants import Constants  # noqa: E402
-from skep.planner.points import Case, Unpredictable, read_case  # noqa: E402
+from skep.planner.points import PublishedCase, Unpredictable, read_case  # noqa: E402
 from skep.planner.predict import case_pool_tokens, predict, value_of  # noqa: E402
 from skep.planner.ranking import FEATURES, features  # noqa: E402
 
@@ -60,11 +60,11 @@ def _give(name: str) -> float:
 GIVE = np.array([_give(name) for name in NAMES])
 
 
-def read() -> tuple[list[Case], list[tuple[str, ...]], list[tuple[Case, float, float]]]:
+def read() -> tuple[list[PublishedCase], list[tuple[str, ...]], list[tuple[PublishedCase, float, float]]]:
     """The cases, the curve of each, and times to the first token as further evidence: (case, seconds, weight)."""
-    cases: list[Case] = []
+    cases: list[PublishedCase] = []
     curves: list[tuple[str, ...]] = []
-    prompts: list[tuple[Case, float, float]] = []
+    prompts: list[tuple[PublishedCase, float, float]] = []
     for path in sorted((ROOT / "tests" / "data").glob("*_points.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             for row, cells in enumerate(csv.DictReader(file), 2):
@@ -79,8 +79,8 @@ def read() -> tuple[list[Case], list[tuple[str, ...]], list[tuple[Case, float, f
     return cases, curves, prompts
 
 
-def _prompt_evidence(case: Case, notes: str, ttft_ms: str) -> list[tuple[Case, float, float]]:
-    def alone(tokens: int) -> Case:
+def _prompt_evidence(case: PublishedCase, notes: str, ttft_ms: str) -> list[tuple[PublishedCase, float, float]]:
+    def alone(tokens: int) -> PublishedCase:
         return replace(case, load=replace(case.load, input_tokens=tokens, output_tokens=4, concurrency=1, tasks=None))
 
     found = []
@@ -211,7 +211,7 @@ def describe(label: str, rest: np.ndarray) -> None:
 
 
 def calibrated(chosen: dict[str, Constants]) -> tuple[np.ndarray, np.ndarray]:
-    firsts: dict[tuple[str, ...], Case] = {}
+    firsts: dict[tuple[str, ...], PublishedCase] = {}
     for case, curve in zip(CASES, CURVES, strict=True):
         if case.load.concurrency == 1:
             firsts.setdefault(curve, case)
@@ -226,7 +226,7 @@ def calibrated(chosen: dict[str, Constants]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rest), np.array(seen)
 
 
-def _features(case: Case) -> tuple[float, ...]:
+def _features(case: PublishedCase) -> tuple[float, ...]:
     return features(case.model, case.card, case.layout, case.spec, case.load.concurrency, case.engine)
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 from skep.planner.constants import Constants
-from skep.planner.points import Case
+from skep.planner.points import PublishedCase
 from skep.planner.predict import predict, value_of
-from skep.planner.step import Tuning
+from skep.planner.step import StepTuning
 
 _SAME = ("source_url", "gpu", "n_gpu", "interconnect", "model", "quant_bits", "kv_dtype", "engine", "tp", "ep",
          "replicas", "spec")  # fmt: skip
@@ -21,13 +21,13 @@ def curve_of(cells: Mapping[str, str]) -> tuple[str, ...]:
     return (*((cells.get(name) or "").strip() for name in _SAME), profile[1] if profile else "")
 
 
-def tuning_from(case: Case, constants: Constants) -> Tuning:
+def tuning_from(case: PublishedCase, constants: Constants) -> StepTuning:
     """How much longer a step takes on this machine than predicted, from one measured point at C=1.
 
     Prompts are left as predicted: they are bound by the tensor cores, of which decoding says nothing.
     """
     slow = 1.0
     for _ in range(4):  # the value is nearly proportional to 1 / slow: a few corrections settle it
-        value = value_of(case, predict(case, constants, Tuning(decode=slow)), constants)
+        value = value_of(case, predict(case, constants, StepTuning(decode=slow)), constants)
         slow = min(_MOST, max(_LEAST, slow * value / case.published))
-    return Tuning(decode=slow)
+    return StepTuning(decode=slow)

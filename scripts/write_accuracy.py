@@ -11,8 +11,8 @@ from accuracy_picture import accuracy_picture
 from published_curves import curve_of, tuning_from
 
 from skep.planner.constants import honest_constants
-from skep.planner.points import Case
-from skep.planner.validation import Point, Report, Spread, predicted, spread, validate
+from skep.planner.points import PublishedCase
+from skep.planner.validation import Spread, ValidationPoint, ValidationReport, predicted, spread, validate
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -26,7 +26,7 @@ _GROUPS = (
 )  # fmt: skip
 
 
-def tables(plain: Report, calibrated: Sequence[Point]) -> str:
+def tables(plain: ValidationReport, calibrated: Sequence[ValidationPoint]) -> str:
     lines = ["| rows of | n | median | p90 |", "|---|---|---|---|", _line("**all**", plain.spreads()["all"])]
     groups = groups_of(plain.points)
     lines += [_line(name, groups[name]) for name in _GROUPS if name in groups]
@@ -40,7 +40,7 @@ def tables(plain: Report, calibrated: Sequence[Point]) -> str:
     return "\n".join([counted, "", *lines])
 
 
-def groups_of(points: Sequence[Point]) -> dict[str, Spread]:
+def groups_of(points: Sequence[ValidationPoint]) -> dict[str, Spread]:
     names: dict[str, list[float]] = {}
     for point in points:
         for name in _names(point.case):
@@ -48,7 +48,7 @@ def groups_of(points: Sequence[Point]) -> dict[str, Spread]:
     return {name: spread(errors) for name, errors in sorted(names.items())}
 
 
-def _names(case: Case) -> tuple[str, ...]:
+def _names(case: PublishedCase) -> tuple[str, ...]:
     layout = case.layout
     return (
         "C=1" if case.load.concurrency == 1 else "C>1",
@@ -61,10 +61,10 @@ def _names(case: Case) -> tuple[str, ...]:
     )
 
 
-def calibrated_points(plain: Report, curves: dict[int, tuple[str, ...]]) -> list[Point]:
+def calibrated_points(plain: ValidationReport, curves: dict[int, tuple[str, ...]]) -> list[ValidationPoint]:
     """Every curve scaled to its first row at C=1; its other rows predicted."""
     cases = [point.case for point in plain.points]
-    firsts: dict[tuple[str, ...], Case] = {}
+    firsts: dict[tuple[str, ...], PublishedCase] = {}
     for case in cases:
         if case.load.concurrency == 1:
             firsts.setdefault(curves[case.row], case)

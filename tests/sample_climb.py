@@ -6,10 +6,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from skep.tuner.records import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, Value
+from skep.tuner.records import (
+    ConfigFailure,
+    CurvePoint,
+    Knob,
+    KnobChange,
+    KnobConfig,
+    StageDecision,
+    TuneGoal,
+    TuneStage,
+    Tuning,
+    Value,
+)
 from skep.units import Interval
 
-BASELINE = Config.of(
+BASELINE = KnobConfig.of(
     {
         "graphs": False,
         "kv_dtype": "auto",
@@ -29,14 +40,14 @@ KNOBS = (
     Knob("slots", "requests at once", (1, 2, 4, 8), ordered=True),
     Knob("checkpoint", "weights", ("awq", "autoround"), alters_answers=True),
 )
-OUT_OF_MEMORY = Failure(
+OUT_OF_MEMORY = ConfigFailure(
     "out-of-memory",
     "the cards' memory was too small for the graphs",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB",
     "memory_share 0.92 → 0.83 leaves room for them",
     (("memory_share", 0.83),),
 )
-REFUSED = Failure(
+REFUSED = ConfigFailure(
     "no-start",
     "the engine does not take this KV type with a hybrid model",
     "NotImplementedError: TurboQuant KV cache is not supported for hybrid (attention + Mamba) models",
@@ -51,7 +62,7 @@ def sample_tuning(**changed: object) -> Tuning:
         model="qwen3.6-27b",
         engine="vllm",
         rig="2x rtx-3090",
-        aim=Aim("effective_tok_s", 4, 1024, 1024, slo="ttft=2s", min_context=16384),
+        aim=TuneGoal("effective_tok_s", 4, 1024, 1024, slo="ttft=2s", min_context=16384),
         budget_s=7200.0,
         seed=1,
         simulated=True,
@@ -64,21 +75,21 @@ def sample_tuning(**changed: object) -> Tuning:
     return replace(tuning, **changed)  # type: ignore[arg-type]
 
 
-def sample_stages() -> list[Stage]:
+def sample_stages() -> list[TuneStage]:
     """Nine attempts after the baseline: four accepted, and one of every other decision."""
     climb = _Climb()
-    climb.stage({}, 25.1, why="where the climb begins", decision=Decision.BASELINE)
+    climb.stage({}, 25.1, why="where the climb begins", decision=StageDecision.BASELINE)
     climb.stage({"memory_share": 0.92, "graphs": True}, None, failure=OUT_OF_MEMORY, why="it ran out of memory")
     climb.stage({"graphs": True}, 1.72, predicted=1.9, why="better with 95 % confidence over 2 starts")
     climb.stage({"kv_dtype": "tq3"}, None, failure=REFUSED, why="it did not start")
     climb.stage({"mtp": 3}, 1.18, predicted=1.6, why="better with 95 % confidence over 2 starts")
-    climb.stage({"slots": 4}, 1.004, Decision.SAME, predicted=1.0, why="a difference of 2 % would have been seen")
-    climb.stage({"checkpoint": "autoround"}, 1.21, Decision.ANSWERS_WORSE, why="31 of 48 right against 44 of 48")
+    climb.stage({"slots": 4}, 1.004, StageDecision.SAME, predicted=1.0, why="a difference of 2 % would have been seen")
+    climb.stage({"checkpoint": "autoround"}, 1.21, StageDecision.ANSWERS_WORSE, why="31 of 48 right against 44 of 48")
     climb.stage({"layout": "2 x TP=1"}, 3.36, predicted=2.4, why="better with 95 % confidence over 2 starts")
-    climb.stage({"slots": 1}, 1.1, Decision.OVER_LIMIT, why="TTFT 2.6 s is over the limit of 2 s")
-    climb.stage({"mtp": 6}, 0.93, Decision.WORSE, predicted=1.05, why="worse with 95 % confidence over 2 starts")
+    climb.stage({"slots": 1}, 1.1, StageDecision.OVER_LIMIT, why="TTFT 2.6 s is over the limit of 2 s")
+    climb.stage({"mtp": 6}, 0.93, StageDecision.WORSE, predicted=1.05, why="worse with 95 % confidence over 2 starts")
     climb.stage({"mtp": 5}, 1.11, why="better with 95 % confidence over 3 starts")
-    climb.stage({"memory_share": 0.97}, 1.01, Decision.UNDECIDED, why="time ran out after one start")
+    climb.stage({"memory_share": 0.97}, 1.01, StageDecision.UNDECIDED, why="time ran out after one start")
     return climb.stages
 
 
@@ -97,29 +108,29 @@ class _Climb:
     """Stages by their ratio over the best of that moment; each accepted one becomes the next best."""
 
     def __init__(self) -> None:
-        self.stages: list[Stage] = []
+        self.stages: list[TuneStage] = []
         self._best, self._figure = BASELINE, 0.0
 
     def stage(
         self,
         values: dict[str, Value],
         ratio: float | None,
-        decision: Decision = Decision.ACCEPTED,
+        decision: StageDecision = StageDecision.ACCEPTED,
         *,
         why: str,
         predicted: float | None = None,
-        failure: Failure | None = None,
+        failure: ConfigFailure | None = None,
     ) -> None:
-        first = decision is Decision.BASELINE
+        first = decision is StageDecision.BASELINE
         config = self._best.turned(values)
-        changes: tuple[Change, ...] = config.changes_from(self._best)
+        changes: tuple[KnobChange, ...] = config.changes_from(self._best)
         figure = None if ratio is None else ratio if first else ratio * self._figure
         self.stages.append(
-            Stage(
+            TuneStage(
                 number=len(self.stages),
                 changes=changes,
                 config=config,
-                decision=Decision.FAILED if failure else decision,
+                decision=StageDecision.FAILED if failure else decision,
                 why=why,
                 figure=_around(figure, 0.02),
                 ratio=None if first else _around(ratio, 0.015),
@@ -132,7 +143,7 @@ class _Climb:
                 failure=failure,
             )
         )
-        if figure is not None and decision in (Decision.BASELINE, Decision.ACCEPTED):
+        if figure is not None and decision in (StageDecision.BASELINE, StageDecision.ACCEPTED):
             self._best, self._figure = config, figure
 
 

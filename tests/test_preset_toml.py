@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
 from skep.config.preset_file import preset_toml
 from skep.config.presets import parse_preset, shipped_presets
@@ -52,7 +52,7 @@ COUNT = st.none() | st.integers(1, 9999)
 SWITCH = st.none() | st.booleans()
 FIGURE = st.none() | st.floats(1e-6, 1e9)
 OPTIONS = st.builds(
-    Options,
+    EngineOptions,
     kv=st.none() | TEXT,
     memory_share=st.none() | st.floats(0.01, 1),
     batched_tokens=COUNT,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from skep.config.load import load_settings, make_upstream, parse_settings, wished_settings
-from skep.config.settings import Cluster, Gateway, Settings, Wishes, settings_of, wishes_of
+from skep.config.load import load_settings, make_upstream, parse_settings, settings_with_overrides
+from skep.config.settings import CliOverrides, Cluster, GatewaySettings, Settings, overrides_of, settings_of
 from skep.deploy.launches import plan_launches
 from skep.errors import UserError
 from skep.gateway.proxied_request import Timeouts
@@ -113,7 +113,7 @@ EVERYTHING = {
 
 def test_settings_survive_their_way_through_json():
     """So they reach the process in the background, and a running one at a reload."""
-    wishes = Wishes(folder="/x", serve={"slots": 2}, upstream=(make_upstream("x:1", 1),))
+    wishes = CliOverrides(folder="/x", serve={"slots": 2}, upstream=(make_upstream("x:1", 1),))
     settings = wishes.apply(parse_settings(EVERYTHING, "test", {"SKEP_API_KEY": "k"}))
     assert settings_of(json.loads(json.dumps(asdict(settings)))) == settings
 
@@ -129,7 +129,7 @@ def test_the_gateways_own_defaults_are_those_of_the_file(tmp_path):
     assert Timeouts(**setup["timeouts"]) == Timeouts()
     assert ServerLimits(**setup["server"]) == ServerLimits()
     assert Timeouts().first_byte_s >= 900
-    assert parse_settings({"gateway": {}}, "test", {}).gateway == Gateway()
+    assert parse_settings({"gateway": {}}, "test", {}).gateway == GatewaySettings()
     assert not setup["keys_wanted"]
 
 
@@ -156,19 +156,19 @@ def test_an_upstream_of_an_address_in_brackets_has_a_name_that_can_be_typed():
 
 def test_what_the_command_line_said_wins_again_when_the_file_is_read_anew(tmp_path):
     paths = user_paths({"HOME": str(tmp_path)})
-    wishes = Wishes(folder=str(tmp_path), serve={"slots": 8}, gateway={"port": 0})
-    assert wished_settings(wishes, paths, {}).serve[0].slots == 8
+    wishes = CliOverrides(folder=str(tmp_path), serve={"slots": 8}, gateway={"port": 0})
+    assert settings_with_overrides(wishes, paths, {}).serve[0].slots == 8
     (tmp_path / "skep.toml").write_text("[gateway]\nmax_queue = 7\n[[serve]]\nslots = 2\nreplicas = 3\n")
-    settings = wished_settings(wishes, paths, {})
+    settings = settings_with_overrides(wishes, paths, {})
     assert (settings.serve[0].slots, settings.serve[0].replicas) == (8, 3)
     assert (settings.gateway.port, settings.gateway.max_queue) == (0, 7)
     assert settings.wishes == wishes
 
 
 def test_a_model_named_on_the_command_line_stands_for_all_that_the_file_serves():
-    settings = Wishes(model="m").apply(parse_settings(EVERYTHING, "test", {}))
+    settings = CliOverrides(model="m").apply(parse_settings(EVERYTHING, "test", {}))
     assert ([serve.model for serve in settings.serve], settings.upstream) == (["m"], ())
-    assert Wishes(only_upstreams=True).apply(parse_settings(EVERYTHING, "test", {})).serve == ()
+    assert CliOverrides(only_upstreams=True).apply(parse_settings(EVERYTHING, "test", {})).serve == ()
 
 
 def test_aliases_must_stand_for_something_served(tmp_path):
@@ -197,10 +197,10 @@ def test_one_replica_more_leaves_the_threads_of_the_others_alone(tmp_path):
 def test_a_cluster_comes_from_the_file_and_survives_json():
     told = parse_settings({"cluster": {"address": "10.0.0.1:6379", "hive": "team-a"}}, "test", {})
     assert told.cluster == Cluster("10.0.0.1:6379", "team-a")
-    wished = Wishes(cluster=Cluster("auto")).apply(told)
+    wished = CliOverrides(cluster=Cluster("auto")).apply(told)
     assert wished.cluster == Cluster("auto", "skep"), "the command line wins"
     assert settings_of(json.loads(json.dumps(asdict(wished)))) == wished
-    assert wishes_of(json.loads(json.dumps(asdict(wished.wishes)))) == wished.wishes
+    assert overrides_of(json.loads(json.dumps(asdict(wished.wishes)))) == wished.wishes
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,12 @@ def routes(_skep, folder):
 
 def mcp_tools(_skep, folder):
     from mcp import Client
-    from skep.mcp_server.context import Place
+    from skep.mcp_server.context import ServerContext
     from skep.mcp_server.server import make_server
     from skep.paths import user_paths
 
     async def tools():
-        async with Client(make_server(Place(user_paths({"HOME": str(folder)}), {}, files=True))) as client:
+        async with Client(make_server(ServerContext(user_paths({"HOME": str(folder)}), {}, files=True))) as client:
             return {tool.name: without_prose(tool.input_schema) for tool in (await client.list_tools()).tools}
 
     yield from json.dumps(asyncio.run(tools()), indent=1, sort_keys=True).splitlines()

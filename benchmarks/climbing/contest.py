@@ -10,9 +10,9 @@ from typing import Any
 from climbing.planned import PlannedRig, RigTerrain
 from climbing.truth import RuggedTruth, Survey
 
-from skep.tuner.ports import Judge, Measure
-from skep.tuner.records import Config, Decision, Failure, Judged, Stage
-from skep.tuner.search import Climb
+from skep.tuner.ports import JudgeRequest, MeasureRequest
+from skep.tuner.records import ConfigFailure, JudgeResult, KnobConfig, StageDecision, TuneStage
+from skep.tuner.search import KnobSearch
 from skep.tuner.simulated import SimulatedBench
 
 WITHIN = 0.02
@@ -27,7 +27,7 @@ class Find:
     """Where one contestant ended. `figure` is the true one; None: what it recommends does not run."""
 
     contestant: str
-    config: Config
+    config: KnobConfig
     figure: float | None
     seconds: float
     starts: int
@@ -48,7 +48,7 @@ class Climbed:
     find: Find
     acceptances: Acceptances
     ended: str
-    stages: tuple[Stage, ...]
+    stages: tuple[TuneStage, ...]
 
 
 class Arena:
@@ -69,12 +69,12 @@ class Arena:
         return 1.0 - (find.figure or 0.0) / self.survey.best_figure
 
     def climb(self, budget_s: float) -> Climbed:
-        climb = Climb(self.terrain, self.rig.baseline, self.rig.aim, budget_s=budget_s)
+        climb = KnobSearch(self.terrain, self.rig.baseline, self.rig.aim, budget_s=budget_s)
         bench, starts = self.bench(), 0
         while (errand := climb.following()) is not None:
-            if isinstance(errand, Judge):
-                climb.took(Judged(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
-            elif isinstance(errand, Measure):
+            if isinstance(errand, JudgeRequest):
+                climb.took(JudgeResult(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
+            elif isinstance(errand, MeasureRequest):
                 starts += len(errand.configs)
                 climb.took(bench.measured(errand))
             else:
@@ -83,9 +83,9 @@ class Arena:
         find = Find("tuner", climb.incumbent, self.truth.value(climb.incumbent), bench.now_s, starts)
         return Climbed(find, self.acceptances(climb.stages), climb.ended or "", tuple(climb.stages))
 
-    def acceptances(self, stages: list[Stage]) -> Acceptances:
+    def acceptances(self, stages: list[TuneStage]) -> Acceptances:
         accepted = falsely = 0
-        not_better: set[tuple[Config, Config]] = (
+        not_better: set[tuple[KnobConfig, KnobConfig]] = (
             set()
         )  # each change from each place once, however often it was looked at
         worst = 0.0
@@ -93,12 +93,12 @@ class Arena:
             place = stage.config.turned({one.knob: one.before for one in stage.changes})
             before = self.truth.value(place)
             after = self.truth.value(stage.config)
-            if before is None or (after is None and stage.decision is not Decision.ACCEPTED):
+            if before is None or (after is None and stage.decision is not StageDecision.ACCEPTED):
                 continue
             is_better = after is not None and after > before * (1 + 1e-9)
             if not is_better:
                 not_better.add((place, stage.config))
-            if stage.decision is Decision.ACCEPTED:
+            if stage.decision is StageDecision.ACCEPTED:
                 accepted += 1
                 falsely += not is_better
                 worst = max(worst, 1 - (after or 0.0) / before)
@@ -107,7 +107,7 @@ class Arena:
     def random_search(self, budget_s: float, *, again: bool) -> Find:
         """`again`: a fifth of the time is kept, and the best five are measured anew with three readings each."""
         rng, bench, starts = Random(f"{self.seed} random"), self.bench(), 0
-        seen: dict[Config, float] = {}
+        seen: dict[KnobConfig, float] = {}
         search_s = budget_s * (1 - _KEPT) if again else budget_s
         while bench.now_s < search_s:
             config = self._drawn(rng)
@@ -149,20 +149,20 @@ class Arena:
         best = self.survey.foreseen
         return Find("planner alone", best, self.truth.value(best), 0.0, 0)
 
-    def _drawn(self, rng: Random) -> Config:
+    def _drawn(self, rng: Random) -> KnobConfig:
         while True:
-            config = Config.of({knob.name: rng.choice(knob.values) for knob in self.rig.knobs})
+            config = KnobConfig.of({knob.name: rng.choice(knob.values) for knob in self.rig.knobs})
             if self.terrain.refusal(config) is None:
                 return config
 
-    def _suggested(self, trial: Any) -> Config:
+    def _suggested(self, trial: Any) -> KnobConfig:
         values = {}
         for knob in self.rig.knobs:
             if knob.ordered:
                 values[knob.name] = knob.values[trial.suggest_int(knob.name, 0, len(knob.values) - 1)]
             else:
                 values[knob.name] = trial.suggest_categorical(knob.name, knob.values)
-        return Config.of(values)
+        return KnobConfig.of(values)
 
 
 def others(arena: Arena, budget_s: float, *, with_tpe: bool) -> list[Find]:
@@ -191,9 +191,9 @@ def _optuna() -> Any:
     return optuna
 
 
-def _one_reading(bench: SimulatedBench, config: Config, readings: int) -> float | None:
+def _one_reading(bench: SimulatedBench, config: KnobConfig, readings: int) -> float | None:
     """The mean of that many; None where it failed."""
-    sitting = bench.measured(Measure((config,), readings, "screen", "")).sittings[0]
-    if isinstance(sitting.failure, Failure) or not sitting.figures:
+    sitting = bench.measured(MeasureRequest((config,), readings, "screen", "")).sittings[0]
+    if isinstance(sitting.failure, ConfigFailure) or not sitting.figures:
         return None
     return sum(sitting.figures) / len(sitting.figures)

@@ -17,13 +17,13 @@ from skep.catalog.machine import HostFacts
 from skep.catalog.models import geometry
 from skep.planner.constants import published_constants
 from skep.planner.memory import memory, weights_bytes
-from skep.planner.predict import Prospect, prospect
+from skep.planner.predict import SpeedModel, prospect
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.rules import check, refusal
-from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
+from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 from skep.tuner.knobs import pairs_of
-from skep.tuner.records import Aim, Config
+from skep.tuner.records import KnobConfig, TuneGoal
 
 _LAYOUTS = {
     "TP=1": Layout(), "TP=2": Layout(tp=2), "TP=4": Layout(tp=4), "PP=2": Layout(pp=2),
@@ -61,14 +61,14 @@ class PlannedRig:
             self._found = {key: Planned(*values) for key, values in json.loads(self._memo.read_text()).items()}
         self._kept = len(self._found)
 
-    def of(self, config: Config, concurrency: int | None = None) -> Planned:
+    def of(self, config: KnobConfig, concurrency: int | None = None) -> Planned:
         key = self.key(config, concurrency)
         found = self._found.get(key)
         if found is None:
             found = self._found[key] = self._planned(config, concurrency or self.rig.aim.concurrency)
         return found
 
-    def key(self, config: Config, concurrency: int | None = None) -> str:
+    def key(self, config: KnobConfig, concurrency: int | None = None) -> str:
         values = config.as_dict
         return json.dumps([*(values.get(name) for name in _RELEVANT), concurrency])
 
@@ -82,7 +82,7 @@ class PlannedRig:
         written.write_text(text)
         written.replace(self._memo)
 
-    def start_s(self, config: Config) -> float:
+    def start_s(self, config: KnobConfig) -> float:
         if not self.rig.on_cards:
             return 2.0
         setup = setup_of(config, self.rig)
@@ -94,7 +94,7 @@ class PlannedRig:
         wanted = tasks * self.rig.aim.output_tokens / max(1.0, effective_tok_s)
         return min(max(wanted, _READING_S[0]), _READING_S[1])
 
-    def _planned(self, config: Config, concurrency: int) -> Planned:
+    def _planned(self, config: KnobConfig, concurrency: int) -> Planned:
         setup, context = setup_of(config, self.rig), self.rig.context
         forbidden = refusal(check(setup, self.hardware)) if self.rig.on_cards else None
         if forbidden is not None:
@@ -106,7 +106,7 @@ class PlannedRig:
         if spare < 0:
             return Planned(0.0, 0.0, 0.0, 0.0, spare, inside=inside)
         load = load_of(self.rig.aim, concurrency)
-        seen: Prospect = prospect(setup, self.hardware, published_constants(), context=_need(self.rig.aim))
+        seen: SpeedModel = prospect(setup, self.hardware, published_constants(), context=_need(self.rig.aim))
         outcome = seen.outcome(load)
         return Planned(
             outcome.effective_tok_s, outcome.task_tok_s, outcome.ttft_s * 1000, outcome.tpot_s * 1000, spare,
@@ -122,7 +122,7 @@ class RigTerrain:
         self.knobs = planned.rig.knobs
         self.pairs = pairs_of(planned.rig.knobs)
 
-    def refusal(self, config: Config) -> str | None:
+    def refusal(self, config: KnobConfig) -> str | None:
         by_rule = rule_against(config)
         if by_rule is not None:
             return by_rule
@@ -131,20 +131,20 @@ class RigTerrain:
             return found.refusal
         return f"{-found.spare_bytes / 2**30:.2f} GiB too much for the card" if found.spare_bytes < 0 else None
 
-    def foresee(self, config: Config) -> float | None:
+    def predict(self, config: KnobConfig) -> float | None:
         return None if self.refusal(config) else self.planned.of(config).effective_tok_s
 
-    def spare_bytes(self, config: Config) -> float | None:
+    def spare_bytes(self, config: KnobConfig) -> float | None:
         return self.planned.of(config).spare_bytes if self.planned.rig.on_cards else None
 
-    def start_s(self, config: Config) -> float:
+    def start_s(self, config: KnobConfig) -> float:
         return self.planned.start_s(config)
 
-    def reading_s(self, config: Config) -> float:
-        return self.planned.reading_s(self.foresee(config) or 0.0)
+    def reading_s(self, config: KnobConfig) -> float:
+        return self.planned.reading_s(self.predict(config) or 0.0)
 
 
-def rule_against(config: Config) -> str | None:
+def rule_against(config: KnobConfig) -> str | None:
     """llama.cpp's own refusals."""
     batch, micro = config.get("batch"), config.get("batched_tokens")
     if isinstance(batch, int) and isinstance(micro, int) and micro > batch:
@@ -154,7 +154,7 @@ def rule_against(config: Config) -> str | None:
     return None
 
 
-def setup_of(config: Config, rig: ClimbingRig) -> Setup:
+def setup_of(config: KnobConfig, rig: ClimbingRig) -> Setup:
     values = config.as_dict
     spec = None
     for method in ("mtp", "ngram"):
@@ -170,11 +170,11 @@ def setup_of(config: Config, rig: ClimbingRig) -> Setup:
     )  # fmt: skip
 
 
-def load_of(aim: Aim, concurrency: int) -> Load:
-    return Load(concurrency, aim.input_tokens, aim.output_tokens)
+def load_of(aim: TuneGoal, concurrency: int) -> PlannedLoad:
+    return PlannedLoad(concurrency, aim.input_tokens, aim.output_tokens)
 
 
-def _need(aim: Aim) -> int:
+def _need(aim: TuneGoal) -> int:
     return math.ceil(aim.input_tokens + aim.output_tokens)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from skep.tuner.records import Aim, Config, Knob, Value
+from skep.tuner.records import Knob, KnobConfig, TuneGoal, Value
 
 GRAPHS = Knob("graphs", "CUDA graphs", (False, True), expected=0.3)
 SHARE = Knob("memory_share", "share of the card", (0.85, 0.88, 0.90, 0.92, 0.95), ordered=True, expected=0.01)
@@ -36,7 +36,7 @@ class ClimbingRig:
     title: str
     model: str
     engine: str
-    aim: Aim
+    aim: TuneGoal
     knobs: tuple[Knob, ...]
     start: Mapping[str, Value]
     gpu: str | None = None  # None: a CPU of `cores`
@@ -46,8 +46,8 @@ class ClimbingRig:
     by_hand: Mapping[str, Mapping[Value, float]] = field(default_factory=dict)
 
     @property
-    def baseline(self) -> Config:
-        return Config.of(self.start)
+    def baseline(self) -> KnobConfig:
+        return KnobConfig.of(self.start)
 
     @property
     def interacting(self) -> tuple[tuple[str, str], ...]:
@@ -84,37 +84,37 @@ _SAFE: Mapping[str, Value] = {
 
 RIGS = (
     ClimbingRig(
-        "2x3090-dense", "2x RTX 3090, 27B dense with MTP", "qwen3.6-27b", "vllm", Aim("effective_tok_s", 4),
+        "2x3090-dense", "2x RTX 3090, 27B dense with MTP", "qwen3.6-27b", "vllm", TuneGoal("effective_tok_s", 4),
         (GRAPHS, SHARE, _slots(1, 2, 3, 4, 6, 8), _kv("bf16", "fp8_e5m2"), BATCHED, PREFIX, MTP,
          _layout("TP=2", "2 x TP=1"), _quant("awq", "autoround")),
         {**_SAFE, "mtp": 0, "layout": "TP=2", "quant": "awq"}, gpu="2x rtx-3090",
     ),
     ClimbingRig(
-        "2x3090-moe", "2x RTX 3090, 35B-A3B", "qwen3.6-35b-a3b", "vllm", Aim("effective_tok_s", 4),
+        "2x3090-moe", "2x RTX 3090, 35B-A3B", "qwen3.6-35b-a3b", "vllm", TuneGoal("effective_tok_s", 4),
         (GRAPHS, SHARE, _slots(1, 2, 3, 4, 6, 8), _kv("bf16", "fp8_e5m2"), BATCHED, PREFIX, MTP,
          _layout("TP=2", "TP=2 + EP=2", "PP=2"), _quant("awq", "gptq")),
         {**_SAFE, "mtp": 0, "layout": "TP=2", "quant": "awq"}, gpu="2x rtx-3090",
     ),
     ClimbingRig(
-        "4090", "RTX 4090, 14B", "qwen3-14b", "vllm", Aim("effective_tok_s", 8),
+        "4090", "RTX 4090, 14B", "qwen3-14b", "vllm", TuneGoal("effective_tok_s", 8),
         (GRAPHS, SHARE, _slots(1, 2, 4, 6, 8, 12, 16), _kv("bf16", "fp8"), BATCHED, PREFIX, NGRAM,
          _quant("awq", "gptq", "fp8")),
         {**_SAFE, "ngram": 0, "quant": "awq"}, gpu="rtx-4090",
     ),
     ClimbingRig(
-        "5090", "RTX 5090, 27B dense with MTP", "qwen3.6-27b", "sglang", Aim("effective_tok_s", 4),
+        "5090", "RTX 5090, 27B dense with MTP", "qwen3.6-27b", "sglang", TuneGoal("effective_tok_s", 4),
         (GRAPHS, SHARE, _slots(1, 2, 3, 4, 6, 8), _kv("bf16", "fp8"), BATCHED, PREFIX, MTP,
          _quant("awq", "gptq", "nvfp4")),
         {**_SAFE, "mtp": 0, "quant": "awq"}, gpu="rtx-5090",
     ),
     ClimbingRig(
-        "4x3090", "4x RTX 3090, 27B dense with MTP, 8 agents", "qwen3.6-27b", "vllm", Aim("effective_tok_s", 8),
+        "4x3090", "4x RTX 3090, 27B dense with MTP, 8 agents", "qwen3.6-27b", "vllm", TuneGoal("effective_tok_s", 8),
         (GRAPHS, SHARE, _slots(1, 2, 3, 4, 6, 8, 12), _kv("bf16", "fp8_e5m2"), BATCHED, PREFIX, MTP,
          _layout("TP=4", "2 x TP=2", "4 x TP=1"), _quant("awq", "int8")),
         {**_SAFE, "mtp": 0, "layout": "TP=4", "quant": "awq"}, gpu="4x rtx-3090",
     ),
     ClimbingRig(
-        "cpu", "a CPU of 8 cores, 0.6B by llama.cpp", "qwen3-0.6b", "llamacpp", Aim("effective_tok_s", 4),
+        "cpu", "a CPU of 8 cores, 0.6B by llama.cpp", "qwen3-0.6b", "llamacpp", TuneGoal("effective_tok_s", 4),
         (
             Knob("threads", "threads", (1, 2, 3, 4, 6, 8), ordered=True, expected=0.4),
             Knob("threads_batch", "threads of prompts", (1, 2, 4, 6, 8), ordered=True, expected=0.1),

@@ -15,7 +15,7 @@ from random import Random
 
 from climbing.planned import Planned, PlannedRig, rule_against
 
-from skep.tuner.records import Config, Failure, Knob, Reading, Value
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneReading, Value
 
 _FARTHEST = 0.2  # of a value's effect from the planner's
 _PAIR = 0.02  # standard deviation of what a pair of values does beyond both
@@ -26,15 +26,15 @@ _LARGEST_REGION = 0.13  # of all configurations
 _SMALL_KNOBS = ("prefix_cache", "memory_share")  # not what engines die of
 
 _WORDS = {
-    "crash-under-load": Failure(
+    "crash-under-load": ConfigFailure(
         "crash-under-load", "the engine died after a good start",
         "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "turn back what was turned",
     ),
-    "no-start": Failure(
+    "no-start": ConfigFailure(
         "no-start", "the engine does not take these together",
         "ValueError: Selected backend is not valid for this configuration", "turn back one of the two",
     ),
-    "hang": Failure("hang", "nothing was heard of the engine for 10 minutes", None, "turn back what was turned"),
+    "hang": ConfigFailure("hang", "nothing was heard of the engine for 10 minutes", None, "turn back what was turned"),
 }  # fmt: skip
 
 
@@ -56,9 +56,9 @@ class Region:
 class Survey:
     """Every configuration looked at. `grid_s`: one start, warm-up and reading of each that works."""
 
-    best: Config
+    best: KnobConfig
     best_figure: float
-    foreseen: Config  # as best, by the planner
+    foreseen: KnobConfig  # as best, by the planner
     configurations: int
     working: int
     failing: int  # not refused beforehand, and yet
@@ -81,23 +81,23 @@ class RuggedTruth:
         self.more_memory_bytes = rng.random() * min(_MORE_MEMORY_BYTES, 0.9 * spare) if rig.on_cards else 0.0
         assert self.value(rig.baseline) is not None
 
-    def figure(self, config: Config) -> Reading | Failure:
+    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
         failure = self._failure(config)
         if failure is not None and failure.kind != "crash-under-load":
             return failure
         return self._reading(config, self.planned.of(config))
 
-    def dies(self, config: Config) -> Failure | None:
+    def dies(self, config: KnobConfig) -> ConfigFailure | None:
         failure = self._failure(config)
         return failure if failure is not None and failure.kind == "crash-under-load" else None
 
-    def at(self, config: Config, concurrency: int) -> Reading | Failure:
+    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
         return self._failure(config) or self._reading(config, self.planned.of(config, concurrency))
 
-    def start_s(self, config: Config) -> float:
+    def start_s(self, config: KnobConfig) -> float:
         return self.planned.start_s(config)
 
-    def value(self, config: Config) -> float | None:
+    def value(self, config: KnobConfig) -> float | None:
         """The goal's figure without noise; None where it fails."""
         if self._failure(config) is not None:
             return None
@@ -136,20 +136,20 @@ class RuggedTruth:
             found *= table[values[a], values[b]]
         return found
 
-    def _reading(self, config: Config, planned: Planned) -> Reading:
+    def _reading(self, config: KnobConfig, planned: Planned) -> TuneReading:
         factor = self._factor(config.as_dict)
         effective = planned.effective_tok_s * factor
         tasks = max(6, 3 * self.rig.aim.concurrency)
-        return Reading(
+        return TuneReading(
             effective, effective, planned.task_tok_s * factor, planned.ttft_ms / factor, planned.tpot_ms / factor,
             wall_s=self.planned.reading_s(effective), requests=tasks,
         )  # fmt: skip
 
-    def _refused(self, config: Config) -> Failure | None:
+    def _refused(self, config: KnobConfig) -> ConfigFailure | None:
         words = rule_against(config) or self.planned.of(config).refusal
-        return None if words is None else Failure("refused", words)
+        return None if words is None else ConfigFailure("refused", words)
 
-    def _failure(self, config: Config) -> Failure | None:
+    def _failure(self, config: KnobConfig) -> ConfigFailure | None:
         refused = self._refused(config)
         if refused is not None:
             return refused
@@ -161,11 +161,11 @@ class RuggedTruth:
         return next((_WORDS[region.kind] for region in self.regions if region.has(values)), None)
 
 
-def every(knobs: tuple[Knob, ...]) -> Iterator[Config]:
+def every(knobs: tuple[Knob, ...]) -> Iterator[KnobConfig]:
     ordered = sorted(knobs, key=lambda knob: knob.name)
     names = [knob.name for knob in ordered]
     for values in product(*(knob.values for knob in ordered)):
-        yield Config(tuple(zip(names, values, strict=True)))
+        yield KnobConfig(tuple(zip(names, values, strict=True)))
 
 
 def _factors(knob: Knob, rough: float, rng: Random) -> dict[Value, float]:
@@ -190,7 +190,7 @@ def _interactions(
                 yield (a, b), {both: _factor_of(strength, rng) for both in product(values[a], values[b])}
 
 
-def _region(kind: str, knobs: tuple[Knob, ...], baseline: Config, rng: Random) -> Region:
+def _region(kind: str, knobs: tuple[Knob, ...], baseline: KnobConfig, rng: Random) -> Region:
     able = [knob for knob in knobs if knob.name not in _SMALL_KNOBS]
     while True:
         a, b = rng.sample(able, 2)
@@ -199,7 +199,7 @@ def _region(kind: str, knobs: tuple[Knob, ...], baseline: Config, rng: Random) -
             return Region(kind, a.name, of_a, b.name, of_b)
 
 
-def _part(knob: Knob, baseline: Config, rng: Random) -> frozenset[Value]:
+def _part(knob: Knob, baseline: KnobConfig, rng: Random) -> frozenset[Value]:
     """The upper end of a ladder, or one value: never what the climb begins with."""
     others = [value for value in knob.values if value != baseline[knob.name]]
     if not knob.ordered:
@@ -207,12 +207,12 @@ def _part(knob: Knob, baseline: Config, rng: Random) -> frozenset[Value]:
     return frozenset(others[rng.randrange(len(others) // 2, len(others)) :])
 
 
-def _out_of_memory(over_bytes: float, *, inside: bool) -> Failure:
+def _out_of_memory(over_bytes: float, *, inside: bool) -> ConfigFailure:
     """Inside its share the engine finds no room for its cache; beside it the card has none left."""
     if inside:
         said = "ValueError: No available memory for the cache blocks"
-        return Failure("out-of-memory", "no memory for the KV cache", said, "raise memory_share, or lower slots")
+        return ConfigFailure("out-of-memory", "no memory for the KV cache", said, "raise memory_share, or lower slots")
     said = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {over_bytes / 2**20 + 64:.0f} MiB. GPU 0"
-    return Failure(
+    return ConfigFailure(
         "out-of-memory", "the card's memory was not enough", said, "lower memory_share, slots or batched_tokens"
     )

@@ -12,10 +12,10 @@ from doors.rig import Kind
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import LoadProcesses
-from skep.bench.load_process import Job
-from skep.bench.load_shapes import Strand
+from skep.bench.load_process import LoadJob
+from skep.bench.load_shapes import TrafficStream
 from skep.bench.metrics import repeat_of, tpot_values, ttft_values
-from skep.bench.request import Task
+from skep.bench.request import BenchTask
 from skep.store.records import Request
 
 TIMEOUT_S = 120.0
@@ -57,7 +57,7 @@ class Loader:
         for number, way in enumerate(ways):
             width = len(range(number, asked.streams, len(ways)))
             tasks = [self._task(asked.streams, index) for index in range(number, asked.requests, len(ways))]
-            jobs.append(Job(way, [Strand(tasks, width)], origin_s, TIMEOUT_S, False))
+            jobs.append(LoadJob(way, [TrafficStream(tasks, width)], origin_s, TIMEOUT_S, False))
         health = await self._load_processes.run(jobs, rows.append)
         failed = [row.error for row in rows if not row.ok]
         if failed or len(rows) != asked.requests:
@@ -70,10 +70,10 @@ class Loader:
             cpu_share=health.cpu_share,
         )
 
-    def _task(self, level: int, index: int) -> Task:
+    def _task(self, level: int, index: int) -> BenchTask:
         words = " ".join(self._rng.choice(_WORDS) for _ in range(self._kind.words))
         message = {"role": "user", "content": f"{self._rng.getrandbits(40):010x} {words}"}
-        return Task(level, 0, index, "implement", [message], self._kind.tokens, True)
+        return BenchTask(level, 0, index, "implement", [message], self._kind.tokens, True)
 
 
 async def in_turns(

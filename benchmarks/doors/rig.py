@@ -235,10 +235,10 @@ def _told_key(address: str) -> str:
     import ray
 
     from skep.cluster.connect import join
-    from skep.cluster.placement_groups import ledger_name
+    from skep.cluster.placement_groups import registry_name
 
     join(address)
-    told = ray.get(ray.get_actor(ledger_name(HIVE)).state.remote(), timeout=10.0)
+    told = ray.get(ray.get_actor(registry_name(HIVE)).state.remote(), timeout=10.0)
     ray.shutdown()
     return str(next(iter(told["rows"].values()))["launch"]["api_key"])
 

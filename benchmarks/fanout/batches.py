@@ -17,13 +17,12 @@ from random import Random
 import httpx
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.request import Sender
-from skep.bench.request import Task as BenchTask
+from skep.bench.request import BenchTask, Sender
 from skep.paths import Paths
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
-from skep.swarm.records import Ending, Task
-from skep.swarm.run_options import Order
+from skep.swarm.records import Task, TaskEnding
+from skep.swarm.run_options import SwarmRunOptions
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.wire.client import Pool
@@ -154,7 +153,7 @@ async def swarm(
     """As `skep swarm run` does it: journal on disk, results file, checks, retries; all of it in the wall time."""
     paths = paths_in(place)
     output = place / f"results-{time.monotonic_ns()}.jsonl"
-    order = Order(agents=agents, timeout_s=TIMEOUT_S, deadline_s=deadline_s, output=str(output))
+    order = SwarmRunOptions(agents=agents, timeout_s=TIMEOUT_S, deadline_s=deadline_s, output=str(output))
     began, began_at = time.monotonic(), time.time()
     with open_store(paths.store) as store:
         run = create_run(store, tasks, order, url=url, model=model, name="benchmark")
@@ -163,8 +162,8 @@ async def swarm(
     with open_store(paths.store) as store:
         journal = SwarmStore(store)
         results, attempts = journal.results(run), journal.attempts(run)
-    done = [one for one in results if one.ending is Ending.DONE]
-    lost = Counter(one.error_kind or "unknown" for one in results if one.ending is Ending.FAILED)
+    done = [one for one in results if one.ending is TaskEnding.DONE]
+    lost = Counter(one.error_kind or "unknown" for one in results if one.ending is TaskEnding.FAILED)
     lines = output.read_text().splitlines()
     assert len(lines) == len(results), f"{len(lines)} lines for {len(results)} results"
     ends = tuple(one.ended_at - began_at for one in done)

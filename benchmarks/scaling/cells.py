@@ -98,9 +98,9 @@ def memory(replicas: int, streams: int) -> dict[str, Any]:
 
 
 def _conversation_bytes(many: int) -> float:
-    from skep.gateway.routing import Homes
+    from skep.gateway.routing import ConversationAffinity
 
-    homes, talks = Homes(many), [Random(5).getrandbits(62) + number for number in range(many)]
+    homes, talks = ConversationAffinity(many), [Random(5).getrandbits(62) + number for number in range(many)]
     before = tracemalloc.get_traced_memory()[0]
     for talk in talks:
         homes.remember(talk, "r0")

@@ -19,7 +19,7 @@ from skep.units import MIB
 
 
 @contextlib.contextmanager
-def held(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
+def hold_lock(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
     """One holder at a time, whose pid (and what it tells) is in the file; EngineError says who it is.
 
     The kernel gives the lock back when its holder dies, so it cannot go stale.
@@ -39,7 +39,7 @@ def held(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def holder_of(lock_path: Path) -> int | None:
+def lock_holder(lock_path: Path) -> int | None:
     """The process whose number is in the file of `held`, if it holds that lock, as the kernel tells.
 
     Looked up, not tried: whoever tries a lock is in the way of the one who wants it.

@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from skep.bench.against_preset import Seen, Shape, check_model, engine_in, judge, rerun_of, same_model
-from skep.bench.compare import Side
+from skep.bench.against_preset import (
+    ObservedServer,
+    PublishedShape,
+    check_model,
+    engine_in,
+    judge,
+    rerun_of,
+    same_model,
+)
+from skep.bench.compare import ComparedRun
 from skep.bench.summary import summarise
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
@@ -15,7 +23,7 @@ from skep.store.rows import ClientSample
 
 SHORT, LONG = {"input_tokens": 100, "output_tokens": 50}, {"input_tokens": 100, "output_tokens": 400}
 FIGURE = Published(100.0, "output", 2, clock="client", **SHORT)
-SEEN = Seen("mine", "vllm 0.19.1")
+SEEN = ObservedServer("mine", "vllm 0.19.1")
 
 
 def preset(*published, **fields):
@@ -41,7 +49,7 @@ def side(*, level=2, seconds=(1.0, 1.0), limited=False, **fields):
     """Two requests at once in each run."""
     rows = [row(n, index, level, s, **fields) for n, s in enumerate(seconds) for index in range(2)]
     samples = [ClientSample(level, n, 1.0, 1.0, 0.1, limited) for n in range(len(seconds))]
-    return Side(summarise("r", rows, samples), rows)
+    return ComparedRun(summarise("r", rows, samples), rows)
 
 
 def held(figure=FIGURE, run=None, seen=SEEN, missing=(), **fields):
@@ -55,16 +63,16 @@ def held(figure=FIGURE, run=None, seen=SEEN, missing=(), **fields):
 
 def test_the_shape_with_most_figures_is_run_at_their_concurrencies():
     rerun = rerun_of(preset(replace(FIGURE, **LONG), FIGURE, replace(FIGURE, concurrency=8)))
-    assert (rerun.shape, rerun.levels) == (Shape(100, 50), (2, 8))
+    assert (rerun.shape, rerun.levels) == (PublishedShape(100, 50), (2, 8))
 
 
 def test_of_equals_the_first_shape_is_run():
-    assert rerun_of(preset(replace(FIGURE, **LONG), FIGURE)).shape == Shape(100, 400)
+    assert rerun_of(preset(replace(FIGURE, **LONG), FIGURE)).shape == PublishedShape(100, 400)
 
 
 def test_a_figure_can_be_named_whose_shape_is_run():
     rerun = rerun_of(preset(FIGURE, FIGURE, replace(FIGURE, concurrency=3, **LONG)), 3)
-    assert (rerun.shape, rerun.levels) == (Shape(100, 400), (3,))
+    assert (rerun.shape, rerun.levels) == (PublishedShape(100, 400), (3,))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +170,7 @@ def test_a_figure_that_was_not_rerun_says_why(figure, said):
 
 
 def test_another_model_is_measured_but_not_compared():
-    verdict = judge(preset(FIGURE), side(), Seen("smollm2-135m", "vllm 0.19.1"))
+    verdict = judge(preset(FIGURE), side(), ObservedServer("smollm2-135m", "vllm 0.19.1"))
     assert verdict.rows[0].measured is not None
     assert verdict.rows[0].ratio is None
     assert "smollm2-135m" in verdict.differences[0]
@@ -191,11 +199,11 @@ def test_an_engine_is_known_by_its_own_words(told, engine):
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        (Seen("mine", "llamacpp b7000"), "another engine"),
-        (Seen("mine", "vllm 0.21.0"), "published with 0.19.1, here 0.21.0"),
+        (ObservedServer("mine", "llamacpp b7000"), "another engine"),
+        (ObservedServer("mine", "vllm 0.21.0"), "published with 0.19.1, here 0.21.0"),
         (replace(SEEN, cards=("NVIDIA GeForce RTX 4090",)), "measured on rtx-3090, here is 1x rtx-4090"),
         (replace(SEEN, cards=()), "measured on rtx-3090, no card is seen here"),
-        (Seen("mine", "simulated: as vllm", simulated=True), "no model ran"),
+        (ObservedServer("mine", "simulated: as vllm", simulated=True), "no model ran"),
     ],
 )
 def test_other_conditions_are_named_beside_the_share(seen, said):
@@ -206,7 +214,7 @@ def test_other_conditions_are_named_beside_the_share(seen, said):
 
 
 def test_a_server_that_does_not_say_what_it_is_is_taken_at_its_word():
-    assert held(seen=Seen("mine")).fair
+    assert held(seen=ObservedServer("mine")).fair
 
 
 def test_cards_of_the_same_kind_change_nothing():
@@ -242,7 +250,7 @@ def test_a_client_at_its_limit_is_named():
 
 def test_failed_requests_are_named():
     rows = [row(0, 0), row(0, 1), row(0, 2, error_kind="http_500", output_tokens=None, prompt_tokens=None)]
-    assert "1 of 3 requests failed" in held(run=Side(summarise("r", rows), rows)).why
+    assert "1 of 3 requests failed" in held(run=ComparedRun(summarise("r", rows), rows)).why
 
 
 def test_the_best_is_the_largest_output_that_can_be_compared():

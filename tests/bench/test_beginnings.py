@@ -13,11 +13,11 @@ import pytest
 
 from skep.bench.client_health import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import LEAD_S, Driver, LoadProcess, LoadProcesses
-from skep.bench.load_process import Begin, Job, carry_out, encode
-from skep.bench.load_shapes import Span, Strand
+from skep.bench.load_generator import LEAD_S, LoadGenerator, LoadProcess, LoadProcesses
+from skep.bench.load_process import Begin, LoadJob, carry_out, encode
+from skep.bench.load_shapes import TimeWindow, TrafficStream
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import Task
+from skep.bench.request import BenchTask
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store
@@ -88,12 +88,12 @@ async def driven(endpoint, path, load, offsets, runs=1, meter=None):
     with open_store(path) as store:
         async with Recording(store, endpoint, HOST, Identity("open", "f", {})) as recording:
             how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "processes": 2}
-            driver = Driver(endpoint, recording, **how, meter=meter, load_processes=load)
+            driver = LoadGenerator(endpoint, recording, **how, meter=meter, load_processes=load)
             try:
                 for run in range(runs):
-                    tasks = [Task(1, run, n, "fix", words, 2) for n, words in enumerate(said)]
-                    strands = [Strand(tasks, 1, offsets)]
-                    rows, limited = await driver.run_strands(1, run, strands, lambda _: None, Span())
+                    tasks = [BenchTask(1, run, n, "fix", words, 2) for n, words in enumerate(said)]
+                    strands = [TrafficStream(tasks, 1, offsets)]
+                    rows, limited = await driver.run_streams_at_level(1, run, strands, lambda _: None, TimeWindow())
                     due = [recording.origin_s + row.scheduled_s for row in rows]
                     late = [one.fact["late_ms"] for one in recording.facts if (one.name, one.repeat) == ("late", run)]
                     found.append((rows, min(due), limited, recording.samples[-1].client_limited, late))
@@ -143,8 +143,8 @@ def test_what_one_process_draws_before_its_first_request_is_not_counted(engine, 
             async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as recording:
                 meter = Stopwatch(lambda: (gc.get_threshold(), repr(driver.pool).rpartition(", ")[2]))
                 how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "meter": meter}
-                driver = Driver(endpoint, recording, **how)
-                tasks = [Task(3, 0, n, "fix", [{"role": "user", "content": f"{n}"}], 2) for n in range(4)]
+                driver = LoadGenerator(endpoint, recording, **how)
+                tasks = [BenchTask(3, 0, n, "fix", [{"role": "user", "content": f"{n}"}], 2) for n in range(4)]
                 rows, _ = await driver.run_tasks(3, 0, tasks, 3, lambda _: None)
                 await driver.close()
                 return meter, [(recording.origin_s + row.started_s, recording.origin_s + row.ended_s) for row in rows]
@@ -228,8 +228,8 @@ def test_who_waits_for_others_keeps_its_connections_fresh_before_it_is_told_to_b
         counted, orders, outbox = Counted(), asyncio.Queue(), Told()
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, asyncio.timeout(10):
             origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            strands = [Strand([Task(1, 0, 0, "fix", [{"role": "user", "content": "hello"}], 2)], 1)]
-            job = Job(Endpoint(origin, "/v1", "m"), strands, time.monotonic(), 20.0, keep_text=False)
+            strands = [TrafficStream([BenchTask(1, 0, 0, "fix", [{"role": "user", "content": "hello"}], 2)], 1)]
+            job = LoadJob(Endpoint(origin, "/v1", "m"), strands, time.monotonic(), 20.0, keep_text=False)
             work = asyncio.create_task(carry_out(job, orders, outbox, fresh_s=0.05))
             first = await opened.get()
             await opened.get()
@@ -248,7 +248,7 @@ class Told:
     def __init__(self):
         self.greetings, self.rows = 0, []
 
-    def greet(self):
+    def send_ready(self):
         self.greetings += 1
 
     def took(self, row):

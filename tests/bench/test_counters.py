@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from skep.bench.counters import counted, parse_counters, read_counters
-from skep.gateway.metrics import of_replica
+from skep.gateway.metrics import label_samples
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
@@ -128,4 +128,6 @@ def test_behind_the_gateway_the_engines_own_counters_are_read_of_all_replicas_of
 
 def test_an_engines_samples_get_the_name_of_their_replica_whatever_it_is():
     lines = '# HELP a b\na 1\nb{c="}{"} 2.5e3\n\nd{} 3'
-    assert of_replica(lines, 'r"0') == 'a{replica="r\\"0"} 1\nb{replica="r\\"0",c="}{"} 2.5e3\nd{replica="r\\"0",} 3\n'
+    assert (
+        label_samples(lines, 'r"0') == 'a{replica="r\\"0"} 1\nb{replica="r\\"0",c="}{"} 2.5e3\nd{replica="r\\"0",} 3\n'
+    )

@@ -2,12 +2,12 @@
 
 import pytest
 
-from skep.bench.levels import Rounds, ToSaturation, WithinLimits, course_of, figure_of
-from skep.stats.precision import Goal
-from skep.stats.slo import Limits
+from skep.bench.levels import LevelRounds, ToSaturation, WithinLimits, figure_of, make_level_schedule
+from skep.stats.precision import PrecisionGoal
+from skep.stats.slo import SloLimits
 from skep.store.records import Request
 
-GOAL = Goal(relative=0.03, fewest=4, most=8)
+GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)
 
 
 def run_of(level, tok_s, *, ttft_s=0.1, failing=False):
@@ -52,32 +52,32 @@ def walk(course, figures, *, most=200, limited=()):
 
 def test_levels_take_turns_and_one_agent_comes_once_more_at_the_end():
     """Steady figures: the fewest runs of each, in rounds, so that drift befalls all alike."""
-    assert walk(Rounds((1, 4), GOAL), lambda level, _: 10.0 * level) == [1, 4] * 4 + [1]
+    assert walk(LevelRounds((1, 4), GOAL), lambda level, _: 10.0 * level) == [1, 4] * 4 + [1]
 
 
 def test_a_level_that_varies_is_repeated_until_it_is_known_or_the_runs_are_spent():
-    order = walk(Rounds((1, 4), GOAL), lambda level, run: 10.0 if level == 1 else 40.0 + 20 * (run % 2))
+    order = walk(LevelRounds((1, 4), GOAL), lambda level, run: 10.0 if level == 1 else 40.0 + 20 * (run % 2))
     assert (order.count(1), order.count(4)) == (4 + 1, 8)
     assert order[-1] == 1
 
 
 def test_exact_runs_are_exact():
-    assert walk(Rounds((1, 2, 4), GOAL, runs=2), lambda level, _: level) == [1, 2, 4, 1, 2, 4]
-    assert walk(Rounds((1,), GOAL, runs=1), lambda level, _: level) == [1]
+    assert walk(LevelRounds((1, 2, 4), GOAL, runs=2), lambda level, _: level) == [1, 2, 4, 1, 2, 4]
+    assert walk(LevelRounds((1,), GOAL, runs=1), lambda level, _: level) == [1]
 
 
 @pytest.mark.parametrize("levels", [(1,), (2, 4)])
 def test_nothing_comes_again_where_there_is_nothing_to_hold_it_against(levels):
-    assert walk(Rounds(levels, GOAL), lambda level, _: level) == list(levels) * 4
+    assert walk(LevelRounds(levels, GOAL), lambda level, _: level) == list(levels) * 4
 
 
 def test_levels_where_all_fails_end_too():
-    order = walk(Rounds((1, 2), GOAL), lambda level, _: run_of(level, 10, failing=True))
+    order = walk(LevelRounds((1, 2), GOAL), lambda level, _: run_of(level, 10, failing=True))
     assert order.count(2) == 8
 
 
 def test_what_is_left_shrinks_to_nothing():
-    course = Rounds((1, 4), GOAL)
+    course = LevelRounds((1, 4), GOAL)
     assert course.remaining() == {1: 5.0, 4: 4.0}
     walk(course, lambda level, _: 10.0 * level)
     assert course.remaining() == {}
@@ -85,7 +85,7 @@ def test_what_is_left_shrinks_to_nothing():
 
 def test_runs_that_will_not_be_counted_do_not_make_a_level_known():
     """The first three were limited by the client; a summary drops them and is left with one run and no interval."""
-    course, unlimited = Rounds((4,), GOAL), 0
+    course, unlimited = LevelRounds((4,), GOAL), 0
     for run in range(8):
         if course.following() is None:
             break
@@ -133,24 +133,24 @@ def test_a_search_ends_on_a_dead_server():
 
 def test_the_highest_level_within_the_limits_is_found():
     """TTFT grows by 0.1 s with every agent: nine keep it under a second."""
-    course = WithinLimits(Limits.parse("ttft=1s"), 64)
+    course = WithinLimits(SloLimits.parse("ttft=1s"), 64)
     order = walk(course, lambda level, _: run_of(level, 10.0 * level, ttft_s=0.105 * level))
     assert 9 in order
     assert 10 in order
 
 
 def test_limits_that_one_agent_breaks_end_the_search_soon():
-    course = WithinLimits(Limits.parse("ttft=1s"), 64)
+    course = WithinLimits(SloLimits.parse("ttft=1s"), 64)
     assert set(walk(course, lambda level, _: run_of(level, 10.0, ttft_s=50.0))) == {1}
 
 
 def test_limits_that_always_hold_end_at_the_largest_level():
-    course = WithinLimits(Limits.parse("ttft=1s"), 10)
+    course = WithinLimits(SloLimits.parse("ttft=1s"), 10)
     assert max(walk(course, lambda level, _: run_of(level, 10.0 * level))) == 10
 
 
 def test_failing_requests_keep_no_limit():
-    course = WithinLimits(Limits.parse("ttft=1s"), 64)
+    course = WithinLimits(SloLimits.parse("ttft=1s"), 64)
     order = walk(course, lambda level, _: run_of(level, 10.0, failing=level >= 4))
     assert max(order) <= 8
     assert 3 in order
@@ -158,8 +158,10 @@ def test_failing_requests_keep_no_limit():
 
 def test_the_course_is_chosen_by_what_was_asked_for():
     def made(**how):
-        return course_of((1, 2), GOAL, **{"runs": None, "to_saturation": False, "slo": None, "most": 8, **how})
+        return make_level_schedule(
+            (1, 2), GOAL, **{"runs": None, "to_saturation": False, "slo": None, "most": 8, **how}
+        )
 
-    assert isinstance(made(), Rounds)
+    assert isinstance(made(), LevelRounds)
     assert isinstance(made(to_saturation=True), ToSaturation)
-    assert isinstance(made(slo=Limits.parse("ttft=1s")), WithinLimits)
+    assert isinstance(made(slo=SloLimits.parse("ttft=1s")), WithinLimits)

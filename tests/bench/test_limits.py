@@ -6,7 +6,7 @@ import pytest
 
 from skep.bench.summary import promise_of, worst_share
 from skep.errors import UserError
-from skep.stats.slo import Limit, Limits
+from skep.stats.slo import SloLimit, SloLimits
 from skep.store.records import Request
 
 
@@ -36,12 +36,12 @@ def failed(index=0):
 
 
 def test_names_units_and_percentiles_are_read():
-    assert Limits.parse("ttft=1s,tpot=50ms, total_p50 = 2m").limits == (
-        Limit("ttft", 1000.0),
-        Limit("tpot", 50.0),
-        Limit("total", 120_000.0, 50.0),
+    assert SloLimits.parse("ttft=1s,tpot=50ms, total_p50 = 2m").limits == (
+        SloLimit("ttft", 1000.0),
+        SloLimit("tpot", 50.0),
+        SloLimit("total", 120_000.0, 50.0),
     )
-    assert Limits.parse("TTFT_p99=2s").limits == (Limit("ttft", 2000.0, 99.0),)
+    assert SloLimits.parse("TTFT_p99=2s").limits == (SloLimit("ttft", 2000.0, 99.0),)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +53,21 @@ def test_names_units_and_percentiles_are_read():
 )  # fmt: skip
 def test_what_is_no_limit_is_one_line_with_a_way_out(text):
     with pytest.raises(UserError) as caught:
-        Limits.parse(text)
+        SloLimits.parse(text)
     assert caught.value.hint
     assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize("text", ["ttft=1s", "ttft_p99=2s,tpot=50ms", "total=90s", "tpot_p99.9=0.5ms", "ttft=999.9s"])
 def test_what_is_stored_is_read_back_as_it_was(text):
-    limits = Limits.parse(text)
-    assert Limits.parse(str(limits)) == limits
+    limits = SloLimits.parse(text)
+    assert SloLimits.parse(str(limits)) == limits
 
 
 @pytest.mark.parametrize("text", ["total=20m", "total=1h", "ttft=1234567ms", "tpot=33.33333ms"])
 def test_long_and_exact_limits_are_read_back_as_they_were(text):
-    limits = Limits.parse(text)
-    assert Limits.parse(str(limits)) == limits
+    limits = SloLimits.parse(text)
+    assert SloLimits.parse(str(limits)) == limits
 
 
 # Against rows
@@ -75,30 +75,30 @@ def test_long_and_exact_limits_are_read_back_as_they_were(text):
 
 def test_the_share_is_that_of_the_worst_limit():
     """TTFT half of its limit, 150 ms a token of 100."""
-    assert worst_share(Limits.parse("ttft=1s,tpot=100ms"), [row()]) == pytest.approx(1.5)
+    assert worst_share(SloLimits.parse("ttft=1s,tpot=100ms"), [row()]) == pytest.approx(1.5)
 
 
 def test_the_percentile_asked_for_decides():
     rows = [row(ttft_s=0.1, index=n) for n in range(9)] + [row(ttft_s=1.9, index=9)]
-    assert worst_share(Limits.parse("ttft_p50=1s"), rows) < 1
-    assert worst_share(Limits.parse("ttft_p99=1s"), rows) > 1
+    assert worst_share(SloLimits.parse("ttft_p50=1s"), rows) < 1
+    assert worst_share(SloLimits.parse("ttft_p99=1s"), rows) > 1
 
 
 def test_latency_counts_from_when_it_was_due():
-    assert worst_share(Limits.parse("ttft=1s"), [row(scheduled_s=-1.0)]) == pytest.approx(1.5)
-    assert worst_share(Limits.parse("total=1s"), [row(scheduled_s=-1.0)]) == pytest.approx(3.0)
+    assert worst_share(SloLimits.parse("ttft=1s"), [row(scheduled_s=-1.0)]) == pytest.approx(1.5)
+    assert worst_share(SloLimits.parse("total=1s"), [row(scheduled_s=-1.0)]) == pytest.approx(3.0)
 
 
 def test_five_failures_in_a_hundred_are_tolerated_and_six_are_not():
     answered = [row(index=n) for n in range(95)]
-    limits = Limits.parse("ttft=1s")
+    limits = SloLimits.parse("ttft=1s")
     assert worst_share(limits, [*answered, *(failed(n) for n in range(95, 100))]) == pytest.approx(0.5)
     assert worst_share(limits, [*answered[:94], *(failed(n) for n in range(94, 100))]) == inf
 
 
 def test_what_was_not_seen_was_not_kept():
-    assert worst_share(Limits.parse("ttft=1s"), []) == inf
-    assert worst_share(Limits.parse("tpot=1s"), [row(tokens=1)]) == inf
+    assert worst_share(SloLimits.parse("ttft=1s"), []) == inf
+    assert worst_share(SloLimits.parse("tpot=1s"), [row(tokens=1)]) == inf
 
 
 # A whole run
@@ -109,7 +109,7 @@ def promise(shares, limits="ttft=1s"):
     runs = {
         level: [[failed() if ttft is None else row(ttft_s=ttft)] for ttft in some] for level, some in shares.items()
     }
-    return promise_of(Limits.parse(limits), runs)
+    return promise_of(SloLimits.parse(limits), runs)
 
 
 def test_the_highest_level_that_kept_it_and_the_lowest_that_did_not():

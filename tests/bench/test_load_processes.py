@@ -14,11 +14,11 @@ import pytest
 
 from skep.bench.client_health import ClientHealth
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import Driver, LoadProcess, LoadProcesses
-from skep.bench.load_process import SEND_EVERY_S, Job, News, decode_news, framed
-from skep.bench.load_shapes import Span, Strand, shared
+from skep.bench.load_generator import LoadGenerator, LoadProcess, LoadProcesses
+from skep.bench.load_process import SEND_EVERY_S, LoadJob, LoadUpdate, decode_news, framed
+from skep.bench.load_shapes import TimeWindow, TrafficStream, split_tasks
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import Task
+from skep.bench.request import BenchTask
 from skep.errors import SkepError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
@@ -37,13 +37,15 @@ def engine():
 
 
 def tasks(number, tokens=2, **fields):
-    return [Task(4, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], tokens, **fields) for n in range(number)]
+    return [
+        BenchTask(4, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], tokens, **fields) for n in range(number)
+    ]
 
 
 async def job(engine, some, width, *, offsets=None, until_s=None):
     endpoint = await find_endpoint(engine.url, None)
-    how = {"origin_s": time.monotonic(), "timeout_s": 60.0, "keep_text": True, "span": Span(until_s=until_s)}
-    return Job(endpoint=endpoint, strands=[Strand(some, width, offsets)], **how)
+    how = {"origin_s": time.monotonic(), "timeout_s": 60.0, "keep_text": True, "span": TimeWindow(until_s=until_s)}
+    return LoadJob(endpoint=endpoint, strands=[TrafficStream(some, width, offsets)], **how)
 
 
 def is_running(pid):
@@ -64,7 +66,7 @@ async def close_all(load):
 
 def test_rows_and_jobs_come_through_as_they_were():
     row = Request(4, 1, 2, "fix", 0.5, 1.5, arrivals_s=(0.7, 0.7, 1.2), answer="日本", scheduled_s=0.25)
-    news = News([row], 1.0, 2.0, 0.5, made=1, last=True)
+    news = LoadUpdate([row], 1.0, 2.0, 0.5, made=1, last=True)
     frame = framed(news)
     assert decode_news(frame[4:]) == news
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
@@ -93,8 +95,8 @@ def test_rows_with_an_emoji_in_halves_are_not_lost():
         async with await asyncio.start_server(answer_in_halves, "127.0.0.1", 0) as server:
             origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
             load, rows = LoadProcesses(), []
-            strands = [Strand(tasks(4), 1)]
-            work = Job(Endpoint(origin, "/v1", "m"), strands, time.monotonic(), 20.0, keep_text=True)
+            strands = [TrafficStream(tasks(4), 1)]
+            work = LoadJob(Endpoint(origin, "/v1", "m"), strands, time.monotonic(), 20.0, keep_text=True)
             with contextlib.suppress(SkepError):
                 await load.run([work], rows.append)
             await close_all(load)
@@ -109,7 +111,7 @@ def test_rows_with_an_emoji_in_halves_are_not_lost():
 def test_every_task_is_made_once_by_one_of_the_processes(engine):
     async def run():
         load, rows = LoadProcesses(), []
-        jobs = [await job(engine, some, places) for places, some in shared(4, tasks(11), 2)]
+        jobs = [await job(engine, some, places) for places, some in split_tasks(4, tasks(11), 2)]
         first = await load.run(jobs, rows.append)
         again = await load.run(jobs[:1], rows.append)
         await close_all(load)
@@ -139,7 +141,7 @@ def test_a_schedule_is_kept_in_another_process(engine):
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 @pytest.mark.parametrize("number", [1, 4, 13])
 def test_every_place_and_every_task_has_one_process_and_none_goes_without(width, processes, number):
-    parts = shared(width, range(number), processes)
+    parts = split_tasks(width, range(number), processes)
     assert sorted(task for _, some in parts for task in some) == list(range(number))
     assert all(places > 0 and some for places, some in parts)
     assert sum(places for places, _ in parts) == width
@@ -148,7 +150,7 @@ def test_every_place_and_every_task_has_one_process_and_none_goes_without(width,
 @pytest.mark.parametrize(("width", "processes"), [(3, 2), (5, 2), (5, 4), (11, 2)])
 def test_a_process_with_more_places_gets_more_tasks(width, processes):
     """Else the last one works on alone: at C=3 with two processes a third of the level had one in flight."""
-    rounds = [len(some) / places for places, some in shared(width, range(12 * width), processes)]
+    rounds = [len(some) / places for places, some in split_tasks(width, range(12 * width), processes)]
     assert max(rounds) / min(rounds) < 1.1
 
 
@@ -232,7 +234,7 @@ def test_a_cancelled_run_leaves_no_process_and_no_request_behind(engine):
 def test_rows_of_a_killed_process_that_came_before_are_kept(engine):
     async def run():
         load, rows = LoadProcesses(), []
-        some = [*tasks(3), Task(4, 0, 3, "fix", [{"role": "user", "content": "long"}], 100_000)]
+        some = [*tasks(3), BenchTask(4, 0, 3, "fix", [{"role": "user", "content": "long"}], 100_000)]
         came = asyncio.Event()
 
         def took(row):
@@ -260,7 +262,7 @@ def driven(engine, path, number, width, *, processes, offsets=None):
         with open_store(path) as store:
             async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as recording:
                 how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 16}
-                driver = Driver(endpoint, recording, **how, processes=processes)
+                driver = LoadGenerator(endpoint, recording, **how, processes=processes)
                 try:
                     rows, _ = await driver.run_tasks(width, 0, tasks(number), width, lambda _: None, offsets)
                 finally:

@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.load_shapes import Talk, burst, scheduled, steady, talks, together
-from skep.bench.request import Sender, Task, body_of
+from skep.bench.load_shapes import Conversation, burst, run_conversations, run_together, scheduled, steady
+from skep.bench.request import BenchTask, Sender, body_of
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 
@@ -22,7 +22,7 @@ def quick():
 
 
 def task(index=0, tokens=2, text="write a function", **fields):
-    return Task(1, 0, index, "fix", [{"role": "user", "content": f"{index} {text}"}], tokens, **fields)
+    return BenchTask(1, 0, index, "fix", [{"role": "user", "content": f"{index} {text}"}], tokens, **fields)
 
 
 def tasks(number, **fields):
@@ -147,12 +147,12 @@ def talk(first, turns, *, think_s=()):
         before = [{"role": "assistant", "content": answer} for answer in answers]
         return [{"role": "user", "content": "hello"}, *before, {"role": "user", "content": "go on"}]
 
-    return Talk(task(first, session=first), messages, think_s), said
+    return Conversation(task(first, session=first), messages, think_s), said
 
 
 def test_a_conversation_grows_by_the_answers_it_got(quick):
     one, said = talk(10, 3, think_s=(0.01, 0.02))
-    rows = run(quick, lambda sender, took: talks(sender, took, iter([one]), 2, until_s=None))
+    rows = run(quick, lambda sender, took: run_conversations(sender, took, iter([one]), 2, until_s=None))
     assert [len(answers) for answers in said] == [0, 1, 2]
     assert said[2] == [rows[0].answer, rows[1].answer]
     assert [(row.turn, row.index, row.session) for row in rows] == [(0, 10, 10), (1, 11, 10), (2, 12, 10)]
@@ -163,7 +163,7 @@ def test_a_conversation_grows_by_the_answers_it_got(quick):
 def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(quick):
     (first, said), (second, _) = talk(0, 3), talk(100, 2)
     quick.fault(kind="close-mid", after_tokens=1)
-    rows = run(quick, lambda sender, took: talks(sender, took, iter([first, second]), 1, until_s=None))
+    rows = run(quick, lambda sender, took: run_conversations(sender, took, iter([first, second]), 1, until_s=None))
     assert [(row.index, row.ok) for row in rows] == [(0, False), (100, True), (101, True)]
     assert len(said) == 1
 
@@ -173,7 +173,7 @@ def test_no_conversation_begins_after_the_time_is_over(quick):
         for place in count():
             yield talk(place * 2, 2)[0]
 
-    rows = run(quick, lambda sender, took: talks(sender, took, endless(), 2, until_s=sender.now() + 0.2))
+    rows = run(quick, lambda sender, took: run_conversations(sender, took, endless(), 2, until_s=sender.now() + 0.2))
     assert len(rows) % 2 == 0
     assert len({row.index for row in rows}) == len(rows)
 
@@ -184,7 +184,7 @@ def test_several_kinds_of_traffic_run_at_the_same_time():
         return lambda sender, took: steady(sender, took, own, 2)
 
     with FakeEngine(slots=8, ttft_ms=30) as engine:
-        rows = run(engine, lambda sender, took: together(sender, took, [named("a", 0), named("b", 100)]))
+        rows = run(engine, lambda sender, took: run_together(sender, took, [named("a", 0), named("b", 100)]))
         assert engine.state()["max_inside"] == 4
     assert sorted(row.traffic for row in rows) == ["a"] * 4 + ["b"] * 4
 

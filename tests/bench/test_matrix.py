@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from skep.bench.matrix import Cell, Config, last_words, parse_matrix, run_matrix, started
+from skep.bench.matrix import MatrixConfig, MatrixResult, last_words, parse_matrix, run_matrix, started
 from skep.bench.records import SweepSummary
 from skep.errors import EngineError, SkepError, UserError
 from skep.testing.process import FakeEngine
@@ -29,11 +29,11 @@ def free_port():
 def fake(*options, **fields):
     port = free_port()
     command = " ".join([sys.executable, "-m", "skep.testing.fake_engine", f"--port={port}", *options])
-    return Config(fields.pop("name", "fake"), url=f"http://127.0.0.1:{port}", start=command, **fields)
+    return MatrixConfig(fields.pop("name", "fake"), url=f"http://127.0.0.1:{port}", start=command, **fields)
 
 
 def python(code, **fields):
-    return Config("odd", url=f"http://127.0.0.1:{free_port()}", start=f'{sys.executable} -c "{code}"', **fields)
+    return MatrixConfig("odd", url=f"http://127.0.0.1:{free_port()}", start=f'{sys.executable} -c "{code}"', **fields)
 
 
 def state(url):
@@ -112,7 +112,7 @@ def test_a_stored_run_is_taken_and_an_endpoint_is_measured(tmp_path):
         measured.append(config.name)
         return SUMMARY
 
-    cells, said = matrix([Config("old", run="abc"), Config("new", url="http://h:1")], tmp_path, measure)
+    cells, said = matrix([MatrixConfig("old", run="abc"), MatrixConfig("new", url="http://h:1")], tmp_path, measure)
     assert [cell.summary for cell in cells] == [SUMMARY, SUMMARY]
     assert (measured, len(said)) == (["new"], 2)
     assert all(cell.boot_s is None for cell in cells)
@@ -127,10 +127,14 @@ def test_a_failed_cell_keeps_its_place_with_the_reason_and_the_next_has_its_turn
             raise SkepError("it cannot be reached")
         return SUMMARY
 
-    configs = [Config("old", run="abc"), Config("down", url="http://h:1"), Config("up", url="http://h:2")]
+    configs = [
+        MatrixConfig("old", run="abc"),
+        MatrixConfig("down", url="http://h:1"),
+        MatrixConfig("up", url="http://h:2"),
+    ]
     cells, _ = matrix(configs, tmp_path, measure, load)
     assert [cell.diagnosis for cell in cells] == ["no run `abc`", "it cannot be reached", None]
-    assert cells[2] == Cell(configs[2], SUMMARY)
+    assert cells[2] == MatrixResult(configs[2], SUMMARY)
 
 
 def test_what_is_started_answers_while_it_is_measured_and_is_gone_afterwards(tmp_path):
@@ -165,20 +169,20 @@ def test_a_command_that_ends_is_told_with_its_last_words(tmp_path):
 
 def test_a_command_that_does_not_answer_in_time_is_stopped_and_told(tmp_path):
     command = "sh -c 'echo loading; sleep 600'"
-    config = Config("slow", url=f"http://127.0.0.1:{free_port()}", start=command, ready_within_s=0.5)
+    config = MatrixConfig("slow", url=f"http://127.0.0.1:{free_port()}", start=command, ready_within_s=0.5)
     (cell,), _ = matrix([config], tmp_path)
     assert cell.diagnosis == "it did not answer within 0.5 s: loading"
 
 
 def test_a_command_that_does_not_exist_or_cannot_be_read_is_told(tmp_path):
     commands = {"no-such-program --x": "cannot be started", "unbalanced 'quote": "is not a command"}
-    configs = [Config(start, url=f"http://127.0.0.1:{free_port()}", start=start) for start in commands]
+    configs = [MatrixConfig(start, url=f"http://127.0.0.1:{free_port()}", start=start) for start in commands]
     cells, _ = matrix(configs, tmp_path)
     assert all(told in cell.diagnosis for cell, told in zip(cells, commands.values(), strict=True))
 
 
 def test_an_empty_command_is_told(tmp_path):
-    (cell,), _ = matrix([Config("a", url="http://h:1", start=" ")], tmp_path)
+    (cell,), _ = matrix([MatrixConfig("a", url="http://h:1", start=" ")], tmp_path)
     assert cell.diagnosis
 
 
@@ -194,7 +198,7 @@ def test_a_server_that_was_there_before_is_not_measured_in_anothers_place(tmp_pa
     """The command cannot have the port; the old server's figures would stand under the new name."""
     with FakeEngine() as old:
         command = f"{sys.executable} -m skep.testing.fake_engine --port={old.port}"
-        (cell,), _ = matrix([Config("new", url=old.url, start=command)], tmp_path)
+        (cell,), _ = matrix([MatrixConfig("new", url=old.url, start=command)], tmp_path)
     assert cell.summary is None
 
 
@@ -216,7 +220,7 @@ def test_children_of_the_command_go_with_it(tmp_path):
     script, engine = tmp_path / "serve.sh", fake()
     script.write_text(f"#!/bin/sh\n{engine.start}\ntrue\n")
     script.chmod(0o755)
-    run_started(Config("script", url=engine.url, start=str(script)), tmp_path)
+    run_started(MatrixConfig("script", url=engine.url, start=str(script)), tmp_path)
     with pytest.raises(OSError):
         state(engine.url)
 
@@ -255,6 +259,6 @@ def test_cancelling_stops_what_was_started(tmp_path):
 
 
 def test_an_address_that_is_none_stops_what_was_started(tmp_path):
-    config = Config("odd", url="http://[", start=f'{sys.executable} -c "import time; time.sleep(600)"')
+    config = MatrixConfig("odd", url="http://[", start=f'{sys.executable} -c "import time; time.sleep(600)"')
     with pytest.raises((UserError, EngineError)):
         run_started(config, tmp_path)

@@ -10,11 +10,11 @@ from itertools import accumulate, pairwise
 import pytest
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_process import News, framed
-from skep.bench.request import Sender, Task
-from skep.wire.client import Pool, WireFailure, carried_by
+from skep.bench.load_process import LoadUpdate, framed
+from skep.bench.request import BenchTask, Sender
+from skep.wire.client import Pool, WireFailure, chunked_body_size
 from skep.wire.heads import ResponseHead, parse_url
-from skep.wire.stream_reader import READ_BEFORE_THE_END_BYTES, Reading
+from skep.wire.stream_reader import READ_BEFORE_THE_END_BYTES, StreamReader
 
 SSE = b"text/event-stream"
 NDJSON = b"application/x-ndjson"
@@ -34,7 +34,7 @@ def receive(*reads, kind=SSE, status=200, ended_by=None):
     """Each of `reads` is one network read, at second 1, 2, ...; the head came at second 0."""
 
     async def run():
-        reading = Reading(asyncio.get_running_loop().create_future())
+        reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_head(ResponseHead(status, [(b"content-type", kind)], None), 0.0)
         for at, data in enumerate(reads, start=1):
             reading.on_body(data, float(at))
@@ -60,7 +60,7 @@ def row_of(reading):
     async def run():
         origin, _ = parse_url("http://127.0.0.1:9")
         sender = Sender(Endpoint(origin, "/v1", "m"), Pool(origin), 0.0, timeout_s=1.0, keep_text=True)
-        return sender._row(Task(1, 0, 0, "fix", [{"role": "user", "content": "?"}], 8), reading, 0.0, 99.0)
+        return sender._row(BenchTask(1, 0, 0, "fix", [{"role": "user", "content": "?"}], 8), reading, 0.0, 99.0)
 
     return asyncio.run(run())
 
@@ -119,7 +119,7 @@ def test_chunks_with_their_framing_are_the_same_as_their_content():
         return b"%x\r\n%b\r\n" % (len(data), data)
 
     async def run():
-        reading = Reading(asyncio.get_running_loop().create_future())
+        reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_head(ResponseHead(200, [(b"content-type", SSE)], None), 0.0)
         assert reading.takes_chunks
         first, second = said("é")[:-14], said("é")[-14:]
@@ -228,13 +228,13 @@ def read_framed(reads, rng):
     """The same reads as whole chunks, one or two of them a read."""
 
     async def run():
-        reading = Reading(asyncio.get_running_loop().create_future())
+        reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_head(ResponseHead(200, [(b"content-type", SSE)], None), 0.0)
         for at, data in enumerate(reads, start=1):
             middle = rng.randrange(1, len(data)) if len(data) > 1 and rng.random() < 0.3 else 0
             parts = [part for part in (data[:middle], data[middle:]) if part]
             raw = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-            assert carried_by(raw) == len(data)
+            assert chunked_body_size(raw) == len(data)
             reading.on_chunks(raw, len(data), float(at))
         reading.on_end(99.0)
         reading.digest()
@@ -327,7 +327,7 @@ def test_an_error_in_mid_stream_is_the_engines_and_its_first_words_stay():
 def test_words_that_are_no_text_can_be_handed_on_and_stored(half):
     """A load process writes its rows as MessagePack, which takes no half of a surrogate pair."""
     row = row_of(receive(said("a"), f"data: {json.dumps(half)}\n\n".encode(), event(choices=[], usage=USAGE), DONE))
-    framed(News([row]))
+    framed(LoadUpdate([row]))
 
 
 def test_an_error_that_is_null_is_none():
@@ -353,7 +353,7 @@ def test_a_connection_lost_after_the_finish_is_cut_all_the_same():
 
 def test_a_connection_lost_before_the_head_is_closed_not_cut():
     async def run():
-        reading = Reading(asyncio.get_running_loop().create_future())
+        reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_failure(WireFailure("closed", "gone"), 1.0)
         reading.digest()
         return reading
@@ -407,7 +407,7 @@ def test_an_empty_body_is_cut():
 
 def test_what_came_before_a_timeout_is_read_but_does_not_count():
     async def run():
-        reading = Reading(asyncio.get_running_loop().create_future())
+        reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_head(ResponseHead(200, [(b"content-type", SSE)], None), 0.0)
         reading.on_body(said("a", "stop", usage=USAGE), 1.0)
         reading.give_up("timeout", "too slow", 2.0)
@@ -422,7 +422,7 @@ def test_a_timer_that_fires_when_the_answer_is_complete_changes_nothing():
     """Both can come in one round of the loop, before whoever waits has been woken."""
 
     async def run():
-        reading = Reading(asyncio.get_running_loop().create_future())
+        reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_head(ResponseHead(200, [(b"content-type", SSE)], None), 0.0)
         reading.on_body(said("a", "stop", usage=USAGE) + DONE, 1.0)
         reading.on_end(1.0)
@@ -438,7 +438,7 @@ def test_an_endless_stream_is_read_before_its_end():
     big = said("x" * 65_536)
 
     async def run():
-        reading = Reading(asyncio.get_running_loop().create_future())
+        reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_head(ResponseHead(200, [(b"content-type", SSE)], None), 0.0)
         most = 0
         for at in range(200):
@@ -547,7 +547,7 @@ def test_reading_a_thousand_reads_is_put_off_to_the_end():
     """While tokens stream, a read costs one append."""
 
     async def run():
-        reading = Reading(asyncio.get_running_loop().create_future())
+        reading = StreamReader(asyncio.get_running_loop().create_future())
         reading.on_head(ResponseHead(200, [(b"content-type", SSE)], None), time.monotonic())
         for _ in range(1000):
             reading.on_body(said("a"), time.monotonic())

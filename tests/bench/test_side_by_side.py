@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.bench.compare import Side, compare, is_higher_better, regressions, run_ab
+from skep.bench.compare import ComparedRun, compare, is_higher_better, regressions, run_ab
 from skep.bench.endpoint import find_endpoint
 from skep.bench.summary import summarise
 from skep.bench.sweep import SweepPlan
@@ -34,7 +34,7 @@ def side(runs=STEADY, level=4, *, failing=(), limited=(), **fields):
     rows = [row(level, repeat, 0, seconds, **fields) for repeat, seconds in enumerate(runs)]
     rows = [replace(one, error_kind="http_500") if one.repeat in failing else one for one in rows]
     samples = [ClientSample(level, repeat, 1.0, 1.0, 0.1, repeat in limited) for repeat in range(len(rows))]
-    return Side(summarise("r", rows, samples), rows)
+    return ComparedRun(summarise("r", rows, samples), rows)
 
 
 def judged(a, b, metric="effective tok/s", **how):
@@ -110,7 +110,9 @@ def test_runs_where_the_client_was_the_limit_are_left_out_where_there_are_others
 
 def test_only_common_levels_are_compared():
     assert compare(side(level=2), side(level=4)) == []
-    both = Side(summarise("r", [*side(level=2).rows, *side(level=4).rows]), [*side(level=2).rows, *side(level=4).rows])
+    both = ComparedRun(
+        summarise("r", [*side(level=2).rows, *side(level=4).rows]), [*side(level=2).rows, *side(level=4).rows]
+    )
     assert {one.concurrency for one in compare(both, side(level=4))} == {4}
 
 
@@ -131,7 +133,7 @@ def test_a_b_that_refuses_half_of_its_requests_is_not_the_same():
     rows = side([1.0, 1.01, 0.99, 1.0], level=1).rows
     refused = [replace(one, index=1, ended_s=one.started_s, error_kind="http_429") for one in rows]
     shedding = [*rows, *refused]
-    found = compare(side(level=1), Side(summarise("r", shedding), shedding))
+    found = compare(side(level=1), ComparedRun(summarise("r", shedding), shedding))
     assert {one.judgement for one in found} != {Judgement.SAME}
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate, islice
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.load_shapes import dealt
+from skep.bench.load_shapes import split_between_workers
 from skep.bench.open_loop import TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
@@ -16,7 +16,7 @@ from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
-from skep.workload.calibration import Calibration
+from skep.workload.calibration import TokenCalibration
 from skep.workload.mix import TrafficClass
 from skep.workload.traces import read_trace
 
@@ -41,7 +41,7 @@ def test_a_rate_and_a_trace_are_dealt_to_the_processes(engine, store):
     lines = [json.dumps(item) for item in items]
     parts = [
         open_part(maker, 2, 0, rate=100.0, arrivals="constant", for_s=0.2),
-        replay_part(read_trace(lines, speed=1.0, limit=None), Calibration(), seed=1, default_tokens=2),
+        replay_part(read_trace(lines, speed=1.0, limit=None), TokenCalibration(), seed=1, default_tokens=2),
     ]
 
     async def run():
@@ -107,7 +107,7 @@ def mixed(engine, store, part, processes):
 
 
 def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
-    part = classes_part(MIX, Calibration(), 0, seed=1, for_s=0.4)
+    part = classes_part(MIX, TokenCalibration(), 0, seed=1, for_s=0.4)
     spread, rows = mixed(engine, store, part, 2)
     here, alone = mixed(engine, store, part, 1)
     assert all(row.ok for row in rows)
@@ -124,7 +124,7 @@ def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
     assert {row.traffic for row in both} == {"agents", "chat", "cron"}
     assert all(words[row.traffic, row.index] == row.prompt for row in both)
     assert [level.traffic for level in spread.classes] == [level.traffic for level in here.classes]
-    for strand in [strand for hand in dealt(part.strands, 2) for strand in hand]:
+    for strand in [strand for hand in split_between_workers(part.strands, 2) for strand in hand]:
         one = next(one for one in MIX if one.name == strand.tasks[0].traffic)
         assert {task.priority for task in strand.tasks} == {one.priority}
     assert [flat(asdict(one)) for one in spread.classes] == [flat(asdict(one)) for one in here.classes]

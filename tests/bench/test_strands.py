@@ -11,14 +11,23 @@ import pytest
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import LEAD_S, beginnings
-from skep.bench.load_process import Begin, Job, decode_job, encode
-from skep.bench.load_shapes import Again, Span, Strand, again_of, beginning, conversations, dealt, lasting
+from skep.bench.load_process import Begin, LoadJob, decode_job, encode
+from skep.bench.load_shapes import (
+    Repetition,
+    TimeWindow,
+    TrafficStream,
+    conversations,
+    endless_tasks,
+    repetition_of,
+    split_between_workers,
+    wait_for_begin,
+)
 from skep.bench.open_loop import classes_part, open_part
-from skep.bench.request import Task
-from skep.bench.tasks import TaskMaker, Workload, talk_strand
+from skep.bench.request import BenchTask
+from skep.bench.tasks import TaskMaker, Workload, conversation_stream
 from skep.errors import UserError
 from skep.wire.heads import parse_url
-from skep.workload.calibration import Calibration
+from skep.workload.calibration import TokenCalibration
 from skep.workload.mix import TrafficClass
 
 CLASSES = (
@@ -31,11 +40,11 @@ CLASSES = (
 
 @pytest.fixture(scope="module")
 def mix():
-    return classes_part(CLASSES, Calibration(), 0, seed=1, for_s=2.0)
+    return classes_part(CLASSES, TokenCalibration(), 0, seed=1, for_s=2.0)
 
 
 def tasks(number):
-    return [Task(1, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], 2) for n in range(number)]
+    return [BenchTask(1, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], 2) for n in range(number)]
 
 
 def by_name(strands):
@@ -43,13 +52,13 @@ def by_name(strands):
 
 
 def asked(strand, number):
-    return {task.index: task.messages for task in islice(lasting(strand), number)}
+    return {task.index: task.messages for task in islice(endless_tasks(strand), number)}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_agents_and_shares_of_every_class_are_kept_over_the_workers(mix, workers):
     """One agent is one worker's; no worker stands idle while another has two classes to itself."""
-    hands = dealt(mix.strands, workers)
+    hands = split_between_workers(mix.strands, workers)
     places = Counter()
     for hand in hands:
         for strand in hand:
@@ -62,12 +71,12 @@ def test_agents_and_shares_of_every_class_are_kept_over_the_workers(mix, workers
 @pytest.mark.parametrize("workers", [2, 3])
 def test_arrivals_of_all_workers_are_those_of_one_at_the_same_moments(mix, workers):
     whole = by_name(mix.strands)["cron"]
-    due = dict(zip((task.index for task in lasting(whole)), whole.offsets, strict=False))
+    due = dict(zip((task.index for task in endless_tasks(whole)), whole.offsets, strict=False))
     assert len(due) > 2 * len(whole.tasks)
-    parts = [by_name(hand)["cron"] for hand in dealt(mix.strands, workers)]
+    parts = [by_name(hand)["cron"] for hand in split_between_workers(mix.strands, workers)]
     got = {}
     for part in parts:
-        got |= dict(zip((task.index for task in lasting(part)), part.offsets, strict=False))
+        got |= dict(zip((task.index for task in endless_tasks(part)), part.offsets, strict=False))
     assert got == due
 
 
@@ -75,7 +84,7 @@ def test_arrivals_of_all_workers_are_those_of_one_at_the_same_moments(mix, worke
 def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
     """Also when the prompts that were made beforehand have come to their end and begin anew."""
     alone = asked(by_name(mix.strands)[name], 900)
-    parts = [by_name(hand)[name] for hand in dealt(mix.strands, 2) if name in by_name(hand)]
+    parts = [by_name(hand)[name] for hand in split_between_workers(mix.strands, 2) if name in by_name(hand)]
     sent = [asked(part, 300) for part in parts]
     assert all(len(some) == 300 for some in sent)
     assert all(alone[index] == said for some in sent for index, said in some.items() if index in alone)
@@ -88,7 +97,7 @@ def test_a_conversation_is_one_workers_and_the_same_one(mix):
         return {talk.first.session: talk.messages([]) for talk in islice(conversations(strand), number)}
 
     alone = first_turns(by_name(mix.strands)["chat"], 600)
-    sent = [first_turns(by_name(hand)["chat"], 200) for hand in dealt(mix.strands, 3)]
+    sent = [first_turns(by_name(hand)["chat"], 200) for hand in split_between_workers(mix.strands, 3)]
     assert len(alone) == 600
     assert len({session for some in sent for session in some}) == 600
     assert all(alone[session] == said for some in sent for session, said in some.items() if session in alone)
@@ -101,24 +110,27 @@ def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
 
 def test_conversations_of_a_level_are_had_once_each():
     maker = TaskMaker(Workload(shape="conversation", turns=3, seed=1))
-    strand = talk_strand(maker, 4, 0, 30)
-    sessions = [[talk.first.session for hand in dealt([strand], 3) for talk in conversations(hand[0])]]
+    strand = conversation_stream(maker, 4, 0, 30)
+    sessions = [[talk.first.session for hand in split_between_workers([strand], 3) for talk in conversations(hand[0])]]
     assert sorted(sessions[0]) == list(range(10))
-    assert sum(hand[0].width for hand in dealt([strand], 3)) == 4
+    assert sum(hand[0].width for hand in split_between_workers([strand], 3)) == 4
 
 
 def test_a_class_without_an_arrival_in_its_time_is_nobodys():
-    strand = Strand(tasks(4), 1, [], again=Again(4, 0))
-    assert dealt([strand], 2) == []
-    assert dealt([Strand([], 3, [])], 2) == []
+    strand = TrafficStream(tasks(4), 1, [], again=Repetition(4, 0))
+    assert split_between_workers([strand], 2) == []
+    assert split_between_workers([TrafficStream([], 3, [])], 2) == []
 
 
 def test_fewer_arrivals_than_workers_leave_some_out():
-    assert [len(hand[0].offsets) for hand in dealt([Strand(tasks(2), 9, [0.1, 0.2])], 3)] == [1, 1]
+    assert [len(hand[0].offsets) for hand in split_between_workers([TrafficStream(tasks(2), 9, [0.1, 0.2])], 3)] == [
+        1,
+        1,
+    ]
 
 
 def test_workers_pause_as_long_as_one_would_but_not_in_step(mix):
-    seeds = [by_name(hand)["agents"].seed for hand in dealt(mix.strands, 3)]
+    seeds = [by_name(hand)["agents"].seed for hand in split_between_workers(mix.strands, 3)]
     assert seeds[0] == by_name(mix.strands)["agents"].seed
     assert len({Random(seed).random() for seed in seeds}) == 3
 
@@ -126,15 +138,15 @@ def test_workers_pause_as_long_as_one_would_but_not_in_step(mix):
 def test_where_all_share_a_system_message_the_question_changes():
     system = {"role": "system", "content": "all the same"}
     alike = [replace(task, messages=[system, *task.messages]) for task in tasks(2)]
-    assert again_of(alike) == Again(2, -1)
-    later = [*islice(lasting(Strand(alike, 1, again=again_of(alike))), 3)][-1]
+    assert repetition_of(alike) == Repetition(2, -1)
+    later = [*islice(endless_tasks(TrafficStream(alike, 1, again=repetition_of(alike))), 3)][-1]
     assert (later.index, later.messages) == (2, [system, {"role": "user", "content": "1. 0 hello"}])
-    assert again_of(tasks(2)) == Again(2, 0)
+    assert repetition_of(tasks(2)) == Repetition(2, 0)
 
 
 def test_a_rate_is_dealt_without_making_its_prompts_anew():
     part = open_part(TaskMaker(Workload(seed=1)), 1, 0, rate=1000.0, arrivals="constant", for_s=1.0)
-    hands = dealt(part.strands, 4)
+    hands = split_between_workers(part.strands, 4)
     assert sum(len(hand[0].tasks) for hand in hands) == 256
     assert sorted(at for hand in hands for at in hand[0].offsets) == part.strands[0].offsets
 
@@ -142,7 +154,7 @@ def test_a_rate_is_dealt_without_making_its_prompts_anew():
 def test_more_arrivals_than_can_be_kept_are_refused_with_the_class():
     flood = TrafficClass("flood", "open", rate=5000.0)
     with pytest.raises(UserError, match=r"class `flood`: 5000 requests a second for 60 s are 300,000") as caught:
-        classes_part([flood], Calibration(), 0, seed=1, for_s=60.0)
+        classes_part([flood], TokenCalibration(), 0, seed=1, for_s=60.0)
     assert "--for" in caught.value.hint
 
 
@@ -150,14 +162,16 @@ def test_more_arrivals_than_can_be_kept_are_refused_with_the_class():
 
 
 def job(strand, **span):
-    return Job(Endpoint(parse_url("http://127.0.0.1:9")[0], "/v1", "m"), [strand], 100.0, 1.0, True, Span(**span))
+    return LoadJob(
+        Endpoint(parse_url("http://127.0.0.1:9")[0], "/v1", "m"), [strand], 100.0, 1.0, True, TimeWindow(**span)
+    )
 
 
 def test_workers_of_a_schedule_count_from_one_moment_that_is_yet_to_come():
     timed, closed, mixed = (
-        job(Strand(tasks(1), 1, [0.0])),
-        job(Strand(tasks(1), 1)),
-        job(Strand(tasks(1), 1), for_s=5.0),
+        job(TrafficStream(tasks(1), 1, [0.0])),
+        job(TrafficStream(tasks(1), 1)),
+        job(TrafficStream(tasks(1), 1), for_s=5.0),
     )
     begins = [begin.at_s for begin in beginnings([timed, closed, mixed], 107.0)]
     assert begins == [7.0 + LEAD_S, None, 7.0 + LEAD_S]
@@ -165,10 +179,10 @@ def test_workers_of_a_schedule_count_from_one_moment_that_is_yet_to_come():
 
 
 def test_nothing_is_begun_after_the_first_of_two_ends():
-    assert Span().end_s(3.0) is None
-    assert Span(until_s=9.0).end_s(3.0) == 9.0
-    assert Span(for_s=4.0).end_s(3.0) == 7.0
-    assert Span(until_s=5.0, for_s=4.0).end_s(3.0) == 5.0
+    assert TimeWindow().end_s(3.0) is None
+    assert TimeWindow(until_s=9.0).end_s(3.0) == 9.0
+    assert TimeWindow(for_s=4.0).end_s(3.0) == 7.0
+    assert TimeWindow(until_s=5.0, for_s=4.0).end_s(3.0) == 5.0
 
 
 def test_a_beginning_that_is_past_is_not_waited_for_and_the_delay_is_known():
@@ -176,8 +190,8 @@ def test_a_beginning_that_is_past_is_not_waited_for_and_the_delay_is_known():
         def now(self):
             return 10.0
 
-    assert asyncio.run(asyncio.wait_for(beginning(Clock(), Span(begin_s=3.0)), 1.0)) == 7.0
-    assert asyncio.run(asyncio.wait_for(beginning(Clock(), Span()), 1.0)) == 0.0
+    assert asyncio.run(asyncio.wait_for(wait_for_begin(Clock(), TimeWindow(begin_s=3.0)), 1.0)) == 7.0
+    assert asyncio.run(asyncio.wait_for(wait_for_begin(Clock(), TimeWindow()), 1.0)) == 0.0
 
 
 def test_a_job_with_every_kind_of_traffic_comes_through_as_it_was(mix):

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.sweep import Progress, SweepPlan, run_fingerprint, run_sweep
+from skep.bench.sweep import SweepPlan, SweepProgress, run_fingerprint, run_sweep
 from skep.bench.tasks import Workload
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
@@ -134,7 +134,7 @@ def test_faults_are_counted_by_kind_and_never_as_tokens(store, fault, kind):
     with FakeEngine(slots=2, token_ms=2) as engine:
         calls = []
 
-        def after_warm_up(progress: Progress):
+        def after_warm_up(progress: SweepProgress):
             if progress.level and not calls:
                 calls.append(engine.fault(**fault, times=None))
 
@@ -166,7 +166,7 @@ def test_a_cancelled_sweep_keeps_its_rows_and_says_interrupted(store):
         endpoint = await find_endpoint(engine.url, None)
         enough = asyncio.Event()
 
-        def show(progress: Progress):
+        def show(progress: SweepProgress):
             if progress.level and progress.done >= 10:
                 enough.set()
 

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_shapes import Span, carry
+from skep.bench.load_shapes import TimeWindow, run_streams
 from skep.bench.open_loop import CLASS_STEP, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload, talk_strand
+from skep.bench.tasks import TaskMaker, Workload, conversation_stream
 from skep.errors import EndpointError, StoreError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
@@ -21,7 +21,7 @@ from skep.store.records import Request, RunState
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
-from skep.workload.calibration import Calibration
+from skep.workload.calibration import TokenCalibration
 from skep.workload.mix import TrafficClass
 from skep.workload.traces import read_trace
 
@@ -83,7 +83,7 @@ def test_nothing_is_made_up_while_it_is_measured(engine):
         endpoint = await find_endpoint(engine.url, None)
         pool, made = Pool(endpoint.origin), []
         sender = Sender(endpoint, pool, 0.0, timeout_s=20.0)
-        await carry(sender, lambda _: made.append(maker.made), part.strands, Span())
+        await run_streams(sender, lambda _: made.append(maker.made), part.strands, TimeWindow())
         await pool.close()
         return made
 
@@ -113,7 +113,7 @@ def test_classes_run_at_once_and_their_rows_do_not_meet(engine, store):
         TrafficClass("chat", "conversation", agents=2, prompt_tokens=40, max_tokens=2, turns=3, think_s=0.01),
         TrafficClass("cron", "open", rate=40.0, prompt_tokens=40, max_tokens=2, arrivals="constant", priority="batch"),
     ]
-    parts = [classes_part(classes, Calibration(), repeat, seed=1, for_s=0.3) for repeat in range(2)]
+    parts = [classes_part(classes, TokenCalibration(), repeat, seed=1, for_s=0.3) for repeat in range(2)]
     summary, rows = timed(engine, store, *parts, plan=TimedPlan("classes", {}, "f"))
     assert all(row.ok for row in rows)
     assert {row.traffic for row in rows} == {"agents", "chat", "cron"}
@@ -135,7 +135,7 @@ def test_a_trace_with_times_is_followed(engine, store):
         f'{{"timestamp": {ms}, "input_length": 40, "output_length": 3, "hash_ids": [{place}]}}'
         for place, ms in enumerate((0, 40, 80))
     ]
-    part = replay_part(read_trace(lines, speed=2.0), Calibration(), seed=1, default_tokens=9)
+    part = replay_part(read_trace(lines, speed=2.0), TokenCalibration(), seed=1, default_tokens=9)
     _, rows = timed(engine, store, part)
     assert [row.scheduled_s - rows[0].scheduled_s for row in rows] == pytest.approx([0.0, 0.02, 0.04])
     assert [row.output_tokens for row in rows] == [3, 3, 3]
@@ -145,7 +145,7 @@ def test_a_trace_with_times_is_followed(engine, store):
 def test_a_batch_file_is_sent_as_it_was(engine, store):
     body = '{"messages": [{"role": "user", "content": "hello \\ud83d"}], "max_tokens": %d, "top_p": 0.5}'
     lines = [f'{{"custom_id": "{n}", "body": {body % (n + 1)}}}' for n in range(20)]
-    _, rows = timed(engine, store, replay_part(read_trace(lines), Calibration(), seed=1, default_tokens=9))
+    _, rows = timed(engine, store, replay_part(read_trace(lines), TokenCalibration(), seed=1, default_tokens=9))
     assert [row.output_tokens for row in rows] == list(range(1, 21))
     assert all(row.ok and row.scheduled_s is None for row in rows)
 
@@ -178,7 +178,7 @@ def test_a_salt_makes_other_first_lines_of_conversations_too():
 
 
 def test_there_is_a_conversation_for_every_agent():
-    strand = talk_strand(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2)
+    strand = conversation_stream(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2)
     assert (strand.width, len(strand.scripts)) == (8, 8)
 
 

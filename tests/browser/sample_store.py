@@ -13,25 +13,25 @@ from skep.monitor.changes import find_changes
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
-    Event,
     EventKind,
     Heat,
+    MonitorEvent,
     Probe,
     ProbeOutcome,
-    Sample,
-    Shape,
-    Target,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
     TargetKind,
 )
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
-from skep.tuner.records import Aim, Curved
-from skep.tuner.store import KeptAnswer, TuningStore, packed
+from skep.tuner.records import CurveResult, TuneGoal
+from skep.tuner.store import SavedAnswer, TuningStore, to_document
 
 DAYS = 30
 SLOWER_AFTER_DAY = 21
-BOX = Target("box", "http://127.0.0.1:1/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4, quality_items=10)
-CLOUD = Target("cloud", "https://inference.example/v1", "gemma-4-31b", key_env="CLOUD_KEY")
+BOX = ProbeTarget("box", "http://127.0.0.1:1/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4, quality_items=10)
+CLOUD = ProbeTarget("cloud", "https://inference.example/v1", "gemma-4-31b", key_env="CLOUD_KEY")
 SECRET_URL = CLOUD.url
 
 
@@ -66,9 +66,9 @@ def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:
         upgrade = (first + SLOWER_AFTER_DAY * 24) * HOUR_S
         detail = {"what": "driver", "from": "570.86", "to": "580.95"}
         text = "driver changed from 570.86 to 580.95"
-        series.append_event(Event(upgrade, EventKind.VERSION, text, "box", detail))
-        series.append_event(Event((first + 12 * 24) * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box"))
-        series.append_event(Event(away[-1] * HOUR_S, EventKind.MONITOR, "watching again after 9 h"))
+        series.append_event(MonitorEvent(upgrade, EventKind.VERSION, text, "box", detail))
+        series.append_event(MonitorEvent((first + 12 * 24) * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box"))
+        series.append_event(MonitorEvent(away[-1] * HOUR_S, EventKind.MONITOR, "watching again after 9 h"))
         for target in (BOX, CLOUD):
             find_changes(series, target.name, now)
         _tune(TuningStore(store), now)
@@ -79,22 +79,22 @@ def _tune(tunings: TuningStore, now: float) -> None:
     ended = tunings.begin(sample_tuning(created_at=now - HOUR_S))
     session = tunings.begin_session(ended, now - HOUR_S)
     tunings.append_stages(ended, sample_stages(), now - 600)
-    curve = packed(Curved(tuple(sample_curve()), 300.0))
-    tunings.append_answer(ended, session, KeptAnswer(1, now - 300, "curve", 300.0, {}, curve))
+    curve = to_document(CurveResult(tuple(sample_curve()), 300.0))
+    tunings.append_answer(ended, session, SavedAnswer(1, now - 300, "curve", 300.0, {}, curve))
     tunings.end_session(ended, session, at=now - 200, outcome="done", reason="nothing is left to try")
-    broken = tunings.begin(sample_tuning(created_at=now - 2 * HOUR_S, aim=Aim("effective_tok_s", 16)))
+    broken = tunings.begin(sample_tuning(created_at=now - 2 * HOUR_S, aim=TuneGoal("effective_tok_s", 16)))
     session = tunings.begin_session(broken, now - 2 * HOUR_S)
     tunings.append_stages(broken, sample_stages()[:4], now - HOUR_S)
     tunings.end_session(broken, session, at=now - HOUR_S, outcome="stopped")
 
 
-def _probe(target: Target, slot: int, chance: random.Random, **more: object) -> Probe:
+def _probe(target: ProbeTarget, slot: int, chance: random.Random, **more: object) -> Probe:
     due = slot * HOUR_S + chance.uniform(0, 300)
     return Probe(target.name, 0, slot, due, due + 40, ProbeOutcome.DONE, started_at=due, model=target.model,
                  simulated=True, **more)  # fmt: skip
 
 
-def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, list[Sample]]:
+def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, list[ProbeSample]]:
     late = day >= SLOWER_AFTER_DAY
     busy = 15.5 <= day < 15.8
     speed = 76.9 * (0.959 if late else 1.0) * (0.72 if busy else 1.0)
@@ -103,16 +103,27 @@ def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, li
     probe = _probe(BOX, slot, chance, running=3 if busy else 0, waiting=0, idle_s=3400.0,
                    versions={"driver": driver, "engine": "vllm 0.11.0"}, host=host)  # fmt: skip
     return probe, [
-        _sample(probe.due_at, Heat.COLD, Shape.SHORT, chance.gauss(speed * 0.97, 1.2), chance.gauss(310, 25)),
-        _sample(probe.due_at + 4, Heat.HOT, Shape.SHORT, chance.gauss(speed, 0.8), chance.gauss(182, 8), engine=True),
-        _sample(probe.due_at + 8, Heat.HOT, Shape.LONG, chance.gauss(speed * 0.99, 0.7), chance.gauss(180, 8), True),
-        _sample(probe.due_at + 20, Heat.HOT, Shape.SHORT, chance.gauss(speed * 0.83, 1.5), chance.gauss(240, 15), True,
-                many=4),
-        Sample(probe.due_at + 30, Heat.HOT, Shape.QUALITY, 1, quality=1.0 if chance.random() < 0.9 else 0.9),
-    ]  # fmt: skip
+        _sample(probe.due_at, Heat.COLD, ProbeShape.SHORT, chance.gauss(speed * 0.97, 1.2), chance.gauss(310, 25)),
+        _sample(
+            probe.due_at + 4, Heat.HOT, ProbeShape.SHORT, chance.gauss(speed, 0.8), chance.gauss(182, 8), engine=True
+        ),
+        _sample(
+            probe.due_at + 8, Heat.HOT, ProbeShape.LONG, chance.gauss(speed * 0.99, 0.7), chance.gauss(180, 8), True
+        ),
+        _sample(
+            probe.due_at + 20,
+            Heat.HOT,
+            ProbeShape.SHORT,
+            chance.gauss(speed * 0.83, 1.5),
+            chance.gauss(240, 15),
+            True,
+            many=4,
+        ),
+        ProbeSample(probe.due_at + 30, Heat.HOT, ProbeShape.QUALITY, 1, quality=1.0 if chance.random() < 0.9 else 0.9),
+    ]
 
 
-def _of_the_cloud(slot: int, day: float, chance: random.Random) -> tuple[Probe, list[Sample]]:
+def _of_the_cloud(slot: int, day: float, chance: random.Random) -> tuple[Probe, list[ProbeSample]]:
     probe = _probe(CLOUD, slot, chance, idle_s=3500.0, versions={"server": "cloudy"})
     if chance.random() < 0.01:
         failed = replace(probe, outcome=ProbeOutcome.FAILED, error_kind="timeout", error="no answer within 300 s")
@@ -120,19 +131,26 @@ def _of_the_cloud(slot: int, day: float, chance: random.Random) -> tuple[Probe, 
     hour = 1 + 0.12 * math.sin(2 * math.pi * day)
     cold = max(2.9, chance.lognormvariate(math.log(12), 0.7))
     return probe, [
-        _sample(probe.due_at, Heat.COLD, Shape.SHORT, min(54.7, cold), chance.lognormvariate(8.2, 0.6)),
-        _sample(probe.due_at + 20, Heat.HOT, Shape.SHORT, chance.gauss(35 * hour, 4.0), chance.gauss(900, 120)),
-        _sample(probe.due_at + 25, Heat.HOT, Shape.LONG, chance.gauss(34 * hour, 3.5), chance.gauss(920, 120)),
+        _sample(probe.due_at, Heat.COLD, ProbeShape.SHORT, min(54.7, cold), chance.lognormvariate(8.2, 0.6)),
+        _sample(probe.due_at + 20, Heat.HOT, ProbeShape.SHORT, chance.gauss(35 * hour, 4.0), chance.gauss(900, 120)),
+        _sample(probe.due_at + 25, Heat.HOT, ProbeShape.LONG, chance.gauss(34 * hour, 3.5), chance.gauss(920, 120)),
     ]
 
 
 def _sample(
-    at: float, heat: Heat, shape: Shape, speed: float, ttft_ms: float, engine: bool = False, many: int = 1
-) -> Sample:
-    tokens = 64 if shape is Shape.SHORT else 512
+    at: float, heat: Heat, shape: ProbeShape, speed: float, ttft_ms: float, engine: bool = False, many: int = 1
+) -> ProbeSample:
+    tokens = 64 if shape is ProbeShape.SHORT else 512
     speed = max(1.0, speed)
-    return Sample(
-        at, heat, shape, many, tok_s=speed, engine_tok_s=speed * 1.004 if engine else None, ttft_ms=ttft_ms,
-        effective_tok_s=many * tokens / (tokens / speed + ttft_ms / 1000), prompt_tokens=256 * many,
+    return ProbeSample(
+        at,
+        heat,
+        shape,
+        many,
+        tok_s=speed,
+        engine_tok_s=speed * 1.004 if engine else None,
+        ttft_ms=ttft_ms,
+        effective_tok_s=many * tokens / (tokens / speed + ttft_ms / 1000),
+        prompt_tokens=256 * many,
         output_tokens=tokens * many,
-    )  # fmt: skip
+    )

@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 
 from skep.catalog.gpus import device, devices, find_device
-from skep.catalog.tables import pieces, spellings, table
+from skep.catalog.tables import spellings, table, table_texts
 from skep.errors import UserError
 
 KNOWN = devices()
@@ -16,14 +16,14 @@ KNOWN = devices()
 def test_the_pieces_of_a_file_are_the_whole_file(file_name):
     """Tables are read one at a time; reading the file at once gives the same."""
     whole = tomllib.loads(files("skep.catalog").joinpath(file_name).read_text(encoding="utf-8"))
-    assert list(pieces(file_name)) == list(whole)
+    assert list(table_texts(file_name)) == list(whole)
     assert {name: table(file_name, name) for name in whole} == whole
 
 
 @pytest.mark.parametrize("file_name", ["gpus.toml", "models.toml"])
 def test_no_two_entries_claim_one_spelling(file_name):
     claimed = {}
-    for name in pieces(file_name):
+    for name in table_texts(file_name):
         entry = table(file_name, name)
         for spelling in {name, entry["title"], *entry.get("aliases", ())}:
             squeezed = "".join(c for c in spelling.casefold() if c.isalnum() or c in "+/")

@@ -7,7 +7,7 @@ import pytest
 
 from skep.catalog.gpus import devices, find_device
 from skep.catalog.models import find_geometry, geometries
-from skep.catalog.names import device_spellings, did_you_mean, model_spellings, near, split_memory
+from skep.catalog.names import device_spellings, did_you_mean, model_spellings, similar_names, split_memory
 
 
 def retyped(rng, name):
@@ -59,4 +59,4 @@ def test_a_suggestion_is_a_sentence(names, said):
 
 
 def test_a_part_of_a_name_suggests_what_holds_it():
-    assert near("3090", {"rtx3090": "rtx-3090", "rtx4090": "rtx-4090"})[0] == "rtx-3090"
+    assert similar_names("3090", {"rtx3090": "rtx-3090", "rtx4090": "rtx-4090"})[0] == "rtx-3090"

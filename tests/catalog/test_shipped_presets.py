@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from skep.catalog.needs import (
-    Here,
+    RunEnvironment,
     best_figure,
     figure_words,
     figures_lost,
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_no_author_named_is_marked(presets):
 
 def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
     found = presets["qwen3.6-27b-2x3090-replicas"]
-    here = Here(engine_version="0.20.0", driver_version="580.159.03", checkpoint=found.checkpoint)
+    here = RunEnvironment(engine_version="0.20.0", driver_version="580.159.03", checkpoint=found.checkpoint)
     missing = missing_needs(found, here)
     assert [need.id for need in missing] == ["image", "genesis", "tolist", "packages"]
     assert figures_lost(found, missing) == list(found.published)
@@ -162,11 +162,11 @@ def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
 @pytest.mark.parametrize(
     ("here", "missing"),
     [
-        (Here(), ["driver", "image", "genesis", "tolist", "packages", "checkpoint"]),
-        (Here(driver_version="570.172.08", in_container=True), ["driver", "checkpoint"]),
-        (Here(driver_version="575.51", in_container=True, checkpoint="/data/Qwen3.6-27B-int4-AutoRound"), []),
+        (RunEnvironment(), ["driver", "image", "genesis", "tolist", "packages", "checkpoint"]),
+        (RunEnvironment(driver_version="570.172.08", in_container=True), ["driver", "checkpoint"]),
+        (RunEnvironment(driver_version="575.51", in_container=True, checkpoint="/data/Qwen3.6-27B-int4-AutoRound"), []),
         (
-            Here(
+            RunEnvironment(
                 engine_version="0.19.2rc1.dev205+g07351e088",
                 driver_version="580.1",
                 checkpoint="/c/hub/models--Lorbus--Qwen3.6-27B-int4-AutoRound/snapshots/1",
@@ -174,7 +174,7 @@ def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
             ),
             [],
         ),
-        (Here(engine_version="0.19.2rc1.dev206+g17351e088", driver_version="580", in_container=False,
+        (RunEnvironment(engine_version="0.19.2rc1.dev206+g17351e088", driver_version="580", in_container=False,
               env={"SKEP_HAVE": "genesis,tolist,packages"}, checkpoint="other/Qwen3.6-27B"), ["image", "checkpoint"]),
     ],
 )  # fmt: skip
@@ -184,7 +184,7 @@ def test_what_is_not_known_to_be_here_counts_as_missing(presets, here, missing):
 
 def test_a_checkpoint_that_was_never_named_cannot_be_had(presets):
     found = presets["qwen-27b-b70"]
-    missing = missing_needs(found, Here(checkpoint=found.checkpoint, in_container=True))
+    missing = missing_needs(found, RunEnvironment(checkpoint=found.checkpoint, in_container=True))
     assert lost_words(found, missing).endswith(
         "the published 1,100 tok/s combined at C=50 and 1 more figure do not apply"
     )
@@ -192,7 +192,7 @@ def test_a_checkpoint_that_was_never_named_cannot_be_had(presets):
 
 def test_nothing_is_lost_where_nothing_is_needed(presets):
     found = presets["qwen2.5-coder-32b-3090"]
-    assert missing_needs(found, Here()) == []
+    assert missing_needs(found, RunEnvironment()) == []
     assert lost_words(found, []) is None
     assert figure_words(best_figure(found)) == "127 tok/s at C=4"
 
@@ -208,7 +208,7 @@ def test_every_need_is_named_by_a_figure(presets):
 )
 def test_a_tag_that_moves_does_not_bring_what_was_measured(presets, version, in_container, met):
     found = presets["qwen3.6-27b-2x3090-awq"]
-    missing = missing_needs(found, Here(engine_version=version, in_container=in_container))
+    missing = missing_needs(found, RunEnvironment(engine_version=version, in_container=in_container))
     assert [need.id for need in missing] == ([] if met else ["image"])
 
 

@@ -15,12 +15,12 @@ from skep.bench.records import SweepSummary
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.cli.calibrate_run import Wishes, describe
-from skep.deploy.stored_calibration import fitted_now, measured_of, stored_tuning
+from skep.cli.calibrate_run import CalibrateOptions, describe
+from skep.deploy.stored_calibration import find_calibration, fitted_now, measured_of
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.planner.calibration import fit, foresight
+from skep.planner.calibration import fit, speed_model_maker
 from skep.planner.constants import Constants
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import Rig, Setup
@@ -54,7 +54,7 @@ def test_a_fake_engine_of_known_times_gives_known_factors(tmp_path):
         taken = asyncio.run(take(engine.url, store))
         runs = store.runs()
     measured = taken.measured
-    foresee = foresight(setup, Rig((device("rtx-3090"),)), Constants(), measured)
+    foresee = speed_model_maker(setup, Rig((device("rtx-3090"),)), Constants(), measured)
     found = fit(foresee, measured)
     plain = foresee(UNTUNED)
     alone, prompts = (plain.outcome(one.load()) for one in (measured.alone, measured.prompts))
@@ -90,7 +90,7 @@ def test_a_calibration_is_told_kept_found_and_forgotten(skep, tmp_path):
         assert fitted_now(row).tuning.decode == pytest.approx(document["tuning"]["decode"])
         assert len(measured_of(row.document).held_back) == 1
         assert {run.id for run in store.runs()} == set(document["runs"])
-        found = stored_tuning(store, read_host(), "qwen3-8b", "vllm", "awq")
+        found = find_calibration(store, read_host(), "qwen3-8b", "vllm", "awq")
         assert found.match == "exact"
         assert found.tuning.decode == pytest.approx(document["tuning"]["decode"])
 
@@ -195,7 +195,7 @@ def endpoint_told(**engine):
 def test_a_simulated_hive_tells_what_it_simulates():
     about = "simulated: qwen3.6-35b-a3b AWQ 4-bit, KV FP8 e5m2, mtp n=3, 2 x TP=2 + EP=2 on 4x rtx-3090, as vllm"
     told = {"replicas": 2, "slots": 8, "engine": about, "simulated": True}
-    found = describe(Wishes(), endpoint_told(model="qwen3.6-35b-a3b", **told), read_host(NvidiaReport()))
+    found = describe(CalibrateOptions(), endpoint_told(model="qwen3.6-35b-a3b", **told), read_host(NvidiaReport()))
     setup = found.setup
     assert (setup.model.id, setup.quant.id, setup.kv.id) == ("qwen3.6-35b-a3b", "awq", "fp8_e5m2")
     assert (str(setup.layout), str(setup.spec), setup.engine) == ("2 x TP=2 + EP=2", "mtp n=3", "vllm")
@@ -204,13 +204,13 @@ def test_a_simulated_hive_tells_what_it_simulates():
 
 def test_flags_and_the_endpoints_words_make_a_setup():
     host = read_host(NvidiaReport())
-    wishes = Wishes(gpu="2x rtx-3090", quant="awq")
+    wishes = CalibrateOptions(gpu="2x rtx-3090", quant="awq")
     found = describe(wishes, endpoint_told(engine="vllm", slots=16), host)
     assert (str(found.setup.layout), found.setup.engine, found.capacity) == ("TP=2", "vllm", 16)
-    split = describe(Wishes(gpu="2x rtx-3090", quant="q4_k_m"), endpoint_told(engine="llamacpp"), host)
+    split = describe(CalibrateOptions(gpu="2x rtx-3090", quant="q4_k_m"), endpoint_told(engine="llamacpp"), host)
     assert (split.setup.layout.pp, split.capacity, split.setup.slots) == (2, None, None)
     cpu = describe(
-        Wishes(bandwidth=20.0, quant="q4_k_m"), endpoint_told(engine="xllamacpp 1", slots=4, replicas=2), host
+        CalibrateOptions(bandwidth=20.0, quant="q4_k_m"), endpoint_told(engine="xllamacpp 1", slots=4, replicas=2), host
     )
     assert [card.bandwidth_gbs for card in cpu.rig.cards] == [10.0, 10.0]
 
@@ -218,16 +218,24 @@ def test_flags_and_the_endpoints_words_make_a_setup():
 @pytest.mark.parametrize(
     ("wishes", "told", "said"),
     [
-        (Wishes(gpu="rtx-3090"), {"engine": "vllm"}, "how the weights of `qwen3-8b` are quantized is not known"),
-        (Wishes(gpu="rtx-3090", quant="awq"), {"engine": "?"}, "does not say which engine"),
-        (Wishes(geometry="qwen9-8b"), {"engine": "vllm"}, "no model is called `qwen9-8b`"),
-        (Wishes(gpu="rtx-3099", quant="awq"), {"engine": "vllm"}, "no GPU is called `rtx-3099`"),
-        (Wishes(engine="vlm"), {}, "--engine `vlm` is not known"),
-        (Wishes(quant="q0"), {"engine": "vllm"}, "no quantization is called `q0`"),
-        (Wishes(gpu="rtx-3090", quant="awq", tp=2), {"engine": "vllm"}, "TP=2 takes 2 cards, `rtx-3090` has 1 card"),
-        (Wishes(quant="awq"), {"engine": "vllm", "url": "http://10.0.0.7:8000"}, "is not on this machine"),
         (
-            Wishes(quant="awq", gpu="rtx-3090"),
+            CalibrateOptions(gpu="rtx-3090"),
+            {"engine": "vllm"},
+            "how the weights of `qwen3-8b` are quantized is not known",
+        ),
+        (CalibrateOptions(gpu="rtx-3090", quant="awq"), {"engine": "?"}, "does not say which engine"),
+        (CalibrateOptions(geometry="qwen9-8b"), {"engine": "vllm"}, "no model is called `qwen9-8b`"),
+        (CalibrateOptions(gpu="rtx-3099", quant="awq"), {"engine": "vllm"}, "no GPU is called `rtx-3099`"),
+        (CalibrateOptions(engine="vlm"), {}, "--engine `vlm` is not known"),
+        (CalibrateOptions(quant="q0"), {"engine": "vllm"}, "no quantization is called `q0`"),
+        (
+            CalibrateOptions(gpu="rtx-3090", quant="awq", tp=2),
+            {"engine": "vllm"},
+            "TP=2 takes 2 cards, `rtx-3090` has 1 card",
+        ),
+        (CalibrateOptions(quant="awq"), {"engine": "vllm", "url": "http://10.0.0.7:8000"}, "is not on this machine"),
+        (
+            CalibrateOptions(quant="awq", gpu="rtx-3090"),
             {"engine": "vllm", "model": "mine"},
             "no model of the catalogue",
         ),

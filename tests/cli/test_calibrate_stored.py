@@ -11,24 +11,24 @@ from skep.deploy.stored_calibration import (
     calibrated_basis,
     calibrated_rig,
     calibration_for,
+    find_calibration,
     fitted_now,
     host_key,
     measured_of,
     rig_of,
     setup_of,
-    stored_tuning,
 )
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.planner.calibration import Fitted, Measured, Seen
+from skep.planner.calibration import CalibrationData, Fitted, MeasuredLevel
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.setup import Layout, Link, Rig, Setup, Speculation
+from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
 from skep.planner.step import UNTUNED
 from skep.store.database import open_store
 from skep.units import Interval
 
 HOST = replace(read_host(NvidiaReport()), gpus=(Gpu(0, "NVIDIA GeForce RTX 3090", 24 << 30),))
-NVLINK = Link("nvlink", 56.0)
+NVLINK = CardLink("nvlink", 56.0)
 RIG = Rig((device("rtx-3090"),) * 2, None, ((0, 1, NVLINK),), "2x rtx-3090")
 
 
@@ -37,10 +37,10 @@ def exactly(value):
 
 
 def seen(concurrency, tpot_s, inputs=60.0):
-    return Seen(concurrency, inputs, 192.0, exactly(tpot_s), exactly(0.2), exactly(concurrency / tpot_s), 4)
+    return MeasuredLevel(concurrency, inputs, 192.0, exactly(tpot_s), exactly(0.2), exactly(concurrency / tpot_s), 4)
 
 
-MEASURED = Measured(seen(1, 0.010), seen(8, 0.014), seen(1, 0.010, 1024.0), (seen(4, 0.012),))
+MEASURED = CalibrationData(seen(1, 0.010), seen(8, 0.014), seen(1, 0.010, 1024.0), (seen(4, 0.012),))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_calibration_survives_the_store_whole(store):
 
 def test_the_nearest_wins_then_the_newest(store):
     def match(model="qwen3-8b", engine="vllm", quant="awq"):
-        found = stored_tuning(store, HOST, model, engine, quant, now=2000.0)
+        found = find_calibration(store, HOST, model, engine, quant, now=2000.0)
         return found and (found.match, found.calibration.id)
 
     assert match() is None
@@ -92,13 +92,13 @@ def test_the_nearest_wins_then_the_newest(store):
 def test_another_machine_and_a_simulated_one_count_for_nothing(store):
     keep(store, "simulated", simulated=True)
     keep(store, "elsewhere", where="http://10.0.0.7:8000")
-    assert stored_tuning(store, HOST, "qwen3-8b", "vllm", "awq") is None
-    assert stored_tuning(store, "http://10.0.0.7:8000", "qwen3-8b", "vllm", "awq").calibration.id == "elsewhere"
+    assert find_calibration(store, HOST, "qwen3-8b", "vllm", "awq") is None
+    assert find_calibration(store, "http://10.0.0.7:8000", "qwen3-8b", "vllm", "awq").calibration.id == "elsewhere"
 
 
 def test_a_plan_is_told_what_it_uses_and_how_old_that_is(store):
     keep(store, "c-1", at=1000.0)
-    exact = stored_tuning(store, HOST, "qwen3-8b", "vllm", "awq", now=1000.0 + 3 * 86400)
+    exact = find_calibration(store, HOST, "qwen3-8b", "vllm", "awq", now=1000.0 + 3 * 86400)
     assert exact.age_s == 3 * 86400
     assert exact.same_model
     assert exact.rig == RIG
@@ -106,7 +106,7 @@ def test_a_plan_is_told_what_it_uses_and_how_old_that_is(store):
         "calibrated on this machine 3 d 00 h ago (vllm, TP=2 on 2x rtx-3090): steps take 1.20x (± 0 %) as long as "
         "predicted, further sequences add 0.80x (± 0 %), prompts take 1.50x (± 0 %)"
     )
-    other = stored_tuning(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
+    other = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
     assert "with qwen3-8b, not the model planned" in other.sentence
     assert not other.same_model
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from skep.cli.hive import _Story, print_rows
-from skep.cli.hive_process import Chronicle
+from skep.cli.hive import _ConsoleReporter, print_rows
+from skep.cli.hive_process import EventLog
 from skep.cli.main import app
 from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
@@ -141,7 +141,7 @@ def test_down_says_what_could_not_be_ended(paths, env, monkeypatch):
 
 def test_in_the_foreground_it_is_said_once(paths, capsys):
     supervisor = SimpleNamespace(phase="stopping", rows=lambda _status: [], left_behind=("something is left",))
-    story = _Story(paths, as_json=False)
+    story = _ConsoleReporter(paths, as_json=False)
     story.changed(supervisor)
     story.changed(supervisor)
     assert capsys.readouterr().err == "warning: something is left\n"
@@ -149,7 +149,7 @@ def test_in_the_foreground_it_is_said_once(paths, capsys):
 
 def test_it_is_in_the_chronicle(paths):
     lines = []
-    chronicle = Chronicle(lines.append)
+    chronicle = EventLog(lines.append)
     supervisor = SimpleNamespace(rows=lambda _status: [], left_behind=("something is left",))
     chronicle.changed(supervisor)
     chronicle.changed(supervisor)

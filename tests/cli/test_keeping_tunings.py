@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from skep.cli.main import app
 from skep.store.database import open_store
-from skep.tuner.records import Aim, Config, Decision, Stage, Tuning
+from skep.tuner.records import KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
 from skep.tuner.store import TuningStore
 
 DAY_S = 86400
-BASELINE = Config.of({"slots": 1})
+BASELINE = KnobConfig.of({"slots": 1})
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def skep(*words):
 
 
 def begin(tunings, age_days):
-    at, aim = time.time() - age_days * DAY_S, Aim("effective_tok_s", 4)
+    at, aim = time.time() - age_days * DAY_S, TuneGoal("effective_tok_s", 4)
     return tunings.begin(Tuning("", at, "smol", "vllm", "box", aim, 60.0, 0, True, BASELINE, (), {}, {}, "0"))
 
 
@@ -39,7 +39,7 @@ def test_old_tunings_are_counted_told_and_deleted(store_path):
         tunings = TuningStore(store)
         old, resumed, new = begin(tunings, 100), begin(tunings, 99), begin(tunings, 1)
         session = tunings.begin_session(resumed, time.time())
-        tunings.append_stages(resumed, [Stage(0, (), BASELINE, Decision.BASELINE, "2 starts")], time.time())
+        tunings.append_stages(resumed, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], time.time())
         tunings.end_session(resumed, session, at=time.time(), outcome="stopped")
     told = json.loads(skep("store", "info", "--json").stdout)
     assert (told["tunings"], told["tuning_stages"]) == (3, 1)

@@ -17,7 +17,7 @@ from typer.main import get_command
 from skep.cli.main import app_of
 from skep.cli.monitor_run import when_ready
 from skep.errors import EndpointError, SkepError, UserError
-from skep.monitor.records import HOUR_S, Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.monitor.records import HOUR_S, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
@@ -106,7 +106,7 @@ def test_a_model_with_a_slash_in_its_name_is_found_by_it(monitor, paths):
     with open_store(paths.store) as store:
         at = time.time() - 60
         probe = Probe("gateway:org/model", 0, 1, at, at, ProbeOutcome.DONE, started_at=at)
-        SeriesStore(store).append_probe(probe, [Sample(at, Heat.HOT, Shape.SHORT, 1, tok_s=50.0)])
+        SeriesStore(store).append_probe(probe, [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=50.0)])
     (found,) = json.loads(monitor("series", "gateway:org/model", "--json")[0])
     assert found["series"] == "gateway:org/model/hot/short/c1/tok_s"
     (again,) = json.loads(monitor("series", found["series"], "--json")[0])
@@ -140,7 +140,7 @@ def test_notes_are_one_printable_line_of_a_time_that_can_be(monitor, paths):
 
 def test_a_loop_that_does_not_come_with_the_hive_is_not_promised(monitor, paths):
     with open_store(paths.store) as store:
-        SeriesStore(store).put_target(Target("box", "http://127.0.0.1:1", added_at=time.time()))
+        SeriesStore(store).put_target(ProbeTarget("box", "http://127.0.0.1:1", added_at=time.time()))
     assert "and `skep up` does" in monitor("status")[1]
     paths.config.mkdir(parents=True)
     (paths.config / "skep.toml").write_text("[monitor]\nwith_up = false\n")
@@ -153,7 +153,7 @@ def test_a_target_without_room_is_busy_everywhere(monitor, paths):
     now = time.time()
     with open_store(paths.store) as store:
         series = SeriesStore(store)
-        series.put_target(Target("box", "http://127.0.0.1:1", added_at=now - 9 * HOUR_S))
+        series.put_target(ProbeTarget("box", "http://127.0.0.1:1", added_at=now - 9 * HOUR_S))
         for hours in (3, 2, 1):
             at = now - hours * HOUR_S + 60
             fault = {"error_kind": "busy", "error": "HTTP 429: come later"}

@@ -15,21 +15,21 @@ from typer.main import get_command
 
 from skep.cli.main import app_of
 from skep.errors import EndpointError, EngineError, Regression, SkepError, UserError
-from skep.monitor.loop import only_writer
+from skep.monitor.loop import hold_monitor_lock
 from skep.monitor.main import monitor_lock
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Alert,
-    Event,
+    AlertRule,
     EventKind,
     Heat,
+    MonitorEvent,
     Probe,
     ProbeOutcome,
-    Rule,
-    Sample,
-    Shape,
-    Target,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
 )
 from skep.monitor.store import SeriesStore
 from skep.paths import user_paths
@@ -99,7 +99,7 @@ def refused(done, kind, code):
 def probed(series, name, at, speed=80.0, outcome=ProbeOutcome.DONE, **fields):
     slot = int(at // HOUR_S)
     probe = Probe(name, 0, slot, at, at + 5, outcome, started_at=at, model="m", **fields)
-    samples = [Sample(at, Heat.HOT, Shape.SHORT, 1, tok_s=speed, ttft_ms=20.0)] if speed else []
+    samples = [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=speed, ttft_ms=20.0)] if speed else []
     series.append_probe(probe, samples)
 
 
@@ -138,7 +138,7 @@ def test_a_target_is_asked_at_once_added_listed_and_removed(monitor, engine, pat
     assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == ("replica", 1800, 0, 5)
     assert something_to_watch(paths.store)
     with open_store(paths.store) as store:
-        SeriesStore(store).open_alert(Alert(Rule.DOWN, "box", 1.0, "box is down"))
+        SeriesStore(store).open_alert(Alert(AlertRule.DOWN, "box", 1.0, "box is down"))
     assert monitor("remove", "box").exit_code == 0
     with open_store(paths.store) as store:
         assert SeriesStore(store).alerts(open_only=True) == []
@@ -234,7 +234,7 @@ def test_a_target_that_hangs_is_given_up(monitor):
 
 
 def test_unknown_targets_and_series_are_refused_with_near_names(monitor, series):
-    series.put_target(Target("box", "http://127.0.0.1:1"))
+    series.put_target(ProbeTarget("box", "http://127.0.0.1:1"))
     probed(series, "box", time.time() - HOUR_S)
     for words in (["remove", "boxx"], ["probe", "boxx"], ["series", "boxx"], ["compare", "box", "boxx"]):
         told = refused(monitor(*words), UserError, 2)
@@ -279,7 +279,7 @@ def test_the_loop_probes_once_what_is_due_and_leaves(monitor, engine, paths, mon
     assert done.exit_code == 0, done.exception
     assert "monitor.probed target='box' outcome=done" in done.stderr
     assert done.stdout == ""
-    with only_writer(monitor_lock(paths)):
+    with hold_monitor_lock(monitor_lock(paths)):
         told = refused(monitor("run"), EngineError, 1)
         assert json.loads(monitor("status", "--json").stdout)["loop"]["running"]
         assert "pid" in told
@@ -288,10 +288,10 @@ def test_the_loop_probes_once_what_is_due_and_leaves(monitor, engine, paths, mon
 
 def test_check_ends_with_4_while_something_is_wrong(monitor, series):
     now = time.time()
-    series.put_target(Target("box", "http://127.0.0.1:1", added_at=now - DAY_S))
+    series.put_target(ProbeTarget("box", "http://127.0.0.1:1", added_at=now - DAY_S))
     probed(series, "box", now - 60)
     assert monitor("check").exit_code == 0
-    alert = series.open_alert(Alert(Rule.SLOWER, "box", now, "box: 12 % slower than its 7-day median"))
+    alert = series.open_alert(Alert(AlertRule.SLOWER, "box", now, "box: 12 % slower than its 7-day median"))
     done = monitor("check")
     refused(done, Regression, 4)
     assert done.stdout == "box: 12 % slower than its 7-day median\n"
@@ -306,12 +306,12 @@ def test_check_ends_with_4_while_something_is_wrong(monitor, series):
 def test_status_says_why_and_what_a_note_has_brought(monitor, series):
     now = time.time()
     for name in ("box", "down", "old"):
-        series.put_target(Target(name, "http://127.0.0.1:1", added_at=now - 2 * DAY_S))
+        series.put_target(ProbeTarget(name, "http://127.0.0.1:1", added_at=now - 2 * DAY_S))
     for hours in range(40, 0, -1):
         probed(series, "box", now - hours * HOUR_S, 80.0 if hours > 20 else 60.0)
     probed(series, "down", now - 60, None, ProbeOutcome.FAILED, error_kind="connect", error="connection refused")
     probed(series, "old", now - DAY_S)
-    series.append_event(Event(now - 20.5 * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box"))
+    series.append_event(MonitorEvent(now - 20.5 * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box"))
     done = monitor("status")
     assert done.exit_code == 0, done.exception
     assert "down: connection refused" in done.stderr
@@ -323,7 +323,7 @@ def test_status_says_why_and_what_a_note_has_brought(monitor, series):
 
 def test_a_note_of_the_past_is_compared_at_once(monitor, series):
     now = time.time()
-    series.put_target(Target("box", "http://127.0.0.1:1", added_at=now - 2 * DAY_S))
+    series.put_target(ProbeTarget("box", "http://127.0.0.1:1", added_at=now - 2 * DAY_S))
     for hours in range(40, 0, -1):
         probed(series, "box", now - hours * HOUR_S, 80.0 if hours > 20 else 60.0)
     done = monitor("note", "driver 580", "--target", "box", "--at", "1230m", "--json")
@@ -337,7 +337,7 @@ def test_a_note_of_the_past_is_compared_at_once(monitor, series):
 def test_series_and_two_targets_are_told_in_numbers_and_words(monitor, series):
     now = time.time()
     for name, speed in (("box", 80.0), ("cloud", 40.0)):
-        series.put_target(Target(name, "http://127.0.0.1:1", added_at=now - 2 * DAY_S))
+        series.put_target(ProbeTarget(name, "http://127.0.0.1:1", added_at=now - 2 * DAY_S))
         for hours in range(30, 0, -1):
             probed(series, name, now - hours * HOUR_S, speed + hours % 3)
     shown = monitor("series", "box")
@@ -357,7 +357,7 @@ def test_series_and_two_targets_are_told_in_numbers_and_words(monitor, series):
 
 def test_samples_leave_as_csv_and_json_and_old_ones_go_when_asked(monitor, series, tmp_path):
     now = time.time()
-    series.put_target(Target("box", "http://127.0.0.1:1"))
+    series.put_target(ProbeTarget("box", "http://127.0.0.1:1"))
     for days in (100, 99, 1):
         probed(series, "box", now - days * DAY_S)
     done = monitor("export", "--csv", "--target", "box", "-o", tmp_path / "x.csv")

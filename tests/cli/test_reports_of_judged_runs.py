@@ -11,7 +11,7 @@ from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
 from skep.store.rows import LevelFact
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Checker, Item
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def _quality_run(store, at):
         for i, item in enumerate(ITEMS)
     ]
     store.append_requests(run_id, rows)
-    outcomes = (Outcome.WRONG, Outcome.PASSED)
+    outcomes = (VerdictOutcome.WRONG, VerdictOutcome.PASSED)
     verdicts = [Verdict(row.level, row.repeat, row.index, row.kind, outcomes[row.index % 2]) for row in rows]
     store.append_verdicts(run_id, verdicts)
     facts = [LevelFact(level, repeat, "whole_block", {"begin": 0, "end": len(ITEMS)}) for level, repeat, _ in PASSES]
@@ -62,7 +62,8 @@ def _mixed_run(store, at, model="m"):
     rows.append(_row(2, 0, 1000, "S1", "side", 20.0))
     store.append_requests(run_id, rows)
     store.append_verdicts(
-        run_id, [Verdict(row.level, 0, row.index, row.kind, Outcome.PASSED, keywords=row.kind != "S1") for row in rows]
+        run_id,
+        [Verdict(row.level, 0, row.index, row.kind, VerdictOutcome.PASSED, keywords=row.kind != "S1") for row in rows],
     )
     store.end_run(run_id, at + 1, "done")
     return run_id

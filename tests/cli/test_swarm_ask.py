@@ -15,7 +15,7 @@ from skep.testing.process import FakeEngine
 
 GOAL = "Say what each file is about"
 FILES = "docs/*.md"
-APP = app_of(["swarm", "swarm_ask"])
+APP = app_of(["swarm"])
 NOWHERE = "http://127.0.0.1:9"
 
 

@@ -8,12 +8,12 @@ import pytest
 from called import own_folders, swarm
 
 from skep.errors import EndpointError, EngineError, UserError
-from skep.files import holder_of
+from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
 from skep.swarm.records import Task
-from skep.swarm.run_options import Order
+from skep.swarm.run_options import SwarmRunOptions
 from skep.swarm.runner import lock_path
 
 NOBODY = ("--url", "http://127.0.0.1:1")
@@ -40,7 +40,7 @@ def runs():
 def run_id(paths, tmp_path):
     with open_store(paths.store) as store:
         task = Task("alpha", ({"role": "user", "content": "x"},))
-        return create_run(store, [task], Order(output=str(tmp_path / "old.jsonl")), url=NOBODY[1], model=None)
+        return create_run(store, [task], SwarmRunOptions(output=str(tmp_path / "old.jsonl")), url=NOBODY[1], model=None)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_an_endpoint_that_stays_down_ends_the_run_and_not_the_journal(paths, tmp
 def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
     lock = lock_path(paths, run_id)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    assert holder_of(lock) is None
+    assert lock_holder(lock) is None
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        assert holder_of(lock) == os.getpid()
+        assert lock_holder(lock) == os.getpid()
         assert [(run["state"], run["error"]) for run in runs()] == [("running", "waits for its endpoint")]
         error = swarm("resume", run_id).error
         assert isinstance(error, EngineError)
@@ -155,4 +155,4 @@ def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
         error = swarm("cancel", run_id, "--wait", "0s").error
         assert isinstance(error, EngineError)
         assert str(os.getpid()) in error.message
-    assert holder_of(lock) is None
+    assert lock_holder(lock) is None

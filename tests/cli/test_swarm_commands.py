@@ -9,13 +9,13 @@ import pytest
 from called import own_folders, swarm
 
 from skep.cli.swarm_session import Ticker, after, bar_cells, frame
-from skep.cli.top import Page
+from skep.cli.top import Screen
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
-from skep.swarm.progress import Lane, Progress
-from skep.swarm.records import Attempt, Ending, Outcome, Result, Task, Why
-from skep.swarm.run_options import Order
+from skep.swarm.progress import Lane, SwarmProgress
+from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
+from skep.swarm.run_options import SwarmRunOptions
 from skep.swarm.store import Recorded, SwarmStore
 
 BEGAN = 1_790_000_000.0
@@ -37,10 +37,10 @@ def attempt(task, number, outcome, **more):
     return Attempt(task=task, number=number, outcome=outcome, **{**whole, **times, **more})
 
 
-def result(task, ending=Ending.DONE, **more):
+def result(task, ending=TaskEnding.DONE, **more):
     told = {"answer": f"answer of {task}", "value": None, "error_kind": None, "error": None, "tries": 1}
     times = {"started_at": BEGAN + 1, "ended_at": BEGAN + 2, "prompt_tokens": 5, "output_tokens": 10}
-    return Result(task=task, ending=ending, **{**told, **times, **more})
+    return TaskResult(task=task, ending=ending, **{**told, **times, **more})
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def run_id(paths, tmp_path):
         Task(name, ({"role": "user", "content": f"do {name}"},), max_tokens=16) for name in ("one", "two", "three")
     ]
     with open_store(paths.store) as store:
-        order = Order(output=str(tmp_path / "out.jsonl"))
+        order = SwarmRunOptions(output=str(tmp_path / "out.jsonl"))
         made = create_run(store, tasks, order, url="http://127.0.0.1:1/v1", model="m", name="tasks.jsonl")
         journal = SwarmStore(store)
         session = journal.open_session(made, at=BEGAN, agents=None, endpoint={"model": "m"}, simulated=False)
@@ -58,11 +58,11 @@ def run_id(paths, tmp_path):
         journal.record(
             made,
             [
-                Recorded(attempt("one", 1, Outcome.DONE, replica="r0"), result("one", replica="r0")),
-                Recorded(attempt("two", 1, Outcome.REJECTED, error_kind="rejected", error="no JSON")),
+                Recorded(attempt("one", 1, AttemptOutcome.DONE, replica="r0"), result("one", replica="r0")),
+                Recorded(attempt("two", 1, AttemptOutcome.REJECTED, error_kind="rejected", error="no JSON")),
                 Recorded(
-                    attempt("two", 2, Outcome.FAILED, **failed),
-                    result("two", Ending.FAILED, tries=2, answer="half\x1b[31m", **failed),
+                    attempt("two", 2, AttemptOutcome.FAILED, **failed),
+                    result("two", TaskEnding.FAILED, tries=2, answer="half\x1b[31m", **failed),
                 ),
             ],
         )
@@ -128,13 +128,13 @@ def test_a_run_that_nobody_works_on_is_cancelled_by_a_word(run_id):
 def test_a_run_killed_after_its_last_result_is_done_when_it_is_resumed(paths, run_id, tmp_path):
     """Nothing is sent: nobody listens at its URL."""
     with open_store(paths.store) as store:
-        SwarmStore(store).record(run_id, [Recorded(attempt("three", 1, Outcome.DONE), result("three"))])
+        SwarmStore(store).record(run_id, [Recorded(attempt("three", 1, AttemptOutcome.DONE), result("three"))])
     called = swarm("resume", run_id, check=1)
     assert "2 of 3 tasks done" in called.err
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
 
 
-PROGRESS = Progress("r", 50, 30, 2, 3, 4, "4 slots", 10.0, 5.0, 80.0, 900, 1)
+PROGRESS = SwarmProgress("r", 50, 30, 2, 3, 4, "4 slots", 10.0, 5.0, 80.0, 900, 1)
 LANES = tuple(Lane(agent, f"task-{agent}", agent + 0.5, agent, 1 + agent % 2) for agent in range(40))
 
 
@@ -143,7 +143,7 @@ def text_of(lines):
 
 
 def test_a_frame_fits_its_window_and_counts_what_has_no_place():
-    shown = text_of(frame(replace(PROGRESS, lanes=LANES, last=("task-9 set aside",)), Page(80, 20), "run"))
+    shown = text_of(frame(replace(PROGRESS, lanes=LANES, last=("task-9 set aside",)), Screen(80, 20), "run"))
     assert len(shown) <= 20
     assert any("30 done, 2 set aside, 18 left of 50" in line for line in shown)
     assert any("more at work" in line for line in shown)
@@ -151,14 +151,14 @@ def test_a_frame_fits_its_window_and_counts_what_has_no_place():
 
 
 def test_a_terminal_without_the_characters_gets_others():
-    shown = "\n".join(text_of(frame(replace(PROGRESS, lanes=LANES[:2]), Page(60, 24, "ascii"), "run")))
+    shown = "\n".join(text_of(frame(replace(PROGRESS, lanes=LANES[:2]), Screen(60, 24, "ascii"), "run")))
     assert shown.isascii()
     assert "=" in shown
 
 
 def test_an_endpoint_that_is_down_is_shown_with_the_time_that_is_left():
     down = replace(PROGRESS, down_s=12.0, down_why="connection refused")
-    shown = " ".join(text_of(frame(down, Page(80, 24), "run", deadline_s=60.0)))
+    shown = " ".join(text_of(frame(down, Screen(80, 24), "run", deadline_s=60.0)))
     assert "has not answered for 12.0 s (connection refused)" in shown
     assert "gives up in 48.0 s" in shown
 

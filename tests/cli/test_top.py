@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.cli.top import HISTORY, UNICODE, History, Page, Rate, View, replicas_of, slot_cells
+from skep.cli.top import HISTORY, UNICODE, HiveView, Rate, Screen, Sparkline, replicas_of, slot_cells
 from skep.paths import make_runtime, user_paths
 
 SPARKS = UNICODE[-1]
@@ -53,12 +53,12 @@ def reading(rows=None, replicas=None, *, tokens=None, ended=None, queues=None, *
 
 
 def drawn(view, *page, **options):
-    return ["".join(text for text, _ in line).rstrip() for line in view.frame(Page(*page), **options)]
+    return ["".join(text for text, _ in line).rstrip() for line in view.frame(Screen(*page), **options)]
 
 
 def view_of(*readings):
     """One reading a second."""
-    view = View()
+    view = HiveView()
     for second, status in enumerate(readings):
         view.take(status, float(second))
     return view
@@ -109,21 +109,21 @@ def test_who_never_counted_has_no_rate_and_who_begins_counts_from_zero():
 
 
 def test_a_sparkline_tells_zero_from_little_and_names_its_maximum():
-    history = History()
+    history = Sparkline()
     for value in (0, 1, 500, 1000):
         history.take(value)
     assert history.line(80, SPARKS) == "▁▂▅█  max 1,000"
 
 
 def test_a_sparkline_of_all_readings_fits_a_narrow_page():
-    history = History()
+    history = Sparkline()
     for value in range(3 * HISTORY):
         history.take(value)
     assert len(history.line(100, SPARKS)) == HISTORY + len("  max 179")
     narrow = history.line(40, SPARKS)
     assert len(narrow) <= 40
     assert narrow.startswith("▆")  # 120 of 179: the oldest of sixty is on it
-    assert History().line(40, SPARKS) == "  max 0"
+    assert Sparkline().line(40, SPARKS) == "  max 0"
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 300), st.integers(5, 40))

@@ -12,19 +12,19 @@ from dataclasses import replace
 from called import own_folders, tune
 
 from skep.cli.tune_setup import prepare
-from skep.cli.tune_target import Wishes
+from skep.cli.tune_target import TuneOptions
 from skep.config.presets import preset, presets_folder
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.tuner.journal import Journal
-from skep.tuner.records import Decision, Stage
-from skep.tuner.running import resumed
+from skep.tuner.journal import TuningJournal
+from skep.tuner.records import StageDecision, TuneStage
+from skep.tuner.running import replay_answers
 from skep.tuner.simulated import PlannedTruth, SimulatedBench
 from skep.tuner.store import TuningStore
 from skep.units import Interval
 
 CLIMB = ("qwen3-8b", "--gpu", "rtx-4090", "--simulate", "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3")
-WISHES = Wishes("qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3)
+WISHES = TuneOptions("qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3)
 
 
 def test_a_climb_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
@@ -108,8 +108,8 @@ def a_climb_that_was_cut_off_ends_as_it_would_have(whole):
 async def cut_off_after(answers):
     ready, paths = prepare(WISHES), user_paths(os.environ)
     climb, bench = ready.climb(), SimulatedBench(PlannedTruth(ready.terrain), seed=3, together=False)
-    with open_store(paths.store) as store, Journal.begin(TuningStore(store), ready.tuning, time.time) as journal:
-        resumed(journal, climb)
+    with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
+        replay_answers(journal, climb)
         for _ in range(answers):
             errand = climb.following()
             answer = await bench.measure(errand, lambda _: None)
@@ -121,7 +121,7 @@ def test_a_running_tuning_is_neither_resumed_nor_deleted(tmp_path, monkeypatch):
     own_folders(monkeypatch, tmp_path)
     ready = prepare(WISHES)
     with open_store(user_paths(os.environ).store) as store:
-        journal = Journal.begin(TuningStore(store), ready.tuning, time.time)
+        journal = TuningJournal.begin(TuningStore(store), ready.tuning, time.time)
         assert "a process is at work" in tune("resume", check=2).error.message
         assert "a process is at work" in tune("rm", "last", check=2).error.message
         journal.end("stopped")
@@ -138,8 +138,10 @@ def test_a_tuning_of_an_earlier_version_that_turned_the_power_limit_is_shown_and
     capped = start.turned({"power_cap": 70})
     figure = Interval(24.0, 25.0, 26.0)
     stages = [
-        Stage(0, (), start, Decision.BASELINE, "2 starts", figure),
-        Stage(1, capped.changes_from(start), capped, Decision.ACCEPTED, "better", figure, Interval(1.1, 1.2, 1.3)),
+        TuneStage(0, (), start, StageDecision.BASELINE, "2 starts", figure),
+        TuneStage(
+            1, capped.changes_from(start), capped, StageDecision.ACCEPTED, "better", figure, Interval(1.1, 1.2, 1.3)
+        ),
     ]
     with open_store(user_paths(os.environ).store) as store:
         tunings = TuningStore(store)

@@ -2,53 +2,67 @@
 
 import pytest
 
-from skep.cli.top import Page
+from skep.cli.top import Screen
 from skep.cli.tune_run import unmet
-from skep.cli.tune_setup import Prospect, begun, chosen, prospect_lines
+from skep.cli.tune_setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
 from skep.cli.tune_tables import (
     changes_wrapped,
-    climb_lines,
     dead_ends,
     foreseen_ratio,
     headline,
     ladder_cells,
     print_curve,
     print_ladder,
+    progress_lines,
     why_words,
 )
-from skep.cli.tune_view import Standing, live_view, stage_words
+from skep.cli.tune_view import TuneStatus, live_view, stage_words
 from skep.errors import UserError
-from skep.tuner.ports import BenchProgress, Measure
-from skep.tuner.records import Aim, Change, Config, CurvePoint, Decision, Failure, Knob, Reading, Sitting, Stage, Tuning
+from skep.tuner.ports import BenchProgress, MeasureRequest
+from skep.tuner.records import (
+    ConfigFailure,
+    CurvePoint,
+    Knob,
+    KnobChange,
+    KnobConfig,
+    ServerStart,
+    StageDecision,
+    TuneGoal,
+    TuneReading,
+    TuneStage,
+    Tuning,
+)
 from skep.units import Interval
 
 SLOTS = Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
 GRAPHS = Knob("graphs", "CUDA graphs", (False, True))
 KV = Knob("kv", "KV type", (None, "f16", "q8_0"), alters_answers=True)
 KNOBS = (SLOTS, GRAPHS, KV)
-BASE = Config.of({"slots": 1, "graphs": False, "kv": None})
+BASE = KnobConfig.of({"slots": 1, "graphs": False, "kv": None})
 BEST = BASE.turned({"graphs": True})
-OOM = Failure("out-of-memory", "no room for the cache", "CUDA out of memory: tried 2 GiB", "lower the memory share")
+OOM = ConfigFailure(
+    "out-of-memory", "no room for the cache", "CUDA out of memory: tried 2 GiB", "lower the memory share"
+)
 
 
 def stage(number, decision, *, changes=(), config=BASE, figure=None, ratio=None, **more):
     interval = None if figure is None else Interval(0.97 * figure, figure, 1.03 * figure)
     times = None if ratio is None else Interval(ratio - 0.02, ratio, ratio + 0.02)
-    return Stage(number, changes, config, decision, more.pop("why", "because"), interval, times, **more)
+    return TuneStage(number, changes, config, decision, more.pop("why", "because"), interval, times, **more)
 
 
 STAGES = [
-    stage(0, Decision.BASELINE, figure=25.0, tpot_ms=40.0, ttft_ms=1234.0),
-    stage(1, Decision.ACCEPTED, changes=(Change("graphs", False, True),), config=BEST, figure=50.0, ratio=2.0,
+    stage(0, StageDecision.BASELINE, figure=25.0, tpot_ms=40.0, ttft_ms=1234.0),
+    stage(1, StageDecision.ACCEPTED, changes=(KnobChange("graphs", False, True),), config=BEST, figure=50.0, ratio=2.0,
           predicted=1.8),
-    stage(2, Decision.FAILED, changes=(Change("slots", 1, 8),), failure=OOM, why=str(OOM)),
+    stage(2, StageDecision.FAILED, changes=(KnobChange("slots", 1, 8),), failure=OOM, why=str(OOM)),
 ]  # fmt: skip
 
 
 def tuning(**more):
     values = {
         "id": "t-1", "created_at": 0.0, "model": "qwen", "engine": "vllm", "rig": "2x rtx-3090",
-        "aim": Aim("effective_tok_s", 4), "budget_s": 3600.0, "seed": 1, "simulated": True, "baseline": BASE,
+        "aim": TuneGoal("effective_tok_s", 4), "budget_s": 3600.0, "seed": 1, "simulated": True, "baseline": BASE,
         "knobs": KNOBS, "base": {}, "host": {}, "skep_version": "0",
     }  # fmt: skip
     return Tuning(**{**values, **more})
@@ -70,20 +84,27 @@ def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
 
 
 def attempt(number, decision, knob, after, ratio, **more):
-    return stage(number, decision, changes=(Change(knob, 1, after),), config=BASE.turned({knob: after}), figure=25.0,
-                 ratio=ratio, **more)  # fmt: skip
+    return stage(
+        number,
+        decision,
+        changes=(KnobChange(knob, 1, after),),
+        config=BASE.turned({knob: after}),
+        figure=25.0,
+        ratio=ratio,
+        **more,
+    )
 
 
 def test_a_long_list_of_changes_wraps_and_none_is_cut():
-    changes = tuple(Change(f"a_knob_of_some_length_{n}", 1024, 2048) for n in range(4))
-    lines = changes_wrapped(stage(5, Decision.ACCEPTED, changes=changes), 44).splitlines()
+    changes = tuple(KnobChange(f"a_knob_of_some_length_{n}", 1024, 2048) for n in range(4))
+    lines = changes_wrapped(stage(5, StageDecision.ACCEPTED, changes=changes), 44).splitlines()
     assert lines == [str(change) for change in changes]
     assert changes_wrapped(STAGES[1], 44) == "graphs off → on"
 
 
 def test_nothing_is_foreseen_of_a_knob_that_the_planner_does_not_know():
     """Its figure stays as it is then: a ratio of 1.00 would be no prediction."""
-    unknown = attempt(3, Decision.SAME, "prefix_cache", True, 1.0, predicted=1.0)
+    unknown = attempt(3, StageDecision.SAME, "prefix_cache", True, 1.0, predicted=1.0)
     assert foreseen_ratio(unknown) is None
     assert ladder_cells(unknown, STAGES)[6] == "–"
     assert foreseen_ratio(STAGES[1]) == 1.8
@@ -92,15 +113,15 @@ def test_nothing_is_foreseen_of_a_knob_that_the_planner_does_not_know():
 @pytest.mark.parametrize(
     ("decision", "why", "said"),
     [
-        (Decision.ACCEPTED, "+0.0 % (-2.0 to +2.0), 2 starts, 6 readings",
+        (StageDecision.ACCEPTED, "+0.0 % (-2.0 to +2.0), 2 starts, 6 readings",
          "kept: shown to be better by 2 starts, 6 readings"),
-        (Decision.WORSE, "+0.0 % (-2.0 to +2.0), 1 start, 3 readings",
+        (StageDecision.WORSE, "+0.0 % (-2.0 to +2.0), 1 start, 3 readings",
          "left: shown to be worse by 1 start, 3 readings"),
-        (Decision.SAME, "+0.0 % (-2.0 to +2.0): less than 2.0 % cannot be told",
+        (StageDecision.SAME, "+0.0 % (-2.0 to +2.0): less than 2.0 % cannot be told",
          "left: less than 2.0 % cannot be told"),
-        (Decision.ANSWERS_WORSE, "20 of 96 right against 80", "left: 20 of 96 right against 80"),
-        (Decision.OVER_LIMIT, "beyond ttft=1s", "left: beyond ttft=1s"),
-        (Decision.ACCEPTED, "within ttft=1s", "kept: within ttft=1s"),
+        (StageDecision.ANSWERS_WORSE, "20 of 96 right against 80", "left: 20 of 96 right against 80"),
+        (StageDecision.OVER_LIMIT, "beyond ttft=1s", "left: beyond ttft=1s"),
+        (StageDecision.ACCEPTED, "within ttft=1s", "kept: within ttft=1s"),
     ],
 )  # fmt: skip
 def test_each_step_says_why_it_was_kept_or_left_without_repeating_its_columns(decision, why, said):
@@ -113,24 +134,26 @@ def test_a_baseline_has_no_reason_and_a_dead_end_a_short_one():
 
 
 def test_what_was_accepted_and_died_later_is_no_step_of_the_climb(capsys):
-    died = stage(2, Decision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
+    died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
     stages = [*STAGES[:2], died]
     assert "25.0 (24.2 to 25.8) tok/s; no change was shown to be better" in headline(tuning(), stages)
     assert ladder_cells(stages[1], stages)[9] == "accepted, died later"
-    assert climb_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
+    assert progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
 
 
 def test_the_same_dead_end_is_told_once_with_all_its_stages():
-    again = stage(5, Decision.FAILED, changes=(Change("slots", 1, 4),), failure=OOM, why=str(OOM))
+    again = stage(5, StageDecision.FAILED, changes=(KnobChange("slots", 1, 4),), failure=OOM, why=str(OOM))
     assert dead_ends([*STAGES, again])[0].startswith("stages 2, 5 ran out of memory: ")
     assert len(dead_ends([*STAGES, again])) == 3
 
 
 def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
     found = [
-        Prospect(Change("slots", 1, 4), 1.5, 60.0), Prospect(Change("prefix_cache", False, True), None, 60.0),
-        Prospect(Change("slots", 1, 8), 1.5, 70.0), Prospect(Change("slots", 1, 2), 0.999, 60.0),
-    ]  # fmt: skip
+        CandidateChange(KnobChange("slots", 1, 4), 1.5, 60.0),
+        CandidateChange(KnobChange("prefix_cache", False, True), None, 60.0),
+        CandidateChange(KnobChange("slots", 1, 8), 1.5, 70.0),
+        CandidateChange(KnobChange("slots", 1, 2), 0.999, 60.0),
+    ]
     assert prospect_lines(found) == [
         "about 60.0 s  slots 1 → 4, 8 (+50 %), 2 (+0 %)",
         "about 60.0 s  prefix_cache off → on (not foreseen)",
@@ -139,9 +162,9 @@ def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
 
 def test_small_figures_keep_their_digits():
     """Tokens a joule are mostly below one; and no interval reaches below zero."""
-    small = Stage(1, (), BASE, Decision.BASELINE, "", Interval(-0.1, 0.312, 0.7))
+    small = TuneStage(1, (), BASE, StageDecision.BASELINE, "", Interval(-0.1, 0.312, 0.7))
     assert ladder_cells(small, [small])[2:4] == ["0.312", "0.000..0.700"]
-    assert "0.312 (0.000 to 0.700) tok/J" in headline(tuning(aim=Aim("tok_per_joule", 4)), [small])
+    assert "0.312 (0.000 to 0.700) tok/J" in headline(tuning(aim=TuneGoal("tok_per_joule", 4)), [small])
 
 
 def test_the_headline_says_from_where_to_where_and_that_it_is_simulated():
@@ -155,7 +178,7 @@ def test_the_headline_says_from_where_to_where_and_that_it_is_simulated():
 
 
 def test_what_was_kept_has_a_bar_that_grows_with_its_figure():
-    lines = climb_lines(STAGES, "tok/s")
+    lines = progress_lines(STAGES, "tok/s")
     assert len(lines) == 2
     assert lines[1].count("█") > 1.8 * lines[0].count("█")
 
@@ -172,10 +195,10 @@ def test_the_curve_has_both_sides_and_their_ratio(capsys):
 
 
 def test_the_picture_fits_its_page_and_shows_what_happens_now():
-    standing = Standing("qwen", Aim("effective_tok_s", 4), 600.0, 60.0, [*STAGES] * 10)
-    standing.errand = Measure((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
+    standing = TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0, 60.0, [*STAGES] * 10)
+    standing.errand = MeasureRequest((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
     standing.progress = BenchProgress(BEST, "measuring", 2, 4, 51.2)
-    lines = standing.lines(Page(60, 20), 30.0)
+    lines = standing.lines(Screen(60, 20), 30.0)
     text = ["".join(part for part, _ in line) for line in lines]
     assert len(lines) <= 20
     assert all(len(line) <= 60 for line in text[5:])
@@ -184,9 +207,9 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 
 def test_without_a_terminal_each_stage_is_a_line(capsys):
-    standing = Standing("qwen", Aim("effective_tok_s", 4), 600.0)
+    standing = TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0)
     with live_view(standing, brief=True) as watch:
-        watch.began(Measure((BASE,), 2, "baseline", "the baseline"))
+        watch.began(MeasureRequest((BASE,), 2, "baseline", "the baseline"))
         watch.decided(STAGES[0])
         watch.ended(12.0)
     said = capsys.readouterr().err
@@ -195,22 +218,22 @@ def test_without_a_terminal_each_stage_is_a_line(capsys):
 
 
 def test_knobs_are_chosen_by_name_and_a_typo_is_told():
-    assert chosen(KNOBS, None, None) == KNOBS
-    assert chosen(KNOBS, "kv, slots", "kv") == (SLOTS,)
+    assert choose_knobs(KNOBS, None, None) == KNOBS
+    assert choose_knobs(KNOBS, "kv, slots", "kv") == (SLOTS,)
     with pytest.raises(UserError, match="`slot` is no knob here") as told:
-        chosen(KNOBS, "slot", None)
+        choose_knobs(KNOBS, "slot", None)
     assert "did you mean `slots`" in told.value.hint
     with pytest.raises(UserError, match="no knob is left"):
-        chosen(KNOBS, "kv", "kv")
+        choose_knobs(KNOBS, "kv", "kv")
 
 
 def test_a_baseline_of_ones_own_is_read_by_the_values_of_each_knob():
-    config, knobs = begun(BASE, KNOBS, ["slots=3,graphs=on", "kv=q8_0"])
+    config, knobs = apply_settings(BASE, KNOBS, ["slots=3,graphs=on", "kv=q8_0"])
     assert config.as_dict == {"slots": 3, "graphs": True, "kv": "q8_0"}
     assert knobs[0].values == (1, 2, 3, 4, 8)
-    assert begun(config, knobs, ["kv=auto"])[0]["kv"] is None
+    assert apply_settings(config, knobs, ["kv=auto"])[0]["kv"] is None
     layout = Knob("layout", "layout", ("TP=2", "2x TP=1"))
-    assert begun(Config.of({"layout": "TP=2"}), (layout,), ["layout=2x TP=1"])[0]["layout"] == "2x TP=1"
+    assert apply_settings(KnobConfig.of({"layout": "TP=2"}), (layout,), ["layout=2x TP=1"])[0]["layout"] == "2x TP=1"
 
 
 @pytest.mark.parametrize(
@@ -220,15 +243,15 @@ def test_a_baseline_of_ones_own_is_read_by_the_values_of_each_knob():
 )  # fmt: skip
 def test_a_baseline_that_cannot_be_is_one_line(pair, words):
     with pytest.raises(UserError, match=words):
-        begun(BASE, KNOBS, [pair])
+        apply_settings(BASE, KNOBS, [pair])
 
 
 def sitting(config, share):
-    return Sitting(config, 1.0, (Reading(50.0, 50.0, 12.0, 900.0, 20.0, 5.0, 12, over_limit=share),))
+    return ServerStart(config, 1.0, (TuneReading(50.0, 50.0, 12.0, 900.0, 20.0, 5.0, 12, over_limit=share),))
 
 
 def test_an_slo_that_nothing_kept_is_told_with_what_came_closest():
-    wanted = tuning(aim=Aim("effective_tok_s", 4, slo="ttft_p95=1ms"))
+    wanted = tuning(aim=TuneGoal("effective_tok_s", 4, slo="ttft_p95=1ms"))
     missed = unmet(wanted, STAGES, [sitting(BEST, 3.0), sitting(BEST.turned({"slots": 2}), 1.5), sitting(BASE, 4.0)])
     assert "no configuration kept ttft_p95=1ms at C=4" in missed.message
     assert "closest came graphs off → on, slots 1 → 2 with 1.50 times the limit" in missed.message
@@ -238,6 +261,6 @@ def test_an_slo_that_nothing_kept_is_told_with_what_came_closest():
 
 
 def test_a_target_that_nothing_reached_is_told_with_what_came_closest():
-    missed = unmet(tuning(aim=Aim("effective_tok_s", 4, target=300.0)), STAGES, [])
+    missed = unmet(tuning(aim=TuneGoal("effective_tok_s", 4, target=300.0)), STAGES, [])
     assert "no configuration reached 300 tok/s; closest came 50.0 (48.5 to 51.5) tok/s" in missed.message
-    assert unmet(tuning(aim=Aim("effective_tok_s", 4, target=40.0)), STAGES, []) is None
+    assert unmet(tuning(aim=TuneGoal("effective_tok_s", 4, target=40.0)), STAGES, []) is None

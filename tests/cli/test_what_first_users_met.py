@@ -11,7 +11,7 @@ from skep.cli.main import app
 from skep.cli.resolve import about_preset
 from skep.config.presets import preset, serve_of
 from skep.errors import UserError
-from skep.supervisor.eviction import Figures, Guest, House, Load, Lodging, Unload
+from skep.supervisor.eviction import Eviction, LoadModel, MemoryBudget, ModelSpec, ModelUsage, UnloadModel
 
 SMI = """#!/bin/sh
 case "$1" in
@@ -49,16 +49,16 @@ def skep(*words):
 
 
 def test_a_model_that_was_loaded_after_all_is_loaded_again_with_its_next_request():
-    lodging = Lodging([Guest("a", {"gpu0": 1})], House({"gpu0": 1}))
+    lodging = Eviction([ModelSpec("a", {"gpu0": 1})], MemoryBudget({"gpu0": 1}))
     lodging.wanted("a", 0.0)
-    assert Unload("a") in lodging.failed("a", "out of memory", 1.0)
+    assert UnloadModel("a") in lodging.failed("a", "out of memory", 1.0)
     lodging.gone("a", 1.5)
-    assert lodging.wanted("a", 2.0, asked=True) == [Load("a")]  # by hand, once the cause was mended
+    assert lodging.wanted("a", 2.0, asked=True) == [LoadModel("a")]  # by hand, once the cause was mended
     lodging.loaded("a", 3.0)
     lodging.unload("a", 4.0)
-    lodging.told({"a": Figures(busy=0, queued=0, idle_s=100.0)}, 4.5, 4.6)
+    lodging.told({"a": ModelUsage(busy=0, queued=0, idle_s=100.0)}, 4.5, 4.6)
     lodging.gone("a", 5.0)
-    assert lodging.wanted("a", 6.0) == [Load("a")]
+    assert lodging.wanted("a", 6.0) == [LoadModel("a")]
 
 
 @pytest.mark.parametrize("engine", ["vllmm", "remote", ""])

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
-from skep.cluster.replica_actor import Announcer, own_cards
+from skep.cluster.replica_actor import HeartbeatSender, own_cards
 
 
 class Heard:
@@ -28,7 +28,7 @@ def announced(find, timeout_s=5.0):
 
     async def play():
         async with asyncio.timeout(timeout_s):
-            await Announcer("m-0", lambda: {"state": "ready"}, "me", find, every_s=0.01).run()
+            await HeartbeatSender("m-0", lambda: {"state": "ready"}, "me", find, every_s=0.01).run()
 
     asyncio.run(play())
 
@@ -50,7 +50,7 @@ def test_its_handle_is_sent_until_the_ledger_has_it_and_again_after_a_word_was_l
 
     async def play():
         async with asyncio.timeout(5.0):
-            await Announcer("m-0", row, "me", lambda: ledger, every_s=0.01).run()
+            await HeartbeatSender("m-0", row, "me", lambda: ledger, every_s=0.01).run()
 
     lost = []
     asyncio.run(play())
@@ -94,7 +94,7 @@ def test_a_ledger_made_anew_is_found_beside_the_one_that_is_gone():
 def test_a_change_is_told_at_once():
     async def play():
         ledger, state = Heard(ends_after=2), {"state": "starting"}
-        announcer = Announcer("m-0", lambda: dict(state), "me", lambda: ledger)
+        announcer = HeartbeatSender("m-0", lambda: dict(state), "me", lambda: ledger)
         running = asyncio.ensure_future(announcer.run())
         while not ledger.rows:
             await asyncio.sleep(0.001)
@@ -110,7 +110,7 @@ def test_a_change_is_told_at_once():
 def test_what_the_ledger_answers_is_heard():
     async def play():
         heard = []
-        await Announcer("m-0", dict, "me", lambda: Heard(ends_after=1), heard=heard.append).run()
+        await HeartbeatSender("m-0", dict, "me", lambda: Heard(ends_after=1), heard=heard.append).run()
         assert heard == [{"end": True}]
 
     asyncio.run(asyncio.wait_for(play(), 5.0))

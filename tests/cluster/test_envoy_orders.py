@@ -5,15 +5,15 @@ import socket
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
-from skep.cluster.client import Embassy
-from skep.cluster.ray_driver import Envoy
+from skep.cluster.client import ClusterClient
+from skep.cluster.ray_driver import RayDriver
 from skep.cluster.values import launch_document
-from skep.engines.base import Launch, Place
+from skep.engines.base import Launch, PlacementRequest
 from skep.supervisor.lifecycle import RestartPolicy
-from skep.wire.json_pipe import Link
+from skep.wire.json_pipe import JsonPipe
 
 SETUP = {"address": "10.0.0.1:6379", "hive": "h", "policy": asdict(RestartPolicy()), "abandoned_after_s": 60.0}
-ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=Place())
+ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=PlacementRequest())
 MANY, LONG = 400, ("x" * 12_000,)  # replicas with so long command lines: more than one message holds
 
 
@@ -65,9 +65,9 @@ async def claimed(gateway, _policy):
 
 
 def envoy_of(link, posts=None):
-    made = Envoy(link, {**SETUP, "gateway": "g", "key": "k"})
+    made = RayDriver(link, {**SETUP, "gateway": "g", "key": "k"})
     calls = {"forget": forgotten, "claim": claimed}
-    made._stations = posts
+    made._actors = posts
     made._ledger = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
     return made
 
@@ -96,7 +96,7 @@ def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with_them(
         posts = Posts("a", "b")
         envoy = envoy_of(Wire(), posts)
         envoy._wanted = {}
-        mending = asyncio.create_task(envoy._mend(envoy._wanted))
+        mending = asyncio.create_task(envoy._repair(envoy._wanted))
         await until(lambda: posts.story)
         ((_, first),) = posts.story
         other = {"a": "b", "b": "a"}[first]
@@ -155,7 +155,7 @@ def ready(embassy, launch=ONE):
 
 
 def embassy_of(wire, tmp_path, **more):
-    made = Embassy({**SETUP, **more}, tmp_path / "envoy.log")
+    made = ClusterClient({**SETUP, **more}, tmp_path / "envoy.log")
     made._link = wire
     made._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
     wire.clear()
@@ -245,7 +245,7 @@ def test_an_envoy_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
         assert wire[1]["op"] == "wanted"
         envoy = envoy_of(Wire(), Posts())
         await envoy._carry_out(wire[0])
-        assert envoy._stations.avoid == ("n1", "n2")
+        assert envoy._actors.avoid == ("n1", "n2")
 
     played(play)
 
@@ -281,7 +281,7 @@ def test_many_replicas_are_told_in_messages_that_can_be_read(tmp_path):
 
     async def play():
         launches = [replace(ONE, name=f"m-{number}", extra=LONG) for number in range(MANY)]
-        ours, theirs = [await Link.over(end) for end in socket.socketpair()]
+        ours, theirs = [await JsonPipe.over(end) for end in socket.socketpair()]
         embassy, posts = embassy_of(Wire(), tmp_path), Posts()
         envoy = envoy_of(theirs, posts)
         embassy._members = {launch.name: embassy.member(launch, lambda: None) for launch in launches}

@@ -12,15 +12,15 @@ import pytest
 from skep.cluster import ray_processes
 from skep.cluster.node_commands import stop_node
 from skep.cluster.node_file import (
-    HomeNode,
-    Way,
+    NodeRecord,
+    RayConnection,
+    connection_to,
     ensure_token,
     folder_of,
     keep_token,
     read_node,
     token_of,
     token_path,
-    way_to,
     write_node,
 )
 from skep.cluster.ray_command import MARK
@@ -60,21 +60,21 @@ def raylet():
 
 
 def node_with(mark, address="127.0.0.1"):
-    return HomeNode(f"{address}:6379", address, True, "a", "6379-7499", mark)
+    return NodeRecord(f"{address}:6379", address, True, "a", "6379-7499", mark)
 
 
 def test_a_driver_learns_the_way_from_the_node_that_runs_here(paths, tmp_path, raylet):
     mark, _, _ = raylet
     env = {"HOME": str(tmp_path)}
-    assert way_to("auto", env) == Way("auto")
+    assert connection_to("auto", env) == RayConnection("auto")
     write_node(paths, node_with("nobody-has-it"))
-    assert way_to("auto", env) == Way("auto"), "what is written down runs no more"
+    assert connection_to("auto", env) == RayConnection("auto"), "what is written down runs no more"
     write_node(paths, node_with(mark))
-    way = way_to("auto", env)
+    way = connection_to("auto", env)
     assert (way.head, way.options) == ("127.0.0.1:6379", {"_node_ip_address": "127.0.0.1"})
     assert way.environment["RAY_AUTH_TOKEN_PATH"] == str(token_path(paths))
-    assert way_to("127.0.0.1:6379", env) == way
-    assert way_to("10.0.0.9:6379", env) == Way("10.0.0.9:6379"), "another cluster"
+    assert connection_to("127.0.0.1:6379", env) == way
+    assert connection_to("10.0.0.9:6379", env) == RayConnection("10.0.0.9:6379"), "another cluster"
 
 
 def test_a_record_of_another_version_is_none(paths):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from skep.cluster.replica_registry import AWAY_AFTER_S, OWNED_S, Ledger
+from skep.cluster.replica_registry import AWAY_AFTER_S, OWNED_S, ReplicaRegistry
 
 
 class Clock:
@@ -43,7 +43,7 @@ def make(clock, ended=None, reached_by=None, **more):
         ended.append("ledger")
 
     told = {"end_post": end_post, "end_self": end_self, "abandoned_after_s": 60.0, "now": clock}
-    return Ledger("skep", **told, **more)
+    return ReplicaRegistry("skep", **told, **more)
 
 
 def test_a_table_is_told_as_soon_as_it_differs(clock):

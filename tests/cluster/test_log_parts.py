@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from skep.cluster.replica_actor import PART_BYTES, TAIL_BYTES, log_part
-from skep.wire.json_pipe import Link
+from skep.wire.json_pipe import JsonPipe
 
 LINE = "INFO [loggers.py:118] Engine 000: Avg prompt throughput: 0.0 tokens/s, härter\n".encode()
 LONG = LINE * (2 * TAIL_BYTES // len(LINE))
@@ -44,7 +44,7 @@ def test_a_part_fits_into_a_message_whatever_its_bytes(byte):
     """`skep logs NAME -n 100000` killed the envoy: its answer was longer than a link takes."""
 
     async def play():
-        ours, theirs = [await Link.over(end) for end in socket.socketpair()]
+        ours, theirs = [await JsonPipe.over(end) for end in socket.socketpair()]
         told = log_part(io.BytesIO(byte * TAIL_BYTES), None, 100_000)
         assert (len(told["text"]), len(json.dumps(told)) > 5 * PART_BYTES) == (PART_BYTES, True)
         theirs.send({"id": 1, **told})

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from skep import __version__
 from skep.cluster.discover_process import told_by
 from skep.cluster.nodes import (
-    Choice,
+    NodeChoice,
+    assign_nodes,
     capacity,
     choice_of,
-    free_rooms,
+    free_capacity,
     has_words,
     host_of,
     named_apart,
     nodes_of,
-    spread,
     threads_each,
 )
-from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, survey_document, survey_of
-from skep.engines.base import Place
+from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts, survey_document, survey_of
+from skep.engines.base import PlacementRequest
 from skep.units import GIB
 
 
@@ -56,7 +56,9 @@ def test_nodes_of_one_name_are_told_apart_by_their_ids():
 def test_a_survey_travels_as_json():
     card = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, None, "8.6", 4, 16)
     facts = NodeFacts(8, None, (card, replace(card, index=1)), "0", {"vllm": "vllm 1"}, ((0, 1, "NV4"),), {"/m": True})
-    survey = Survey("10.0.0.1:6379", "2.60.0", (replace(node("a"), facts=facts), replace(node("b"), why="away")), "a")
+    survey = ClusterSurvey(
+        "10.0.0.1:6379", "2.60.0", (replace(node("a"), facts=facts), replace(node("b"), why="away")), "a"
+    )
     assert survey_of(json.loads(json.dumps(survey_document(survey)))) == survey
     assert host_of(survey.nodes[0]).links == ((0, 1, "NV4"),)
     assert list(survey.kinds) == ["2x NVIDIA GeForce RTX 3090", "CPU only"]
@@ -73,43 +75,43 @@ def test_cards_that_ray_does_not_lend_are_not_there():
 
 
 def test_replicas_go_where_fewest_are():
-    rooms = free_rooms([node("a", 8), node("b", 4)])
-    assert [room.node.id for room in spread([Place(cpus=2)] * 4, rooms)] == ["a", "b", "a", "b"]
+    rooms = free_capacity([node("a", 8), node("b", 4)])
+    assert [room.node.id for room in assign_nodes([PlacementRequest(cpus=2)] * 4, rooms)] == ["a", "b", "a", "b"]
 
 
 def test_the_widest_choose_first_and_what_wants_no_card_leaves_them_free():
-    rooms = free_rooms([node("cards", gpus=2.0), node("plain")])
-    found = spread([Place(), Place(cards=1), Place(cards=2)], rooms)
+    rooms = free_capacity([node("cards", gpus=2.0), node("plain")])
+    found = assign_nodes([PlacementRequest(), PlacementRequest(cards=1), PlacementRequest(cards=2)], rooms)
     assert [room and room.node.id for room in found] == ["plain", None, "cards"]
 
 
 def test_a_place_with_nodes_stands_on_no_other():
-    assert spread([Place(nodes=("b",))], free_rooms([node("a"), node("b", cpus=0.0)])) == [None]
+    assert assign_nodes([PlacementRequest(nodes=("b",))], free_capacity([node("a"), node("b", cpus=0.0)])) == [None]
 
 
 def test_nodes_are_chosen_by_name_whatever_id_they_have_now():
     before = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b")], {})
     after = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b", alive=False), row("cccccccc", name="b")], {})
     both = nodes_of([row("bbbbbbbb", name="b"), row("cccccccc", name="b")], {})
-    place = Place(nodes=("b",))
+    place = PlacementRequest(nodes=("b",))
     found = [choice_of(place, (), nodes).only for nodes in (before, after, both)]
     assert found == [{"bbbbbbbb"}, {"cccccccc"}, {"bbbbbbbb", "cccccccc"}]
-    assert choice_of(Place(nodes=("b-cccccc",)), (), both).only == {"cccccccc"}
+    assert choice_of(PlacementRequest(nodes=("b-cccccc",)), (), both).only == {"cccccccc"}
     assert choice_of(place, (), nodes_of([row("aaaaaaaa", name="a")], {})).is_empty
 
 
 def test_nodes_that_are_avoided_are_not_chosen():
     nodes = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b")], {})
-    assert choice_of(Place(), (), nodes) == Choice()
-    any_but_a = choice_of(Place(), ("a",), nodes)
+    assert choice_of(PlacementRequest(), (), nodes) == NodeChoice()
+    any_but_a = choice_of(PlacementRequest(), ("a",), nodes)
     assert [any_but_a.takes(one) for one in nodes] == [False, True]
-    assert (Choice().selector(), any_but_a.selector()) == (None, "!in(aaaaaaaa)")
-    assert choice_of(Place(nodes=("a", "b")), ("a",), nodes).selector() == "in(bbbbbbbb)"
-    assert choice_of(Place(nodes=("a",)), ("a",), nodes).is_empty
+    assert (NodeChoice().selector(), any_but_a.selector()) == (None, "!in(aaaaaaaa)")
+    assert choice_of(PlacementRequest(nodes=("a", "b")), ("a",), nodes).selector() == "in(bbbbbbbb)"
+    assert choice_of(PlacementRequest(nodes=("a",)), ("a",), nodes).is_empty
 
 
 def test_how_many_fit_counts_every_node():
-    assert capacity(Place(cards=2, cpus=2), [node("a", gpus=2.0), node("b", gpus=5.0), node("c")]) == 3
+    assert capacity(PlacementRequest(cards=2, cpus=2), [node("a", gpus=2.0), node("b", gpus=5.0), node("c")]) == 3
 
 
 def test_a_long_list_of_nodes_is_cut():
@@ -126,9 +128,9 @@ places_made = st.lists(st.tuples(amounts, amounts), max_size=12)
 @given(nodes_made, places_made)
 def test_nobody_is_given_more_than_a_node_has(sizes, wanted):
     nodes = [node(str(number), float(cpus), float(gpus)) for number, (cpus, gpus) in enumerate(sizes)]
-    places = [Place(cards=cards, cpus=cpus) for cpus, cards in wanted]
-    rooms = free_rooms(nodes)
-    found = spread(places, rooms)
+    places = [PlacementRequest(cards=cards, cpus=cpus) for cpus, cards in wanted]
+    rooms = free_capacity(nodes)
+    found = assign_nodes(places, rooms)
     for one in nodes:
         mine = [place for place, room in zip(places, found, strict=True) if room is not None and room.node is one]
         assert sum(place.cpus for place in mine) <= one.cpus
@@ -144,4 +146,4 @@ def test_so_many_threads_each_fit_where_there_are_cores_for_all(replicas, cores)
     each = threads_each(replicas, nodes)
     assert each >= 1
     if sum(cores) >= replicas:
-        assert capacity(Place(cpus=each), nodes) >= replicas
+        assert capacity(PlacementRequest(cpus=each), nodes) >= replicas

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from skep.catalog.machine import Gpu
-from skep.catalog.options import Options
+from skep.catalog.options import EngineOptions
 from skep.cluster.discover_process import lendable, links_among
 from skep.cluster.nodes import busy_cards, choice_of, first_choice
 from skep.cluster.placement import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
 from skep.cluster.replica_actor import check_cards
-from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, launch_document, launch_of
+from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts, launch_document, launch_of
 from skep.config.settings import Cluster, Serve, Settings
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, UserError
@@ -39,7 +39,7 @@ def rtx_node(name, count=2, engines=("vllm",), **more):
 
 
 def survey(*nodes, here=None):
-    return Survey("10.0.0.1:6379", "2.60.0", nodes, here)
+    return ClusterSurvey("10.0.0.1:6379", "2.60.0", nodes, here)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def place(tmp_path):
 
 
 FAKE = Serve(model="m", engine="fake")
-VLLM = Serve(model="org/model", engine="vllm", options=Options(tp=2))
+VLLM = Serve(model="org/model", engine="vllm", options=EngineOptions(tp=2))
 SMALL = Serve(model="smollm2-135m")
 
 
@@ -122,12 +122,12 @@ def held(made, *used_gib):
 
 def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
     """Which card is lent is Ray's to say, so that the idle one beside it cannot be counted on."""
-    single = replace(VLLM, options=Options())
+    single = replace(VLLM, options=EngineOptions())
     cluster = survey(held(rtx_node("a"), 0, 20), held(rtx_node("b"), 1, 2))
     assert {one.place.shunned for one in place(cluster, replace(single, replicas=2))} == {("a",)}
     with pytest.raises(DoesNotFit, match=r"there is room for 2: b has .*; a: GPU 1 is busy: 4.0 GiB of"):
         place(cluster, replace(single, replicas=3))
-    small = replace(single, options=Options(memory_share=0.1), replicas=4)
+    small = replace(single, options=EngineOptions(memory_share=0.1), replicas=4)
     assert len(place(cluster, small)) == 4, "it takes less than is left"
     with pytest.raises(DoesNotFit, match="no card for `org/model` is free: a: GPU 0 is busy") as refused:
         place(survey(held(rtx_node("a"), 20, 0)), single)
@@ -137,7 +137,7 @@ def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
 def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_joins(place):
     """Busy passes: it is no reason to tie a replica to the nodes that there were."""
     idle, busy, late = rtx_node("a", 1), held(rtx_node("b", 1), 20), rtx_node("c", 1)
-    (one,) = place(survey(idle, busy), replace(VLLM, options=Options()))
+    (one,) = place(survey(idle, busy), replace(VLLM, options=EngineOptions()))
     assert (one.place.nodes, one.place.shunned) == ((), ("b",))
     assert all(choice_of(one.place, (), [busy, late]).takes(node) for node in (busy, late))
     assert [first_choice(one.place, (), [idle, busy]).takes(node) for node in (idle, busy)] == [True, False]
@@ -146,7 +146,7 @@ def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_jo
     assert not first_choice(one.place, (), [*gone, late]).takes(busy)
     full = [replace(idle, free_gpus=0), replace(busy, free_gpus=0)]
     assert not first_choice(one.place, (), full).takes(busy), "whoever waits, waits for an idle one"
-    (one,) = place(survey(idle, busy, rtx_node("d", engines=())), replace(VLLM, options=Options()))
+    (one,) = place(survey(idle, busy, rtx_node("d", engines=())), replace(VLLM, options=EngineOptions()))
     assert (one.place.nodes, one.place.shunned) == (("a", "b"), ("b",)), "d lacks the engine: that stays so"
     assert first_choice(one.place, (), [busy]).selector() == "in(id-b)"
     assert launch_of(json.loads(json.dumps(launch_document(one)))) == one
@@ -155,7 +155,7 @@ def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_jo
 def test_a_start_tells_which_nodes_it_does_without_and_why(place):
     told = []
     cluster = survey(rtx_node("a"), held(rtx_node("b"), 0, 20), rtx_node("c", engines=()), node("plain", engines={}))
-    single = replace(VLLM, options=Options())
+    single = replace(VLLM, options=EngineOptions())
     (one,) = place(cluster, single, tell=told.append)
     assert told == [
         "c is left out: it has no vllm installed",
@@ -170,7 +170,7 @@ def test_a_start_tells_which_nodes_it_does_without_and_why(place):
 
 def test_cards_that_ray_has_lent_already_may_be_full(place):
     """By replicas that stand there, or by programs of others that asked Ray for them."""
-    single = replace(VLLM, options=Options())
+    single = replace(VLLM, options=EngineOptions())
     lent = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 0))
     (first,) = place(lent, single)
     full = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 22))
@@ -223,7 +223,7 @@ def test_a_post_looks_at_its_cards_again_before_it_calls_them_busy(tmp_path, mon
 
 def test_a_replica_wider_than_every_node_is_refused(place):
     with pytest.raises(DoesNotFit, match="wants 4 GPUs on one node, the largest has 2"):
-        place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, options=Options(tp=4)))
+        place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, options=EngineOptions(tp=4)))
 
 
 def test_an_engine_that_no_node_has_names_the_nodes(place):
@@ -241,7 +241,7 @@ def test_an_engine_that_some_nodes_have_is_placed_on_these_and_missed_where_they
 
 def test_a_shared_path_counts_only_the_nodes_that_have_it(place, tmp_path):
     model = str(tmp_path / "elsewhere")
-    serve = replace(VLLM, model=model, options=Options())
+    serve = replace(VLLM, model=model, options=EngineOptions())
     assert shared_paths(Settings(serve=(serve, replace(serve, binary="/opt/vllm/bin/vllm")))) == (
         model,
         "/opt/vllm/bin/vllm",
@@ -287,7 +287,10 @@ def test_one_model_on_two_kinds_of_nodes_has_names_that_do_not_move_and_comes_in
     other = replace(RTX, name="NVIDIA H200", total_bytes=140 * GIB)
     big = node("big", gpus=1, cards=[other], engines={**WITHIN, "vllm": None})
     cluster = survey(rtx_node("a"), rtx_node("b"), big)
-    serves = (replace(VLLM, kind=cluster.nodes[0].kind, replicas=2), replace(VLLM, kind=big.kind, options=Options()))
+    serves = (
+        replace(VLLM, kind=cluster.nodes[0].kind, replicas=2),
+        replace(VLLM, kind=big.kind, options=EngineOptions()),
+    )
     placed = place(cluster, *serves)
     assert [one.name for one in placed] == [
         "org-model-2x-rtx-3090-0",
@@ -311,7 +314,7 @@ H200 = replace(RTX, name="NVIDIA H200", total_bytes=140 * GIB)
 BIG = node("big", gpus=1, cards=[H200], engines={**WITHIN, "vllm": None})
 KINDS = (
     replace(VLLM, kind=rtx_node("a").kind),
-    replace(VLLM, kind=BIG.kind, options=Options()),
+    replace(VLLM, kind=BIG.kind, options=EngineOptions()),
 )
 
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from skep.cluster.client import RayNodes
-from skep.cluster.discover import SPARED_S, SURVEY_S, Surveys
-from skep.cluster.values import Node, NodeFacts, Survey, survey_document, survey_of
+from skep.cluster.discover import SPARED_S, SURVEY_S, SurveyCache
+from skep.cluster.values import ClusterSurvey, Node, NodeFacts, survey_document, survey_of
 from skep.config.settings import Cluster, Serve, Settings, Upstream
 from skep.errors import DoesNotFit, EngineError
 from skep.paths import user_paths
 
 SETTINGS = Settings(serve=(Serve(model="m", engine="fake", replicas=2),), cluster=Cluster("auto"))
 NODE = Node("id-a", "a", "10.0.0.1", False, 8, 0, 0, 8, 0, 0, facts=NodeFacts(8, 0, engines={"fake": None}))
-FOUND = Survey("10.0.0.1:6379", "2.60.0", (NODE,), housed=("m-0", "m-1"))
+FOUND = ClusterSurvey("10.0.0.1:6379", "2.60.0", (NODE,), housed=("m-0", "m-1"))
 
 
 class Asked:
@@ -21,7 +21,7 @@ class Asked:
 
     def __init__(self):
         self.waits, self.lost = [], False
-        self.surveys = Surveys(survey=self._survey)
+        self.surveys = SurveyCache(survey=self._survey)
 
     def _survey(self, _address, *, wait_s, **_how):
         self.waits.append(wait_s)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from skep.cluster.connect import STRANGER, checked_way, explained
-from skep.cluster.node_commands import Head, Remains, _make_way, why_over
-from skep.cluster.node_file import HomeNode, keep_token, read_node, write_node
+from skep.cluster.connect import STRANGER, checked_connection, explained
+from skep.cluster.node_commands import Head, LeftoverNode, _make_way, why_over
+from skep.cluster.node_file import NodeRecord, keep_token, read_node, write_node
 from skep.cluster.ray_command import MARK
 from skep.engines.ports import free_port
 from skep.errors import EngineError, UserError
@@ -44,7 +44,7 @@ def listening():
 def running(paths, *names, head="127.0.0.1:1", is_head=True):
     """The record of a node, and real processes with its mark and these names."""
     mark = f"test-{os.getpid()}-{os.urandom(4).hex()}"
-    write_node(paths, HomeNode(head, "127.0.0.1", is_head, "a", "6379-7499", mark))
+    write_node(paths, NodeRecord(head, "127.0.0.1", is_head, "a", "6379-7499", mark))
     with contextlib.ExitStack() as stack:
         made = [
             stack.enter_context(
@@ -65,7 +65,7 @@ def running(paths, *names, head="127.0.0.1:1", is_head=True):
 
 
 def node_at(head, *, is_head=False):
-    return Remains(HomeNode(head, "127.0.0.1", is_head, "b", "6379-7499", "m"), OURS, {"raylet"}, TOKEN)
+    return LeftoverNode(NodeRecord(head, "127.0.0.1", is_head, "b", "6379-7499", "m"), OURS, {"raylet"}, TOKEN)
 
 
 def says(session):
@@ -120,7 +120,7 @@ def test_a_head_that_does_not_answer_is_lost_unless_it_may_only_be_cut_off():
 def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
     """Where nobody buries a dead raylet, its workers do not notice: they and their engines would never be ended."""
     said = []
-    with running(paths, "ray::Post") as (child,):
+    with running(paths, "ray::ReplicaActor") as (child,):
         _make_way(paths, said.append)
         assert child.wait(5) != 0
     assert said == ["ended: what a node of the cluster at 127.0.0.1:1 left behind here"]
@@ -130,7 +130,10 @@ def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (("gcs_server", "ray::Post"), "the head of the cluster at 127.0.0.1:1 still runs here, only its raylet"),
+        (
+            ("gcs_server", "ray::ReplicaActor"),
+            "the head of the cluster at 127.0.0.1:1 still runs here, only its raylet",
+        ),
         (("gcs_server", "raylet"), "this machine is a node of the cluster at 127.0.0.1:1 already"),
     ],
 )  # fmt: skip
@@ -152,7 +155,7 @@ def test_where_the_next_head_refuses_nothing_is_ended(paths):
         raise EngineError("its token is another one")
 
     keep_token(paths, TOKEN)
-    for names in (["raylet"], ["ray::Post"]):
+    for names in (["raylet"], ["ray::ReplicaActor"]):
         with running(paths, *names) as (child,):
             with pytest.raises(EngineError, match="its token is another one"):
                 _make_way(paths, pytest.fail, refused)
@@ -167,8 +170,8 @@ def test_auto_on_a_node_whose_head_is_lost_is_told_at_once(paths, tmp_path, monk
     with running(paths, "raylet", head=head):
         for address in ("auto", head):
             with pytest.raises(EngineError, match=f"the head at {head} is lost; this machine was a node of it"):
-                checked_way(address)
-    assert checked_way("auto").head == "auto"
+                checked_connection(address)
+    assert checked_connection("auto").head == "auto"
 
 
 def test_a_refused_token_is_told_as_that_and_not_as_a_strange_machine():

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from skep.cluster.client import Restarts
-from skep.cluster.remote_replica import Hosted
+from skep.cluster.client import PendingRestarts
+from skep.cluster.remote_replica import RemoteReplica
 from skep.engines.base import Launch
 
 READY = {"name": "m-0", "node": "n", "url": "http://10.0.0.2:7400", "pid": 77, "restarts": 0, "engine": None,
@@ -16,11 +16,11 @@ READY = {"name": "m-0", "node": "n", "url": "http://10.0.0.2:7400", "pid": 77, "
 class Wire:
     """An embassy that only hears what its members want."""
 
-    guest: bool = False
+    spec: bool = False
     sent: list[str] = field(default_factory=list)
 
     def __post_init__(self):
-        self.restarts = Restarts(lambda message: self.sent.append(message["name"]) or True)
+        self.restarts = PendingRestarts(lambda message: self.sent.append(message["name"]) or True)
 
     def restart(self, member):
         return self.restarts.ask(member)
@@ -34,7 +34,7 @@ def wire():
 @pytest.fixture
 def member(wire):
     launch = Launch(name="m-0", model="m", engine="fake", slots=2, context_tokens=512, weights=None, threads=1)
-    made = Hosted(launch, wire, lambda: None)
+    made = RemoteReplica(launch, wire, lambda: None)
     made.hear(READY)
     made.restart()
     wire.restarts.lose()

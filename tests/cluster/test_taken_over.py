@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from test_envoy_orders import ONE, SETUP, Posts, Wire, place, played, row
 
-from skep.cluster.ray_driver import Envoy, TakenOver
-from skep.cluster.replica_registry import OWNED_S, Ledger
+from skep.cluster.ray_driver import RayDriver, TakenOver
+from skep.cluster.replica_registry import OWNED_S, ReplicaRegistry
 
 OLD, NEW = "a:1:x", "b:2:y"
 
@@ -17,7 +17,7 @@ class House:
 
     def __init__(self):
         self.now, self.silent = 100.0, False
-        self.ledger = Ledger("h", end_post=None, end_self=None, now=lambda: self.now)
+        self.ledger = ReplicaRegistry("h", end_post=None, end_self=None, now=lambda: self.now)
         calls = ("announce", "claim", "forget", "table")
         self.actor = SimpleNamespace(**{call: SimpleNamespace(remote=partial(self._call, call)) for call in calls})
 
@@ -28,9 +28,9 @@ class House:
 
     async def gateway(self, name, *standing):
         """One that has claimed the hive."""
-        made = Envoy(Wire(), {**SETUP, "gateway": name, "key": "k"})
-        made._stations, made._wanted, made._ledger = Posts(*standing), {}, self.actor
-        made._stations.may_end.set()
+        made = RayDriver(Wire(), {**SETUP, "gateway": name, "key": "k"})
+        made._actors, made._wanted, made._ledger = Posts(*standing), {}, self.actor
+        made._actors.may_end.set()
         await made._claim()
         return made
 
@@ -57,7 +57,7 @@ def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and_goes(
 
     async def play():
         for act in (
-            lambda old: old._mend(old._wanted),
+            lambda old: old._repair(old._wanted),
             lambda old: old._ensure(ONE, {}, lambda *_: None),
             *(partial(lambda order, old: old._carry_out(order), order) for order in (
                 {"op": "end", "name": "m-0"}, {"op": "leave"}, place(ONE),
@@ -66,7 +66,7 @@ def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and_goes(
             house = House()
             old = await house.taken_over()
             await act(old)
-            assert old._stations.story == []
+            assert old._actors.story == []
             assert (await house.ledger.state())["owner"] == NEW
             with pytest.raises(TakenOver):
                 await old._follow_table()
@@ -80,7 +80,7 @@ def test_where_no_ledger_answers_a_gateway_ends_what_it_placed():
         gateway = await house.gateway(OLD, "m-0")
         house.silent = True
         await gateway._carry_out({"op": "end", "name": "m-0"})
-        assert gateway._stations.story == [("ends", "m-0"), ("ended", "m-0")]
+        assert gateway._actors.story == [("ends", "m-0"), ("ended", "m-0")]
 
     played(play)
 
@@ -91,7 +91,7 @@ def test_what_stands_and_is_not_wanted_is_ended():
     async def play():
         gateway = await House().gateway(OLD, "m-0", "m-1")
         gateway._wanted, gateway._rows = {"m-0": ONE}, {"m-0": row(ONE)}
-        await gateway._mend(gateway._wanted)
-        assert gateway._stations.story == [("ends", "m-1"), ("ended", "m-1")]
+        await gateway._repair(gateway._wanted)
+        assert gateway._actors.story == [("ends", "m-1"), ("ended", "m-1")]
 
     played(play)

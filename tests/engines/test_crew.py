@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from skep.engines.base import Diagnosis, Launch
-from skep.supervisor.lifecycle import RestartPolicy, State
-from skep.supervisor.replica_set import Changes, Crew
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.replica_set import ReplicaChanges, ReplicaSet
 
 POLICY = RestartPolicy(first_delay_s=0.05, grace_s=0.3)
 ONE = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, gpus=(0, 1), extra=("--load-s=0.2",))
@@ -30,12 +30,12 @@ async def crew_of(tmp_path, *launches):
                 moved.clear()
                 await moved.wait()
 
-    crew = Crew(tmp_path, POLICY, changed, nobody)
+    crew = ReplicaSet(tmp_path, POLICY, changed, nobody)
     async with asyncio.TaskGroup() as tasks:
-        crew.enlist(launches, tasks)
+        crew.add_replicas(launches, tasks)
         changed()
         yield crew, history, until, tasks
-        await crew.dismiss_all()
+        await crew.end_all()
 
 
 def at_work(states):
@@ -61,7 +61,7 @@ def test_one_that_is_given_up_holds_up_nobody(tmp_path):
         broken = replace(ONE, extra=("--crash-at-start=error", "--exit-code=78"))
         async with crew_of(tmp_path, broken, replace(ONE, name="m-1")) as (crew, _, until, _):
             await until(lambda: crew.find("m-1").settled)
-            assert crew.find("m-0").life.state is State.FAILED
+            assert crew.find("m-0").life.state is ReplicaState.FAILED
 
     asyncio.run(run())
 
@@ -69,7 +69,7 @@ def test_one_that_is_given_up_holds_up_nobody(tmp_path):
 def test_one_that_waits_for_its_turn_can_be_dismissed(tmp_path):
     async def run():
         async with crew_of(tmp_path, replace(ONE, extra=("--load-s=60",)), replace(ONE, name="m-1")) as (crew, *_):
-            await crew.dismiss("m-1")
+            await crew.remove_replica("m-1")
             assert crew.names == ["m-0"]
 
     asyncio.run(run())
@@ -89,9 +89,9 @@ def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(tmp_pat
             assert [crew.state(member) for member in crew.members] == ["draining", "draining"]
             assert not crew.serves("m")
             crew.hold("m", back=True)
-            await crew.put_to_sleep("m")
+            await crew.unload_model("m")
             assert [(crew.state(member), member.pid) for member in crew.members] == [("unloaded", None)] * 2
-            await crew.put_to_sleep("m")
+            await crew.unload_model("m")
 
     asyncio.run(run())
 
@@ -100,7 +100,7 @@ def test_one_that_waits_for_its_turn_is_started_once_though_it_is_restarted(tmp_
     async def run():
         second = replace(ONE, name="m-1", extra=())
         async with crew_of(tmp_path, ONE, second) as (crew, history, until, _):
-            await until(lambda: crew.find("m-1").life.state is State.WAITING)
+            await until(lambda: crew.find("m-1").life.state is ReplicaState.WAITING)
             crew.find("m-1").restart()
             await until(lambda: crew.find("m-1").settled)
             assert crew.find("m-1").life.restarts == 0
@@ -132,7 +132,7 @@ def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes_back(
             fewer = Diagnosis("out of memory", change=replace(first, slots=2), changed="slots 4 -> 2")
             crew.find("m-0").life.policy = replace(POLICY, fallbacks=1)
             assert crew.find("m-0")._fall_back(fewer)
-            await crew.put_to_sleep("m")
+            await crew.unload_model("m")
             crew.wake("m", tasks)
             await until(lambda: crew.find("m-0").settled)
             assert crew.find("m-0").life.why == "fell back: slots 4 -> 2"
@@ -146,8 +146,8 @@ def test_two_that_end_the_same_one_both_wait_for_its_end(tmp_path):
         async with crew_of(tmp_path, replace(ONE, extra=("--load-s=60",))) as (crew, _, until, _):
             await until(lambda: crew.find("m-0").pid is not None)
             member = crew.find("m-0")
-            await asyncio.gather(crew.put_to_sleep("m"), crew.dismiss("m-0"))
-            assert (member.pid, member.life.state, crew.members) == (None, State.STOPPED, [])
+            await asyncio.gather(crew.unload_model("m"), crew.remove_replica("m-0"))
+            assert (member.pid, member.life.state, crew.members) == (None, ReplicaState.STOPPED, [])
 
     asyncio.run(run())
 
@@ -158,7 +158,7 @@ def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
         async with crew_of(tmp_path, ONE) as (crew, _, until, tasks):
             await until(lambda: crew.find("m-0").settled)
             slow, known = replace(ONE, extra=("--load-s=60",)), asyncio.Event()
-            plan = Changes(added=("n-0",), changed=("m-0",))
+            plan = ReplicaChanges(added=("n-0",), changed=("m-0",))
             reload = tasks.create_task(crew.become(plan, [slow, new], 0.0, tasks, known.set))
             await known.wait()
             crew.wake("n", tasks)

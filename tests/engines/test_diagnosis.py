@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from skep.catalog.gpus import device
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import EXIT_FINAL, Launch
-from skep.engines.diagnosis import before_start, diagnose
-from skep.engines.diagnosis_rule import explained, fill
-from skep.engines.diagnosis_rules import KERNEL, RULES, find, table
+from skep.engines.diagnosis import diagnose, predict_failure
+from skep.engines.diagnosis_rule import fill, make_diagnosis
+from skep.engines.diagnosis_rules import KERNEL, RULES, find_rule, table
 from skep.engines.log_lines import SHOWN, plain
 from skep.supervisor.replica import read_oom_kills
 
@@ -28,7 +28,7 @@ SEED = 20261115
 
 def launch_of(engine: str = "vllm", *, slots: int = 64, context: int = 32768, **options: object) -> Launch:
     return Launch(
-        "r0", engine, "a-model", None, slots, context, 4, checkpoint="someone/a-model", options=Options(**options)
+        "r0", engine, "a-model", None, slots, context, 4, checkpoint="someone/a-model", options=EngineOptions(**options)
     )
 
 
@@ -57,21 +57,21 @@ def launch_for(rule) -> Launch:
 
 def differences(a: Launch, b: Launch) -> list[str]:
     found = [f.name for f in fields(Launch) if f.name != "options" and getattr(a, f.name) != getattr(b, f.name)]
-    return found + [f.name for f in fields(Options) if getattr(a.options, f.name) != getattr(b.options, f.name)]
+    return found + [f.name for f in fields(EngineOptions) if getattr(a.options, f.name) != getattr(b.options, f.name)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_every_rule_fires_on_its_own_example_and_wins(rule):
-    found = find(launch_for(rule), 1, rule.example)
+    found = find_rule(launch_for(rule), 1, rule.example)
     assert found is not None
     assert found[0].id == rule.id
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_every_diagnosis_has_a_filled_in_cause_and_a_remedy(rule):
-    found = find(launch_for(rule), 1, rule.example)
+    found = find_rule(launch_for(rule), 1, rule.example)
     assert found is not None
-    told = explained(*found)
+    told = make_diagnosis(*found)
     assert told.remedy
     for text in (told.cause, told.remedy):
         assert "{" not in text
@@ -162,7 +162,7 @@ def test_code_of_a_checkpoint_is_never_allowed_by_itself():
     told = diagnose(launch_of(), 1, lines)
     assert told.final
     assert told.change is None
-    assert find(launch_of(trust_remote_code=True), 1, lines) is None
+    assert find_rule(launch_of(trust_remote_code=True), 1, lines) is None
 
 
 def test_fp8_kv_becomes_e5m2_and_beside_an_fp8_checkpoint_16_bit():
@@ -283,25 +283,25 @@ def test_the_same_log_again_and_again_runs_out_of_changes(rule):
 
 
 def test_before_the_start_heads_must_divide():
-    told = before_start(replace(launch_of(tp=5), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 5)
+    told = predict_failure(replace(launch_of(tp=5), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 5)
     assert told is not None
     assert told.final
     assert told.changed == "tp 5 -> 4"
-    assert before_start(replace(launch_of(tp=4), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 4) is None
+    assert predict_failure(replace(launch_of(tp=4), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 4) is None
 
 
 def test_before_the_start_cards_must_be_there():
-    told = before_start(launch_of(tp=4), [device("rtx-3090")] * 2)
+    told = predict_failure(launch_of(tp=4), [device("rtx-3090")] * 2)
     assert told is not None
     assert told.cause == "tp 4 x pp 1 x dp 1 needs 4 cards, 2 are given"
     assert told.changed == "tp 4 -> 2"
 
 
 def test_before_the_start_old_cards_have_no_bfloat16_and_no_fp8():
-    told = before_start(launch_of(dtype="bfloat16"), [device("t4")])
+    told = predict_failure(launch_of(dtype="bfloat16"), [device("t4")])
     assert told is not None
     assert told.changed == "dtype bfloat16 -> float16"
-    kv = before_start(replace(launch_of(kv="fp8_e4m3"), checkpoint="Qwen/Qwen3-8B"), [device("t4")])
+    kv = predict_failure(replace(launch_of(kv="fp8_e4m3"), checkpoint="Qwen/Qwen3-8B"), [device("t4")])
     assert kv is not None
     assert kv.changed == "kv fp8_e4m3 -> unset"
 
@@ -309,15 +309,15 @@ def test_before_the_start_old_cards_have_no_bfloat16_and_no_fp8():
 def test_before_the_start_what_depends_on_the_version_is_left_to_the_engine():
     cards = [device("rtx-3090")] * 2
     for options in ({"kv": "fp8"}, {"quant": "fp8"}, {"tp": 2}, {"kv": "turboquant_k8v4"}):
-        assert before_start(replace(launch_of(**options), checkpoint="Qwen/Qwen3.6-27B"), cards) is None
-    asked = before_start(launch_of(tp=2, custom_all_reduce=True), cards)
+        assert predict_failure(replace(launch_of(**options), checkpoint="Qwen/Qwen3.6-27B"), cards) is None
+    asked = predict_failure(launch_of(tp=2, custom_all_reduce=True), cards)
     assert asked is not None
     assert not asked.final
 
 
 def test_before_the_start_nothing_is_said_of_what_is_not_known():
-    assert before_start(launch_of("llamacpp", tp=5), [device("rtx-3090")]) is None
-    assert before_start(launch_of(tp=3), []) is None
+    assert predict_failure(launch_of("llamacpp", tp=5), [device("rtx-3090")]) is None
+    assert predict_failure(launch_of(tp=3), []) is None
 
 
 def test_kills_are_read_from_the_group_and_else_from_the_machine(tmp_path):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch
 from skep.engines.diagnosis import diagnose
-from skep.engines.diagnosis_rule import explained
-from skep.engines.diagnosis_rules import find
+from skep.engines.diagnosis_rule import make_diagnosis
+from skep.engines.diagnosis_rules import find_rule
 from skep.engines.log_lines import plain
 
 FOLDER = Path(__file__).parent / "logs"
@@ -25,7 +25,7 @@ def expected(log: Path) -> tuple[dict[str, str], list[str]]:
 
 def launch_of(said: dict[str, str]) -> Launch:
     draft = said.get("draft")
-    options = Options(
+    options = EngineOptions(
         tp=int(said.get("tp", 1)),
         memory_share=float(said["share"]) if "share" in said else None,
         kv=said.get("kv"),
@@ -41,11 +41,11 @@ def launch_of(said: dict[str, str]) -> Launch:
 def test_a_real_log_is_explained(log):
     said, lines = expected(log)
     launch = launch_of(said)
-    found = find(launch, int(said["code"]), lines)
+    found = find_rule(launch, int(said["code"]), lines)
     assert found is not None
     rule, case = found
     assert rule.id == said["rule"]
-    told = explained(rule, case)
+    told = make_diagnosis(rule, case)
     assert told.changed == said.get("changed")
     assert told.evidence in {plain(line).shown for line in lines}
     assert "{" not in told.cause
@@ -71,13 +71,13 @@ HEALTHY = (FOLDER / "healthy.log").read_text()
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "embedded", "ollama"])
 @pytest.mark.parametrize("code", [0, 1, None])
 def test_a_healthy_log_gives_no_cause(engine, code):
-    assert find(launch_of({"engine": engine}), code, HEALTHY.splitlines()) is None
+    assert find_rule(launch_of({"engine": engine}), code, HEALTHY.splitlines()) is None
 
 
 def test_each_line_of_a_healthy_log_alone_gives_no_cause_either():
     for engine in ("vllm", "sglang", "llamacpp", "ollama"):
         for line in HEALTHY.splitlines():
-            assert find(launch_of({"engine": engine}), 1, [line]) is None, line
+            assert find_rule(launch_of({"engine": engine}), 1, [line]) is None, line
 
 
 def test_an_unexplained_end_does_not_show_a_warning_as_its_error():

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from skep.engines.base import Launch, Place
+from skep.engines.base import Launch, PlacementRequest
 from skep.engines.fake import Fake
 from skep.errors import EngineError, UserError
-from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.remote_replica import UpstreamLife
-from skep.supervisor.replica_set import Crew, changes
+from skep.supervisor.replica_set import ReplicaSet, changes
 from skep.supervisor.status import NO_ANSWER
 from skep.supervisor.supervisor import Hive, Supervisor
 
-FAR = Launch("m-0", "fake", "m", None, slots=8, context_tokens=100, threads=1, reserve=2, place=Place())
+FAR = Launch("m-0", "fake", "m", None, slots=8, context_tokens=100, threads=1, reserve=2, place=PlacementRequest())
 
 
 class Far:
@@ -51,13 +51,13 @@ class Far:
         self.restarted += 1
 
     async def run(self):
-        self.life.state, self.life.url = State.READY, f"http://{self.node}:1"
+        self.life.state, self.life.url = ReplicaState.READY, f"http://{self.node}:1"
         self._changed()
         await self._stopping.wait()
-        self.life.state = State.STOPPING
+        self.life.state = ReplicaState.STOPPING
         self._changed()
         await asyncio.sleep(0)
-        self.life.state = State.STOPPED
+        self.life.state = ReplicaState.STOPPED
         self._changed()
 
     async def log_since(self, offset, lines):
@@ -80,15 +80,15 @@ async def crew_of(tmp_path, *launches):
     async def nobody(_name):
         return 0
 
-    crew = Crew(tmp_path, RestartPolicy(), moved.set, nobody, far)
+    crew = ReplicaSet(tmp_path, RestartPolicy(), moved.set, nobody, far)
     async with asyncio.TaskGroup() as tasks:
-        crew.enlist(launches, tasks)
+        crew.add_replicas(launches, tasks)
         async with asyncio.timeout(10):
             while not all(member.settled for member in crew.members):
                 moved.clear()
                 await moved.wait()
         yield crew, tasks
-        await crew.dismiss_all()
+        await crew.end_all()
 
 
 def shown(crew, *keys):
@@ -122,7 +122,7 @@ def test_a_drained_node_gets_nothing_whoever_comes_there(tmp_path):
 
 def test_another_set_of_nodes_to_stand_on_restarts_nothing():
     """The cluster has grown: where a replica may stand matters when it is started anew."""
-    moved = replace(FAR, place=Place(nodes=("x", "y")))
+    moved = replace(FAR, place=PlacementRequest(nodes=("x", "y")))
     assert changes([FAR], [moved]).adjusted == ("m-0",)
     assert changes([FAR], [replace(moved, slots=4)]).changed == ("m-0",)
 
@@ -190,7 +190,7 @@ def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         aide = Aide()
         second = replace(FAR, name="m-1")
         async with hive_of(tmp_path, FAR, second, aides=[aide]) as (supervisor, _):
-            supervisor.crew.find("m-1").slots = 3
+            supervisor.replica_set.find("m-1").slots = 3
             rows = {row["name"]: row for row in supervisor.rows({})}
             assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 3)]
             assert rows["gateway"]["slots"] == 11

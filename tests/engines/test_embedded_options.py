@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.deploy.launches import KV_BYTES
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
 from skep.engines.embedded import Embedded
@@ -24,7 +24,7 @@ MODEL = "smollm2-135m"
 
 
 def launch_of(weights=Path("/models/m.gguf"), slots=2, context_tokens=256, threads=1, **options):
-    return Launch("e-0", "embedded", MODEL, weights, slots, context_tokens, threads, options=Options(**options))
+    return Launch("e-0", "embedded", MODEL, weights, slots, context_tokens, threads, options=EngineOptions(**options))
 
 
 def words(**fields):

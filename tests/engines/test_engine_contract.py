@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.engines.api_key import key_headers
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
 from skep.gateway.health_loop import count_busy, count_running
 from skep.paths import user_paths
-from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.process_guard import descendants
 from skep.supervisor.replica import Replica
 from skep.testing.speaker import write_program
@@ -88,7 +88,7 @@ def vllm(_):
     if not is_installed("vllm") or not checkpoint:
         pytest.skip("no vLLM on PATH or in $SKEP_VLLM, or no $SKEP_VLLM_CHECKPOINT: `make test-vllm` makes both")
     env = (("VLLM_CPU_KVCACHE_SPACE", "1"),)
-    options = Options(dtype="float32", graphs=False)  # what every processor does at once
+    options = EngineOptions(dtype="float32", graphs=False)  # what every processor does at once
     return launch_of("vllm", checkpoint=checkpoint, env=env, options=options)
 
 
@@ -154,7 +154,7 @@ def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_
         kept.engine.check(launch)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(kept.replica.run())
-            first = await kept.until(State.READY, State.FAILED)
+            first = await kept.until(ReplicaState.READY, ReplicaState.FAILED)
             assert kept.replica.life.why is None
 
             assert kept.replica.life.url.startswith(f"http://{HOST}:")
@@ -190,13 +190,13 @@ def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_
                     await asyncio.sleep(0.01)
 
             os.kill(first, signal.SIGKILL)
-            second = await kept.until(State.READY, State.FAILED, other_than=first)
-            assert (kept.replica.life.state, kept.replica.life.restarts) == (State.READY, 1)
+            second = await kept.until(ReplicaState.READY, ReplicaState.FAILED, other_than=first)
+            assert (kept.replica.life.state, kept.replica.life.restarts) == (ReplicaState.READY, 1)
             assert (await kept.chat(max_tokens=2)).status == 200
 
             begun = time.monotonic()
             kept.replica.stop()
-            await kept.until(State.STOPPED)
+            await kept.until(ReplicaState.STOPPED)
         assert time.monotonic() - begun < POLICY.grace_s + 20
         for pid in (first, second):
             with pytest.raises(ProcessLookupError):
@@ -234,7 +234,7 @@ def test_a_model_that_is_not_there_is_refused_before_the_start_or_with_its_cause
         kept = Kept(wrong, tmp_path)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(kept.replica.run())
-            await kept.until(State.FAILED)
+            await kept.until(ReplicaState.FAILED)
             kept.replica.stop()
         return kept.replica.life.why
 
@@ -261,11 +261,11 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("engine", ["embedded", "vllm", "sglang", "llamacpp", "ollama"])
-@pytest.mark.parametrize("field", [field.name for field in fields(Options)])
+@pytest.mark.parametrize("field", [field.name for field in fields(EngineOptions)])
 def test_an_option_is_told_to_the_engine_or_refused_by_its_name(engine, field):
     """None is taken and forgotten."""
     adapter = engine_named(engine)
-    plain = launch_of(engine, checkpoint="m", port=8001, options=Options(tp=2 if field == "ep" else 1))
+    plain = launch_of(engine, checkpoint="m", port=8001, options=EngineOptions(tp=2 if field == "ep" else 1))
     given = replace(plain, options=replace(plain.options, **{field: GIVEN[field]}))
     refused = [what for what, _ in adapter.refusals(given)]
     if refused:

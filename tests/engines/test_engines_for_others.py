@@ -9,9 +9,9 @@ import pytest
 from skep.engines.api_key import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, new_key, shows_key
 from skep.engines.base import Launch, engine_named
 from skep.files import HIDDEN, RotatingLog
-from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
-from skep.supervisor.start_order import Company
+from skep.supervisor.start_order import StartOrder
 
 KEY = "a-key-of-this-hive"
 PLAIN = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, port=9001, checkpoint="org/m")
@@ -92,7 +92,7 @@ def test_an_engines_key_is_inherited_from_nobody(monkeypatch):
 
 
 async def _environment():
-    return Company().environment()
+    return StartOrder().environment()
 
 
 @pytest.mark.parametrize(("shown", "right"), [
@@ -133,7 +133,7 @@ def test_an_address_that_the_machine_does_not_have_is_one_line_and_no_second_try
         replica = Replica(launch, engine_named("fake"), tmp_path / "m-0.log", changed.set, policy)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(replica.run())
-            while replica.life.state is not State.FAILED:
+            while replica.life.state is not ReplicaState.FAILED:
                 changed.clear()
                 await asyncio.wait_for(changed.wait(), 20)
             replica.stop()

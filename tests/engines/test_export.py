@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
 from skep.config.presets import serve_of, shipped_presets
 from skep.deploy.export import FORMS, export
@@ -225,7 +225,7 @@ def test_cards_of_another_maker_are_handed_in_as_files():
 
 
 def test_replicas_that_share_a_card_start_one_after_the_other():
-    apart, together = recipe(), recipe(gpus=(0,), options=Options(memory_share=0.4))
+    apart, together = recipe(), recipe(gpus=(0,), options=EngineOptions(memory_share=0.4))
     script = export(together, "shell")
     assert script.index("ready mine-0") < script.index("--port 8501")
     assert export(apart, "shell").index("ready mine-0") > export(apart, "shell").index("--port 8501")
@@ -312,7 +312,7 @@ def test_a_mount_with_a_colon_and_a_dollar_reaches_compose_whole():
 
 
 def test_a_draft_is_one_word_of_json():
-    text = export(recipe(options=Options(draft=Draft("mtp", 3))), "compose")
+    text = export(recipe(options=EngineOptions(draft=Draft("mtp", 3))), "compose")
     line = next(line for line in text.splitlines() if "num_speculative_tokens" in line)
     assert json.loads(json.loads(line.strip().removeprefix("- ")))["num_speculative_tokens"] == 3
 

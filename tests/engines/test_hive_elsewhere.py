@@ -15,7 +15,7 @@ from skep.supervisor.lifecycle import RestartPolicy
 
 
 def shown(supervisor, key):
-    return {row["name"]: row[key] for row in supervisor.crew.table()["replicas"]}
+    return {row["name"]: row[key] for row in supervisor.replica_set.table()["replicas"]}
 
 
 class Deaf(Far):
@@ -39,7 +39,7 @@ def test_one_that_was_restarted_in_a_moment_is_let_in_again(tmp_path):
     async def run():
         async with hive_of(tmp_path, FAR) as (supervisor, _):
             await supervisor._control({"op": "restart", "name": "m-0"})
-            member = supervisor.crew.find("m-0")
+            member = supervisor.replica_set.find("m-0")
             member._changed()
             assert (member.restarted, shown(supervisor, "draining")) == (1, {"m-0": True})
             member.life.restarts += 1

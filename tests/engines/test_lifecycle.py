@@ -1,22 +1,22 @@
 """A replica's life, decided without a clock."""
 
-from skep.supervisor.lifecycle import Do, Lifecycle, RestartPolicy, State
+from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy
 
 POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=8.0, failures_before_ready=3, failures_after_ready=5, stable_s=60)
 
 
 def ready_life():
     life = Lifecycle(POLICY)
-    assert life.start(0.0) == [Do.SPAWN]
-    assert life.addressed("http://e") == [Do.PROBE]
-    assert life.healthy(1.0) == [Do.WARM_UP]
-    assert life.warmed(2.0) == [Do.PUBLISH]
+    assert life.start(0.0) == [LifecycleAction.SPAWN]
+    assert life.addressed("http://e") == [LifecycleAction.PROBE]
+    assert life.healthy(1.0) == [LifecycleAction.WARM_UP]
+    assert life.warmed(2.0) == [LifecycleAction.PUBLISH]
     return life
 
 
 def test_traffic_is_let_in_only_after_the_warm_up():
     life = ready_life()
-    assert life.state is State.READY
+    assert life.state is ReplicaState.READY
     assert life.due_at is None
 
 
@@ -25,11 +25,11 @@ def test_a_dead_engine_is_started_again_after_growing_pauses():
     now, pauses = 10.0, []
     for _ in range(4):
         retracted = life.exited("boom", now)
-        assert retracted == ([Do.RETRACT] if not pauses else [])
+        assert retracted == ([LifecycleAction.RETRACT] if not pauses else [])
         pauses.append(life.due_at - now)
         now = life.due_at
         assert life.tick(now - 0.01) == []
-        assert life.tick(now) == [Do.SPAWN]
+        assert life.tick(now) == [LifecycleAction.SPAWN]
     assert pauses == [1.0, 2.0, 4.0, 8.0]
     assert life.restarts == 4
 
@@ -41,7 +41,7 @@ def test_giving_up_says_why():
         life.exited(f"CUDA out of memory ({n})", 1.0)
         if life.due_at is not None:
             life.tick(life.due_at)
-    assert life.state is State.FAILED
+    assert life.state is ReplicaState.FAILED
     assert life.why == "CUDA out of memory (2)"
 
 
@@ -50,15 +50,15 @@ def test_an_end_that_would_come_again_is_not_tried_again():
     life = Lifecycle(POLICY)
     life.start(0.0)
     life.exited("port 9 is in use", 0.5, final=True)
-    assert life.state is State.FAILED
+    assert life.state is ReplicaState.FAILED
 
 
 def test_a_replica_that_was_given_up_starts_again_when_it_is_asked_to():
     life = Lifecycle(POLICY)
     life.start(0.0)
     life.exited("port 9 is in use", 0.5, final=True)
-    assert life.restart(9.0) == [Do.SPAWN]
-    assert life.state is State.STARTING
+    assert life.restart(9.0) == [LifecycleAction.SPAWN]
+    assert life.state is ReplicaState.STARTING
 
 
 def test_an_engine_that_dies_in_its_warm_up_is_quoted_itself():
@@ -87,17 +87,17 @@ def test_failures_before_a_long_good_time_are_forgotten():
 def test_an_engine_that_is_not_healthy_in_time_is_ended_with_that_reason():
     life = Lifecycle(POLICY)
     life.start(0.0)
-    assert life.tick(POLICY.start_deadline_s) == [Do.TERMINATE]
+    assert life.tick(POLICY.start_deadline_s) == [LifecycleAction.TERMINATE]
     life.exited("killed by signal 15", 181.0)
-    assert life.state is State.BACKOFF
+    assert life.state is ReplicaState.BACKOFF
     assert life.why == "not healthy within 180 s"
 
 
 def test_a_restart_that_was_asked_for_is_no_failure():
     life = ready_life()
-    assert life.restart(4.0) == [Do.TERMINATE]
-    assert life.exited("exit code 0", 5.0) == [Do.RETRACT]
-    assert life.tick(5.0) == [Do.SPAWN]
+    assert life.restart(4.0) == [LifecycleAction.TERMINATE]
+    assert life.exited("exit code 0", 5.0) == [LifecycleAction.RETRACT]
+    assert life.tick(5.0) == [LifecycleAction.SPAWN]
     assert (life.restarts, life.why) == (1, None)
 
 
@@ -106,7 +106,7 @@ def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason():
     life.start(0.0)
     life.addressed("http://e")
     life.healthy(1.0)
-    assert life.warm_up_failed("HTTP 500") == [Do.TERMINATE]
+    assert life.warm_up_failed("HTTP 500") == [LifecycleAction.TERMINATE]
     life.exited("killed by signal 15", 2.0)
     assert life.why == "the warm-up generation failed: HTTP 500"
 
@@ -114,25 +114,25 @@ def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason():
 def test_an_engine_that_no_longer_answers_is_started_anew():
     life = ready_life()
     assert life.serving
-    assert life.unresponsive() == [Do.TERMINATE]
+    assert life.unresponsive() == [LifecycleAction.TERMINATE]
     assert not life.serving
-    assert life.exited("killed by SIGKILL", 5.0) == [Do.RETRACT]
-    assert life.state is State.BACKOFF
+    assert life.exited("killed by SIGKILL", 5.0) == [LifecycleAction.RETRACT]
+    assert life.state is ReplicaState.BACKOFF
     assert "health checks" in life.why
 
 
 def test_a_stop_while_ready_takes_the_traffic_away_first():
     life = ready_life()
-    assert life.stop() == [Do.RETRACT, Do.TERMINATE]
+    assert life.stop() == [LifecycleAction.RETRACT, LifecycleAction.TERMINATE]
     assert life.exited("exit code 0", 5.0) == []
-    assert life.state is State.STOPPED
+    assert life.state is ReplicaState.STOPPED
 
 
 def test_a_stop_while_waiting_for_a_restart_starts_nothing():
     life = ready_life()
     life.exited("boom", 10.0)
     assert life.stop() == []
-    assert life.state is State.STOPPED
+    assert life.state is ReplicaState.STOPPED
     assert life.tick(1000.0) == []
 
 
@@ -146,12 +146,12 @@ def test_late_words_of_an_engine_that_is_gone_change_nothing():
 
 def test_one_that_has_to_wait_for_its_cards_is_not_late():
     life = Lifecycle(POLICY)
-    assert life.start(0.0) == [Do.SPAWN]
+    assert life.start(0.0) == [LifecycleAction.SPAWN]
     life.must_wait()
-    assert (life.state, life.due_at, life.restart(1.0)) == (State.WAITING, None, [])
-    assert life.granted(1000.0) == [Do.SPAWN]
+    assert (life.state, life.due_at, life.restart(1.0)) == (ReplicaState.WAITING, None, [])
+    assert life.granted(1000.0) == [LifecycleAction.SPAWN]
     assert life.granted(1000.0) == []
-    assert (life.state, life.due_at) == (State.STARTING, 1000.0 + POLICY.start_deadline_s)
+    assert (life.state, life.due_at) == (ReplicaState.STARTING, 1000.0 + POLICY.start_deadline_s)
 
 
 def test_one_that_waits_for_its_cards_can_be_stopped():
@@ -159,12 +159,12 @@ def test_one_that_waits_for_its_cards_can_be_stopped():
     life.start(0.0)
     life.must_wait()
     assert life.stop() == []
-    assert life.state is State.STOPPED
+    assert life.state is ReplicaState.STOPPED
 
 
 def test_a_dead_one_serves_nobody_before_it_is_known_why_it_died():
     life = ready_life()
-    assert life.vanished() == [Do.RETRACT]
+    assert life.vanished() == [LifecycleAction.RETRACT]
     assert (life.serving, life.due_at) == (False, None)
     assert life.exited("boom", 3.0) == []
-    assert (life.state, life.due_at) == (State.BACKOFF, 4.0)
+    assert (life.state, life.due_at) == (ReplicaState.BACKOFF, 4.0)

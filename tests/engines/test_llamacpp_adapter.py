@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch
 from skep.engines.llamacpp import LlamaCpp
 from skep.errors import UserError
 
 
 def launch(slots=5, **fields):
-    options = {name: fields.pop(name) for name in tuple(fields) if name in Options.__slots__}
+    options = {name: fields.pop(name) for name in tuple(fields) if name in EngineOptions.__slots__}
     fields = {"weights": Path("/models/m.gguf"), "context_tokens": 8192, "threads": 6, "port": 9001, **fields}
-    return Launch("m-0", "llamacpp", "gpt-oss-20b", slots=slots, options=Options(**options), **fields)
+    return Launch("m-0", "llamacpp", "gpt-oss-20b", slots=slots, options=EngineOptions(**options), **fields)
 
 
 def flags(known=None, **fields):

@@ -7,19 +7,19 @@ import urllib.request
 
 import pytest
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch
 from skep.engines.ollama import Ollama, manifest_of
 from skep.engines.ports import free_port
 from skep.errors import UserError
 from skep.testing.speaker import write_program
-from skep.wire.stream_reader import Reading
+from skep.wire.stream_reader import StreamReader
 
 
 def launch(slots=4, model="gemma3:27b", **fields):
-    options = {name: fields.pop(name) for name in tuple(fields) if name in Options.__slots__}
+    options = {name: fields.pop(name) for name in tuple(fields) if name in EngineOptions.__slots__}
     fields = {"context_tokens": 8192, "port": 9001, **fields}
-    return Launch("m-0", "ollama", model, None, slots=slots, threads=0, options=Options(**options), **fields)
+    return Launch("m-0", "ollama", model, None, slots=slots, threads=0, options=EngineOptions(**options), **fields)
 
 
 def test_everything_is_told_by_variables():
@@ -96,7 +96,7 @@ def test_ollamas_own_protocol_is_read_with_its_durations(tmp_path):
 
 
 async def read(lines):
-    reading = Reading(asyncio.get_running_loop().create_future())
+    reading = StreamReader(asyncio.get_running_loop().create_future())
     reading._stream = "ndjson"
     reading.on_body(lines, 1.0)
     reading.on_end(2.0)

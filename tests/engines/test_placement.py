@@ -4,17 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from skep.catalog.options import Options
-from skep.deploy.gpus import Card, check_free, check_lodging, check_together, divide, have, room_of
+from skep.catalog.options import EngineOptions
+from skep.deploy.gpus import (
+    GpuCard,
+    assign_cards,
+    check_free,
+    check_on_demand,
+    check_together,
+    machine_resources,
+    room_of,
+)
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, UserError
 from skep.units import GIB
 
-CARDS = tuple(Card(index, 24 * GIB, GIB) for index in range(4))
+CARDS = tuple(GpuCard(index, 24 * GIB, GIB) for index in range(4))
 
 
 def launch(name="m-0", engine="vllm", gpus=(0,), share=None, **changes):
-    told = {"slots": 4, "context_tokens": 100, "threads": 1, "gpus": gpus, "options": Options(memory_share=share)}
+    told = {"slots": 4, "context_tokens": 100, "threads": 1, "gpus": gpus, "options": EngineOptions(memory_share=share)}
     return Launch(name, engine, "m", None, **told, **changes)
 
 
@@ -23,17 +31,17 @@ def with_room(made, cards=CARDS):
 
 
 def test_replicas_get_neighbouring_cards_in_order():
-    assert divide(2, 2, (), CARDS) == [(0, 1), (2, 3)]
-    assert divide(2, 1, (3, 1), CARDS) == [(3,), (1,)]
+    assert assign_cards(2, 2, (), CARDS) == [(0, 1), (2, 3)]
+    assert assign_cards(2, 1, (3, 1), CARDS) == [(3,), (1,)]
 
 
 def test_a_second_model_gets_the_cards_that_the_first_left():
-    assert divide(1, 2, (), CARDS, taken=(0, 1)) == [(2, 3)]
-    assert divide(1, 3, (), CARDS, taken=(0, 1)) == [(0, 1, 2)]
+    assert assign_cards(1, 2, (), CARDS, taken=(0, 1)) == [(2, 3)]
+    assert assign_cards(1, 3, (), CARDS, taken=(0, 1)) == [(0, 1, 2)]
 
 
 def test_replicas_share_the_cards_they_are_given_together():
-    assert divide(2, 1, (0,), CARDS) == [(0,), (0,)]
+    assert assign_cards(2, 1, (0,), CARDS) == [(0,), (0,)]
 
 
 @pytest.mark.parametrize(
@@ -46,15 +54,15 @@ def test_replicas_share_the_cards_they_are_given_together():
 )
 def test_cards_that_cannot_be_meant_are_refused(replicas, each, gpus, says):
     with pytest.raises(UserError, match=says):
-        divide(replicas, each, gpus, CARDS)
+        assign_cards(replicas, each, gpus, CARDS)
 
 
 def test_more_cards_than_the_machine_has_do_not_fit():
     with pytest.raises(DoesNotFit, match="3 replicas of 2 want 6 GPUs, this machine has 4"):
-        divide(3, 2, (), CARDS)
+        assign_cards(3, 2, (), CARDS)
     with pytest.raises(DoesNotFit, match="a replica wants 2 GPUs, this machine has none"):
-        divide(1, 2, (), ())
-    assert divide(2, 1, (), ()) == [(), ()]
+        assign_cards(1, 2, (), ())
+    assert assign_cards(2, 1, (), ()) == [(), ()]
 
 
 def test_an_engine_takes_its_share_of_every_card_and_a_file_what_it_weighs():
@@ -69,27 +77,27 @@ def test_an_engine_takes_its_share_of_every_card_and_a_file_what_it_weighs():
 def test_two_replicas_that_profile_one_card_do_not_fit_together():
     pair = [with_room(launch("m-0")), with_room(launch("m-1"))]
     with pytest.raises(DoesNotFit) as refused:
-        check_together(pair, dict(have(CARDS, None)))
+        check_together(pair, dict(machine_resources(CARDS, None)))
     assert "2 replicas do not fit together on GPU 0 of 24.0 GiB: m-0 21.6 GiB, m-1 21.6 GiB" in str(refused.value)
     assert "memory_share = 0.47" in refused.value.hint
     halves = [with_room(launch("m-0", share=0.47)), with_room(launch("m-1", share=0.47))]
-    check_together(halves, dict(have(CARDS, None)))
+    check_together(halves, dict(machine_resources(CARDS, None)))
 
 
 def test_models_loaded_on_demand_need_not_fit_together():
     pair = [with_room(launch("a-0")), with_room(launch("b-0", on_demand=True))]
-    check_together(pair, dict(have(CARDS, None)))
+    check_together(pair, dict(machine_resources(CARDS, None)))
 
 
 def test_a_busy_card_is_named_with_the_share_that_would_fit():
-    busy = (Card(0, 24 * GIB, 8 * GIB),)
+    busy = (GpuCard(0, 24 * GIB, 8 * GIB),)
     with pytest.raises(DoesNotFit) as refused:
         check_free([with_room(launch())], busy)
     assert "GPU 0 is busy: 16.0 GiB of 24.0 GiB are free, `m-0` wants 21.6 GiB" in str(refused.value)
     assert "memory_share = 0.65" in refused.value.hint
     check_free([with_room(launch())], CARDS)
     with pytest.raises(DoesNotFit) as refused:
-        check_free([with_room(launch())], (Card(0, 24 * GIB, 20 * GIB),))
+        check_free([with_room(launch())], (GpuCard(0, 24 * GIB, 20 * GIB),))
     assert "memory_share" not in refused.value.hint
 
 
@@ -98,7 +106,7 @@ def test_a_model_that_can_never_be_loaded_is_said_at_the_start():
     pinned = replace(launch("p-0", share=0.5), model="p", pinned=True, room=(("gpu0", 12 * GIB),))
     guest = replace(launch("g-0"), model="g", on_demand=True, room=(("gpu0", 14 * GIB),))
     with pytest.raises(DoesNotFit, match="`g` can never be loaded: it wants"):
-        check_lodging([pinned, guest], has, None)
-    check_lodging([guest], has, 1)
+        check_on_demand([pinned, guest], has, None)
+    check_on_demand([guest], has, 1)
     with pytest.raises(UserError, match="max_loaded = 1 leaves no room"):
-        check_lodging([pinned, replace(guest, room=())], has, 1)
+        check_on_demand([pinned, replace(guest, room=())], has, 1)

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from skep.engines.base import Launch
-from skep.supervisor.lifecycle import State
-from skep.supervisor.remote_replica import NotThere, Upstream, find_out
+from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.remote_replica import UpstreamReplica, UpstreamUnavailable, probe_upstream
 from skep.testing.process import FakeEngine
 
 
@@ -20,7 +20,7 @@ def launch(url, model=""):
 
 
 def find(url, model=""):
-    return asyncio.run(find_out(launch(url, model)))
+    return asyncio.run(probe_upstream(launch(url, model)))
 
 
 def told_by(answers, model=""):
@@ -74,7 +74,7 @@ def test_a_server_that_tells_nothing_gets_a_short_bound():
 
 
 def test_of_several_models_one_must_be_chosen():
-    with pytest.raises(NotThere, match=r"it serves 2 models \(a, b\): choose one with `model`"):
+    with pytest.raises(UpstreamUnavailable, match=r"it serves 2 models \(a, b\): choose one with `model`"):
         told_by({"/v1/models": models("b", "a")})
     assert told_by({"/v1/models": models("b", "a")}, "b").model == "b"
 
@@ -88,7 +88,7 @@ def test_a_model_that_the_server_does_not_list_is_taken_with_a_note():
 
 def test_a_server_without_a_list_of_models_is_taken_at_its_word():
     assert told_by({}, "mine").note is None
-    with pytest.raises(NotThere, match="HTTP 404 from /v1/models"):
+    with pytest.raises(UpstreamUnavailable, match="HTTP 404 from /v1/models"):
         told_by({})
 
 
@@ -103,7 +103,7 @@ def test_a_server_without_a_list_of_models_is_taken_at_its_word():
     ],
 )
 def test_what_is_wrong_is_said(answer, why):
-    with pytest.raises(NotThere, match=why):
+    with pytest.raises(UpstreamUnavailable, match=why):
         told_by({"/v1/models": answer})
 
 
@@ -115,7 +115,7 @@ def test_a_server_that_comes_later_is_found():
 
     async def run():
         changed = asyncio.Event()
-        upstream = Upstream(launch(f"http://127.0.0.1:{port}"), changed.set)
+        upstream = UpstreamReplica(launch(f"http://127.0.0.1:{port}"), changed.set)
 
         async def until(condition):
             while not condition():
@@ -125,7 +125,7 @@ def test_a_server_that_comes_later_is_found():
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(upstream.run())
             await until(lambda: upstream.tried)
-            assert upstream.life.state is State.STARTING
+            assert upstream.life.state is ReplicaState.STARTING
             assert "refused" in upstream.life.why
             assert upstream.model == ""
             engine = await asyncio.to_thread(FakeEngine(port=port).start)
@@ -136,14 +136,14 @@ def test_a_server_that_comes_later_is_found():
             assert not upstream.life.serving
             await until(lambda: upstream.life.why is not None)
             upstream.stop()
-        assert upstream.life.state is State.STOPPED
+        assert upstream.life.state is ReplicaState.STOPPED
 
     asyncio.run(run())
 
 
 def test_stopping_does_not_wait_for_a_server_that_hangs():
     async def run(listener):
-        upstream = Upstream(launch(f"http://127.0.0.1:{listener.getsockname()[1]}"), lambda: None)
+        upstream = UpstreamReplica(launch(f"http://127.0.0.1:{listener.getsockname()[1]}"), lambda: None)
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(upstream.run())
             connection, _ = await asyncio.to_thread(listener.accept)
@@ -160,7 +160,7 @@ def test_a_server_with_a_key_tells_its_busy_slots_to_who_shows_it(monkeypatch):
     monkeypatch.setenv("SKEP_ENGINE_KEY", "k-far")
     monkeypatch.setenv("FAR_KEY", "k-far")
     with FakeEngine() as engine:
-        found = asyncio.run(find_out(replace(launch(engine.url), key_env="FAR_KEY")))
+        found = asyncio.run(probe_upstream(replace(launch(engine.url), key_env="FAR_KEY")))
         assert (found.model, found.confirms) == ("fake-model", "slots")
-        with pytest.raises(NotThere, match="wants an API key"):
+        with pytest.raises(UpstreamUnavailable, match="wants an API key"):
             find(engine.url)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from skep.engines.base import Launch, engine_named
 from skep.engines.fake import Fake
-from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
-from skep.supervisor.start_order import Company
+from skep.supervisor.start_order import StartOrder
 
 POLICY = RestartPolicy(watch_every_s=0.1, watch_timeout_s=0.3, watch_failures=2, first_delay_s=0.05, grace_s=0.3)
 
@@ -31,10 +31,10 @@ def test_a_frozen_engine_is_noticed_and_started_anew(tmp_path):
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(replica.run())
-            await until(lambda: replica.life.state is State.READY)
+            await until(lambda: replica.life.state is ReplicaState.READY)
             frozen = replica.pid
             os.kill(frozen, signal.SIGSTOP)
-            await until(lambda: replica.life.state is State.READY and replica.pid != frozen)
+            await until(lambda: replica.life.state is ReplicaState.READY and replica.pid != frozen)
             assert replica.life.restarts == 1
             replica.stop()
 
@@ -71,7 +71,7 @@ def test_a_bug_in_a_diagnosis_costs_an_explanation_and_nothing_else(tmp_path):
         broken = replace(LAUNCH, extra=("--crash-at-start=error: no memory", "--exit-code=3"))
         policy = replace(POLICY, failures_before_ready=1)
         async with running(tmp_path, broken, Puzzled(), policy) as (replica, until):
-            await until(lambda: replica.life.state is State.FAILED)
+            await until(lambda: replica.life.state is ReplicaState.FAILED)
             assert replica.life.why == "exit code 3, not explained: ValueError (error: no memory)"
 
     asyncio.run(run())
@@ -94,7 +94,7 @@ def test_while_its_death_is_being_explained_a_replica_serves_nobody(tmp_path):
         async with running(tmp_path, LAUNCH, engine) as (engine.replica, until):
             await until(lambda: engine.replica.life.serving)
             os.kill(engine.replica.pid, signal.SIGKILL)
-            await until(lambda: engine.replica.life.state is State.BACKOFF)
+            await until(lambda: engine.replica.life.state is ReplicaState.BACKOFF)
             assert engine.served == [False]
 
     asyncio.run(run())
@@ -104,7 +104,7 @@ def test_a_port_that_somebody_has_is_named_and_nothing_is_started(tmp_path):
     async def run(port):
         policy = replace(POLICY, failures_before_ready=1)
         async with running(tmp_path, replace(LAUNCH, port=port), Fake(), policy) as (replica, until):
-            await until(lambda: replica.life.state is State.FAILED)
+            await until(lambda: replica.life.state is ReplicaState.FAILED)
             assert f"the port {port} is in use" in replica.life.why
             assert not (tmp_path / "m-0.log").exists()
 
@@ -115,7 +115,7 @@ def test_a_port_that_somebody_has_is_named_and_nothing_is_started(tmp_path):
 def test_no_port_is_given_twice_and_keys_of_servers_of_others_are_not_for_engines(monkeypatch):
     monkeypatch.setenv("BOX_KEY", "secret")
     monkeypatch.setenv("SKEP_API_KEY", "secret")
-    company = Company()
+    company = StartOrder()
     assert len({company.free_port() for _ in range(50)}) == 50
     assert "BOX_KEY" in company.environment()
     company.hide([replace(LAUNCH, url="http://box:1", key_env="BOX_KEY")])

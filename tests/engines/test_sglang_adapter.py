@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch
 from skep.engines.sglang import Sglang
 from skep.errors import UserError
@@ -10,9 +10,9 @@ from skep.testing.speaker import write_program
 
 
 def launch(slots=4, **fields):
-    options = {name: fields.pop(name) for name in tuple(fields) if name in Options.__slots__}
+    options = {name: fields.pop(name) for name in tuple(fields) if name in EngineOptions.__slots__}
     fields = {"checkpoint": "Qwen/Qwen3-8B", "context_tokens": 8192, "port": 9001, **fields}
-    return Launch("m-0", "sglang", "qwen3-8b", None, slots=slots, threads=0, options=Options(**options), **fields)
+    return Launch("m-0", "sglang", "qwen3-8b", None, slots=slots, threads=0, options=EngineOptions(**options), **fields)
 
 
 def flags(**fields):

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from skep.supervisor.monitor_child import Sidecar
+from skep.supervisor.monitor_child import MonitorChild
 
 # Says that it began, and ends with its parent: what the child of a sidecar has to do.
 CHILD = """
@@ -18,7 +18,7 @@ os.read(descriptor, 1)
 
 
 def make(tmp_path, *words, begin=True):
-    return Sidecar([sys.executable, "-c", CHILD, *words], tmp_path / "monitor.log", begin=begin, delays_s=(0.01,))
+    return MonitorChild([sys.executable, "-c", CHILD, *words], tmp_path / "monitor.log", begin=begin, delays_s=(0.01,))
 
 
 async def begun(tmp_path, times):
@@ -83,7 +83,7 @@ def test_nothing_is_started_before_somebody_wants_it(tmp_path):
 
 def test_without_a_command_line_it_never_starts(tmp_path):
     async def run():
-        sidecar = Sidecar([], tmp_path / "monitor.log", begin=True)
+        sidecar = MonitorChild([], tmp_path / "monitor.log", begin=True)
         assert not sidecar.wake()
         await sidecar.stop()
 

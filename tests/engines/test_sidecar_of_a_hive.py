@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.config.settings import Monitor, Settings, Wishes
+from skep.config.settings import CliOverrides, Monitor, Settings
 from skep.paths import user_paths
 from skep.supervisor.main import monitor_argv
 from skep.supervisor.supervisor import Hive, Supervisor
@@ -18,7 +18,7 @@ from skep.testing.process import FakeEngine
 
 
 def test_settings_decide_whether_there_is_one():
-    settings = Settings(wishes=Wishes(config="/etc/skep.toml"))
+    settings = Settings(wishes=CliOverrides(config="/etc/skep.toml"))
     assert monitor_argv(settings)[1:] == ("-m", "skep", "monitor", "run", "--config", "/etc/skep.toml")
     assert monitor_argv(replace(settings, monitor=Monitor(with_up=False))) == ()
 

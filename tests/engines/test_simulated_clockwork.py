@@ -10,11 +10,11 @@ from simulated_process import MTP, small_plan, small_prospect
 
 from skep.engines.base import Launch
 from skep.engines.simulated import Simulated, plan_from_json
-from skep.engines.simulated_loop import Clockwork, Meters
+from skep.engines.simulated_loop import SimulatedLoop, SimulatedMetrics
 from skep.engines.simulated_requests import natural_tokens, script, seed_of
 from skep.errors import UserError
-from skep.planner.batching import Replica
-from skep.planner.setup import Load
+from skep.planner.batching import SimulatedReplica
+from skep.planner.setup import PlannedLoad
 
 
 class VirtualLoop:
@@ -42,8 +42,8 @@ class VirtualLoop:
 
 
 def clockwork_on(prospect, loop):
-    replica = Replica(prospect.step, prospect.slots, prospect.pool_tokens, prospect.chunk_tokens)
-    return Clockwork(replica, Meters(), loop)
+    replica = SimulatedReplica(prospect.step, prospect.slots, prospect.pool_tokens, prospect.chunk_tokens)
+    return SimulatedLoop(replica, SimulatedMetrics(), loop)
 
 
 def closed_loop(prospect, agents, tasks, prompt, output, late_s=0.0):
@@ -72,10 +72,10 @@ def test_in_virtual_time_it_is_the_forecast(agents, spec):
     """12 agents on 4 slots: the rest waits, in both."""
     prospect = small_prospect(spec=spec)
     tokens, wall_s = closed_loop(prospect, agents, 3 * agents, 512, 128)
-    from skep.planner.predict import play
+    from skep.planner.predict import simulate_load
 
-    load = Load(agents, 512, 128, tasks=3 * agents)
-    foretold = play(
+    load = PlannedLoad(agents, 512, 128, tasks=3 * agents)
+    foretold = simulate_load(
         prospect.step, load, slots=prospect.slots, pool_tokens=prospect.pool_tokens, chunk_tokens=prospect.chunk_tokens
     )
     assert tokens == 3 * agents * 128

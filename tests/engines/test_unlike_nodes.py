@@ -18,11 +18,11 @@ def test_a_change_is_told_the_nodes_that_are_drained(tmp_path):
 
     async def run():
         async with hive_of(tmp_path, FAR, replace(FAR, name="m-1"), rebuild=rebuild) as (supervisor, _):
-            supervisor.crew.drain("a")
-            supervisor.crew.drain("b")
+            supervisor.replica_set.drain("a")
+            supervisor.replica_set.drain("b")
             for _ in range(2):
                 await supervisor._control({"op": "reload", "settings": {}, "wait": True})
-                supervisor.crew.undrain("a")
+                supervisor.replica_set.undrain("a")
             assert told == [{"a", "b"}, {"b"}]
 
     asyncio.run(run())

@@ -14,16 +14,16 @@ from dataclasses import replace
 
 import pytest
 
-from skep.catalog.needs import Here, missing_needs
-from skep.catalog.options import Options
+from skep.catalog.needs import RunEnvironment, missing_needs
+from skep.catalog.options import EngineOptions
 from skep.catalog.presets import Need
 from skep.config.load import parse_settings
 from skep.config.presets import preset, serve_of
 from skep.config.settings import Serve, Settings
 from skep.deploy.export_container import docker as export_docker
 from skep.deploy.export_recipe import recipe_of
-from skep.deploy.gpus import Card
-from skep.deploy.launches import Machine, plan_launches, read_machine
+from skep.deploy.gpus import GpuCard
+from skep.deploy.launches import LocalMachine, plan_launches, read_machine
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
 from skep.engines.diagnosis_rule import match
@@ -32,17 +32,17 @@ from skep.engines.fake import Fake
 from skep.engines.log_lines import plain_lines
 from skep.errors import DoesNotFit, UserError
 from skep.paths import user_paths
-from skep.supervisor.eviction import Figures, Guest, House, Load, Lodging, Stay, guests_of
-from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.eviction import Eviction, LoadModel, MemoryBudget, ModelSpec, ModelUsage, Residency, model_specs
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
-from skep.supervisor.replica_set import Changes, Crew, changes
+from skep.supervisor.replica_set import ReplicaChanges, ReplicaSet, changes
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.units import GIB
 
 POLICY = RestartPolicy(first_delay_s=0.05, grace_s=0.3, fallbacks=5)
 ONE = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, gpus=(0,))
 VLLM = replace(ONE, engine="vllm", checkpoint="org/m", slots=8, context_tokens=8192)
-IDLE = Figures(busy=0, queued=0, idle_s=100.0)
+IDLE = ModelUsage(busy=0, queued=0, idle_s=100.0)
 
 
 @asynccontextmanager
@@ -62,12 +62,12 @@ async def crew_of(tmp_path, *launches):
                 moved.clear()
                 await moved.wait()
 
-    crew = Crew(tmp_path, POLICY, changed, nobody)
+    crew = ReplicaSet(tmp_path, POLICY, changed, nobody)
     async with asyncio.TaskGroup() as tasks:
-        crew.enlist(launches, tasks)
+        crew.add_replicas(launches, tasks)
         yield crew, until, tasks, history
         crew._dormant.clear()  # whatever a test found: nothing is left running
-        await crew.dismiss_all()
+        await crew.end_all()
 
 
 def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts_as_unloaded(tmp_path):
@@ -76,13 +76,13 @@ def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts_as_un
         async with crew_of(tmp_path, first) as (crew, until, tasks, _):
             crew.wake("m", tasks)
             await until(lambda: crew.find("m-0").settled)
-            going = tasks.create_task(crew.put_to_sleep("m"))
+            going = tasks.create_task(crew.unload_model("m"))
             while "m-0" in crew._lives:  # its process is being ended
                 await asyncio.sleep(0)
-            await crew.become(Changes(changed=("m-0",)), [replace(first, slots=2)], 0.0, tasks)
+            await crew.become(ReplicaChanges(changed=("m-0",)), [replace(first, slots=2)], 0.0, tasks)
             await going
             member = crew.find("m-0")
-            assert crew.is_dormant(member) == (member.life.state is State.STOPPED), (crew.state(member), member)
+            assert crew.is_dormant(member) == (member.life.state is ReplicaState.STOPPED), (crew.state(member), member)
 
     asyncio.run(run())
 
@@ -97,34 +97,36 @@ def test_a_replica_that_restarts_by_itself_waits_for_one_that_starts_on_its_card
             history.clear()
             os.kill(crew.find("m-0").pid, 9)
             await until(lambda: crew.find("n-0").settled)
-            both = [states for states in history if set(states.values()) <= {State.STARTING, State.WARMING}]
+            both = [
+                states for states in history if set(states.values()) <= {ReplicaState.STARTING, ReplicaState.WARMING}
+            ]
             assert both == []
 
     asyncio.run(run())
 
 
 def test_an_unload_after_a_load_that_only_stopped_a_drain():
-    lodging = Lodging([Guest("a", idle_unload_s=1.0)], House())
+    lodging = Eviction([ModelSpec("a", idle_unload_s=1.0)], MemoryBudget())
     lodging.wanted("a", 0.0)
     lodging.loaded("a", 0.0)
     lodging.told({"a": IDLE}, 10.0, 10.0)
-    assert lodging.stay("a") is Stay.DRAINING
+    assert lodging.residency("a") is Residency.DRAINING
     lodging.wanted("a", 10.1, asked=True)  # skep load, while it drains
-    assert lodging.stay("a") is Stay.IN
+    assert lodging.residency("a") is Residency.IN
     lodging.told({"a": IDLE}, 20.0, 20.0)
     lodging.told({"a": IDLE}, 21.0, 21.0)
     lodging.gone("a", 22.0)
-    assert lodging.stay("a") is Stay.OUT
+    assert lodging.residency("a") is Residency.OUT
     assert lodging.unload("a", 23.0) == []
 
 
 def test_a_model_of_unknown_size_does_not_share_a_card_with_one_that_fills_it():
-    house = House({"gpu0": 24})
-    lodging = Lodging([Guest("vllm", {"gpu0": 22}), Guest("ollama", unknown=frozenset({"gpu0"}))], house)
+    house = MemoryBudget({"gpu0": 24})
+    lodging = Eviction([ModelSpec("vllm", {"gpu0": 22}), ModelSpec("ollama", unknown=frozenset({"gpu0"}))], house)
     lodging.wanted("vllm", 0.0)
     lodging.loaded("vllm", 0.0)
     lodging.wanted("ollama", 1.0)
-    assert lodging.stay("ollama") is Stay.OUT
+    assert lodging.residency("ollama") is Residency.OUT
 
 
 class Script(Fake):
@@ -184,7 +186,7 @@ def test_a_server_of_others_on_the_engines_port_is_not_the_engine(tmp_path):
         life = asyncio.get_running_loop().create_task(replica.run())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.8):
-                await until_true(lambda: State.READY in states)
+                await until_true(lambda: ReplicaState.READY in states)
         replica.stop()
         await life
 
@@ -231,7 +233,7 @@ def paths_of(tmp_path):
 def test_two_models_with_the_same_engine_port_are_refused(tmp_path):
     serve = tuple(Serve(model, engine="fake", engine_port=9100, replicas=2) for model in ("a", "b"))
     with pytest.raises(UserError, match="9100"):
-        plan_launches(Settings(serve=serve), paths_of(tmp_path), machine=Machine(4))
+        plan_launches(Settings(serve=serve), paths_of(tmp_path), machine=LocalMachine(4))
 
 
 @pytest.mark.parametrize("name", ["A=B", "", "A\0B"])
@@ -257,7 +259,7 @@ def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(tmp_path
         with closing(socket.socket()) as listener:
             hive = Hive((launch,), ("true",), {}, "http://x", tmp_path / "s", tmp_path)
             supervisor = Supervisor(hive, listener, lambda _s: None)
-            supervisor.crew.enlist([launch], asyncio.TaskGroup())
+            supervisor.replica_set.add_replicas([launch], asyncio.TaskGroup())
             return supervisor.rows({})[0]["engine"]
 
     assert "1111" not in asyncio.run(run())
@@ -284,13 +286,13 @@ def gguf_of(path):
 def planned(tmp_path, path, gib=12, **fields):
     serve = Serve(str(path), engine="llamacpp", slots=4, context_tokens=8192, **fields)
     serve = replace(serve, binary=str(program(tmp_path / "bin", 2222)))
-    machine = Machine(4, (Card(0, gib * GIB, 0),), (("gpu0", gib * GIB),))
+    machine = LocalMachine(4, (GpuCard(0, gib * GIB, 0),), (("gpu0", gib * GIB),))
     return plan_launches(Settings(serve=(serve,)), paths_of(tmp_path), machine=machine)
 
 
 def test_a_quantized_cache_takes_less_room(tmp_path):
     """16 GiB in 16 bit, 4.5 GiB in q4_0."""
-    assert planned(tmp_path, gguf_of(tmp_path / "m.gguf"), options=Options(kv="q4_0"))
+    assert planned(tmp_path, gguf_of(tmp_path / "m.gguf"), options=EngineOptions(kv="q4_0"))
 
 
 @pytest.mark.parametrize("extra", [("-ngl", "0"), ("--no-kv-offload",)])
@@ -314,23 +316,23 @@ def test_a_variable_of_a_preset_comes_out_of_an_export_as_it_went_in(tmp_path):
 
 
 def test_what_the_user_unloaded_is_in_nobodys_way():
-    lodging = Lodging([Guest("a", {"gpu0": 6}, on_demand=False, pinned=True), Guest("b", {"gpu0": 6})],
-                      House({"gpu0": 10}))  # fmt: skip
+    lodging = Eviction([ModelSpec("a", {"gpu0": 6}, on_demand=False, pinned=True), ModelSpec("b", {"gpu0": 6})],
+                      MemoryBudget({"gpu0": 10}))  # fmt: skip
     lodging.begin(0.0)
     lodging.loaded("a", 0.0)
     lodging.unload("a", 1.0)
     lodging.told({"a": IDLE}, 2.0, 2.0)
     lodging.gone("a", 3.0)
-    assert lodging.stay("a") is Stay.OUT
-    assert lodging.wanted("b", 4.0, asked=True) == [Load("b")]
+    assert lodging.residency("a") is Residency.OUT
+    assert lodging.wanted("b", 4.0, asked=True) == [LoadModel("b")]
 
 
 def test_two_models_of_unknown_size_do_not_share_cards_that_nobody_lists():
     """Intel, AMD, Apple: the machine's cards are not known, and so is what the engines take of them."""
     launches = [replace(VLLM, name=f"{model}-0", model=model, gpus=(), on_demand=True) for model in ("a", "b")]
-    house = House({"ram": 64 * GIB})
-    lodging = Lodging(guests_of(launches, house.room), house)
-    assert lodging.wanted("a", 0.0) == [Load("a")]
+    house = MemoryBudget({"ram": 64 * GIB})
+    lodging = Eviction(model_specs(launches, house.room), house)
+    assert lodging.wanted("a", 0.0) == [LoadModel("a")]
     assert lodging.wanted("b", 0.1) == []
 
 
@@ -365,7 +367,7 @@ def test_a_card_that_nobody_knows_keeps_nothing_from_starting(tmp_path, monkeypa
 def test_the_version_that_a_preset_was_measured_with_meets_its_image(tmp_path):
     need = Need("image", "image", "vllm/vllm-openai:v0.19.1", "it was measured with it")
     wanted = replace(preset("gemma-4-31b-4x3090", tmp_path), needs=(need,))
-    assert missing_needs(wanted, Here(engine_version="vllm 0.19.1")) == []
+    assert missing_needs(wanted, RunEnvironment(engine_version="vllm 0.19.1")) == []
 
 
 def test_the_ollama_recipe_for_four_cards_gets_four_cards(tmp_path, monkeypatch):
@@ -375,6 +377,6 @@ def test_the_ollama_recipe_for_four_cards_gets_four_cards(tmp_path, monkeypatch)
     manifest.touch()
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     serve = replace(serve_of(wanted), binary=str(program(tmp_path / "bin", 1)))
-    cards = tuple(Card(number, 24 * GIB, 0) for number in range(4))
-    launch = plan_launches(Settings(serve=(serve,)), paths_of(tmp_path), machine=Machine(4, cards))[0]
+    cards = tuple(GpuCard(number, 24 * GIB, 0) for number in range(4))
+    launch = plan_launches(Settings(serve=(serve,)), paths_of(tmp_path), machine=LocalMachine(4, cards))[0]
     assert len(launch.gpus) in (0, 4)

@@ -13,7 +13,7 @@ import pytest
 
 from skep.config.key_ring import digest_of
 from skep.gateway.batch.scheduler import MOST_AT_ONCE, MOST_LOST
-from skep.gateway.batch.store import BatchStore, Beginning
+from skep.gateway.batch.store import BatchStore, RequestStart
 from skep.store.database import open_store
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
@@ -250,7 +250,7 @@ def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(gate
         batch = Client(door).begin([line("killer", 8000), *(line(f"c{i}", 1) for i in range(3))])
         Client(door).when(batch, lambda found: found.request_counts.completed == 3)
         assert store.lost(batch.id) == {0: 1}
-        store.record(batch.id, begun=[Beginning(0, float(n)) for n in range(1, MOST_LOST)])  # so it was before
+        store.record(batch.id, begun=[RequestStart(0, float(n)) for n in range(1, MOST_LOST)])  # so it was before
         door.process.kill()
         door.process.wait()
         client = Client(another())

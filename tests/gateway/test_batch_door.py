@@ -2,8 +2,8 @@
 
 import asyncio
 
-from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, Answer
-from skep.gateway.main import MOST_HELD_BYTES, BatchDoor
+from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer
+from skep.gateway.main import MOST_HELD_BYTES, BatchGatewayPort
 from skep.gateway.proxy import Policy
 
 PIECE = b"x" * 1_048_576
@@ -18,7 +18,7 @@ class Replicas:
         self.requests = []
         self.given_up = []
 
-    def hand_in(self, request, _owner):
+    def submit_internal(self, request, _owner):
         request.on_gone = lambda: self.given_up.append(request)
         request.start(200, [], None)
         self.requests.append(request)
@@ -26,7 +26,7 @@ class Replicas:
 
 async def begin(count):
     replicas, answers = Replicas(), {}
-    door = BatchDoor(replicas)
+    door = BatchGatewayPort(replicas)
     for number in range(count):
         errand = door.errand("ann")
         errand.go("/v1/embeddings", b"{}", lambda answer, number=number: answers.update({number: answer}))
@@ -46,7 +46,7 @@ def test_an_answer_longer_than_the_bound_is_given_up_and_the_others_go_on():
 
     replicas, answers = asyncio.run(work())
     assert replicas.given_up == replicas.requests[:1]
-    assert answers == {0: Answer(None, fault="answer_too_large"), 1: Answer(200, b"{}")}
+    assert answers == {0: BatchAnswer(None, fault="answer_too_large"), 1: BatchAnswer(200, b"{}")}
 
 
 def test_when_all_answers_together_are_too_large_the_largest_is_given_up():
@@ -63,4 +63,4 @@ def test_when_all_answers_together_are_too_large_the_largest_is_given_up():
 
     replicas, answers = asyncio.run(work())
     assert replicas.given_up == [replicas.requests[3]]
-    assert answers == {3: Answer(None)}
+    assert answers == {3: BatchAnswer(None)}

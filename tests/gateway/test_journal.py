@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from skep.gateway.request_log import MAX_TEXT, Journal, Ledger, quoted, request_line
+from skep.gateway.request_log import MAX_TEXT, RequestLog, RequestLogWriter, quoted, request_line
 from skep.store.database import open_store
 from skep.store.records import GatewayRequest
 from skep.store.rows import gateway_values
@@ -64,7 +64,7 @@ def stream():
 
 @pytest.fixture
 def ledger(path, stream):
-    made = Ledger(path, stream)
+    made = RequestLogWriter(path, stream)
     yield made
     made.close()
 
@@ -147,14 +147,14 @@ def test_names_of_a_megabyte_are_cut(ledger, path, stream):
 
 def test_a_batch_is_one_write_to_the_log():
     lines = Lines()
-    Ledger(None, lines).write([values(id=f"a-{i}") for i in range(130)], 0.0)
+    RequestLogWriter(None, lines).write([values(id=f"a-{i}") for i in range(130)], 0.0)
     assert lines.next().count("\n") == 130
     assert lines.writes.empty()
 
 
 def test_without_a_store_there_are_lines_only(tmp_path):
     lines = Lines()
-    with Journal(None, lines, every_s=0.01) as journal:
+    with RequestLog(None, lines, every_s=0.01) as journal:
         journal.add(values())
         assert lines.next() == request_line(values())
     assert journal.unwritten == 0
@@ -164,18 +164,18 @@ def test_without_a_store_there_are_lines_only(tmp_path):
 def test_rows_are_written_without_being_asked(path):
     """The thread looks by itself; what it said in the log is in the store a moment later, at the latest at the end."""
     lines = Lines()
-    with Journal(path, lines, every_s=0.01) as journal:
+    with RequestLog(path, lines, every_s=0.01) as journal:
         for i in range(3):
             journal.add(values(id=f"a-{i}"))
             assert f"id=a-{i} " in lines.next()
     assert ids(path) == ["a-0", "a-1", "a-2"]
-    assert repr(journal) == "<Journal 0 pending, 0 dropped, 0 not in the store>"
+    assert repr(journal) == "<RequestLog 0 pending, 0 dropped, 0 not in the store>"
 
 
 @pytest.mark.parametrize("started", [True, False])
 def test_closing_writes_what_is_pending(path, stream, started):
     """However long the thread would have slept, and even if it was never started."""
-    journal = Journal(path, stream, every_s=3600)
+    journal = RequestLog(path, stream, every_s=3600)
     if started:
         journal.start()
     for i in range(2500):
@@ -188,11 +188,11 @@ def test_closing_writes_what_is_pending(path, stream, started):
 
 def test_a_full_buffer_drops_rows_and_counts_them(path, stream):
     """Memory is bounded; the rows that were there first are kept."""
-    journal = Journal(path, stream, every_s=3600, max_pending=10)
+    journal = RequestLog(path, stream, every_s=3600, max_pending=10)
     for i in range(15):
         journal.add(values(id=f"a-{i}"))
     assert journal.dropped == 5
-    assert repr(journal) == "<Journal 10 pending, 5 dropped, 0 not in the store>"
+    assert repr(journal) == "<RequestLog 10 pending, 5 dropped, 0 not in the store>"
     journal.close(30)
     assert ids(path) == [f"a-{i}" for i in range(10)]
     (event,) = events(stream)
@@ -203,7 +203,7 @@ def test_a_stream_that_blocks_holds_up_neither_the_gateway_nor_its_end(path):
     """As the pipe of a terminal does that was stopped with Ctrl-S."""
     lines = Lines()
     lines.free.clear()
-    journal = Journal(path, lines, every_s=0.001)
+    journal = RequestLog(path, lines, every_s=0.001)
     journal.start()
     journal.add(values(id="a-0"))
     while journal._pending:  # the thread has taken it, and is stuck with it
@@ -217,7 +217,7 @@ def test_a_stream_that_blocks_holds_up_neither_the_gateway_nor_its_end(path):
 
 def test_a_log_on_a_full_disk_costs_lines_only(path):
     full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - closing it fails too
-    ledger = Ledger(path, full)
+    ledger = RequestLogWriter(path, full)
     ledger.write([values(id="a")], 0.0)
     ledger.write([values(id="b")], 0.0)
     ledger.close()
@@ -227,7 +227,7 @@ def test_a_log_on_a_full_disk_costs_lines_only(path):
 
 
 def test_a_closed_stream_costs_lines_only(path, stream):
-    ledger = Ledger(path, stream)
+    ledger = RequestLogWriter(path, stream)
     stream.close()
     ledger.write([values(id="a")], 0.0)
     ledger.close()
@@ -238,7 +238,7 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_tried_again(tmp_path, st
     """Lines go on; the way out is named; after the pause the store is there."""
     path = tmp_path / "folder" / "skep.sqlite3"
     path.parent.touch()
-    ledger = Ledger(path, stream, retry_s=30)
+    ledger = RequestLogWriter(path, stream, retry_s=30)
     for now in (0.0, 1.0, 29.0, 31.0):
         ledger.write([values(id=f"at-{now}")], now)
     assert ledger.unwritten == 4
@@ -258,7 +258,7 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_tried_again(tmp_path, st
 def test_a_damaged_store_is_left_as_it_is(path, stream):
     path.parent.mkdir()
     path.write_bytes(b"\xa5" * 8192)
-    ledger = Ledger(path, stream)
+    ledger = RequestLogWriter(path, stream)
     ledger.write([values()], 0.0)
     ledger.close()
     assert path.read_bytes() == b"\xa5" * 8192
@@ -298,7 +298,7 @@ def test_a_locked_store_is_waited_for(ledger, path, stream):
 
 
 def test_rows_still_held_at_the_end_are_counted(path, stream):
-    ledger = Ledger(path, stream)
+    ledger = RequestLogWriter(path, stream)
     ledger.write([values(id="a")], 0.0)
     ledger._store._connection.execute("PRAGMA busy_timeout = 1")
     with open_store(path) as other:
@@ -322,7 +322,7 @@ def test_request_lines_have_a_file_of_their_own_that_is_rotated(path, stream, tm
     """Three old ones are kept; what happens to the journal itself is still said on the stream."""
     log = tmp_path / "logs" / "requests.log"
     path.parent.touch()
-    with Journal(path, stream, log_path=log, log_bytes=40_000, every_s=0.001) as journal:
+    with RequestLog(path, stream, log_path=log, log_bytes=40_000, every_s=0.001) as journal:
         for i in range(2000):
             journal.add(values(id=f"a-{i}"))
     names = sorted(file.name for file in log.parent.iterdir())
@@ -336,7 +336,7 @@ def test_request_lines_have_a_file_of_their_own_that_is_rotated(path, stream, tm
 def test_a_log_file_that_cannot_be_opened_is_told_once_and_tried_again(path, stream, tmp_path):
     log = tmp_path / "logs" / "requests.log"
     log.parent.touch()
-    ledger = Ledger(path, stream, log_path=log)
+    ledger = RequestLogWriter(path, stream, log_path=log)
     ledger.write([values(id="a")], 0.0)
     ledger.write([values(id="b")], 1.0)
     assert len(events(stream)) == 1
@@ -355,7 +355,7 @@ def test_whatever_a_stream_raises_the_thread_goes_on(path, error):
             raise error
 
     lines = Broken()
-    with Journal(path, lines, every_s=0.01) as journal:
+    with RequestLog(path, lines, every_s=0.01) as journal:
         for name in ("a", "b"):
             journal.add(values(id=name))
             assert f"id={name} " in lines.next()
@@ -370,7 +370,7 @@ def test_a_bug_of_ours_is_told_and_does_not_end_the_thread(path, stream):
         for error in pauses:
             raise error
 
-    ledger = Ledger(path, stream, pause=pause)
+    ledger = RequestLogWriter(path, stream, pause=pause)
     ledger.write([values(id="a")], 0.0)
     ledger.write([values(id="b")], 0.0)
     ledger.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from skep.config.key_ring import KeyRing, KeySpec, RateLimit, Refusal, RefusalCode, class_for, digest_of, given_keys
+from skep.config.key_ring import KeyRefusal, KeyRing, KeySpec, RateLimit, RefusalCode, class_for, digest_of, given_keys
 
 
 def spec(name="ci", key=None, **limits):
@@ -164,7 +164,7 @@ def test_a_clock_that_jumps_back_gives_nothing_away(rate, burst, times):
 
 def test_requests_beyond_the_keys_number_are_refused_until_one_ends():
     ring = KeyRing([spec(max_concurrent=2), spec("other")])
-    assert [ring.enter("ci", 0.0) for _ in range(3)] == [None, None, Refusal(RefusalCode.TOO_MANY)]
+    assert [ring.enter("ci", 0.0) for _ in range(3)] == [None, None, KeyRefusal(RefusalCode.TOO_MANY)]
     assert ring.enter("other", 0.0) is None, "one key's limit is not another's"
     ring.leave("ci")
     assert ring.enter("ci", 0.0) is None
@@ -178,7 +178,7 @@ def test_a_refusal_by_number_takes_no_token_and_one_by_rate_no_place():
     ring.leave("ci")
     assert ring.enter("ci", 0.0) is None
     ring.leave("ci")
-    assert ring.enter("ci", 0.0) == Refusal(RefusalCode.RATE_LIMITED, 1.0)
+    assert ring.enter("ci", 0.0) == KeyRefusal(RefusalCode.RATE_LIMITED, 1.0)
     assert ring.in_flight("ci") == 0
 
 
@@ -240,7 +240,7 @@ class Ring(RuleBasedStateMachine):
         if known is None:
             assert refusal.code is RefusalCode.GONE
         elif known.max_concurrent is not None and self.entered[name] >= known.max_concurrent:
-            assert refusal == Refusal(RefusalCode.TOO_MANY)
+            assert refusal == KeyRefusal(RefusalCode.TOO_MANY)
         elif refusal is None:
             self.entered[name] += 1
         else:

@@ -10,7 +10,7 @@ import pytest
 
 from skep.config.load import make_upstream
 from skep.engines.base import Launch
-from skep.supervisor.remote_replica import find_out
+from skep.supervisor.remote_replica import probe_upstream
 from skep.testing.gateway_process import GatewayProcess
 
 
@@ -50,7 +50,7 @@ def test_its_model_is_found_below_its_path(cloud, monkeypatch):
     monkeypatch.setenv("CLOUD_KEY", "of the cloud")
     upstream = make_upstream(cloud, 4, key_env="CLOUD_KEY")
     launch = Launch(upstream.name, "remote", "", None, 4, 0, 0, url=upstream.url, key_env="CLOUD_KEY")
-    assert asyncio.run(find_out(launch)).model == "big"
+    assert asyncio.run(probe_upstream(launch)).model == "big"
 
 
 def test_requests_reach_it_below_its_path_with_its_own_key(cloud, tmp_path):

@@ -12,9 +12,9 @@ from skep.gateway.body_inspection import (
     DECODE_BYTES,
     LONG_BYTES,
     LONGEST_NAME,
-    Look,
+    BodySummary,
     NotAnObject,
-    look,
+    inspect_body,
     model_of_form,
     search_model,
     with_model,
@@ -75,7 +75,7 @@ def test_whatever_bytes_come_there_is_a_look_or_a_refusal(body):
     for text in (body, body + b" " * LARGE, b" " * 600 + body + b" " * LARGE):
         model_of_form(b'name="model"\r\n' + text)
         try:
-            seen = look(text)
+            seen = inspect_body(text)
         except NotAnObject:
             continue
         assert seen.model is None or isinstance(seen.model, str)
@@ -89,7 +89,7 @@ def test_the_model_of_any_document_is_the_one_that_a_json_parser_finds(document,
     body = written(document | {"pad": "x" * filler} if filler else document)
     model = document.get("model")
     try:
-        seen = look(body)
+        seen = inspect_body(body)
     except NotAnObject:
         assert not (model is None or isinstance(model, str)) or "\\ud" in json.dumps(document)
     else:
@@ -100,9 +100,9 @@ def test_the_model_of_any_document_is_the_one_that_a_json_parser_finds(document,
 @settings(max_examples=60, deadline=None)
 def test_the_model_of_a_large_chat_is_found_wherever_it_stands(name, order, written):
     chat = {"model": name, "messages": turns("hello", 3), "tools": TOOLS, "stream": True, "pad": "x" * LARGE}
-    seen = look(written({key: chat[key] for key in order}))
+    seen = inspect_body(written({key: chat[key] for key in order}))
     assert seen.model == name
-    assert seen.conversation == look(written({"messages": chat["messages"]})).conversation
+    assert seen.conversation == inspect_body(written({"messages": chat["messages"]})).conversation
 
 
 @pytest.mark.parametrize("filler", [0, LARGE])
@@ -126,7 +126,7 @@ def test_names_that_are_written_in_unusual_ways(text, model, filler):
         b'{"messages":' + chat + b"," + text + b',"pad":"' + b"x" * filler + b'"}',
         b'{"messages":' + chat + b',"pad":"' + b"x" * filler + b'",' + text + b"}",
     ):
-        assert look(body).model == model
+        assert inspect_body(body).model == model
 
 
 @pytest.mark.parametrize("filler", [b"", b" " * LARGE])
@@ -139,35 +139,35 @@ def test_names_that_are_written_in_unusual_ways(text, model, filler):
 )  # fmt: skip
 def test_what_is_no_json_object_with_a_name_is_refused(body, filler):
     with pytest.raises(NotAnObject):
-        look(body + filler)
+        inspect_body(body + filler)
 
 
 def test_a_byte_order_mark_is_read_over_as_engines_do():
-    assert look(b'\xef\xbb\xbf{"model":"a"}') == Look("a")
-    assert look(b'\xef\xbb\xbf{"pad":"' + b"x" * LARGE + b'","model":"a"}') == Look("a")
+    assert inspect_body(b'\xef\xbb\xbf{"model":"a"}') == BodySummary("a")
+    assert inspect_body(b'\xef\xbb\xbf{"pad":"' + b"x" * LARGE + b'","model":"a"}') == BodySummary("a")
     with pytest.raises(NotAnObject):
-        look(b"\xef\xbb\xbf\xef\xbb\xbf")
+        inspect_body(b"\xef\xbb\xbf\xef\xbb\xbf")
 
 
 def test_a_name_longer_than_any_model_has_is_refused():
     """It would be repeated in the answer, the log and the store."""
-    assert look(compact({"model": "m" * LONGEST_NAME})).model == "m" * LONGEST_NAME
+    assert inspect_body(compact({"model": "m" * LONGEST_NAME})).model == "m" * LONGEST_NAME
     chat = {"messages": turns("hi", 1), "pad": "x" * LARGE}
     name = "m" * (LONGEST_NAME + 1)
     for body in ({"model": name}, {"model": name, **chat}, {**chat, "model": name}):
         with pytest.raises(NotAnObject, match="longer than"):
-            look(compact(body))
+            inspect_body(compact(body))
 
 
 @pytest.mark.parametrize("second", [b'"model":"b"', b'"mod\\u0065l":"b"', b' "model" : "b" '])
 def test_of_two_models_the_last_one_counts_as_it_does_for_engines(second):
     chat = b'"messages":' + compact(turns("hi", 1))
-    assert look(b'{"model":"a",' + second + b"}").model == "b"
-    assert look(b'{"model":"a",' + chat + b"," + second + b"}").model == "b"
+    assert inspect_body(b'{"model":"a",' + second + b"}").model == "b"
+    assert inspect_body(b'{"model":"a",' + chat + b"," + second + b"}").model == "b"
     pad = b',"pad":"' + b"x" * LARGE + b'"'
-    assert look(b"{" + chat + pad + b',"model":"a",' + second + b"}").model == "b"
+    assert inspect_body(b"{" + chat + pad + b',"model":"a",' + second + b"}").model == "b"
     # The one case that is not searched: the body is large and begins with a model.
-    assert look(b'{"model":"a",' + chat + pad + b"," + second + b"}").model == "a"
+    assert inspect_body(b'{"model":"a",' + chat + pad + b"," + second + b"}").model == "a"
 
 
 # The conversation
@@ -176,7 +176,7 @@ SIZES = (1, 2, 3, 10, 40, 120)  # turns: 1 KB to over 200 KB
 
 
 def digests(bodies):
-    found = [look(body).conversation for body in bodies]
+    found = [inspect_body(body).conversation for body in bodies]
     assert None not in found
     return set(found)
 
@@ -218,7 +218,7 @@ def test_first_messages_that_differ_late_are_told_apart_and_those_that_differ_to
     """Tasks often begin with the same page of instructions."""
 
     def digest(first, count=1):
-        return look(compact({"model": "m", "messages": turns(first, count)})).conversation
+        return inspect_body(compact({"model": "m", "messages": turns(first, count)})).conversation
 
     same = "s" * (body_inspection.BEGINNING - 10)
     assert digest(same + "1") != digest(same + "2")
@@ -293,11 +293,11 @@ def test_a_bare_prompt_is_told_by_its_beginning(field):
 
 @pytest.mark.parametrize("more", [{}, {"messages": None}, {"messages": []}, {"prompt": None}])
 def test_a_body_that_says_nothing_has_no_conversation(more):
-    assert look(compact({"model": "m", **more})) == Look("m")
+    assert inspect_body(compact({"model": "m", **more})) == BodySummary("m")
 
 
 def test_a_conversation_nobody_asks_for_is_not_looked_at():
-    assert look(compact({"model": "m", "messages": turns("hi", 1)}), conversation=False) == Look("m")
+    assert inspect_body(compact({"model": "m", "messages": turns("hi", 1)}), conversation=False) == BodySummary("m")
 
 
 @given(values, st.sampled_from(["messages", "input", "prompt", "system"]))
@@ -306,7 +306,7 @@ def test_a_conversation_of_any_shape_is_no_reason_to_refuse_a_body(value, field)
     """What is right in a conversation the engine decides."""
     body = json.dumps({"model": "m", field: value})
     if "\\ud" not in body:
-        assert look(body.encode()).model == "m"
+        assert inspect_body(body.encode()).model == "m"
 
 
 # Forms
@@ -415,8 +415,8 @@ def test_a_string_of_escaped_quotes_without_end_costs_what_a_plain_string_of_its
     parts = ASK + b'[{"type":"text","x":"' + b"a" * padding
     hostile = parts + b'\\"' * 40_000 + b'"}]}],"model":"a"}'
     plain = parts + b"aa" * 40_000 + b'"}]}],"model":"a"}'
-    assert look(hostile).model == look(plain).model == "a"
-    assert processor_s(lambda: look(hostile), times=1) < 50 * processor_s(lambda: look(plain)) + 0.01
+    assert inspect_body(hostile).model == inspect_body(plain).model == "a"
+    assert processor_s(lambda: inspect_body(hostile), times=1) < 50 * processor_s(lambda: inspect_body(plain)) + 0.01
 
 
 @given(st.dictionaries(keys, values, max_size=6), st.sampled_from([compact, spaced]), st.integers(2, 40))
@@ -441,28 +441,28 @@ def test_a_long_body_is_known_by_its_model_and_its_conversation_wherever_these_s
         fields = {"model": "a", "messages": [*long_parts(first), *more], "tools": TOOLS * 3, "pad": [{"x": 1}]}
         return compact({name: fields[name] for name in order})
 
-    seen, later = look(body("hello")), look(body("hello", [{"role": "assistant", "content": "yes"}]))
+    seen, later = inspect_body(body("hello")), inspect_body(body("hello", [{"role": "assistant", "content": "yes"}]))
     assert len(body("hello")) > LONG_BYTES
     assert seen.model == later.model == "a"
     assert seen.conversation == later.conversation
     if order[-1] != "messages" or order[0] == "model":
-        assert seen.conversation not in (None, look(body("good bye")).conversation)
+        assert seen.conversation not in (None, inspect_body(body("good bye")).conversation)
     assert with_model(body("hello"), "a", "b", seen.name_at) == body("hello").replace(b'"model":"a"', b'"model":"b"')
 
 
 def test_a_conversation_keeps_its_digest_when_it_grows_long():
     turns_so_far = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
     short, long = (compact({"model": "a", "messages": [*turns_so_far, *more]}) for more in ((), long_parts("look")))
-    assert look(short).conversation == look(long).conversation
+    assert inspect_body(short).conversation == inspect_body(long).conversation
 
 
 def test_a_long_body_that_is_no_object_is_refused_and_one_without_a_model_names_none():
     with pytest.raises(NotAnObject):
-        look(b"[" + b" " * LONG_BYTES + b"]")
-    assert look(b'{"x":{"model":"a"},"y":"' + b" " * LONG_BYTES + b'"}').model is None
-    assert look(b'{"x":"' + b" " * LONG_BYTES).model is None
+        inspect_body(b"[" + b" " * LONG_BYTES + b"]")
+    assert inspect_body(b'{"x":{"model":"a"},"y":"' + b" " * LONG_BYTES + b'"}').model is None
+    assert inspect_body(b'{"x":"' + b" " * LONG_BYTES).model is None
     with pytest.raises(NotAnObject):
-        look(b'{"model":"' + b"a" * (LONGEST_NAME + 1) + b'","x":"' + b"a" * LONG_BYTES + b'"}')
+        inspect_body(b'{"model":"' + b"a" * (LONGEST_NAME + 1) + b'","x":"' + b"a" * LONG_BYTES + b'"}')
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
@@ -470,7 +470,7 @@ def test_a_megabyte_made_to_be_slow_takes_no_longer_than_any_other(body):
     """One client must not hold up the others: the gateway has one thread. An honest megabyte takes 1 ms to decode."""
     assert len(body) > 900_000
     began = time.process_time()
-    for reads in (look, model_of_form, lambda text: with_model(text, "a", "b")):
+    for reads in (inspect_body, model_of_form, lambda text: with_model(text, "a", "b")):
         try:
             reads(body)
         except NotAnObject:

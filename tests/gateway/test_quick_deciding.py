@@ -9,7 +9,7 @@ from plain_rules import PlainAdmission
 
 from skep.config.key_ring import Priority
 from skep.gateway.admission import Admission
-from skep.gateway.ranking import Ranking
+from skep.gateway.ranking import TournamentTree
 from skep.gateway.replica_table import SMALL
 from skep.gateway.routing import CLEARLY_BUSIER
 from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, ReplicaSpec, Withdraw
@@ -154,7 +154,7 @@ def test_both_decide_alike_whatever_happens(seed):
 @given(st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(0, 5))))
 def test_the_first_of_a_ranking_is_the_smallest(changes):
     """Whatever came, changed its rank and went before."""
-    ranking, plain = Ranking(), {}
+    ranking, plain = TournamentTree(), {}
     for item, number in changes:
         if number is None:
             ranking.drop(item)

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from skep.gateway.admission import Admission
-from skep.gateway.routing import Homes, Ring, rendezvous, seed_of
+from skep.gateway.routing import ConversationAffinity, HashRing, rendezvous, seed_of
 from skep.gateway.values import Arrival, ReplicaSpec
 
 
@@ -71,7 +71,7 @@ def test_a_new_conversation_costs_no_evenness(counts, conversation):
 
 
 def test_the_oldest_conversation_is_forgotten_first():
-    homes = Homes(remembered=2)
+    homes = ConversationAffinity(remembered=2)
     for conversation in (1, 2, 1, 3):
         homes.remember(conversation, "r0")
     assert [homes.of(conversation) for conversation in (1, 2, 3)] == ["r0", None, "r0"]
@@ -80,7 +80,7 @@ def test_the_oldest_conversation_is_forgotten_first():
 def test_the_ring_passes_over_replicas_that_may_not_be_tried():
     """The next one takes its conversations, and only those; where none of many may be tried, nobody does."""
     places = [Place(f"r{i}") for i in range(200)]
-    ring = Ring(places)
+    ring = HashRing(places)
     for talk in range(300):
         first = ring.next(talk, lambda _: True)
         assert ring.next(talk, lambda place, first=first: place is not first) is not first

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from skep.gateway.proxied_request import TAIL_PIECES, TAIL_PIECES_OF_LONG, Exchange
 from skep.gateway.request_policy import batch_plan
 from skep.gateway.usage import MOST_TOKENS, UNKNOWN, Tokens, tokens_of
-from skep.wire.server_request import Incoming
+from skep.wire.server_request import ServerRequest
 
 FAKE = 'as in "usage": {"prompt_tokens": 1, "completion_tokens": 99999}\n\ndata: {"usage":{"completion_tokens":7}}\n'
 
@@ -245,7 +245,7 @@ class Nowhere:
 
 def test_of_a_long_answer_only_the_last_few_pieces_are_kept():
     """63 pieces of a quarter of a megabyte each were kept for every stream."""
-    request = Incoming(Nowhere(), b"POST", b"/v1/chat/completions", [])
+    request = ServerRequest(Nowhere(), b"POST", b"/v1/chat/completions", [])
     exchange = Exchange("1", request, batch_plan(None, "/v1/chat/completions", None, ""), "m", b"", None, 0.0)
     for number in range(100):
         exchange.on_body(b"x" * 1000, number)

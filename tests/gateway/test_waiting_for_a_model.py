@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from skep.gateway.stream_keepalive import comment, wants_stream
-from skep.gateway.unloaded_models import Dormancy
+from skep.gateway.unloaded_models import UnloadedModels
 from skep.testing.process import FakeEngine
 
 ASKED = [{"role": "user", "content": "one two three"}]
@@ -389,15 +389,15 @@ def test_a_comment_is_one_line_whatever_the_name():
 
 
 def test_the_supervisor_is_told_once_until_the_model_moves():
-    dormancy = Dormancy()
-    assert not dormancy.is_to_be_told("m")
+    dormancy = UnloadedModels()
+    assert not dormancy.should_request_load("m")
     for _ in range(2):
         dormancy.become({"m": {"state": "unloaded"}}, ())
-        assert dormancy.is_to_be_told("m")
+        assert dormancy.should_request_load("m")
         dormancy.become({"m": {"state": "unloaded"}}, ())  # sent before it heard
-        assert not dormancy.is_to_be_told("m")
+        assert not dormancy.should_request_load("m")
         dormancy.become({"m": {"state": "loading"}}, ())
-        assert not dormancy.is_to_be_told("m")
+        assert not dormancy.should_request_load("m")
     dormancy.failed("m", "why", 10.0)
     assert dormancy.failure("m", 9.0) is not None
     assert dormancy.failure("m", 11.0) is None

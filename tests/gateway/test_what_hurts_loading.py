@@ -7,11 +7,11 @@ import sys
 from types import SimpleNamespace
 
 from skep.engines.base import Launch
-from skep.gateway.unloaded_models import Dormancy
-from skep.supervisor.eviction import House
-from skep.supervisor.gateway_child import Front
-from skep.supervisor.lifecycle import State
-from skep.supervisor.model_loader import Housing
+from skep.gateway.unloaded_models import UnloadedModels
+from skep.supervisor.eviction import MemoryBudget
+from skep.supervisor.gateway_child import GatewayChild
+from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.model_loader import ModelLoader
 
 MODEL = "fake-model"
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "one"}], "max_tokens": 4}
@@ -25,7 +25,9 @@ class StubCrew:
         self.asleep = {launch.model for launch in launches if launch.on_demand}
 
     def _member(self, launch):
-        return SimpleNamespace(launch=launch, life=SimpleNamespace(state=State.STOPPED, why=None), model=launch.model)
+        return SimpleNamespace(
+            launch=launch, life=SimpleNamespace(state=ReplicaState.STOPPED, why=None), model=launch.model
+        )
 
     def of_model(self, model):
         return [self.all[model]]
@@ -34,16 +36,16 @@ class StubCrew:
         return member.model in self.asleep
 
     def serves(self, model):
-        return model not in self.asleep and self.all[model].life.state is State.READY
+        return model not in self.asleep and self.all[model].life.state is ReplicaState.READY
 
     def wake(self, model, _tasks):
         self.asleep.discard(model)
-        self.all[model].life.state = State.STARTING
+        self.all[model].life.state = ReplicaState.STARTING
 
     def hold(self, model, *, back=False):
         pass
 
-    async def put_to_sleep(self, model):
+    async def unload_model(self, model):
         self.asleep.add(model)
 
 
@@ -68,21 +70,21 @@ def test_a_gateway_hears_that_a_model_is_not_waited_for_any_more():
             return {"models": figures, "complete": True}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = Housing(
+            housing = ModelLoader(
                 crew, tasks, status=status, say=lambda _m: None, changed=lambda: published.append(housing.dormant())
             )
-            housing.settle_in([member.launch for member in crew.all.values()], House(max_loaded=1))
+            housing.configure([member.launch for member in crew.all.values()], MemoryBudget(max_loaded=1))
             housing.wanted("a")
-            crew.all["a"].life.state = State.READY
+            crew.all["a"].life.state = ReplicaState.READY
             housing.look()
             housing.wanted("b")
             assert published[-1]["b"]["state"] == "waiting"
             running = tasks.create_task(housing.run())
             await until(lambda: housing.dormant()["b"]["state"] == "unloaded")  # nobody waits for it any more
             running.cancel()
-        gateway = Dormancy()
+        gateway = UnloadedModels()
         gateway.become(published[-1], ["a"])
-        assert gateway.is_to_be_told("b")
+        assert gateway.should_request_load("b")
 
     asyncio.run(run())
 
@@ -95,13 +97,13 @@ def test_an_unload_ends_also_if_the_model_fails_while_it_drains():
             return {}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = Housing(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
-            housing.settle_in([crew.all["a"].launch], House(), begin=True)
-            crew.all["a"].life.state = State.READY
+            housing = ModelLoader(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
+            housing.configure([crew.all["a"].launch], MemoryBudget(), begin=True)
+            crew.all["a"].life.state = ReplicaState.READY
             housing.look()
             unload = tasks.create_task(housing.unload("a", wait=True, drain_s=0.05))
             await asyncio.sleep(0)
-            crew.all["a"].life.state = State.FAILED
+            crew.all["a"].life.state = ReplicaState.FAILED
             housing.look()
             done, _ = await asyncio.wait({unload}, timeout=0.4)
             unload.cancel()
@@ -123,10 +125,10 @@ def test_a_newer_gateway_may_tell_more_of_a_model():
             return {"models": {"a": {"busy": 0, "queued": 0, "idle_s": None, "tokens": 7}}, "complete": True}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = Housing(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
-            housing.settle_in([crew.all["a"].launch], House())
+            housing = ModelLoader(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
+            housing.configure([crew.all["a"].launch], MemoryBudget())
             housing.wanted("a")
-            crew.all["a"].life.state = State.READY
+            crew.all["a"].life.state = ReplicaState.READY
             housing.look()
             running = tasks.create_task(housing.run())
             await asked.wait()
@@ -167,7 +169,7 @@ def test_a_new_gateway_has_the_newest_table(tmp_path):
     async def run():
         mark = "old"
         listener = socket.socket()
-        front = Front(
+        front = GatewayChild(
             [sys.executable, "-S", "-c", CHILD, str(tmp_path)],
             listener,
             setup={"op": "setup"},
@@ -235,7 +237,7 @@ def test_a_model_that_was_given_up_is_refused_with_its_reason(gateway):
 class SlowCrew(StubCrew):
     def wake(self, model, _tasks):
         """As the crew does it: one that was given up is told to restart, and does so when its task runs."""
-        if self.all[model].life.state is not State.FAILED:
+        if self.all[model].life.state is not ReplicaState.FAILED:
             super().wake(model, _tasks)
 
 
@@ -247,9 +249,9 @@ def test_a_load_is_not_refused_because_another_replica_changed_meanwhile():
             return {}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = Housing(crew, tasks, status=status, say=refused.append, changed=lambda: None)
-            housing.settle_in([crew.all["a"].launch], House(), begin=True)
-            crew.all["a"].life.state = State.FAILED
+            housing = ModelLoader(crew, tasks, status=status, say=refused.append, changed=lambda: None)
+            housing.configure([crew.all["a"].launch], MemoryBudget(), begin=True)
+            crew.all["a"].life.state = ReplicaState.FAILED
             housing.look()
             refused.clear()
             await housing.load("a", wait=False)
@@ -269,18 +271,18 @@ def test_a_gateway_is_told_of_a_model_that_was_given_up_and_that_it_comes_back()
             return {}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = Housing(
+            housing = ModelLoader(
                 crew, tasks, status=status, say=lambda _m: None, changed=lambda: published.append(housing.dormant())
             )
-            housing.settle_in([crew.all["a"].launch], House(), begin=True)
+            housing.configure([crew.all["a"].launch], MemoryBudget(), begin=True)
             assert published[-1] == {}  # it is being started, as all that is not on demand
-            crew.all["a"].life.state, crew.all["a"].life.why = State.FAILED, "no memory"
+            crew.all["a"].life.state, crew.all["a"].life.why = ReplicaState.FAILED, "no memory"
             housing.look()
-            gateway = Dormancy()
+            gateway = UnloadedModels()
             gateway.become(published[-1], [], ["a"])
             refused = gateway.failure("a", 1e9)
             assert (refused.why, refused.retry_after_s(1e9)) == ("no memory", None)
-            crew.all["a"].life.state = State.STARTING  # skep restart
+            crew.all["a"].life.state = ReplicaState.STARTING  # skep restart
             housing.look()
             gateway.become(published[-1], [], ["a"])
             assert gateway.failure("a", 0.0) is None
@@ -297,9 +299,9 @@ def test_a_pinned_model_can_be_swapped_by_the_user():
             return {"models": {"a": {"busy": 0, "queued": 0, "idle_s": 9.0}}, "complete": True}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = Housing(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
-            housing.settle_in([member.launch for member in crew.all.values()], House(max_loaded=1), begin=True)
-            crew.all["a"].life.state = State.READY
+            housing = ModelLoader(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
+            housing.configure([member.launch for member in crew.all.values()], MemoryBudget(max_loaded=1), begin=True)
+            crew.all["a"].life.state = ReplicaState.READY
             housing.look()
             running = tasks.create_task(housing.run())
             assert (await housing.swap("a", "b", wait=False, drain_s=None))["state"] == "waiting"
@@ -319,10 +321,10 @@ def test_an_unload_ends_also_if_requests_bring_the_model_back_at_once():
             return {"models": {"a": {"busy": 0, "queued": 1, "idle_s": None}}, "complete": True}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = Housing(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
-            housing.settle_in([crew.all["a"].launch], House())
+            housing = ModelLoader(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
+            housing.configure([crew.all["a"].launch], MemoryBudget())
             housing.wanted("a")
-            crew.all["a"].life.state = State.READY
+            crew.all["a"].life.state = ReplicaState.READY
             housing.look()
             running = tasks.create_task(housing.run())
             unload = tasks.create_task(housing.unload("a", wait=True, drain_s=None))
@@ -346,10 +348,10 @@ def test_a_gateway_that_says_what_nobody_understands_is_as_one_that_is_silent():
             return {"models": {"a": {"busy": "many"}}, "complete": True}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = Housing(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
-            housing.settle_in([crew.all["a"].launch], House())
+            housing = ModelLoader(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
+            housing.configure([crew.all["a"].launch], MemoryBudget())
             housing.wanted("a")
-            crew.all["a"].life.state = State.READY
+            crew.all["a"].life.state = ReplicaState.READY
             housing.look()
             running = tasks.create_task(housing.run())
             await asked.wait()

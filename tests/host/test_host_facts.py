@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skep.host.facts import (
-    Limits,
+    CgroupLimits,
     host_json,
     lasting_json,
     parse_cpu_features,
@@ -108,17 +108,17 @@ def test_tightest_group_up_to_the_root_counts(tmp_path):
     write(tmp_path / "user.slice", memory__max=str(4 * GIB), cpu__max="250000 100000")
     write(tmp_path / "user.slice" / "skep.service", memory__max="max", memory__current="0", cpu__max="max 100000")
     limits = read_limits(tmp_path, "0::/user.slice/skep.service\n")
-    assert limits == Limits(4 * GIB, 4 * GIB, 2.5)
+    assert limits == CgroupLimits(4 * GIB, 4 * GIB, 2.5)
 
 
 def test_limits_of_cgroup_v1_count(tmp_path):
     """Older hosts mount one folder per controller and write `no limit` as a large number."""
     own = "4:memory:/docker/a\n1:cpu,cpuacct:/docker/a\n0::/\n"
     write(tmp_path / "memory", memory__limit_in_bytes="9223372036854771712", memory__usage_in_bytes="1")
-    assert read_limits(tmp_path, own) == Limits()
+    assert read_limits(tmp_path, own) == CgroupLimits()
     write(tmp_path / "memory/docker/a", memory__limit_in_bytes=str(2 * GIB), memory__usage_in_bytes=str(GIB))
     write(tmp_path / "cpu/docker/a", cpu__cfs_quota_us="400000", cpu__cfs_period_us="100000")
-    assert read_limits(tmp_path, own) == Limits(2 * GIB, GIB, 4.0)
+    assert read_limits(tmp_path, own) == CgroupLimits(2 * GIB, GIB, 4.0)
 
 
 @pytest.mark.parametrize("text", ["", "max 100000", "-1 100000", "100000 0", "nonsense"])

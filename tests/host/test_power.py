@@ -9,10 +9,10 @@ import pytest
 from skep.host.power import (
     COUNTER,
     SAMPLES,
-    Card,
     DriverNvml,
+    GpuSample,
+    NvmlGpu,
     PowerMeter,
-    Sample,
     gpu_memory_used,
     memory_used,
     open_meter,
@@ -23,7 +23,7 @@ from skep.host.power import (
 )
 
 GIB = 1 << 30
-A, B = Card(0, "GPU-aaaa-1", "Card A"), Card(1, "GPU-aabb-2", "Card B")
+A, B = NvmlGpu(0, "GPU-aaaa-1", "Card A"), NvmlGpu(1, "GPU-aabb-2", "Card B")
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Script:
     """A driver with two cards: energy in joules and samples, one after the other; the last one stays."""
 
     energy: dict[int, list[float | None]] = field(default_factory=dict)
-    samples: dict[int, list[Sample]] = field(default_factory=dict)
+    samples: dict[int, list[GpuSample]] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
     asked: int = 0
     closed: bool = False
@@ -48,7 +48,7 @@ class Script:
         self.asked += 1
         if self.asked >= self.wanted:
             self.enough.set()
-        return self._next(self.samples.get(index, [Sample()]))
+        return self._next(self.samples.get(index, [GpuSample()]))
 
     def memory_used_bytes(self, index):
         return self.memory.get(index)
@@ -74,7 +74,7 @@ def span(script, cards, seconds, looks=0):
 
 
 def watts(*values, **more):
-    return [Sample(power_w=value, **more) for value in values]
+    return [GpuSample(power_w=value, **more) for value in values]
 
 
 def test_the_energy_counter_counts_where_the_card_has_one():
@@ -124,10 +124,10 @@ def test_the_highest_power_is_never_below_the_mean():
 
 def test_heat_clocks_and_throttling_are_kept_by_card():
     looks = [
-        Sample(100.0, 0x1, 40.0, 1980),
-        Sample(100.0, 0x4, 61.0, 1260),
-        Sample(100.0, 0x48, 59.0, 1500),
-        Sample(100.0, 0x0, 58.0, 1980),
+        GpuSample(100.0, 0x1, 40.0, 1980),
+        GpuSample(100.0, 0x4, 61.0, 1260),
+        GpuSample(100.0, 0x48, 59.0, 1500),
+        GpuSample(100.0, 0x0, 58.0, 1980),
     ]
     found = span(Script({}, {0: looks}), [A], 3.0, looks=2)
     assert found["throttled"] == ["hardware thermal", "power cap"]
@@ -162,7 +162,7 @@ def test_without_any_card_that_tells_there_is_no_figure():
 
 def test_a_card_that_falls_silent_makes_the_sum_unknown():
     """Half of the energy would be a wrong figure, not a smaller one."""
-    script = Script({0: [0.0, 500.0], 1: [0.0, None]}, {0: watts(50.0), 1: [Sample(50.0), Sample()]})
+    script = Script({0: [0.0, 500.0], 1: [0.0, None]}, {0: watts(50.0), 1: [GpuSample(50.0), GpuSample()]})
     assert span(script, [A, B], 10.0) is None
 
 
@@ -269,7 +269,7 @@ IDENTITY = {"UUID": lambda _: b"GPU-1", "Name": lambda _: "H200"}
 def opened(**functions):
     module, calls = binding(**IDENTITY, **functions)
     nvml = DriverNvml(module)
-    assert nvml.cards() == [Card(0, "GPU-1", "H200")]
+    assert nvml.cards() == [NvmlGpu(0, "GPU-1", "H200")]
     return nvml, calls
 
 
@@ -297,7 +297,7 @@ def test_units_of_the_driver_become_joules_and_bytes():
 
 def test_what_a_card_does_not_tell_is_unknown():
     nvml, _ = opened()
-    assert nvml.sample(0) == Sample()
+    assert nvml.sample(0) == GpuSample()
     assert (nvml.energy_j(0), nvml.memory_used_bytes(0)) == (None, None)
 
 

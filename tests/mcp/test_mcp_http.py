@@ -32,11 +32,11 @@ EVERYWHERE = "0.0.0.0"
 @contextmanager
 def served(env, host="127.0.0.1", **options):
     """In a thread, until the block ends."""
-    from skep.mcp_server.context import Place
+    from skep.mcp_server.context import ServerContext
     from skep.mcp_server.http import listen
 
     ready = queue.Queue()
-    with listen(Place(user_paths(env), env), host=host, port=0, on_ready=ready.put, **options) as server:
+    with listen(ServerContext(user_paths(env), env), host=host, port=0, on_ready=ready.put, **options) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.swarm.records import Outcome
+from skep.swarm.records import AttemptOutcome
 from skep.swarm.store import SwarmStore
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
@@ -38,10 +38,10 @@ async def speaking(env, folder, url):
 def client_here(env, url=None):
     """A client with a server in this process."""
     from mcp import Client
-    from skep.mcp_server.context import Place
+    from skep.mcp_server.context import ServerContext
     from skep.mcp_server.server import make_server
 
-    return Client(make_server(Place(user_paths(env), env, url=url)))
+    return Client(make_server(ServerContext(user_paths(env), env, url=url)))
 
 
 async def ask(client, tool, progress_callback=None, **arguments):
@@ -158,7 +158,7 @@ def test_a_cancelled_run_is_resumed_and_nothing_is_done_twice(door, env):
     assert (standing["state"], standing["done"]) == ("done", 40)
     with open_store(user_paths(env).store, read_only=True) as store:
         attempts = SwarmStore(store).attempts(standing["run"])
-    done = [attempt.task for attempt in attempts if attempt.outcome is Outcome.DONE]
+    done = [attempt.task for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
     assert sorted(done) == sorted(set(done))
 
 

@@ -13,7 +13,7 @@ import pytest
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
-from skep.swarm.records import Ending, Result, Task
+from skep.swarm.records import Task, TaskEnding, TaskResult
 from skep.swarm.store import Recorded, SwarmStore
 
 NOBODY = "http://127.0.0.1:9"
@@ -31,10 +31,10 @@ class Wherever:
 
 @cache
 def server(url, longest_wait_s, files):
-    from skep.mcp_server.context import Place
+    from skep.mcp_server.context import ServerContext
     from skep.mcp_server.server import make_server
 
-    return make_server(Place(Wherever(), {}, url=url, files=files), longest_wait_s=longest_wait_s)
+    return make_server(ServerContext(Wherever(), {}, url=url, files=files), longest_wait_s=longest_wait_s)
 
 
 def client(url=NOBODY, longest_wait_s=45.0, files=True):
@@ -69,10 +69,10 @@ def call(paths):
 
 
 def result(task, *, ok=True, answer="yes", value=None, error=None):
-    ending = Ending.DONE if ok else Ending.FAILED
+    ending = TaskEnding.DONE if ok else TaskEnding.FAILED
     kind = None if ok else "http"
     ended = time.time()
-    return Result(task, ending, answer, value, kind, error, 1, ended - 1.5, ended, 10, 20, "stop", "r0")
+    return TaskResult(task, ending, answer, value, kind, error, 1, ended - 1.5, ended, 10, 20, "stop", "r0")
 
 
 def put_swarm(paths, tasks, results, *, end="done"):

@@ -8,17 +8,27 @@ from datetime import UTC
 import pytest
 
 from skep.monitor import evaluate
-from skep.monitor.records import Change, Heat, Metric, Point, Probe, ProbeOutcome, Rule, SeriesKey, Shape
+from skep.monitor.records import (
+    AlertRule,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeShape,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+    SeriesPoint,
+)
 from skep.units import GIB
 
 HOUR = 3600.0
-KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
-TTFT = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TTFT_MS)
-QUALITY = SeriesKey("box", Heat.HOT, Shape.QUALITY, 1, Metric.QUALITY)
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+TTFT = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
+QUALITY = SeriesKey("box", Heat.HOT, ProbeShape.QUALITY, 1, SeriesMetric.QUALITY)
 
 
 def points(values, busy=()):
-    return [Point(n * HOUR, value, n in busy) for n, value in enumerate(values)]
+    return [SeriesPoint(n * HOUR, value, n in busy) for n, value in enumerate(values)]
 
 
 def probes(*outcomes, error="refused"):
@@ -146,7 +156,7 @@ def test_quality_below_its_limit_needs_no_history():
 
 
 def change(ratio, at, key=KEY, because=None):
-    return Change(key, at, (at - HOUR, at), 50.0, 50.0 * ratio, ratio - 0.01, ratio + 0.01, 40, 20, because)
+    return SeriesChange(key, at, (at - HOUR, at), 50.0, 50.0 * ratio, ratio - 0.01, ratio + 0.01, 40, 20, because)
 
 
 def test_a_change_for_the_worse_names_its_size_moment_and_cause():
@@ -186,7 +196,7 @@ def test_a_fall_to_nothing_is_told_like_any_other():
 
 def test_of_several_changes_the_latest_is_told():
     now = 20 * 86400.0
-    other = SeriesKey("box", Heat.HOT, Shape.LONG, 1, Metric.TOK_S)
+    other = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
     finding = evaluate.shift("box", [change(0.8, now - 9000), change(0.95, now - 3600, other)], now)
     assert finding.since == now - 3600
 
@@ -212,7 +222,7 @@ def test_one_large_file_is_no_trend_and_neither_are_a_few_hours():
 
 def test_of_several_series_the_worst_speaks_and_all_must_be_well():
     wrong, worse, well, between = (
-        evaluate.RuleFinding(Rule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
+        evaluate.RuleFinding(AlertRule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
         for state, value in ((True, 44.0), (True, 40.0), (False, 60.0), (None, 51.0))
     )
     assert evaluate.worst([wrong, worse, well]) is worse

@@ -13,12 +13,12 @@ import pytest
 
 from skep.config.monitor import Monitor, check_webhook
 from skep.errors import UserError
-from skep.monitor.notify import Command, Rounds, Secrets, Webhook, couriers_of, put_into_words, webhook_of
-from skep.monitor.quiet_hours import Word
-from skep.monitor.records import Alert, Rule
+from skep.monitor.notify import Command, NotificationQueues, Secrets, Webhook, make_notice, notifiers_of, webhook_of
+from skep.monitor.quiet_hours import Notification
+from skep.monitor.records import Alert, AlertRule
 
-DOWN = Alert(Rule.DOWN, "box", 3600.0, "box is down: refused", 2.0, 2.0, id=1)
-NOTICE = put_into_words(Word("opened", (DOWN,)), 7200.0, "attic")
+DOWN = Alert(AlertRule.DOWN, "box", 3600.0, "box is down: refused", 2.0, 2.0, id=1)
+NOTICE = make_notice(Notification("opened", (DOWN,)), 7200.0, "attic")
 OK = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -195,7 +195,7 @@ def test_a_hanging_receiver_holds_up_neither_the_command_nor_whoever_tells():
         async with receiving(None) as receiver:
             hook = check_webhook(f"{receiver.url}/x", "json", name="x")
             quick = Command((sys.executable, "-c", ""), os.environ, Secrets([]), lambda _: None)
-            rounds = Rounds([quick, Webhook(hook, "json")], done, lambda _: None)
+            rounds = NotificationQueues([quick, Webhook(hook, "json")], done, lambda _: None)
             rounds.hand_over(NOTICE)
             await receiver.asked.wait()
             assert not await rounds.delivered(0.01)
@@ -220,10 +220,10 @@ def test_too_many_notices_are_dropped_and_told_in_the_log():
         raise AssertionError
 
     async def run():
-        rounds = Rounds([Stuck()], done, said.append)
+        rounds = NotificationQueues([Stuck()], done, said.append)
         for _ in range(102):
             rounds.hand_over(NOTICE)
-        assert repr(rounds) == "<Rounds 100 for the webhook>"
+        assert repr(rounds) == "<NotificationQueues 100 for the webhook>"
         await rounds.end(hurry=True)
 
     asyncio.run(run())
@@ -243,7 +243,7 @@ def test_a_fault_in_one_courier_does_not_end_its_rounds():
         told.append(error)
 
     async def run():
-        rounds = Rounds([Broken()], done, lambda _: None)
+        rounds = NotificationQueues([Broken()], done, lambda _: None)
         rounds.hand_over(NOTICE)
         rounds.hand_over(NOTICE)
         await rounds.end()
@@ -265,9 +265,9 @@ def test_addresses_and_tokens_come_from_variables():
 def test_what_cannot_be_used_is_told_in_the_log_and_the_rest_is_used():
     said = []
     wanted = Monitor(webhook_env="HOOK", command=("true",))
-    assert [courier.via for courier in couriers_of(wanted, {}, Secrets([]), said.append)] == ["command"]
+    assert [courier.via for courier in notifiers_of(wanted, {}, Secrets([]), said.append)] == ["command"]
     assert said == ['alert.webhook unusable because="the variable `HOOK` is not set"']
-    both = couriers_of(wanted, {"HOOK": "http://x:1/y"}, Secrets([]), said.append)
+    both = notifiers_of(wanted, {"HOOK": "http://x:1/y"}, Secrets([]), said.append)
     assert [courier.via for courier in both] == ["command", "webhook"]
 
 

@@ -9,7 +9,18 @@ import pytest
 
 from skep.monitor import prometheus
 from skep.monitor.prometheus import MOST_SERIES, NAMES
-from skep.monitor.records import DAY_S, HOUR_S, Alert, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Alert,
+    AlertRule,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+)
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
@@ -49,7 +60,7 @@ def parsed(text):
 def probed(series, target, at, *, running=0, concurrency=1, **figures):
     slot = int(at // target.every_s)
     probe = Probe(target.name, 0, slot, at, at + 5, ProbeOutcome.DONE, started_at=at, running=running)
-    series.append_probe(probe, [Sample(at, Heat.HOT, Shape.SHORT, concurrency, **figures)])
+    series.append_probe(probe, [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, concurrency, **figures)])
 
 
 def of_box(metric, concurrency=1):
@@ -57,7 +68,7 @@ def of_box(metric, concurrency=1):
 
 
 def test_the_last_value_and_the_median_of_seven_days_are_told(series):
-    box = Target("box", "http://127.0.0.1:1", added_at=NOW - 9 * DAY_S)
+    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - 9 * DAY_S)
     series.put_target(box)
     for hours, speed in ((200, 1.0), (30, 80.0), (20, 90.0), (10, 100.0), (1, 70.0)):  # the first one is too old
         probed(series, box, NOW - hours * HOUR_S, tok_s=speed, ttft_ms=250.0)
@@ -74,7 +85,7 @@ def test_the_last_value_and_the_median_of_seven_days_are_told(series):
 
 def test_what_is_old_or_unknown_has_no_line(series):
     """A value of yesterday is not the latest one, and a zero would be a lie."""
-    box = Target("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
     series.put_target(box)
     probed(series, box, NOW - 20 * HOUR_S, tok_s=70.0)
     found = parsed(prometheus.text(series, NOW))
@@ -85,7 +96,7 @@ def test_what_is_old_or_unknown_has_no_line(series):
 
 
 def test_busy_samples_are_not_in_the_median(series):
-    box = Target("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
     series.put_target(box)
     probed(series, box, NOW - 3 * HOUR_S, tok_s=80.0)
     probed(series, box, NOW - 1 * HOUR_S, running=3, tok_s=20.0)
@@ -95,13 +106,13 @@ def test_busy_samples_are_not_in_the_median(series):
 
 
 def test_a_removed_target_is_not_told_and_alerts_are_counted(series):
-    gone = Target("gone", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    gone = ProbeTarget("gone", "http://127.0.0.1:1", added_at=NOW - DAY_S)
     series.put_target(gone)
     probed(series, gone, NOW - HOUR_S, tok_s=80.0)
     series.remove_target("gone", NOW)
-    series.put_target(Target("box", "http://127.0.0.1:1", added_at=NOW))
-    series.open_alert(Alert(Rule.DISK, None, NOW, 'the disk "fills"'))
-    series.open_alert(Alert(Rule.DOWN, "box", NOW, "it is down"))
+    series.put_target(ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW))
+    series.open_alert(Alert(AlertRule.DISK, None, NOW, 'the disk "fills"'))
+    series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
     found = parsed(prometheus.text(series, NOW))
     assert not [key for key in found if "gone" in key]
     assert found['skep_monitor_alerts_open{target="",rule="disk"}'] == 1
@@ -113,9 +124,9 @@ def test_an_empty_store_is_no_error(series):
 
 
 def test_more_series_than_anybody_wants_are_left_out_and_counted(series):
-    box = Target("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
     series.put_target(box)
-    samples = [Sample(NOW - HOUR_S, Heat.HOT, Shape.SHORT, c, tok_s=50.0) for c in range(1, MOST_SERIES + 11)]
+    samples = [ProbeSample(NOW - HOUR_S, Heat.HOT, ProbeShape.SHORT, c, tok_s=50.0) for c in range(1, MOST_SERIES + 11)]
     probe = Probe("box", 0, 1, NOW - HOUR_S, NOW - HOUR_S + 5, ProbeOutcome.DONE)
     series.append_probe(probe, samples)
     found = parsed(prometheus.text(series, NOW))
@@ -124,10 +135,10 @@ def test_more_series_than_anybody_wants_are_left_out_and_counted(series):
 
 
 def test_the_page_names_every_metric_and_no_other(series):
-    box = Target("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
+    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
     series.put_target(box)
     probed(series, box, NOW - HOUR_S, tok_s=50.0)
-    series.open_alert(Alert(Rule.DOWN, "box", NOW, "it is down"))
+    series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
     own = {key.partition("{")[0] for key in parsed(prometheus.text(series, NOW))}
     own = {re.sub(r"_(median|mad)_7d$", "", name) for name in own} | {name for name, _, _ in NAMES.values()}
     assert set(re.findall(r"^\| `(skep_monitor_[a-z0-9_]+)`", PAGE, re.MULTILINE)) == own

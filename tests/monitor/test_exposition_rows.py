@@ -8,13 +8,23 @@ import pytest
 
 from skep.monitor import export
 from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
-from skep.monitor.records import HOUR_S, Heat, Metric, Probe, ProbeOutcome, Sample, SeriesKey, Shape, Target
+from skep.monitor.records import (
+    HOUR_S,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+    SeriesKey,
+    SeriesMetric,
+)
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
 NOW = 1_794_700_000.0
-BOX = Target("box", "http://127.0.0.1:1")
-KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
+BOX = ProbeTarget("box", "http://127.0.0.1:1")
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 
 
 @pytest.fixture
@@ -29,8 +39,8 @@ def fill(store, count=3, **fields):
     for number in range(count):
         at = NOW + number * HOUR_S
         probe = Probe("box", 0, number, at, at + 5, ProbeOutcome.DONE, started_at=at, **fields)
-        cold = Sample(at, Heat.COLD, Shape.SHORT, 1, tok_s=10.0 + number)
-        series.append_probe(probe, [cold, Sample(at + 2, Heat.HOT, Shape.SHORT, 1, tok_s=80.0 + number)])
+        cold = ProbeSample(at, Heat.COLD, ProbeShape.SHORT, 1, tok_s=10.0 + number)
+        series.append_probe(probe, [cold, ProbeSample(at + 2, Heat.HOT, ProbeShape.SHORT, 1, tok_s=80.0 + number)])
     return series
 
 

@@ -7,12 +7,23 @@ from random import Random
 import pytest
 
 from skep.monitor.changes import SETTLED_S, WINDOW_S, find_changes
-from skep.monitor.records import DAY_S, HOUR_S, Change, Heat, Metric, Probe, ProbeOutcome, Sample, SeriesKey, Shape
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+)
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
 START = 20_000 * DAY_S
-KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 STEP_S = 6 * HOUR_S  # few probes over a long time
 
 
@@ -26,7 +37,7 @@ def add(series, values, first=0):
     for slot, value in enumerate(values, first):
         at = START + slot * STEP_S
         probe = Probe("box", 0, slot, at, at + 1, ProbeOutcome.DONE, at)
-        series.append_probe(probe, [Sample(at, Heat.HOT, Shape.SHORT, 1, tok_s=value)])
+        series.append_probe(probe, [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=value)])
 
 
 def noisy(level, many, seed):
@@ -49,7 +60,7 @@ def test_a_change_stays_when_the_window_has_moved_past_it(series):
 def test_a_change_that_proves_to_be_none_goes_away(series):
     """Inside the window everything is found anew."""
     add(series, noisy(70, 60, 3))
-    series.set_changes(KEY, [Change(KEY, START + 30 * STEP_S, (START, START), 70.0, 65.0, 0.9, 0.95, 30, 30)])
+    series.set_changes(KEY, [SeriesChange(KEY, START + 30 * STEP_S, (START, START), 70.0, 65.0, 0.9, 0.95, 30, 30)])
     assert find_changes(series, "box", START + 59 * STEP_S) == []
     assert series.changes("box") == []
 

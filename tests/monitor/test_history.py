@@ -12,25 +12,25 @@ from skep.monitor.history import history_of, primary_keys, read_window, thinned
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
-    Event,
     EventKind,
     Heat,
-    Metric,
-    Point,
+    MonitorEvent,
     Probe,
     ProbeOutcome,
-    Sample,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
     SeriesKey,
-    Shape,
+    SeriesMetric,
+    SeriesPoint,
     SpanKind,
-    Target,
 )
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
 START = datetime(2026, 10, 24, tzinfo=UTC).timestamp()
-KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
-COLD = SeriesKey("box", Heat.COLD, Shape.SHORT, 1, Metric.TOK_S)
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+COLD = SeriesKey("box", Heat.COLD, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def add(series, values, *, target="box", start=START, heats=(Heat.HOT,), every_s
         at = start + number * every_s
         slot = int(at // every_s)
         probe = Probe(target, 0, slot, at, at + 9, ProbeOutcome.DONE, at, **probed)
-        series.append_probe(probe, [Sample(at + 1, heat, Shape.SHORT, 1, tok_s=value) for heat in heats])
+        series.append_probe(probe, [ProbeSample(at + 1, heat, ProbeShape.SHORT, 1, tok_s=value) for heat in heats])
 
 
 def noisy(*levels, cv=0.01, seed=1):
@@ -53,10 +53,12 @@ def noisy(*levels, cv=0.01, seed=1):
 
 
 def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series):
-    series.put_target(Target("box", "http://127.0.0.1:1/v1"))
+    series.put_target(ProbeTarget("box", "http://127.0.0.1:1/v1"))
     add(series, noisy((70, 10 * 24 + 3), (67.1, 60)))
     at = START + 10 * DAY_S + 3 * HOUR_S
-    series.append_event(Event(at, EventKind.VERSION, "driver", "box", {"what": "driver", "from": "570", "to": "580"}))
+    series.append_event(
+        MonitorEvent(at, EventKind.VERSION, "driver", "box", {"what": "driver", "from": "570", "to": "580"})
+    )
     now = START + 303 * HOUR_S
     [change] = find_changes(series, "box", now)
     assert change.worse
@@ -135,7 +137,7 @@ def test_what_was_thinned_away_is_read_by_its_hours(series):
 
 
 def test_thinned_points_keep_what_stands_out():
-    points = [Point(float(at), 5.0 if at == 1234 else 70.0 + at % 7) for at in range(9000)]
+    points = [SeriesPoint(float(at), 5.0 if at == 1234 else 70.0 + at % 7) for at in range(9000)]
     kept = thinned(points)
     assert 1000 < len(kept) <= 2000
     assert points[1234] in kept
@@ -147,10 +149,10 @@ def test_the_engines_own_speed_stands_for_a_target_as_long_as_it_is_told(series)
     def probed(slot, **figures):
         at = START + slot * HOUR_S
         samples = [
-            Sample(at, Heat.HOT, Shape.LONG, 1, **figures),
-            Sample(at, Heat.HOT, Shape.SHORT, 1, ttft_ms=80.0, **figures),
-            Sample(at, Heat.HOT, Shape.SHORT, 4, effective_tok_s=200.0, **figures),
-            Sample(at, Heat.COLD, Shape.SHORT, 1, **figures),
+            ProbeSample(at, Heat.HOT, ProbeShape.LONG, 1, **figures),
+            ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, ttft_ms=80.0, **figures),
+            ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 4, effective_tok_s=200.0, **figures),
+            ProbeSample(at, Heat.COLD, ProbeShape.SHORT, 1, **figures),
         ]
         series.append_probe(Probe("box", 0, slot, at, at + 1, ProbeOutcome.DONE, at), samples)
 

@@ -5,32 +5,43 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 from skep.monitor import describe
-from skep.monitor.records import HOUR_S, Change, Event, EventKind, Heat, Metric, SeriesKey, Shape
+from skep.monitor.records import (
+    HOUR_S,
+    EventKind,
+    Heat,
+    MonitorEvent,
+    ProbeShape,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+)
 from skep.stats.rolling import window_stats
-from skep.stats.versus import Judgement, Versus, versus
+from skep.stats.versus import Judgement, SeriesComparison, versus
 from skep.units import Interval
 
 TUESDAY = datetime(2026, 11, 3, 3, tzinfo=UTC).timestamp()
-KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
-DRIVER = Event(TUESDAY, EventKind.VERSION, "driver changed", "box", {"what": "driver", "from": "570", "to": "580"})
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+DRIVER = MonitorEvent(
+    TUESDAY, EventKind.VERSION, "driver changed", "box", {"what": "driver", "from": "570", "to": "580"}
+)
 
 
 def change(because=None, hours=1):
     between = (TUESDAY - hours * HOUR_S, TUESDAY)
-    return Change(KEY, TUESDAY, between, 100.0, 95.9, 0.954, 0.965, 200, 100, because)
+    return SeriesChange(KEY, TUESDAY, between, 100.0, 95.9, 0.954, 0.965, 200, 100, because)
 
 
 def test_a_change_is_told_with_its_cause():
-    assert describe.of_change(change("the driver changed from 570 to 580"), UTC) == (
+    assert describe.describe_change(change("the driver changed from 570 to 580"), UTC) == (
         "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the driver changed from 570 to 580"
     )
 
 
 def test_a_change_without_a_cause_says_so():
-    assert describe.of_change(change(), UTC).endswith(
+    assert describe.describe_change(change(), UTC).endswith(
         "since Tuesday 3 November 03:00; nothing is known to have happened then"
     )
-    assert "(95 %: between Monday 21:00 and Tuesday 3 November 03:00)" in describe.of_change(change(hours=6), UTC)
+    assert "(95 %: between Monday 21:00 and Tuesday 3 November 03:00)" in describe.describe_change(change(hours=6), UTC)
 
 
 def test_times_are_told_in_the_zone_that_is_asked_for():
@@ -38,14 +49,14 @@ def test_times_are_told_in_the_zone_that_is_asked_for():
 
 
 def test_the_nearest_event_is_the_cause():
-    far = Event(TUESDAY - 5 * HOUR_S, EventKind.NOTE, "moved the box", "box")
-    near = Event(TUESDAY - 600, EventKind.NOTE, "NVLink bridges removed")
+    far = MonitorEvent(TUESDAY - 5 * HOUR_S, EventKind.NOTE, "moved the box", "box")
+    near = MonitorEvent(TUESDAY - 600, EventKind.NOTE, "NVLink bridges removed")
     between = (TUESDAY - 6 * HOUR_S, TUESDAY)
     assert describe.cause([far, near], TUESDAY, between, HOUR_S) == "it was noted: NVLink bridges removed"
 
 
 def test_an_upgrade_is_told_and_not_the_restart_it_took():
-    restart = Event(TUESDAY, EventKind.RESTART, "started anew", "box")
+    restart = MonitorEvent(TUESDAY, EventKind.RESTART, "started anew", "box")
     between = (TUESDAY - HOUR_S, TUESDAY)
     assert describe.cause([restart, DRIVER], TUESDAY, between, HOUR_S) == "the driver changed from 570 to 580"
     assert describe.cause([restart], TUESDAY, between, HOUR_S) == "it started anew"
@@ -54,26 +65,26 @@ def test_an_upgrade_is_told_and_not_the_restart_it_took():
 def test_an_event_an_interval_outside_is_near_enough_and_one_farther_is_not():
     between = (TUESDAY, TUESDAY + HOUR_S)
     for hours, found in ((0.5, True), (1.5, False)):
-        late = Event(TUESDAY + HOUR_S + hours * HOUR_S, EventKind.NOTE, "new fans")
+        late = MonitorEvent(TUESDAY + HOUR_S + hours * HOUR_S, EventKind.NOTE, "new fans")
         assert (describe.cause([late], TUESDAY, between, HOUR_S) is not None) is found
 
 
 def test_what_is_no_cause_is_not_named_as_one():
     """A target that was down is no reason to be slower."""
-    down = Event(TUESDAY, EventKind.DOWN, "down: refused", "box")
+    down = MonitorEvent(TUESDAY, EventKind.DOWN, "down: refused", "box")
     assert describe.cause([down], TUESDAY, (TUESDAY, TUESDAY), HOUR_S) is None
 
 
 def test_a_small_difference_is_said_to_be_noise():
-    late = Versus(None, window_stats([100, 102, 98, 100]), Interval(0.985, 0.992, 1.001), Judgement.SAME)
-    assert describe.of_lately(late, 24 * HOUR_S, 7 * 24 * HOUR_S) == (
+    late = SeriesComparison(None, window_stats([100, 102, 98, 100]), Interval(0.985, 0.992, 1.001), Judgement.SAME)
+    assert describe.describe_recent(late, 24 * HOUR_S, 7 * 24 * HOUR_S) == (
         "the last 24 h differ by -0.8 % from the 7 days before: inside run-to-run noise (CV 1.6 %)"
     )
 
 
 def test_a_great_difference_is_said_to_be_more_than_noise():
-    late = Versus(None, window_stats([100, 102, 98, 100]), Interval(1.93, 1.95, 1.97), Judgement.BETTER)
-    assert describe.of_lately(late, 24 * HOUR_S, 30 * HOUR_S) == (
+    late = SeriesComparison(None, window_stats([100, 102, 98, 100]), Interval(1.93, 1.95, 1.97), Judgement.BETTER)
+    assert describe.describe_recent(late, 24 * HOUR_S, 30 * HOUR_S) == (
         "the last 24 h differ by +95.0 % (99 %: +93.0 .. +97.0) from the 30 h before: "
         "more than run-to-run noise (CV 1.6 %) explains"
     )
@@ -81,24 +92,24 @@ def test_a_great_difference_is_said_to_be_more_than_noise():
 
 def test_the_faster_of_two_is_named_first():
     local, cloud = [71.0, 75.0, 78.0] * 10, [2.9, 34.0, 54.7] * 10
-    told = describe.of_sides("cloud", "local", versus(cloud, local), Metric.TOK_S, same_model=True)
+    told = describe.describe_comparison("cloud", "local", versus(cloud, local), SeriesMetric.TOK_S, same_model=True)
     assert told.startswith("local is 2.2x (")
     assert "as fast as cloud on the same model; ranges 2.9..54.7 against 71.0..78.0 tok/s; CV 71 % against 4 %" in told
 
 
 def test_a_shorter_wait_is_quicker():
-    told = describe.of_sides(
-        "a", "b", versus([100.0] * 9, [90.0] * 9, more_is_better=False), Metric.TTFT_MS, same_model=None
+    told = describe.describe_comparison(
+        "a", "b", versus([100.0] * 9, [90.0] * 9, more_is_better=False), SeriesMetric.TTFT_MS, same_model=None
     )
     assert told.startswith("b is 11.1 % (11.1..11.1) quicker to the first token than a;")
 
 
 def test_two_alike_are_not_distinguishable():
-    told = describe.of_sides("a", "b", versus([50.0] * 9, [50.1] * 9), Metric.TOK_S, same_model=False)
+    told = describe.describe_comparison("a", "b", versus([50.0] * 9, [50.1] * 9), SeriesMetric.TOK_S, same_model=False)
     assert told.startswith("b is not distinguishable from a in speed (+0.2 %")
     assert "(of different models)" in told
 
 
 def test_full_coverage_needs_no_words():
-    assert describe.of_coverage({"done": 20, "failed": 0, "missed": 0}) is None
-    assert describe.of_coverage({"done": 20, "failed": 1, "missed": 3}) == "of 24 probes, 3 missed and 1 failed"
+    assert describe.describe_coverage({"done": 20, "failed": 0, "missed": 0}) is None
+    assert describe.describe_coverage({"done": 20, "failed": 1, "missed": 3}) == "of 24 probes, 3 missed and 1 failed"

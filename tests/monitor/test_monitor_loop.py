@@ -15,11 +15,28 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
-from skep.monitor.loop import Backlog, Entry, Loop, only_writer, probe_by_hand, prober_with, this_moment
-from skep.monitor.records import Event, EventKind, Heat, Probe, ProbeOutcome, Sample, Shape, Target
+from skep.monitor.loop import (
+    BufferedProbe,
+    Loop,
+    WriteBuffer,
+    hold_monitor_lock,
+    probe_by_hand,
+    prober_with,
+    this_moment,
+)
+from skep.monitor.records import (
+    EventKind,
+    Heat,
+    MonitorEvent,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+)
 from skep.monitor.schedule import Moment
 from skep.monitor.store import SeriesStore
-from skep.monitor.versions import LastSeen, machine_of, news_of
+from skep.monitor.versions import LastSeen, events_since, machine_of
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
@@ -27,7 +44,7 @@ from skep.testing.process import FakeEngine
 NOON = 1_800_000_000.0
 HOUR = 3600.0
 ALL = (float("-inf"), float("inf"))
-BOX = Target("box", "http://127.0.0.1:1", every_s=HOUR, added_at=NOON)
+BOX = ProbeTarget("box", "http://127.0.0.1:1", every_s=HOUR, added_at=NOON)
 
 
 @pytest.fixture
@@ -66,7 +83,7 @@ class World:
         )  # fmt: skip
         if self.fails:
             return replace(made, outcome=ProbeOutcome.FAILED, error_kind="connect", error="refused"), []
-        return made, [Sample(began, Heat.HOT, Shape.SHORT, 1, tok_s=50.0)]
+        return made, [ProbeSample(began, Heat.HOT, ProbeShape.SHORT, 1, tok_s=50.0)]
 
     def loop_of(self, series=None):
         async def here(function, *arguments):
@@ -288,7 +305,7 @@ def test_a_target_without_room_went_neither_down_nor_up():
     def told(*probes):
         seen, kinds = LastSeen(), []
         for probe in probes:
-            kinds += [event.kind for event in news_of(seen, probe)]
+            kinds += [event.kind for event in events_since(seen, probe)]
             seen.take(probe)
         return kinds
 
@@ -312,7 +329,7 @@ def test_a_target_without_room_went_neither_down_nor_up():
 )
 def test_a_restart_is_told_by_the_process_or_by_its_count_of_tokens(before, after, anew):
     made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE, host=before)
-    news = news_of(LastSeen.of([made]), replace(made, host=after))
+    news = events_since(LastSeen.of([made]), replace(made, host=after))
     assert [event.kind for event in news] == ([EventKind.RESTART] if anew else [])
 
 
@@ -361,12 +378,12 @@ def test_as_much_waits_as_is_safe_and_the_rest_is_missed(world, series):
 
 
 def test_an_event_that_was_written_before_a_kill_is_not_told_twice(series):
-    event = Event(NOON, EventKind.DOWN, "down: refused", "box", {"since": NOON - HOUR, "error_kind": "connect"})
+    event = MonitorEvent(NOON, EventKind.DOWN, "down: refused", "box", {"since": NOON - HOUR, "error_kind": "connect"})
     made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.FAILED)
     series.append_event(event)  # and then the process was killed
     for _ in range(2):
-        backlog = Backlog(series, print)
-        backlog.put(Entry(made, (), [event]))
+        backlog = WriteBuffer(series, print)
+        backlog.put(BufferedProbe(made, (), [event]))
         assert backlog.write()
     assert len(series.events(*ALL)) == 1
     assert len(series.probes("box", *ALL)) == 1
@@ -374,10 +391,10 @@ def test_an_event_that_was_written_before_a_kill_is_not_told_twice(series):
 
 def test_what_has_no_place_in_the_store_does_not_hold_up_the_rest(series):
     said = []
-    backlog = Backlog(series, said.append)
+    backlog = WriteBuffer(series, said.append)
     made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE)
-    backlog.put(Entry(replace(made, running=2**80)))
-    backlog.put(Entry(replace(made, slot=2, due_at=NOON + HOUR)))
+    backlog.put(BufferedProbe(replace(made, running=2**80)))
+    backlog.put(BufferedProbe(replace(made, slot=2, due_at=NOON + HOUR)))
     assert backlog.write()
     assert outcomes(series) == ["failed", "done"]
     assert said[0].startswith("monitor.dropped")
@@ -387,7 +404,7 @@ def test_once_probes_what_is_due_and_ends(series):
     said = []
     with FakeEngine(token_ms=1) as engine:
         for name in ("box", "same-box"):
-            series.put_target(Target(name, engine.url, short_tokens=8, long_tokens=0, added_at=NOON))
+            series.put_target(ProbeTarget(name, engine.url, short_tokens=8, long_tokens=0, added_at=NOON))
         asyncio.run(Loop(series, prober_with({}), say=said.append).run(once=True))
         assert outcomes(series) == outcomes(series, "same-box") == ["done"]
         made, samples = asyncio.run(probe_by_hand(series, series.target("box"), {}))
@@ -399,9 +416,9 @@ def test_once_probes_what_is_due_and_ends(series):
 
 def test_a_second_one_is_told_who_holds_the_store(tmp_path):
     lock, held = tmp_path / "lock", rf"already running \(pid {os.getpid()}\)"
-    with only_writer(lock), pytest.raises(EngineError, match=held), only_writer(lock):
+    with hold_monitor_lock(lock), pytest.raises(EngineError, match=held), hold_monitor_lock(lock):
         pass
-    with only_writer(lock):
+    with hold_monitor_lock(lock):
         pass
 
 
@@ -410,7 +427,7 @@ def test_a_signal_ends_it_at_once_and_without_a_failed_probe(env, tmp_path):
     with FakeEngine(token_ms=1) as engine, open_store(user_paths(env).store) as store:
         series = SeriesStore(store)
         engine.fault(kind="hang-mid", after_tokens=2)
-        series.put_target(Target("box", engine.url, short_tokens=8, added_at=NOON))
+        series.put_target(ProbeTarget("box", engine.url, short_tokens=8, added_at=NOON))
         argv = [sys.executable, "-m", "skep", "monitor", "run"]
         with subprocess.Popen(argv, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
             engine.wait_for(running=1)

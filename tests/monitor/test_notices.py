@@ -12,20 +12,20 @@ from skep.monitor.notify import (
     argv_of,
     body_of,
     log_line,
-    put_into_words,
+    make_notice,
     variables_of,
 )
-from skep.monitor.quiet_hours import Word
-from skep.monitor.records import Alert, Rule
+from skep.monitor.quiet_hours import Notification
+from skep.monitor.records import Alert, AlertRule
 
-DOWN = Alert(Rule.DOWN, "box", 3600.0, "box is down: <refused> & gone", 2.0, 2.0, id=1)
-OVER = Alert(Rule.DOWN, "box", 3600.0, "box is down", 2.0, 2.0, 5400.0, "it answers again", id=1)
+DOWN = Alert(AlertRule.DOWN, "box", 3600.0, "box is down: <refused> & gone", 2.0, 2.0, id=1)
+OVER = Alert(AlertRule.DOWN, "box", 3600.0, "box is down", 2.0, 2.0, 5400.0, "it answers again", id=1)
 NTFY = check_webhook("https://ntfy.sh/my-topic", "ntfy", name="x")
 PLAIN = check_webhook("https://example.org/hook?x=1", "json", name="x")
 
 
 def notice(what="opened", *alerts):
-    return put_into_words(Word(what, alerts or (DOWN,)), 7200.0, "attic", UTC)
+    return make_notice(Notification(what, alerts or (DOWN,)), 7200.0, "attic", UTC)
 
 
 def test_json_has_the_alert_and_the_event():
@@ -61,8 +61,8 @@ def test_the_end_says_how_long_it_was_and_why_it_is_over():
 
 
 def test_what_came_and_went_is_one_line():
-    slow = Alert(Rule.SLOWER, "cloud", 4000.0, "m", closed_at=5000.0, closed_because="x")
-    disk = Alert(Rule.DISK, None, 4000.0, "m", closed_at=5000.0, closed_because="x")
+    slow = Alert(AlertRule.SLOWER, "cloud", 4000.0, "m", closed_at=5000.0, closed_because="x")
+    disk = Alert(AlertRule.DISK, None, 4000.0, "m", closed_at=5000.0, closed_because="x")
     told = notice("passed", OVER, slow, disk)
     assert told.text == (
         "came and went in quiet hours: box down 01:00 to 01:30; cloud slower than usual 01:06 to 01:23; "
@@ -83,7 +83,7 @@ def test_a_command_gets_words_and_variables():
 
 
 def test_what_a_message_brings_in_is_not_filled_in_again():
-    evil = Alert(Rule.DOWN, "box", 1.0, "{host} {message}")
+    evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")
     assert argv_of(["{message}"], variables_of(notice("opened", evil))) == ["{host} {message}"]
 
 
@@ -94,13 +94,13 @@ def test_secrets_are_taken_out_and_a_line_stays_a_line():
     assert clean.startswith("401 for *** [31m at http://***@box/v1 abc xxx")
     assert len(clean) == MAX_TEXT
     assert "sk-12345" not in repr(secrets)
-    closed = Alert(Rule.DOWN, "box", 1.0, "sk-12345", closed_at=2.0, closed_because="sk-12345!")
+    closed = Alert(AlertRule.DOWN, "box", 1.0, "sk-12345", closed_at=2.0, closed_because="sk-12345!")
     assert secrets.scrubbed(closed).message == "***"
     assert secrets.scrubbed(closed).closed_because == "***!"
 
 
 def test_the_log_has_one_line_for_each():
-    line = log_line(notice("opened", Alert(Rule.DISK, None, 1.0, 'a "b"')))
+    line = log_line(notice("opened", Alert(AlertRule.DISK, None, 1.0, 'a "b"')))
     assert line == "alert.opened rule=disk target=- message=\"a 'b'\""
 
 

@@ -13,21 +13,21 @@ from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe import (
     FreshPrompts,
     Lengths,
-    Load,
-    Machine,
-    company,
+    ProbeMachine,
+    TargetLoad,
     count_busy,
     load_of,
+    other_requests,
     probe_target,
     sample_of,
 )
-from skep.monitor.probe_errors import Fault, fault_of_row
-from skep.monitor.records import Heat, ProbeOutcome, Shape, Target
+from skep.monitor.probe_errors import ProbeFault, fault_of_row
+from skep.monitor.records import Heat, ProbeOutcome, ProbeShape, ProbeTarget
 from skep.store.records import EngineTimings, Request
 from skep.testing.process import FakeEngine
 from skep.workload.drills import drills
 
-NO_GPU = Machine(nvidia=NvidiaReport, meter=lambda: None)
+NO_GPU = ProbeMachine(nvidia=NvidiaReport, meter=lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def _no_fault_is_left(engine):
 
 
 def box(engine, **options):
-    return Target("box", engine.url, **{"short_tokens": 16, "long_tokens": 0, "timeout_s": 5.0, **options})
+    return ProbeTarget("box", engine.url, **{"short_tokens": 16, "long_tokens": 0, "timeout_s": 5.0, **options})
 
 
 def probe(target, **options):
@@ -56,10 +56,10 @@ def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks(engine):
     assert (made.outcome, made.era, made.slot, made.due_at, made.idle_s) == (ProbeOutcome.DONE, 2, 7, 100.0, 12.0)
     kinds = [(one.heat, one.shape, one.concurrency) for one in samples]
     assert kinds == [
-        (Heat.COLD, Shape.SHORT, 1),
-        (Heat.HOT, Shape.SHORT, 1),
-        (Heat.HOT, Shape.LONG, 1),
-        (Heat.HOT, Shape.SHORT, 3),
+        (Heat.COLD, ProbeShape.SHORT, 1),
+        (Heat.HOT, ProbeShape.SHORT, 1),
+        (Heat.HOT, ProbeShape.LONG, 1),
+        (Heat.HOT, ProbeShape.SHORT, 3),
     ]
     assert [one.output_tokens for one in samples] == [16, 16, 64, 48]
     for one in samples:
@@ -79,11 +79,11 @@ def test_a_sample_is_the_median_of_its_streams_and_the_sum_of_their_tokens():
         return Request(1, 0, index, "fix", status=200, prompt_tokens=9, output_tokens=tokens, engine=timings, **times)
 
     rows = [row(0, 1.5, 2.5, 101, 110.0), row(1, 2.0, 4.0, 101, 60.0), row(2, 1.25, 3.25, 41, None)]
-    made = sample_of(rows, 77.0, Heat.HOT, Shape.SHORT, 3)
+    made = sample_of(rows, 77.0, Heat.HOT, ProbeShape.SHORT, 3)
     assert (made.tok_s, made.engine_tok_s, made.ttft_ms) == pytest.approx((50.0, 85.0, 500.0))
     assert (made.effective_tok_s, made.output_tokens, made.prompt_tokens) == pytest.approx((81.0, 243, 27))
     broken = replace(rows[0], error_kind="cut", error="the stream broke")
-    failed = sample_of([broken, *rows[1:]], 77.0, Heat.HOT, Shape.SHORT, 3)
+    failed = sample_of([broken, *rows[1:]], 77.0, Heat.HOT, ProbeShape.SHORT, 3)
     assert (failed.error_kind, failed.output_tokens) == ("cut", 142)
 
 
@@ -97,7 +97,7 @@ def test_a_few_words_or_one_piece_have_no_speed():
         return Request(1, 0, 0, "fix", status=200, output_tokens=tokens, engine=timings, **times, **ends)
 
     def speeds(one):
-        made = sample_of([one], 77.0, Heat.HOT, Shape.SHORT, 1)
+        made = sample_of([one], 77.0, Heat.HOT, ProbeShape.SHORT, 1)
         return made.tok_s, made.engine_tok_s, made.effective_tok_s, made.ttft_ms
 
     steady = tuple(1 + n / 10 for n in range(11))
@@ -113,7 +113,7 @@ def test_what_a_server_says_is_one_plain_line_without_the_key(engine):
         prompt_tokens=None, output_tokens=None, status=400, error_kind="http_400", error="bad\x1b[2J\0 key sk-hunter2",
     )  # fmt: skip
     fault = fault_of_row(row).without("sk-hunter2")
-    assert fault == Fault("http", "HTTP 400: bad [2J key ***")
+    assert fault == ProbeFault("http", "HTTP 400: bad [2J key ***")
     assert fault.without(None) is fault
     body = b'{"error":{"message":"no such key: sk-hunter2"}}'
     engine.fault(kind="none")
@@ -151,7 +151,7 @@ def test_small_tasks_are_checked(engine, tmp_path):
     answers.write_text("".join(json.dumps(one) + "\n" for one in right[:3]))
     with FakeEngine(answers=answers, token_ms=1) as clever:
         made, samples = probe(box(clever, quality_items=4))
-    assert (made.outcome, samples[-1].shape, samples[-1].quality) == (ProbeOutcome.DONE, Shape.QUALITY, 0.75)
+    assert (made.outcome, samples[-1].shape, samples[-1].quality) == (ProbeOutcome.DONE, ProbeShape.QUALITY, 0.75)
 
 
 def test_others_at_the_target_are_seen(engine):
@@ -175,11 +175,11 @@ def test_others_at_the_target_are_seen(engine):
 
 
 def test_who_came_and_went_is_found_by_tokens():
-    before, after = Load(0, 0, 1000.0), Load(0, 0, 1500.0)
-    assert company(before, after, 500) == (0, 0)
-    assert company(before, after, 100) == (1, 0)
-    assert company(before, after, None) == (0, 0)
-    assert company(Load(), Load(), 100) == (None, None)
+    before, after = TargetLoad(0, 0, 1000.0), TargetLoad(0, 0, 1500.0)
+    assert other_requests(before, after, 500) == (0, 0)
+    assert other_requests(before, after, 100) == (1, 0)
+    assert other_requests(before, after, None) == (0, 0)
+    assert other_requests(TargetLoad(), TargetLoad(), 100) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def server(answer):
 )
 def test_a_server_that_is_no_endpoint_fails(answer, kind):
     with server(answer) as url:
-        made, _ = probe(Target("odd", url, key_env="KEY"), key="expired")
+        made, _ = probe(ProbeTarget("odd", url, key_env="KEY"), key="expired")
     assert (made.outcome, made.error_kind) == (ProbeOutcome.FAILED, kind)
 
 
@@ -329,7 +329,7 @@ class Metered:
 
 def test_of_a_target_on_this_machine_driver_and_power_are_kept(engine):
     meter = Metered()
-    machine = Machine(lambda: NvidiaReport(driver_version="580.1", cuda_version="13.0"), lambda: meter)
+    machine = ProbeMachine(lambda: NvidiaReport(driver_version="580.1", cuda_version="13.0"), lambda: meter)
     made, _ = probe(box(engine), machine=machine)
     assert meter.calls == ["begin", "end", "close"]
     assert (made.versions["driver"], made.versions["cuda"]) == ("580.1", "13.0")

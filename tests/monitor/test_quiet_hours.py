@@ -7,8 +7,8 @@ import pytest
 
 from skep.config.monitor import QuietHours, parse_quiet_hours
 from skep.errors import UserError
-from skep.monitor.quiet_hours import Discretion, Word
-from skep.monitor.records import Alert, Rule
+from skep.monitor.quiet_hours import Notification, QuietHoursPolicy
+from skep.monitor.records import Alert, AlertRule
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHT = parse_quiet_hours("22:00-07:00")
@@ -53,7 +53,7 @@ def test_what_is_no_time_of_day_is_refused(text):
     assert caught.value.hint
 
 
-def alert(rule=Rule.SLOWER, opened_at=None, target="box", **more):
+def alert(rule=AlertRule.SLOWER, opened_at=None, target="box", **more):
     return Alert(rule, target, at("2026-05-04T23:00") if opened_at is None else opened_at, "m", **more)
 
 
@@ -61,48 +61,48 @@ LATE, MORNING = at("2026-05-04T23:00"), at("2026-05-05T07:00")
 
 
 def test_what_is_still_wrong_in_the_morning_is_told_then_and_once():
-    discretion = Discretion(NIGHT, zone=BERLIN)
+    discretion = QuietHoursPolicy(NIGHT, zone=BERLIN)
     assert discretion.opened(alert(), LATE) == []
     assert discretion.release(LATE + 3600) == []
-    assert discretion.release(MORNING) == [Word("opened", (alert(),))]
+    assert discretion.release(MORNING) == [Notification("opened", (alert(),))]
     assert discretion.release(MORNING + 60) == []
 
 
 def test_what_came_and_went_at_night_is_told_together():
-    discretion = Discretion(NIGHT, zone=BERLIN)
-    gone = [alert(closed_at=LATE + 60), alert(Rule.TTFT, closed_at=LATE + 90)]
+    discretion = QuietHoursPolicy(NIGHT, zone=BERLIN)
+    gone = [alert(closed_at=LATE + 60), alert(AlertRule.TTFT, closed_at=LATE + 90)]
     for one in gone:
         discretion.opened(one, LATE)
         assert discretion.closed(one, LATE + 99) == []
     assert "2 passed" in repr(discretion)
-    assert discretion.release(MORNING) == [Word("passed", tuple(gone))]
+    assert discretion.release(MORNING) == [Notification("passed", tuple(gone))]
 
 
 def test_what_began_by_day_and_ended_at_night_is_ended_in_the_morning():
-    discretion = Discretion(NIGHT, zone=BERLIN)
+    discretion = QuietHoursPolicy(NIGHT, zone=BERLIN)
     noon = at("2026-05-04T12:00")
     by_day = alert(opened_at=noon)
-    assert discretion.opened(by_day, noon) == [Word("opened", (by_day,))]
+    assert discretion.opened(by_day, noon) == [Notification("opened", (by_day,))]
     assert discretion.closed(by_day, LATE) == []
-    assert discretion.release(MORNING) == [Word("closed", (by_day,))]
+    assert discretion.release(MORNING) == [Notification("closed", (by_day,))]
 
 
 def test_exceptions_are_told_at_any_hour():
-    discretion = Discretion(NIGHT, ["down"], BERLIN)
-    down = alert(Rule.DOWN)
-    assert discretion.opened(down, LATE) == [Word("opened", (down,))]
-    assert discretion.closed(down, LATE) == [Word("closed", (down,))]
+    discretion = QuietHoursPolicy(NIGHT, ["down"], BERLIN)
+    down = alert(AlertRule.DOWN)
+    assert discretion.opened(down, LATE) == [Notification("opened", (down,))]
+    assert discretion.closed(down, LATE) == [Notification("closed", (down,))]
 
 
 def test_without_quiet_hours_nothing_waits():
-    discretion = Discretion()
-    assert discretion.opened(alert(), LATE) == [Word("opened", (alert(),))]
-    assert discretion.closed(alert(), LATE) == [Word("closed", (alert(),))]
+    discretion = QuietHoursPolicy()
+    assert discretion.opened(alert(), LATE) == [Notification("opened", (alert(),))]
+    assert discretion.closed(alert(), LATE) == [Notification("closed", (alert(),))]
     assert discretion.release(LATE) == []
 
 
 def test_an_alert_held_back_takes_its_number_when_it_has_one():
-    discretion = Discretion(NIGHT, zone=BERLIN)
+    discretion = QuietHoursPolicy(NIGHT, zone=BERLIN)
     assert not discretion.stored(alert(id=4))
     discretion.opened(alert(), LATE)
     assert discretion.stored(alert(id=4))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.monitor.records import EventKind, ProbeOutcome, Target
+from skep.monitor.records import EventKind, ProbeOutcome, ProbeTarget
 from skep.monitor.schedule import (
     ASLEEP,
     CLOCK_FORWARD,
@@ -15,14 +15,14 @@ from skep.monitor.schedule import (
     NOT_RUNNING,
     Era,
     Moment,
-    Schedule,
+    ProbeSchedule,
     due_at,
     what_happened,
 )
 
 NOON = 1_800_000_000.0  # a whole number of hours
 HOUR = 3600.0
-BOX = Target("box", "http://127.0.0.1:1", every_s=HOUR, added_at=NOON)
+BOX = ProbeTarget("box", "http://127.0.0.1:1", every_s=HOUR, added_at=NOON)
 
 
 def moment(wall, awake=None, boot=None):
@@ -37,7 +37,7 @@ def probed(schedule, agenda):
 
 
 def test_a_new_target_is_probed_at_once_and_then_in_every_slot():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     agenda = schedule.look([BOX], moment(NOON + 1800))
     assert [(era.number, era.slot) for era in agenda.eras] == [(0, NOON // HOUR)]
     assert [(due.slot, due.at) for due in agenda.due] == [(NOON // HOUR, NOON + 1800)]
@@ -60,10 +60,10 @@ def test_a_probe_comes_late_by_at_most_the_jitter_and_always_at_the_same_moment(
 
 
 def test_what_passed_while_nobody_was_there_is_one_missed_row():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     agenda = schedule.look([BOX], moment(NOON))
     probed(schedule, agenda)
-    again = Schedule(agenda.eras, {"box": (0, int(NOON // HOUR))})
+    again = ProbeSchedule(agenda.eras, {"box": (0, int(NOON // HOUR))})
     found = again.look([BOX], moment(NOON + 5 * HOUR + 1))
     (gap,) = found.missed
     assert (gap.outcome, gap.slot, gap.slots) == (ProbeOutcome.MISSED, NOON // HOUR + 1, 4)
@@ -73,13 +73,13 @@ def test_what_passed_while_nobody_was_there_is_one_missed_row():
 
 
 def test_a_probe_that_was_broken_off_is_due_again():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     first = schedule.look([BOX], moment(NOON))
     schedule.started("box")
     assert schedule.look([BOX], moment(NOON + 60)).due == ()
     schedule.broken_off("box")
     assert schedule.look([BOX], moment(NOON + 61)).due[0].slot == first.due[0].slot
-    restarted = Schedule(first.eras, {})
+    restarted = ProbeSchedule(first.eras, {})
     assert restarted.look([BOX], moment(NOON + HOUR + 1)).missed[0].slot == first.due[0].slot
 
 
@@ -93,14 +93,14 @@ def test_a_probe_that_was_broken_off_is_due_again():
     ids=["asleep", "clock set forward", "late"],
 )
 def test_a_gap_says_why(later, cause):
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     probed(schedule, schedule.look([BOX], Moment(NOON, 0, 0)))
     (gap,) = schedule.look([BOX], later).missed
     assert (gap.error_kind, gap.error) == cause
 
 
 def test_a_sleep_during_a_probe_is_the_reason_for_what_it_took():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     agenda = schedule.look([BOX], Moment(NOON, 0, 0))
     schedule.started("box")
     schedule.look([BOX], Moment(NOON + 4 * HOUR, 60, 4 * HOUR + 60))
@@ -115,14 +115,14 @@ def test_a_system_without_a_clock_for_sleep_leaves_it_open():
 
 
 def test_the_caller_may_know_better_why_slots_were_missed():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     probed(schedule, schedule.look([BOX], moment(NOON)))
     (gap,) = schedule.look([BOX], moment(NOON + 3 * HOUR), NO_ROOM).missed
     assert gap.error_kind == "disk"
 
 
 def test_a_clock_that_is_set_back_begins_a_new_era():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     probed(schedule, schedule.look([BOX], moment(NOON)))
     agenda = schedule.look([BOX], moment(NOON - 30 * HOUR))
     (era,) = agenda.eras
@@ -133,7 +133,7 @@ def test_a_clock_that_is_set_back_begins_a_new_era():
 
 
 def test_a_clock_that_is_set_back_a_little_is_waited_for():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     probed(schedule, schedule.look([BOX], moment(NOON)))
     agenda = schedule.look([BOX], moment(NOON - 0.9 * HOUR))
     assert (agenda.eras, agenda.missed, agenda.due) == ((), (), ())
@@ -141,7 +141,7 @@ def test_a_clock_that_is_set_back_a_little_is_waited_for():
 
 
 def test_another_pace_begins_a_new_era_and_misses_nothing():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     probed(schedule, schedule.look([BOX], moment(NOON)))
     quick = replace(BOX, every_s=600.0)
     agenda = schedule.look([quick], moment(NOON + 900))
@@ -151,7 +151,7 @@ def test_another_pace_begins_a_new_era_and_misses_nothing():
 
 
 def test_a_target_that_is_taken_up_again_was_not_missed_meanwhile():
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     probed(schedule, schedule.look([BOX], moment(NOON)))
     assert schedule.look([], moment(NOON + 9 * HOUR)).wake_at is None
     back = replace(BOX, added_at=NOON + 9 * HOUR)
@@ -160,13 +160,13 @@ def test_a_target_that_is_taken_up_again_was_not_missed_meanwhile():
 
 
 def test_an_era_comes_back_from_its_event():
-    era = Schedule().look([BOX], moment(NOON)).eras[0]
+    era = ProbeSchedule().look([BOX], moment(NOON)).eras[0]
     assert Era.of(era.event()) == era
     assert Era.of(replace(era.event(), detail={"what": "driver"})) is None
 
 
 def test_rows_of_which_nobody_knows_how_they_count_are_left_alone():
-    schedule = Schedule((), {"box": (3, 17), "by-hand": (-1, 1_800_000_000)})
+    schedule = ProbeSchedule((), {"box": (3, 17), "by-hand": (-1, 1_800_000_000)})
     agenda = schedule.look([BOX, replace(BOX, name="by-hand")], moment(NOON))
     assert [(era.target, era.number) for era in agenda.eras] == [("box", 4), ("by-hand", 0)]
     assert agenda.missed == ()
@@ -184,10 +184,10 @@ def test_every_slot_is_covered_once_whatever_happens():
 
 def _month(rng):
     """Rows as (target, era, slot, slots), and the eras."""
-    targets = [Target(name, "u", every_s=rng.choice([600.0, HOUR]), added_at=NOON) for name in ("a", "b")]
+    targets = [ProbeTarget(name, "u", every_s=rng.choice([600.0, HOUR]), added_at=NOON) for name in ("a", "b")]
     wall, awake, boot = NOON, 0.0, 0.0
     rows, eras, under_way = [], [], []
-    schedule = Schedule()
+    schedule = ProbeSchedule()
     for _ in range(300):
         match rng.choices(["look", "sleep", "jump", "restart", "pace"], [90, 4, 3, 3, 1])[0]:
             case "sleep":
@@ -200,7 +200,7 @@ def _month(rng):
                 last = {}
                 for name, era, slot, slots in rows:
                     last[name] = max(last.get(name, (-1, 0)), (era, slot + slots - 1))
-                schedule = Schedule(eras, last)
+                schedule = ProbeSchedule(eras, last)
             case "pace":
                 targets[0] = replace(targets[0], every_s=rng.choice([600.0, 1200.0, HOUR]))
         passed = rng.uniform(1, 900)

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from skep.supervisor.monitor_child import Sidecar
+from skep.supervisor.monitor_child import MonitorChild
 
 CHILD = """
 import os, sys
@@ -33,7 +33,7 @@ def test_other_settings_end_what_runs_and_begin_it_anew_at_once(tmp_path):
 
     async def run():
         words = [sys.executable, "-c", CHILD]
-        sidecar = Sidecar(words, tmp_path / "monitor.log", begin=True, delays_s=(600.0,))
+        sidecar = MonitorChild(words, tmp_path / "monitor.log", begin=True, delays_s=(600.0,))
         task = asyncio.create_task(sidecar.run())
         await begun(tmp_path, 1)
         first = sidecar.pid
@@ -57,7 +57,7 @@ def test_its_log_is_rotated(tmp_path):
     chatter = "import sys; sys.stdout.write(('x' * 1023 + chr(10)) * 9000); sys.stdout.flush(); sys.stdin.read()"
 
     async def run():
-        sidecar = Sidecar([sys.executable, "-c", chatter], tmp_path / "monitor.log", begin=True, delays_s=(600.0,))
+        sidecar = MonitorChild([sys.executable, "-c", chatter], tmp_path / "monitor.log", begin=True, delays_s=(600.0,))
         task = asyncio.create_task(sidecar.run())
         async with asyncio.timeout(20):
             while sum(one.stat().st_size for one in tmp_path.iterdir()) < 9000 * 1024:

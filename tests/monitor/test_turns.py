@@ -11,8 +11,8 @@ import pytest
 from skep.errors import StoreError
 from skep.monitor.loop import Loop, idle_before, probe_by_hand
 from skep.monitor.main import replaced
-from skep.monitor.probe_lock import Turns
-from skep.monitor.records import Probe, ProbeOutcome, Target
+from skep.monitor.probe_lock import ProbeLock
+from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
@@ -40,11 +40,11 @@ def test_who_comes_second_waits_and_is_told_so_once(tmp_path):
         order, waiting, done = [], asyncio.Event(), asyncio.Event()
 
         async def second():
-            async with Turns(tmp_path).at("here", waiting.set):
+            async with ProbeLock(tmp_path).at("here", waiting.set):
                 order.append("second")
             done.set()
 
-        async with Turns(tmp_path).at("here", lambda: order.append("waited")):
+        async with ProbeLock(tmp_path).at("here", lambda: order.append("waited")):
             task = asyncio.ensure_future(second())
             await asyncio.wait_for(waiting.wait(), 5)
             order.append("first")
@@ -57,7 +57,7 @@ def test_who_comes_second_waits_and_is_told_so_once(tmp_path):
 
 def test_other_machines_are_not_waited_for(tmp_path):
     async def run():
-        async with Turns(tmp_path).at("here", pytest.fail), Turns(tmp_path).at("there", pytest.fail):
+        async with ProbeLock(tmp_path).at("here", pytest.fail), ProbeLock(tmp_path).at("there", pytest.fail):
             return True
 
     assert asyncio.run(run())
@@ -73,10 +73,10 @@ def test_a_turn_ends_with_its_holder_and_can_be_waited_for_in_vain(tmp_path):
         try:
             assert await child.stdout.readline() == b"held\n"
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05), Turns(tmp_path).at("here", waiting.set):
+                async with asyncio.timeout(0.05), ProbeLock(tmp_path).at("here", waiting.set):
                     pytest.fail("two at once")
             child.kill()
-            async with asyncio.timeout(10), Turns(tmp_path).at("here", lambda: None):
+            async with asyncio.timeout(10), ProbeLock(tmp_path).at("here", lambda: None):
                 return waiting.is_set()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -90,7 +90,10 @@ def test_who_never_ends_is_not_waited_for_for_ever(tmp_path):
     """A probe by hand that was stopped with Ctrl-Z must not end the watch."""
 
     async def run():
-        async with Turns(tmp_path).at("here", pytest.fail), Turns(tmp_path, longest_s=0.05).at("here", lambda: None):
+        async with (
+            ProbeLock(tmp_path).at("here", pytest.fail),
+            ProbeLock(tmp_path, longest_s=0.05).at("here", lambda: None),
+        ):
             return True
 
     assert asyncio.run(run())
@@ -100,7 +103,7 @@ def test_without_a_place_for_the_file_probes_go_on(tmp_path):
     (tmp_path / "file").write_text("")
 
     async def run():
-        async with Turns(tmp_path / "file" / "folder").at("here", pytest.fail):
+        async with ProbeLock(tmp_path / "file" / "folder").at("here", pytest.fail):
             return True
 
     assert asyncio.run(run())
@@ -110,10 +113,10 @@ def test_a_probe_by_hand_waits_for_the_one_under_way(tmp_path, series):
     """Both would have been busy with each other."""
 
     async def run(engine):
-        box = Target("box", engine.url, short_tokens=8, long_tokens=0)
+        box = ProbeTarget("box", engine.url, short_tokens=8, long_tokens=0)
         series.put_target(box)
         said = []
-        turns = Turns(tmp_path / "probing")
+        turns = ProbeLock(tmp_path / "probing")
         async with turns.at("here", pytest.fail):
             task = asyncio.ensure_future(
                 probe_by_hand(series, box, {}, turns=turns, waits=lambda: said.append("waits"))

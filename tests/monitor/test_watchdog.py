@@ -8,19 +8,19 @@ import pytest
 
 from skep.config.monitor import Monitor
 from skep.errors import StoreError
-from skep.monitor.alerts import Watch, check_document, free_bytes_of
+from skep.monitor.alerts import AlertWatcher, check_document, free_bytes_of
 from skep.monitor.records import (
     Alert,
-    Change,
+    AlertRule,
     Heat,
-    Metric,
     Probe,
     ProbeOutcome,
-    Rule,
-    Sample,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+    SeriesChange,
     SeriesKey,
-    Shape,
-    Target,
+    SeriesMetric,
 )
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
@@ -60,11 +60,11 @@ class Rig:
         self.ear, self.log, self.free = ear or Ear(), [], free
         self.slot = 0
         self.now = START
-        series.put_target(Target("box", "http://box:8000", added_at=START, **target))
+        series.put_target(ProbeTarget("box", "http://box:8000", added_at=START, **target))
         self.watch = None
 
     def begin(self, env=None):
-        self.watch = Watch(
+        self.watch = AlertWatcher(
             self.series,
             self.wanted,
             env=env or {},
@@ -79,9 +79,9 @@ class Rig:
         outcome = ProbeOutcome.FAILED if failed else ProbeOutcome.DONE
         slot = int(self.now // HOUR)
         probe = Probe("box", 0, slot, self.now, self.now, outcome, self.now, error=failed, running=running)
-        samples = [Sample(self.now, Heat.HOT, Shape.SHORT, 1, tok_s=tok_s, ttft_ms=ttft_ms)]
+        samples = [ProbeSample(self.now, Heat.HOT, ProbeShape.SHORT, 1, tok_s=tok_s, ttft_ms=ttft_ms)]
         if quality is not None:
-            samples.append(Sample(self.now, Heat.HOT, Shape.QUALITY, 1, quality=quality))
+            samples.append(ProbeSample(self.now, Heat.HOT, ProbeShape.QUALITY, 1, quality=quality))
         self.series.append_probe(probe, [] if failed else samples)
         self.now += HOUR
         return probe
@@ -125,7 +125,7 @@ def test_down_and_up_again_are_told_once_each_and_stored(series):
         ("closed", "box: no longer down after 2 h 00 min: it answers again"),
     ]
     (alert,) = series.alerts()
-    assert (alert.rule, alert.closed_at - alert.opened_at) == (Rule.DOWN, 2 * HOUR)
+    assert (alert.rule, alert.closed_at - alert.opened_at) == (AlertRule.DOWN, 2 * HOUR)
     assert [(what, via, error) for what, _, via, error in series.notices(alert.id)] == [
         ("opened", "log", None),
         ("opened", "webhook", None),
@@ -160,10 +160,10 @@ def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
 
     rig.store(failed="x")
     rig.store(failed="x")
-    series.open_alert(Alert(Rule.DOWN, "box", rig.now, "box is down"))
-    gone = series.open_alert(Alert(Rule.TTFT, "box", rig.now, "late"))
+    series.open_alert(Alert(AlertRule.DOWN, "box", rig.now, "box is down"))
+    gone = series.open_alert(Alert(AlertRule.TTFT, "box", rig.now, "late"))
     series.close_alert(gone, rig.now + 60, "over")
-    old = series.open_alert(Alert(Rule.QUALITY, "box", START - 9 * 86400, "wrong"))
+    old = series.open_alert(Alert(AlertRule.QUALITY, "box", START - 9 * 86400, "wrong"))
     series.close_alert(old, START - 8 * 86400, "over")
     alive(rig, nothing)
     assert rig.ear.words() == ["opened", "passed"]
@@ -176,14 +176,14 @@ def test_a_way_that_was_cut_off_by_the_end_is_gone_by_the_next_process(series):
     rig = Rig(series)
     rig.store(failed="x")
     rig.store(failed="x")
-    number = series.open_alert(Alert(Rule.DOWN, "box", rig.now, "box is down"))
+    number = series.open_alert(Alert(AlertRule.DOWN, "box", rig.now, "box is down"))
     series.append_notice(number, "opened", rig.now, "command", None)
     other = Ear()
     other.via = "command"
 
     async def run():
         rig.begin()
-        watch = Watch(
+        watch = AlertWatcher(
             series,
             rig.wanted,
             env={},
@@ -210,7 +210,7 @@ def test_slower_than_its_own_median_is_told_and_a_busy_box_is_not(series):
         for _ in range(3):
             await rig.probe(tok_s=40.0)
         (alert,) = rig.watch.open
-        assert (alert.rule, alert.value, alert.limit) == (Rule.SLOWER, 40.0, 45.0)
+        assert (alert.rule, alert.value, alert.limit) == (AlertRule.SLOWER, 40.0, 45.0)
         for _ in range(3):
             await rig.probe(tok_s=46.0)
         assert len(rig.watch.open) == 1, "8 % below is neither wrong nor right"
@@ -230,10 +230,10 @@ def test_a_target_may_have_limits_of_its_own(series):
     async def story():
         for _ in range(3):
             await rig.probe(tok_s=40.0, ttft_ms=300.0)
-        assert [alert.rule for alert in rig.watch.open] == [Rule.TTFT]
+        assert [alert.rule for alert in rig.watch.open] == [AlertRule.TTFT]
         for _ in range(3):
             await rig.probe(tok_s=30.0, ttft_ms=100.0)
-        assert [alert.rule for alert in rig.watch.open] == [Rule.SLOWER]
+        assert [alert.rule for alert in rig.watch.open] == [AlertRule.SLOWER]
 
     alive(rig, story)
 
@@ -257,12 +257,12 @@ def test_a_change_point_for_the_worse_is_told_with_its_cause(series):
     rig = Rig(series)
     for _ in range(3):
         rig.store()
-    key = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
+    key = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
     at = rig.now - 2 * HOUR
 
     async def story():
         cause = "the driver changed from 570 to 580"
-        series.set_changes(key, [Change(key, at, (at - HOUR, at), 50, 48, 0.95, 0.97, 40, 20, cause)])
+        series.set_changes(key, [SeriesChange(key, at, (at - HOUR, at), 50, 48, 0.95, 0.97, 40, 20, cause)])
         await rig.probe()
         await rig.probe()
         series.set_changes(key, [])
@@ -297,7 +297,7 @@ def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
         full.full = False
         await rig.tick()
         (alert,) = series.alerts(open_only=True)
-        assert alert.rule is Rule.DISK
+        assert alert.rule is AlertRule.DISK
         assert ("opened", "webhook") in {(what, via) for what, _, via, _ in series.notices(alert.id)}
         rig.free = 50 * GIB
         await rig.tick()
@@ -459,7 +459,7 @@ def test_nothing_that_goes_wrong_inside_comes_out(series):
         'watch.failed in=after_probe error="RuntimeError: broken"',
         'watch.failed in=tick error="RuntimeError: broken"',
     ]
-    assert repr(rig.watch).startswith("<Watch <Alarms 0 open>")
+    assert repr(rig.watch).startswith("<AlertWatcher <Alarms 0 open>")
 
 
 def test_check_says_what_is_wrong_and_who_watches(series, tmp_path):
@@ -492,7 +492,7 @@ def test_check_tells_an_open_alert_once_and_a_target_that_was_never_probed(serie
     document = check_document(series, rig.wanted, rig.now)
     assert [one["rule"] for one in document["wrong"]] == ["down"]
     assert document["alerts"] == document["wrong"]
-    series.put_target(Target("new", "http://new:1", added_at=rig.now - 60))
+    series.put_target(ProbeTarget("new", "http://new:1", added_at=rig.now - 60))
     assert check_document(series, rig.wanted, rig.now)["targets"][1]["state"] == "new"
     overdue = check_document(series, rig.wanted, rig.now + 3 * HOUR, running=True)
     assert [(one["rule"], one["target"]) for one in overdue["wrong"][1:]] == [

@@ -20,7 +20,7 @@ def test_neither_the_ledger_nor_an_envoy_killed_costs_an_answer(nodes, door):
     one.up(*UP, "--replicas", "2", "--cluster", nodes.address)
     with Agents(one.url, 2) as agents:
         agents.until_answered(2)
-        (ledger,) = processes("ray::LedgerActor", nodes.env["XDG_STATE_HOME"])
+        (ledger,) = processes("ray::RegistryActor", nodes.env["XDG_STATE_HOME"])
         os.kill(ledger, signal.SIGKILL)
         agents.until_answered(3)
         (envoy,) = processes("skep.cluster.ray_driver", one.home)

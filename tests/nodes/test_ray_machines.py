@@ -157,7 +157,9 @@ def test_a_pulled_cable_costs_no_request_its_end_and_the_old_engine_ends_when_it
         assert (row["node"], row["slots"]) == ("b", 2)
         assert row["busy"] <= 2
     assert len(b.engines()) == 2
-    assert until(lambda: not c.processes("raylet/raylet") and not c.processes("ray::Post"), 90.0), "Ray gave it up"
+    assert until(lambda: not c.processes("raylet/raylet") and not c.processes("ray::ReplicaActor"), 90.0), (
+        "Ray gave it up"
+    )
     c.cluster("join", HEAD, "--cpus", "2")
     assert nodes(a)["c"]["alive"]
 

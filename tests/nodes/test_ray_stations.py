@@ -12,13 +12,13 @@ import pytest
 from clusters import until, worker_of
 
 from skep.cluster.replica_registry import ANNOUNCE_EVERY_S
-from skep.engines.base import Launch, Place
+from skep.engines.base import Launch, PlacementRequest
 from skep.host.processes import MARK
 from skep.paths import user_paths
 from skep.supervisor.lifecycle import RestartPolicy
 
 pytestmark = pytest.mark.ray
-ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=Place(cpus=1.0))
+ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=PlacementRequest(cpus=1.0))
 PATIENCE_S = 60.0
 
 
@@ -27,15 +27,15 @@ def hive(nodes):
     """This process as a driver; posts and places of the hive are gone with the cluster."""
     import ray
 
-    from skep.cluster.actor_manager import Stations
+    from skep.cluster.actor_manager import ActorManager
     from skep.cluster.connect import join
-    from skep.cluster.registry_actor import make_ledger
+    from skep.cluster.registry_actor import make_registry
 
     nodes.add("b")
     nodes.add("c")
     join(nodes.address)
     try:
-        yield Stations("h", "key", {}), make_ledger("h")
+        yield ActorManager("h", "key", {}), make_registry("h")
     finally:
         ray.shutdown()
 
@@ -92,7 +92,7 @@ def test_a_post_that_is_over_gives_way_to_a_new_one(hive):
 
 def test_a_cancelled_one_leaves_no_place_behind_that_would_take_what_comes_free(hive):
     stations, _ = hive
-    large = replace(ONE, place=Place(cpus=64.0))
+    large = replace(ONE, place=PlacementRequest(cpus=64.0))
 
     async def play(wait_s):
         said = Words()
@@ -132,7 +132,7 @@ def test_nodes_that_are_avoided_get_nothing_until_they_are_not(hive):
 def test_nodes_that_are_shunned_are_taken_when_only_they_have_room(hive):
     """Both are full: it waits for the other one, and goes to whichever has room first."""
     stations, ledger = hive
-    wide = replace(ONE, place=Place(cpus=2.0, shunned=("b",)))
+    wide = replace(ONE, place=PlacementRequest(cpus=2.0, shunned=("b",)))
     for name, node in (("m-0", "c"), ("m-1", "b")):
         ensure(stations, replace(wide, name=name), avoid=("head",))
         row_when(ledger, "ready", name, node=node)
@@ -154,7 +154,7 @@ def test_a_node_that_was_started_anew_gets_its_replica_back(nodes, hive):
     import ray
 
     stations, ledger = hive
-    bound = replace(ONE, place=Place(cpus=1.0, nodes=("b",)))
+    bound = replace(ONE, place=PlacementRequest(cpus=1.0, nodes=("b",)))
     ensure(stations, bound)
     before = row_when(ledger, "ready", node="b")
     nodes.kill("b")
@@ -185,7 +185,7 @@ def test_what_failed_before_its_engine_was_made_is_tried_again(nodes, hive, tmp_
 
 def test_a_pull_that_failed_is_tried_again_by_itself(hive):
     stations, ledger = hive
-    missing = Place(cpus=1.0, source="/no/such/file.gguf")
+    missing = PlacementRequest(cpus=1.0, source="/no/such/file.gguf")
     ensure(stations, replace(ONE, place=missing))
     assert "tried again after 5 s" in row_when(ledger, "backoff")["why"]
     assert "tried again after 10 s" in until(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from skep import __version__
-from skep.catalog.options import Options
+from skep.catalog.options import EngineOptions
 from skep.cluster.discover import survey
 from skep.cluster.placement import place_launches, shared_paths
 from skep.config.settings import Cluster, Serve, Settings
@@ -49,7 +49,7 @@ def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_o
     assert small.place.memory_bytes > 100_000_000, "weights and cache, from the file's own header"
     assert place(found, node_env, Serve(replicas=2))[0].threads >= 1
 
-    vllm = Serve(model="org/model", engine="vllm", binary="/no/such/path", options=Options(tp=2))
+    vllm = Serve(model="org/model", engine="vllm", binary="/no/such/path", options=EngineOptions(tp=2))
     assert shared_paths(Settings(serve=(vllm,))) == ("/no/such/path",)
     with pytest.raises(EngineError, match="cards has no /no/such/path"):
         place(found, node_env, vllm)

@@ -3,7 +3,7 @@
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
 from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import Layout, Link, Rig, Setup, Speculation
+from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
 
 RTX_3090, RTX_4090, RTX_5090 = device("rtx-3090"), device("rtx-4090"), device("rtx-5090")
 RTX_5060_TI, RTX_5070_TI, RTX_2080_TI = device("rtx-5060-ti-16gb"), device("rtx-5070-ti"), device("rtx-2080-ti")
@@ -19,9 +19,9 @@ MODELS = (QWEN3_8B, QWEN25_32B, GEMMA3_12B, GEMMA3_27B, GEMMA4_31B, QWEN36_27B, 
           GPT_OSS_20B, DEEPSEEK_V3)  # fmt: skip
 CARDS = (RTX_3090, RTX_4090, RTX_5060_TI, RTX_5070_TI, RTX_5090, RTX_2080_TI, V100, A100, H100, B70, M4_MAX)
 
-NVLINK = Link("nvlink", 56.2, p2p=True, title="NVLink 3 bridge")
-PCIE = Link("pcie", 25.0, p2p=True, title="PCIe 4.0 x16")
-PCIE_HOST = Link("pcie", 25.0, p2p=False, title="PCIe 4.0 x16")
+NVLINK = CardLink("nvlink", 56.2, p2p=True, title="NVLink 3 bridge")
+PCIE = CardLink("pcie", 25.0, p2p=True, title="PCIe 4.0 x16")
+PCIE_HOST = CardLink("pcie", 25.0, p2p=False, title="PCIe 4.0 x16")
 
 
 def setup(model, quant="awq", kv="bf16", engine="vllm", tp=1, pp=1, ep=1, replicas=1, spec=0, method="mtp", **more):

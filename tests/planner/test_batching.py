@@ -6,11 +6,11 @@ import pytest
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.batching import Replica, Sequence
+from skep.planner.batching import Sequence, SimulatedReplica
 from skep.planner.constants import published_constants
-from skep.planner.predict import lengths, play
+from skep.planner.predict import lengths, simulate_load
 from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import Layout, Load, Speculation
+from skep.planner.setup import Layout, PlannedLoad, Speculation
 from skep.planner.step import step_model
 
 
@@ -37,7 +37,9 @@ def test_every_sequence_starts_and_ends_exactly_once():
     print("seed", seed)
     chance = random.Random(seed)
     for _ in range(30):
-        replica = Replica(step(), chance.randint(1, 9), chance.uniform(100, 9000), chance.choice([64, 512, 2048]))
+        replica = SimulatedReplica(
+            step(), chance.randint(1, 9), chance.uniform(100, 9000), chance.choice([64, 512, 2048])
+        )
         count = chance.randint(1, 40)
         for place in range(count):
             replica.submit(Sequence(place, chance.uniform(1, 900), chance.uniform(1, 300), chance.uniform(0, 200)))
@@ -48,7 +50,7 @@ def test_every_sequence_starts_and_ends_exactly_once():
 
 
 def test_no_more_sequences_run_than_there_are_slots():
-    replica = Replica(step(), 2, 1e9, 2048)
+    replica = SimulatedReplica(step(), 2, 1e9, 2048)
     for place in range(5):
         replica.submit(Sequence(place, 100, 50))
     while (following := replica.next_pass()) is not None:
@@ -57,7 +59,7 @@ def test_no_more_sequences_run_than_there_are_slots():
 
 
 def test_a_sequence_waits_while_the_pool_has_no_room_for_its_prompt():
-    replica = Replica(step(), 8, 1000, 2048)
+    replica = SimulatedReplica(step(), 8, 1000, 2048)
     for place in range(3):
         replica.submit(Sequence(place, 600, 100))
     replica.next_pass()
@@ -65,13 +67,13 @@ def test_a_sequence_waits_while_the_pool_has_no_room_for_its_prompt():
 
 
 def test_one_too_large_for_the_pool_still_runs_alone():
-    replica = Replica(step(), 8, 100, 2048)
+    replica = SimulatedReplica(step(), 8, 100, 2048)
     replica.submit(Sequence(0, 5000, 10))
     assert drain(replica)[2] == [0]
 
 
 def test_a_cancelled_sequence_frees_its_slot_wherever_it_is():
-    replica = Replica(step(), 1, 1e9, 256)
+    replica = SimulatedReplica(step(), 1, 1e9, 256)
     first, second = Sequence(0, 1000, 100), Sequence(1, 10, 10)
     replica.submit(first)
     replica.submit(second)
@@ -87,7 +89,7 @@ def test_a_cancelled_sequence_frees_its_slot_wherever_it_is():
 
 
 def test_many_steps_at_once_are_as_long_as_one_after_the_other():
-    jumped, walked = Replica(step(), 4, 1e9, 2048), Replica(step(), 4, 1e9, 2048)
+    jumped, walked = SimulatedReplica(step(), 4, 1e9, 2048), SimulatedReplica(step(), 4, 1e9, 2048)
     for place in range(4):
         jumped.submit(Sequence(place, 200, 150))
         walked.submit(Sequence(place, 200, 150))
@@ -100,7 +102,7 @@ def test_many_steps_at_once_are_as_long_as_one_after_the_other():
 
 
 def test_speculation_ends_sequences_in_fewer_steps():
-    plain, drafted = Replica(step(), 1, 1e9, 2048), Replica(step(Speculation("mtp", 3)), 1, 1e9, 2048)
+    plain, drafted = SimulatedReplica(step(), 1, 1e9, 2048), SimulatedReplica(step(Speculation("mtp", 3)), 1, 1e9, 2048)
     steps = []
     for replica in (plain, drafted):
         replica.submit(Sequence(0, 10, 301))
@@ -115,8 +117,14 @@ def test_speculation_ends_sequences_in_fewer_steps():
 def run(concurrency, **more):
     slots = more.pop("slots", 64)
     replicas = more.pop("replicas", 1)
-    return play(step(), Load(concurrency, 512, 256, **more), slots=slots, pool_tokens=1e9, chunk_tokens=2048,
-                replicas=replicas)  # fmt: skip
+    return simulate_load(
+        step(),
+        PlannedLoad(concurrency, 512, 256, **more),
+        slots=slots,
+        pool_tokens=1e9,
+        chunk_tokens=2048,
+        replicas=replicas,
+    )
 
 
 def test_effective_speed_grows_with_agents_until_the_slots_are_full():

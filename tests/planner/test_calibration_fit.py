@@ -6,11 +6,11 @@ import pytest
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.calibration import Measured, Seen, before_and_after, fit, foresight
+from skep.planner.calibration import CalibrationData, MeasuredLevel, before_and_after, fit, speed_model_maker
 from skep.planner.constants import Constants
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import Layout, Rig, Setup, Speculation
-from skep.planner.step import UNTUNED, Tuning
+from skep.planner.step import UNTUNED, StepTuning
 from skep.units import Interval
 
 CARD = device("rtx-3090")
@@ -32,17 +32,17 @@ def around(value, spread=0.0):
 
 def seen(concurrency, tpot_s=0.01, ttft_s=0.1, *, inputs=60.0, outputs=192.0, spread=0.0):
     speed = around(concurrency / tpot_s, spread)
-    return Seen(concurrency, inputs, outputs, around(tpot_s, spread), around(ttft_s, spread), speed, 4)
+    return MeasuredLevel(concurrency, inputs, outputs, around(tpot_s, spread), around(ttft_s, spread), speed, 4)
 
 
 def as_measured(setup, rig, tuning, *, crowd=8, spread=0.0):
     """What a machine with this tuning would show."""
-    blank = Measured(seen(1), seen(crowd), seen(1, inputs=1024.0, outputs=4.0))
-    found = foresight(setup, rig, Constants(), blank)(tuning)
+    blank = CalibrationData(seen(1), seen(crowd), seen(1, inputs=1024.0, outputs=4.0))
+    found = speed_model_maker(setup, rig, Constants(), blank)(tuning)
     alone, prompts = (found.outcome(one.load()) for one in (blank.alone, blank.prompts))
     each = crowd / setup.layout.replicas
     step_s = found.step.seconds(int(each), each * (60 + 96)) / found.step.tokens_per_step(int(each))
-    return Measured(
+    return CalibrationData(
         seen(1, alone.tpot_s, spread=spread),
         seen(crowd, step_s, spread=spread),
         seen(1, ttft_s=prompts.ttft_s, inputs=1024.0, outputs=4.0, spread=spread),
@@ -52,9 +52,9 @@ def as_measured(setup, rig, tuning, *, crowd=8, spread=0.0):
 @pytest.mark.parametrize("name", SETUPS)
 def test_known_factors_are_found_again(name):
     setup, rig = SETUPS[name]
-    true = Tuning(1.3, 0.6, 1.8)
+    true = StepTuning(1.3, 0.6, 1.8)
     measured = as_measured(setup, rig, true)
-    found = fit(foresight(setup, rig, Constants(), measured), measured).tuning
+    found = fit(speed_model_maker(setup, rig, Constants(), measured), measured).tuning
     assert found.decode == pytest.approx(1.3, rel=1e-6)
     assert found.prompt == pytest.approx(1.8, rel=1e-6)
     assert found.batch == pytest.approx(0.6, rel=1e-3)
@@ -62,15 +62,15 @@ def test_known_factors_are_found_again(name):
 
 def test_a_machine_as_predicted_gets_factors_of_one():
     measured = as_measured(*SETUPS["dense"], UNTUNED)
-    found = fit(foresight(*SETUPS["dense"], Constants(), measured), measured)
+    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
     assert (found.tuning.decode, found.tuning.batch, found.tuning.prompt) == pytest.approx((1, 1, 1), rel=1e-6)
     assert str(found).startswith("steps take 1.00x (± 0 %) as long as predicted, further sequences add 1.00x")
     assert found.at_limit == ()
 
 
 def test_the_calibrated_prediction_is_what_was_measured():
-    measured = as_measured(*SETUPS["dense"], Tuning(1.4, 1.5, 2.0))
-    foresee = foresight(*SETUPS["dense"], Constants(), measured)
+    measured = as_measured(*SETUPS["dense"], StepTuning(1.4, 1.5, 2.0))
+    foresee = speed_model_maker(*SETUPS["dense"], Constants(), measured)
     found = fit(foresee, measured)
     for level in measured.levels:
         before, after = before_and_after(foresee, found, level)
@@ -80,7 +80,7 @@ def test_the_calibrated_prediction_is_what_was_measured():
 
 def test_the_spread_of_the_measurement_is_carried():
     measured = as_measured(*SETUPS["dense"], UNTUNED, spread=0.05)
-    found = fit(foresight(*SETUPS["dense"], Constants(), measured), measured)
+    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
     assert found.decode.half_width == pytest.approx(0.05)
     assert found.prompt.half_width == pytest.approx(0.05)
     assert found.batch.half_width > 0.05  # a small part of a step is known less well than the step
@@ -90,25 +90,27 @@ def test_noise_moves_the_factor_on_further_sequences_little():
     """Two sequences cost a vLLM hardly more than one: what 4 % of noise says of the difference is next to nothing."""
     base = as_measured(*SETUPS["dense"], UNTUNED, crowd=2)
     loud = seen(2, 1.04 * base.crowd.tpot_s.estimate, spread=0.04)
-    found = fit(foresight(*SETUPS["dense"], Constants(), base), Measured(base.alone, loud, base.prompts))
+    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), base), CalibrationData(base.alone, loud, base.prompts))
     sure = seen(2, 1.04 * base.crowd.tpot_s.estimate, spread=0.0001)
-    trusted = fit(foresight(*SETUPS["dense"], Constants(), base), Measured(base.alone, sure, base.prompts))
+    trusted = fit(
+        speed_model_maker(*SETUPS["dense"], Constants(), base), CalibrationData(base.alone, sure, base.prompts)
+    )
     assert abs(math.log(found.tuning.batch)) < 0.8 * abs(math.log(trusted.tuning.batch))
     assert found.batch.low < 1 < found.batch.high
 
 
 def test_without_a_higher_level_further_sequences_stay_as_predicted():
-    whole = as_measured(*SETUPS["dense"], Tuning(1.2, 3.0, 1.0))
-    measured = Measured(whole.alone, None, whole.prompts)
-    found = fit(foresight(*SETUPS["dense"], Constants(), measured), measured)
+    whole = as_measured(*SETUPS["dense"], StepTuning(1.2, 3.0, 1.0))
+    measured = CalibrationData(whole.alone, None, whole.prompts)
+    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
     assert found.batch is None
     assert found.tuning.batch == 1.0
     assert "further" not in str(found)
 
 
 def test_factors_beyond_belief_are_cut_and_named():
-    measured = Measured(seen(1, 5.0), seen(8, 5.0), seen(1, ttft_s=0.0001, inputs=1024.0, outputs=4.0))
-    found = fit(foresight(*SETUPS["dense"], Constants(), measured), measured)
+    measured = CalibrationData(seen(1, 5.0), seen(8, 5.0), seen(1, ttft_s=0.0001, inputs=1024.0, outputs=4.0))
+    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
     assert found.tuning.decode == 10.0
     assert found.tuning.prompt == 0.1
     assert {"steps", "prompts"} <= set(found.at_limit)
@@ -117,6 +119,6 @@ def test_factors_beyond_belief_are_cut_and_named():
 def test_what_was_measured_fits_whatever_the_arithmetic_says():
     """A 70B in BF16 does not fit a 3090; if somebody measured eight at once there, eight ran at once."""
     setup = Setup(geometry("llama-3.3-70b"), QUANTS["bf16"], KV_TYPES["bf16"], "vllm", slots=8)
-    measured = Measured(seen(1), seen(8), seen(1, inputs=1024.0))
-    found = foresight(setup, Rig((CARD,)), Constants(), measured)(UNTUNED)
+    measured = CalibrationData(seen(1), seen(8), seen(1, inputs=1024.0))
+    found = speed_model_maker(setup, Rig((CARD,)), Constants(), measured)(UNTUNED)
     assert found.outcome(measured.crowd.load()).running > 7

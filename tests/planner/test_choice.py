@@ -6,7 +6,7 @@ import pytest
 
 from skep.catalog.models import geometries, geometry
 from skep.errors import DoesNotFit, UserError
-from skep.planner.candidates import Goal, Pins, arranged, offered_quants
+from skep.planner.candidates import Pins, PlanGoal, arranged, offered_quants
 from skep.planner.choose import choose, fits_nowhere
 from skep.planner.fit import fits
 from skep.planner.quants import find_kv, find_quant
@@ -19,11 +19,11 @@ TWO = parse_rig("2x rtx-3090")
 
 
 def chosen(model="qwen3.6-27b", rig=TWO, goal=None, pins=None, **more):
-    return choose(geometry(model), rig, goal or Goal(), pins or Pins(), scale=False, **more)
+    return choose(geometry(model), rig, goal or PlanGoal(), pins or Pins(), scale=False, **more)
 
 
 def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
-    found = chosen(goal=Goal(agents=8))
+    found = chosen(goal=PlanGoal(agents=8))
     assert len(found.plans) > 2
     assert [p.rated.score for p in found.plans] == sorted((p.rated.score for p in found.plans), reverse=True)
     for plan in found.plans:
@@ -36,14 +36,14 @@ def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
     [name if place % 6 == 0 else pytest.param(name, marks=pytest.mark.slow) for place, name in enumerate(geometries())],
 )
 def test_every_model_of_the_catalogue_has_a_plan_or_a_reason(model):
-    found = choose(geometry(model), TWO, Goal(), scale=False)
+    found = choose(geometry(model), TWO, PlanGoal(), scale=False)
     assert found.plans or found.rejected
     for plan in found.plans:
         assert plan.predicted[0].effective_tok_s > 0
         assert plan.predicted[0].low <= plan.predicted[0].effective_tok_s <= plan.predicted[0].high
         assert plan.why
     if not found.plans:
-        assert isinstance(fits_nowhere(geometry(model), found, Goal(), Pins(), "vllm"), UserError)
+        assert isinstance(fits_nowhere(geometry(model), found, PlanGoal(), Pins(), "vllm"), UserError)
 
 
 def test_levels_go_one_doubling_beyond_the_agents():
@@ -65,13 +65,13 @@ def test_what_is_pinned_stays():
 
 
 def test_slots_are_enough_for_the_agents_where_memory_allows():
-    found = chosen("qwen3-8b", goal=Goal(agents=9))
+    found = chosen("qwen3-8b", goal=PlanGoal(agents=9))
     for plan in found.plans:
         assert plan.setup.slots == -(-9 // plan.setup.layout.replicas)
 
 
 def test_there_are_no_more_replicas_than_agents():
-    found = chosen("qwen3-8b", parse_rig("4x rtx-3090"), Goal(agents=2))
+    found = chosen("qwen3-8b", parse_rig("4x rtx-3090"), PlanGoal(agents=2))
     assert max(plan.setup.layout.replicas for plan in found.plans) == 2
 
 
@@ -101,7 +101,7 @@ def test_what_is_dropped_says_which_term_is_the_largest():
 
 def test_a_model_that_fits_nowhere_says_what_would():
     model, rig, pins = geometry("qwen3.6-27b"), parse_rig("rtx-3090"), Pins(quant=find_quant("bf16"))
-    error = fits_nowhere(model, choose(model, rig, Goal(), pins), Goal(), pins, "vllm")
+    error = fits_nowhere(model, choose(model, rig, PlanGoal(), pins), PlanGoal(), pins, "vllm")
     assert isinstance(error, DoesNotFit)
     assert error.exit_code == 3
     assert "--quant" in error.hint
@@ -110,10 +110,10 @@ def test_a_model_that_fits_nowhere_says_what_would():
 
 def test_what_would_fit_does_fit():
     model, pins = geometry("llama-3.3-70b"), Pins(quant=find_quant("awq"))
-    error = fits_nowhere(model, choose(model, parse_rig("rtx-3090"), Goal(), pins), Goal(), pins, "vllm")
+    error = fits_nowhere(model, choose(model, parse_rig("rtx-3090"), PlanGoal(), pins), PlanGoal(), pins, "vllm")
     count = int(error.hint.partition("what would fit: ")[2].partition("x rtx-3090")[0])
-    assert choose(model, parse_rig(f"{count}x rtx-3090"), Goal(), pins).plans
-    assert not choose(model, parse_rig(f"{count - 1}x rtx-3090"), Goal(), pins).plans
+    assert choose(model, parse_rig(f"{count}x rtx-3090"), PlanGoal(), pins).plans
+    assert not choose(model, parse_rig(f"{count - 1}x rtx-3090"), PlanGoal(), pins).plans
 
 
 @pytest.mark.parametrize(
@@ -130,18 +130,18 @@ def test_flags_that_contradict_are_refused(pins, words):
 
 
 def test_a_promise_that_only_a_slower_layout_keeps_puts_it_first():
-    free = chosen(goal=Goal(agents=4))
+    free = chosen(goal=PlanGoal(agents=4))
     quickest = min(free.plans, key=lambda plan: plan.rated.outcome.ttft_s)
     assert quickest is not free.plans[0]
     limit = (quickest.rated.outcome.ttft_s + free.plans[0].rated.outcome.ttft_s) / 2 * 1000
-    bound = chosen(goal=Goal(agents=4, limits=(("ttft", limit),)))
+    bound = chosen(goal=PlanGoal(agents=4, limits=(("ttft", limit),)))
     assert bound.plans[0].rated.over_limit <= 1
     assert bound.plans[0].setup.layout == quickest.setup.layout
     assert bound.plans[-1].rated.over_limit > 1
 
 
 def test_the_context_goal_takes_the_longest_that_fits_with_every_slot_full():
-    found = chosen(goal=Goal("context"))
+    found = chosen(goal=PlanGoal("context"))
     best = found.plans[0]
     assert best.setup.context == best.largest_context
     assert best.setup.context == max(plan.setup.context for plan in found.plans)
@@ -159,20 +159,20 @@ def test_the_runner_up_has_another_layout_and_is_behind():
 
 @pytest.mark.parametrize("agents", [1, 3, 4, 8])
 def test_what_is_said_to_turn_the_order_does(agents):
-    found = chosen("qwen3.6-27b", goal=Goal(agents=agents))
+    found = chosen("qwen3.6-27b", goal=PlanGoal(agents=agents))
     first, second = found.plans[0].setup.layout, found.runner_up.plan.setup.layout
     for words in found.runner_up.wins_if:
         number = words.partition(" agent")[0]
-        goal = Goal("latency", agents) if words == "--goal latency" else None
+        goal = PlanGoal("latency", agents) if words == "--goal latency" else None
         if number.isdigit() and int(number) >= second.replicas:
-            goal = Goal(agents=int(number))
+            goal = PlanGoal(agents=int(number))
         if goal is not None:
             order = [plan.setup.layout for plan in chosen(goal=goal).plans]
             assert first not in order or order.index(second) < order.index(first), words
 
 
 def test_what_a_further_card_adds_never_falls():
-    found = choose(geometry("qwen3-8b"), parse_rig("4x rtx-3090"), Goal(agents=16))
+    found = choose(geometry("qwen3-8b"), parse_rig("4x rtx-3090"), PlanGoal(agents=16))
     speeds = [step.effective_tok_s for step in found.further]
     assert [step.cards for step in found.further] == [1, 2, 3, 4]
     assert speeds == sorted(speeds)
@@ -186,7 +186,7 @@ def test_bridged_cards_are_put_side_by_side():
 
 
 def test_a_slow_card_beside_a_fast_one_may_be_left_out():
-    found = chosen("qwen3-8b", parse_rig("rtx-3060 + rtx-5090"), Goal(agents=2))
+    found = chosen("qwen3-8b", parse_rig("rtx-3060 + rtx-5090"), PlanGoal(agents=2))
     assert found.order == (1, 0)
     assert found.plans[0].setup.layout == Layout()
     assert found.plans[0].order == (1, 0)

@@ -7,13 +7,13 @@ part 2" (swarms on two 3090s with NVLink), and a 27B on an Intel B70 with fifty 
 import pytest
 
 from skep.catalog.models import geometry
-from skep.planner.candidates import Goal, Pins
+from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
 from skep.planner.constants import published_constants
 from skep.planner.predict import prospect
 from skep.planner.quants import find_kv, find_quant
 from skep.planner.rigs import parse_rig
-from skep.planner.setup import Layout, Load, Setup, Speculation
+from skep.planner.setup import Layout, PlannedLoad, Setup, Speculation
 
 DUAL_3090_DENSE = Pins(
     quant=find_quant("autoround"), kv=find_kv("fp8_e5m2"), spec=Speculation("mtp", 3), utilization=0.92, context=20000
@@ -22,7 +22,7 @@ DUAL_3090_MOE = Pins(
     quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), no_spec=True, utilization=0.92, context=32000, batched_tokens=4096
 )
 QUAD_3090 = Pins(quant=find_quant("awq"), kv=find_kv("bf16"), no_spec=True, context=32768)
-FOUR_AGENTS = Goal(agents=4, input_tokens=1024, output_tokens=1024)
+FOUR_AGENTS = PlanGoal(agents=4, input_tokens=1024, output_tokens=1024)
 CODING = {"input_tokens": 256, "output_tokens": 1024}  # short prompts, answers as long as they come
 
 
@@ -60,7 +60,7 @@ def test_the_same_mixture_on_two_5090s_wants_two_replicas():
 
 def test_gemma_on_five_3090s_takes_four_of_them_and_says_why_not_five():
     rig = parse_rig("5x rtx-3090: pcie4x8(2,3,4)")
-    chosen, layout = best("gemma-4-31b", rig, QUAD_3090, Goal(agents=1))
+    chosen, layout = best("gemma-4-31b", rig, QUAD_3090, PlanGoal(agents=1))
     assert layout == Layout(tp=4)
     (five,) = (r for r in chosen.rejected if r.layout.tp == 5)
     assert (five.rule, "32 attention heads" in five.reason) == ("heads", True)
@@ -84,7 +84,7 @@ def coder_dense(tp, *, graphs):
 
 
 def ratio(one, other, agents):
-    load = Load(agents, **CODING)
+    load = PlannedLoad(agents, **CODING)
     return one.outcome(load).effective_tok_s / other.outcome(load).effective_tok_s
 
 
@@ -108,7 +108,7 @@ def test_a_second_card_brings_the_mixture_ten_to_twenty_five_percent_at_four_age
 def test_gemma_gains_a_fifth_to_two_fifths_from_two_to_four_cards_alone():
     """Top pair in x16 slots, bottom pair in x8, no bridges."""
     rig = parse_rig("4x rtx-3090: pcie4x8(2,3)")
-    load = Load(1, input_tokens=64, output_tokens=512)
+    load = PlannedLoad(1, input_tokens=64, output_tokens=512)
     two, four = (expected("gemma-4-31b", "awq", rig, layout={"tp": tp}, slots=1) for tp in (2, 4))
     assert 1.2 <= four.outcome(load).task_tok_s / two.outcome(load).task_tok_s <= 1.4
 
@@ -116,7 +116,7 @@ def test_gemma_gains_a_fifth_to_two_fifths_from_two_to_four_cards_alone():
 def test_two_cards_give_a_single_stream_of_gemma_most_of_what_four_give():
     """ "Two 3090s on the same pair get you ~78 % of the way there for half the GPU cost"."""
     rig = parse_rig("4x rtx-3090: pcie4x8(2,3)")
-    goal = Goal(agents=1, input_tokens=64, output_tokens=512)
+    goal = PlanGoal(agents=1, input_tokens=64, output_tokens=512)
     further = choose(geometry("gemma-4-31b"), rig, goal, QUAD_3090).further
     (two,) = (step for step in further if step.cards == 2)
     assert 0.70 <= two.share <= 0.87
@@ -133,15 +133,15 @@ FIFTY = {"input_tokens": 1024, "output_tokens": 512, "tasks": 50}
 
 @pytest.mark.xfail(strict=True, reason="17.7 min predicted against 42 min: 2.4 times")
 def test_fifty_tasks_one_after_the_other_take_the_b70_most_of_an_hour():
-    minutes = b70().outcome(Load(1, **FIFTY)).wall_s / 60
+    minutes = b70().outcome(PlannedLoad(1, **FIFTY)).wall_s / 60
     assert 21 <= minutes <= 84
 
 
 def test_fifty_tasks_at_once_take_the_b70_about_a_minute():
-    seconds = b70().outcome(Load(49, shape="burst", **FIFTY)).wall_s
+    seconds = b70().outcome(PlannedLoad(49, shape="burst", **FIFTY)).wall_s
     assert 35 <= seconds <= 140
 
 
 def test_first_tokens_of_fifty_tasks_at_once_come_after_some_ten_seconds():
-    seconds = b70().outcome(Load(49, shape="burst", **FIFTY)).ttft_s
+    seconds = b70().outcome(PlannedLoad(49, shape="burst", **FIFTY)).ttft_s
     assert 5.5 <= seconds <= 22

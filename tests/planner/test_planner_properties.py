@@ -11,19 +11,19 @@ import pytest
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
 from skep.errors import UserError
-from skep.planner.candidates import Goal, Pins
+from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
 from skep.planner.constants import published_constants
 from skep.planner.fit import largest
 from skep.planner.memory import defaults, kv_bytes_per_token, memory, usable_bytes, weights_bytes
 from skep.planner.parts import parts_of
 from skep.planner.points import read_case
-from skep.planner.predict import lengths, play, prospect
+from skep.planner.predict import lengths, prospect, simulate_load
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.ranking import band
 from skep.planner.rigs import all_reduce, default_link, group_link, parse_rig
 from skep.planner.rules_layout import valid_rungs
-from skep.planner.setup import Layout, Link, Load, Setup, Speculation
+from skep.planner.setup import CardLink, Layout, PlannedLoad, Setup, Speculation
 from skep.planner.step import is_datacenter, step_model
 from skep.units import GIB
 
@@ -123,14 +123,14 @@ def test_a_better_link_of_one_kind_is_never_slower(chance):
     for _ in range(TRIES):
         model, card, engine, quant, n, each = drawn(chance)
         tp, prompt = chance.choice([r for r in valid_rungs(model) if r <= 8]), chance.choice([0, 512, 2048])
-        links = [Link("pcie", 8.0, p2p=False), Link("pcie", 31.5, p2p=False), Link("pcie", 31.5, p2p=True)]
-        links = chance.choice([links, [Link("nvlink", 56.2), Link("nvlink", 112.0), Link("nvlink", 450.0)]])
+        links = [CardLink("pcie", 8.0, p2p=False), CardLink("pcie", 31.5, p2p=False), CardLink("pcie", 31.5, p2p=True)]
+        links = chance.choice([links, [CardLink("nvlink", 56.2), CardLink("nvlink", 112.0), CardLink("nvlink", 450.0)]])
         took = [step(model, quant, card, tp, link, engine=engine).seconds(n, n * each, prompt) for link in links]
         assert took == sorted(took, reverse=True), said(model, card, engine, quant, tp, n, each, prompt)
 
 
 def test_a_bridge_is_not_slower_than_the_pcie_slot_beside_it():
-    bridge, slot = (all_reduce(2, link, K) for link in (Link("nvlink", 56.2), Link("pcie", 31.5, p2p=True)))
+    bridge, slot = (all_reduce(2, link, K) for link in (CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=True)))
     for size in (2 * 4096, 2 * 4096 * 8):  # one token, eight
         assert bridge.seconds(size) <= slot.seconds(size)
 
@@ -140,7 +140,7 @@ def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chanc
         model, card, engine, quant, n, each = drawn(chance)
         tp = chance.choice([r for r in valid_rungs(model) if r <= 8])
         alone = step(model, quant, card, engine=engine).seconds(n, n * each)
-        group = step(model, quant, card, tp, Link("nvlink", 1e9), engine=engine)
+        group = step(model, quant, card, tp, CardLink("nvlink", 1e9), engine=engine)
         free = group.seconds(n, n * each) - group.comm_fixed_s * group.engine_slow
         assert alone / tp * 0.999 <= free <= alone * 1.001, said(model, card, engine, quant, tp, n, each)
 
@@ -148,7 +148,7 @@ def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chanc
 def test_drafting_over_a_servers_nvlink_does_not_make_two_cards_slower_than_one():
     model, card, spec = geometry("qwen3.6-27b"), device("b200"), Speculation("mtp", 3)
     alone = step(model, "fp8", card, spec=spec).seconds(1, 1000)
-    assert step(model, "fp8", card, 2, Link("nvlink", 900.0), spec=spec).seconds(1, 1000) <= alone
+    assert step(model, "fp8", card, 2, CardLink("nvlink", 900.0), spec=spec).seconds(1, 1000) <= alone
 
 
 def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
@@ -164,7 +164,7 @@ def test_more_of_the_drafts_accepted_bring_more_and_never_more_than_all(chance):
 
 
 def test_a_servers_amd_card_has_kernels_for_experts():
-    one = step(geometry("gpt-oss-120b"), "mxfp4", device("mi300x"), 8, Link("nvlink", 64.0))
+    one = step(geometry("gpt-oss-120b"), "mxfp4", device("mi300x"), 8, CardLink("nvlink", 64.0))
     assert 1 / one.seconds(1, 1536) > 120
 
 
@@ -228,7 +228,7 @@ def test_a_spark_has_what_cuda_reports():
 
 
 def played(one, load, slots=64, pool=1e9, chunk=2048, replicas=1):
-    return play(one, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=replicas)
+    return simulate_load(one, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=replicas)
 
 
 def test_every_task_ends_after_it_began_and_no_token_is_lost(chance):
@@ -239,7 +239,7 @@ def test_every_task_ends_after_it_began_and_no_token_is_lost(chance):
         agents, slots, replicas = chance.choice([1, 2, 3, 5, 8, 33]), chance.choice([1, 2, 4, 64]), chance.randint(1, 3)
         spread = 1.0 if shape == "mixed" else 0.0
         prompt, answer = chance.choice([0, 1, 100, 9000]), chance.choice([0, 1, 2, 64, 512])
-        load = Load(agents, prompt, answer, shape=shape, spread=spread)
+        load = PlannedLoad(agents, prompt, answer, shape=shape, spread=spread)
         pool, chunk = chance.choice([1e9, 5000, 40]), chance.choice([16, 512, 8192])
         got = played(one, load, slots, pool, chunk, replicas)
         what = said(model, card, engine, quant, load, slots, pool, chunk, replicas)
@@ -257,7 +257,7 @@ def test_longer_prompts_never_bring_the_first_token_earlier(chance):
         one = step(model, quant, card, engine=engine)
         agents, slots = chance.choice([1, 3, 8, 20]), chance.choice([1, 4, 64])
         shape, prompts = chance.choice(["steady", "burst"]), chance.choice([(64, 200), (1000, 4000)])
-        short, long = (played(one, Load(agents, n, 128, shape=shape), slots).ttft_s for n in prompts)
+        short, long = (played(one, PlannedLoad(agents, n, 128, shape=shape), slots).ttft_s for n in prompts)
         assert short <= long, said(model, card, engine, quant, agents, slots, shape)
 
 
@@ -266,13 +266,13 @@ def test_more_agents_below_the_slots_never_bring_less_in_a_steady_load(chance):
         model, card, _, quant, _, _ = drawn(chance, ("vllm", "sglang"))
         one = step(model, quant, card, spec=some_spec(chance))
         agents, prompt = chance.choice([1, 2, 4, 8, 16]), chance.choice([16, 512, 2048])
-        few, more = (played(one, Load(count, prompt, 256)).effective_tok_s for count in (agents, 2 * agents))
+        few, more = (played(one, PlannedLoad(count, prompt, 256)).effective_tok_s for count in (agents, 2 * agents))
         assert few <= more * 1.01, said(model, card, quant, agents, prompt)
 
 
 def test_a_mixed_level_does_not_depend_on_how_long_it_is_played():
     one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
-    usual = Load(8, 1024, 512, shape="mixed", spread=1.0)
+    usual = PlannedLoad(8, 1024, 512, shape="mixed", spread=1.0)
     longer = played(one, replace(usual, tasks=240)).effective_tok_s
     assert played(one, usual).effective_tok_s == pytest.approx(longer, rel=0.05)
 
@@ -282,8 +282,8 @@ def test_twice_the_replicas_for_twice_the_agents_bring_twice_as_much(chance):
         model, card, _, quant, _, _ = drawn(chance, ("vllm",))
         one = step(model, quant, card)
         agents, replicas = chance.choice([1, 2, 8]), chance.randint(1, 3)
-        few = played(one, Load(agents * replicas, 256, 256), replicas=replicas).effective_tok_s
-        many = played(one, Load(2 * agents * replicas, 256, 256), replicas=2 * replicas).effective_tok_s
+        few = played(one, PlannedLoad(agents * replicas, 256, 256), replicas=replicas).effective_tok_s
+        many = played(one, PlannedLoad(2 * agents * replicas, 256, 256), replicas=2 * replicas).effective_tok_s
         assert many == pytest.approx(2 * few, rel=0.02), said(model, card, quant, agents, replicas)
 
 
@@ -291,22 +291,22 @@ def test_an_open_load_brings_no_more_than_arrives(chance):
     for _ in range(TRIES // 3):
         model, card, _, quant, _, _ = drawn(chance, ("vllm",))
         rate, tasks = chance.choice([0.1, 1.0, 10.0]), 20
-        got = played(step(model, quant, card), Load(tasks, 256, 64, tasks=tasks, rate_per_s=rate))
+        got = played(step(model, quant, card), PlannedLoad(tasks, 256, 64, tasks=tasks, rate_per_s=rate))
         assert got.tasks == tasks
         assert got.effective_tok_s <= rate * 64 * tasks / (tasks - 1), said(model, card, quant, rate)
 
 
 def test_tasks_that_arrive_together_wait_as_long_as_a_burst_does():
     one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
-    flood = played(one, Load(4, 2048, 32, tasks=4, rate_per_s=1000.0))
-    burst = played(one, Load(4, 2048, 32, tasks=4, shape="burst"))
+    flood = played(one, PlannedLoad(4, 2048, 32, tasks=4, rate_per_s=1000.0))
+    burst = played(one, PlannedLoad(4, 2048, 32, tasks=4, shape="burst"))
     assert flood.ttft_s == pytest.approx(burst.ttft_s, rel=0.02)
 
 
 def test_an_idle_replica_takes_a_task_as_it_arrives():
     one = step(geometry("qwen3-8b"), "bf16", device("rtx-3090"))
-    two = played(one, Load(2, 2048, 32, tasks=2, rate_per_s=1000.0), replicas=2)
-    assert two.wall_s == pytest.approx(played(one, Load(1, 2048, 32, tasks=1)).wall_s, rel=0.02)
+    two = played(one, PlannedLoad(2, 2048, 32, tasks=2, rate_per_s=1000.0), replicas=2)
+    assert two.wall_s == pytest.approx(played(one, PlannedLoad(1, 2048, 32, tasks=1)).wall_s, rel=0.02)
 
 
 # Rigs and choices
@@ -336,12 +336,12 @@ def test_a_card_has_one_usual_link_whoever_asks():
 
 def test_a_slot_without_lanes_is_refused_in_words():
     with pytest.raises(UserError):
-        choose(geometry("qwen3-8b"), parse_rig("2x rtx-3090: pcie4x0"), Goal(), Pins(tp=2), scale=False)
+        choose(geometry("qwen3-8b"), parse_rig("2x rtx-3090: pcie4x0"), PlanGoal(), Pins(tp=2), scale=False)
 
 
 def test_a_slow_card_beside_a_fast_one_does_not_slow_the_fast_one():
     setup = Setup(geometry("qwen3-8b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", Layout(replicas=2), slots=8)
-    load = Load(16, 1024, 512)
+    load = PlannedLoad(16, 1024, 512)
     fast, slow, both = (
         prospect(setup, parse_rig(text), K, context=1536).outcome(load).effective_tok_s
         for text in ("2x rtx-5090", "2x rtx-3090", "rtx-5090 + rtx-3090")
@@ -356,7 +356,7 @@ def test_a_further_card_of_the_same_kind_never_makes_the_best_plan_worse(chance)
         model, card, agents = chance.choice(small), chance.choice(nvidia), chance.choice([1, 4, 8])
         scores = []
         for count in (1, 2):
-            plans = choose(model, parse_rig(f"{count}x {card.id}"), Goal(agents=agents), scale=False).plans
+            plans = choose(model, parse_rig(f"{count}x {card.id}"), PlanGoal(agents=agents), scale=False).plans
             scores.append(plans[0].rated.score if plans else 0.0)
         assert scores[0] <= scores[1] * 1.02, said(model, card, agents)
 

@@ -9,11 +9,11 @@ from skep.catalog.models import geometry
 from skep.planner.constants import published_constants
 from skep.planner.quants import find_kv, find_quant
 from skep.planner.rigs import all_reduce, pcie_gbs
-from skep.planner.setup import Layout, Link, Speculation
-from skep.planner.step import Tuning, step_model
+from skep.planner.setup import CardLink, Layout, Speculation
+from skep.planner.step import StepTuning, step_model
 
 K = published_constants()
-NVLINK, PCIE = Link("nvlink", 56.2), Link("pcie", 31.5, p2p=False)
+NVLINK, PCIE = CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=False)
 
 
 def step(model="qwen3-14b", quant="awq", card="rtx-3090", tp=1, link=PCIE, kv="bf16", **more):
@@ -60,7 +60,7 @@ def test_a_second_card_halves_reading_but_adds_all_reduces():
 
 @pytest.mark.parametrize("kind", ["nvlink", "pcie"])
 def test_an_all_reduce_grows_with_size_and_with_cards(kind):
-    link = Link(kind, 31.5 if kind == "pcie" else 300.0)
+    link = CardLink(kind, 31.5 if kind == "pcie" else 300.0)
     two, eight = all_reduce(2, link, K), all_reduce(8, link, K)
     assert two.seconds(1 << 10) < two.seconds(1 << 24)
     assert two.seconds(1 << 16) < eight.seconds(1 << 16)
@@ -77,12 +77,12 @@ def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer():
 
 def test_a_calibration_multiplies_what_it_measured():
     plain = step()
-    slow = step(tuning=Tuning(decode=2.0))
+    slow = step(tuning=StepTuning(decode=2.0))
     assert slow.seconds(8, 800) == pytest.approx(2 * plain.seconds(8, 800))
     assert slow.seconds(0, 0, 512) == pytest.approx(plain.seconds(0, 0, 512))
-    prompts = replace(plain, tuning=Tuning(prompt=3.0))
+    prompts = replace(plain, tuning=StepTuning(prompt=3.0))
     assert prompts.seconds(0, 0, 512) == pytest.approx(3 * plain.seconds(0, 0, 512))
-    batch = replace(plain, tuning=Tuning(batch=2.0))
+    batch = replace(plain, tuning=StepTuning(batch=2.0))
     assert batch.seconds(1, 100) == pytest.approx(plain.seconds(1, 100))
     assert batch.seconds(8, 800) > plain.seconds(8, 800)
 

@@ -10,8 +10,8 @@ from answers.sample_judge import judged, request
 from skep.errors import WeightsError
 from skep.paths import user_paths
 from skep.quality.banks import WHEEL, fetch_humaneval, humaneval_at_hand, humaneval_items, humaneval_tasks
-from skep.quality.judging import Answered
-from skep.store.verdicts import Outcome
+from skep.quality.judging import AnsweredItem
+from skep.store.verdicts import VerdictOutcome
 from skep.weights.cache import file_sha256
 
 # Of all kinds: helpers in the prompt, imports, several definitions, tests with randomness, long runs.
@@ -30,7 +30,7 @@ def bank(path):
 
 
 def answered(bank, answer):
-    return [Answered(request(answer(task)), item) for task, item in bank]
+    return [AnsweredItem(request(answer(task)), item) for task, item in bank]
 
 
 def solved(task):
@@ -68,7 +68,7 @@ def test_a_sample_of_solutions_passes_and_emptied_ones_fail(bank):
     verdicts = judged(rows + answered(some[::2], emptied))
     wrong = [(verdict.item, verdict.detail) for verdict in verdicts[: len(rows)] if not verdict.passed]
     assert wrong == []
-    assert {verdict.outcome for verdict in verdicts[len(rows) :]} == {Outcome.WRONG}
+    assert {verdict.outcome for verdict in verdicts[len(rows) :]} == {VerdictOutcome.WRONG}
 
 
 @pytest.mark.slow

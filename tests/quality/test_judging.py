@@ -7,9 +7,9 @@ from answers.sample_judge import judged, request, texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
 from skep.errors import SkepError, UserError
-from skep.quality.judging import Answered, Judge, finding_of, harness_files, missing_packages, needs_sandbox
-from skep.sandbox.script import Ending, Result
-from skep.store.verdicts import Outcome
+from skep.quality.judging import AnsweredItem, Judge, finding_of, harness_files, missing_packages, needs_sandbox
+from skep.sandbox.script import ScriptEnding, ScriptResult
+from skep.store.verdicts import VerdictOutcome
 from skep.workload.items import Checker, Item
 
 NUMBER = Item("sum", ({"role": "user", "content": "6 + 6?"},), Checker("number", {"answer": 12}), keywords=("Twelve",))
@@ -18,15 +18,15 @@ RIGHT = "```python\ndef page_count(total, size):\n    return -(-total // size)\n
 
 def read(row, item=NUMBER):
     """Judged without a sandbox."""
-    (verdict,) = asyncio.run(Judge(None).judge([Answered(row, item)]))
+    (verdict,) = asyncio.run(Judge(None).judge([AnsweredItem(row, item)]))
     return verdict
 
 
 def test_a_read_answer_needs_no_sandbox():
     verdict = read(request("It is 12."))
-    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (Outcome.PASSED, None, "number/2")
+    assert (verdict.outcome, verdict.sandbox, verdict.checker) == (VerdictOutcome.PASSED, None, "number/2")
     assert (verdict.level, verdict.repeat, verdict.index, verdict.item) == (4, 1, 7, "sum")
-    assert read(request("It is 13.")).outcome is Outcome.WRONG
+    assert read(request("It is 13.")).outcome is VerdictOutcome.WRONG
     assert needs_sandbox([NUMBER]) is False
     assert needs_sandbox([NUMBER, PAGES]) is True
 
@@ -45,7 +45,8 @@ def test_keywords_are_looked_for_in_the_content_only():
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"), [("timeout", Outcome.TIMED_OUT), ("refused", Outcome.FAILED), ("broken", Outcome.FAILED)]
+    ("kind", "outcome"),
+    [("timeout", VerdictOutcome.TIMED_OUT), ("refused", VerdictOutcome.FAILED), ("broken", VerdictOutcome.FAILED)],
 )
 def test_a_failed_request_is_told_by_its_kind(kind, outcome):
     verdict = read(request(None, error_kind=kind, error="no complete\nanswer", finish_reason=None))
@@ -54,25 +55,25 @@ def test_a_failed_request_is_told_by_its_kind(kind, outcome):
 
 def test_a_cut_answer_is_truncated_even_if_the_checks_pass():
     verdict = read(request("12", finish_reason="length"))
-    assert verdict.outcome is Outcome.TRUNCATED
+    assert verdict.outcome is VerdictOutcome.TRUNCATED
     assert verdict.detail == "cut at the limit of 512 tokens; the checks pass all the same"
     assert "pass" not in read(request("it is 1", finish_reason="length")).detail
 
 
 def test_reasoning_alone_is_no_answer():
     verdict = read(request("", reasoning="6 + 6 is 12"))
-    assert (verdict.outcome, verdict.detail) == (Outcome.NO_ANSWER, "512 tokens of reasoning, no answer")
+    assert (verdict.outcome, verdict.detail) == (VerdictOutcome.NO_ANSWER, "512 tokens of reasoning, no answer")
     assert read(request("<think>12</think>\n ", output_tokens=None)).detail == "nothing but reasoning, no answer"
     assert read(request("")).detail == "an empty answer"
     assert read(request(None)).detail == "the answer was not stored"
-    assert read(request("", reasoning="12", finish_reason="length")).outcome is Outcome.TRUNCATED
+    assert read(request("", reasoning="12", finish_reason="length")).outcome is VerdictOutcome.TRUNCATED
 
 
 def test_a_cut_program_is_run_all_the_same():
     item = PAGES
     rows = [request(RIGHT, finish_reason="length"), request(RIGHT)]
-    cut, whole = judged([Answered(row, item) for row in rows])
-    assert (cut.outcome, whole.outcome) == (Outcome.TRUNCATED, Outcome.PASSED)
+    cut, whole = judged([AnsweredItem(row, item) for row in rows])
+    assert (cut.outcome, whole.outcome) == (VerdictOutcome.TRUNCATED, VerdictOutcome.PASSED)
     assert cut.detail.endswith("the checks pass all the same")
     assert whole.sandbox is not None
     assert whole.checks[0].name == "page_count(0, 10)"
@@ -87,24 +88,24 @@ def test_the_order_is_kept_and_progress_told():
     answers = [f"```python\ndef page_count(total, size):\n    return {n}\n```" for n in range(6)]
     heard = []
     verdicts = texts_judged(PAGES, ["nothing", *answers])
-    assert [verdict.outcome for verdict in verdicts] == [Outcome.NO_ANSWER] + [Outcome.WRONG] * 6
+    assert [verdict.outcome for verdict in verdicts] == [VerdictOutcome.NO_ANSWER] + [VerdictOutcome.WRONG] * 6
     assert [verdict.checks[0].detail for verdict in verdicts[2:]] == [f"gave {n}, not 0" for n in range(1, 6)]
-    asyncio.run(Judge(None).judge([Answered(request("12"), NUMBER)] * 3, heard.append))
+    asyncio.run(Judge(None).judge([AnsweredItem(request("12"), NUMBER)] * 3, heard.append))
     assert heard == [1, 2, 3]
 
 
 def test_only_a_marked_report_counts():
     told = b'{"outcome": "passed", "detail": "", "checks": [{"name": "a", "passed": true, "detail": ""}]}'
 
-    def finding(stdout, ending=Ending.EXITED, stderr=b""):
-        return finding_of(Result(ending, 0, None, stdout, stderr, 0.1), "MARK")
+    def finding(stdout, ending=ScriptEnding.EXITED, stderr=b""):
+        return finding_of(ScriptResult(ending, 0, None, stdout, stderr, 0.1), "MARK")
 
-    assert finding(b"MARK" + told).outcome is Outcome.PASSED
-    assert finding(told).outcome is Outcome.BROKEN
-    assert finding(b"MARK{").outcome is Outcome.BROKEN
-    assert finding(b"MARK[]").outcome is Outcome.BROKEN
-    assert finding(b"", Ending.OUT_OF_TIME).outcome is Outcome.EXCEEDED
-    assert finding(b"", Ending.OUT_OF_MEMORY).detail == "out of memory"
+    assert finding(b"MARK" + told).outcome is VerdictOutcome.PASSED
+    assert finding(told).outcome is VerdictOutcome.BROKEN
+    assert finding(b"MARK{").outcome is VerdictOutcome.BROKEN
+    assert finding(b"MARK[]").outcome is VerdictOutcome.BROKEN
+    assert finding(b"", ScriptEnding.OUT_OF_TIME).outcome is VerdictOutcome.EXCEEDED
+    assert finding(b"", ScriptEnding.OUT_OF_MEMORY).detail == "out of memory"
     assert finding(b"", stderr=b"Traceback\nOops: x").detail.endswith("Oops: x")
 
 
@@ -119,9 +120,17 @@ def test_what_answers_may_import_is_installed_here():
 def test_a_check_that_fails_itself_costs_one_answer_and_not_the_others():
     """An item that asks for something impossible is told with its answer."""
     impossible = Item("x", ({"role": "user", "content": "?"},), Checker("number", {"answer": "0/0"}))
-    rows = [Answered(request("12"), impossible), Answered(request("0/0"), NUMBER), Answered(request("12"), NUMBER)]
+    rows = [
+        AnsweredItem(request("12"), impossible),
+        AnsweredItem(request("0/0"), NUMBER),
+        AnsweredItem(request("12"), NUMBER),
+    ]
     verdicts = asyncio.run(Judge(None).judge(rows))
-    assert [verdict.outcome for verdict in verdicts] == [Outcome.BROKEN, Outcome.WRONG, Outcome.PASSED]
+    assert [verdict.outcome for verdict in verdicts] == [
+        VerdictOutcome.BROKEN,
+        VerdictOutcome.WRONG,
+        VerdictOutcome.PASSED,
+    ]
     assert verdicts[0].detail == "the check itself failed: ValueError: `0/0` is not a number"
 
 
@@ -138,15 +147,15 @@ class Failing:
         self.lost -= 1
         if self.lost >= 0:
             raise SkepError("the sandbox could not be asked: Too many open files")
-        return Result(Ending.EXITED, 1, None, b"", b"", 0.1)
+        return ScriptResult(ScriptEnding.EXITED, 1, None, b"", b"", 0.1)
 
 
 def test_a_run_that_the_machine_lost_is_tried_again():
     """The verdict is not the model's; what goes on failing is an error of one line."""
-    (verdict,) = asyncio.run(Judge(Failing(2)).judge([Answered(request(RIGHT), PAGES)]))
+    (verdict,) = asyncio.run(Judge(Failing(2)).judge([AnsweredItem(request(RIGHT), PAGES)]))
     assert verdict.detail == "ended with 1 before there was a report"
     with pytest.raises(SkepError, match="Too many open files"):
-        asyncio.run(Judge(Failing(9)).judge([Answered(request(RIGHT), PAGES)]))
+        asyncio.run(Judge(Failing(9)).judge([AnsweredItem(request(RIGHT), PAGES)]))
 
 
 def test_an_answer_cut_before_its_limit_met_the_end_of_its_context():
@@ -159,5 +168,5 @@ def test_answers_of_a_checker_that_is_gone_are_one_clear_error():
     """Runs of earlier versions had checkers of their own for apps, tests, readers and docstrings."""
     old = Item("P1.1", ({"role": "user", "content": "x"},), Checker("fastapi", {"turn": 1}))
     with pytest.raises(UserError, match="no checker `fastapi`") as caught:
-        asyncio.run(Judge(None).judge([Answered(request("x"), old)]))
+        asyncio.run(Judge(None).judge([AnsweredItem(request("x"), old)]))
     assert "skep report" in caught.value.hint

@@ -6,8 +6,8 @@ from answers.sample_tasks import ITEMS, PAGES
 
 from skep.quality.harness.blocks import free_names
 from skep.quality.judging import needs_sandbox
-from skep.sandbox.script import Limits
-from skep.store.verdicts import Outcome
+from skep.sandbox.script import SandboxLimits
+from skep.store.verdicts import VerdictOutcome
 from skep.workload.items import Checker, Item
 
 RIGHT = "def page_count(total, size):\n    return -(-total // size)"
@@ -39,10 +39,10 @@ PARTS = {
     ],
 }
 FAULTY = {
-    "new is wrong": ([RIGHT, WRONG], Outcome.WRONG),
-    "it is not there": (["x = 1", "y = undefined"], Outcome.BROKEN),
-    "new does not parse": ([RIGHT, CUT], Outcome.BROKEN),
-    "it raises itself": ([f"{RIGHT}\nprint(page_count(a, b))", "x = 1"], Outcome.BROKEN),
+    "new is wrong": ([RIGHT, WRONG], VerdictOutcome.WRONG),
+    "it is not there": (["x = 1", "y = undefined"], VerdictOutcome.BROKEN),
+    "new does not parse": ([RIGHT, CUT], VerdictOutcome.BROKEN),
+    "it raises itself": ([f"{RIGHT}\nprint(page_count(a, b))", "x = 1"], VerdictOutcome.BROKEN),
 }
 
 
@@ -61,7 +61,7 @@ def item(kind, **values):
 
 def test_what_stands_beside_the_program_does_not_spoil_it():
     found = outcomes(PAGES, BESIDE)
-    assert {name: told for name, told in found.items() if told[0] is not Outcome.PASSED} == {}
+    assert {name: told for name, told in found.items() if told[0] is not VerdictOutcome.PASSED} == {}
     assert found["a quoted line"][1] == "left out: a block that raised NameError: name 'total' is not defined"
     assert found["a shell's line"][1] == "left out: 2 blocks, the first of which is no Python"
     assert found["an example that ends its process"][1] == "left out: a block that ended its process"
@@ -69,7 +69,7 @@ def test_what_stands_beside_the_program_does_not_spoil_it():
 
 
 def test_what_belongs_to_the_program_is_kept():
-    assert outcomes(PAGES, PARTS) == dict.fromkeys(PARTS, (Outcome.PASSED, ""))
+    assert outcomes(PAGES, PARTS) == dict.fromkeys(PARTS, (VerdictOutcome.PASSED, ""))
 
 
 def test_a_fault_of_the_program_itself_is_never_left_out():
@@ -81,7 +81,7 @@ def test_a_fault_of_the_program_itself_is_never_left_out():
 def test_an_example_that_never_ends_is_left_out():
     for_ever = [f"import time\nwhile {number}:\n    time.sleep(1)" for number in (1, 2, 3)]
     verdicts = texts_judged(PAGES, [chat([RIGHT, for_ever[0]]), chat([RIGHT, *for_ever])])
-    assert [verdict.outcome for verdict in verdicts] == [Outcome.PASSED] * 2
+    assert [verdict.outcome for verdict in verdicts] == [VerdictOutcome.PASSED] * 2
     assert verdicts[0].detail == "left out: a block that did not come to an end"
 
 
@@ -90,14 +90,14 @@ def test_a_function_or_a_body_may_have_an_example_beside_it():
     asked = item("completion", prompt=prompt, entry_point="twice", tests="def check(f):\n    assert f(2) == 4\n")
     whole = [f"{prompt}    return 2 * x", "print(twice(y))"]
     found = outcomes(asked, {"whole": whole, "body": ["    return 2 * x", "print(twice(y))"]})
-    assert {outcome for outcome, _ in found.values()} == {Outcome.PASSED}, found
+    assert {outcome for outcome, _ in found.values()} == {VerdictOutcome.PASSED}, found
 
 
 def test_without_an_entry_point_the_tests_say_what_is_asked_for():
     asked = item("python", tests="s = Stack()\ns.push(1)\nassert s.pop() == 1\n")
     right = "class Stack(list):\n    push = list.append"
     found = outcomes(asked, {"usage": [right, "s = Stack(size)"], "broken": ["x = 1", right.replace("list", "List")]})
-    assert [outcome for outcome, _ in found.values()] == [Outcome.PASSED, Outcome.BROKEN]
+    assert [outcome for outcome, _ in found.values()] == [VerdictOutcome.PASSED, VerdictOutcome.BROKEN]
     assert free_names("import os\nfor a in f(b):\n    def g(c): return c + os.x + len(d)\n") == {"f", "b", "d"}
 
 
@@ -105,7 +105,7 @@ def test_the_items_own_test_is_run_even_if_the_answer_has_one_of_that_name():
     asked = item("python", tests="def test_add():\n    assert add(1, 2) == 3\n", entry_point="add")
     own = "def add(a, b):\n    return a - b\n\ndef test_add():\n    assert add(3, 1) == 2"
     (verdict,) = texts_judged(asked, [chat([own])])
-    assert (verdict.outcome, verdict.detail) == (Outcome.WRONG, "AssertionError at `assert add(1, 2) == 3`")
+    assert (verdict.outcome, verdict.detail) == (VerdictOutcome.WRONG, "AssertionError at `assert add(1, 2) == 3`")
 
 
 def test_the_faulty_function_quoted_once_more_does_not_replace_the_mended_one():
@@ -118,10 +118,14 @@ def test_a_regular_expression_is_searched_for_in_the_sandbox():
     asked = item("regex", pattern=r"^b\d+$")
     assert needs_sandbox([asked])
     verdicts = texts_judged(asked, ["a\nb12\nc", "ab12", "```python\nb12\n```"])
-    assert [verdict.outcome for verdict in verdicts] == [Outcome.PASSED, Outcome.WRONG, Outcome.PASSED]
+    assert [verdict.outcome for verdict in verdicts] == [
+        VerdictOutcome.PASSED,
+        VerdictOutcome.WRONG,
+        VerdictOutcome.PASSED,
+    ]
     assert verdicts[1].detail == "it is not there"
 
 
 def test_a_pattern_that_takes_for_ever_is_ended():
-    (verdict,) = texts_judged(item("regex", pattern="(a|aa)+$"), ["a" * 60 + "b"], limits=Limits(seconds=1))
-    assert verdict.outcome is Outcome.EXCEEDED
+    (verdict,) = texts_judged(item("regex", pattern="(a|aa)+$"), ["a" * 60 + "b"], limits=SandboxLimits(seconds=1))
+    assert verdict.outcome is VerdictOutcome.EXCEEDED

@@ -4,13 +4,13 @@ import pytest
 from answers.sample_judge import texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
-from skep.sandbox.script import Limits
-from skep.store.verdicts import Outcome
+from skep.sandbox.script import SandboxLimits
+from skep.store.verdicts import VerdictOutcome
 from skep.workload.items import Checker, Item
 
 pytestmark = pytest.mark.slow
 
-SHORT = Limits(seconds=1.2, memory_bytes=256 << 20)
+SHORT = SandboxLimits(seconds=1.2, memory_bytes=256 << 20)
 
 
 def item(kind="python", **values):
@@ -74,14 +74,14 @@ def test_a_right_answer_passes_whatever_it_prints():
     untidy = f"import os, threading, time\n{RIGHT}\nif os.fork() == 0:\n    time.sleep(60)\n"
     own_main = f'{RIGHT}\nif __name__ == "__main__":\n    raise SystemExit(1)'
     verdicts = texts_judged(item(), [block(RIGHT), block(loud), block(untidy), block(own_main)])
-    assert [verdict.outcome for verdict in verdicts] == [Outcome.PASSED] * 4, verdicts
+    assert [verdict.outcome for verdict in verdicts] == [VerdictOutcome.PASSED] * 4, verdicts
 
 
 def test_code_that_lies_or_leaves_never_passes():
     verdicts = dict(zip(LIES, texts_judged(item(), [block(code) for code in LIES.values()]), strict=True))
     passed = [name for name, verdict in verdicts.items() if verdict.passed]
     assert passed == []
-    assert {verdict.outcome for verdict in verdicts.values()} <= {Outcome.WRONG, Outcome.BROKEN}
+    assert {verdict.outcome for verdict in verdicts.values()} <= {VerdictOutcome.WRONG, VerdictOutcome.BROKEN}
     assert verdicts["asks for input"].detail.startswith("EOFError")
     assert "status 0" in verdicts["os._exit(0)"].detail
     assert all(verdict.detail for verdict in verdicts.values())
@@ -90,7 +90,7 @@ def test_code_that_lies_or_leaves_never_passes():
 def test_code_over_its_limits_is_told_apart():
     verdicts = texts_judged(item(), [block(f"{RIGHT}\n{code}") for code in FLOODS.values()], limits=SHORT)
     found = {name: verdict.outcome for name, verdict in zip(FLOODS, verdicts, strict=True)}
-    assert set(found.values()) == {Outcome.EXCEEDED}, found
+    assert set(found.values()) == {VerdictOutcome.EXCEEDED}, found
 
 
 GARBAGE = [

@@ -5,7 +5,7 @@ import pytest
 from skep.quality.mixed_figures import advice_of, fisher_less, loss_words, mixed_summary, side_by_side
 from skep.quality.records import MixedLevel, PassLoss, TaskFigures
 from skep.store.records import Request
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.coding_tasks import PRIMARY, SIDE
 
 
@@ -34,7 +34,7 @@ def talk(level=1, repeat=0, at=0.0, each=1.0):
     return [turn(n, at + n * each, at + (n + 1) * each, level=level, repeat=repeat) for n in range(3)]
 
 
-def verdict(row, outcome=Outcome.PASSED):
+def verdict(row, outcome=VerdictOutcome.PASSED):
     return Verdict(row.level, row.repeat, row.index, row.kind, outcome)
 
 
@@ -79,7 +79,7 @@ def test_a_request_that_failed_has_no_time_in_the_figures():
 
 def test_turns_after_a_failed_one_were_not_asked_and_count_as_failed():
     rows = [*talk(), turn(0, 10.0, 11.0, repeat=1), turn(1, 11.0, 12.0, repeat=1, **FAILED)]
-    found = level_of(rows, [*map(verdict, rows[:-1]), verdict(rows[-1], Outcome.FAILED)])
+    found = level_of(rows, [*map(verdict, rows[:-1]), verdict(rows[-1], VerdictOutcome.FAILED)])
     assert [(one.passed, one.judged, one.runs) for one in found.turns] == [(2, 2, 2), (1, 2, 2), (1, 2, 1)]
     assert dict(found.outcomes) == {"passed": 4, "failed": 1, "not asked": 1}
 
@@ -89,7 +89,7 @@ def test_a_level_is_not_quick_because_its_turns_failed():
     failed = [turn(0, 50.0, 50.1, level=2), turn(1, 50.1, 50.2, level=2), turn(2, 50.2, 50.21, level=2, **FAILED)]
     short = [turn(0, 60.0, 60.01, level=2, repeat=1, **FAILED)]
     rows = [*talk(), *failed, *short, side(1, 50.0, 50.3), side(1, 60.0, 60.3, repeat=1)]
-    summary = summed(rows, [verdict(row, Outcome.PASSED if row.ok else Outcome.FAILED) for row in rows])
+    summary = summed(rows, [verdict(row, VerdictOutcome.PASSED if row.ok else VerdictOutcome.FAILED) for row in rows])
     assert summary.levels[1].primary_s is None
     assert summary.axes[2].value is None
     assert summary.advice.concurrency == 1
@@ -140,9 +140,9 @@ def test_aggregate_speed_is_all_tokens_over_wall_time():
 
 def test_time_per_finished_task_counts_only_answers_that_passed():
     rows = [*talk(level=2), side(1, 0.0, 4.0)]
-    verdicts = [verdict(row, Outcome.WRONG if row.kind == "P1.3" else Outcome.PASSED) for row in rows]
+    verdicts = [verdict(row, VerdictOutcome.WRONG if row.kind == "P1.3" else VerdictOutcome.PASSED) for row in rows]
     assert level_of(rows, verdicts).seconds_per_task == pytest.approx(4.0 / 3)
-    assert level_of(rows, [verdict(row, Outcome.TRUNCATED) for row in rows]).seconds_per_task is None
+    assert level_of(rows, [verdict(row, VerdictOutcome.TRUNCATED) for row in rows]).seconds_per_task is None
 
 
 def test_warm_up_rows_are_not_counted():
@@ -263,7 +263,7 @@ def losing(repeats, lost_at_5):
     for row in rows:
         fails = row.level == 5 and left > 0
         left -= fails
-        verdicts.append(verdict(row, Outcome.WRONG if fails else Outcome.PASSED))
+        verdicts.append(verdict(row, VerdictOutcome.WRONG if fails else VerdictOutcome.PASSED))
     return summed(rows, verdicts).levels[-1].loss
 
 

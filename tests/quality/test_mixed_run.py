@@ -12,10 +12,10 @@ from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.quality.mixed_run import MixedPlan, run_mixed
 from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import Ending, Result
+from skep.sandbox.script import ScriptEnding, ScriptResult
 from skep.store.database import open_store
 from skep.store.records import RunState
-from skep.store.verdicts import Outcome
+from skep.store.verdicts import VerdictOutcome
 from skep.testing.process import FakeEngine
 from skep.workload.coding_tasks import PRIMARY, SIDE
 
@@ -88,7 +88,7 @@ class Idle:
 
     async def run(self, script, limits=None):
         del script, limits
-        return Result(Ending.EXITED, 0, None, b"", b"", 0.0)
+        return ScriptResult(ScriptEnding.EXITED, 0, None, b"", b"", 0.0)
 
     async def close(self):
         pass
@@ -249,7 +249,7 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
     assert [item.id for item in store.items(run.id)] == ["P1.1", "P1.2", "P1.3", "S1"]
     verdicts = store.verdicts(run.id)
     assert [(one.level, one.index, one.item) for one in verdicts] == [(row.level, row.index, row.kind) for row in rows]
-    assert {one.outcome for one in verdicts if one.item.startswith("P")} == {Outcome.BROKEN}
+    assert {one.outcome for one in verdicts if one.item.startswith("P")} == {VerdictOutcome.BROKEN}
     assert summary.advice.concurrency is None
 
 
@@ -266,7 +266,7 @@ def test_a_right_conversation_passes_in_the_real_sandbox(engine, store):
 
     summary = asyncio.run(run())
     details = [(one.item, one.outcome, one.detail) for one in store.verdicts(summary.run_id)]
-    assert [outcome for _, outcome, _ in details] == [Outcome.PASSED] * 3, details
+    assert [outcome for _, outcome, _ in details] == [VerdictOutcome.PASSED] * 3, details
     assert summary.levels[0].seconds_per_task == pytest.approx(summary.levels[0].wall_s / 3)
     assert summary.advice.concurrency == 1
 

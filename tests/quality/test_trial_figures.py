@@ -13,9 +13,9 @@ from skep.quality.trial_figures import (
     summary_of_run,
 )
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, paired_difference
-from skep.store.records import EngineTimings, Request, Run, RunState
+from skep.store.records import EngineTimings, Request, RunState, StoredRun
 from skep.store.rows import LevelFact
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Checker, Item
 
 
@@ -32,7 +32,7 @@ class Made:
 
     def passes(self, level, repeat, arm, outcomes, *, blocks=None, tokens=10, seconds=1.0, base=None, answer="yes"):
         """`outcomes`: one for all items, or one each; `blocks`: those that are whole."""
-        outcomes = [outcomes] * len(self.items) if isinstance(outcomes, Outcome) else outcomes
+        outcomes = [outcomes] * len(self.items) if isinstance(outcomes, VerdictOutcome) else outcomes
         for index, outcome in enumerate(outcomes):
             begin = self.clock + index * seconds / level
             self.rows.append(
@@ -65,9 +65,9 @@ class Made:
         return quality_summary("r", self.rows, self.verdicts, self.facts, self.items, **told)
 
 
-def some(count, failing, outcome=Outcome.WRONG, begin=0):
+def some(count, failing, outcome=VerdictOutcome.WRONG, begin=0):
     """`failing` of them, from `begin` on, did not pass."""
-    return [outcome if begin <= n < begin + failing else Outcome.PASSED for n in range(count)]
+    return [outcome if begin <= n < begin + failing else VerdictOutcome.PASSED for n in range(count)]
 
 
 def test_the_same_verdicts_in_both_arms_hold():
@@ -108,7 +108,7 @@ def test_a_bank_too_hard_to_lose_anything_shows_nothing():
 
 def test_time_outs_truncation_and_errors_are_failures_and_counted_apart():
     base = some(400, 0)
-    load = [Outcome.TIMED_OUT] * 3 + [Outcome.TRUNCATED] * 4 + [Outcome.FAILED] * 5 + base[12:]
+    load = [VerdictOutcome.TIMED_OUT] * 3 + [VerdictOutcome.TRUNCATED] * 4 + [VerdictOutcome.FAILED] * 5 + base[12:]
     (level,) = Made(400).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0).summary().levels
     assert level.difference.lost == 12
     assert level.load.outcomes == (("passed", 388), ("truncated", 4), ("timed out", 3), ("failed", 5))
@@ -116,7 +116,11 @@ def test_time_outs_truncation_and_errors_are_failures_and_counted_apart():
 
 
 def test_latency_comes_from_the_same_requests():
-    made = Made(100).passes(1, 0, "base", Outcome.PASSED).passes(4, 0, "load", Outcome.PASSED, base=0, seconds=2.0)
+    made = (
+        Made(100)
+        .passes(1, 0, "base", VerdictOutcome.PASSED)
+        .passes(4, 0, "load", VerdictOutcome.PASSED, base=0, seconds=2.0)
+    )
     (level,) = made.summary().levels
     assert level.base.ttft_p50_ms == pytest.approx(100)
     assert level.load.ttft_p50_ms == pytest.approx(400)
@@ -128,8 +132,8 @@ def test_latency_comes_from_the_same_requests():
 
 def test_the_time_of_the_other_arm_between_two_blocks_is_not_counted():
     made = Made(128)
-    made.passes(1, 0, "base", Outcome.PASSED, blocks=[(0, 64), (64, 128)])
-    made.passes(4, 0, "load", Outcome.PASSED, blocks=[(0, 64), (64, 128)], base=0)
+    made.passes(1, 0, "base", VerdictOutcome.PASSED, blocks=[(0, 64), (64, 128)])
+    made.passes(4, 0, "load", VerdictOutcome.PASSED, blocks=[(0, 64), (64, 128)], base=0)
     late = [replace(row, started_s=row.started_s + 500, ended_s=row.ended_s + 500) for row in made.rows[64:128]]
     made.rows[64:128] = late
     (level,) = made.summary().levels
@@ -157,7 +161,7 @@ def test_base_passes_of_further_levels_are_further_noise():
 def test_a_block_that_was_broken_off_does_not_count():
     """The answers that had come by then are the quick ones."""
     made = Made(128)
-    made.passes(1, 0, "base", Outcome.PASSED, blocks=[(0, 64)])
+    made.passes(1, 0, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
     made.passes(4, 0, "load", some(128, 64, begin=64), blocks=[(0, 64)], base=0)
     (level,) = made.summary().levels
     assert (level.difference.items, level.difference.lost, level.load.requests) == (64, 0, 64)
@@ -165,30 +169,30 @@ def test_a_block_that_was_broken_off_does_not_count():
 
 def test_a_repeat_that_was_broken_off_does_not_count_beside_whole_ones():
     made = Made(128)
-    made.passes(1, 0, "base", Outcome.PASSED).passes(4, 0, "load", Outcome.PASSED, base=0)
-    made.passes(1, 1, "base", Outcome.PASSED, blocks=[(0, 64)])
-    made.passes(4, 1, "load", Outcome.WRONG, blocks=[(0, 64)], base=1)
+    made.passes(1, 0, "base", VerdictOutcome.PASSED).passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
+    made.passes(1, 1, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
+    made.passes(4, 1, "load", VerdictOutcome.WRONG, blocks=[(0, 64)], base=1)
     (level,) = made.summary().levels
     assert (level.difference.pairs, level.difference.lost) == (128, 0)
 
 
 def test_answers_that_were_not_judged_make_no_level():
-    made = Made(100).passes(1, 0, "base", Outcome.PASSED).passes(4, 0, "load", Outcome.PASSED, base=0)
+    made = Made(100).passes(1, 0, "base", VerdictOutcome.PASSED).passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
     made.verdicts.clear()
     summary = made.summary()
     assert (summary.levels, summary.noise, summary.holds_up_to, summary.skipped) == ((), None, None, (4, 8))
 
 
 def test_families_are_shown_with_their_rate_one_at_a_time():
-    made = Made(100, families=("add", "sort")).passes(1, 0, "base", [Outcome.PASSED, Outcome.WRONG] * 50)
-    summary = made.passes(4, 0, "load", Outcome.WRONG, base=0).summary()
+    made = Made(100, families=("add", "sort")).passes(1, 0, "base", [VerdictOutcome.PASSED, VerdictOutcome.WRONG] * 50)
+    summary = made.passes(4, 0, "load", VerdictOutcome.WRONG, base=0).summary()
     assert summary.by_family == (("add", 50, 1.0), ("sort", 50, 0.0))
 
 
 def test_a_stored_run_gives_its_summary_and_why_it_ended():
-    made = Made(400).passes(1, 0, "base", Outcome.PASSED).passes(4, 0, "load", Outcome.PASSED, base=0)
+    made = Made(400).passes(1, 0, "base", VerdictOutcome.PASSED).passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
     config = {"bank": "drills:1", "delta": 0.05, "concurrency": [1, 4, 8]}
-    run = Run(
+    run = StoredRun(
         "r", "quality", RunState.FAILED, 0.0, 1.0, "m", "u", "f", config, {}, {}, simulated=False, skep_version="0",
         error="interrupted",
     )  # fmt: skip

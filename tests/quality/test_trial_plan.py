@@ -3,7 +3,7 @@
 import pytest
 
 from skep.errors import UserError
-from skep.quality.trial_plan import AGAIN, BASE, LOAD, Cold, Pass, Passes, TrialPlan, blocks_of, order_of
+from skep.quality.trial_plan import AGAIN, BASE, LOAD, CacheBypass, ItemPass, Passes, TrialPlan, blocks_of, order_of
 
 
 @pytest.mark.parametrize(("count", "level"), [(1, 4), (63, 4), (64, 4), (127, 4), (128, 4), (1000, 8), (1000, 64)])
@@ -33,8 +33,12 @@ def test_the_load_stands_between_the_two_base_arms():
 
 def test_passes_of_a_level_are_numbered_as_they_are_begun():
     passes = Passes()
-    assert passes.round(4, again=True) == {BASE: Pass(1, 0, BASE), AGAIN: Pass(1, 1, AGAIN), LOAD: Pass(4, 0, LOAD)}
-    assert passes.round(4, again=False) == {BASE: Pass(1, 2, BASE), LOAD: Pass(4, 1, LOAD)}
+    assert passes.round(4, again=True) == {
+        BASE: ItemPass(1, 0, BASE),
+        AGAIN: ItemPass(1, 1, AGAIN),
+        LOAD: ItemPass(4, 0, LOAD),
+    }
+    assert passes.round(4, again=False) == {BASE: ItemPass(1, 2, BASE), LOAD: ItemPass(4, 1, LOAD)}
 
 
 def test_one_is_the_base_whether_it_is_named_or_not():
@@ -47,20 +51,22 @@ def test_a_plan_without_a_level_above_one_is_refused():
 
 
 def test_llama_cpp_is_told_to_use_no_cache_and_vllm_gets_a_salt_for_each_request():
-    one = Pass(4, 0, LOAD)
+    one = ItemPass(4, 0, LOAD)
     for told in (
         {"engine": "xllamacpp 2026.1"},
         {"engine": "llama.cpp b11434-1a2b3c4"},
         {"engine": "llamacpp"},
         {"build": "b6000-abc"},
     ):
-        assert Cold.for_engine(told, "s").fields(one, 3) == {"cache_prompt": False}
-    salted = Cold.for_engine({"engine": "vllm 0.19.1"}, "5a17")
-    salts = [salted.fields(of, index)["cache_salt"] for of in (one, Pass(1, 0, BASE)) for index in range(3)]
+        assert CacheBypass.for_engine(told, "s").fields(one, 3) == {"cache_prompt": False}
+    salted = CacheBypass.for_engine({"engine": "vllm 0.19.1"}, "5a17")
+    salts = [salted.fields(of, index)["cache_salt"] for of in (one, ItemPass(1, 0, BASE)) for index in range(3)]
     assert len(set(salts)) == 6
     assert not set("@/\\\0") & set("".join(salts))  # vLLM refuses these
-    assert all(not Cold.for_engine({"engine": name}, "s").fields(one, 3) for name in ("sglang 0.5", "ollama 0.12", ""))
-    assert set(Cold.for_engine({"engine": "vllm 0.19.1, xllamacpp 2026.1"}, "s").fields(one, 3)) == {
+    assert all(
+        not CacheBypass.for_engine({"engine": name}, "s").fields(one, 3) for name in ("sglang 0.5", "ollama 0.12", "")
+    )
+    assert set(CacheBypass.for_engine({"engine": "vllm 0.19.1, xllamacpp 2026.1"}, "s").fields(one, 3)) == {
         "cache_prompt",
         "cache_salt",
     }

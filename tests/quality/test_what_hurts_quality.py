@@ -9,12 +9,12 @@ from answers.sample_judge import judged, request, sample
 from answers.sample_tasks import ITEMS
 
 from skep.errors import SkepError, UserError
-from skep.quality.judging import Answered, Judge
+from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.trial_figures import PAIRED_WITH, WHOLE_BLOCK, quality_summary
-from skep.sandbox.script import Ending, Result
+from skep.sandbox.script import ScriptEnding, ScriptResult
 from skep.stats.noninferiority import Claim
 from skep.store.rows import LevelFact
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.banks import parse_bank
 from skep.workload.extraction import python_blocks
 from skep.workload.items import Checker, Item
@@ -97,7 +97,7 @@ WRONGLY_JUDGED = {
 
 @pytest.fixture(scope="module")
 def verdicts():
-    found = judged([Answered(request(answer), asked) for asked, answer, _ in CASES.values()])
+    found = judged([AnsweredItem(request(answer), asked) for asked, answer, _ in CASES.values()])
     return dict(zip(CASES, found, strict=True))
 
 
@@ -116,9 +116,9 @@ def test_an_answer_is_judged_by_what_was_asked(verdicts, name):
 
 def test_nothing_over_nothing_is_a_wrong_number_and_no_error():
     """An answer of `0/0` ended the run, and the verdicts of its level were lost."""
-    answered = Answered(request("It is 0/0"), item("number", answer=12))
+    answered = AnsweredItem(request("It is 0/0"), item("number", answer=12))
     (verdict,) = asyncio.run(Judge(None).judge([answered]))
-    assert verdict.outcome is Outcome.WRONG
+    assert verdict.outcome is VerdictOutcome.WRONG
 
 
 def test_a_bank_cannot_ask_for_nothing_over_nothing():
@@ -142,8 +142,8 @@ def test_failures_at_one_at_a_time_are_no_proof_that_load_does_no_harm():
     facts += [LevelFact(level, 0, WHOLE_BLOCK, {"begin": 0, "end": count}) for level in (1, 4)]
     rows, verdicts = [], []
     for number in range(count):
-        base = Outcome.FAILED if number < 60 else Outcome.PASSED
-        load = Outcome.WRONG if number % 5 == 0 else Outcome.PASSED
+        base = VerdictOutcome.FAILED if number < 60 else VerdictOutcome.PASSED
+        load = VerdictOutcome.WRONG if number % 5 == 0 else VerdictOutcome.PASSED
         for level, arm, outcome in ((1, "base", base), (4, "load", load)):
             rows.append(request("1", level=level, repeat=0, index=number, kind=f"i{number}", traffic=arm))
             verdicts.append(Verdict(level, 0, number, f"i{number}", outcome))
@@ -164,12 +164,12 @@ class FailsOnce:
         self.runs += 1
         if self.runs == 2:
             raise SkepError("the sandbox failed: its supervising process was killed")
-        return Result(Ending.EXITED, 0, None, b"", b"", 0.1)
+        return ScriptResult(ScriptEnding.EXITED, 0, None, b"", b"", 0.1)
 
     async def close(self):
         pass
 
 
 def test_one_lost_run_of_the_sandbox_does_not_lose_the_other_verdicts():
-    answered = [Answered(request(MENDED), ITEMS["bug"])] * 5
+    answered = [AnsweredItem(request(MENDED), ITEMS["bug"])] * 5
     assert len(asyncio.run(Judge(FailsOnce(), parallel=1).judge(answered))) == 5

@@ -10,7 +10,7 @@ from skep.bench.records import Clock, Disagreement, Energy, LevelSummary, Repeat
 from skep.report.sweep import sweep_page
 from skep.stats.percentiles import Percentiles
 from skep.stats.turning import Turning
-from skep.store.records import Request, Run, RunState
+from skep.store.records import Request, RunState, StoredRun
 from skep.units import Interval
 
 TASKS = 24
@@ -60,7 +60,7 @@ def summary(levels):
 
 @pytest.fixture(scope="session")
 def run():
-    return Run(
+    return StoredRun(
         id="01JCR8Z7",
         kind="sweep",
         state=RunState.DONE,

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from skep.swarm.records import Attempt, Counts, Ending, Outcome, Result, RunState, SwarmRun, Why
+from skep.swarm.records import Attempt, AttemptOutcome, Counts, SwarmRun, SwarmRunState, TaskEnding, TaskResult, Why
 from skep.swarm.store import SwarmSession
 from skep.swarm.summary import Rows, story_from
 
@@ -24,13 +24,13 @@ def session(number=1, started=BEGAN, ended=None, *, alive=False, outcome="done",
 
 
 def attempt(task="a", agent=0, started=0.0, ended=1.0, **other):
-    known = {"session": 1, "number": 1, "why": Why.FIRST, "outcome": Outcome.DONE, "output_tokens": 10} | other
+    known = {"session": 1, "number": 1, "why": Why.FIRST, "outcome": AttemptOutcome.DONE, "output_tokens": 10} | other
     return Attempt(task=task, agent=agent, started_at=BEGAN + started, ended_at=BEGAN + ended, **known)
 
 
 def result(task="a", started=0.0, ended=1.0, **other):
     known = {
-        "ending": Ending.DONE,
+        "ending": TaskEnding.DONE,
         "answer": "yes",
         "value": None,
         "error_kind": None,
@@ -39,7 +39,7 @@ def result(task="a", started=0.0, ended=1.0, **other):
         "prompt_tokens": 5,
         "output_tokens": 10,
     } | other
-    return Result(task=task, started_at=BEGAN + started, ended_at=BEGAN + ended, **known)
+    return TaskResult(task=task, started_at=BEGAN + started, ended_at=BEGAN + ended, **known)
 
 
 def run_of(total, done, failed=0, **other):
@@ -52,7 +52,7 @@ def run_of(total, done, failed=0, **other):
         "config": {"tries": 4, "output": "/home/somebody/out.jsonl"},
         "skep_version": "0",
         "simulated": False,
-        "state": RunState.DONE if done + failed == total else RunState.STOPPED,
+        "state": SwarmRunState.DONE if done + failed == total else SwarmRunState.STOPPED,
         "sessions": 1,
     } | other
     return SwarmRun(id="20260101-000000-abcdef", counts=Counts(total, done, failed), **known)
@@ -77,9 +77,16 @@ def busy_story(tasks=60, lanes=12, seed=3, **other):
             if begin > 20:
                 begin += 0 if begin > 3600 else 3600
             lasted = 1.5 + 3 * rng.random()
-            outcome = Outcome.DONE
+            outcome = AttemptOutcome.DONE
             if rng.random() < 0.12 and tries < 3:
-                outcome = rng.choice([Outcome.FAILED, Outcome.REJECTED, Outcome.SUPERSEDED, Outcome.CANCELLED])
+                outcome = rng.choice(
+                    [
+                        AttemptOutcome.FAILED,
+                        AttemptOutcome.REJECTED,
+                        AttemptOutcome.SUPERSEDED,
+                        AttemptOutcome.CANCELLED,
+                    ]
+                )
             attempts.append(
                 attempt(
                     name,
@@ -95,17 +102,17 @@ def busy_story(tasks=60, lanes=12, seed=3, **other):
                     output_tokens=int(20 * lasted),
                     prompt_tokens=30,
                     replica=rng.choice(["r0", "r1"]),
-                    error_kind=None if outcome is Outcome.DONE else "timeout",
-                    error=None if outcome is Outcome.DONE else "no answer in <60> s & more",
+                    error_kind=None if outcome is AttemptOutcome.DONE else "timeout",
+                    error=None if outcome is AttemptOutcome.DONE else "no answer in <60> s & more",
                 )
             )
             free[agent] = begin + lasted
-            if outcome is Outcome.DONE:
+            if outcome is AttemptOutcome.DONE:
                 break
             tries += 1
         last = attempts[-1]
         if number % 29 == 7:
-            lost = {"ending": Ending.FAILED, "error_kind": "http_400", "error": "<script>alert(1)</script>"}
+            lost = {"ending": TaskEnding.FAILED, "error_kind": "http_400", "error": "<script>alert(1)</script>"}
             results.append(result(name, 0, last.ended_at - BEGAN, answer="<b>no</b>", tries=4, **lost))
         else:
             results.append(result(name, 0, last.ended_at - BEGAN, tries=tries, output_tokens=last.output_tokens))
@@ -121,6 +128,6 @@ def busy_story(tasks=60, lanes=12, seed=3, **other):
         (1, "endpoint", BEGAN + 11, {"up": True}),
         (2, "limit", BEGAN + 3620.1, {"limit": lanes, "why": "as before"}),
     ]
-    failed = sum(one.ending is Ending.FAILED for one in results)
+    failed = sum(one.ending is TaskEnding.FAILED for one in results)
     run = run_of(tasks, tasks - failed, failed, sessions=len(sessions), **other)
     return story_from(rows_of(run, attempts, results, sessions=sessions, facts=facts), now=BEGAN + 9999)

@@ -12,7 +12,7 @@ from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, TaskFig
 from skep.report import theme
 from skep.report.mixed import mixed_page, mixed_picture, tables_of
 from skep.store.records import RunState
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = {1: "P1", 2: "P1+S1", 3: "P1+S1-S2", 5: "P1+S1-S4"}
@@ -160,9 +160,9 @@ def test_form_is_said_on_top(one, single, run):
 
 def test_answers_that_did_not_pass_are_listed_with_their_reason(one):
     verdicts = [
-        Verdict(5, 1, 3000, "S3", Outcome.BROKEN, "SyntaxError in line 3"),
-        Verdict(5, 0, 1000, "S1", Outcome.PASSED),
-        Verdict(0, 0, 9000, "S4", Outcome.WRONG, "warm-up"),
+        Verdict(5, 1, 3000, "S3", VerdictOutcome.BROKEN, "SyntaxError in line 3"),
+        Verdict(5, 0, 1000, "S1", VerdictOutcome.PASSED),
+        Verdict(0, 0, 9000, "S4", VerdictOutcome.WRONG, "warm-up"),
     ]
     (table,) = [table for table in tables_of([GPT], {GPT.run_id: verdicts}) if "did not pass" in table.title]
     assert table.rows == [("5", "S3", "2", "broken", "SyntaxError in line 3")]
@@ -214,7 +214,7 @@ def test_nothing_from_outside_becomes_markup(run):
         advice=Advice(5, hostile, (hostile,)),
         incomplete=hostile,
     )
-    verdicts = {odd.run_id: [Verdict(5, 0, 1, hostile, Outcome.WRONG, hostile)]}
+    verdicts = {odd.run_id: [Verdict(5, 0, 1, hostile, VerdictOutcome.WRONG, hostile)]}
     entries = [_entry(run, odd), _entry(run, QWEN)]
     for made in (mixed_page(entries, verdicts), mixed_picture(entries[:1])):
         assert "<script" not in made

@@ -15,7 +15,7 @@ from skep.report import theme
 from skep.report.quality import difference_chart, outcome_chart, quality_page, quality_picture, total_chart, ttft_chart
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import RunState
-from skep.store.verdicts import Outcome
+from skep.store.verdicts import VerdictOutcome
 
 SVG = "{http://www.w3.org/2000/svg}"
 ITEMS = 690
@@ -40,7 +40,7 @@ UNSHOWN = LevelQuality(
 )  # fmt: skip
 LOST = LevelQuality(
     16, _difference(0.62, 0.51, -0.14, -0.082, 95, 19), Claim.LOST, ALONE,
-    _arm(16, {outcome.value: 86 for outcome in Outcome}, (900.0, 3560.0), (9.8, 19.5)), None, 0.5,
+    _arm(16, {outcome.value: 86 for outcome in VerdictOutcome}, (900.0, 3560.0), (9.8, 19.5)), None, 0.5,
 )  # fmt: skip
 SUMMARY = QualitySummary(
     run_id="01Q",
@@ -166,10 +166,10 @@ def test_a_noise_floor_that_was_not_measured_has_no_band(tested):
 def test_every_outcome_is_shown_apart():
     """All eight, each with its own colour, and the parts fill the bar."""
     spec = outcome_chart(replace(SUMMARY, levels=(LOST,)))
-    assert {outcome.value for outcome in Outcome} <= set(_labels(spec))
+    assert {outcome.value for outcome in VerdictOutcome} <= set(_labels(spec))
     bars = [row for row in spec["layer"][0]["data"]["values"] if row["y2"] - row["y"] > 14]
     loaded = [row for row in bars if row["y"] == max(bar["y"] for bar in bars)]
-    assert len({row["colour"] for row in loaded}) == len(Outcome)
+    assert len({row["colour"] for row in loaded}) == len(VerdictOutcome)
     assert all(a["x2"] == pytest.approx(b["x"], abs=0.02) for a, b in pairwise(loaded))
 
 

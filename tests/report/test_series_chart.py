@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from skep.monitor.records import DAY_S, HOUR_S, Point
+from skep.monitor.records import DAY_S, HOUR_S, SeriesPoint
 from skep.report import theme
-from skep.report.series_chart import Flag, Picture, Shift, Track, legend, series_picture, series_svg, shift_label
+from skep.report.series_chart import ChangeMark, Flag, Picture, Track, legend, series_picture, series_svg, shift_label
 from skep.report.ticks import offsets, time_ticks, value_scale, when, zone_name
 from skep.web.history import spark
 
@@ -23,7 +23,7 @@ UNTIL = SINCE + 14 * DAY_S
 
 def _points(count=100, value=50.0, busy=()):
     step = (UNTIL - SINCE) / count
-    return [Point(SINCE + i * step, value + i % 3, i in busy) for i in range(count)]
+    return [SeriesPoint(SINCE + i * step, value + i % 3, i in busy) for i in range(count)]
 
 
 def _band(points):
@@ -84,7 +84,7 @@ def test_the_axis_begins_at_zero_only_where_values_are_near_it():
     assert value_scale(3, 54).low == 0
     assert value_scale(90, 100).low > 80
     assert "the axis does not begin at 0" in " ".join(_labels(_svg(_picture(_points()))))
-    low = [Point(at, value, busy) for at, value, busy in [(SINCE, 1.0, False), (UNTIL - 1, 50.0, False)]]
+    low = [SeriesPoint(at, value, busy) for at, value, busy in [(SINCE, 1.0, False), (UNTIL - 1, 50.0, False)]]
     assert "does not begin" not in " ".join(_labels(_svg(_picture(low))))
 
 
@@ -106,7 +106,7 @@ def test_a_picture_is_well_formed_and_says_what_it_shows():
 
 def test_every_colour_has_its_night():
     """An attribute with any other value would stay as it is in the dark."""
-    shift = Shift(SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), "−4 %", "since then", worse=True)
+    shift = ChangeMark(SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), "−4 %", "since then", worse=True)
     picture = _picture(
         _points(busy=(3,)),
         shifts=[shift],
@@ -123,7 +123,7 @@ def test_nothing_in_a_picture_needs_an_inline_style():
 
 
 def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
-    points = [*_points(60), Point(SINCE + 100, 5.0, busy=True)]
+    points = [*_points(60), SeriesPoint(SINCE + 100, 5.0, busy=True)]
     picture = _picture(points[:-1])
     with_busy = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points[:-1]))])
     assert _labels(_svg(with_busy)) == _labels(_svg(picture))
@@ -133,7 +133,7 @@ def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
 
 def test_one_value_far_off_does_not_press_the_others_flat():
     """It is drawn at the edge, with its value."""
-    points = [*_points(200), Point(UNTIL - 9, 5000.0)]
+    points = [*_points(200), SeriesPoint(UNTIL - 9, 5000.0)]
     svg = _svg(Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points)]))
     assert "1 above the axis: 5,000 to 5,000" in svg
     assert "60" not in _labels(svg)
@@ -152,7 +152,9 @@ def test_a_line_is_broken_where_nothing_was_measured():
 
 
 def test_a_change_has_its_size_above_it_and_its_sentence():
-    shift = Shift(SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), shift_label(0.959), "since Tuesday, <when>", worse=True)
+    shift = ChangeMark(
+        SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), shift_label(0.959), "since Tuesday, <when>", worse=True
+    )
     svg = _svg(_picture(_points(), shifts=[shift]))
     assert "−4.1 %" in _labels(svg)
     assert "since Tuesday, &lt;when&gt;" in svg
@@ -191,7 +193,7 @@ def test_a_small_picture_is_drawn_once():
 
 def test_a_trend_names_what_it_shows():
     points = _points(40)
-    shift = Shift(SINCE + DAY_S, (SINCE, SINCE), "+3 %", "faster", worse=False)
+    shift = ChangeMark(SINCE + DAY_S, (SINCE, SINCE), "+3 %", "faster", worse=False)
     svg = ET.fromstring(spark(Track("box", (), _band(points)), SINCE, UNTIL, "it rose", shifts=[shift], zone=BERLIN))
     assert svg.get("aria-label") == "it rose"
     assert len(list(svg.iter("circle"))) == 1

@@ -8,9 +8,9 @@ import pytest
 from swarm_samples import BEGAN, attempt, busy_story, result, rows_of, run_of, session
 
 from skep.report.swarm import gantt, swarm_page
-from skep.report.swarm_gantt import course_of, gantt_element, working_ticks
-from skep.swarm.records import Outcome, RunState, Why
-from skep.swarm.summary import Span, story_from
+from skep.report.swarm_gantt import gantt_element, make_gantt_axis, working_ticks
+from skep.swarm.records import AttemptOutcome, SwarmRunState, Why
+from skep.swarm.summary import SessionSpan, story_from
 
 VOID = {"meta", "link", "br", "hr"}
 
@@ -68,7 +68,7 @@ def test_a_simulated_run_says_so_on_the_page_and_in_the_picture():
 
 
 def test_an_unfinished_run_says_what_is_left_and_why():
-    run = run_of(3, 1, state=RunState.STOPPED, error="the endpoint went away")
+    run = run_of(3, 1, state=SwarmRunState.STOPPED, error="the endpoint went away")
     page = swarm_page(story_from(rows_of(run, [attempt()], [result()]), now=BEGAN + 5))
     assert "2 of 3 tasks have no result" in page
     assert "the endpoint went away" in page
@@ -99,13 +99,13 @@ def test_of_very_many_tasks_neighbours_share_a_bar():
 
 def test_each_ending_has_a_shape_of_its_own_and_not_only_a_colour():
     shapes = {}
-    for outcome in Outcome:
+    for outcome in AttemptOutcome:
         story = story_from(rows_of(run_of(1, 1), [attempt(outcome=outcome)], [result()]), now=BEGAN + 5)
         picture = gantt(story)
         for colour in ("#b8434f", "#c26a06", "#1f6fb5", "#6b645e", "#bcd6ee", "#a39b93"):
             picture = picture.replace(colour, "#")
         shapes[outcome] = picture.partition("<title>a:")[2].partition("</title>")[2].partition("</g>")[0]
-    assert len(set(shapes.values())) == len(Outcome)
+    assert len(set(shapes.values())) == len(AttemptOutcome)
 
 
 def test_retries_stragglers_and_resumed_ones_are_marked():
@@ -128,11 +128,11 @@ def test_pauses_and_downtime_are_in_the_picture():
 
 def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():
     spans = [
-        Span(1, 0.0, 30.0, None, "stopped"),
-        Span(2, 30.0, 30.0, 0.0, None),
-        Span(3, 9000.0, 9030.0, 8970.0, "done"),
+        SessionSpan(1, 0.0, 30.0, None, "stopped"),
+        SessionSpan(2, 30.0, 30.0, 0.0, None),
+        SessionSpan(3, 9000.0, 9030.0, 8970.0, "done"),
     ]
-    course = course_of(spans, 0.0, 1000.0)
+    course = make_gantt_axis(spans, 0.0, 1000.0)
     assert course.seconds == 60
     assert course.x(2, 30.0) is None
     assert course.x(1, 30.0) < course.x(3, 9000.0) < course.x(1, 30.0) + 20
@@ -142,7 +142,7 @@ def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():
 
 def test_a_run_of_no_length_is_drawn_without_a_division_by_nothing():
     story = one_task()
-    still = replace(story, spans=[Span(1, BEGAN, BEGAN, None, "done")])
+    still = replace(story, spans=[SessionSpan(1, BEGAN, BEGAN, None, "done")])
     assert gantt_element(still) is None
 
 

@@ -11,7 +11,7 @@ import pytest
 from sample_climb import BASELINE, sample_curve, sample_stages, sample_tuning
 from skep.report.tuning import ladder_picture, tuning_page
 from skep.report.tuning_curve import curve_chart, curve_table, ladder_chart
-from skep.tuner.records import Aim, Change, Decision, Failure
+from skep.tuner.records import ConfigFailure, KnobChange, StageDecision, TuneGoal
 from skep.tuner.summary import accepted, best_of, headline, ratio_range, ratio_words, total_gain
 from skep.units import Interval
 
@@ -68,7 +68,9 @@ def test_a_gain_without_all_its_ratios_is_not_told():
 
 def test_a_step_that_died_later_is_no_part_of_the_best():
     stages = sample_stages()
-    died = replace(stages[10], number=12, decision=Decision.FAILED, failure=Failure("crash-under-load", "it died"))
+    died = replace(
+        stages[10], number=12, decision=StageDecision.FAILED, failure=ConfigFailure("crash-under-load", "it died")
+    )
     stages.append(died)
     assert best_of(stages).number == 7
     page = tuning_page(sample_tuning(), stages)
@@ -100,8 +102,8 @@ def test_the_picture_has_a_bar_as_long_as_its_figure_for_each_step_that_was_kept
 def test_what_engines_say_is_text_only():
     evil = "<script>alert(1)</script>\x00\ud800"
     stages = sample_stages()
-    failure = Failure("no-start", evil, evil, evil)
-    stages[3] = replace(stages[3], failure=failure, why=evil, changes=(Change(evil, None, evil),))
+    failure = ConfigFailure("no-start", evil, evil, evil)
+    stages[3] = replace(stages[3], failure=failure, why=evil, changes=(KnobChange(evil, None, evil),))
     tuning = sample_tuning(model=evil, rig=evil, engine=evil)
     page = tuning_page(tuning, stages)
     assert "<script" not in page
@@ -126,8 +128,10 @@ def test_a_tuning_without_stages_has_a_page(state):
 
 
 def test_a_baseline_that_does_not_start_is_told_with_its_log_line():
-    failure = Failure("no-start", "the weights are not there", "FileNotFoundError: weights", "skep pull")
-    stage = replace(sample_stages()[0], decision=Decision.FAILED, figure=None, failure=failure, why="it did not start")
+    failure = ConfigFailure("no-start", "the weights are not there", "FileNotFoundError: weights", "skep pull")
+    stage = replace(
+        sample_stages()[0], decision=StageDecision.FAILED, figure=None, failure=failure, why="it did not start"
+    )
     assert headline(sample_tuning(), [stage]) == "Nothing could be measured: it did not start"
     page = tuning_page(sample_tuning(), [stage])
     assert "FileNotFoundError: weights" in page
@@ -140,13 +144,13 @@ def test_a_single_step_is_no_product():
 
 
 def test_where_nothing_was_better_no_gain_is_claimed():
-    stages = [one for one in sample_stages() if one.decision is not Decision.ACCEPTED]
+    stages = [one for one in sample_stages() if one.decision is not StageDecision.ACCEPTED]
     assert headline(sample_tuning(), stages).endswith("none of 7 changes was shown to be better")
     assert "nothing was shown to be better" in tuning_page(sample_tuning(), stages)
 
 
 def test_a_target_that_was_not_reached_says_what_came_closest():
-    tuning = sample_tuning(aim=Aim("effective_tok_s", 4, target=300.0))
+    tuning = sample_tuning(aim=TuneGoal("effective_tok_s", 4, target=300.0))
     page = tuning_page(tuning, sample_stages())
     assert "Target not reached" in page
     assert "190 of 300 tok/s is what came closest." in page

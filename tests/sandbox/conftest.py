@@ -8,7 +8,7 @@ from sandbox_processes import descendants, wait_until
 
 from skep.errors import UserError
 from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import Limits, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def run(sandbox):
     """Runs a program's text as main.py, with little of everything."""
 
     def run(text, *, files=None, stdin=b"", packages=False, argv=("main.py",), **limits):
-        script = Script(argv, {"main.py": text.encode(), **(files or {})}, stdin, packages)
-        return asyncio.run(sandbox.run(script, Limits(**{"seconds": 5.0, **limits})))
+        script = SandboxScript(argv, {"main.py": text.encode(), **(files or {})}, stdin, packages)
+        return asyncio.run(sandbox.run(script, SandboxLimits(**{"seconds": 5.0, **limits})))
 
     return run

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from skep.sandbox.script import Ending, Limits, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding
 
 MIB = 1 << 20
 
@@ -17,10 +17,15 @@ def test_an_exit_code_a_signal_and_the_output_come_back(run):
         stdin=b"in",
         argv=("main.py", "a b"),
     )
-    assert (done.ending, done.exit_code, done.signal, done.ok) == (Ending.EXITED, 3, None, False)
+    assert (done.ending, done.exit_code, done.signal, done.ok) == (ScriptEnding.EXITED, 3, None, False)
     assert (done.stdout, done.stderr) == (b"['main.py', 'a b'] in\n", b"e")
     shot = run("import os, signal; print('x', flush=True); os.kill(os.getpid(), signal.SIGSEGV)")
-    assert (shot.ending, shot.exit_code, shot.signal, shot.stdout) == (Ending.KILLED, None, signal.SIGSEGV, b"x\n")
+    assert (shot.ending, shot.exit_code, shot.signal, shot.stdout) == (
+        ScriptEnding.KILLED,
+        None,
+        signal.SIGSEGV,
+        b"x\n",
+    )
 
 
 def test_much_input_and_binary_output_pass_unchanged(run):
@@ -62,13 +67,13 @@ time.sleep(600)""",
 
 def test_time_ends_everything(sandbox):
     async def all_of_them():
-        limits = Limits(seconds=0.4)
+        limits = SandboxLimits(seconds=0.4)
         return await asyncio.gather(
-            *(sandbox.run(Script(("-c", text), packages=False), limits) for text in ENDLESS.values())
+            *(sandbox.run(SandboxScript(("-c", text), packages=False), limits) for text in ENDLESS.values())
         )
 
     for name, result in zip(ENDLESS, asyncio.run(all_of_them()), strict=True):
-        assert (result.ending, result.exit_code) == (Ending.OUT_OF_TIME, None), name
+        assert (result.ending, result.exit_code) == (ScriptEnding.OUT_OF_TIME, None), name
         assert 0.4 <= result.seconds < 60, name
 
 
@@ -96,7 +101,7 @@ os._exit(0)
 """
     assert run(text, processes=10).stdout == b"9\n"
     bomb = run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", processes=20, seconds=0.5)
-    assert bomb.ending is Ending.OUT_OF_TIME
+    assert bomb.ending is ScriptEnding.OUT_OF_TIME
 
 
 def test_threads_count_as_processes(run):
@@ -137,19 +142,19 @@ ctypes.CDLL(None).pthread_exit(None)""",
 
 def test_memory_is_bounded_for_all_processes_together(sandbox):
     async def all_of_them():
-        limits = Limits(seconds=8, memory_bytes=150 * MIB)
+        limits = SandboxLimits(seconds=8, memory_bytes=150 * MIB)
         return await asyncio.gather(
-            *(sandbox.run(Script(("-c", text), packages=False), limits) for text in MEMORY.values())
+            *(sandbox.run(SandboxScript(("-c", text), packages=False), limits) for text in MEMORY.values())
         )
 
     for name, result in zip(MEMORY, asyncio.run(all_of_them()), strict=True):
-        assert result.ending is Ending.OUT_OF_MEMORY, (name, result)
+        assert result.ending is ScriptEnding.OUT_OF_MEMORY, (name, result)
         assert result.seconds < 5, name
 
 
 def test_one_huge_allocation_is_an_error_of_the_script(run):
     done = run("x = bytearray(1 << 40)")
-    assert (done.ending, done.exit_code) == (Ending.EXITED, 1)
+    assert (done.ending, done.exit_code) == (ScriptEnding.EXITED, 1)
     assert b"MemoryError" in done.stderr
 
 
@@ -178,19 +183,19 @@ DISK = {
 @pytest.mark.parametrize("name", DISK)
 def test_room_for_files_is_bounded(run, name):
     done = run(DISK[name], disk_bytes=4 * MIB)
-    assert (done.ending, done.exit_code) == (Ending.EXITED, 1)
+    assert (done.ending, done.exit_code) == (ScriptEnding.EXITED, 1)
     assert b"OSError" in done.stderr
 
 
 def test_many_empty_files_end_the_run_or_are_refused(run):
     done = run("i = 0\nwhile True:\n    open(f'{i}', 'w').close(); i += 1")
-    assert done.ending is Ending.OUT_OF_MEMORY or b"No space left" in done.stderr
+    assert done.ending is ScriptEnding.OUT_OF_MEMORY or b"No space left" in done.stderr
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_endless_output_ends_the_run(run, stream):
     done = run(f"import sys\nwhile True: sys.{stream}.write('x' * 10000)", output_bytes=30_000)
-    assert done.ending is Ending.TOO_MUCH_OUTPUT
+    assert done.ending is ScriptEnding.TOO_MUCH_OUTPUT
     assert getattr(done, stream) == b"x" * 30_000
 
 
@@ -198,7 +203,7 @@ def test_output_up_to_the_limit_is_all_there(run):
     done = run("print('x' * 29_999)", output_bytes=30_000)
     assert done.ok
     assert len(done.stdout) == 30_000
-    assert run("print('x' * 30_000)", output_bytes=30_000).ending is Ending.TOO_MUCH_OUTPUT
+    assert run("print('x' * 30_000)", output_bytes=30_000).ending is ScriptEnding.TOO_MUCH_OUTPUT
 
 
 def test_open_files_are_bounded(run):
@@ -227,4 +232,4 @@ while True:
         import time
         time.sleep(60)
 """
-    assert run(text, seconds=8, memory_bytes=64 << 20).ending is Ending.OUT_OF_MEMORY
+    assert run(text, seconds=8, memory_bytes=64 << 20).ending is ScriptEnding.OUT_OF_MEMORY

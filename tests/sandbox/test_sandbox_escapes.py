@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.sandbox.script import Ending, Limits, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding
 
 SECRET = "a word that must not be seen inside"
 CHECKOUT = Path(__file__).parents[2]
@@ -284,7 +284,7 @@ else:
 """
     )
     result = run(text)
-    assert verdict(result) == "kept in" or result.ending is not Ending.EXITED
+    assert verdict(result) == "kept in" or result.ending is not ScriptEnding.EXITED
 
 
 def test_links_in_its_folder_lead_nowhere(run, tmp_path):
@@ -367,7 +367,9 @@ print(len([n for n in os.listdir("/proc") if n.isdigit()]))
 """
 
     async def both():
-        script = Script(("main.py",), {"main.py": text}, packages=False)
-        return await asyncio.gather(*(sandbox.run(script, Limits(seconds=8)) for _ in range(2)))
+        script = SandboxScript(("main.py",), {"main.py": text}, packages=False)
+        return await asyncio.gather(*(sandbox.run(script, SandboxLimits(seconds=8)) for _ in range(2)))
 
-    assert [(one.ending, one.stdout, one.stderr) for one in asyncio.run(both())] == [(Ending.EXITED, b"2\n", b"")] * 2
+    assert [(one.ending, one.stdout, one.stderr) for one in asyncio.run(both())] == [
+        (ScriptEnding.EXITED, b"2\n", b"")
+    ] * 2

@@ -15,10 +15,10 @@ from sandbox_processes import descendants, wait_until
 import skep
 from skep.errors import SkepError
 from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import Limits, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript
 
-FOREVER = Script(("-c", "import time; time.sleep(600)"), packages=False)
-WELL = Script(("-c", "print('well')"), packages=False)
+FOREVER = SandboxScript(("-c", "import time; time.sleep(600)"), packages=False)
+WELL = SandboxScript(("-c", "print('well')"), packages=False)
 
 
 def started(sandbox, count=1):
@@ -28,7 +28,7 @@ def started(sandbox, count=1):
 
 def test_a_cancelled_run_is_gone_when_the_cancelling_returns(sandbox):
     async def cancel():
-        task = asyncio.create_task(sandbox.run(FOREVER, Limits(seconds=60)))
+        task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
         while not started(sandbox):
             await asyncio.sleep(0.005)
         inside = descendants(sandbox._launcher.pid)[1:]
@@ -47,7 +47,7 @@ def test_cancelling_at_any_moment_leaves_nothing(sandbox):
     async def cancel(after_s):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(after_s):
-                await sandbox.run(FOREVER, Limits(seconds=60))
+                await sandbox.run(FOREVER, SandboxLimits(seconds=60))
 
     async def many():
         for number in range(12):
@@ -77,7 +77,7 @@ def test_a_killed_launcher_takes_its_scripts_along_and_is_started_anew(sandbox):
     """At any moment: bubblewrap's first process, if it lost its parent just before the script's start, lived on."""
 
     async def kill(after_s):
-        task = asyncio.create_task(sandbox.run(FOREVER, Limits(seconds=60)))
+        task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
         while len(inside := descendants(sandbox._launcher.pid)) < 2:
             await asyncio.sleep(0)
         await asyncio.sleep(after_s)
@@ -101,7 +101,7 @@ def test_a_killed_supervisor_takes_its_script_along(sandbox):
     """At any moment, also while the room is being closed."""
 
     async def kill(after_s):
-        task = asyncio.create_task(sandbox.run(FOREVER, Limits(seconds=60)))
+        task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
         while not (supervisors := descendants(sandbox._launcher.pid)):
             await asyncio.sleep(0)
         await asyncio.sleep(after_s)
@@ -124,7 +124,7 @@ def test_closing_ends_what_runs():
     sandbox = open_sandbox()
 
     async def close():
-        task = asyncio.create_task(sandbox.run(FOREVER, Limits(seconds=60)))
+        task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
         while not started(sandbox):
             await asyncio.sleep(0.005)
         inside = [sandbox._launcher.pid, *descendants(sandbox._launcher.pid)]
@@ -173,7 +173,7 @@ def test_a_slow_bubblewrap_takes_none_of_the_script_s_time(monkeypatch):
         monkeypatch.setenv("PATH", name, prepend=":")
         sandbox = open_sandbox()
         (folder / "slow").touch()
-        result = asyncio.run(sandbox.run(WELL, Limits(seconds=2.5)))
+        result = asyncio.run(sandbox.run(WELL, SandboxLimits(seconds=2.5)))
         asyncio.run(sandbox.close())
     assert (result.stdout, result.seconds < 2.5) == (b"well\n", True)
 

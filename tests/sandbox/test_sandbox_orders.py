@@ -14,10 +14,10 @@ from skep.sandbox import detect, seccomp
 from skep.sandbox.bubblewrap import OUR_PROCESSES, rlimits, view
 from skep.sandbox.runner import check
 from skep.sandbox.script import (
-    Ending,
-    Limits,
-    Result,
-    Script,
+    SandboxLimits,
+    SandboxScript,
+    ScriptEnding,
+    ScriptResult,
     exactly,
     pack_order,
     pack_result,
@@ -29,20 +29,20 @@ from skep.sandbox.script import (
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", ".", "a//b", "./a", "a/", "a\0b", ".."])
 def test_a_file_outside_of_the_folder_is_refused(name):
     with pytest.raises(ValueError, match="cannot be named"):
-        check(Script((), {name: b""}), Limits())
+        check(SandboxScript((), {name: b""}), SandboxLimits())
 
 
 @pytest.mark.parametrize(
     ("script", "limits", "why"),
     [
-        (Script(("a\0b",)), Limits(), "NUL byte"),
-        (Script(("-c", "x" * 130_000)), Limits(), "put it into a file"),
-        (Script((), {"x": bytes(100)}), Limits(disk_bytes=99), "more than the 99"),
-        (Script((), {str(i): b"" for i in range(201)}), Limits(), "201 files"),
-        (Script((), {"a": b"", "a/b": b""}), Limits(), "'a' is also the folder of 'a/b'"),
-        (Script(()), Limits(seconds=0), "`seconds` is 0"),
-        (Script(()), Limits(seconds=float("nan")), "`seconds` is nan"),
-        (Script(()), Limits(processes=-1), "`processes` is -1"),
+        (SandboxScript(("a\0b",)), SandboxLimits(), "NUL byte"),
+        (SandboxScript(("-c", "x" * 130_000)), SandboxLimits(), "put it into a file"),
+        (SandboxScript((), {"x": bytes(100)}), SandboxLimits(disk_bytes=99), "more than the 99"),
+        (SandboxScript((), {str(i): b"" for i in range(201)}), SandboxLimits(), "201 files"),
+        (SandboxScript((), {"a": b"", "a/b": b""}), SandboxLimits(), "'a' is also the folder of 'a/b'"),
+        (SandboxScript(()), SandboxLimits(seconds=0), "`seconds` is 0"),
+        (SandboxScript(()), SandboxLimits(seconds=float("nan")), "`seconds` is nan"),
+        (SandboxScript(()), SandboxLimits(processes=-1), "`processes` is -1"),
     ],
 )
 def test_an_order_that_cannot_be_carried_out_is_refused(script, limits, why):
@@ -55,9 +55,12 @@ def reader(data):
 
 
 def test_orders_and_results_arrive_as_they_were_sent():
-    order = (Script(("a", "é\udce9"), {"x/y": b"\0\xff", "z": b""}, b"in", packages=False), Limits(seconds=1.5))
+    order = (
+        SandboxScript(("a", "é\udce9"), {"x/y": b"\0\xff", "z": b""}, b"in", packages=False),
+        SandboxLimits(seconds=1.5),
+    )
     assert unpack_order(reader(pack_order(*order))) == order
-    result = Result(Ending.KILLED, None, 9, b"\0out", b"", 0.25)
+    result = ScriptResult(ScriptEnding.KILLED, None, 9, b"\0out", b"", 0.25)
     assert unpack_result(reader(pack_result(result))) == result
     assert unpack_result(reader(pack_result("why"))) == "why"
     with pytest.raises(EOFError):
@@ -133,7 +136,7 @@ def test_the_view_opens_the_interpreter_and_no_home():
 def test_the_limit_of_processes_is_the_script_s_and_the_sandbox_s_own():
     import resource
 
-    assert rlimits(Limits(processes=7), uid=1)[resource.RLIMIT_NPROC] >= 7 + OUR_PROCESSES
+    assert rlimits(SandboxLimits(processes=7), uid=1)[resource.RLIMIT_NPROC] >= 7 + OUR_PROCESSES
 
 
 def test_a_bubblewrap_that_does_not_work_is_found_out_and_said(tmp_path, monkeypatch):

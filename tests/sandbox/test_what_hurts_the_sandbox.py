@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import SkepError
-from skep.sandbox.script import Ending, Limits, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding
 
 MEMORY = 64 << 20
 MOST_SENT = Path("/proc/sys/net/core/wmem_max")
@@ -40,9 +40,9 @@ def test_what_waits_in_sockets_counts_as_memory(sandbox):
     """With a limit of 128 MiB four processes held 1.9 GiB of the host's memory."""
     if int(MOST_SENT.read_text()) < 2 << 20:
         pytest.skip(f"{MOST_SENT} is too small to hold much")
-    limits = Limits(seconds=5, memory_bytes=MEMORY)
-    result = asyncio.run(sandbox.run(Script(("-c", SOCKETS), packages=False), limits))
-    assert result.ending is Ending.OUT_OF_MEMORY or int(result.stdout) <= MEMORY
+    limits = SandboxLimits(seconds=5, memory_bytes=MEMORY)
+    result = asyncio.run(sandbox.run(SandboxScript(("-c", SOCKETS), packages=False), limits))
+    assert result.ending is ScriptEnding.OUT_OF_MEMORY or int(result.stdout) <= MEMORY
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_a_launcher_that_hangs_up_is_an_error_of_the_sandbox_or_is_started_anew(
     sandbox._control.shutdown(socket.SHUT_RDWR)
     other = ""
     try:
-        assert asyncio.run(sandbox.run(Script(("-c", "print(1)"), packages=False))).ok
+        assert asyncio.run(sandbox.run(SandboxScript(("-c", "print(1)"), packages=False))).ok
     except SkepError:
         pass
     except OSError as error:
@@ -61,6 +61,8 @@ def test_a_launcher_that_hangs_up_is_an_error_of_the_sandbox_or_is_started_anew(
     finally:
         os.kill(launcher, signal.SIGCONT)
         asyncio.run(sandbox.close())
-        assert asyncio.run(sandbox.run(Script(("-c", "print(1)"), packages=False))).ok  # opens it for the next test
+        assert asyncio.run(
+            sandbox.run(SandboxScript(("-c", "print(1)"), packages=False))
+        ).ok  # opens it for the next test
     gc.collect()
     assert not other

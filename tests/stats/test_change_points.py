@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.changepoints import LEAST, SHORTEST, change_points, course_of
+from skep.stats.changepoints import LEAST, SHORTEST, change_points, changes_in_series
 
 
 def noisy(*levels, cv=0.04, seed=0):
@@ -83,7 +83,7 @@ def test_fewer_values_than_a_level_needs_are_outliers():
 @pytest.mark.parametrize(("cv", "loss"), [(0.02, 0.06), (0.02, 0.3), (0.04, 0.1)])
 def test_a_slow_slope_is_a_drift_and_no_step(cv, loss):
     values = [70 * (1 - loss * place / 600) * noise for place, noise in enumerate(noisy((1, 600), cv=cv))]
-    course = course_of(values)
+    course = changes_in_series(values)
     assert course.splits == ()
     [drift] = course.drifts
     assert abs(drift.ratio - (1 - loss)) < 0.03
@@ -91,7 +91,7 @@ def test_a_slow_slope_is_a_drift_and_no_step(cv, loss):
 
 
 def test_two_steps_down_are_no_drift():
-    course = course_of(noisy((70, 112), (66, 112), (62, 112)))
+    course = changes_in_series(noisy((70, 112), (66, 112), (62, 112)))
     assert len(course.splits) == 2
     assert course.drifts == ()
 

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from skep.stats.precision import Goal, Precision
+from skep.stats.precision import Precision, PrecisionGoal
 
 
 def fed(figures, **goal):
-    precision = Precision(Goal(**goal))
+    precision = Precision(PrecisionGoal(**goal))
     for figure in figures:
         precision.feed(figure)
     return precision
@@ -81,7 +81,7 @@ def test_the_interval_that_ends_a_level_still_holds_the_truth(noise):
 def test_a_goal_must_be_possible(goal):
     """Said at once, not after an hour."""
     with pytest.raises(ValueError, match=r"goal|repeats"):
-        Goal(**goal)
+        PrecisionGoal(**goal)
 
 
 def test_state_reads_in_one_line():

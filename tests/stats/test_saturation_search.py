@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.search import End, Search
+from skep.stats.search import End, SaturationSearch
 
 
 def levels_off(c):
@@ -42,7 +42,7 @@ def grows(c):
 
 def run(curve, top, *, noise=0.0, seed=0, **options):
     rng = Random(seed)
-    search = Search(max_concurrency=top, **options)
+    search = SaturationSearch(max_concurrency=top, **options)
     asked = []
     while (level := search.next_level()) is not None:
         assert 1 <= level <= top
@@ -130,7 +130,7 @@ def test_the_budget_ends_it():
 
 def test_a_limited_client_ends_the_climb():
     """Nothing is asked above, and nothing of that level is used."""
-    search = Search(max_concurrency=256)
+    search = SaturationSearch(max_concurrency=256)
     while (level := search.next_level()) is not None:
         assert level <= 16
         search.measured(level, grows(level), limited=level >= 16)
@@ -141,7 +141,7 @@ def test_a_limited_client_ends_the_climb():
 
 def test_a_level_without_a_figure_ends_the_climb():
     """No answer at all is not zero."""
-    search = Search(max_concurrency=64)
+    search = SaturationSearch(max_concurrency=64)
     while (level := search.next_level()) is not None:
         assert level <= 8
         search.measured(level, *([grows(level)] if level < 8 else []))
@@ -166,11 +166,11 @@ def test_an_unclear_level_is_run_again_but_not_for_ever():
 
 def test_several_figures_may_be_told_at_once():
     """A level that was repeated until it was tight counts as so many runs."""
-    search = Search(max_concurrency=64)
+    search = SaturationSearch(max_concurrency=64)
     search.measured(1, 100.0, 101.0, 99.0)
     assert search.runs == 3
     assert search.next_level() == 2
-    assert repr(search) == "<Search 3/60 runs, next 2>"
+    assert repr(search) == "<SaturationSearch 3/60 runs, next 2>"
 
 
 @settings(max_examples=60, deadline=None)
@@ -196,4 +196,4 @@ def test_it_ends_on_any_curve(top, budget, noise, seed, steps):
 def test_a_search_needs_room(options):
     """Said at once."""
     with pytest.raises(ValueError, match="search needs"):
-        Search(**options)
+        SaturationSearch(**options)

@@ -4,17 +4,17 @@ from random import Random
 
 import pytest
 
-from skep.stats.sequential import Contest, Noise, Verdict, mean_of_starts
+from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict, mean_of_starts
 
 
 def fought(gain, seed, *, rounds=6, readings=6, noise=0.03, start=0.01, known=None):
-    rng, known = Random(seed), known or Noise()
-    contest = Contest(known, rounds=rounds)
-    while contest.verdict is Verdict.OPEN:
+    rng, known = Random(seed), known or MeasurementNoise()
+    contest = SequentialTest(known, rounds=rounds)
+    while contest.verdict is SequentialVerdict.OPEN:
         a, b = (rng.gauss(0, start), gain + rng.gauss(0, start))
         pairs = [(a + rng.gauss(0, noise), b + rng.gauss(0, noise)) for _ in range(readings)]
         for side in zip(*pairs, strict=True):
-            known.took_start(side)
+            known.add_start(side)
         contest.feed(pairs)
     return contest
 
@@ -24,12 +24,12 @@ def share(verdict, gain, count=150, **how):
 
 
 def test_where_nothing_differs_better_is_said_in_at_most_one_of_twenty():
-    assert share(Verdict.BETTER, 0.0) <= 0.05
+    assert share(SequentialVerdict.BETTER, 0.0) <= 0.05
 
 
 def test_a_large_gain_is_seen_in_two_rounds():
     contests = [fought(0.3, seed) for seed in range(40)]
-    assert all(one.verdict is Verdict.BETTER for one in contests)
+    assert all(one.verdict is SequentialVerdict.BETTER for one in contests)
     assert sum(one.rounds == 2 for one in contests) > 35
 
 
@@ -38,9 +38,9 @@ def test_nor_on_a_machine_whose_starts_differ_more_than_one_would_think(noise, s
     """The two starts of the baseline are all that is known of it."""
     accepted = 0
     for seed in range(200):
-        rng, known = Random(seed), Noise()
-        known.took_starts([rng.gauss(0, start), rng.gauss(0, start)], [6, 6])
-        accepted += fought(0.0, seed + 1000, noise=noise, start=start, known=known).verdict is Verdict.BETTER
+        rng, known = Random(seed), MeasurementNoise()
+        known.add_starts([rng.gauss(0, start), rng.gauss(0, start)], [6, 6])
+        accepted += fought(0.0, seed + 1000, noise=noise, start=start, known=known).verdict is SequentialVerdict.BETTER
     assert accepted <= 14  # five in a hundred, and what chance does to two hundred
 
 
@@ -52,64 +52,64 @@ def test_an_interval_of_two_starts_holds_the_truth(start):
         starts = [
             [level + rng.gauss(0, 0.03) for _ in range(6)] for level in (rng.gauss(0, start), rng.gauss(0, start))
         ]
-        held += mean_of_starts(starts, Noise()).contains(1.0)
+        held += mean_of_starts(starts, MeasurementNoise()).contains(1.0)
     assert held >= 176
 
 
 def test_a_gain_of_five_percent_is_mostly_seen():
-    assert share(Verdict.BETTER, 0.05) > 0.8
+    assert share(SequentialVerdict.BETTER, 0.05) > 0.8
 
 
 def test_a_loss_is_never_called_better():
-    assert share(Verdict.BETTER, -0.03) == 0
+    assert share(SequentialVerdict.BETTER, -0.03) == 0
 
 
 def test_never_better_after_one_round_however_large():
-    contest = Contest(Noise())
+    contest = SequentialTest(MeasurementNoise())
     contest.feed([(0.0, 1.0)] * 8)
-    assert contest.verdict is Verdict.OPEN
+    assert contest.verdict is SequentialVerdict.OPEN
 
 
 def test_a_clear_loss_needs_no_second_start():
-    contest = Contest(Noise())
+    contest = SequentialTest(MeasurementNoise())
     contest.feed([(0.0, -0.5)] * 4)
-    assert contest.verdict is Verdict.WORSE
+    assert contest.verdict is SequentialVerdict.WORSE
 
 
 def test_one_outlier_does_not_decide():
     """Five prompts that gave 113 where the others give 100."""
-    contest = Contest(Noise())
+    contest = SequentialTest(MeasurementNoise())
     for _ in range(2):
         contest.feed([(0.0, 0.0), (0.01, 0.0), (0.0, 0.9), (0.0, 0.01)])
-    assert contest.verdict is not Verdict.BETTER
+    assert contest.verdict is not SequentialVerdict.BETTER
 
 
 def test_starts_that_differ_widen_the_interval():
-    steady, wild = Contest(Noise()), Contest(Noise())
+    steady, wild = SequentialTest(MeasurementNoise()), SequentialTest(MeasurementNoise())
     for high in (False, True):
         steady.feed([(0.0, 0.05)] * 6)
         wild.feed([(0.0, 0.15 if high else -0.05)] * 6)
     assert steady.standing.reach < wild.standing.reach
-    assert wild.verdict is not Verdict.BETTER
+    assert wild.verdict is not SequentialVerdict.BETTER
 
 
 def test_it_ends_after_so_many_rounds_and_says_that_it_does_not_know():
     contest = fought(0.015, 7, rounds=3)
     assert contest.rounds <= 3
-    assert contest.verdict is not Verdict.OPEN
+    assert contest.verdict is not SequentialVerdict.OPEN
 
 
 def test_rounds_without_a_pair_change_nothing():
-    contest = Contest(Noise())
+    contest = SequentialTest(MeasurementNoise())
     contest.feed([])
     assert contest.standing is None
-    assert contest.verdict is Verdict.OPEN
+    assert contest.verdict is SequentialVerdict.OPEN
 
 
 def test_noise_is_learned_from_readings_and_starts():
-    noise, rng = Noise(), Random(1)
+    noise, rng = MeasurementNoise(), Random(1)
     for _ in range(60):
-        noise.took_start([rng.gauss(0, 0.1) for _ in range(6)])
-        noise.took_rounds([rng.gauss(0, 0.2), rng.gauss(0, 0.2)], [6, 6])
+        noise.add_start([rng.gauss(0, 0.1) for _ in range(6)])
+        noise.add_rounds([rng.gauss(0, 0.2), rng.gauss(0, 0.2)], [6, 6])
     assert noise.reading == pytest.approx(0.1, rel=0.2)
     assert noise.start > 0.08

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.precision import Settling, is_steady, warm_up_length
+from skep.stats.precision import WarmUpDetector, is_steady, warm_up_length
 
 
 def fed(figures, **options):
-    settling = Settling(**options)
+    settling = WarmUpDetector(**options)
     for figure in figures:
         settling.feed(figure)
     return settling
@@ -49,7 +49,7 @@ def test_a_noisy_ramp_is_seldom_taken_for_steady():
 
 def test_a_warming_engine_settles_once_it_is_warm():
     """Speed that approaches its end as caches do: settled, and only where it is within 5 % of that end."""
-    settling = Settling()
+    settling = WarmUpDetector()
     for batch in range(20):
         speed = 100 * (1 - 0.6 * math.exp(-batch / 2))
         settling.feed(speed + (0.3 if batch % 2 else 0))
@@ -86,7 +86,7 @@ def test_what_was_said_is_final():
     settling = fed([100.0, 101.0, 100.0, 101.0, 100.0, 500.0, 900.0])
     assert settling.settled
     assert settling.batches == 5
-    assert repr(settling) == "<Settling settled after 5/20 batches>"
+    assert repr(settling) == "<WarmUpDetector settled after 5/20 batches>"
 
 
 def test_wild_figures_are_given_up():
@@ -101,7 +101,7 @@ def test_wild_figures_are_given_up():
 def test_a_look_needs_enough_batches(options):
     """Two batches cannot show a trend."""
     with pytest.raises(ValueError, match="batches"):
-        Settling(**options)
+        WarmUpDetector(**options)
 
 
 def test_identical_figures_are_steady():

@@ -9,12 +9,12 @@ import itertools
 import sys
 from pathlib import Path
 
-from skep.monitor.records import Heat, Probe, ProbeOutcome, Sample, Shape
+from skep.monitor.records import Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
 EVERY_S = 600.0
-RUNS = ((Heat.COLD, Shape.SHORT), (Heat.HOT, Shape.SHORT), (Heat.HOT, Shape.LONG))
+RUNS = ((Heat.COLD, ProbeShape.SHORT), (Heat.HOT, ProbeShape.SHORT), (Heat.HOT, ProbeShape.LONG))
 
 
 def main(path: Path) -> None:
@@ -22,7 +22,7 @@ def main(path: Path) -> None:
         series = SeriesStore(store)
         for slot in itertools.count():
             at = slot * EVERY_S
-            samples = [Sample(at, heat, shape, 1, tok_s=50.0 + slot % 7) for heat, shape in RUNS]
+            samples = [ProbeSample(at, heat, shape, 1, tok_s=50.0 + slot % 7) for heat, shape in RUNS]
             series.append_probe(Probe("box", 0, slot, at, at + 9.0, ProbeOutcome.DONE, started_at=at), samples)
             print(slot, flush=True)
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from skep.store.database import open_store
-from skep.swarm.records import Attempt, Ending, Outcome, Result, Why
+from skep.swarm.records import Attempt, AttemptOutcome, TaskEnding, TaskResult, Why
 from skep.swarm.store import Recorded, SwarmStore
 
 
@@ -32,8 +32,8 @@ def main(path: Path, run_id: str, *, backwards: bool) -> None:
 
 def recorded(name: str, session: int) -> Recorded:
     now = time.time()
-    attempt = Attempt(name, session, 1, 0, Why.FIRST, Outcome.DONE, now, now)
-    return Recorded(attempt, Result(name, Ending.DONE, "yes", None, None, None, 1, now, now, None, None))
+    attempt = Attempt(name, session, 1, 0, Why.FIRST, AttemptOutcome.DONE, now, now)
+    return Recorded(attempt, TaskResult(name, TaskEnding.DONE, "yes", None, None, None, 1, now, now, None, None))
 
 
 if __name__ == "__main__":

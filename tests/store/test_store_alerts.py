@@ -7,12 +7,24 @@ from dataclasses import replace
 import pytest
 
 from skep.errors import StoreError
-from skep.monitor.records import Alert, Change, Event, EventKind, Heat, Metric, Rule, SeriesKey, Shape
+from skep.monitor.records import (
+    Alert,
+    AlertRule,
+    EventKind,
+    Heat,
+    MonitorEvent,
+    ProbeShape,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+)
 from skep.monitor.store import SeriesStore
 
 ALWAYS = (float("-inf"), float("inf"))
-KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
-CHANGE = Change(KEY, 100.0, (90.0, 100.0), 50.0, 48.0, 0.95, 0.97, 24, 12, "when the driver changed from 570 to 580")
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+CHANGE = SeriesChange(
+    KEY, 100.0, (90.0, 100.0), 50.0, 48.0, 0.95, 0.97, 24, 12, "when the driver changed from 570 to 580"
+)
 
 
 @pytest.fixture
@@ -23,11 +35,11 @@ def series(store):
 def test_events_come_oldest_first_those_of_a_target_with_those_of_all(series):
     """Every field is kept."""
     detail = {"what": "driver", "from": "570", "to": "580"}
-    later = Event(20.0, EventKind.VERSION, "driver 570 -> 580", "box", detail)
+    later = MonitorEvent(20.0, EventKind.VERSION, "driver 570 -> 580", "box", detail)
     for event in (
         later,
-        Event(10.0, EventKind.NOTE, "NVLink bridges removed"),
-        Event(15.0, EventKind.DOWN, "", "cloud"),
+        MonitorEvent(10.0, EventKind.NOTE, "NVLink bridges removed"),
+        MonitorEvent(15.0, EventKind.DOWN, "", "cloud"),
     ):
         series.append_event(event)
     assert [event.at for event in series.events(*ALWAYS)] == [10.0, 15.0, 20.0]
@@ -38,9 +50,9 @@ def test_events_come_oldest_first_those_of_a_target_with_those_of_all(series):
 
 def test_an_alert_is_open_until_it_is_closed(series):
     """Every field is kept; its end is a row of its own."""
-    alert = Alert(Rule.TTFT, "box", 10.0, "box: TTFT 900 ms", 900.0, 500.0)
+    alert = Alert(AlertRule.TTFT, "box", 10.0, "box: TTFT 900 ms", 900.0, 500.0)
     first = series.open_alert(alert)
-    second = series.open_alert(Alert(Rule.DISK, None, 20.0, "1.5 GiB left"))
+    second = series.open_alert(Alert(AlertRule.DISK, None, 20.0, "1.5 GiB left"))
     assert series.alerts()[1] == replace(alert, id=first)
     series.close_alert(first, 30.0, "it is quick again")
     closed = replace(alert, id=first, closed_at=30.0, closed_because="it is quick again")
@@ -53,7 +65,7 @@ def test_an_alert_is_open_until_it_is_closed(series):
 
 def test_an_alert_is_closed_once(series):
     """The first end counts; one that never was has none."""
-    number = series.open_alert(Alert(Rule.DOWN, "box", 10.0, "box is down"))
+    number = series.open_alert(Alert(AlertRule.DOWN, "box", 10.0, "box is down"))
     series.close_alert(number, 20.0, "it answers")
     series.close_alert(number, 30.0, "it answers again")
     assert series.alerts()[0].closed_at == 20.0
@@ -63,7 +75,7 @@ def test_an_alert_is_closed_once(series):
 
 def test_notices_say_who_was_told_and_what_went_wrong(series):
     """In the order they were tried."""
-    number = series.open_alert(Alert(Rule.DOWN, "box", 10.0, "box is down"))
+    number = series.open_alert(Alert(AlertRule.DOWN, "box", 10.0, "box is down"))
     series.append_notice(number, "opened", 11.0, "webhook", "connection refused")
     series.append_notice(number, "opened", 11.0, "log", None)
     assert series.notices(number) == [
@@ -95,8 +107,8 @@ def test_changes_take_the_place_of_those_found_before(series, store):
 @pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET rowid = rowid + 1"])
 def test_what_happened_withstands_a_hand_at_the_database(series, store, table, statement):
     """Triggers refuse it even to those who bypass this package."""
-    series.append_event(Event(10.0, EventKind.NOTE, "x"))
-    number = series.open_alert(Alert(Rule.DOWN, "box", 10.0, "box is down"))
+    series.append_event(MonitorEvent(10.0, EventKind.NOTE, "x"))
+    number = series.open_alert(Alert(AlertRule.DOWN, "box", 10.0, "box is down"))
     series.append_notice(number, "opened", 11.0, "log", None)
     series.close_alert(number, 20.0, "it answers")
     with pytest.raises(StoreError, match=f"rows of {table} are final"), store.transaction() as connection:
@@ -106,8 +118,8 @@ def test_what_happened_withstands_a_hand_at_the_database(series, store, table, s
 def test_the_views_speak_in_words_people_know(series, store):
     """Times are UTC, names are those of the command line."""
     at = 1_794_752_553.25
-    series.append_event(Event(at, EventKind.NOTE, "bridges out", "box"))
-    number = series.open_alert(Alert(Rule.DOWN, "box", at, "box is down"))
+    series.append_event(MonitorEvent(at, EventKind.NOTE, "bridges out", "box"))
+    number = series.open_alert(Alert(AlertRule.DOWN, "box", at, "box is down"))
     series.append_notice(number, "opened", at, "log", None)
     series.close_alert(number, at + 60.0, "it answers")
     series.set_changes(KEY, [replace(CHANGE, at=at)])

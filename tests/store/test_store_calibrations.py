@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from skep.errors import StoreError
-from skep.store.calibrations import Calibration
+from skep.store.calibrations import CalibrationRecord
 from skep.store.database import open_store
 
 NOW = 1_794_752_553.25
@@ -17,7 +17,7 @@ def calibration(name="c-1", **changes):
         "rig": "rtx-3090", "simulated": False, "decode": 1.2, "batch": 0.9, "prompt": 1.5,
         "document": {"runs": ["a", "b"], "deep": {"x": [1, 2.5, None]}}, "skep_version": "0.1.0",
     }  # fmt: skip
-    return Calibration(id=name, **values | changes)
+    return CalibrationRecord(id=name, **values | changes)
 
 
 def test_what_is_appended_comes_back_whole(store):

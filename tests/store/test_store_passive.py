@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from skep.monitor.records import DAY_S, HOUR_S, PROBES_FLOW, Heat, Metric, SeriesKey, Shape, SpanKind
+from skep.monitor.records import DAY_S, HOUR_S, PROBES_FLOW, Heat, ProbeShape, SeriesKey, SeriesMetric, SpanKind
 from skep.monitor.store import SeriesStore
 
 DAY = 20_000 * DAY_S
@@ -29,11 +29,13 @@ def served(store, a_gateway_request):
     return append
 
 
-def key(metric: Metric, model: str = "smol") -> SeriesKey:
-    return SeriesKey(f"gateway:{model}", Heat.SEEN, Shape.ANY, 0, metric)
+def key(metric: SeriesMetric, model: str = "smol") -> SeriesKey:
+    return SeriesKey(f"gateway:{model}", Heat.SEEN, ProbeShape.ANY, 0, metric)
 
 
-def told(series, metric: Metric, kind: SpanKind = SpanKind.HOUR, model: str = "smol") -> list[tuple[float, float]]:
+def told(
+    series, metric: SeriesMetric, kind: SpanKind = SpanKind.HOUR, model: str = "smol"
+) -> list[tuple[float, float]]:
     """Hours after midnight, and the median."""
     return [((span.start - DAY) / HOUR_S, span.median) for span in series.spans(key(metric, model), kind, *ALWAYS)]
 
@@ -44,14 +46,14 @@ def test_an_hour_is_closed_two_minutes_after_its_end(series, served):
     assert series.summarise_gateway(DAY + HOUR_S + 119.0) == 0
     assert series.keys() == []
     assert series.summarise_gateway(DAY + HOUR_S + 120.0) == 1
-    assert told(series, Metric.REQUESTS) == [(0.0, 1.0)]
+    assert told(series, SeriesMetric.REQUESTS) == [(0.0, 1.0)]
 
 
 def test_requests_of_probes_are_no_requests_of_others(series, served):
     served(10.0)
     served(11.0, flow=PROBES_FLOW)
     series.summarise_gateway(DAY + 2 * HOUR_S)
-    assert told(series, Metric.REQUESTS) == [(0.0, 1.0)]
+    assert told(series, SeriesMetric.REQUESTS) == [(0.0, 1.0)]
 
 
 def test_an_hour_is_closed_once(series, served):
@@ -61,7 +63,7 @@ def test_an_hour_is_closed_once(series, served):
     served(20.0)
     assert series.summarise_gateway(DAY + 2 * HOUR_S) == 0
     assert series.summarise_gateway(DAY + 9 * HOUR_S) == 0
-    assert told(series, Metric.REQUESTS) == [(0.0, 1.0)]
+    assert told(series, SeriesMetric.REQUESTS) == [(0.0, 1.0)]
 
 
 def test_a_request_belongs_to_the_hour_it_ended_in(series, served):
@@ -71,7 +73,7 @@ def test_a_request_belongs_to_the_hour_it_ended_in(series, served):
     served(3000.0, ended_s=2 * HOUR_S)
     served(1.5 * HOUR_S)
     assert series.summarise_gateway(DAY + 5 * HOUR_S) == 2
-    assert told(series, Metric.REQUESTS) == [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0)]
+    assert told(series, SeriesMetric.REQUESTS) == [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0)]
 
 
 def test_long_answers_are_counted_once_whether_hours_are_closed_at_once_or_one_by_one(series, served, store):
@@ -87,8 +89,8 @@ def test_long_answers_are_counted_once_whether_hours_are_closed_at_once_or_one_b
         connection.execute("DELETE FROM spans")
     assert series.summarise_gateway(DAY + 44 * HOUR_S + 200.0) > 24
     assert [tuple(row) for row in store.read(query)] == one_by_one
-    assert sum(value for _, value in told(series, Metric.REQUESTS)) == 40
-    days = series.spans(key(Metric.TTFT_MS), SpanKind.DAY, *ALWAYS)
+    assert sum(value for _, value in told(series, SeriesMetric.REQUESTS)) == 40
+    days = series.spans(key(SeriesMetric.TTFT_MS), SpanKind.DAY, *ALWAYS)
     assert [day.start for day in days] == [DAY, DAY + DAY_S]
     assert sum(day.count for day in days) == 40
 
@@ -104,12 +106,12 @@ def test_the_figures_are_those_of_streamed_answers(series, served):
     served(7.0, status=502, first_byte_s=8.0)
     served(8.0, outcome="hung_up", status=None, first_byte_s=None)
     assert series.summarise_gateway(DAY + 2 * HOUR_S) == 1
-    (ttft,) = series.spans(key(Metric.TTFT_MS), SpanKind.HOUR, *ALWAYS)
-    (speed,) = series.spans(key(Metric.TOK_S), SpanKind.HOUR, *ALWAYS)
+    (ttft,) = series.spans(key(SeriesMetric.TTFT_MS), SpanKind.HOUR, *ALWAYS)
+    (speed,) = series.spans(key(SeriesMetric.TOK_S), SpanKind.HOUR, *ALWAYS)
     assert (ttft.count, ttft.median) == (3, 700.0)
     assert (speed.count, speed.median) == (1, 50.0)
-    assert told(series, Metric.REQUESTS) == [(0.0, 8.0)]
-    assert told(series, Metric.FAILED) == [(0.0, 3.0)]
+    assert told(series, SeriesMetric.REQUESTS) == [(0.0, 8.0)]
+    assert told(series, SeriesMetric.FAILED) == [(0.0, 3.0)]
 
 
 def test_a_day_has_a_median_hour(series, served):
@@ -117,7 +119,7 @@ def test_a_day_has_a_median_hour(series, served):
     for at in (1.0, 2.0, 3.0, HOUR_S, 2 * HOUR_S, 2 * HOUR_S + 1):
         served(at)
     series.summarise_gateway(DAY + 10 * HOUR_S)
-    (day,) = series.spans(key(Metric.REQUESTS), SpanKind.DAY, *ALWAYS)
+    (day,) = series.spans(key(SeriesMetric.REQUESTS), SpanKind.DAY, *ALWAYS)
     assert (day.count, day.low, day.median, day.high) == (3, 1.0, 2.0, 3.0)
 
 
@@ -126,9 +128,9 @@ def test_points_of_a_passive_series_are_its_hours(series, served):
     served(1.0, first_byte_s=0.5)
     served(HOUR_S, first_byte_s=0.25)
     series.summarise_gateway(DAY + DAY_S)
-    found = series.points(key(Metric.TTFT_MS), *ALWAYS)
+    found = series.points(key(SeriesMetric.TTFT_MS), *ALWAYS)
     assert [(point.at - DAY, point.value) for point in found] == [(0.0, 500.0), (HOUR_S, 250.0)]
-    assert [point.value for point in series.points(key(Metric.TTFT_MS), *ALWAYS, limit=1)] == [250.0]
+    assert [point.value for point in series.points(key(SeriesMetric.TTFT_MS), *ALWAYS, limit=1)] == [250.0]
 
 
 def test_names_that_clients_make_up_open_no_series(series, served):
@@ -141,8 +143,8 @@ def test_names_that_clients_make_up_open_no_series(series, served):
     served(HOUR_S, **lost)  # known from the hour before: now it is down
     series.summarise_gateway(DAY + DAY_S)
     assert {one.target for one in series.keys()} == {"gateway:smol", "gateway:(none)"}  # noqa: SIM118
-    assert told(series, Metric.REQUESTS, model="(none)") == [(0.0, 6.0)]
-    assert told(series, Metric.FAILED) == [(0.0, 0.0), (1.0, 1.0)]
+    assert told(series, SeriesMetric.REQUESTS, model="(none)") == [(0.0, 6.0)]
+    assert told(series, SeriesMetric.FAILED) == [(0.0, 0.0), (1.0, 1.0)]
 
 
 def test_a_clock_that_was_wrong_for_a_moment_closes_nothing_for_good(series, served):

@@ -13,22 +13,22 @@ from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Heat,
-    Metric,
-    Point,
     Probe,
     ProbeOutcome,
-    Sample,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
     SeriesKey,
-    Shape,
+    SeriesMetric,
+    SeriesPoint,
     SpanKind,
-    Target,
     TargetKind,
 )
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
 DAY = 20_000 * DAY_S  # a midnight of UTC
-KEY = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 ALWAYS = (float("-inf"), float("inf"))
 
 
@@ -42,9 +42,9 @@ def probe(slot: int = 0, at: float = DAY, **changes) -> Probe:
     return Probe(slot=slot, **values | {"started_at": at} | changes)
 
 
-def sample(at: float = DAY, tok_s: float | None = 50.0, **changes) -> Sample:
-    values = {"heat": Heat.HOT, "shape": Shape.SHORT, "concurrency": 1, "tok_s": tok_s}
-    return Sample(at, **values | changes)
+def sample(at: float = DAY, tok_s: float | None = 50.0, **changes) -> ProbeSample:
+    values = {"heat": Heat.HOT, "shape": ProbeShape.SHORT, "concurrency": 1, "tok_s": tok_s}
+    return ProbeSample(at, **values | changes)
 
 
 def add(series, values, *, every_s: float = HOUR_S, start: float = DAY, first: int = 0, **changes) -> None:
@@ -60,7 +60,7 @@ def gap(slot: int, slots: int, **changes) -> Probe:
     return Probe("box", 0, slot, slots=slots, **values | changes)
 
 
-FULL_TARGET = Target(
+FULL_TARGET = ProbeTarget(
     "box", "http://127.0.0.1:8400/v1", "smol", TargetKind.GATEWAY, "BOX_KEY", "ollama", 600.0, 5.0, 128, 32, 256, 4, 10,
     60.0, 12.5, 900.0, added_at=DAY,
 )  # fmt: skip
@@ -211,8 +211,8 @@ def test_points_come_oldest_first_without_what_failed(series):
     ]  # fmt: skip
     assert [one.value for one in series.points(KEY, DAY + HOUR_S, DAY + 2 * HOUR_S)] == [51.0]
     assert [one.value for one in series.points(KEY, *ALWAYS, limit=2)] == [52.0, 30.0]
-    assert series.points(KEY, *ALWAYS)[0] == Point(DAY, 50.0, probe_id=1)
-    assert series.points(replace(KEY, metric=Metric.REQUESTS), *ALWAYS) == []
+    assert series.points(KEY, *ALWAYS)[0] == SeriesPoint(DAY, 50.0, probe_id=1)
+    assert series.points(replace(KEY, metric=SeriesMetric.REQUESTS), *ALWAYS) == []
 
 
 def test_keys_are_those_that_ever_had_a_value(series):

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from skep.monitor.records import Heat, Metric, SeriesKey, Shape, SpanKind
+from skep.monitor.records import Heat, ProbeShape, SeriesKey, SeriesMetric, SpanKind
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
 WRITER = Path(__file__).with_name("series_process.py")
-KEY = SeriesKey("box", Heat.HOT, Shape.LONG, 1, Metric.TOK_S)
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
 ALWAYS = (float("-inf"), float("inf"))
 
 

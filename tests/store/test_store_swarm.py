@@ -12,7 +12,18 @@ import pytest
 
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.swarm.records import Attempt, Counts, Ending, Outcome, Result, RunState, Task, Why, task_from_json, task_json
+from skep.swarm.records import (
+    Attempt,
+    AttemptOutcome,
+    Counts,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+    Why,
+    task_from_json,
+    task_json,
+)
 from skep.swarm.store import Recorded, SwarmStore
 
 PROCESS = Path(__file__).with_name("swarm_process.py")
@@ -48,17 +59,17 @@ def work(swarm: SwarmStore, run_id: str, at: float = AT + 1, **changes) -> int:
     return swarm.open_session(run_id, **({"at": at, "agents": None, "endpoint": {}, "simulated": False} | changes))
 
 
-def attempt(name: str, outcome: Outcome = Outcome.DONE, **changes) -> Attempt:
+def attempt(name: str, outcome: AttemptOutcome = AttemptOutcome.DONE, **changes) -> Attempt:
     values = {"session": 1, "number": 1, "agent": 0, "why": Why.FIRST, "started_at": AT + 1, "ended_at": AT + 2}
     return Attempt(task=name, outcome=outcome, **values | changes)
 
 
-def result(name: str, answer: str | None = "yes", **changes) -> Result:
+def result(name: str, answer: str | None = "yes", **changes) -> TaskResult:
     values = {
-        "ending": Ending.DONE, "value": None, "error_kind": None, "error": None, "tries": 1, "started_at": AT + 1,
+        "ending": TaskEnding.DONE, "value": None, "error_kind": None, "error": None, "tries": 1, "started_at": AT + 1,
         "ended_at": AT + 2, "prompt_tokens": 20, "output_tokens": 3, "finish_reason": "stop", "replica": "r0",
     }  # fmt: skip
-    return Result(task=name, answer=answer, **values | changes)
+    return TaskResult(task=name, answer=answer, **values | changes)
 
 
 def done(*names: str) -> list[Recorded]:
@@ -77,7 +88,7 @@ def test_run_is_there_with_all_its_tasks(swarm):
     assert list(swarm.task(run_id, "b").schema["properties"]) == ["why", "answer"]
     assert swarm.tasks(run_id, stage=2) == [rich]
     run = swarm.run("last")
-    assert (run.id, run.state, run.counts, run.sessions) == (run_id, RunState.STOPPED, Counts(3, 0, 0), 0)
+    assert (run.id, run.state, run.counts, run.sessions) == (run_id, SwarmRunState.STOPPED, Counts(3, 0, 0), 0)
     assert (run.simulated, run.ended_at, run.error, run.config) == (None, None, None, {"tries": 4})
 
 
@@ -100,7 +111,7 @@ def test_first_result_stays(swarm):
     """A straggler's second attempt may end in the same moment; what was told is never told differently."""
     run_id = begin(swarm, "a", "b")
     assert swarm.record(run_id, [Recorded(attempt("a"), result("a", "first"))]) == [result("a", "first")]
-    late = Recorded(attempt("a", Outcome.SUPERSEDED, number=2), result("a", "second"))
+    late = Recorded(attempt("a", AttemptOutcome.SUPERSEDED, number=2), result("a", "second"))
     assert swarm.record(run_id, [late, *done("b"), *done("b")]) == [result("b")]
     assert [one.answer for one in swarm.results(run_id)] == ["first", "yes"]
     assert [one.number for one in swarm.attempts(run_id, "a")] == [1, 2]
@@ -109,10 +120,26 @@ def test_first_result_stays(swarm):
 
 def test_rows_are_read_as_they_were_written(swarm):
     run_id = begin(swarm, "a", "b")
-    tried = attempt("a", Outcome.REJECTED, number=3, agent=7, why=Why.RETRY, first_token_at=AT + 1.5, queued_ms=2.5,
-                    requests=4, prompt_tokens=0, output_tokens=9, decode_ms=3.5, status=200, error_kind="schema",
-                    error="no", finish_reason="length", replica="r1", answer="x")  # fmt: skip
-    ended = result("a", value={"b": [1, None], "a": "é"}, ending=Ending.FAILED, error_kind="schema", error="no")
+    tried = attempt(
+        "a",
+        AttemptOutcome.REJECTED,
+        number=3,
+        agent=7,
+        why=Why.RETRY,
+        first_token_at=AT + 1.5,
+        queued_ms=2.5,
+        requests=4,
+        prompt_tokens=0,
+        output_tokens=9,
+        decode_ms=3.5,
+        status=200,
+        error_kind="schema",
+        error="no",
+        finish_reason="length",
+        replica="r1",
+        answer="x",
+    )
+    ended = result("a", value={"b": [1, None], "a": "é"}, ending=TaskEnding.FAILED, error_kind="schema", error="no")
     swarm.record(run_id, [Recorded(tried, ended)])
     assert (swarm.attempts(run_id), swarm.result(run_id, "a"), swarm.result(run_id, "b")) == ([tried], ended, None)
     assert swarm.counts(run_id) == Counts(2, 0, 1)
@@ -131,7 +158,7 @@ def test_what_names_a_task_that_is_not_there_is_refused_whole(swarm):
 def test_pending_has_the_tries_that_count(swarm):
     """An attempt that was cancelled, or that another one overtook, says nothing of the task."""
     run_id = begin(swarm, "a", "b", "c")
-    outcomes = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REJECTED, Outcome.SUPERSEDED)
+    outcomes = (AttemptOutcome.FAILED, AttemptOutcome.CANCELLED, AttemptOutcome.REJECTED, AttemptOutcome.SUPERSEDED)
     rows = [attempt("c", outcome, number=n, started_at=AT + 9 - n) for n, outcome in enumerate(outcomes, start=1)]
     swarm.record(run_id, [*done("b"), *(Recorded(row) for row in rows)])
     assert swarm.pending(run_id) == [(task("a"), 0, None), (task("c"), 2, AT + 5)]
@@ -142,14 +169,14 @@ def test_results_come_page_by_page_in_the_order_of_the_input(swarm):
     names = [f"t{n}" for n in range(7)]
     run_id = begin(swarm, *names, tasks=[task(name, stage=n % 2) for n, name in enumerate(names)])
     swarm.record(run_id, done("t6", "t0", "t4"))
-    swarm.record(run_id, [*done("t5"), Recorded(None, result("t1", None, ending=Ending.FAILED))])
+    swarm.record(run_id, [*done("t5"), Recorded(None, result("t1", None, ending=TaskEnding.FAILED))])
 
     def read(**wanted) -> list[str]:
         return [one.task for one in swarm.results(run_id, **wanted)]
 
     assert read() == ["t0", "t1", "t4", "t5", "t6"]
     assert (read(limit=2), read(offset=2, limit=2), read(offset=4)) == (["t0", "t1"], ["t4", "t5"], ["t6"])
-    assert (read(stage=1), read(ending=Ending.FAILED), read(stage=0, limit=1)) == (["t1", "t5"], ["t1"], ["t0"])
+    assert (read(stage=1), read(ending=TaskEnding.FAILED), read(stage=0, limit=1)) == (["t1", "t5"], ["t1"], ["t0"])
 
 
 @pytest.mark.parametrize(
@@ -188,25 +215,25 @@ def test_odd_figures_do_not_lose_a_result(swarm):
 def test_run_is_done_when_its_last_session_says_so_and_nothing_is_left(swarm):
     run_id = begin(swarm, "a", "b")
     first = work(swarm, run_id, simulated=True)
-    assert swarm.run(run_id).state is RunState.RUNNING
+    assert swarm.run(run_id).state is SwarmRunState.RUNNING
     swarm.record(run_id, done("a"))
     swarm.close_session(run_id, first, at=AT + 3, outcome="failed", error="endpoint went away")
     run = swarm.run(run_id)
-    assert (run.state, run.error, run.ended_at) == (RunState.STOPPED, "endpoint went away", AT + 3)
+    assert (run.state, run.error, run.ended_at) == (SwarmRunState.STOPPED, "endpoint went away", AT + 3)
     second = work(swarm, run_id, at=AT + 10, agents=8, endpoint={"slots": 4})
-    assert (first, second, swarm.run(run_id).state, swarm.run(run_id).ended_at) == (1, 2, RunState.RUNNING, None)
+    assert (first, second, swarm.run(run_id).state, swarm.run(run_id).ended_at) == (1, 2, SwarmRunState.RUNNING, None)
     swarm.record(run_id, done("b"))
     swarm.close_session(run_id, second, at=AT + 12, outcome="done")
     run = swarm.run(run_id)
-    assert (run.state, run.error, run.sessions, run.counts.left) == (RunState.DONE, None, 2, 0)
+    assert (run.state, run.error, run.sessions, run.counts.left) == (SwarmRunState.DONE, None, 2, 0)
     assert run.simulated is True  # a part of it was
     one, two = swarm.session_rows(run_id)
     assert (one.outcome, one.alive, one.simulated, one.agents) == ("failed", False, True, None)
     assert (two.outcome, two.agents, two.endpoint, two.ended_at) == ("done", 8, {"slots": 4}, AT + 12)
     swarm.set_cancelled(run_id, AT + 13)
-    assert swarm.run(run_id).state is RunState.DONE
+    assert swarm.run(run_id).state is SwarmRunState.DONE
     assert swarm.add_tasks(run_id, [task("c", stage=1)]) == 1
-    assert swarm.run(run_id).state is RunState.CANCELLED
+    assert swarm.run(run_id).state is SwarmRunState.CANCELLED
 
 
 @pytest.mark.parametrize("later", [60.0, 0.0, -3600.0], ids=["later", "at once", "clock set back"])
@@ -218,13 +245,13 @@ def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm, later):
     assert not swarm.cancelled_after(run_id, before)
     swarm.set_cancelled(run_id, AT + 1 + later)
     assert swarm.cancelled_after(run_id, before)
-    assert swarm.run(run_id).state is RunState.RUNNING
+    assert swarm.run(run_id).state is SwarmRunState.RUNNING
     swarm.close_session(run_id, session, at=AT + 3, outcome="stopped")
-    assert swarm.run(run_id).state is RunState.CANCELLED
+    assert swarm.run(run_id).state is SwarmRunState.CANCELLED
     session = work(swarm, run_id, at=AT + 1 + 2 * later)
     assert not swarm.cancelled_after(run_id, swarm.newest_cancel(run_id))
     swarm.close_session(run_id, session, at=AT + 10, outcome="stopped")
-    assert swarm.run(run_id).state is RunState.STOPPED
+    assert swarm.run(run_id).state is SwarmRunState.STOPPED
     with pytest.raises(StoreError, match=run_id):  # it ended once
         swarm.close_session(run_id, session, at=AT + 11, outcome="done")
 
@@ -235,7 +262,7 @@ def test_a_cancel_between_the_wish_to_go_on_and_the_session_is_meant_for_it(swar
     swarm.set_cancelled(run_id, AT + 1)
     session = work(swarm, run_id, at=AT + 2, after_cancel=before)
     swarm.close_session(run_id, session, at=AT + 3, outcome="stopped")
-    assert swarm.run(run_id).state is RunState.CANCELLED
+    assert swarm.run(run_id).state is SwarmRunState.CANCELLED
 
 
 def test_the_last_run_is_the_one_that_was_made_last_even_if_the_clock_was_set_back(swarm):
@@ -337,7 +364,7 @@ def test_two_processes_and_a_kill_leave_each_task_one_result(swarm, path):
     names = [f"t{n}-{'x' * 400}" for n in range(300)]  # more than a pipe holds: neither can end before it is heard
     run_id = begin(swarm, *names)
     with process(path, run_id) as first, process(path, run_id, "backwards") as second:
-        assert swarm.run(run_id).state is RunState.RUNNING
+        assert swarm.run(run_id).state is SwarmRunState.RUNNING
         for one in (first, second):
             one.stdin.write("\n")
             one.stdin.flush()
@@ -362,7 +389,7 @@ def test_killed_session_leaves_a_stopped_run_that_another_ends(swarm, path):
         first.wait()
         told += first.stdout.read().split()
     run = swarm.run(run_id)
-    assert (run.state, run.ended_at, run.sessions) == (RunState.STOPPED, None, 1)
+    assert (run.state, run.ended_at, run.sessions) == (SwarmRunState.STOPPED, None, 1)
     assert set(told) <= {one.task for one in swarm.results(run_id)}
     left = [one.id for one, _, _ in swarm.pending(run_id)]
     assert 0 < len(left) < len(names)
@@ -370,7 +397,7 @@ def test_killed_session_leaves_a_stopped_run_that_another_ends(swarm, path):
     with process(path, run_id) as second:
         again = second.communicate("\n")[0].split()
     assert again == left
-    assert swarm.run(run_id).state is RunState.DONE
+    assert swarm.run(run_id).state is SwarmRunState.DONE
 
 
 def test_reader_sees_what_a_writer_committed(swarm, path):
@@ -402,7 +429,7 @@ def test_file_of_schema_seven_opens_with_its_swarm(tmp_path):
     with open_store(path) as store:
         swarm = SwarmStore(store)
         run = swarm.run("last")
-        assert (run.id, run.state, run.counts) == ("20261115-142233-5a4a3a", RunState.CANCELLED, Counts(3, 1, 1))
+        assert (run.id, run.state, run.counts) == ("20261115-142233-5a4a3a", SwarmRunState.CANCELLED, Counts(3, 1, 1))
         assert [one.answer for one in swarm.results(run.id)] == ["An oak", "the Rhine"]
         assert [one.id for one, _, _ in swarm.pending(run.id)] == ["hill"]
         assert len(swarm.facts(run.id)) == 1

@@ -10,13 +10,13 @@ import pytest
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
 from skep.swarm.store import SwarmStore
-from skep.tuner.records import Aim, Change, Config, Decision, Failure, Knob, Stage, Tuning
-from skep.tuner.store import TABLES_OF_A_TUNING, KeptAnswer, TuningState, TuningStore
+from skep.tuner.records import ConfigFailure, Knob, KnobChange, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
+from skep.tuner.store import TABLES_OF_A_TUNING, SavedAnswer, TuningState, TuningStore
 from skep.units import Interval
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
 DUMP = Path(__file__).with_name("versions") / "8.sql"
-BASELINE = Config.of({"graphs": False, "slots": 4})
+BASELINE = KnobConfig.of({"graphs": False, "slots": 4})
 GRAPHS = BASELINE.turned({"graphs": True})
 
 
@@ -28,20 +28,20 @@ def tunings(store):
 def a_tuning(**changes) -> Tuning:
     values = {
         "id": "", "created_at": AT, "model": "smol", "engine": "vllm", "rig": "rtx-3090",
-        "aim": Aim("effective_tok_s", 4, slo="ttft=1s"), "budget_s": 7200.0, "seed": 0, "simulated": False,
+        "aim": TuneGoal("effective_tok_s", 4, slo="ttft=1s"), "budget_s": 7200.0, "seed": 0, "simulated": False,
         "baseline": BASELINE, "knobs": (Knob("graphs", "CUDA graphs", (False, True)),), "base": {"model": "smol"},
         "host": {"cpu_cores": 2}, "skep_version": "0.1.0",
     }  # fmt: skip
     return Tuning(**values | changes)
 
 
-def stage(number: int, decision: Decision = Decision.BASELINE, figure: float = 25.0, **changes) -> Stage:
+def stage(number: int, decision: StageDecision = StageDecision.BASELINE, figure: float = 25.0, **changes) -> TuneStage:
     values = {"changes": (), "config": BASELINE, "why": "so", "figure": Interval(figure - 1, figure, figure + 1)}
-    return Stage(number=number, decision=decision, **values | changes)
+    return TuneStage(number=number, decision=decision, **values | changes)
 
 
-def answer(number: int, kind: str = "round") -> KeptAnswer:
-    return KeptAnswer(number, AT + number, kind, 40.0, {"asked": number}, {"answered": [number]})
+def answer(number: int, kind: str = "round") -> SavedAnswer:
+    return SavedAnswer(number, AT + number, kind, 40.0, {"asked": number}, {"answered": [number]})
 
 
 def rows(store) -> dict[str, int]:
@@ -65,7 +65,7 @@ def test_tuning_is_there_as_it_was_begun(tunings):
 def test_answers_and_stages_come_in_their_order(tunings):
     name, session = at_work(tunings)
     baseline = stage(0)
-    dead_end = stage(1, Decision.FAILED, figure=1.0, failure=Failure("hang", "it hung"), config=GRAPHS)
+    dead_end = stage(1, StageDecision.FAILED, figure=1.0, failure=ConfigFailure("hang", "it hung"), config=GRAPHS)
     tunings.append_answer(name, session, answer(1), [baseline])
     tunings.append_stages(name, [dead_end], AT + 2)
     tunings.append_answer(name, session, answer(2, "judged"))
@@ -182,7 +182,7 @@ def test_id_is_unlike_those_of_runs_and_of_the_swarm(tunings, store, begin):
 def test_text_of_any_kind_survives(tunings, store):
     """Engines' logs hold what they like; the plain column has U+FFFD for half a pair, the document has it all."""
     name, session = at_work(tunings, model="mo\x00del ü", rig='"; DROP TABLE tunings; --')
-    odd = stage(0, failure=Failure("hang", "\ud83d", "line\nof\tit"), why="\udc00 why")
+    odd = stage(0, failure=ConfigFailure("hang", "\ud83d", "line\nof\tit"), why="\udc00 why")
     tunings.append_answer(name, session, answer(1), [odd])
     assert tunings.stages(name) == [odd]
     assert tunings.tuning(name).model == "mo\x00del ü"
@@ -192,10 +192,10 @@ def test_text_of_any_kind_survives(tunings, store):
 def test_views_tell_what_other_programs_ask_for(tunings, store):
     """The best is the last that was kept and did not fail later; an open end of an interval is NULL."""
     name, session = at_work(tunings)
-    change = (Change("graphs", False, True),)
+    change = (KnobChange("graphs", False, True),)
     tunings.append_answer(name, session, answer(1), [stage(0, figure=20.0)])
     open_ended = Interval(29.0, 30.0, float("inf"))
-    accepted = stage(1, Decision.ACCEPTED, changes=change, config=GRAPHS, ratio=open_ended, predicted=1.4)
+    accepted = stage(1, StageDecision.ACCEPTED, changes=change, config=GRAPHS, ratio=open_ended, predicted=1.4)
     tunings.append_answer(name, session, answer(2), [accepted])
     (row,) = store.read(
         "SELECT goal, shape, slo, outcome, stages, accepted, baseline_figure, best_figure FROM v_tunings"
@@ -203,7 +203,9 @@ def test_views_tell_what_other_programs_ask_for(tunings, store):
     assert tuple(row) == ("effective_tok_s@4", "512 in, 128 out, C=4", "ttft=1s", "no end recorded", 2, 1, 20.0, 25.0)
     row = store.read("SELECT change, ratio, ratio_high, predicted_ratio, config FROM v_tuning_stages")[1]
     assert tuple(row) == ("graphs off → on", 30.0, None, 1.4, '{"graphs": true, "slots": 4}')
-    failed = stage(2, Decision.FAILED, config=GRAPHS, figure=1.0, failure=Failure("crash-under-load", "it died"))
+    failed = stage(
+        2, StageDecision.FAILED, config=GRAPHS, figure=1.0, failure=ConfigFailure("crash-under-load", "it died")
+    )
     tunings.append_answer(name, session, answer(3), [failed])
     assert store.read("SELECT best_figure FROM v_tunings")[0][0] == 20.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skep.errors import StoreError
-from skep.store.verdicts import Check, Outcome, Verdict
+from skep.store.verdicts import Check, Verdict, VerdictOutcome
 from skep.workload.items import Checker, Item
 
 ITEM = Item(
@@ -22,7 +22,7 @@ VERDICT = Verdict(
     repeat=1,
     index=7,
     item=ITEM.id,
-    outcome=Outcome.WRONG,
+    outcome=VerdictOutcome.WRONG,
     detail="11 instead of 12",
     checks=(Check("the last number", passed=False, detail="11"),),
     keywords=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.store.writer_process import Writer, is_alive, this_process
+from skep.store.writer_process import WriterProcess, is_alive, this_process
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -42,26 +42,26 @@ def test_this_process_is_known_by_more_than_its_number():
 @pytest.mark.parametrize("state", ["S", "R", "D", "T"])
 def test_process_with_the_same_start_is_alive(tmp_path, state):
     """Asleep, at work, waiting for a disk or stopped: all may go on."""
-    assert is_alive(Writer(7, 500, "boot-a"), proc_with(tmp_path, pid=7, state=state))
+    assert is_alive(WriterProcess(7, 500, "boot-a"), proc_with(tmp_path, pid=7, state=state))
 
 
 @pytest.mark.parametrize("changes", [{"state": "Z"}, {"state": "X"}, {"ticks": 501}, {"boot": "boot-b"}, {"pid": 8}])
 def test_look_alike_is_not_the_writer(tmp_path, changes):
     """Dead, a later process with the same number, after a reboot, or no such number."""
-    assert not is_alive(Writer(7, 500, "boot-a"), proc_with(tmp_path, **({"pid": 7} | changes)))
+    assert not is_alive(WriterProcess(7, 500, "boot-a"), proc_with(tmp_path, **({"pid": 7} | changes)))
 
 
 def test_spoiled_stat_is_no_proof_of_life(tmp_path):
     """A line that cannot be read does not match."""
     proc = proc_with(tmp_path, pid=7)
     (proc / "7/stat").write_text("7 (x) S 1")
-    assert not is_alive(Writer(7, 500, "boot-a"), proc)
+    assert not is_alive(WriterProcess(7, 500, "boot-a"), proc)
 
 
 def test_without_proc_the_number_decides(tmp_path):
     """As on macOS: no start time, no boot."""
     me = this_process(tmp_path)
-    assert me == Writer(os.getpid(), None, None)
+    assert me == WriterProcess(os.getpid(), None, None)
     assert is_alive(me, tmp_path)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
@@ -70,4 +70,4 @@ def test_without_proc_the_number_decides(tmp_path):
 
 def test_process_of_another_user_is_alive(tmp_path):
     """Process 1 answers to nobody, or to root; it is there either way."""
-    assert is_alive(Writer(1, None, None), tmp_path)
+    assert is_alive(WriterProcess(1, None, None), tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from skep.cli.swarm_tables import same_place
 from skep.report.swarm import headline
 from skep.store.database import open_store
-from skep.swarm.records import Attempt, Ending, Outcome, Result, Task, Why
+from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
 from skep.swarm.store import Recorded, SwarmSession, SwarmStore
 from skep.swarm.summary import account_json, account_of, spans_of, story_of
 
@@ -48,13 +48,13 @@ class Journal:
         self.swarm.close_session(self.id, session, at=BEGAN + at, outcome=outcome)
 
     def attempt(self, task, begin, end, *, result=True, session=1, **other):
-        told = {"number": 1, "agent": 0, "why": Why.FIRST, "outcome": Outcome.DONE, "prompt_tokens": 100} | other
+        told = {"number": 1, "agent": 0, "why": Why.FIRST, "outcome": AttemptOutcome.DONE, "prompt_tokens": 100} | other
         told = {"output_tokens": 50, "first_token_at": None} | told
         one = Attempt(task, session, started_at=BEGAN + begin, ended_at=BEGAN + end, **told)
         final = None
         if result:
-            ending = Ending.DONE if one.outcome is Outcome.DONE else Ending.FAILED
-            final = Result(
+            ending = TaskEnding.DONE if one.outcome is AttemptOutcome.DONE else TaskEnding.FAILED
+            final = TaskResult(
                 task,
                 ending,
                 "yes",
@@ -109,7 +109,7 @@ def test_the_wall_ends_with_the_last_attempt_when_every_task_has_its_result(jour
 def test_pauses_between_sessions_count_neither_as_wall_nor_as_a_tasks_time(journal):
     journal.begin("a")
     journal.open(0)
-    journal.attempt("a", 2, 5, result=False, outcome=Outcome.CANCELLED)
+    journal.attempt("a", 2, 5, result=False, outcome=AttemptOutcome.CANCELLED)
     journal.close(1, 5, "stopped")
     journal.open(3600)
     journal.attempt("a", 3601, 3605, session=2, number=2, why=Why.RESUMED)
@@ -192,9 +192,9 @@ def test_energy_is_of_the_sessions_that_measured_it(tmp_path):
 def test_errors_agents_and_replicas_are_counted(journal):
     journal.begin("a", "b")
     journal.open(0)
-    journal.attempt("a", 0, 2, result=False, outcome=Outcome.FAILED, error_kind="closed", replica="r0")
+    journal.attempt("a", 0, 2, result=False, outcome=AttemptOutcome.FAILED, error_kind="closed", replica="r0")
     journal.attempt("a", 3, 5, number=2, why=Why.RETRY, replica="r1", first_token_at=BEGAN + 4, queued_ms=500)
-    journal.attempt("b", 0, 5, agent=1, outcome=Outcome.REJECTED, error_kind="schema", replica="r1")
+    journal.attempt("b", 0, 5, agent=1, outcome=AttemptOutcome.REJECTED, error_kind="schema", replica="r1")
     journal.close(1, 5)
     account = journal.account()
     assert dict(account.errors) == {"closed": 1, "schema": 1}

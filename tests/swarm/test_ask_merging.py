@@ -15,17 +15,17 @@ from skep.swarm.ask.merging import (
     repeats_itself,
     why_unused,
 )
-from skep.swarm.ask.split import GoalSplit, Part, Piece, Sizes
-from skep.swarm.records import Counts, Ending, Result, RunState, SwarmRun, Task
+from skep.swarm.ask.split import FilePiece, GoalPart, GoalSplit, Sizes
+from skep.swarm.records import Counts, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult
 
 SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)
 
 
 def run_of(count, *, merge=True, by_model=True, why=None, names=None):
     names = names or [f"t{n}" for n in range(count)]
-    parts = tuple(Part(name, "Sum up", (Piece(f"Objective {n}", ""),)) for n, name in enumerate(names))
+    parts = tuple(GoalPart(name, "Sum up", (FilePiece(f"Objective {n}", ""),)) for n, name in enumerate(names))
     ask = ask_document(plan_document("the goal", GoalSplit(parts, by_model, why), merge=merge), SIZES)
-    state, counts = RunState.DONE, Counts(count, count, 0)
+    state, counts = SwarmRunState.DONE, Counts(count, count, 0)
     return SwarmRun("run", "ask", 0.0, "", "", None, {"ask": ask}, "0", None, state, counts, 1)
 
 
@@ -33,8 +33,8 @@ def final_answer(run, results):
     return answer_of(run, results).with_notes()
 
 
-def result(task, answer, *, ending=Ending.DONE, error=None, finish="stop", value=None):
-    return Result(task, ending, answer, value, None, error, 1, 0.0, 1.0, 1, 1, finish)
+def result(task, answer, *, ending=TaskEnding.DONE, error=None, finish="stop", value=None):
+    return TaskResult(task, ending, answer, value, None, error, 1, 0.0, 1.0, 1, 1, finish)
 
 
 def first_answers(count, size=80):
@@ -79,7 +79,7 @@ def test_nothing_is_merged_before_all_is_there():
     ("bad", "why"),
     [
         ({"answer": ""}, "it is empty"),
-        ({"answer": None, "ending": Ending.FAILED, "error": "set aside"}, "set aside"),
+        ({"answer": None, "ending": TaskEnding.FAILED, "error": "set aside"}, "set aside"),
         ({"answer": "y" * 2000}, "longer"),
         ({"answer": "It is all the same thing. " * 12}, "repeats itself"),
         ({"answer": "A beginning", "finish": "length"}, "cut at its limit"),
@@ -102,7 +102,7 @@ def test_every_finding_is_in_the_answer_or_in_a_merge_that_was_used(sizes, rng):
 
     def merge(task):
         if rng.random() < 0.5:
-            return result(task.id, None, ending=Ending.FAILED, error="no")
+            return result(task.id, None, ending=TaskEnding.FAILED, error="no")
         words = {word for word in task.messages[1]["content"].split() if word.startswith("finding-")}
         return result(task.id, " ".join(sorted(words)))
 
@@ -122,7 +122,7 @@ def test_answers_too_long_to_merge_stand_one_after_the_other():
 
 
 def test_a_task_without_an_answer_is_named():
-    answers = [*first_answers(1), result("t1", None, ending=Ending.FAILED, error="HTTP 400"), result("t2", " ")]
+    answers = [*first_answers(1), result("t1", None, ending=TaskEnding.FAILED, error="HTTP 400"), result("t2", " ")]
     run = run_of(3)
     text = final_answer(run, answers)
     assert "`t1` is missing: HTTP 400" in text
@@ -156,7 +156,7 @@ def test_a_plan_of_an_earlier_version_is_read():
     plan = {"goal": "g", "tasks": tasks, "reduce": {"how": "vote", "instruction": "count", "parts": True}}
     sizes = {"chunk_chars": 6, "merge_chars": 4, "answer_tokens": 1, "chars_per_token": 3.0}
     ask = {"goal": "g", "plan": plan, "sizes": sizes, "tools": ["files"], "native_tools": True}
-    run = SwarmRun("r", "ask", 0, "", "", None, {"ask": ask}, "0", None, RunState.DONE, Counts(2, 2, 0), 1)
+    run = SwarmRun("r", "ask", 0, "", "", None, {"ask": ask}, "0", None, SwarmRunState.DONE, Counts(2, 2, 0), 1)
     assert final_answer(run, [result("a", "one"), result("b", "two")]) == "## Count\n\none\n\n## a.md:1-3\n\ntwo"
 
 

@@ -8,9 +8,9 @@ from skep.gateway.batch.scheduler import (
     ALONE_FROM,
     MOST_COSTLY,
     MOST_LOST,
-    Answer,
-    Course,
-    Turn,
+    BatchAnswer,
+    BatchSchedule,
+    SuspectTurn,
     result_of,
     without_answer,
 )
@@ -20,7 +20,7 @@ LOST = json.dumps({"error": {"code": "replica_lost"}, "source": "gateway"}).enco
 
 
 def course(count):
-    return Course([BatchRequest(index, f"c{index}", 0, 0) for index in range(count)])
+    return BatchSchedule([BatchRequest(index, f"c{index}", 0, 0) for index in range(count)])
 
 
 def test_requests_go_out_in_their_order_and_are_done_when_answered():
@@ -28,8 +28,8 @@ def test_requests_go_out_in_their_order_and_are_done_when_answered():
     first, second = work.next(0.0), work.next(0.0)
     assert (first.index, second.index, work.next(0.0), work.out) == (0, 1, None, 2)
     assert work.due_in_s(0.0) is None
-    assert work.answered(1, Answer(200), 1.0)
-    assert work.answered(0, Answer(400), 1.0)
+    assert work.answered(1, BatchAnswer(200), 1.0)
+    assert work.answered(0, BatchAnswer(400), 1.0)
     assert work.done
 
 
@@ -38,7 +38,7 @@ def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
     work, now = course(1), 0.0
     work.next(now)
     for _ in range(50):
-        assert not work.answered(0, Answer(status, b"{}", retry_after_s=3.0), now)
+        assert not work.answered(0, BatchAnswer(status, b"{}", retry_after_s=3.0), now)
         assert work.next(now) is None
         pause_s = work.due_in_s(now)
         assert 3.0 <= pause_s <= 60.0
@@ -49,7 +49,7 @@ def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
 def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while():
     work = course(3)
     work.next(0.0)
-    assert not work.answered(0, Answer(429, retry_after_s=2.0), 0.0)
+    assert not work.answered(0, BatchAnswer(429, retry_after_s=2.0), 0.0)
     assert work.next(1.9) is None
     assert work.due_in_s(1.5) == pytest.approx(0.5)
     assert work.next(2.1).index == 0
@@ -58,11 +58,11 @@ def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while():
 def test_one_lost_replica_does_not_hold_up_the_others():
     work = course(2)
     work.next(0.0)
-    assert not work.answered(0, Answer(None), 0.0)
+    assert not work.answered(0, BatchAnswer(None), 0.0)
     assert work.next(0.0).index == 1
 
 
-@pytest.mark.parametrize("answer", [Answer(None), Answer(502, LOST)])
+@pytest.mark.parametrize("answer", [BatchAnswer(None), BatchAnswer(502, LOST)])
 def test_a_request_that_costs_a_replica_each_time_is_set_aside(answer):
     work, now = course(1), 0.0
     for _ in range(MOST_COSTLY - 1):
@@ -78,8 +78,8 @@ def test_what_has_no_answer_is_left_in_the_files_order():
     work = course(4)
     for _ in range(3):
         work.next(0.0)
-    work.answered(2, Answer(None), 0.0)
-    work.answered(0, Answer(200), 0.0)
+    work.answered(2, BatchAnswer(None), 0.0)
+    work.answered(0, BatchAnswer(200), 0.0)
     assert [request.index for request in work.left()] == [1, 2, 3]
 
 
@@ -92,7 +92,7 @@ def read(result):
 def test_an_answer_is_one_line_whatever_form_it_came_in():
     request = BatchRequest(7, 'é "x"', 0, 0)
     body = b'{\n "usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 1}}}'
-    result = result_of(request, Answer(200, body, "r-1"), "batch_req_1", 5.0)
+    result = result_of(request, BatchAnswer(200, body, "r-1"), "batch_req_1", 5.0)
     assert read(result) == {
         "id": "batch_req_1",
         "custom_id": 'é "x"',
@@ -108,30 +108,30 @@ def test_an_answer_is_one_line_whatever_form_it_came_in():
     "body", [b"", b"<html>\xff", b"[1]", b"null", b'{"usage": 3}', b'{"usage": {"prompt_tokens": -1}}']
 )
 def test_an_odd_answer_is_kept_and_its_tokens_are_unknown(body):
-    result = result_of(BatchRequest(0, "a", 0, 0), Answer(500, body), "n", 0.0)
+    result = result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(500, body), "n", 0.0)
     assert read(result)["response"]["status_code"] == 500
     assert (result.ok, result.prompt_tokens, result.output_tokens) == (False, None, None)
 
 
 def test_tokens_of_the_other_dialect_are_counted_too():
     body = b'{"usage": {"input_tokens": 5, "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 2}}}'
-    result = result_of(BatchRequest(0, "a", 0, 0), Answer(200, body), "n", 0.0)
+    result = result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(200, body), "n", 0.0)
     assert (result.prompt_tokens, result.output_tokens, result.reasoning_tokens) == (5, 6, 2)
 
 
 def test_an_answer_that_was_too_large_is_not_asked_for_again():
     work = course(1)
     request = work.next(0.0)
-    assert work.answered(0, Answer(None, fault="answer_too_large"), 0.0)
+    assert work.answered(0, BatchAnswer(None, fault="answer_too_large"), 0.0)
     assert work.done
-    told = read(result_of(request, Answer(None, fault="answer_too_large"), "n", 0.0))
+    told = read(result_of(request, BatchAnswer(None, fault="answer_too_large"), "n", 0.0))
     assert (told["response"], told["error"]["code"]) == (None, "answer_too_large")
 
 
 def test_what_was_never_sent_says_why():
     told = read(without_answer(BatchRequest(0, "a", 0, 0), "batch_expired", "n", 0.0))
     assert (told["custom_id"], told["response"], told["error"]["code"]) == ("a", None, "batch_expired")
-    broken = read(result_of(BatchRequest(0, "a", 0, 0), Answer(None), "n", 0.0))
+    broken = read(result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(None), "n", 0.0))
     assert (broken["response"], broken["error"]["code"]) == (None, "stream_cut")
 
 
@@ -140,24 +140,24 @@ def requests(count):
 
 
 def test_what_may_kill_the_gateway_goes_last_and_alone():
-    turn = Turn()
-    first = Course(requests(3), {0: ALONE_FROM, 1: ALONE_FROM, 2: ALONE_FROM - 1}, turn)
-    second = Course(requests(2), {0: MOST_LOST - 1}, turn)
+    turn = SuspectTurn()
+    first = BatchSchedule(requests(3), {0: ALONE_FROM, 1: ALONE_FROM, 2: ALONE_FROM - 1}, turn)
+    second = BatchSchedule(requests(2), {0: MOST_LOST - 1}, turn)
     assert [first.next(0.0).index, first.next(0.0).index, first.next(0.0)] == [2, 0, None]
     assert first.due_in_s(0.0) > 0
     assert [second.next(0.0).index, second.next(0.0)] == [1, None]
-    assert not first.answered(0, Answer(503), 0.0)  # it comes again, and takes its turn again
+    assert not first.answered(0, BatchAnswer(503), 0.0)  # it comes again, and takes its turn again
     assert second.next(0.0).index == 0
     assert first.next(100.0) is None
     second.leave()
     assert [first.next(100.0).index, first.next(100.0)] == [1, None]
-    assert first.answered(1, Answer(200), 100.0)
+    assert first.answered(1, BatchAnswer(200), 100.0)
     assert first.next(100.0).index == 0
     assert [one.index for one in first.left()] == [0, 2]
 
 
 def test_what_is_taken_back_is_the_next_to_go_out():
-    work = Course(requests(3), {2: ALONE_FROM})
+    work = BatchSchedule(requests(3), {2: ALONE_FROM})
     for index in (0, 1, 2):
         assert work.next(0.0).index == index
     work.take_back(2)
@@ -166,7 +166,7 @@ def test_what_is_taken_back_is_the_next_to_go_out():
 
 
 def test_what_was_under_way_at_five_deaths_is_set_aside():
-    work = Course(requests(2), {1: MOST_LOST})
+    work = BatchSchedule(requests(2), {1: MOST_LOST})
     assert ([one.index for one in work.set_aside], work.next(0.0).index, work.next(0.0)) == ([1], 0, None)
     assert [one.index for one in work.left()] == [0]
 
@@ -175,11 +175,11 @@ def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
     """Gateways one after another; each is killed after some seconds, or by the poison. What is set aside, by batch."""
     lost, ended, aside = {}, set(), {name: set() for name in batches}
     while any(len(ended & {(name, i) for i in range(n)}) + len(aside[name]) < n for name, n in batches.items()):
-        turn, out, now, until = Turn(), {}, 0, next(kills, None)
+        turn, out, now, until = SuspectTurn(), {}, 0, next(kills, None)
         works = {}
         for name, count in batches.items():
             pending = [one for one in requests(count) if (name, one.index) not in ended]
-            works[name] = Course(pending, {i: n for (of, i), n in lost.items() if of == name}, turn)
+            works[name] = BatchSchedule(pending, {i: n for (of, i), n in lost.items() if of == name}, turn)
             aside[name] = {one.index for one in works[name].set_aside}
         while any(not work.done for work in works.values()) and now != until:
             for name, work in works.items():
@@ -189,7 +189,7 @@ def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
                 break
             for (name, index), since in list(out.items()):
                 if (name, index) != poison and now - since >= answer_s:
-                    assert works[name].answered(index, Answer(200), now)
+                    assert works[name].answered(index, BatchAnswer(200), now)
                     ended.add((name, index))
                     del out[name, index]
             now += 1

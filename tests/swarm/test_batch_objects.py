@@ -9,25 +9,25 @@ import pytest
 
 from skep.gateway.batch.objects import (
     ENDPOINTS,
-    Refusal,
+    BatchApiError,
     batch_document,
     expiry_seconds,
     file_document,
     page,
-    wanted_batch,
+    parse_batch_spec,
     window_seconds,
 )
-from skep.gateway.batch.store import BatchOrder, Status, StoredBatch, StoredFile, Tally
+from skep.gateway.batch.store import BatchCounts, BatchOrder, BatchStatus, StoredBatch, StoredFile
 
 ROOT = Path(__file__).parent.parent.parent
 ORDER = BatchOrder("batch_1", "", 10.9, ENDPOINTS[0], "file-1", "24h", 86_410.9, {"a": "b"})
 
 
 def test_the_client_reads_every_state_of_a_batch():
-    times = {status: 20.0 + number for number, status in enumerate(Status)}
+    times = {status: 20.0 + number for number, status in enumerate(BatchStatus)}
     detail = {"model": "m", "total": 3, "output_file_id": "file-2", "errors": [{"code": "x", "line": 1}]}
-    for status in Status:
-        tally = Tally(2, 1, 5, None, 6, None)
+    for status in BatchStatus:
+        tally = BatchCounts(2, 1, 5, None, 6, None)
         batch = openai.types.Batch.model_validate(
             batch_document(StoredBatch(ORDER, status, times, detail, tally)), strict=True
         )
@@ -40,7 +40,9 @@ def test_the_client_reads_every_state_of_a_batch():
         assert (batch.usage is not None) == status.is_final
     assert batch.usage.total_tokens == 11
     assert batch.errors.data[0].line == 1
-    fresh = openai.types.Batch.model_validate(batch_document(StoredBatch(ORDER, Status.FAILED, {}, {})), strict=True)
+    fresh = openai.types.Batch.model_validate(
+        batch_document(StoredBatch(ORDER, BatchStatus.FAILED, {}, {})), strict=True
+    )
     assert (fresh.usage, fresh.errors, fresh.request_counts.total) == (None, None, 0)
 
 
@@ -58,42 +60,42 @@ def test_a_window_is_a_day_or_less(window, seconds):
 
 @pytest.mark.parametrize("window", ["", "25h", "0h", "24", "h", "1d", "-1h", "1.5h", " 24h", "٢h", "99999999h"])
 def test_any_other_window_is_refused(window):
-    with pytest.raises(Refusal, match="completion_window"):
+    with pytest.raises(BatchApiError, match="completion_window"):
         window_seconds(window)
 
 
 @pytest.mark.parametrize("told", [1, {}, {"anchor": "now", "seconds": 3600}])
 def test_an_expiry_has_an_anchor(told):
-    with pytest.raises(Refusal, match="anchor"):
+    with pytest.raises(BatchApiError, match="anchor"):
         expiry_seconds(told, "expires_after")
 
 
 @pytest.mark.parametrize("seconds", [None, 3599, 2_592_001, "3600", True, 3600.0])
 def test_an_expiry_is_between_an_hour_and_thirty_days(seconds):
-    with pytest.raises(Refusal, match="3600 to 2592000"):
+    with pytest.raises(BatchApiError, match="3600 to 2592000"):
         expiry_seconds({"anchor": "created_at", "seconds": seconds}, "expires_after")
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"input_file_id": 1}'])
 def test_what_is_no_order_is_refused(body):
-    with pytest.raises(Refusal):
-        wanted_batch(body)
+    with pytest.raises(BatchApiError):
+        parse_batch_spec(body)
 
 
 @pytest.mark.parametrize("metadata", [3, {"a": 1}, {"a" * 65: ""}, {str(i): "" for i in range(17)}])
 def test_metadata_is_a_few_short_texts(metadata):
     order = {"input_file_id": "f", "endpoint": ENDPOINTS[0], "completion_window": "24h", "metadata": metadata}
-    with pytest.raises(Refusal, match="metadata"):
-        wanted_batch(json.dumps(order).encode())
+    with pytest.raises(BatchApiError, match="metadata"):
+        parse_batch_spec(json.dumps(order).encode())
 
 
 def test_every_code_of_the_api_is_documented():
     codes = set()
-    for path in (ROOT / "src/skep/swarm/batch").glob("*.py"):
+    for path in (ROOT / "src/skep/gateway/batch").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "BatchApiError":
                 codes |= {word.value.value for word in node.keywords if word.arg == "code"}
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Fault", "_Wrong"):
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("LineError", "_InvalidLine"):
                 codes |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
     said = (ROOT / "docs/batch.md").read_text()
     assert len(codes) > 10

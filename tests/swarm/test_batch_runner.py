@@ -7,10 +7,10 @@ import time
 import pytest
 
 from skep.errors import StoreError
-from skep.gateway.batch.files import FileRoom, new_file_id
-from skep.gateway.batch.runner import BatchRunner, Halt, Sending
-from skep.gateway.batch.scheduler import MOST_AT_ONCE, Answer, Course
-from skep.gateway.batch.store import BatchOrder, BatchRequest, BatchResult, BatchStore, Status, StoredFile
+from skep.gateway.batch.files import FileStorage, new_file_id
+from skep.gateway.batch.runner import BatchRunner, BatchSender, Halt
+from skep.gateway.batch.scheduler import MOST_AT_ONCE, BatchAnswer, BatchSchedule
+from skep.gateway.batch.store import BatchOrder, BatchRequest, BatchResult, BatchStatus, BatchStore, StoredFile
 from skep.store.database import open_store
 
 ENDPOINT = "/v1/chat/completions"
@@ -60,7 +60,7 @@ class Scripted:
             errand.waiting = sum(not one.waiting for one in self.errands) >= self.slots
         else:
             errand.waiting = False
-            asyncio.get_running_loop().call_soon(answered, Answer(200, b"{}"))
+            asyncio.get_running_loop().call_soon(answered, BatchAnswer(200, b"{}"))
         self.most_waiting = max(self.most_waiting, sum(one.waiting for one in self.errands))
 
 
@@ -69,7 +69,7 @@ class Bench:
 
     def __init__(self, folder, store):
         self.store = BatchStore(store)
-        self.room = FileRoom(folder / "files")
+        self.room = FileStorage(folder / "files")
         self.said = []
 
     def add(self, name, count=5, *, window_s=1000.0, owner="ann"):
@@ -172,7 +172,7 @@ def test_a_batch_that_gave_way_goes_on_while_its_last_answer_is_still_to_come(be
     bench.store.validated("batch_1", 1.0, "m", [BatchRequest(n, f"c{n}", 0, 0) for n in range(5)])
     line = json.dumps({"custom_id": "c", "body": {"model": "m", "n": 1}}).encode()
 
-    class OneLine(FileRoom):
+    class OneLine(FileStorage):
         def read(self, *_place):
             return line
 
@@ -183,8 +183,8 @@ def test_a_batch_that_gave_way_goes_on_while_its_last_answer_is_still_to_come(be
 
     async def work():
         door, order = Scripted(slots=1, silent=True), bench.store.batch("batch_1").order
-        course, room = Course(bench.store.pending("batch_1")), OneLine(bench.room.folder)
-        sending = Sending(order, course, store=bench.store, room=room, door=door, say=bench.said.append)
+        course, room = BatchSchedule(bench.store.pending("batch_1")), OneLine(bench.room.folder)
+        sending = BatchSender(order, course, store=bench.store, room=room, door=door, say=bench.said.append)
         running = asyncio.create_task(sending.run())
         await until(lambda: len(door.sent) == 3)
         assert not sending.may_resume
@@ -209,24 +209,28 @@ def test_one_that_is_cancelled_ends_though_there_is_no_room_for_another(bench):
         def send(self, errand, endpoint, number, answered):
             super().send(errand, endpoint, number, answered)
             if len(self.sent) == MOST_AT_ONCE:
-                bench.store.become(last, Status.CANCELLING, time.time())
+                bench.store.become(last, BatchStatus.CANCELLING, time.time())
 
     bench.carry_out(lambda: Late(slots=100, silent=True), until=lambda _door: bench.store.batch(last).status.is_final)
-    assert bench.store.batch(last).status is Status.CANCELLED
+    assert bench.store.batch(last).status is BatchStatus.CANCELLED
 
 
 def test_one_that_was_cancelled_before_it_was_looked_at_is_cancelled(bench):
     bench.add("batch_1")
-    bench.store.become("batch_1", Status.CANCELLING, time.time())
+    bench.store.become("batch_1", BatchStatus.CANCELLING, time.time())
     door = bench.carry_out(Scripted)
-    assert (bench.store.batch("batch_1").status, bench.told("batch_1"), door.sent) == (Status.CANCELLED, [[], []], [])
+    assert (bench.store.batch("batch_1").status, bench.told("batch_1"), door.sent) == (
+        BatchStatus.CANCELLED,
+        [[], []],
+        [],
+    )
 
 
 def test_one_whose_window_passed_while_nobody_served_has_expired(bench):
     bench.add("batch_1", 3, window_s=-1.0)
     door = bench.carry_out(Scripted)
     output, errors = bench.told("batch_1")
-    assert (bench.store.batch("batch_1").status, output, door.sent) == (Status.EXPIRED, [], [])
+    assert (bench.store.batch("batch_1").status, output, door.sent) == (BatchStatus.EXPIRED, [], [])
     assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [
         (f"c{n}", "batch_expired") for n in range(3)
     ]
@@ -236,7 +240,7 @@ def test_what_is_not_done_in_its_window_expires(bench):
     bench.add("batch_1", 10, window_s=1.0)
     bench.carry_out(lambda: Scripted(slots=3, answers=4))
     output, errors = bench.told("batch_1")
-    assert (bench.store.batch("batch_1").status, len(output)) == (Status.EXPIRED, 4)
+    assert (bench.store.batch("batch_1").status, len(output)) == (BatchStatus.EXPIRED, 4)
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
     assert sorted(line["custom_id"] for line in output + errors) == [f"c{n}" for n in range(10)]
 
@@ -260,7 +264,7 @@ def test_a_file_that_goes_meanwhile_ends_what_was_not_sent(bench):
 def test_a_disk_that_is_full_at_the_end_is_not_filled_further(bench):
     """The first of the two files is written; what is left of it when the second is not, is deleted."""
 
-    class Full(FileRoom):
+    class Full(FileStorage):
         def write(self, file_id, pieces):
             kept = list(pieces)
             if any(b"batch_expired" in piece for piece in kept):
@@ -282,7 +286,7 @@ def test_one_that_was_being_finalized_is_finalized(bench):
     bench.add("batch_1", 1)
     bench.store.validated("batch_1", 1.0, "m", [BatchRequest(0, "c0", 0, 1)])
     bench.store.record("batch_1", [BatchResult(0, 2.0, ok=True, line=b'{"custom_id": "c0"}\n')])
-    bench.store.become("batch_1", Status.FINALIZING, 3.0)
+    bench.store.become("batch_1", BatchStatus.FINALIZING, 3.0)
     door = bench.carry_out(Scripted)
     assert (door.sent, bench.told("batch_1")) == ([], [[{"custom_id": "c0"}], []])
 
@@ -291,7 +295,7 @@ def test_a_file_that_is_gone_is_said(bench):
     bench.room.delete(bench.add("batch_1"))
     bench.carry_out(Scripted)
     batch = bench.store.batch("batch_1")
-    assert (batch.status, batch.detail["errors"][0]["code"]) == (Status.FAILED, "input_file_missing")
+    assert (batch.status, batch.detail["errors"][0]["code"]) == (BatchStatus.FAILED, "input_file_missing")
 
 
 def test_a_store_that_is_full_for_a_while_gets_every_result(bench):

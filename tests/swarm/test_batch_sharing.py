@@ -1,6 +1,6 @@
 """Which batches are under way at once, and which one gives way. No loop, no clock."""
 
-from skep.gateway.batch.scheduler import TURN_S, WAITING_TURN_S, Choice, UnderWay, choose
+from skep.gateway.batch.scheduler import TURN_S, WAITING_TURN_S, NextBatch, RunningBatch, choose
 from skep.gateway.batch.store import UnfinishedBatch
 
 MOST = 4
@@ -11,7 +11,7 @@ def batch(name, owner="ann", model="m"):
 
 
 def under_way(*batches, waits=False, since=0.0):
-    return [UnderWay(one, since + place, waits) for place, one in enumerate(batches)]
+    return [RunningBatch(one, since + place, waits) for place, one in enumerate(batches)]
 
 
 def pick(waiting, seats, had_turn=None, now=0.0):
@@ -19,7 +19,7 @@ def pick(waiting, seats, had_turn=None, now=0.0):
 
 
 def test_the_oldest_begins_while_there_is_room():
-    assert pick([batch("a"), batch("b")], under_way(batch("c"))) == Choice(batch("a"))
+    assert pick([batch("a"), batch("b")], under_way(batch("c"))) == NextBatch(batch("a"))
     assert pick([], []) is None
 
 
@@ -32,9 +32,9 @@ def test_who_has_the_fewest_begins_first():
 def test_one_owners_batches_give_way_until_the_shares_are_alike():
     ann, bob = [batch(f"a{i}") for i in range(9)], [batch(f"b{i}", "bob") for i in range(9)]
     seats = under_way(*ann[:MOST])
-    assert pick([*ann[MOST:], *bob], seats) == Choice(bob[0], ann[3])
+    assert pick([*ann[MOST:], *bob], seats) == NextBatch(bob[0], ann[3])
     seats = under_way(*ann[:3], bob[0])
-    assert pick([*ann[3:], *bob[1:]], seats) == Choice(bob[1], ann[2])
+    assert pick([*ann[3:], *bob[1:]], seats) == NextBatch(bob[1], ann[2])
     seats = under_way(*ann[:2], *bob[:2])
     assert pick([*ann[2:], *bob[2:]], seats) is None
 
@@ -59,13 +59,13 @@ def test_where_all_have_the_same_batches_take_turns():
     seats = under_way(*(batch(f"a{i}", f"owner {i}", "asleep") for i in range(MOST)), waits=True)
     late = [batch("late", "eve"), batch("later", "zoe")]
     assert pick(late, seats, now=WAITING_TURN_S - 1) is None
-    assert pick(late, seats, now=WAITING_TURN_S) == Choice(late[0], seats[0].batch)
+    assert pick(late, seats, now=WAITING_TURN_S) == NextBatch(late[0], seats[0].batch)
     assert pick(late, seats, {"late": 1.0}, now=WAITING_TURN_S).begins.id == "later"
     assert pick(late[:1], seats, {"late": 1.0}, now=WAITING_TURN_S) is None  # it had its turn a moment ago
-    assert pick(late[:1], seats, {"late": 1.0}, now=WAITING_TURN_S + 1) == Choice(late[0], seats[0].batch)
+    assert pick(late[:1], seats, {"late": 1.0}, now=WAITING_TURN_S + 1) == NextBatch(late[0], seats[0].batch)
     seats = under_way(*(batch(f"a{i}", f"owner {i}") for i in range(MOST)))
     assert pick(late, seats, now=TURN_S - 1) is None
-    assert pick(late, seats, now=TURN_S) == Choice(late[0], seats[0].batch)
+    assert pick(late, seats, now=TURN_S) == NextBatch(late[0], seats[0].batch)
 
 
 def test_batches_of_one_owner_for_one_model_take_no_turns():

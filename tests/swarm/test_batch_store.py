@@ -7,15 +7,15 @@ import tracemalloc
 import pytest
 
 from skep.errors import StoreError
-from skep.gateway.batch.files import ORPHANED_S, UNFINISHED_S, FileRoom, new_file_id
+from skep.gateway.batch.files import ORPHANED_S, UNFINISHED_S, FileStorage, new_file_id
 from skep.gateway.batch.store import (
     BatchOrder,
     BatchRequest,
     BatchResult,
+    BatchStatus,
     BatchStore,
-    Beginning,
     FileQuota,
-    Status,
+    RequestStart,
     StoredFile,
     UnfinishedBatch,
 )
@@ -44,19 +44,19 @@ def result(index, *, ok=True, line=b"x\n", **tokens):
 
 def test_a_batch_is_what_its_newest_event_says(store):
     store.add_batch(order())
-    assert (store.batch("batch_1").status, store.batch("batch_2")) == (Status.VALIDATING, None)
+    assert (store.batch("batch_1").status, store.batch("batch_2")) == (BatchStatus.VALIDATING, None)
     store.validated("batch_1", 2.0, "m", requests(3))
     batch = store.batch("batch_1")
-    assert (batch.order, batch.status, batch.detail) == (order(), Status.IN_PROGRESS, {"model": "m", "total": 3})
-    assert store.become("batch_1", Status.CANCELLING, 3.0)
-    assert not store.become("batch_1", Status.CANCELLING, 4.0)
+    assert (batch.order, batch.status, batch.detail) == (order(), BatchStatus.IN_PROGRESS, {"model": "m", "total": 3})
+    assert store.become("batch_1", BatchStatus.CANCELLING, 3.0)
+    assert not store.become("batch_1", BatchStatus.CANCELLING, 4.0)
     assert store.cancelling() == {"batch_1"}
-    assert store.become("batch_1", Status.FINALIZING, 5.0)
-    assert store.batch("batch_1").status is Status.CANCELLING  # whatever the other process was at
-    store.end("batch_1", Status.CANCELLED, 6.0, ())
-    assert store.batch("batch_1").times[Status.CANCELLING] == 3.0
-    assert (store.batch("batch_1").status, store.cancelling(), store.unfinished()) == (Status.CANCELLED, set(), [])
-    assert not store.become("batch_1", Status.COMPLETED, 7.0)
+    assert store.become("batch_1", BatchStatus.FINALIZING, 5.0)
+    assert store.batch("batch_1").status is BatchStatus.CANCELLING  # whatever the other process was at
+    store.end("batch_1", BatchStatus.CANCELLED, 6.0, ())
+    assert store.batch("batch_1").times[BatchStatus.CANCELLING] == 3.0
+    assert (store.batch("batch_1").status, store.cancelling(), store.unfinished()) == (BatchStatus.CANCELLED, set(), [])
+    assert not store.become("batch_1", BatchStatus.COMPLETED, 7.0)
 
 
 def test_the_first_result_of_a_request_stays(store):
@@ -77,14 +77,14 @@ def test_an_ended_batch_takes_nothing_more_and_its_rows_go(store):
     store.record("batch_1", [result(0)])
     output = StoredFile("file-out", "", 3.0, "out.jsonl", "batch_output", 2, 99.0)
     tally = {"completed": 1, "failed": 0}
-    store.end("batch_1", Status.EXPIRED, 3.0, [output], tally=tally, output_file_id="file-out")
-    assert not store.end("batch_1", Status.COMPLETED, 4.0, [output])  # by a process that was late
+    store.end("batch_1", BatchStatus.EXPIRED, 3.0, [output], tally=tally, output_file_id="file-out")
+    assert not store.end("batch_1", BatchStatus.COMPLETED, 4.0, [output])  # by a process that was late
     with pytest.raises(StoreError, match="has ended"):
         store.record("batch_1", [result(1)])
     store.forget_ended()
     assert (store.pending("batch_1"), store.tally("batch_1").completed) == ([], 0)
     batch = store.batch("batch_1")
-    assert (batch.status, batch.tally.completed, store.file("file-out")) == (Status.EXPIRED, 1, output)
+    assert (batch.status, batch.tally.completed, store.file("file-out")) == (BatchStatus.EXPIRED, 1, output)
 
 
 def test_pages_are_by_age_and_by_owner(store):
@@ -104,13 +104,13 @@ def test_a_file_is_in_use_until_its_batch_has_ended(store):
     assert store.add_batch(order())
     assert (store.expired_files(4.9), store.expired_files(5.0)) == ([], ["file-in"])
     assert (store.delete_file("file-in"), store.file("file-in") is None) == ("batch_1", False)
-    assert store.end("batch_1", Status.FAILED, 2.0, ())
+    assert store.end("batch_1", BatchStatus.FAILED, 2.0, ())
     assert (store.delete_file("file-in"), store.file("file-in")) == (None, None)
     assert not store.add_batch(order("batch_2"))  # it was deleted a moment before
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
-    room, file_id = FileRoom(tmp_path / "files"), new_file_id()
+    room, file_id = FileStorage(tmp_path / "files"), new_file_id()
     assert room.write(file_id, [b"ab", memoryview(b"cdef")]) == 6
     assert room.read(file_id, 1, 3) == b"bcd"
     assert room.path(file_id).stat().st_mode & 0o077 == 0
@@ -130,7 +130,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
 
 def test_what_a_killed_process_left_behind_is_removed_when_it_is_old(tmp_path):
     """A whole file without its row is kept for long: the store may have been replaced by mistake."""
-    room, kept, lost, part = FileRoom(tmp_path), new_file_id(), new_file_id(), f"{new_file_id()}.part"
+    room, kept, lost, part = FileStorage(tmp_path), new_file_id(), new_file_id(), f"{new_file_id()}.part"
     for name in (kept, lost, part, "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
         os.utime(tmp_path / name, (1000, 1000))
@@ -158,10 +158,12 @@ def test_what_was_begun_and_never_ended_is_counted(store):
     """An attempt that ended, with a result or without, is none of them."""
     store.add_batch(order())
     store.validated("batch_1", 2.0, "m", requests(4))
-    store.record("batch_1", begun=[Beginning(0, 2.0), Beginning(1, 2.0), Beginning(2, 2.0)])
-    store.record("batch_1", [result(1)], begun=[Beginning(0, 3.0), Beginning(2, 3.0)], over=[Beginning(0, 2.0)])
+    store.record("batch_1", begun=[RequestStart(0, 2.0), RequestStart(1, 2.0), RequestStart(2, 2.0)])
+    store.record(
+        "batch_1", [result(1)], begun=[RequestStart(0, 3.0), RequestStart(2, 3.0)], over=[RequestStart(0, 2.0)]
+    )
     assert store.lost("batch_1") == {0: 1, 2: 2}
-    assert store.end("batch_1", Status.EXPIRED, 4.0, ())
+    assert store.end("batch_1", BatchStatus.EXPIRED, 4.0, ())
     store.forget_ended()
     assert store.lost("batch_1") == {}
 
@@ -182,7 +184,7 @@ def test_a_quota_holds_for_one_owner_and_for_files_that_are_there(store):
 
 
 def test_a_disk_that_is_nearly_full_takes_no_upload(tmp_path):
-    room = FileRoom(tmp_path / "files", kept_free_bytes=shutil.disk_usage(tmp_path).free // 2)
+    room = FileStorage(tmp_path / "files", kept_free_bytes=shutil.disk_usage(tmp_path).free // 2)
     room.require_space(1)
     with pytest.raises(OSError, match="DELETE /v1/files/ID"):
         room.require_space(shutil.disk_usage(tmp_path).free)

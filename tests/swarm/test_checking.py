@@ -11,7 +11,7 @@ import pytest
 from skep.errors import UserError
 from skep.sandbox.detect import open_sandbox
 from skep.swarm.checking import answers as schema_checks
-from skep.swarm.checking.answers import Checking
+from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.checking.extract_json import values_in
 from skep.swarm.checking.schemas import LONGEST
 from skep.swarm.records import Task
@@ -30,7 +30,7 @@ def task(**fields):
 
 def check(text, **fields):
     async def checking():
-        async with Checking() as checks:
+        async with AnswerChecker() as checks:
             return await checks.check(task(**fields), text)
 
     return asyncio.run(checking())
@@ -100,7 +100,7 @@ def test_a_pattern_that_never_ends_does_not_stop_the_runner():
     """Python's matcher holds the whole process while it backtracks, so it runs in another one."""
 
     async def checking():
-        async with Checking() as checks:
+        async with AnswerChecker() as checks:
             ticks = 0
 
             async def tick():
@@ -125,7 +125,7 @@ def test_a_schema_that_refers_to_itself_is_checked_apart_and_nothing_is_left():
     tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
 
     async def checking():
-        checks = Checking()
+        checks = AnswerChecker()
         good = await checks.check(task(schema=tree), '{"next": {"next": {}}}')
         child = checks._schemas._child.pid
         os.kill(child, signal.SIGKILL)  # as the kernel does where memory is short
@@ -143,7 +143,7 @@ def test_a_schema_that_refers_to_itself_is_checked_apart_and_nothing_is_left():
 
 def test_a_check_that_is_broken_off_does_not_answer_the_next_one():
     async def checking():
-        async with Checking() as checks:
+        async with AnswerChecker() as checks:
             await checks.check(task(schema=ENDLESS), '"a"')
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -155,7 +155,7 @@ def test_a_check_that_is_broken_off_does_not_answer_the_next_one():
 
 def test_a_further_demand_is_made_of_values():
     async def checking():
-        async with Checking() as checks:
+        async with AnswerChecker() as checks:
             checks.require(lambda value: "$: too few" if not value["items"] else None)
             answers = ('{"items": []}', '{"items": [{}]}')
             return [await checks.check(task(schema=ORDER), text) for text in answers]
@@ -202,7 +202,7 @@ def test_code_is_run_in_one_sandbox_which_is_closed():
     answers = [f"```python\ndef f(x):\n    return x * {factor}\n```" for factor in (2, 3)]
 
     async def checking():
-        async with Checking() as checks:
+        async with AnswerChecker() as checks:
             await checks.prepare([doubles])
             sandbox = checks._opened
             found = await asyncio.gather(*(checks.check(doubles, text) for text in answers))
@@ -217,7 +217,7 @@ def test_code_is_run_in_one_sandbox_which_is_closed():
 
 def test_a_checker_that_only_reads_opens_no_sandbox():
     async def checking():
-        async with Checking() as checks:
+        async with AnswerChecker() as checks:
             await checks.prepare([task(checker={"kind": "number", "answer": 1}), task()])
             assert checks._opened is None
 

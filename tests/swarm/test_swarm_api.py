@@ -14,9 +14,9 @@ from skep import swarm
 from skep.errors import EndpointError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.swarm.api_run import Form, asked_tasks
+from skep.swarm.api_run import AnswerForm, make_tasks
 from skep.swarm.default_endpoint import key_here, url_here
-from skep.swarm.records import RunState, Task
+from skep.swarm.records import SwarmRunState, Task
 from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine
 
@@ -58,7 +58,7 @@ def folders(tmp_path, monkeypatch, engine):
 
 
 def tasks_for(prompt, items, schema=None):
-    return asyncio.run(asked_tasks(prompt, items, schema, {}))
+    return asyncio.run(make_tasks(prompt, items, schema, {}))
 
 
 def texts(prompt, items):
@@ -74,7 +74,7 @@ def test_values_come_in_the_order_of_the_items():
     answers = swarm.map_sync("Count to {}", range(1, 6), max_tokens=3)
     assert answers == ["the bees carry"] * 5
     (run,) = runs()
-    assert (run.state, run.counts.done, run.name) == (RunState.DONE, 5, "python")
+    assert (run.state, run.counts.done, run.name) == (SwarmRunState.DONE, 5, "python")
 
 
 def test_a_model_gives_instances_of_it_and_its_own_validators_count():
@@ -171,7 +171,7 @@ def test_an_interrupt_keeps_what_is_done(within_a_loop):
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(cell()) if within_a_loop else mapped()
     (run,) = runs()
-    assert (run.state, run.counts.done, run.counts.left) == (RunState.STOPPED, 1, 1)
+    assert (run.state, run.counts.done, run.counts.left) == (SwarmRunState.STOPPED, 1, 1)
 
 
 def test_an_endpoint_that_stays_away_is_given_up_and_the_run_is_kept():
@@ -249,7 +249,7 @@ def test_options_are_checked(option, value):
 
 
 def test_any_type_with_a_json_form_will_do():
-    form = Form(list[Annotated[int, Field(gt=0)]])
+    form = AnswerForm(list[Annotated[int, Field(gt=0)]])
     assert form.schema["type"] == "array"
     assert form.value(None, [1]) == [1]
     assert form.fault([1]) is None

@@ -11,8 +11,8 @@ import pytest
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
-from skep.swarm.records import Ending, Outcome, RunState, Task
-from skep.swarm.run_options import Order
+from skep.swarm.records import AttemptOutcome, SwarmRunState, Task, TaskEnding
+from skep.swarm.run_options import SwarmRunOptions
 from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine
 
@@ -36,12 +36,12 @@ def check(env, run_id, output, number):
     with open_store(user_paths(env).store) as store:
         swarm = SwarmStore(store)
         run, results, attempts = swarm.run(run_id), swarm.results(run_id), swarm.attempts(run_id)
-    assert run.state is RunState.DONE
+    assert run.state is SwarmRunState.DONE
     assert [result.task for result in results] == [f"t{place}" for place in range(number)]
-    assert all(result.ending is Ending.DONE for result in results)
+    assert all(result.ending is TaskEnding.DONE for result in results)
     recorded = {result.task: result.ended_at for result in results}
     assert all(attempt.started_at <= recorded[attempt.task] for attempt in attempts), "asked after its result"
-    done = [attempt.task for attempt in attempts if attempt.outcome is Outcome.DONE]
+    done = [attempt.task for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
     assert len(done) == len(set(done)) == number
     lines = [json.loads(line) for line in output.read_bytes().splitlines()]
     assert sorted(line["id"] for line in lines) == sorted(recorded)
@@ -55,7 +55,7 @@ def run_with_kills(env, tmp_path, number, tokens, longest_s, **engine):
     output = tmp_path / "results.jsonl"
     with FakeEngine(**engine) as server:
         with open_store(user_paths(env).store) as store:
-            order = Order(output=str(output))
+            order = SwarmRunOptions(output=str(output))
             run_id = create_run(store, some_tasks(number, tokens), order, url=server.url, model=None)
         kills = until_it_is_done(env, run_id, seed, longest_s)
         asked = server.state()["requests"]

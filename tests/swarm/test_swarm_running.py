@@ -12,13 +12,13 @@ import pytest
 from skep.errors import EndpointError, EngineError, StoreError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.swarm.attempt import ChatWork
-from skep.swarm.checking.answers import Checking
+from skep.swarm.attempt import ChatWorker
+from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import Reply
 from skep.swarm.journal import create_run
-from skep.swarm.records import Ending, Outcome, Result, RunState, Task, Why
+from skep.swarm.records import AttemptOutcome, SwarmRunState, Task, TaskEnding, TaskResult, Why
 from skep.swarm.results_file import ResultsFile, complete_output
-from skep.swarm.run_options import Order, order_from_json, order_json
+from skep.swarm.run_options import SwarmRunOptions, run_options_from_json, run_options_json
 from skep.swarm.runner import carry_out, lock_path
 from skep.swarm.store import Recorded, SwarmStore
 from skep.testing.process import FakeEngine
@@ -42,7 +42,7 @@ class Runs:
 
     def create(self, url, tasks, **order):
         with open_store(self.paths.store) as store:
-            how = Order(**{"output": str(self.output), **order})
+            how = SwarmRunOptions(**{"output": str(self.output), **order})
             return create_run(store, tasks, how, url=url, model=None)
 
     def carry_out(self, run_id, **fields):
@@ -80,7 +80,7 @@ def quick(engine_of_all):
 def all_done(runs, run_id, number):
     results = runs.read("results", run_id)
     assert [one.task for one in results] == [f"t{n}" for n in range(number)]
-    assert {one.ending for one in results} == {Ending.DONE}
+    assert {one.ending for one in results} == {TaskEnding.DONE}
     assert sorted(line["id"] for line in runs.lines()) == sorted(one.task for one in results)
     return results
 
@@ -88,7 +88,7 @@ def all_done(runs, run_id, number):
 def test_every_task_has_its_result_and_its_line(runs, quick):
     seen, told = [], []
     run_id = runs.create(quick.url, some(30))
-    assert runs.carry_out(run_id, watch=seen.append, on_result=told.append) is RunState.DONE
+    assert runs.carry_out(run_id, watch=seen.append, on_result=told.append) is SwarmRunState.DONE
     results = all_done(runs, run_id, 30)
     assert sorted(one.task for one in told) == sorted(one.task for one in results)
     line = runs.lines()[0]
@@ -105,7 +105,7 @@ def test_a_finished_run_asks_for_nothing_more(runs, quick):
     runs.carry_out(run_id)
     asked = quick.state()["requests"]
     runs.output.unlink()
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     assert quick.state()["requests"] == asked
     all_done(runs, run_id, 3)
 
@@ -117,8 +117,10 @@ def test_a_run_that_was_killed_just_before_its_end_is_ended(runs, quick):
         swarm = SwarmStore(store)
         swarm.open_session(run_id, at=1.0, agents=None, endpoint={}, simulated=False)
         swarm.close_session(run_id, 1, at=2.0, outcome="stopped")
-        swarm.record(run_id, [Recorded(None, Result("t0", Ending.DONE, "x", None, None, None, 1, 1.0, 2.0, 1, 1))])
-    assert runs.carry_out(run_id) is RunState.DONE
+        swarm.record(
+            run_id, [Recorded(None, TaskResult("t0", TaskEnding.DONE, "x", None, None, None, 1, 1.0, 2.0, 1, 1))]
+        )
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     all_done(runs, run_id, 1)
 
 
@@ -126,9 +128,9 @@ def test_refusals_and_drops_and_cuts_lose_nothing(runs, quick):
     for kind in ("429", "close-first", "500", "503", "close-mid", "garbage"):
         quick.fault(kind=kind, times=3, after_tokens=2, retry_after_s=0)
     run_id = runs.create(quick.url, some(40))
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     all_done(runs, run_id, 40)
-    kinds = {one.error_kind for one in runs.read("attempts", run_id) if one.outcome is Outcome.FAILED}
+    kinds = {one.error_kind for one in runs.read("attempts", run_id) if one.outcome is AttemptOutcome.FAILED}
     assert {"http_429", "http_500", "http_503", "closed"} <= kinds
 
 
@@ -152,7 +154,7 @@ def test_an_engine_that_dies_and_comes_back_is_waited_for(runs):
     finally:
         engine.close()
         again.close()
-    assert state is RunState.DONE
+    assert state is SwarmRunState.DONE
     assert {one.tries for one in all_done(runs, run_id, 40)} == {1}, "none of it was a task's fault"
     assert [fact["up"] for _, _, _, fact in runs.read("facts", run_id, "endpoint")] == [False, True]
 
@@ -188,10 +190,10 @@ def test_a_task_that_is_no_request_is_set_aside_and_blocks_nobody(runs, quick):
     asked = quick.state()["requests"]
     poison = Task("poison", ({"role": "user", "content": "word " * 9000},), max_tokens=5)
     run_id = runs.create(quick.url, [poison, *some(10)])
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     assert quick.state()["requests"] - asked == 11
     failed = runs.read("result", run_id, "poison")
-    assert (failed.ending, failed.tries, failed.error_kind) == (Ending.FAILED, 1, "http_400")
+    assert (failed.ending, failed.tries, failed.error_kind) == (TaskEnding.FAILED, 1, "http_400")
     line = next(line for line in runs.lines() if line["id"] == "poison")
     assert not line["ok"]
     assert "context" in line["error"]["message"]
@@ -200,19 +202,19 @@ def test_a_task_that_is_no_request_is_set_aside_and_blocks_nobody(runs, quick):
 def test_a_wrong_answer_is_asked_again_with_what_was_wrong(runs, quick):
     ask = Task("t0", ({"role": "user", "content": "seven"},), max_tokens=50, schema=SCHEMA)
     run_id = runs.create(quick.url, [ask])
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     (result,) = runs.read("results", run_id)
-    assert (result.ending, result.value, result.tries) == (Ending.DONE, {"n": 7}, 2)
+    assert (result.ending, result.value, result.tries) == (TaskEnding.DONE, {"n": 7}, 2)
     first, second = runs.read("attempts", run_id)
-    assert (first.outcome, first.answer, second.why) == (Outcome.REJECTED, "it is seven", Why.RETRY)
+    assert (first.outcome, first.answer, second.why) == (AttemptOutcome.REJECTED, "it is seven", Why.RETRY)
     assert runs.lines()[0]["value"] == {"n": 7}
 
 
 def test_an_answer_that_never_passes_is_set_aside_with_the_last_one(runs, quick):
     run_id = runs.create(quick.url, some(1, schema={"type": "array"}), tries=2)
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     (result,) = runs.read("results", run_id)
-    assert (result.ending, result.tries, result.error_kind) == (Ending.FAILED, 2, "rejected")
+    assert (result.ending, result.tries, result.error_kind) == (TaskEnding.FAILED, 2, "rejected")
     assert result.answer
 
 
@@ -221,12 +223,12 @@ def test_a_gateway_is_filled_and_a_stuck_answer_is_gone_around(runs, gateway, qu
     door.serve(quick, quick, slots=2)
     quick.fault(kind="hang-mid", after_tokens=1)
     run_id = runs.create(door.url, some(30), priority="batch")
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     all_done(runs, run_id, 30)
     assert runs.read("facts", run_id, "limit")[0][3]["limit"] == 6
     outcomes = [(one.why, one.outcome) for one in runs.read("attempts", run_id)]
-    assert (Why.STRAGGLER, Outcome.DONE) in outcomes
-    assert (Why.FIRST, Outcome.SUPERSEDED) in outcomes
+    assert (Why.STRAGGLER, AttemptOutcome.DONE) in outcomes
+    assert (Why.FIRST, AttemptOutcome.SUPERSEDED) in outcomes
 
 
 def test_stopping_keeps_what_is_done_and_the_rest_is_done_later(runs, quick):
@@ -244,11 +246,11 @@ def test_stopping_keeps_what_is_done_and_the_rest_is_done_later(runs, quick):
 
     asyncio.run(go())
     stopped = runs.read("run", run_id)
-    assert stopped.state is RunState.STOPPED
+    assert stopped.state is SwarmRunState.STOPPED
     assert 0 < stopped.counts.done < 20
-    cancelled = [one for one in runs.read("attempts", run_id) if one.outcome is Outcome.CANCELLED]
+    cancelled = [one for one in runs.read("attempts", run_id) if one.outcome is AttemptOutcome.CANCELLED]
     assert cancelled
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     assert quick.state()["requests"] - asked <= 20 + len(cancelled)
     all_done(runs, run_id, 20)
     assert {one.why for one in runs.read("attempts", run_id) if one.session == 2} >= {Why.RESUMED, Why.FIRST}
@@ -265,7 +267,7 @@ def test_somebody_else_may_cancel_it(runs, quick):
             SwarmStore(store).set_cancelled(run_id, 4e9)
         return await work
 
-    assert asyncio.run(go()) is RunState.CANCELLED
+    assert asyncio.run(go()) is SwarmRunState.CANCELLED
     (session,) = runs.read("session_rows", run_id)
     assert session.outcome == "cancelled"
 
@@ -274,9 +276,9 @@ def test_two_processes_do_not_work_at_one_run(runs, quick):
     run_id = runs.create(quick.url, some(1))
 
     async def go():
-        from skep.files import held
+        from skep.files import hold_lock
 
-        with held(lock_path(runs.paths, run_id), "x", "y"), pytest.raises(EngineError, match="already running"):
+        with hold_lock(lock_path(runs.paths, run_id), "x", "y"), pytest.raises(EngineError, match="already running"):
             await carry_out(runs.paths, run_id)
 
     asyncio.run(go())
@@ -287,9 +289,9 @@ def test_a_run_that_is_cancelled_before_it_has_begun_sends_nothing(runs, quick):
     run_id = runs.create(quick.url, some(3))
     with open_store(runs.paths.store) as store:
         SwarmStore(store).set_cancelled(run_id, time.time())
-    assert runs.carry_out(run_id) is RunState.CANCELLED
+    assert runs.carry_out(run_id) is SwarmRunState.CANCELLED
     assert quick.state()["requests"] == asked
-    assert runs.carry_out(run_id, after_cancel=runs.read("newest_cancel", run_id)) is RunState.DONE
+    assert runs.carry_out(run_id, after_cancel=runs.read("newest_cancel", run_id)) is SwarmRunState.DONE
 
 
 def test_a_run_is_resumed_and_cancelled_again_after_the_clock_was_set_back(runs, quick):
@@ -309,16 +311,16 @@ def test_a_run_is_resumed_and_cancelled_again_after_the_clock_was_set_back(runs,
             SwarmStore(store).set_cancelled(run_id, 1.0)
         return await work
 
-    assert asyncio.run(go()) is RunState.CANCELLED
+    assert asyncio.run(go()) is SwarmRunState.CANCELLED
     quick.fault(kind="none")
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
 
 
 def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
     run_id = runs.create("http://127.0.0.1:1", some(3), deadline_s=0.01)
     with pytest.raises(EndpointError):
         runs.carry_out(run_id)
-    assert runs.carry_out(run_id, url=quick.url) is RunState.DONE
+    assert runs.carry_out(run_id, url=quick.url) is SwarmRunState.DONE
     (session,) = runs.read("session_rows", run_id)
     assert session.endpoint["url"].startswith(quick.url)
 
@@ -344,7 +346,9 @@ def half_done(runs, url):
     run_id = runs.create(url, some(2))
     with open_store(runs.paths.store) as store:
         swarm = SwarmStore(store)
-        swarm.record(run_id, [Recorded(None, Result("t0", Ending.DONE, "mine", None, None, None, 1, 1.0, 2.0, 1, 1))])
+        swarm.record(
+            run_id, [Recorded(None, TaskResult("t0", TaskEnding.DONE, "mine", None, None, None, 1, 1.0, 2.0, 1, 1))]
+        )
         complete_output(swarm, run_id, runs.output)
     return run_id
 
@@ -363,7 +367,7 @@ def test_a_resumed_run_never_mixes_its_lines_with_those_of_another_run(runs, qui
     assert quick.state()["requests"] == asked, "the file is looked at before anything is sent"
 
     other = tmp_path / "other.jsonl"
-    assert runs.carry_out(first, output=other) is RunState.DONE
+    assert runs.carry_out(first, output=other) is SwarmRunState.DONE
     assert [json.loads(line)["id"] for line in other.read_text().splitlines()] == ["t0", "t1"]
     assert json.loads(other.read_text().splitlines()[0])["answer"] == "mine"
     assert runs.output.read_bytes() == theirs
@@ -417,7 +421,7 @@ def test_a_tail_of_zeros_that_a_crash_left_is_dropped(runs, quick):
     run_id = half_done(runs, quick.url)
     first = runs.output.read_bytes()
     runs.output.write_bytes(first + bytes(100))
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     assert runs.output.read_bytes().startswith(first)
     all_done(runs, run_id, 2)
 
@@ -434,7 +438,7 @@ def test_mending_a_results_file_writes_nowhere_but_to_that_file(runs, quick, tmp
         (folder / f".{name}.{os.getpid()}.tmp").symlink_to(victim)
     first = real.read_bytes()
     real.write_bytes(first[:20])
-    assert runs.carry_out(run_id) is RunState.DONE
+    assert runs.carry_out(run_id) is SwarmRunState.DONE
     assert victim.read_text() == "precious"
     assert runs.output.is_symlink()
     assert real.read_bytes().startswith(first)
@@ -459,20 +463,20 @@ def test_a_full_disk_under_the_results_file_stops_it_and_loses_nothing(runs, qui
     with pytest.raises(StoreError, match="No space left"):
         runs.carry_out(run_id)
     with open_store(runs.paths.store) as store:
-        assert SwarmStore(store).run(run_id).state is RunState.STOPPED
+        assert SwarmStore(store).run(run_id).state is SwarmRunState.STOPPED
         done = SwarmStore(store).results(run_id)
         assert complete_output(SwarmStore(store), run_id, runs.output) == len(done) > 0
 
 
 def test_an_order_is_kept_as_it_was():
-    order = Order(agents=3, output="/x", ask={"goal": "g"}, priority="batch")
-    assert order_from_json(json.loads(json.dumps(order_json(order)))) == order
-    assert order_json(Order()) == {}
-    assert order_from_json({"agents": 2, "of_a_later_version": 1}) == Order(agents=2)
+    order = SwarmRunOptions(agents=3, output="/x", ask={"goal": "g"}, priority="batch")
+    assert run_options_from_json(json.loads(json.dumps(run_options_json(order)))) == order
+    assert run_options_json(SwarmRunOptions()) == {}
+    assert run_options_from_json({"agents": 2, "of_a_later_version": 1}) == SwarmRunOptions(agents=2)
 
 
 def test_a_line_holds_what_a_reader_needs(tmp_path):
-    result = Result("é", Ending.FAILED, None, None, "timeout", "too slow", 4, 10.0, 12.5, 3, None)
+    result = TaskResult("é", TaskEnding.FAILED, None, None, "timeout", "too slow", 4, 10.0, 12.5, 3, None)
     file = ResultsFile(tmp_path / "out.jsonl", "run")
     assert file.complete({"é": Task("é", ())}, [result]) == 1
     file.close()
@@ -528,9 +532,9 @@ def test_an_answer_that_never_ends_is_broken_off_and_set_aside(runs):
             return run_id, await carry_out(runs.paths, run_id)
 
     run_id, state = asyncio.run(go())
-    assert state is RunState.DONE
+    assert state is SwarmRunState.DONE
     (result,) = runs.read("results", run_id)
-    assert (result.ending, result.tries, result.error_kind) == (Ending.FAILED, 2, "too_long")
+    assert (result.ending, result.tries, result.error_kind) == (TaskEnding.FAILED, 2, "too_long")
     assert "67,108,864 bytes" in result.error
     assert [one.answer for one in runs.read("attempts", run_id)] == [None, None]
     assert len(talkative.sent) == 2
@@ -558,8 +562,8 @@ def test_a_server_that_cannot_hold_answers_to_a_schema_is_asked_without_it(takes
 
     async def go():
         line = Spoken(takes)
-        async with Checking() as checking:
-            work = ChatWork(line, checking, Order(max_tokens=9))
+        async with AnswerChecker() as checking:
+            work = ChatWorker(line, checking, SwarmRunOptions(max_tokens=9))
             return [await work.attempt(task, 1, None) for task in tasks], line.asked
 
     came, sent = asyncio.run(go())

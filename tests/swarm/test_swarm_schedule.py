@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.attempt import Attempted
-from skep.swarm.endpoint_health import GiveUp, Probe
-from skep.swarm.error_kinds import Mishap, mishap_of, wait_s
-from skep.swarm.records import Ending, Outcome, Task, Why
-from skep.swarm.schedule import SILENT_S, Cancel, Pending, Record, Schedule, Start
+from skep.swarm.attempt import AttemptResult
+from skep.swarm.endpoint_health import GiveUp, ProbeEndpoint
+from skep.swarm.error_kinds import ErrorKind, classify_error, wait_s
+from skep.swarm.records import AttemptOutcome, Task, TaskEnding, Why
+from skep.swarm.schedule import SILENT_S, Cancel, Pending, Record, Start, TaskSchedule
 
-GOOD = Attempted(answer="yes", output_tokens=10, status=200)
-BROKEN = Attempted(error_kind="closed", error="closed the connection")
-AWAY = Attempted(error_kind="connect", error="cannot be reached")
-REFUSED = Attempted(error_kind="http_429", error="too many", status=429, retry_after_s=3.0)
-SLOW = Attempted(error_kind="timeout", error="no complete answer")
-WRONG = Attempted(answer="no", error_kind="rejected", error="`a` is missing", status=200)
-BAD = Attempted(error_kind="http_400", error="too long", status=400)
-KEY = Attempted(error_kind="http_401", error="no such key", status=401)
+GOOD = AttemptResult(answer="yes", output_tokens=10, status=200)
+BROKEN = AttemptResult(error_kind="closed", error="closed the connection")
+AWAY = AttemptResult(error_kind="connect", error="cannot be reached")
+REFUSED = AttemptResult(error_kind="http_429", error="too many", status=429, retry_after_s=3.0)
+SLOW = AttemptResult(error_kind="timeout", error="no complete answer")
+WRONG = AttemptResult(answer="no", error_kind="rejected", error="`a` is missing", status=200)
+BAD = AttemptResult(error_kind="http_400", error="too long", status=400)
+KEY = AttemptResult(error_kind="http_401", error="no such key", status=401)
 
 
 def task(name, priority=None):
@@ -28,7 +28,7 @@ def task(name, priority=None):
 
 def schedule(*tasks, **fields):
     how = {"session": 1, "epoch": 1000.0, "rng": Random(1), "deadline_s": 60.0, **fields}
-    return Schedule([Pending(one if isinstance(one, Task) else task(one)) for one in tasks], **how)
+    return TaskSchedule([Pending(one if isinstance(one, Task) else task(one)) for one in tasks], **how)
 
 
 def starts(actions):
@@ -49,7 +49,7 @@ def test_one_that_ends_makes_room_for_one():
     first, _ = starts(plan.step(0.0, 2))
     assert not plan.step(1.0, 2)
     done = result(plan.ended(first.lease, GOOD, 5.0))
-    assert (done.task, done.ending, done.answer, done.tries) == ("a", Ending.DONE, "yes", 1)
+    assert (done.task, done.ending, done.answer, done.tries) == ("a", TaskEnding.DONE, "yes", 1)
     assert (done.started_at, done.ended_at) == (1000.0, 1005.0)
     (third,) = starts(plan.step(5.0, 2))
     assert (third.task.id, third.agent) == ("c", first.agent)
@@ -59,7 +59,7 @@ def test_a_rejected_answer_is_tried_again_with_the_complaint():
     plan = schedule("a")
     (first,) = starts(plan.step(0.0, 1))
     (record,) = plan.ended(first.lease, WRONG, 1.0)
-    assert (record.attempt.outcome, record.attempt.answer, record.result) == (Outcome.REJECTED, "no", None)
+    assert (record.attempt.outcome, record.attempt.answer, record.result) == (AttemptOutcome.REJECTED, "no", None)
     (again,) = starts(plan.step(1.0, 1))
     assert (again.why, again.number, again.complaint) == (Why.RETRY, 2, "`a` is missing")
 
@@ -72,14 +72,14 @@ def test_a_task_that_fails_again_and_again_is_set_aside():
             last = result(plan.ended(start.lease, SLOW if start.task.id == "a" else GOOD, now)) or last
             last = last if last is not None and last.task == "a" else None
         now += 1.0
-    assert (last.ending, last.tries, last.error_kind) == (Ending.FAILED, 3, "timeout")
+    assert (last.ending, last.tries, last.error_kind) == (TaskEnding.FAILED, 3, "timeout")
 
 
 def test_a_request_that_is_no_request_is_not_repeated():
     plan = schedule("a", "b")
     (first, _) = starts(plan.step(0.0, 2))
     done = result(plan.ended(first.lease, BAD, 1.0))
-    assert (done.ending, done.tries, done.error) == (Ending.FAILED, 1, "too long")
+    assert (done.ending, done.tries, done.error) == (TaskEnding.FAILED, 1, "too long")
 
 
 def test_what_is_the_endpoints_fault_costs_no_try():
@@ -93,7 +93,7 @@ def test_what_is_the_endpoints_fault_costs_no_try():
         now += 0.5
         plan.probed(None, now)
     done = result(plan.ended(sent[0].lease, GOOD, now))
-    assert (done.ending, done.tries) == (Ending.DONE, 1)
+    assert (done.ending, done.tries) == (TaskEnding.DONE, 1)
 
 
 def test_a_refusal_is_waited_out_as_long_as_was_asked():
@@ -121,8 +121,8 @@ def test_a_task_that_kills_its_engine_is_found_and_set_aside():
         if plan.is_over:
             break
         assert sent or plan.wake_at is not None
-    assert ends.pop("killer") is Ending.FAILED
-    assert ends == dict.fromkeys("abcd", Ending.DONE)
+    assert ends.pop("killer") is TaskEnding.FAILED
+    assert ends == dict.fromkeys("abcd", TaskEnding.DONE)
     assert len(ends) == 4
 
 
@@ -130,11 +130,11 @@ def test_an_endpoint_that_is_away_is_looked_for_one_look_at_a_time():
     plan = schedule("a", "b", "c")
     for start in starts(plan.step(0.0, 3)):
         plan.ended(start.lease, AWAY, 1.0)
-    assert plan.step(1.0, 2) == [Probe()]
+    assert plan.step(1.0, 2) == [ProbeEndpoint()]
     assert plan.step(1.1, 2) == []
     plan.probed("refused", 2.0)
     assert plan.step(2.1, 2) == []
-    assert plan.step(2.3, 2) == [Probe()]
+    assert plan.step(2.3, 2) == [ProbeEndpoint()]
     plan.probed(None, 2.4)
     assert len(starts(plan.step(5.0, 2))) == 1, "one first, after so many mishaps"
 
@@ -179,7 +179,7 @@ def test_a_host_that_vanishes_without_a_word_is_noticed():
     first, second = starts(plan.step(0.0, 2))
     heard = {first.lease: 5, second.lease: 5}
     plan.step(1.0, 2, heard)
-    assert plan.step(1.0 + SILENT_S, 2, heard) == [Probe()]
+    assert plan.step(1.0 + SILENT_S, 2, heard) == [ProbeEndpoint()]
     dropped = plan.probed("did not answer within 10 s", 41.0)
     assert {one.lease for one in dropped if isinstance(one, Cancel)} == {first.lease, second.lease}
     assert not plan.leases
@@ -201,7 +201,10 @@ def test_a_straggler_is_asked_a_second_time_once_and_the_first_answer_counts():
     actions = plan.ended(second.lease, GOOD, 51.0)
     assert result(actions).task == "slow"
     assert Cancel(slow.lease) in actions
-    assert [one.attempt.outcome for one in actions if isinstance(one, Record)] == [Outcome.DONE, Outcome.SUPERSEDED]
+    assert [one.attempt.outcome for one in actions if isinstance(one, Record)] == [
+        AttemptOutcome.DONE,
+        AttemptOutcome.SUPERSEDED,
+    ]
     assert plan.ended(slow.lease, GOOD, 52.0) == [], "what still comes of it changes nothing"
     assert plan.is_over
 
@@ -219,58 +222,58 @@ def test_one_of_two_that_fails_leaves_the_other_its_chance():
     (slow,) = starts(plan.step(1.0, 4))
     (second,) = starts(plan.step(9.0, 4))
     assert result(plan.ended(second.lease, SLOW, 10.0)) is None
-    assert result(plan.ended(slow.lease, GOOD, 11.0)).ending is Ending.DONE
+    assert result(plan.ended(slow.lease, GOOD, 11.0)).ending is TaskEnding.DONE
 
 
 def test_stopping_writes_down_what_was_under_way():
     plan = schedule("a", "b", "c")
     sent = starts(plan.step(0.0, 2))
     actions = plan.stop(1.0)
-    assert [one.attempt.outcome for one in actions if isinstance(one, Record)] == [Outcome.CANCELLED] * 2
+    assert [one.attempt.outcome for one in actions if isinstance(one, Record)] == [AttemptOutcome.CANCELLED] * 2
     assert plan.ended(sent[0].lease, GOOD, 2.0) == []
     assert not plan.is_over
 
 
 def test_earlier_sessions_are_counted():
     known = Pending(task("a"), attempts=3, tries=3, first_at=500.0)
-    plan = Schedule([known], session=2, epoch=1000.0, rng=Random(1), tries=4)
+    plan = TaskSchedule([known], session=2, epoch=1000.0, rng=Random(1), tries=4)
     (first,) = starts(plan.step(0.0, 1))
     assert (first.number, first.why) == (4, Why.RESUMED)
     done = result(plan.ended(first.lease, SLOW, 1.0))
-    assert (done.ending, done.tries, done.started_at) == (Ending.FAILED, 4, 500.0)
+    assert (done.ending, done.tries, done.started_at) == (TaskEnding.FAILED, 4, 500.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "status", "mishap"),
     [
         (None, 200, None),
-        ("connect", None, Mishap.AWAY),
-        ("closed", None, Mishap.BROKEN),
-        ("cut", 200, Mishap.BROKEN),
-        ("engine_error", 200, Mishap.BROKEN),
-        ("http_500", 500, Mishap.BROKEN),
-        ("http_502", 502, Mishap.BROKEN),
-        ("http_404", 404, Mishap.BROKEN),
-        ("http_503", 503, Mishap.REFUSED),
-        ("http_429", 429, Mishap.REFUSED),
-        ("http_400", 400, Mishap.FINAL),
-        ("http_413", 413, Mishap.FINAL),
-        ("http_401", 401, Mishap.KEY),
-        ("timeout", 200, Mishap.TRY),
-        ("garbage", 200, Mishap.TRY),
-        ("rejected", 200, Mishap.TRY),
+        ("connect", None, ErrorKind.AWAY),
+        ("closed", None, ErrorKind.BROKEN),
+        ("cut", 200, ErrorKind.BROKEN),
+        ("engine_error", 200, ErrorKind.BROKEN),
+        ("http_500", 500, ErrorKind.BROKEN),
+        ("http_502", 502, ErrorKind.BROKEN),
+        ("http_404", 404, ErrorKind.BROKEN),
+        ("http_503", 503, ErrorKind.REFUSED),
+        ("http_429", 429, ErrorKind.REFUSED),
+        ("http_400", 400, ErrorKind.FINAL),
+        ("http_413", 413, ErrorKind.FINAL),
+        ("http_401", 401, ErrorKind.KEY),
+        ("timeout", 200, ErrorKind.TRY),
+        ("garbage", 200, ErrorKind.TRY),
+        ("rejected", 200, ErrorKind.TRY),
     ],
 )
 def test_every_mishap_has_its_class(kind, status, mishap):
-    assert mishap_of(kind, status) is mishap
+    assert classify_error(kind, status) is mishap
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(list(Mishap)), st.integers(1, 1000), st.sampled_from([None, 0.0, 20.0]), st.integers())
+@given(st.sampled_from(list(ErrorKind)), st.integers(1, 1000), st.sampled_from([None, 0.0, 20.0]), st.integers())
 def test_waits_are_bounded_and_never_shorter_than_asked(mishap, times, asked, seed):
     wait = wait_s(mishap, times, Random(seed), asked)
     assert 0 <= wait <= 50
-    if asked is not None and mishap is not Mishap.TRY:
+    if asked is not None and mishap is not ErrorKind.TRY:
         assert wait >= asked
 
 
@@ -318,7 +321,7 @@ def crash_course(poison, restarts):
     endings, widths, now = {}, [], 0.0
     while not plan.is_over:
         now += 1.0
-        if Probe() in plan.step(now, 20):
+        if ProbeEndpoint() in plan.step(now, 20):
             plan.probed(None, now)
             plan.step(now, 20)
         leases = list(plan.leases.values())
@@ -329,7 +332,7 @@ def crash_course(poison, restarts):
             ended = result(plan.ended(one.id, BROKEN if breaks else GOOD, now))
             if ended is not None:
                 endings[ended.task] = ended.ending
-    return [name for name, ending in endings.items() if ending is Ending.FAILED], widths
+    return [name for name, ending in endings.items() if ending is TaskEnding.FAILED], widths
 
 
 @pytest.mark.parametrize("restarts", [1, 3, 6])

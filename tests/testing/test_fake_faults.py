@@ -11,7 +11,7 @@ import pytest
 from fake_raw_client import call, chat, read_all, send
 
 from skep.errors import EngineError, UserError
-from skep.testing.fake_faults import Fault, FaultKind, FaultPlan
+from skep.testing.fake_faults import FaultKind, FaultPlan, InjectedFault
 from skep.testing.process import FakeEngine
 
 
@@ -30,8 +30,8 @@ def engine(shared):
 def test_fault_strikes_its_number_of_times():
     """Oldest first; other requests are left alone."""
     plan = FaultPlan()
-    plan.add(Fault.parse('{"kind": "500", "times": 2}'))
-    plan.add(Fault.parse("429"))
+    plan.add(InjectedFault.parse('{"kind": "500", "times": 2}'))
+    plan.add(InjectedFault.parse("429"))
     struck = [plan.for_request("POST", "/v1/chat/completions") for _ in range(4)]
     assert [fault.kind.value if fault else None for fault in struck] == ["500", "500", "429", None]
 
@@ -39,7 +39,7 @@ def test_fault_strikes_its_number_of_times():
 def test_fault_without_a_number_strikes_for_ever():
     """Until it is cleared."""
     plan = FaultPlan()
-    plan.add(Fault(FaultKind.HTML, times=None, path="/health"))
+    plan.add(InjectedFault(FaultKind.HTML, times=None, path="/health"))
     assert plan.for_request("POST", "/v1/completions") is None
     assert all(plan.for_request("GET", "/health") for _ in range(5))
     plan.clear()
@@ -50,7 +50,7 @@ def test_fault_without_a_number_strikes_for_ever():
 def test_unknown_fault_is_the_callers_mistake(values):
     """A misspelt fault must not pass for one that did not strike."""
     with pytest.raises(UserError):
-        Fault.from_json(values)
+        InjectedFault.from_json(values)
 
 
 def test_engine_refuses_an_unknown_fault(engine):

@@ -9,9 +9,9 @@ import pytest
 from fake_raw_client import call, read_all, send
 
 from skep.errors import UserError
-from skep.testing.fake_answers import DO_NOT_KNOW, Answer, StoredAnswer, parse_ask, read_answers, split_words
+from skep.testing.fake_answers import DO_NOT_KNOW, FakeAnswer, StoredAnswer, parse_request, read_answers, split_words
 from skep.testing.fake_options import parse_options
-from skep.testing.fake_quality import Above, Mind, Quality, halved, parse_share, thinking
+from skep.testing.fake_quality import LoadShare, Quality, QualityPolicy, halved, parse_share, thinking
 from skep.testing.fake_streams import FORMS, StreamForm, reasoning_tokens
 from skep.testing.process import FakeEngine
 
@@ -21,42 +21,45 @@ RIGHT = {one.prompt: one.text for one in ITEMS}
 
 def ask_of(prompt: str, *, chat: bool = True):
     body = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    return parse_ask(json.dumps(body).encode(), chat=chat)
+    return parse_request(json.dumps(body).encode(), chat=chat)
 
 
-def said(mind: Mind, prompt: str, inside: int = 1) -> str:
+def said(mind: QualityPolicy, prompt: str, inside: int = 1) -> str:
     (given,) = mind.decide(ask_of(prompt), inside=inside).answers
     return given[1]
 
 
-def rights(mind: Mind, inside: int = 1) -> list[bool]:
+def rights(mind: QualityPolicy, inside: int = 1) -> list[bool]:
     return [said(mind, one.prompt, inside) == one.text for one in ITEMS]
 
 
 def test_all_answers_are_right_where_nothing_else_is_asked_for():
     """Whatever the load."""
-    assert all(rights(Mind(ITEMS, Quality()), inside=99))
+    assert all(rights(QualityPolicy(ITEMS, Quality()), inside=99))
 
 
 def test_same_prompts_are_wrong_at_every_request_whatever_the_seed():
     """A wrong share is a matter of the prompt: no chance in it."""
-    first = rights(Mind(ITEMS, Quality(wrong_share=0.3, seed=1)))
-    assert first == rights(Mind(ITEMS, Quality(wrong_share=0.3, seed=2)), inside=50)
+    first = rights(QualityPolicy(ITEMS, Quality(wrong_share=0.3, seed=1)))
+    assert first == rights(QualityPolicy(ITEMS, Quality(wrong_share=0.3, seed=2)), inside=50)
     assert 1 - sum(first) / len(first) == pytest.approx(0.3, abs=0.04)
 
 
 def test_an_item_that_is_wrong_by_nature_is_wrong_in_the_same_way_each_time():
     """One of several wrong texts, chosen by the prompt; under load another chance chooses."""
     several = [StoredAnswer("a hive", "yes", ("no", "never", "perhaps"))]
-    always, loaded = Mind(several, Quality(wrong_share=1.0)), Mind(several, Quality(worse=Above(1, 1.0)))
+    always, loaded = (
+        QualityPolicy(several, Quality(wrong_share=1.0)),
+        QualityPolicy(several, Quality(worse=LoadShare(1, 1.0))),
+    )
     assert len({said(always, "a hive") for _ in range(50)}) == 1
     assert {said(loaded, "a hive", inside=2) for _ in range(50)} == {"no", "never", "perhaps"}
 
 
 def test_a_flip_makes_right_wrong_and_wrong_right():
     """Twice the share of verdicts differ between two passes, and neither pass is better."""
-    mind = Mind(ITEMS, Quality(wrong_share=0.5, flip_share=0.05, seed=3))
-    nature = rights(Mind(ITEMS, Quality(wrong_share=0.5)))
+    mind = QualityPolicy(ITEMS, Quality(wrong_share=0.5, flip_share=0.05, seed=3))
+    nature = rights(QualityPolicy(ITEMS, Quality(wrong_share=0.5)))
     lost = gained = 0
     for was, now in zip(nature, rights(mind), strict=True):
         lost += was and not now
@@ -67,20 +70,20 @@ def test_a_flip_makes_right_wrong_and_wrong_right():
 
 def test_answers_get_worse_above_the_load_and_not_at_it():
     """Four inside are not more than four."""
-    mind = Mind(ITEMS, Quality(worse=Above(4, 0.15)))
+    mind = QualityPolicy(ITEMS, Quality(worse=LoadShare(4, 0.15)))
     assert all(rights(mind, inside=4))
     assert 1 - sum(rights(mind, inside=5)) / len(ITEMS) == pytest.approx(0.15, abs=0.03)
 
 
 def test_the_same_seed_in_the_same_order_gives_the_same_answers():
     """And another seed gives others."""
-    runs = [rights(Mind(ITEMS, Quality(flip_share=0.2, seed=seed))) for seed in (7, 7, 8)]
+    runs = [rights(QualityPolicy(ITEMS, Quality(flip_share=0.2, seed=seed))) for seed in (7, 7, 8)]
     assert runs[0] == runs[1] != runs[2]
 
 
 def test_errors_and_cuts_strike_above_their_load_only():
     """Also where no answer is stored for the prompt."""
-    mind = Mind((), Quality(truncate=Above(2, 1.0), error=Above(3, 1.0)))
+    mind = QualityPolicy((), Quality(truncate=LoadShare(2, 1.0), error=LoadShare(3, 1.0)))
     fates = [mind.decide(ask_of("hello"), inside=inside) for inside in (2, 3, 4)]
     assert [(fate.cut, fate.fails, fate.answers) for fate in fates] == [
         (False, False, ()), (True, False, ()), (False, True, ()),
@@ -89,7 +92,7 @@ def test_errors_and_cuts_strike_above_their_load_only():
 
 def test_the_answer_to_exactly_this_message_goes_before_one_to_a_part_of_it():
     """`What is 1 plus 1?` is a part of a longer message with an answer of its own."""
-    mind = Mind([StoredAnswer("1 plus 1", "two"), StoredAnswer("What is 11 plus 11?", "22")], Quality())
+    mind = QualityPolicy([StoredAnswer("1 plus 1", "two"), StoredAnswer("What is 11 plus 11?", "22")], Quality())
     assert said(mind, "What is 11 plus 11?") == "22"
     assert said(mind, "Say: 1 plus 1") == "two"
     assert mind.decide(ask_of("nothing"), inside=1).answers == ()
@@ -99,21 +102,21 @@ def test_the_last_user_message_counts_not_what_was_said_before():
     """The system message and earlier turns are not asked again."""
     messages = [("system", "Be short."), ("user", "one"), ("assistant", "1"), ("user", "two")]
     body = {"messages": [{"role": role, "content": text} for role, text in messages]}
-    assert parse_ask(json.dumps(body).encode(), chat=True).last == "two"
+    assert parse_request(json.dumps(body).encode(), chat=True).last == "two"
     assert ask_of("plain", chat=False).last == "plain"
-    assert parse_ask(b'{"messages": 5}', chat=True).last == ""
+    assert parse_request(b'{"messages": 5}', chat=True).last == ""
 
 
 def test_a_cut_answer_has_half_its_words():
     """At least one, and it says why it ended."""
-    assert halved(Answer(("a", " b", " c"), "stop")) == Answer(("a",), "length")
-    assert halved(Answer(("a",), "stop")) == Answer(("a",), "length")
+    assert halved(FakeAnswer(("a", " b", " c"), "stop")) == FakeAnswer(("a",), "length")
+    assert halved(FakeAnswer(("a",), "stop")) == FakeAnswer(("a",), "length")
 
 
 @pytest.mark.parametrize("words", [1, 2, 3, 6, 7, 8, 9, 50, 100])
 def test_reasoning_is_streamed_whole_and_apart_from_the_answer(words):
     """What the stream takes for reasoning is the text, no letter more or less, however long the answer is."""
-    answer = Answer(tuple(f" w{n}" for n in range(words)), "stop")
+    answer = FakeAnswer(tuple(f" w{n}" for n in range(words)), "stop")
     whole = thinking(answer, "Let me think about it.", room=999)
     apart = reasoning_tokens(StreamForm(**FORMS["reasoning"]), chat=True, total=len(whole.tokens))
     assert "".join(whole.tokens[:apart]) == "Let me think about it."
@@ -123,7 +126,7 @@ def test_reasoning_is_streamed_whole_and_apart_from_the_answer(words):
 @pytest.mark.parametrize("room", [1, 2, 5])
 def test_reasoning_takes_the_room_of_the_answer(room):
     """A small limit ends the answer early, or leaves none of it."""
-    got = thinking(Answer(tuple("abcdefgh"), "stop"), "Hm, well.", room=room)
+    got = thinking(FakeAnswer(tuple("abcdefgh"), "stop"), "Hm, well.", room=room)
     assert (len(got.tokens), got.finish_reason) == (room, "length")
     assert got.tokens[0] == "Hm, well."
 
@@ -155,8 +158,8 @@ def test_a_share_above_a_load_that_cannot_be_read_is_refused(text, capsys):
 
 
 def test_shares_are_from_nothing_to_all():
-    assert (parse_share("0"), parse_share("1"), Above.parse(None)) == (0.0, 1.0, None)
-    assert Above.parse("4:0.15") == Above(4, 0.15)
+    assert (parse_share("0"), parse_share("1"), LoadShare.parse(None)) == (0.0, 1.0, None)
+    assert LoadShare.parse("4:0.15") == LoadShare(4, 0.15)
 
 
 @pytest.fixture

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from skep.testing.fake_server import Entry, SlotTable
+from skep.testing.fake_server import SlotEntry, SlotTable
 
 
 def test_requests_beyond_the_slots_wait_in_order():
     """The first to wait is the first to start."""
     table = SlotTable[str](1)
-    assert [table.enter(job) for job in "abc"] == [Entry.RUNS, Entry.WAITS, Entry.WAITS]
+    assert [table.enter(job) for job in "abc"] == [SlotEntry.RUNS, SlotEntry.WAITS, SlotEntry.WAITS]
     assert [table.leave("a"), table.leave("b"), table.leave("c")] == ["b", "c", None]
 
 
 def test_full_queue_turns_away():
     """A job that was turned away is not inside."""
     table = SlotTable[str](1, max_waiting=1)
-    assert [table.enter(job) for job in "abc"] == [Entry.RUNS, Entry.WAITS, Entry.TURNED_AWAY]
+    assert [table.enter(job) for job in "abc"] == [SlotEntry.RUNS, SlotEntry.WAITS, SlotEntry.TURNED_AWAY]
     assert (table.running, table.waiting) == (1, 1)
 
 

@@ -8,39 +8,39 @@ from itertools import count
 import pytest
 
 from skep.errors import UserError
-from skep.testing.fake_options import LATE_S, Curve, DecodeClock, Speed, parse_options
-from skep.testing.fake_server import Entry, SlotTable
+from skep.testing.fake_options import LATE_S, DecodeClock, Speed, TokenTimeCurve, parse_options
+from skep.testing.fake_server import SlotEntry, SlotTable
 
 
 @pytest.mark.parametrize(("busy", "ms"), [(0, 10), (1, 10), (2, 12), (3, 14), (4, 16), (9, 16)])
 def test_curve_is_straight_between_its_points_and_flat_outside(busy, ms):
     """A load that was not named takes its time from the two named beside it."""
-    assert Curve.parse("4:16,1:10,2:12").at(busy) == ms
+    assert TokenTimeCurve.parse("4:16,1:10,2:12").at(busy) == ms
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:2:3", "a:1", "1:2,1:3"])
 def test_unreadable_curve_is_the_callers_mistake(text):
     """The message names the text."""
     with pytest.raises(UserError, match="curve"):
-        Curve.parse(text)
+        TokenTimeCurve.parse(text)
 
 
 def test_first_token_waits_for_base_and_prefill():
     """Both are scaled."""
-    speed = Speed(Curve.parse("1:10"), ttft_ms=100, prefill_tok_s=1000, scale=0.1)
+    speed = Speed(TokenTimeCurve.parse("1:10"), ttft_ms=100, prefill_tok_s=1000, scale=0.1)
     assert speed.first_token_s(400) == pytest.approx(0.05)
 
 
 def test_waiting_requests_slow_every_token():
     """The factor counts only while somebody waits inside."""
-    speed = Speed(Curve.parse("1:10"), overfill_slowdown=1.5)
+    speed = Speed(TokenTimeCurve.parse("1:10"), overfill_slowdown=1.5)
     assert speed.token_s(1, waiting=0) == pytest.approx(0.010)
     assert speed.token_s(1, waiting=3) == pytest.approx(0.015)
 
 
 def test_lateness_does_not_add_up():
     """A tick that comes 4 ms late each time leaves the deadlines where they were."""
-    clock = DecodeClock(Speed(Curve.parse("1:10")), 5.0, prompt_tokens=0)
+    clock = DecodeClock(Speed(TokenTimeCurve.parse("1:10")), 5.0, prompt_tokens=0)
     for _ in range(100):
         clock.advance(clock.deadline_s + 0.004, busy=1, waiting=0)
     assert clock.deadline_s == pytest.approx(6.0)
@@ -48,14 +48,14 @@ def test_lateness_does_not_add_up():
 
 def test_token_time_follows_the_load():
     """The next token takes the time of the load now, not of the load at the start."""
-    clock = DecodeClock(Speed(Curve.parse("1:10,2:20")), 0.0, prompt_tokens=0)
+    clock = DecodeClock(Speed(TokenTimeCurve.parse("1:10,2:20")), 0.0, prompt_tokens=0)
     clock.advance(0.0, busy=1, waiting=0)
     assert clock.advance(0.01, busy=2, waiting=0) == pytest.approx(0.03)
 
 
 def test_stopped_process_does_not_pour_out_what_it_missed():
     """After a stop of seconds tokens go on from now."""
-    clock = DecodeClock(Speed(Curve.parse("1:10")), 0.0, prompt_tokens=0)
+    clock = DecodeClock(Speed(TokenTimeCurve.parse("1:10")), 0.0, prompt_tokens=0)
     assert clock.advance(LATE_S + 7, busy=1, waiting=0) == pytest.approx(LATE_S + 7.01)
 
 
@@ -78,7 +78,7 @@ def virtual_rate(agents: int, *, limit: int | None = None, each: int = 8, tokens
         job = next(jobs)
         if job in left:
             place[job] = min(tables, key=lambda table: table.running + table.waiting)
-            if place[job].enter(job) is Entry.RUNS:
+            if place[job].enter(job) is SlotEntry.RUNS:
                 start(job)
 
     for _ in range(min(agents, limit or agents)):

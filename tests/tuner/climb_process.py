@@ -14,8 +14,8 @@ from pathlib import Path
 from small_climb import NumberedBench, SmallClimb, a_tuning
 
 from skep.store.database import open_store
-from skep.tuner.journal import Journal
-from skep.tuner.running import climb_on, resumed
+from skep.tuner.journal import TuningJournal
+from skep.tuner.running import replay_answers, run_search
 from skep.tuner.store import TuningStore
 
 
@@ -28,10 +28,14 @@ def main(path: Path, name: str, *, freely: bool) -> None:
     with open_store(path) as store:
         tunings, climb = TuningStore(store), SmallClimb()
         new = name == "new"
-        journal = Journal.begin(tunings, a_tuning(), time.time) if new else Journal.resume(tunings, name, time.time)
+        journal = (
+            TuningJournal.begin(tunings, a_tuning(), time.time)
+            if new
+            else TuningJournal.resume(tunings, name, time.time)
+        )
         print(journal.tuning.id, flush=True)
-        resumed(journal, climb)
-        asyncio.run(climb_on(climb, NumberedBench(len(journal.past), before), journal))
+        replay_answers(journal, climb)
+        asyncio.run(run_search(climb, NumberedBench(len(journal.past), before), journal))
 
 
 if __name__ == "__main__":

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from skep.tuner.ports import BenchProgress, Curve, Judge, Measure
+from skep.tuner.ports import BenchProgress, CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
-    Aim,
-    Config,
-    Curved,
+    ConfigFailure,
     CurvePoint,
-    Decision,
-    Failure,
-    Judged,
+    CurveResult,
+    JudgeResult,
     Knob,
-    Reading,
-    Round,
-    Sitting,
-    Stage,
+    KnobConfig,
+    MeasurementRound,
+    ServerStart,
+    StageDecision,
+    TuneGoal,
+    TuneReading,
+    TuneStage,
     Tuning,
 )
 from skep.units import Interval
@@ -32,14 +32,14 @@ SLOTS = (1, 2, 4, 8, 16, 32)
 REFUSED, JUDGED, FAILING = 8, 4, 16
 WORTH = {1: 1.0, 2: 1.3, 4: 1.6, 32: 0.8}
 KNOB = Knob("slots", "slots", SLOTS, ordered=True)
-BASELINE = Config.of({"graphs": False, "share": 0.9, "slots": 1})
-OUT_OF_MEMORY = Failure("out-of-memory", "no room", "CUDA out of memory", "fewer slots", mended=(("slots", 8),))
+BASELINE = KnobConfig.of({"graphs": False, "share": 0.9, "slots": 1})
+OUT_OF_MEMORY = ConfigFailure("out-of-memory", "no room", "CUDA out of memory", "fewer slots", mended=(("slots", 8),))
 
 
 def a_tuning(**changes) -> Tuning:
     values = {
         "id": "", "created_at": AT, "model": "smol", "engine": "vllm", "rig": "rtx-3090",
-        "aim": Aim("effective_tok_s", 4), "budget_s": 7200.0, "seed": 3, "simulated": True, "baseline": BASELINE,
+        "aim": TuneGoal("effective_tok_s", 4), "budget_s": 7200.0, "seed": 3, "simulated": True, "baseline": BASELINE,
         "knobs": (KNOB,), "base": {"model": "smol"}, "host": {"cpu_cores": 2}, "skep_version": "0.0.0",
     }  # fmt: skip
     return Tuning(**values | changes)
@@ -47,12 +47,12 @@ def a_tuning(**changes) -> Tuning:
 
 class SmallClimb:
     def __init__(self, slots=SLOTS) -> None:
-        self.stages: list[Stage] = []
+        self.stages: list[TuneStage] = []
         self.incumbent = BASELINE
         self.ended: str | None = None
         self._left = list(slots)
         self._asked = None
-        self._round: Round | None = None
+        self._round: MeasurementRound | None = None
 
     def following(self):
         if self._asked is None:
@@ -61,13 +61,13 @@ class SmallClimb:
 
     def took(self, answer) -> None:
         errand, self._asked = self._asked, None
-        if isinstance(answer, Round):
+        if isinstance(answer, MeasurementRound):
             self._round = answer
             config = errand.configs[-1]
             better = not self.stages or self._figure(-1) > self._figure(0)
             if not (better and config["slots"] == JUDGED):
                 self._decide(config, better=better)
-        elif isinstance(answer, Judged):
+        elif isinstance(answer, JudgeResult):
             self._decide(errand.challenger, better=answer.ok)
         else:
             self.ended = "all was tried"
@@ -76,31 +76,31 @@ class SmallClimb:
         if self.ended:
             return None
         if self._round is not None and self._left[0] == JUDGED:
-            return Judge(self.incumbent, self.incumbent.turned({"slots": JUDGED}))
+            return JudgeRequest(self.incumbent, self.incumbent.turned({"slots": JUDGED}))
         if self._left and self._left[0] == REFUSED:
             config = self.incumbent.turned({"slots": self._left.pop(0)})
-            self._stage(config, Decision.FAILED, "refused", failure=Failure("refused", "too many"))
+            self._stage(config, StageDecision.FAILED, "refused", failure=ConfigFailure("refused", "too many"))
         if not self._left:
-            return Curve((BASELINE, self.incumbent), (1, 4))
+            return CurveRequest((BASELINE, self.incumbent), (1, 4))
         challenger = self.incumbent.turned({"slots": self._left[0]})
         configs = (self.incumbent, challenger) if self.stages else (BASELINE,)
-        return Measure(configs, 2, "screen" if self.stages else "baseline", f"slots {self._left[0]}")
+        return MeasureRequest(configs, 2, "screen" if self.stages else "baseline", f"slots {self._left[0]}")
 
-    def _decide(self, config: Config, *, better: bool) -> None:
+    def _decide(self, config: KnobConfig, *, better: bool) -> None:
         failure = self._round.sittings[-1].failure
-        kept = Decision.ACCEPTED if self.stages else Decision.BASELINE
+        kept = StageDecision.ACCEPTED if self.stages else StageDecision.BASELINE
         figure = None if failure else Interval(self._figure(-1) / 2, self._figure(-1), float("inf"))
         if failure is not None:
-            self._stage(config, Decision.FAILED, failure.cause, failure=failure)
+            self._stage(config, StageDecision.FAILED, failure.cause, failure=failure)
         else:
-            self._stage(config, kept if better else Decision.WORSE, "measured", figure=figure)
+            self._stage(config, kept if better else StageDecision.WORSE, "measured", figure=figure)
         self.incumbent = config if better and failure is None else self.incumbent
         self._left.pop(0)
         self._round = None
 
-    def _stage(self, config: Config, decision: Decision, why: str, **more) -> None:
+    def _stage(self, config: KnobConfig, decision: StageDecision, why: str, **more) -> None:
         changes = config.changes_from(self.incumbent)
-        self.stages.append(Stage(len(self.stages), changes, config, decision, why, starts=1, **more))
+        self.stages.append(TuneStage(len(self.stages), changes, config, decision, why, starts=1, **more))
 
     def _figure(self, side: int) -> float:
         return sum(self._round.sittings[side].figures)
@@ -118,19 +118,21 @@ class NumberedBench:
     async def measure(self, errand, on_progress):
         rng = await self._begin(errand)
         on_progress(BenchProgress(errand.configs[0], "measuring", 1, errand.readings))
-        return Round(tuple(sitting(config, errand.readings, rng) for config in errand.configs), rng.uniform(10, 20))
+        return MeasurementRound(
+            tuple(sitting(config, errand.readings, rng) for config in errand.configs), rng.uniform(10, 20)
+        )
 
     async def judge(self, errand, on_progress):
         rng = await self._begin(errand)
         on_progress(BenchProgress(errand.challenger, "judging"))
-        return Judged(ok=True, words="as many right", seconds=rng.uniform(1, 2))
+        return JudgeResult(ok=True, words="as many right", seconds=rng.uniform(1, 2))
 
     async def curve(self, errand, on_progress):
         rng = await self._begin(errand)
         on_progress(BenchProgress(errand.configs[0], "measuring"))
         pairs = [(config, level) for config in errand.configs for level in errand.levels]
         points = (CurvePoint(level, config, Interval(1.0, rng.uniform(1, 9), 9.0)) for config, level in pairs)
-        return Curved(tuple(points), 5.0)
+        return CurveResult(tuple(points), 5.0)
 
     async def _begin(self, errand) -> Random:
         self.number += 1
@@ -140,8 +142,8 @@ class NumberedBench:
         return Random(f"answer {self.number}")
 
 
-def sitting(config: Config, readings: int, rng: Random) -> Sitting:
+def sitting(config: KnobConfig, readings: int, rng: Random) -> ServerStart:
     if config["slots"] == FAILING:
-        return Sitting(config, rng.uniform(1, 9), failure=OUT_OF_MEMORY)
+        return ServerStart(config, rng.uniform(1, 9), failure=OUT_OF_MEMORY)
     figures = [rng.gauss(20.0, 1.0) * WORTH[config["slots"]] for _ in range(readings)]
-    return Sitting(config, rng.uniform(1, 9), tuple(Reading(f, f, f / 4, 90.0, 20.0, 8.0, 12) for f in figures))
+    return ServerStart(config, rng.uniform(1, 9), tuple(TuneReading(f, f, f / 4, 90.0, 20.0, 8.0, 12) for f in figures))

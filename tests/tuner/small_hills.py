@@ -4,8 +4,18 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
-from skep.tuner.ports import Curve, Judge, Measure
-from skep.tuner.records import Config, Curved, CurvePoint, Failure, Judged, Knob, Reading, Round, Sitting
+from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
+from skep.tuner.records import (
+    ConfigFailure,
+    CurvePoint,
+    CurveResult,
+    JudgeResult,
+    Knob,
+    KnobConfig,
+    MeasurementRound,
+    ServerStart,
+    TuneReading,
+)
 
 
 @dataclass
@@ -23,7 +33,7 @@ class Hills:
     def refusal(self, config):
         return self.refused(config)
 
-    def foresee(self, config):
+    def predict(self, config):
         return 100.0 * math.prod(self.foreseen.get(knob, {}).get(value, 1.0) for knob, value in config.values)
 
     def spare_bytes(self, _config):
@@ -40,7 +50,7 @@ class Hills:
 
     @property
     def baseline(self):
-        return Config.of({knob.name: knob.values[0] for knob in self.knobs})
+        return KnobConfig.of({knob.name: knob.values[0] for knob in self.knobs})
 
 
 class HillBench:
@@ -52,37 +62,37 @@ class HillBench:
         self.fails = lambda _config: None
         self.late = lambda _config: 0.0
         self.limited = lambda _config: False
-        self.judged = lambda _config: Judged(ok=True, words="as good", seconds=60.0)
+        self.judged = lambda _config: JudgeResult(ok=True, words="as good", seconds=60.0)
 
     def carry_out(self, errand):
         self.errands.append(errand)
-        if isinstance(errand, Judge):
+        if isinstance(errand, JudgeRequest):
             return self.judged(errand.challenger)
-        if isinstance(errand, Curve):
+        if isinstance(errand, CurveRequest):
             points = [CurvePoint(level, config, None) for level in errand.levels for config in errand.configs]
-            return Curved(tuple(points), 100.0)
-        assert isinstance(errand, Measure)
+            return CurveResult(tuple(points), 100.0)
+        assert isinstance(errand, MeasureRequest)
         sittings = tuple(self.sitting(config, errand.readings) for config in errand.configs)
         each = self.hills.start_seconds + (errand.readings + 1) * self.hills.reading_seconds
-        return Round(sittings, each * len(errand.configs))
+        return MeasurementRound(sittings, each * len(errand.configs))
 
     def sitting(self, config, readings):
         failure = self.fails(config)
         if failure is not None:
-            return Sitting(config, 1.0, failure=failure)
+            return ServerStart(config, 1.0, failure=failure)
         lucky = self.rng.gauss(0, self.start_noise)
-        return Sitting(config, 1.0, tuple(self.reading(config, lucky) for _ in range(readings)))
+        return ServerStart(config, 1.0, tuple(self.reading(config, lucky) for _ in range(readings)))
 
     def reading(self, config, lucky):
         figure = self.hills.truth(config) * math.exp(lucky + self.rng.gauss(0, self.noise))
-        return Reading(
+        return TuneReading(
             figure, figure, figure / 4, 100.0, 10.0, 10.0, 12,
             limited=self.limited(config), over_limit=self.late(config),
         )  # fmt: skip
 
     @property
     def measured(self):
-        return [errand for errand in self.errands if isinstance(errand, Measure)]
+        return [errand for errand in self.errands if isinstance(errand, MeasureRequest)]
 
 
 def climbed(climb, bench, most=400):
@@ -99,5 +109,5 @@ GRAPHS = Knob("graphs", "graphs", (False, True), expected=0.2)
 SLOTS = Knob("slots", "slots", (1, 2, 3, 4, 6, 8), ordered=True, expected=0.2)
 DEPTH = Knob("mtp", "depth", (0, 1, 2, 3, 4, 5, 6), ordered=True, expected=0.2)
 KV = Knob("kv", "KV type", ("bf16", "fp8"), alters_answers=True, expected=0.05)
-OUT_OF_MEMORY = Failure("out-of-memory", "the card's memory was not enough", "CUDA out of memory", "lower slots")
-CRASH = Failure("crash-under-load", "died after a good start", "illegal memory access", None)
+OUT_OF_MEMORY = ConfigFailure("out-of-memory", "the card's memory was not enough", "CUDA out of memory", "lower slots")
+CRASH = ConfigFailure("crash-under-load", "died after a good start", "illegal memory access", None)

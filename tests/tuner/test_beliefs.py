@@ -5,14 +5,14 @@ import math
 import pytest
 from small_hills import GRAPHS, KV, SLOTS, Hills
 
-from skep.tuner.candidates import leap
-from skep.tuner.failures import Suspicion
+from skep.tuner.candidates import best_config_with
+from skep.tuner.failures import FailureSuspects
 from skep.tuner.measurements import Belief, Measurements, Surrogate
-from skep.tuner.records import Config, Failure, Round, Sitting
+from skep.tuner.records import ConfigFailure, KnobConfig, MeasurementRound, ServerStart
 
 
 def config(graphs=False, slots=1, kv="bf16"):
-    return Config.of({"graphs": graphs, "slots": slots, "kv": kv})
+    return KnobConfig.of({"graphs": graphs, "slots": slots, "kv": kv})
 
 
 TERRAIN = Hills((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
@@ -76,11 +76,11 @@ def test_the_quick_mean_is_the_mean():
 
 
 def test_nothing_is_under_suspicion_before_something_failed():
-    assert Suspicion().trust(config(graphs=True)) == 1
+    assert FailureSuspects().trust(config(graphs=True)) == 1
 
 
 def test_what_every_failure_has_is_trusted_less_than_what_only_one_has():
-    suspicion = Suspicion()
+    suspicion = FailureSuspects()
     suspicion.ran(config())
     suspicion.failed(config(graphs=True, slots=4))
     suspicion.failed(config(graphs=True, slots=4, kv="fp8"))
@@ -89,7 +89,7 @@ def test_what_every_failure_has_is_trusted_less_than_what_only_one_has():
 
 
 def test_what_has_run_is_cleared():
-    suspicion = Suspicion()
+    suspicion = FailureSuspects()
     suspicion.failed(config(graphs=True, slots=4))
     before = suspicion.trust(config(graphs=True))
     suspicion.ran(config(graphs=True, slots=2))
@@ -100,7 +100,7 @@ def test_a_leap_turns_what_a_refused_value_needs_and_nothing_else():
     terrain = Hills((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 2.0}})
     terrain.refused = lambda one: "too large" if one["graphs"] and one["slots"] > 2 else None
     here = config(slots=8)
-    found = leap(Measurements(terrain, here), here, "graphs", True)
+    found = best_config_with(Measurements(terrain, here), here, "graphs", True)
     assert found is not None
     assert found["graphs"] is True
     assert found["slots"] in (1, 2)
@@ -110,15 +110,15 @@ def test_a_leap_turns_what_a_refused_value_needs_and_nothing_else():
 def test_where_no_configuration_may_have_a_value_there_is_no_leap():
     terrain = Hills((GRAPHS, SLOTS, KV), {})
     terrain.refused = lambda one: "never" if one["graphs"] else None
-    assert leap(Measurements(terrain, config()), config(), "graphs", True) is None
+    assert best_config_with(Measurements(terrain, config()), config(), "graphs", True) is None
 
 
 def test_of_two_that_the_planner_can_weigh_the_heavier_is_not_tried_after_the_lighter_ran_out_of_memory():
     terrain = Hills((GRAPHS, SLOTS, KV), {})
     terrain.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
     book = Measurements(terrain, config())
-    failure = Failure("out-of-memory", "no memory left", "CUDA out of memory")
-    book.took(Round((Sitting(config(slots=4), 1.0, failure=failure),), 10.0))
+    failure = ConfigFailure("out-of-memory", "no memory left", "CUDA out of memory")
+    book.took(MeasurementRound((ServerStart(config(slots=4), 1.0, failure=failure),), 10.0))
     assert book.refusal(config(graphs=True, slots=3)) is not None
     assert book.refusal(config(slots=3)) is None
     assert book.is_narrow(config(graphs=True, slots=3))

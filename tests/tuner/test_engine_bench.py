@@ -14,17 +14,17 @@ from skep.host.nvidia import NvidiaReport
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request, RunState
-from skep.tuner.measure import EngineBench, Patience, Tuned, foreseen_per_s, point_of, reading_of, seed_of
-from skep.tuner.ports import Curve, Judge, Measure
-from skep.tuner.records import Aim, Config, Judged
-from skep.tuner.trial_server import Tryout
+from skep.tuner.measure import BenchContext, EngineBench, MeasureTimeouts, foreseen_per_s, point_of, reading_of, seed_of
+from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
+from skep.tuner.records import JudgeResult, KnobConfig, TuneGoal
+from skep.tuner.trial_server import TrialServers
 
-AIM = Aim("effective_tok_s", 2, input_tokens=64, output_tokens=8, slo="ttft=10s")
-QUICK = Patience(reading_s=0.0, warm_up_s=0.0, hang_s=1.0)
+AIM = TuneGoal("effective_tok_s", 2, input_tokens=64, output_tokens=8, slo="ttft=10s")
+QUICK = MeasureTimeouts(reading_s=0.0, warm_up_s=0.0, hang_s=1.0)
 FASTER = PLAIN.turned({"ms": 1.0})
 
 
-class Apart(Tryout):
+class Apart(TrialServers):
     def together(self, presets):
         return len(presets) == 1
 
@@ -35,8 +35,8 @@ def bench(env, tmp_path):
     paths = user_paths(env)
     with open_store(paths.store) as store:
 
-        def make(house=Tryout, patience=QUICK, aim=AIM, presets=preset_of, **more):
-            tuned = Tuned("t-1", aim, 7, presets, simulated=True)
+        def make(house=TrialServers, patience=QUICK, aim=AIM, presets=preset_of, **more):
+            tuned = BenchContext("t-1", aim, 7, presets, simulated=True)
             there = house(paths, tmp_path / "work")
             made = EngineBench(there, tuned, store, read_host(NvidiaReport()), patience=patience, **more)
             made.store = store
@@ -47,7 +47,7 @@ def bench(env, tmp_path):
 
 
 def measured(bench, configs, readings=2, seen=None):
-    errand = Measure(tuple(configs), readings, "screen", "a trial")
+    errand = MeasureRequest(tuple(configs), readings, "screen", "a trial")
     return asyncio.run(bench.measure(errand, (lambda _: None) if seen is None else seen.append))
 
 
@@ -123,7 +123,7 @@ def test_a_cancelled_round_leaves_nothing_running(bench, tmp_path):
 
     async def run():
         began = asyncio.Event()
-        errand = Measure((PLAIN, FASTER), 10_000, "screen", "endless")
+        errand = MeasureRequest((PLAIN, FASTER), 10_000, "screen", "endless")
         work = asyncio.create_task(made.measure(errand, lambda told: began.set() if told.reading > 2 else None))
         await began.wait()
         work.cancel()
@@ -137,7 +137,7 @@ def test_a_cancelled_round_leaves_nothing_running(bench, tmp_path):
 
 @pytest.mark.slow
 def test_a_curve_has_every_level_of_every_configuration(bench):
-    found = asyncio.run(bench().curve(Curve((PLAIN, FASTER), (1, 2)), lambda _: None))
+    found = asyncio.run(bench().curve(CurveRequest((PLAIN, FASTER), (1, 2)), lambda _: None))
     assert [(point.concurrency, point.config) for point in found.points] == [
         (1, PLAIN),
         (1, FASTER),
@@ -150,7 +150,7 @@ def test_a_curve_has_every_level_of_every_configuration(bench):
 
 
 def test_without_a_guard_nothing_is_judged(bench):
-    found = asyncio.run(bench().judge(Judge(PLAIN, FASTER), lambda _: None))
+    found = asyncio.run(bench().judge(JudgeRequest(PLAIN, FASTER), lambda _: None))
     assert (found.ok, found.skipped) == (True, True)
 
 
@@ -168,20 +168,20 @@ class Sheets:
         return served.url
 
     def compare(self, incumbent, challenger):
-        return Judged(ok=incumbent != challenger, words="asked", seconds=0.0)
+        return JudgeResult(ok=incumbent != challenger, words="asked", seconds=0.0)
 
 
 @pytest.mark.slow
 def test_the_guard_asks_each_configuration_where_it_is_served_and_once(bench):
     guard = Sheets()
     made = bench(guard=guard)
-    first = asyncio.run(made.judge(Judge(PLAIN, FASTER), lambda _: None))
+    first = asyncio.run(made.judge(JudgeRequest(PLAIN, FASTER), lambda _: None))
     urls = dict(guard.kept)
     assert first.ok
     assert first.seconds > 0
-    asyncio.run(made.judge(Judge(PLAIN, FASTER), lambda _: None))
+    asyncio.run(made.judge(JudgeRequest(PLAIN, FASTER), lambda _: None))
     assert guard.kept == urls
-    bad = asyncio.run(made.judge(Judge(PLAIN, PLAIN.turned({"slots": 0})), lambda _: None))
+    bad = asyncio.run(made.judge(JudgeRequest(PLAIN, PLAIN.turned({"slots": 0})), lambda _: None))
     assert (bad.ok, bad.skipped) == (False, False)
 
 
@@ -195,7 +195,7 @@ def test_two_configurations_of_the_embedded_engine(bench):
             hardware="cpu", source="this test", slots=int(config["slots"]), context_tokens=256, threads=1,
         )  # fmt: skip
 
-    one = Config.of({"slots": 1})
+    one = KnobConfig.of({"slots": 1})
     found = measured(bench(presets=presets, patience=replace(QUICK, hang_s=60.0)), (one, one.turned({"slots": 2})), 1)
     assert [sitting.failure for sitting in found.sittings] == [None, None]
     assert all(sitting.readings[0].effective_tok_s for sitting in found.sittings)

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from skep.tuner.failures import asks_as_much, greedy_share, hopeless, is_of_memory, narrower, remedied
-from skep.tuner.records import Config, Failure, Knob
+from skep.tuner.failures import apply_remedy, asks_as_much, greedy_share, is_of_memory, narrower, why_hopeless
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig
 
 KNOBS = (
     Knob("memory_share", "", (0.8, 0.85, 0.9, 0.95), ordered=True),
@@ -19,37 +19,37 @@ KNOBS = (
     Knob("layout", "", ("TP=2", "2x TP=1")),
     Knob("threads", "", (4, 8, 16), ordered=True),
 )
-MIDDLE = Config.of({
+MIDDLE = KnobConfig.of({
     "memory_share": 0.9, "slots": 8, "batched_tokens": 2048, "mtp": 3, "kv": "auto", "graphs": True,
     "prefix_cache": True, "layout": "TP=2", "threads": 16,
 })  # fmt: skip
-OUTSIDE = Failure("out-of-memory", "out of GPU memory while CUDA graphs were captured", "CUDA out of memory.")
-POOL = Failure("no-start", "no room in the KV cache for one request of 32768 tokens", remedy="raise memory_share")
-CRASH = Failure("crash-under-load", "the engine died", "CUDA error: an illegal memory access was encountered")
+OUTSIDE = ConfigFailure("out-of-memory", "out of GPU memory while CUDA graphs were captured", "CUDA out of memory.")
+POOL = ConfigFailure("no-start", "no room in the KV cache for one request of 32768 tokens", remedy="raise memory_share")
+CRASH = ConfigFailure("crash-under-load", "the engine died", "CUDA error: an illegal memory access was encountered")
 
 
 def some_configs(count, seed=1):
     rng = Random(seed)
-    return [Config.of({knob.name: rng.choice(knob.values) for knob in KNOBS}) for _ in range(count)]
+    return [KnobConfig.of({knob.name: rng.choice(knob.values) for knob in KNOBS}) for _ in range(count)]
 
 
 def test_memory_that_ran_out_beside_the_pool_and_inside_of_it_are_told_apart():
     assert (is_of_memory(OUTSIDE), greedy_share(OUTSIDE)) == (True, "up")
     assert (is_of_memory(POOL), greedy_share(POOL)) == (True, "down")
     assert not is_of_memory(CRASH)
-    assert is_of_memory(Failure("crash-under-load", "it died", "torch.OutOfMemoryError: CUDA out of memory."))
+    assert is_of_memory(ConfigFailure("crash-under-load", "it died", "torch.OutOfMemoryError: CUDA out of memory."))
 
 
 @pytest.mark.parametrize("failure", [OUTSIDE, POOL, CRASH])
 def test_the_same_configuration_is_never_tried_again(failure):
-    assert hopeless(MIDDLE, [(MIDDLE, failure)], KNOBS) is not None
+    assert why_hopeless(MIDDLE, [(MIDDLE, failure)], KNOBS) is not None
 
 
 @pytest.mark.parametrize(
     "turned", [{"slots": 16}, {"batched_tokens": 4096}, {"mtp": 5}, {"memory_share": 0.95}, {"slots": 16, "mtp": 5}]
 )
 def test_who_asks_for_more_than_one_that_ran_out_of_memory_is_refused(turned):
-    reason = hopeless(MIDDLE.turned(turned), [(MIDDLE, OUTSIDE)], KNOBS)
+    reason = why_hopeless(MIDDLE.turned(turned), [(MIDDLE, OUTSIDE)], KNOBS)
     name, value = next(iter(sorted(turned.items())))
     assert "ran out of memory (out of GPU memory while CUDA graphs were captured)" in reason
     assert f"{name} {value}" in reason
@@ -62,26 +62,26 @@ def test_who_asks_for_more_than_one_that_ran_out_of_memory_is_refused(turned):
 )  # fmt: skip
 def test_who_asks_for_less_in_any_respect_may_be_tried(turned):
     """Of what is not known to matter, such as another layout, nothing is concluded."""
-    assert hopeless(MIDDLE.turned(turned), [(MIDDLE, OUTSIDE)], KNOBS) is None
+    assert why_hopeless(MIDDLE.turned(turned), [(MIDDLE, OUTSIDE)], KNOBS) is None
 
 
 def test_a_pool_that_was_too_small_is_not_helped_by_a_smaller_share_but_by_a_larger_one():
-    assert hopeless(MIDDLE.turned({"memory_share": 0.85}), [(MIDDLE, POOL)], KNOBS) is not None
-    assert hopeless(MIDDLE.turned({"memory_share": 0.95}), [(MIDDLE, POOL)], KNOBS) is None
+    assert why_hopeless(MIDDLE.turned({"memory_share": 0.85}), [(MIDDLE, POOL)], KNOBS) is not None
+    assert why_hopeless(MIDDLE.turned({"memory_share": 0.95}), [(MIDDLE, POOL)], KNOBS) is None
 
 
 def test_where_the_words_do_not_tell_which_nothing_is_concluded_from_the_share():
-    vague = Failure("out-of-memory", "needs 20.1 GiB a card, which gives 20.0 GiB")
+    vague = ConfigFailure("out-of-memory", "needs 20.1 GiB a card, which gives 20.0 GiB")
     for share in (0.85, 0.95):
-        assert hopeless(MIDDLE.turned({"memory_share": share}), [(MIDDLE, vague)], KNOBS) is None
-    assert hopeless(MIDDLE.turned({"slots": 16}), [(MIDDLE, vague)], KNOBS) is not None
-    assert remedied(MIDDLE, vague, KNOBS) == MIDDLE.turned({"slots": 4})
+        assert why_hopeless(MIDDLE.turned({"memory_share": share}), [(MIDDLE, vague)], KNOBS) is None
+    assert why_hopeless(MIDDLE.turned({"slots": 16}), [(MIDDLE, vague)], KNOBS) is not None
+    assert apply_remedy(MIDDLE, vague, KNOBS) == MIDDLE.turned({"slots": 4})
 
 
 def test_a_knob_that_memory_does_not_depend_on_mends_nothing():
-    reason = hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, OUTSIDE)], KNOBS)
+    reason = why_hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, OUTSIDE)], KNOBS)
     assert reason.endswith("which threads cannot mend")
-    assert hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, CRASH)], KNOBS) is None
+    assert why_hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, CRASH)], KNOBS) is None
 
 
 def test_on_a_machine_with_so_much_memory_nothing_that_fits_is_ever_refused():
@@ -105,7 +105,7 @@ def test_on_a_machine_with_so_much_memory_nothing_that_fits_is_ever_refused():
         configs = some_configs(120, seed=trial)
         limit = sorted(map(demand, configs))[60]
         failures = [(config, failure) for config in configs[:60] if demand(config) > limit]
-        refused = [config for config in configs if hopeless(config, failures, KNOBS)]
+        refused = [config for config in configs if why_hopeless(config, failures, KNOBS)]
         assert all(demand(config) > limit for config in refused)
         assert len(refused) > len(failures)  # it does infer something
 
@@ -115,10 +115,12 @@ def knob(name):
 
 
 def test_a_remedy_is_another_configuration_on_the_rungs_that_its_own_failure_does_not_refuse():
-    for config, failure in product(some_configs(200), (OUTSIDE, POOL, CRASH, Failure("hang", "nothing was heard"))):
-        found = remedied(config, failure, KNOBS)
+    for config, failure in product(
+        some_configs(200), (OUTSIDE, POOL, CRASH, ConfigFailure("hang", "nothing was heard"))
+    ):
+        found = apply_remedy(config, failure, KNOBS)
         if found is not None:
-            assert hopeless(found, [(config, failure)], KNOBS) is None
+            assert why_hopeless(found, [(config, failure)], KNOBS) is None
             (change,) = found.changes_from(config)
             assert change.after in knob(change.knob).values
 
@@ -129,58 +131,64 @@ def test_a_remedy_is_another_configuration_on_the_rungs_that_its_own_failure_doe
         (OUTSIDE, {"memory_share": 0.85}),
         (POOL, {"memory_share": 0.95}),
         (CRASH, {"slots": 4}),
-        (Failure("hang", "nothing was heard for 10 minutes"), {"mtp": 0}),
-        (Failure("errors-under-load", "12 of 40 requests failed"), {"slots": 4}),
-        (Failure("out-of-memory", "oom", mended=(("slots", 6),)), {"slots": 4}),  # the next rung beyond the advice
-        (Failure("out-of-memory", "oom", mended=(("memory_share", 0.83), ("context", 4096))), {"memory_share": 0.8}),
-        (Failure("no-start", "no fp8 here", mended=(("kv", "auto"), ("graphs", False))), {"graphs": False}),
+        (ConfigFailure("hang", "nothing was heard for 10 minutes"), {"mtp": 0}),
+        (ConfigFailure("errors-under-load", "12 of 40 requests failed"), {"slots": 4}),
+        (
+            ConfigFailure("out-of-memory", "oom", mended=(("slots", 6),)),
+            {"slots": 4},
+        ),  # the next rung beyond the advice
+        (
+            ConfigFailure("out-of-memory", "oom", mended=(("memory_share", 0.83), ("context", 4096))),
+            {"memory_share": 0.8},
+        ),
+        (ConfigFailure("no-start", "no fp8 here", mended=(("kv", "auto"), ("graphs", False))), {"graphs": False}),
     ],
 )
 def test_the_remedy_is_what_the_diagnosis_says_or_one_rung_of_what_usually_helps(failure, turned):
-    assert remedied(MIDDLE, failure, KNOBS) == MIDDLE.turned(turned)
+    assert apply_remedy(MIDDLE, failure, KNOBS) == MIDDLE.turned(turned)
 
 
 def test_where_the_first_way_out_is_at_its_end_the_next_is_taken():
     lowest = MIDDLE.turned({"memory_share": 0.8, "slots": 2, "batched_tokens": 1024})
-    assert remedied(lowest, OUTSIDE, KNOBS) == lowest.turned({"mtp": 1})
-    assert remedied(lowest.turned({"mtp": 0, "kv": "fp8", "graphs": False}), OUTSIDE, KNOBS) is None
+    assert apply_remedy(lowest, OUTSIDE, KNOBS) == lowest.turned({"mtp": 1})
+    assert apply_remedy(lowest.turned({"mtp": 0, "kv": "fp8", "graphs": False}), OUTSIDE, KNOBS) is None
 
 
 def test_a_refusal_has_no_remedy_unless_it_says_one():
-    assert remedied(MIDDLE, Failure("refused", "prefill and decode cannot be told apart"), KNOBS) is None
-    assert remedied(MIDDLE, Failure("no-start", "file not found"), KNOBS) is None
+    assert apply_remedy(MIDDLE, ConfigFailure("refused", "prefill and decode cannot be told apart"), KNOBS) is None
+    assert apply_remedy(MIDDLE, ConfigFailure("no-start", "file not found"), KNOBS) is None
 
 
 def test_a_value_that_the_engine_does_not_know_is_refused_everywhere():
     told = "argument --kv-cache-dtype: invalid choice: 'fp8_e5m2' (choose from auto, fp8)"
-    failures = [(MIDDLE.turned({"kv": "fp8_e5m2"}), Failure("no-start", "a flag it does not take", told))]
+    failures = [(MIDDLE.turned({"kv": "fp8_e5m2"}), ConfigFailure("no-start", "a flag it does not take", told))]
     other = MIDDLE.turned({"layout": "2x TP=1", "slots": 2})
-    reason = hopeless(other.turned({"kv": "fp8_e5m2"}), failures, KNOBS)
+    reason = why_hopeless(other.turned({"kv": "fp8_e5m2"}), failures, KNOBS)
     assert reason == "kv fp8_e5m2 was refused whatever the rest: a flag it does not take"
-    assert hopeless(other.turned({"kv": "fp8"}), failures, KNOBS) is None
+    assert why_hopeless(other.turned({"kv": "fp8"}), failures, KNOBS) is None
 
 
 def test_a_value_that_is_not_supported_on_one_layout_may_be_on_another():
-    failure = Failure("no-start", "fp8_e5m2 is not supported here")
+    failure = ConfigFailure("no-start", "fp8_e5m2 is not supported here")
     failures = [(MIDDLE.turned({"kv": "fp8_e5m2"}), failure)]
     again = MIDDLE.turned({"kv": "fp8_e5m2", "slots": 2})
-    assert hopeless(again, failures, KNOBS) is not None
-    assert hopeless(again.turned({"layout": "2x TP=1"}), failures, KNOBS) is None
+    assert why_hopeless(again, failures, KNOBS) is not None
+    assert why_hopeless(again.turned({"layout": "2x TP=1"}), failures, KNOBS) is None
 
 
 @pytest.mark.parametrize(
     "failure",
     [
-        Failure("no-start", "fp8_e5m2 kv-cache is not supported with fp8 checkpoints"),  # a condition beside it
-        Failure("no-start", "fp8_e5m2 and TP=2 are not supported"),  # two are named
-        Failure("no-start", "the device is not supported"),  # none is
-        Failure("crash-under-load", "fp8_e5m2 is not supported here"),
+        ConfigFailure("no-start", "fp8_e5m2 kv-cache is not supported with fp8 checkpoints"),  # a condition beside it
+        ConfigFailure("no-start", "fp8_e5m2 and TP=2 are not supported"),  # two are named
+        ConfigFailure("no-start", "the device is not supported"),  # none is
+        ConfigFailure("crash-under-load", "fp8_e5m2 is not supported here"),
     ],
 )
 def test_a_reason_that_may_depend_on_the_rest_refuses_only_the_same_again(failure):
     failed = MIDDLE.turned({"kv": "fp8_e5m2"})
-    assert hopeless(failed, [(failed, failure)], KNOBS) is not None
-    assert hopeless(failed.turned({"slots": 2}), [(failed, failure)], KNOBS) is None
+    assert why_hopeless(failed, [(failed, failure)], KNOBS) is not None
+    assert why_hopeless(failed.turned({"slots": 2}), [(failed, failure)], KNOBS) is None
 
 
 def test_auto_may_be_as_narrow_as_eight_bits_and_no_wider_than_sixteen():

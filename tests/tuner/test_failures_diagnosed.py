@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis_rules import RULES
 from skep.tuner.failures import failure_of
-from skep.tuner.ports import of_these_knobs
-from skep.tuner.records import Config, Failure
+from skep.tuner.ports import drop_unusable_remedies
+from skep.tuner.records import ConfigFailure, KnobConfig
 
-LAUNCH = Launch("r", "vllm", "m", None, 8, 4096, 4, options=Options(memory_share=0.92, kv="fp8", draft=Draft("mtp", 3)))
+LAUNCH = Launch(
+    "r", "vllm", "m", None, 8, 4096, 4, options=EngineOptions(memory_share=0.92, kv="fp8", draft=Draft("mtp", 3))
+)
 
 
 def test_the_remedy_is_told_as_knobs():
@@ -43,6 +45,6 @@ def test_every_rule_that_is_about_running_out_is_told_as_such():
 
 
 def test_only_knobs_of_the_configuration_are_a_remedy():
-    failure = Failure("no-start", "x", mended=(("slots", 4), ("kv", "fp8"), ("p2p", "off")))
-    config = Config.of({"slots": 8, "kv": "fp8"})
-    assert of_these_knobs(failure, config).mended == (("slots", 4),)
+    failure = ConfigFailure("no-start", "x", mended=(("slots", 4), ("kv", "fp8"), ("p2p", "off")))
+    config = KnobConfig.of({"slots": 8, "kv": "fp8"})
+    assert drop_unusable_remedies(failure, config).mended == (("slots", 4),)

@@ -3,11 +3,11 @@
 import pytest
 
 from skep.errors import UserError
-from skep.tuner.goal import parse_aim
+from skep.tuner.goal import parse_goal
 
 
 def test_a_goal_names_a_metric_and_a_number_of_agents():
-    aim = parse_aim("effective_tok_s@4", slo="ttft=1s", min_context=16384)
+    aim = parse_goal("effective_tok_s@4", slo="ttft=1s", min_context=16384)
     assert (aim.metric, aim.concurrency, aim.target) == ("effective_tok_s", 4, None)
     assert (aim.slo, aim.min_context) == ("ttft_p95=1000ms", 16384)
     assert str(aim) == "effective_tok_s@4"
@@ -15,9 +15,9 @@ def test_a_goal_names_a_metric_and_a_number_of_agents():
 
 @pytest.mark.parametrize("text", ["task_tok_s@1>=90", " task-tok-s @ 1 >= 90 ", "TASK_TOK_S@1>=90.0"])
 def test_a_target_ends_the_climb(text):
-    aim = parse_aim(text)
+    aim = parse_goal(text)
     assert (aim.metric, aim.concurrency, aim.target) == ("task_tok_s", 1, 90.0)
-    assert parse_aim(str(aim)) == aim
+    assert parse_goal(str(aim)) == aim
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_target_ends_the_climb(text):
 )
 def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
     with pytest.raises(UserError) as caught:
-        parse_aim(text)
+        parse_goal(text)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
     assert hint in (caught.value.hint or "")
@@ -61,4 +61,4 @@ def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
 )
 def test_a_load_that_cannot_be_measured_is_refused(flags, said):
     with pytest.raises(UserError, match=said):
-        parse_aim("effective_tok_s@4", **flags)
+        parse_goal("effective_tok_s@4", **flags)

@@ -19,12 +19,12 @@ from skep.planner.preset_rules import contradictions
 from skep.planner.quants import QUANTS
 from skep.planner.rigs import parse_rig, rig_of_host
 from skep.tuner.baselines import baseline_of, prepared
-from skep.tuner.knobs import Box, config_of, knobs_for, pairs_of, quant_of, space_of, turned
-from skep.tuner.predictions import foresight_for
-from skep.tuner.records import Aim
+from skep.tuner.knobs import TuneMachine, apply_config, config_of, knobs_for, pairs_of, quant_of, space_of
+from skep.tuner.predictions import predictor_for
+from skep.tuner.records import TuneGoal
 
-AIM = Aim("effective_tok_s", 4)
-DUAL = Box(16, parse_rig("2x rtx-3090"))
+AIM = TuneGoal("effective_tok_s", 4)
+DUAL = TuneMachine(16, parse_rig("2x rtx-3090"))
 ADAPTERS = {"vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaCpp, "embedded": Embedded}
 
 
@@ -46,8 +46,8 @@ def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
 
 
 def test_a_model_without_mtp_layers_is_offered_none():
-    base = baseline_of("qwen3-8b", AIM, Box(8, parse_rig("rtx-4090")), engine="vllm", simulated=True)
-    found = values(knobs_for(base, AIM, Box(8, parse_rig("rtx-4090"))))
+    base = baseline_of("qwen3-8b", AIM, TuneMachine(8, parse_rig("rtx-4090")), engine="vllm", simulated=True)
+    found = values(knobs_for(base, AIM, TuneMachine(8, parse_rig("rtx-4090"))))
     assert "mtp" not in found
     assert "layout" not in found
 
@@ -58,13 +58,13 @@ def test_experts_can_be_spread_where_there_are_any():
 
 
 def test_the_cpu_engine_turns_threads_and_batches():
-    base = baseline_of("smollm2-135m", AIM, Box(4), engine="embedded")
-    found = values(knobs_for(base, AIM, Box(4)))
+    base = baseline_of("smollm2-135m", AIM, TuneMachine(4), engine="embedded")
+    found = values(knobs_for(base, AIM, TuneMachine(4)))
     assert set(found) == {"slots", "threads", "threads_batch", "replicas", "kv", "kv_layout", "flash_attention",
                           "batch", "batched_tokens", "ngram"}  # fmt: skip
     assert found["threads"] == (1, 2, 3, 4)
     assert found["replicas"] == (1, 2, 4)
-    assert "replicas" not in values(knobs_for(base, Aim("task_tok_s", 1), Box(4)))
+    assert "replicas" not in values(knobs_for(base, TuneGoal("task_tok_s", 1), TuneMachine(4)))
 
 
 def test_llama_cpp_on_cards_splits_by_layer_by_tensor_or_not_at_all():
@@ -76,7 +76,7 @@ def test_llama_cpp_on_cards_splits_by_layer_by_tensor_or_not_at_all():
 
 
 def test_ollama_has_few_knobs_and_says_so():
-    base = replace(baseline_of("qwen3-8b", AIM, Box(4), engine="embedded"), engine="ollama")
+    base = replace(baseline_of("qwen3-8b", AIM, TuneMachine(4), engine="embedded"), engine="ollama")
     space = space_of(base, AIM, DUAL)
     assert {knob.name for knob in space.knobs} == {"slots", "kv"}
     assert space.left_alone == ("ollama decides most by itself: only slots and the KV type can be turned",)
@@ -91,7 +91,7 @@ def test_what_the_presets_own_flags_say_is_left_alone():
 
 
 def test_a_base_off_the_ladder_becomes_a_rung_of_it():
-    base = turned(dense(), config_of(dense(), ()).turned({"slots": 5, "memory_share": 0.87}))
+    base = apply_config(dense(), config_of(dense(), ()).turned({"slots": 5, "memory_share": 0.87}))
     found = values(knobs_for(base, AIM, DUAL))
     assert found["slots"] == (1, 2, 3, 4, 5, 6, 8)
     assert found["memory_share"] == (0.8, 0.85, 0.87, 0.9, 0.92, 0.95)
@@ -99,9 +99,9 @@ def test_a_base_off_the_ladder_becomes_a_rung_of_it():
 
 def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
     """They would be the same configuration under another number."""
-    small = Aim("effective_tok_s", 2, 32, 16)
-    base = baseline_of("smollm2-135m", small, Box(2), engine="embedded")
-    found = values(knobs_for(base, small, Box(2)))
+    small = TuneGoal("effective_tok_s", 2, 32, 16)
+    base = baseline_of("smollm2-135m", small, TuneMachine(2), engine="embedded")
+    found = values(knobs_for(base, small, TuneMachine(2)))
     assert (found["batched_tokens"], found["batch"]) == ((64, 128, 512), (256, 512, 2048))  # the last is its own
     assert found["ngram"] == (0, 2, 4, 8)
     assert values(knobs_for(dense(), replace(AIM, input_tokens=2000), DUAL))["batched_tokens"][-1] == 8192
@@ -109,7 +109,7 @@ def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
 
 def test_a_prefix_cache_that_is_on_is_turned_off_only_by_name():
     """A load of fresh prompts sees what it costs and not what it brings."""
-    box = Box(8, parse_rig("rtx-4090"))
+    box = TuneMachine(8, parse_rig("rtx-4090"))
     base = baseline_of("qwen3-8b", AIM, box, engine="vllm", simulated=True)
     assert "prefix_cache" not in values(knobs_for(base, AIM, box))
     assert "prefix_cache" in values(knobs_for(base, AIM, box, named=("prefix_cache",)))
@@ -154,12 +154,12 @@ def test_pairs_are_of_knobs_that_are_there():
 )
 def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
     rig = parse_rig(hardware) if hardware else None
-    box = Box(4, rig)
+    box = TuneMachine(4, rig)
     base = baseline_of(model, AIM, box, engine=engine, simulated=True)
     assert contradictions(base) == []
     quants = [quant.id for quant in offered_quants(geometry(model), engine, rig.cards)] if rig else ()
     knobs = knobs_for(base, AIM, box, quants=quants)
-    terrain = foresight_for(base, rig, AIM, knobs)
+    terrain = predictor_for(base, rig, AIM, knobs)
     here = config_of(base, knobs)
     assert terrain.refusal(here) is None
     for knob in knobs:
@@ -167,7 +167,7 @@ def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
         for value in knob.values:
             config = here.turned({knob.name: value})
             if terrain.refusal(config) is None:
-                preset = turned(base, config)
+                preset = apply_config(base, config)
                 assert contradictions(preset) == []
                 assert list(ADAPTERS[engine]().refusals(launch_of(preset))) == []
 
@@ -186,32 +186,32 @@ def test_a_safe_beginning_is_plain():
     assert base.options.kv is None
     assert base.options.memory_share == 0.85
     assert (base.replicas, base.options.tp, base.slots) == (1, 1, 4)
-    plain = baseline_of("smollm2-135m", AIM, Box(2), engine="embedded")
+    plain = baseline_of("smollm2-135m", AIM, TuneMachine(2), engine="embedded")
     assert (plain.slots, plain.threads, plain.replicas, plain.hardware) == (1, 2, 1, "cpu")
 
 
 def test_what_fits_nowhere_is_said_as_a_plan_says_it():
     with pytest.raises(DoesNotFit, match=r"llama-3\.3-70b does not fit `rtx-3090`") as caught:
-        baseline_of("llama-3.3-70b", AIM, Box(8, parse_rig("rtx-3090")), engine="vllm", simulated=True)
+        baseline_of("llama-3.3-70b", AIM, TuneMachine(8, parse_rig("rtx-3090")), engine="vllm", simulated=True)
     assert "2x rtx-3090" in (caught.value.hint or "")
 
 
 def test_a_model_of_nobodys_catalogue_is_called_as_its_file_is():
     """Else the preset of the best so far could not be read again."""
     known = geometry("smollm2-135m")
-    box = Box(2, model=replace(known, id="some-header-says-this"))
+    box = TuneMachine(2, model=replace(known, id="some-header-says-this"))
     base = baseline_of("/models/Mine.Q4_1.gguf", AIM, box, engine="embedded", checkpoint="/models/Mine.Q4_1.gguf")
     assert base.model == "mine.q4_1"
     assert contradictions(base) == []
     assert contradictions(replace(base, model="mein"))[0].place == ("model",)
-    unknown = baseline_of("some/Model", AIM, Box(2), engine="vllm", checkpoint="some/Model")
+    unknown = baseline_of("some/Model", AIM, TuneMachine(2), engine="vllm", checkpoint="some/Model")
     assert (unknown.model, contradictions(unknown)) == ("model", [])
 
 
 def test_cards_of_nobodys_catalogue_are_written_as_their_relative_with_a_note():
     gpu = Gpu(0, "NVIDIA Experimental 9000", 20 << 30, compute_capability="8.6")
     host = HostFacts("Linux", "x86_64", "3.11", "a CPU", 8, (), 64 << 30, 60 << 30, 1024, 1024, gpus=(gpu,) * 2)
-    box = Box(8, rig_of_host(host).rig)
+    box = TuneMachine(8, rig_of_host(host).rig)
     base = baseline_of("qwen3-8b", AIM, box, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
     assert base.hardware.startswith("2x ")
     assert contradictions(base) == []
@@ -232,9 +232,9 @@ def test_there_is_room_for_a_task_and_for_what_was_asked():
     long = replace(AIM, input_tokens=4000, output_tokens=96)
     assert prepared(replace(dense(), context_tokens=1024), long, DUAL).context_tokens == 4352
     with pytest.raises(UserError, match="--min-context 16384 is beyond the 8192 tokens of smollm2-135m"):
-        baseline_of("smollm2-135m", wide, Box(2), engine="embedded")
+        baseline_of("smollm2-135m", wide, TuneMachine(2), engine="embedded")
     with pytest.raises(UserError, match="a task of 9128 tokens is beyond the 8192"):
-        baseline_of("smollm2-135m", replace(AIM, input_tokens=9000), Box(2), engine="embedded")
+        baseline_of("smollm2-135m", replace(AIM, input_tokens=9000), TuneMachine(2), engine="embedded")
 
 
 @pytest.mark.parametrize(

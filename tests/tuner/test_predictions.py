@@ -9,13 +9,13 @@ from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.setup import Layout, Speculation
 from skep.tuner.baselines import baseline_of
-from skep.tuner.knobs import Box, config_of, knobs_for
-from skep.tuner.predictions import foresight_for, rig_of, setup_of
+from skep.tuner.knobs import TuneMachine, config_of, knobs_for
+from skep.tuner.predictions import predictor_for, rig_of, setup_of
 from skep.tuner.reading_size import RUN_S, TOO_LONG_S, tasks_for
-from skep.tuner.records import Aim
+from skep.tuner.records import TuneGoal
 
-AIM = Aim("effective_tok_s", 4)
-DUAL = Box(16, parse_rig("2x rtx-3090"))
+AIM = TuneGoal("effective_tok_s", 4)
+DUAL = TuneMachine(16, parse_rig("2x rtx-3090"))
 HOST = HostFacts("Linux", "x86_64", "3.11", "a CPU", 4, ("avx2",), 16 << 30, 12 << 30, 1024, 1024)
 
 
@@ -23,15 +23,15 @@ HOST = HostFacts("Linux", "x86_64", "3.11", "a CPU", 4, ("avx2",), 16 << 30, 12 
 def dense():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
     knobs = knobs_for(base, AIM, DUAL, quants=("awq", "gptq"))
-    return foresight_for(base, DUAL.rig, AIM, knobs), config_of(base, knobs)
+    return predictor_for(base, DUAL.rig, AIM, knobs), config_of(base, knobs)
 
 
 @pytest.fixture(scope="module")
 def on_cpu():
-    box = Box(4, cpu_rig(HOST, 30.0, measured=True))
+    box = TuneMachine(4, cpu_rig(HOST, 30.0, measured=True))
     base = baseline_of("smollm2-135m", AIM, box, engine="embedded")
     knobs = knobs_for(base, AIM, box)
-    return foresight_for(base, box.rig, AIM, knobs), config_of(base, knobs)
+    return predictor_for(base, box.rig, AIM, knobs), config_of(base, knobs)
 
 
 def test_a_configuration_is_the_planners_setup(dense):
@@ -48,27 +48,27 @@ def test_a_configuration_is_the_planners_setup(dense):
 def test_the_steps_of_the_write_up_are_foreseen(dense):
     """Graphs, MTP and a second replica each were steps of its climb."""
     terrain, here = dense
-    figure = terrain.foresee(here)
+    figure = terrain.predict(here)
     for change in ({"graphs": True}, {"layout": "2x TP=1"}, {"layout": "TP=2", "mtp": 3}):
-        assert terrain.foresee(here.turned(change)) > 1.1 * figure
-    full = terrain.foresee(here.turned({"mtp": 3}))  # drafts take room, and 85 % of one card has none left for all four
+        assert terrain.predict(here.turned(change)) > 1.1 * figure
+    full = terrain.predict(here.turned({"mtp": 3}))  # drafts take room, and 85 % of one card has none left for all four
     assert full < figure
-    assert terrain.foresee(here.turned({"mtp": 3, "memory_share": 0.92})) > full
-    assert terrain.foresee(here.turned({"slots": 1})) < 0.8 * figure
+    assert terrain.predict(here.turned({"mtp": 3, "memory_share": 0.92})) > full
+    assert terrain.predict(here.turned({"slots": 1})) < 0.8 * figure
 
 
 def test_what_the_planner_knows_nothing_of_leaves_the_figure(dense, on_cpu):
     terrain, here = dense
-    assert terrain.foresee(here.turned({"chunked_prefill": False})) == terrain.foresee(here)
+    assert terrain.predict(here.turned({"chunked_prefill": False})) == terrain.predict(here)
     terrain, here = on_cpu
     changes = ({"flash_attention": False}, {"kv_layout": "split"}, {"batch": 512}, {"threads_batch": 1}, {"ngram": 8})
     for change in changes:
-        assert terrain.foresee(here.turned(change)) == terrain.foresee(here)
+        assert terrain.predict(here.turned(change)) == terrain.predict(here)
 
 
 def test_fewer_threads_than_cores_are_slower(on_cpu):
     terrain, here = on_cpu
-    assert terrain.foresee(here.turned({"threads": 1})) < terrain.foresee(here)
+    assert terrain.predict(here.turned({"threads": 1})) < terrain.predict(here)
     two = rig_of(here.turned({"replicas": 2, "threads": 2}), terrain.ground)
     assert two is not None
     assert len(two.cards) == 2
@@ -77,22 +77,22 @@ def test_fewer_threads_than_cores_are_slower(on_cpu):
 
 def test_more_threads_than_cores_are_in_each_others_way(on_cpu):
     terrain, here = on_cpu
-    apart = terrain.foresee(here.turned({"replicas": 2, "threads": 2}))
-    assert terrain.foresee(here.turned({"replicas": 2, "threads": 4})) < 0.7 * apart
+    apart = terrain.predict(here.turned({"replicas": 2, "threads": 2}))
+    assert terrain.predict(here.turned({"replicas": 2, "threads": 4})) < 0.7 * apart
 
 
 def test_four_slots_on_cores_that_compute_all_they_can_gain_little(on_cpu):
     """By the CPU time that a Neoverse-N1 took: decoding gained 8 %, prompts lost 4 %, 128 in and 48 out nothing."""
     terrain, here = on_cpu
     rig = cpu_rig(replace(HOST, cpu_cores=2, cpu_features=("asimddp",)), 15.0, measured=True)
-    told = foresight_for(terrain.ground.base, rig, Aim("effective_tok_s", 4, 128, 48), terrain.knobs)
-    one, four = (told.foresee(here.turned({"threads": 1, "slots": slots})) for slots in (1, 4))
+    told = predictor_for(terrain.ground.base, rig, TuneGoal("effective_tok_s", 4, 128, 48), terrain.knobs)
+    one, four = (told.predict(here.turned({"threads": 1, "slots": slots})) for slots in (1, 4))
     assert 0.94 < four / one < 1.06
 
 
 def test_a_slots_ladder_ends_in_a_queue_below_and_in_nothing_above(on_cpu):
     terrain, here = on_cpu
-    one, four, eight = (terrain.foresee(here.turned({"slots": slots})) for slots in (1, 4, 8))
+    one, four, eight = (terrain.predict(here.turned({"slots": slots})) for slots in (1, 4, 8))
     assert one < four
     assert eight == pytest.approx(four)
     assert terrain.refusal(here.turned({"slots": 1})) is None
@@ -114,7 +114,7 @@ def test_what_cannot_start_is_refused_with_the_reason(dense, change, said):
     terrain, here = dense
     assert terrain.refusal(here) is None
     assert said in (terrain.refusal(here.turned(change)) or "")
-    assert terrain.foresee(here.turned(change)) is None or said not in ("cannot be both", "is no layout")
+    assert terrain.predict(here.turned(change)) is None or said not in ("cannot be both", "is no layout")
     assert terrain.start_s(here.turned(change)) > 0
 
 
@@ -142,16 +142,16 @@ def test_a_start_costs_what_the_engine_and_its_weights_take(dense, on_cpu):
 @pytest.mark.parametrize("terrain_of", ["dense", "on_cpu"])
 def test_a_reading_is_as_long_as_the_bench_makes_it(terrain_of, request):
     terrain, here = request.getfixturevalue(terrain_of)
-    per_s = terrain.foresee(here) / AIM.output_tokens
+    per_s = terrain.predict(here) / AIM.output_tokens
     assert terrain.reading_s(here) == pytest.approx(tasks_for(AIM.concurrency, [per_s]) / per_s)
     assert RUN_S <= terrain.reading_s(here) <= TOO_LONG_S
 
 
 def test_where_the_machine_is_not_known_nothing_is_foreseen():
-    base = baseline_of("smollm2-135m", AIM, Box(2), engine="embedded")
-    knobs = knobs_for(base, AIM, Box(2))
-    terrain, here = foresight_for(base, None, AIM, knobs), config_of(base, knobs)
-    assert terrain.foresee(here) is None
+    base = baseline_of("smollm2-135m", AIM, TuneMachine(2), engine="embedded")
+    knobs = knobs_for(base, AIM, TuneMachine(2))
+    terrain, here = predictor_for(base, None, AIM, knobs), config_of(base, knobs)
+    assert terrain.predict(here) is None
     assert terrain.refusal(here) is None
     assert terrain.refusal(here.turned({"batched_tokens": 1024, "batch": 256})) is not None
     assert terrain.reading_s(here) > 0
@@ -159,13 +159,13 @@ def test_where_the_machine_is_not_known_nothing_is_foreseen():
 
 def test_joules_and_single_tasks_have_figures_of_their_own():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
-    joules = Aim("tok_per_joule", 4)
+    joules = TuneGoal("tok_per_joule", 4)
     knobs = knobs_for(base, joules, DUAL)
-    terrain, here = foresight_for(base, DUAL.rig, joules, knobs), config_of(base, knobs)
-    assert 0 < terrain.foresee(here) < 1
-    alone = Aim("task_tok_s", 1)
-    assert foresight_for(base, DUAL.rig, alone, knobs).foresee(here) == pytest.approx(
-        foresight_for(base, DUAL.rig, alone, knobs).outcome(here).task_tok_s
+    terrain, here = predictor_for(base, DUAL.rig, joules, knobs), config_of(base, knobs)
+    assert 0 < terrain.predict(here) < 1
+    alone = TuneGoal("task_tok_s", 1)
+    assert predictor_for(base, DUAL.rig, alone, knobs).predict(here) == pytest.approx(
+        predictor_for(base, DUAL.rig, alone, knobs).outcome(here).task_tok_s
     )
 
 
@@ -173,7 +173,7 @@ def test_checkpoints_are_foreseen_by_the_format_in_their_names():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
     names = ("a/x-AWQ", "a/x")
     knobs = knobs_for(base, AIM, DUAL, checkpoints=names)
-    terrain, here = foresight_for(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
+    terrain, here = predictor_for(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
     assert terrain.setup(here).quant.id == "awq"
     assert terrain.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"
 

@@ -12,7 +12,7 @@ from skep.quality.banks import Bank
 from skep.quality.judging import Judge
 from skep.store.database import open_store
 from skep.store.records import RunState
-from skep.store.verdicts import Outcome
+from skep.store.verdicts import VerdictOutcome
 from skep.testing.process import FakeEngine
 from skep.tuner.quality_check import (
     ITEMS,
@@ -25,13 +25,13 @@ from skep.tuner.quality_check import (
     guard_bank,
     open_guard,
 )
-from skep.tuner.records import Config
+from skep.tuner.records import KnobConfig
 from skep.workload.drills import drills
 from skep.workload.items import Checker, Item
 
 HOST = read_host(NvidiaReport())
-PLAIN, NARROW = Config.of({"kv": "f16"}), Config.of({"kv": "q4_0"})
-RIGHT, WRONG = Mark(Outcome.PASSED, "yes"), Mark(Outcome.WRONG, "no")
+PLAIN, NARROW = KnobConfig.of({"kv": "f16"}), KnobConfig.of({"kv": "q4_0"})
+RIGHT, WRONG = Mark(VerdictOutcome.PASSED, "yes"), Mark(VerdictOutcome.WRONG, "no")
 
 
 def sheet(right, of=ITEMS, *, first=0, bank="drills", **how):
@@ -73,7 +73,7 @@ def test_items_too_hard_for_both_sides_tell_nothing():
 
 
 def test_a_side_that_answers_nothing_is_no_matter_of_quality():
-    silent = Sheet(NARROW, "drills", {str(n): Mark(Outcome.FAILED, why="HTTP 500") for n in range(4)})
+    silent = Sheet(NARROW, "drills", {str(n): Mark(VerdictOutcome.FAILED, why="HTTP 500") for n in range(4)})
     dead = Sheet(NARROW, "drills", trouble="cannot connect")
     assert compared(silent, sheet(80), 0.05).skipped
     for one, why in ((silent, "HTTP 500"), (dead, "cannot connect")):
@@ -82,7 +82,7 @@ def test_a_side_that_answers_nothing_is_no_matter_of_quality():
 
 
 def test_a_request_that_got_no_answer_before_cannot_hide_a_loss():
-    before = Sheet(PLAIN, "drills", {str(n): RIGHT if n < 48 else Mark(Outcome.TIMED_OUT) for n in range(96)})
+    before = Sheet(PLAIN, "drills", {str(n): RIGHT if n < 48 else Mark(VerdictOutcome.TIMED_OUT) for n in range(96)})
     assert not compared(before, sheet(48), 0.05).ok
 
 

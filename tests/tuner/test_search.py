@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from small_hills import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, HillBench, Hills, climbed
 
-from skep.tuner.ports import Curve, Judge
-from skep.tuner.records import Aim, Config, Decision, Judged
-from skep.tuner.search import Climb
+from skep.tuner.ports import CurveRequest, JudgeRequest
+from skep.tuner.records import JudgeResult, KnobConfig, StageDecision, TuneGoal
+from skep.tuner.search import KnobSearch
 
-AIM = Aim("effective_tok_s", 4)
+AIM = TuneGoal("effective_tok_s", 4)
 WRITE_UP = {0: 47.0, 1: 47.0, 2: 50.0, 3: 89.5, 4: 107.0, 5: 100.0, 6: 105.0}  # not one clean hill
 EFFECTS = {
     "graphs": {False: 1.0, True: 1.6},
@@ -25,7 +25,7 @@ def hills(*knobs, **effects):
 
 
 def climb_of(terrain, budget_s=20 * HOURS, aim=AIM):
-    return Climb(terrain, terrain.baseline, aim, budget_s=budget_s)
+    return KnobSearch(terrain, terrain.baseline, aim, budget_s=budget_s)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -40,7 +40,7 @@ def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side():
     terrain = hills(GRAPHS, SLOTS, DEPTH)
     climb = climb_of(terrain)
     climbed(climb, HillBench(terrain, 1))
-    kept = [stage for stage in climb.stages if stage.decision is Decision.ACCEPTED]
+    kept = [stage for stage in climb.stages if stage.decision is StageDecision.ACCEPTED]
     assert kept
     assert all(stage.starts >= 2 and stage.ratio.low > 1 for stage in kept)
 
@@ -51,7 +51,7 @@ def test_readings_that_made_it_look_promising_do_not_decide():
     climb, bench = climb_of(terrain), HillBench(terrain, 2)
     climbed(climb, bench)
     for stage in climb.stages:
-        if stage.decision is Decision.ACCEPTED:
+        if stage.decision is StageDecision.ACCEPTED:
             confirmed = [one for one in bench.measured if one.purpose == "confirm" and one.configs[1] == stage.config]
             assert stage.starts <= len(confirmed)
 
@@ -62,7 +62,7 @@ def test_on_flat_ground_hardly_anything_is_accepted():
     for seed in range(12):
         climb = climb_of(terrain)
         climbed(climb, HillBench(terrain, seed, noise=0.03, start_noise=0.01))
-        accepted += sum(stage.decision is Decision.ACCEPTED for stage in climb.stages)
+        accepted += sum(stage.decision is StageDecision.ACCEPTED for stage in climb.stages)
         tested += len(climb.stages) - 1
     assert accepted <= 0.05 * tested
 
@@ -84,7 +84,7 @@ def test_a_dead_end_is_a_stage_with_its_reason_and_is_not_started_again():
     climb, bench = climb_of(terrain), HillBench(terrain)
     bench.fails = lambda config: CRASH if config["graphs"] else None
     climbed(climb, bench)
-    failed = [stage for stage in climb.stages if stage.decision is Decision.FAILED]
+    failed = [stage for stage in climb.stages if stage.decision is StageDecision.FAILED]
     assert failed
     assert "illegal memory access" in failed[0].why
     assert len({stage.config for stage in failed}) == len(failed), "one of them was started twice"
@@ -97,7 +97,9 @@ def test_what_asks_for_more_memory_than_ran_out_of_it_is_not_tried():
     bench.fails = lambda config: OUT_OF_MEMORY if config["slots"] >= 3 else None
     climbed(climb, bench)
     tried = {config["slots"] for errand in bench.measured for config in errand.configs}
-    largest = min((stage.config["slots"] for stage in climb.stages if stage.decision is Decision.FAILED), default=8)
+    largest = min(
+        (stage.config["slots"] for stage in climb.stages if stage.decision is StageDecision.FAILED), default=8
+    )
     assert climb.incumbent["slots"] == 2
     assert 3 in tried
     assert largest == 3
@@ -156,15 +158,15 @@ def test_one_failure_of_the_best_so_far_does_not_end_the_climb():
     climb, bench = climb_of(terrain), HillBench(terrain)
     bench.fails = lambda config: OUT_OF_MEMORY if len(bench.errands) == 3 and config == terrain.baseline else None
     climbed(climb, bench)
-    assert climb.incumbent == Config.of({"graphs": True, "slots": 4})
+    assert climb.incumbent == KnobConfig.of({"graphs": True, "slots": 4})
 
 
 def test_without_time_to_judge_answers_nothing_that_alters_them_is_kept():
     terrain = hills(GRAPHS, KV, kv={"bf16": 1.0, "fp8": 1.4})
     climb, bench = climb_of(terrain, budget_s=2000.0), HillBench(terrain)
-    bench.judged = lambda _config: Judged(ok=True, words="as good", seconds=5000.0)
+    bench.judged = lambda _config: JudgeResult(ok=True, words="as good", seconds=5000.0)
     climbed(climb, bench)
-    assert sum(isinstance(errand, Judge) for errand in bench.errands) <= 1
+    assert sum(isinstance(errand, JudgeRequest) for errand in bench.errands) <= 1
 
 
 def test_from_beyond_the_slo_it_climbs_to_within():
@@ -178,13 +180,13 @@ def test_from_beyond_the_slo_it_climbs_to_within():
 def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned_down():
     terrain = hills(GRAPHS, KV, kv={"bf16": 1.0, "fp8": 1.4})
     climb, bench = climb_of(terrain), HillBench(terrain)
-    bench.judged = lambda _config: Judged(ok=False, words="30 of 48 right against 44", seconds=60.0)
+    bench.judged = lambda _config: JudgeResult(ok=False, words="30 of 48 right against 44", seconds=60.0)
     climbed(climb, bench)
-    asked = [errand for errand in bench.errands if isinstance(errand, Judge)]
+    asked = [errand for errand in bench.errands if isinstance(errand, JudgeRequest)]
     assert asked
     assert all(errand.challenger["kv"] == "fp8" for errand in asked)
-    assert climb.incumbent == Config.of({"graphs": True, "kv": "bf16"})
-    assert Decision.ANSWERS_WORSE in {stage.decision for stage in climb.stages}
+    assert climb.incumbent == KnobConfig.of({"graphs": True, "kv": "bf16"})
+    assert StageDecision.ANSWERS_WORSE in {stage.decision for stage in climb.stages}
 
 
 def test_it_stops_at_the_target():
@@ -192,7 +194,7 @@ def test_it_stops_at_the_target():
     climb, bench = climb_of(terrain, aim=replace(AIM, target=150.0)), HillBench(terrain)
     climbed(climb, bench)
     assert climb.ended == "the target is reached"
-    assert sum(stage.decision is Decision.ACCEPTED for stage in climb.stages) == 1
+    assert sum(stage.decision is StageDecision.ACCEPTED for stage in climb.stages) == 1
 
 
 @pytest.mark.parametrize("minutes", [20, 60, 180])
@@ -201,7 +203,7 @@ def test_it_ends_within_its_budget_and_with_a_curve(minutes):
     climb, bench = climb_of(terrain, budget_s=60.0 * minutes), HillBench(terrain)
     climbed(climb, bench)
     assert climb.spent_s <= 60.0 * minutes
-    assert isinstance(bench.errands[-1], Curve)
+    assert isinstance(bench.errands[-1], CurveRequest)
 
 
 def test_what_was_accepted_and_dies_twice_is_given_up():
@@ -215,8 +217,8 @@ def test_what_was_accepted_and_dies_twice_is_given_up():
 
     bench.fails = worn_out
     climbed(climb, bench)
-    accepted = [stage for stage in climb.stages if stage.decision is Decision.ACCEPTED and stage.config["graphs"]]
-    given_up = [stage for stage in climb.stages if stage.decision is Decision.FAILED]
+    accepted = [stage for stage in climb.stages if stage.decision is StageDecision.ACCEPTED and stage.config["graphs"]]
+    given_up = [stage for stage in climb.stages if stage.decision is StageDecision.FAILED]
     assert accepted
     assert given_up
     assert climb.incumbent not in [stage.config for stage in given_up]
@@ -236,7 +238,7 @@ def test_values_that_only_work_together_are_found():
     slots = {1: 1.0, 2: 1.2, 3: 1.3, 4: 1.4, 6: 1.5, 8: 1.6}
     terrain = hills(GRAPHS, SLOTS, slots=slots, graphs={False: 1.0, True: 3.0})
     terrain.refused = lambda config: "too large" if config["graphs"] and config["slots"] > 2 else None
-    start = Config.of({"graphs": False, "slots": 8})
-    climb, bench = Climb(terrain, start, AIM, budget_s=20 * HOURS), HillBench(terrain)
+    start = KnobConfig.of({"graphs": False, "slots": 8})
+    climb, bench = KnobSearch(terrain, start, AIM, budget_s=20 * HOURS), HillBench(terrain)
     climbed(climb, bench)
-    assert climb.incumbent == Config.of({"graphs": True, "slots": 2})
+    assert climb.incumbent == KnobConfig.of({"graphs": True, "slots": 2})

@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from skep.tuner.ports import Curve, Judge, Measure
-from skep.tuner.records import Config, Failure, Reading
-from skep.tuner.simulated import START_DEADLINE_S, Noise, SimulatedBench
+from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
+from skep.tuner.records import ConfigFailure, KnobConfig, TuneReading
+from skep.tuner.simulated import START_DEADLINE_S, SimulatedBench, SimulatedNoise
 
-FAST, SLOW = Config.of({"graphs": True}), Config.of({"graphs": False})
-READING = Reading(100.0, 100.0, 30.0, 200.0, 30.0, wall_s=10.0, requests=12, over_limit=0.5)
-STILL = Noise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)
+FAST, SLOW = KnobConfig.of({"graphs": True}), KnobConfig.of({"graphs": False})
+READING = TuneReading(100.0, 100.0, 30.0, 200.0, 30.0, wall_s=10.0, requests=12, over_limit=0.5)
+STILL = SimulatedNoise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)
 
 
 class Plain:
@@ -26,20 +26,20 @@ class Plain:
     def figure(self, config):
         if config in self.starting:
             return self.starting[config]
-        return READING if config != FAST else Reading(110.0, 110.0, 33.0, 180.0, 27.0, wall_s=9.0, requests=12)
+        return READING if config != FAST else TuneReading(110.0, 110.0, 33.0, 180.0, 27.0, wall_s=9.0, requests=12)
 
     def dies(self, config):
         return self.loaded.get(config)
 
     def at(self, config, concurrency):  # noqa: ARG002
-        return Reading(10.0 * concurrency, 10.0 * concurrency, 10.0, 100.0, 20.0, wall_s=5.0, requests=12)
+        return TuneReading(10.0 * concurrency, 10.0 * concurrency, 10.0, 100.0, 20.0, wall_s=5.0, requests=12)
 
     def start_s(self, config):  # noqa: ARG002
         return 60.0
 
 
 def measured(bench, configs, readings):
-    return bench.measured(Measure(tuple(configs), readings, "confirm", ""))
+    return bench.measured(MeasureRequest(tuple(configs), readings, "confirm", ""))
 
 
 def test_the_same_seed_gives_the_same_readings_and_another_seed_others():
@@ -56,7 +56,7 @@ def test_a_climb_that_is_taken_up_again_meets_the_noise_it_would_have_met():
 
 
 def test_readings_of_one_start_scatter_by_three_percent():
-    bench = SimulatedBench(Plain(), seed=4, noise=Noise(start=0.0, drift=0.0, outliers=0.0))
+    bench = SimulatedBench(Plain(), seed=4, noise=SimulatedNoise(start=0.0, drift=0.0, outliers=0.0))
     logs = [math.log(figure / 100.0) for figure in measured(bench, (SLOW,), 2000).sittings[0].figures]
     assert statistics.mean(logs) == pytest.approx(0.0, abs=0.003)
     assert statistics.stdev(logs) == pytest.approx(0.03, rel=0.1)
@@ -64,21 +64,21 @@ def test_readings_of_one_start_scatter_by_three_percent():
 
 def test_every_start_has_an_effect_of_its_own():
     """More readings of one start do not tell it away, which is why a change needs two starts."""
-    bench = SimulatedBench(Plain(), seed=5, noise=Noise(reading=0.0, drift=0.0, outliers=0.0))
+    bench = SimulatedBench(Plain(), seed=5, noise=SimulatedNoise(reading=0.0, drift=0.0, outliers=0.0))
     starts = [measured(bench, (SLOW,), 3).sittings[0].figures for _ in range(400)]
     assert all(max(figures) - min(figures) < 1e-9 for figures in starts)
     assert statistics.stdev(math.log(figures[0]) for figures in starts) == pytest.approx(0.01, rel=0.15)
 
 
 def test_one_reading_in_fifty_is_far_off():
-    bench = SimulatedBench(Plain(), seed=6, noise=Noise(reading=0.0, start=0.0, drift=0.0))
+    bench = SimulatedBench(Plain(), seed=6, noise=SimulatedNoise(reading=0.0, start=0.0, drift=0.0))
     off = [round(figure) for figure in measured(bench, (SLOW,), 5000).sittings[0].figures if abs(figure - 100.0) > 1.0]
     assert set(off) == {112, 75}
     assert len(off) == pytest.approx(100, rel=0.35)
 
 
 def test_a_drift_cancels_between_readings_that_stand_side_by_side():
-    noise = Noise(reading=0.0, start=0.0, outliers=0.0, drift=0.02, drift_period_s=2000.0)
+    noise = SimulatedNoise(reading=0.0, start=0.0, outliers=0.0, drift=0.02, drift_period_s=2000.0)
     bench = SimulatedBench(Plain(), seed=7, noise=noise)
     slow, fast = (sitting.figures for sitting in measured(bench, (SLOW, FAST), 100).sittings)
     assert (max(slow) - min(slow)) / statistics.mean(slow) == pytest.approx(0.04, rel=0.1)
@@ -101,7 +101,7 @@ def test_a_faster_reading_is_faster_in_all_it_says():
 
 @pytest.mark.parametrize(("kind", "start_s"), [("out-of-memory", 42.0), ("no-start", 30.0), ("refused", 0.0)])
 def test_what_does_not_start_says_why_and_the_other_side_is_not_read_alone(kind, start_s):
-    failure = Failure(kind, "cause", "a line of the log", "a remedy")
+    failure = ConfigFailure(kind, "cause", "a line of the log", "a remedy")
     bench = SimulatedBench(Plain(starting={FAST: failure}), seed=10, noise=STILL)
     slow, fast = measured(bench, (SLOW, FAST), 4).sittings
     assert (fast.failure, fast.readings, fast.start_s) == (failure, (), pytest.approx(start_s))
@@ -109,14 +109,14 @@ def test_what_does_not_start_says_why_and_the_other_side_is_not_read_alone(kind,
 
 
 def test_a_hang_costs_the_whole_deadline():
-    bench = SimulatedBench(Plain(starting={FAST: Failure("hang", "silence")}), seed=11, noise=STILL)
+    bench = SimulatedBench(Plain(starting={FAST: ConfigFailure("hang", "silence")}), seed=11, noise=STILL)
     assert measured(bench, (FAST,), 4).seconds == pytest.approx(START_DEADLINE_S + 3)
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_what_dies_under_load_has_read_well_once(together):
     """A good first reading must not tempt anybody to accept it."""
-    failure = Failure("crash-under-load", "it died")
+    failure = ConfigFailure("crash-under-load", "it died")
     bench = SimulatedBench(Plain(loaded={FAST: failure}), seed=12, together=together)
     fast = measured(bench, (SLOW, FAST), 5).sittings[1]
     assert fast.failure == failure
@@ -126,20 +126,20 @@ def test_what_dies_under_load_has_read_well_once(together):
 def test_on_cards_each_side_has_all_its_readings_inside_its_own_start():
     bench = SimulatedBench(Plain(), seed=13, together=False)
     order = []
-    bench.measured(Measure((SLOW, FAST), 3, "confirm", ""), lambda said: order.append(said.config))
+    bench.measured(MeasureRequest((SLOW, FAST), 3, "confirm", ""), lambda said: order.append(said.config))
     assert sum(a != b for a, b in pairwise(order)) == 1
 
 
 def test_nothing_is_judged_and_it_says_so():
-    judged = asyncio.run(SimulatedBench(Plain(), seed=14).judge(Judge(SLOW, FAST), lambda _: None))
+    judged = asyncio.run(SimulatedBench(Plain(), seed=14).judge(JudgeRequest(SLOW, FAST), lambda _: None))
     assert judged.ok
     assert judged.skipped
     assert "SIMULATED" in judged.words
 
 
 def test_the_curve_has_an_interval_at_every_level_of_every_configuration():
-    bench = SimulatedBench(Plain(starting={FAST: Failure("no-start", "x")}), seed=15)
-    points = asyncio.run(bench.curve(Curve((SLOW, FAST), (1, 2, 4)), lambda _: None)).points
+    bench = SimulatedBench(Plain(starting={FAST: ConfigFailure("no-start", "x")}), seed=15)
+    points = asyncio.run(bench.curve(CurveRequest((SLOW, FAST), (1, 2, 4)), lambda _: None)).points
     assert [(point.config, point.concurrency) for point in points] == [(c, n) for c in (SLOW, FAST) for n in (1, 2, 4)]
     for point in points[:3]:
         assert point.figure.low <= point.figure.estimate <= point.figure.high

@@ -6,34 +6,34 @@ import pytest
 
 from skep.planner.rigs import parse_rig
 from skep.tuner.baselines import baseline_of
-from skep.tuner.knobs import Box, config_of, knobs_for
-from skep.tuner.ports import Measure
-from skep.tuner.predictions import foresight_for
-from skep.tuner.records import Aim, Failure
-from skep.tuner.simulated import Noise, PlannedTruth, SimulatedBench
+from skep.tuner.knobs import TuneMachine, config_of, knobs_for
+from skep.tuner.ports import MeasureRequest
+from skep.tuner.predictions import predictor_for
+from skep.tuner.records import ConfigFailure, TuneGoal
+from skep.tuner.simulated import PlannedTruth, SimulatedBench, SimulatedNoise
 
-DUAL = Box(16, parse_rig("2x rtx-3090"))
+DUAL = TuneMachine(16, parse_rig("2x rtx-3090"))
 
 
 def ground(aim):
     base = baseline_of("qwen3.6-27b", aim, DUAL, engine="vllm", simulated=True)
     knobs = knobs_for(base, aim, DUAL, quants=("awq", "gptq"))
-    return foresight_for(base, DUAL.rig, aim, knobs), config_of(base, knobs)
+    return predictor_for(base, DUAL.rig, aim, knobs), config_of(base, knobs)
 
 
 @pytest.fixture(scope="module")
 def dense():
-    return ground(Aim("effective_tok_s", 4, slo="ttft=1s,tpot=10ms"))
+    return ground(TuneGoal("effective_tok_s", 4, slo="ttft=1s,tpot=10ms"))
 
 
 def test_what_is_read_is_what_is_foreseen_but_for_the_noise(dense):
     terrain, here = dense
-    still = Noise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)
+    still = SimulatedNoise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)
     bench = SimulatedBench(PlannedTruth(terrain), seed=1, noise=still)
     faster = here.turned({"graphs": True})
-    sittings = bench.measured(Measure((here, faster), 2, "screen", "")).sittings
+    sittings = bench.measured(MeasureRequest((here, faster), 2, "screen", "")).sittings
     for sitting in sittings:
-        assert sitting.figures == pytest.approx([terrain.foresee(sitting.config)] * 2)
+        assert sitting.figures == pytest.approx([terrain.predict(sitting.config)] * 2)
     assert sittings[1].figures > sittings[0].figures
 
 
@@ -46,12 +46,12 @@ def test_the_promise_is_held_against_what_is_foreseen(dense):
 def test_what_the_card_cannot_hold_runs_out_of_memory_and_says_it_is_simulated(dense):
     terrain, here = dense
     failure = PlannedTruth(terrain).figure(here.turned({"layout": "2x TP=1", "quant": "bf16"}))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, ConfigFailure)
     assert failure.kind == "out-of-memory"
     assert failure.cause.startswith("SIMULATED")
 
 
 def test_tokens_for_a_joule_are_read_where_that_is_the_goal():
-    terrain, here = ground(replace(Aim("effective_tok_s", 4), metric="tok_per_joule"))
+    terrain, here = ground(replace(TuneGoal("effective_tok_s", 4), metric="tok_per_joule"))
     reading = PlannedTruth(terrain).figure(here)
     assert reading.figure == pytest.approx(reading.tok_per_joule)

@@ -12,10 +12,10 @@ from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from skep.bench.endpoint import find_endpoint
 from skep.errors import EngineError
-from skep.files import holder_of
+from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.tuner.ports import DidNotStart
-from skep.tuner.trial_server import Tryout, tuner_lock
+from skep.tuner.trial_server import TrialServers, tuner_lock
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import parse_url
@@ -28,7 +28,7 @@ def paths(env):
 
 @pytest.fixture
 def house(paths, tmp_path):
-    yield Tryout(paths, tmp_path / "work")
+    yield TrialServers(paths, tmp_path / "work")
     assert not pids_of(str(tmp_path / "work")), "something was left running"
 
 
@@ -54,7 +54,7 @@ def test_it_serves_beside_the_users_own_and_leaves_nothing(house, paths, tmp_pat
             assert served.trouble() is None
             assert (await find_endpoint(served.url, served.model)).model == "fake-model"
             assert len(pids_of(str(tmp_path / "work"))) >= 4
-            assert holder_of(paths.lock) is None
+            assert lock_holder(paths.lock) is None
         assert not pids_of(str(tmp_path / "work"))
 
     assert house.together([preset_of(PLAIN), preset_of(PLAIN)])
@@ -102,7 +102,7 @@ def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(house, tm
 
 @pytest.mark.slow
 def test_one_that_never_becomes_healthy_hangs(paths, tmp_path):
-    house = Tryout(paths, tmp_path / "work", start_deadline_s=1.0)
+    house = TrialServers(paths, tmp_path / "work", start_deadline_s=1.0)
     failure = asyncio.run(not_started(house, with_words("--load-s", "60")))
     assert failure.kind == "hang"
     assert "within 1 s" in failure.cause

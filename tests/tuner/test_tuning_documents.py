@@ -9,51 +9,56 @@ from small_climb import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
 from skep.tuner.documents import asked_and_answered, curve_of, kept_answer, tuning_json
-from skep.tuner.ports import Curve, Judge, Measure
+from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
-    Aim,
-    Change,
-    Config,
-    Curved,
     CurvePoint,
-    Decision,
-    Judged,
+    CurveResult,
+    JudgeResult,
     Knob,
-    Reading,
-    Round,
-    Sitting,
-    Stage,
+    KnobChange,
+    KnobConfig,
+    MeasurementRound,
+    ServerStart,
+    StageDecision,
+    TuneGoal,
+    TuneReading,
+    TuneStage,
     Tuning,
 )
-from skep.tuner.store import KeptAnswer, TuningState, document_text, packed, unpacked
+from skep.tuner.store import SavedAnswer, TuningState, document_text, from_document, to_document
 from skep.units import Interval
 
 INF = float("inf")
-MIXED = Config.of({"a": 1, "b": 1.0, "c": True, "d": None, "e": "1", "f": 0.1 + 0.2, "g": INF, "h": "\ud83d ü"})
-READING = Reading(None, 0.1 + 0.2, None, 1e-300, INF, 8.0, 12, failed=1, limited=True, over_limit=INF)
-CURVED = Curved((CurvePoint(4, BASELINE, Interval(-INF, 5.0, INF), 90.0), CurvePoint(8, MIXED, None)), 3.0)
+MIXED = KnobConfig.of({"a": 1, "b": 1.0, "c": True, "d": None, "e": "1", "f": 0.1 + 0.2, "g": INF, "h": "\ud83d ü"})
+READING = TuneReading(None, 0.1 + 0.2, None, 1e-300, INF, 8.0, 12, failed=1, limited=True, over_limit=INF)
+CURVED = CurveResult((CurvePoint(4, BASELINE, Interval(-INF, 5.0, INF), 90.0), CurvePoint(8, MIXED, None)), 3.0)
 
 
 def through_text(value):
-    return unpacked(json.loads(document_text(packed(value))), type(value))
+    return from_document(json.loads(document_text(to_document(value))), type(value))
 
 
-def types(config: Config) -> list[type]:
+def types(config: KnobConfig) -> list[type]:
     return [type(value) for _, value in config.values]
 
 
 @pytest.mark.parametrize(
     ("errand", "answer"),
     [
-        (Measure((BASELINE, MIXED), 3, "screen", "slots 1 → 2"),
-         Round((Sitting(BASELINE, 3.5, (READING,), None, "a-run"), Sitting(MIXED, 0.0, failure=OUT_OF_MEMORY)), 9.5)),
-        (Judge(BASELINE, MIXED), Judged(ok=False, words="38 of 40", seconds=12.0, skipped=False)),
-        (Curve((BASELINE, MIXED), (1, 2, 4)), CURVED),
+        (
+            MeasureRequest((BASELINE, MIXED), 3, "screen", "slots 1 → 2"),
+            MeasurementRound(
+                (ServerStart(BASELINE, 3.5, (READING,), None, "a-run"), ServerStart(MIXED, 0.0, failure=OUT_OF_MEMORY)),
+                9.5,
+            ),
+        ),
+        (JudgeRequest(BASELINE, MIXED), JudgeResult(ok=False, words="38 of 40", seconds=12.0, skipped=False)),
+        (CurveRequest((BASELINE, MIXED), (1, 2, 4)), CURVED),
     ],
-)  # fmt: skip
+)
 def test_errand_and_answer_come_out_as_they_went_in(errand, answer):
     kept = kept_answer(1, 5.0, errand, answer)
-    again = KeptAnswer(
+    again = SavedAnswer(
         1, 5.0, kept.kind, kept.seconds, *(json.loads(document_text(one)) for one in (kept.errand, kept.answer))
     )
     assert asked_and_answered(again) == (errand, answer)
@@ -66,34 +71,47 @@ def test_value_of_a_knob_keeps_its_type():
 
 
 def test_tuning_and_stage_come_out_as_they_went_in():
-    aim = Aim("task_tok_s", 2, target=INF, slo="ttft=1s", min_context=16384)
+    aim = TuneGoal("task_tok_s", 2, target=INF, slo="ttft=1s", min_context=16384)
     knob = Knob("kv", "KV type", ("auto", 8, 1.5, True, None), alters_answers=True, expected=0.1)
     tuning = a_tuning(id="x", aim=aim, baseline=MIXED, knobs=(knob,), seed=2**80, base={"deep": [{"x": [1, None]}]})
     assert through_text(tuning) == tuning
-    stage = Stage(
-        3, (Change("a", None, 0.5), Change("b", False, "x")), MIXED, Decision.SAME, "why", Interval(1.0, 2.0, INF),
-        Interval(0.5, 1.0, 2.0), 1.25, 90.0, None, 2, 8, 31.5, OUT_OF_MEMORY, ("run-1", "run-2"),
-    )  # fmt: skip
+    stage = TuneStage(
+        3,
+        (KnobChange("a", None, 0.5), KnobChange("b", False, "x")),
+        MIXED,
+        StageDecision.SAME,
+        "why",
+        Interval(1.0, 2.0, INF),
+        Interval(0.5, 1.0, 2.0),
+        1.25,
+        90.0,
+        None,
+        2,
+        8,
+        31.5,
+        OUT_OF_MEMORY,
+        ("run-1", "run-2"),
+    )
     assert through_text(stage) == stage
 
 
 def test_document_of_an_older_skep_has_its_defaults():
     """Fields may be added; what was written without them can still be read."""
-    document = packed(a_tuning())
+    document = to_document(a_tuning())
     del document["aim"]["min_context"], document["knobs"][0]["expected"]
-    assert unpacked(document | {"of_the_future": 1}, Tuning) == a_tuning()
+    assert from_document(document | {"of_the_future": 1}, Tuning) == a_tuning()
 
 
 def test_answer_that_cannot_be_read_is_named():
-    kept = kept_answer(7, 5.0, Judge(BASELINE, MIXED), Judged(ok=True, words="", seconds=1.0))
+    kept = kept_answer(7, 5.0, JudgeRequest(BASELINE, MIXED), JudgeResult(ok=True, words="", seconds=1.0))
     with pytest.raises(StoreError, match="cannot read answer 7"):
-        asked_and_answered(KeptAnswer(7, 5.0, "judged", 1.0, kept.errand, {"ok": "perhaps"}))
+        asked_and_answered(SavedAnswer(7, 5.0, "judged", 1.0, kept.errand, {"ok": "perhaps"}))
 
 
 def test_newest_curve_is_the_one_that_is_shown():
-    older = kept_answer(1, 5.0, Curve((BASELINE,), (1,)), Curved((), 1.0))
-    judged = kept_answer(2, 5.0, Judge(BASELINE, MIXED), Judged(ok=True, words="", seconds=1.0))
-    newer = kept_answer(3, 5.0, Curve((BASELINE,), (1,)), CURVED)
+    older = kept_answer(1, 5.0, CurveRequest((BASELINE,), (1,)), CurveResult((), 1.0))
+    judged = kept_answer(2, 5.0, JudgeRequest(BASELINE, MIXED), JudgeResult(ok=True, words="", seconds=1.0))
+    newer = kept_answer(3, 5.0, CurveRequest((BASELINE,), (1,)), CURVED)
     assert curve_of([older, judged, newer]) == CURVED
     assert curve_of([judged]) is None
 
@@ -104,9 +122,9 @@ def test_readers_document_is_plain_json():
     more = faster.turned({"slots": 16})
     first, second, ratio = Interval(19.0, 20.0, INF), Interval(29.0, 30.0, 31.0), Interval(1.4, 1.5, 1.6)
     stages = [
-        Stage(0, (), BASELINE, Decision.BASELINE, "2 starts", first, starts=2),
-        Stage(1, faster.changes_from(BASELINE), faster, Decision.ACCEPTED, "better", second, ratio),
-        Stage(2, more.changes_from(faster), more, Decision.FAILED, "no room", failure=OUT_OF_MEMORY),
+        TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts", first, starts=2),
+        TuneStage(1, faster.changes_from(BASELINE), faster, StageDecision.ACCEPTED, "better", second, ratio),
+        TuneStage(2, more.changes_from(faster), more, StageDecision.FAILED, "no room", failure=OUT_OF_MEMORY),
     ]
     told = tuning_json(a_tuning(id="x"), stages, CURVED, state=TuningState.ENDED, measured_s=60.0)
     assert json.loads(json.dumps(told, allow_nan=False)) == told

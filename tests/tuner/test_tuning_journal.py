@@ -15,8 +15,8 @@ from skep import __version__
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
 from skep.tuner.documents import curve_of
-from skep.tuner.journal import Journal
-from skep.tuner.running import climb_on, resumed
+from skep.tuner.journal import TuningJournal
+from skep.tuner.running import replay_answers, run_search
 from skep.tuner.store import TuningState, TuningStore
 
 PROCESS = Path(__file__).with_name("climb_process.py")
@@ -33,17 +33,17 @@ def clock():
 
 
 def unbroken(tunings) -> str:
-    journal = Journal.begin(tunings, a_tuning(), clock)
-    asyncio.run(climb_on(SmallClimb(), NumberedBench(), journal))
+    journal = TuningJournal.begin(tunings, a_tuning(), clock)
+    asyncio.run(run_search(SmallClimb(), NumberedBench(), journal))
     return journal.tuning.id
 
 
 def go_on(tunings, name, climb=None, **changes):
     """In this process, to its end."""
     climb = climb or SmallClimb()
-    with Journal.resume(tunings, name, clock) as journal:
-        resumed(journal, climb)
-        return asyncio.run(climb_on(climb, NumberedBench(len(journal.past), **changes), journal))
+    with TuningJournal.resume(tunings, name, clock) as journal:
+        replay_answers(journal, climb)
+        return asyncio.run(run_search(climb, NumberedBench(len(journal.past), **changes), journal))
 
 
 def broken_off(tunings, name, after: int) -> None:
@@ -91,7 +91,7 @@ def test_killed_climb_redoes_only_the_errand_that_was_under_way(tunings, tmp_pat
     with climber(path, "new") as (process, name):
         assert tunings.state(name) is TuningState.RUNNING
         with pytest.raises(UserError, match="a process is at work"):
-            Journal.resume(tunings, name, clock)
+            TuningJournal.resume(tunings, name, clock)
         with pytest.raises(UserError, match="a process is at work"):
             tunings.delete([name])
         assert killed_in(process, 3) == [1, 2, 3]
@@ -110,7 +110,7 @@ def test_killed_climb_redoes_only_the_errand_that_was_under_way(tunings, tmp_pat
 @pytest.mark.parametrize("after", range(7))
 def test_interrupted_climb_goes_on_where_it_was(tunings, after):
     """Wherever it is broken off, also between a measurement and the look at the answers that belongs to it."""
-    with Journal.begin(tunings, a_tuning(), clock) as journal:
+    with TuningJournal.begin(tunings, a_tuning(), clock) as journal:
         name = journal.tuning.id
     broken_off(tunings, name, after)
     kept = tunings.find(name)
@@ -123,7 +123,7 @@ def test_interrupted_climb_goes_on_where_it_was(tunings, after):
 
 def test_other_climb_is_not_given_anothers_answers(tunings):
     """One line, and what was stored is as it was."""
-    with Journal.begin(tunings, a_tuning(skep_version="0.0.9"), clock) as journal:
+    with TuningJournal.begin(tunings, a_tuning(skep_version="0.0.9"), clock) as journal:
         name = journal.tuning.id
     broken_off(tunings, name, 4)
     before = what_came(tunings, name)
@@ -143,7 +143,7 @@ def test_climb_that_decides_otherwise_is_found_out(tunings):
         def _stage(self, config, decision, why, **more):
             super()._stage(config, decision, f"{why} otherwise", **more)
 
-    with Journal.begin(tunings, a_tuning(skep_version=__version__), clock) as journal:
+    with TuningJournal.begin(tunings, a_tuning(skep_version=__version__), clock) as journal:
         name = journal.tuning.id
     broken_off(tunings, name, 2)
     with pytest.raises(
@@ -155,18 +155,18 @@ def test_climb_that_decides_otherwise_is_found_out(tunings):
 def test_climb_that_has_ended_takes_no_more(tunings):
     name = unbroken(tunings)
     with pytest.raises(UserError, match=f"tuning `{name}` has ended"):
-        Journal.resume(tunings, name, clock)
+        TuningJournal.resume(tunings, name, clock)
 
 
 def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings):
     """The climb decides one before it asks for the next thing; killed there, it makes it again of the same answers."""
-    with Journal.begin(tunings, a_tuning(), clock) as journal:
+    with TuningJournal.begin(tunings, a_tuning(), clock) as journal:
         name = journal.tuning.id
     broken_off(tunings, name, 4)  # the refused one is stored, the errand after it is not answered
     assert [stage.why for stage in tunings.stages(name)][-1] == "refused"
-    with Journal.resume(tunings, name, clock) as journal:
+    with TuningJournal.resume(tunings, name, clock) as journal:
         climb = SmallClimb()
-        resumed(journal, climb)
+        replay_answers(journal, climb)
         assert len(climb.stages) == len(journal.stages) - 1
         climb.following()
         assert journal.decided(climb.stages) == ()
@@ -176,10 +176,10 @@ def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings):
 
 def test_session_left_by_an_error_says_it(tunings):
     """The reason is the first error's own, and Ctrl-C is none."""
-    with pytest.raises(ExceptionGroup), Journal.begin(tunings, a_tuning(), clock):
+    with pytest.raises(ExceptionGroup), TuningJournal.begin(tunings, a_tuning(), clock):
         raise ExceptionGroup("of tasks", [StoreError("the disk is full")])
     assert tunings.find("last").error == "the disk is full"
-    with pytest.raises(KeyboardInterrupt), Journal.resume(tunings, "last", clock):
+    with pytest.raises(KeyboardInterrupt), TuningJournal.resume(tunings, "last", clock):
         raise KeyboardInterrupt
     kept = tunings.find("last")
     assert (kept.error, kept.sessions, kept.state) == (None, 2, TuningState.INTERRUPTED)

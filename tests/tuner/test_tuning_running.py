@@ -9,10 +9,10 @@ from small_climb import BASELINE, NumberedBench, SmallClimb, a_tuning
 
 from skep.errors import EngineError
 from skep.store.database import open_store
-from skep.tuner.journal import Journal
+from skep.tuner.journal import TuningJournal
 from skep.tuner.ports import BenchProgress
-from skep.tuner.records import Decision
-from skep.tuner.running import Answered, Asked, Decided, climb_on
+from skep.tuner.records import StageDecision
+from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, run_search
 from skep.tuner.store import TuningState, TuningStore
 
 
@@ -23,12 +23,12 @@ def tunings(tmp_path):
 
 
 def climb_now(*parts, **options):
-    return asyncio.run(climb_on(*parts, **options))
+    return asyncio.run(run_search(*parts, **options))
 
 
 @pytest.fixture
 def journal(tunings):
-    return Journal.begin(tunings, a_tuning(), lambda: 1_794_752_600.0)
+    return TuningJournal.begin(tunings, a_tuning(), lambda: 1_794_752_600.0)
 
 
 def test_climb_goes_on_until_nothing_is_asked(journal, tunings):
@@ -52,14 +52,14 @@ def test_who_watches_is_told_what_is_stored_already(journal, tunings):
 
     def on_event(event):
         told.append(type(event))
-        if isinstance(event, Decided):
-            assert tunings.stages(journal.tuning.id)[-1] == event.stage or event.stage.decision is Decision.FAILED
-        if isinstance(event, Answered):
-            assert tunings.find("last").answers == told.count(Answered)
+        if isinstance(event, StageDecided):
+            assert tunings.stages(journal.tuning.id)[-1] == event.stage or event.stage.decision is StageDecision.FAILED
+        if isinstance(event, RequestFinished):
+            assert tunings.find("last").answers == told.count(RequestFinished)
 
     climb_now(SmallClimb(), NumberedBench(), journal, on_event=on_event)
-    assert told[:4] == [Asked, BenchProgress, Answered, Decided]
-    assert (told.count(Asked), told.count(Answered), told.count(Decided)) == (7, 7, 6)
+    assert told[:4] == [RequestStarted, BenchProgress, RequestFinished, StageDecided]
+    assert (told.count(RequestStarted), told.count(RequestFinished), told.count(StageDecided)) == (7, 7, 6)
 
 
 def test_cancelled_climb_keeps_what_was_decided(journal, tunings):
@@ -75,7 +75,7 @@ def test_cancelled_climb_keeps_what_was_decided(journal, tunings):
                 await asyncio.Event().wait()
 
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(climb_on(climb, NumberedBench(before=before), journal))
+            task = tasks.create_task(run_search(climb, NumberedBench(before=before), journal))
             await reached.wait()
             task.cancel()
         return task.cancelled()

@@ -9,10 +9,10 @@ import pytest
 from small_climb import a_tuning
 
 from skep.store.database import open_store
-from skep.tuner.journal import Journal
-from skep.tuner.records import Config, Failure, Knob, Reading
-from skep.tuner.running import climb_on, resumed
-from skep.tuner.search import Climb
+from skep.tuner.journal import TuningJournal
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneReading
+from skep.tuner.running import replay_answers, run_search
+from skep.tuner.search import KnobSearch
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningState, TuningStore
 
@@ -21,7 +21,7 @@ KNOBS = (
     Knob("kv", "KV type", ("auto", "fp8"), alters_answers=True, expected=0.1),
     Knob("slots", "slots", (1, 2, 4, 8, 16), ordered=True, expected=0.2),
 )
-BASELINE = Config.of({"graphs": False, "kv": "auto", "slots": 1})
+BASELINE = KnobConfig.of({"graphs": False, "kv": "auto", "slots": 1})
 SPEED = {1: 20.0, 2: 36.0, 4: 60.0, 8: 66.0, 16: 50.0}
 
 
@@ -34,7 +34,7 @@ class Hill:
     def refusal(self, config):  # noqa: ARG002
         return None
 
-    def foresee(self, config):
+    def predict(self, config):
         return SPEED[config["slots"]] * (1.4 if config["graphs"] else 1.0) * (1.05 if config["kv"] == "fp8" else 1.0)
 
     def start_s(self, config):  # noqa: ARG002
@@ -45,9 +45,9 @@ class Hill:
 
     def figure(self, config):
         if (config["kv"], config["slots"]) == ("fp8", 16):
-            return Failure("out-of-memory", "no room", "CUDA out of memory")
-        speed = self.foresee(config)
-        return Reading(speed, speed, speed / 4, 90.0, 20.0, 10.0, 12)
+            return ConfigFailure("out-of-memory", "no room", "CUDA out of memory")
+        speed = self.predict(config)
+        return TuneReading(speed, speed, speed / 4, 90.0, 20.0, 10.0, 12)
 
     def dies(self, config):  # noqa: ARG002
         return None
@@ -59,7 +59,7 @@ class Hill:
 def session(journal, *, errands: int | None = None):
     """So many errands, the next of which is broken off; None: to the end."""
     tuning = journal.tuning
-    climb = Climb(Hill(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
+    climb = KnobSearch(Hill(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
     left = iter(range(errands)) if errands is not None else None
 
     class Breaking(SimulatedBench):
@@ -69,8 +69,8 @@ def session(journal, *, errands: int | None = None):
             return await super().measure(errand, on_progress)
 
     with journal:
-        bench = Breaking(Hill(), seed=tuning.seed, began_s=resumed(journal, climb))
-        asyncio.run(climb_on(climb, bench, journal))
+        bench = Breaking(Hill(), seed=tuning.seed, began_s=replay_answers(journal, climb))
+        asyncio.run(run_search(climb, bench, journal))
 
 
 def told(tunings, name):
@@ -86,9 +86,9 @@ def test_climb_broken_off_in_every_errand_ends_as_one_that_was_not(tmp_path):
     tuning = a_tuning(baseline=BASELINE, knobs=KNOBS, budget_s=3 * 3600.0)
     with open_store(tmp_path / "skep.sqlite3") as store:
         tunings = TuningStore(store)
-        whole = Journal.begin(tunings, tuning, lambda: 0.0)
+        whole = TuningJournal.begin(tunings, tuning, lambda: 0.0)
         session(whole)
-        broken = Journal.begin(tunings, replace(tuning, created_at=tuning.created_at + 1), lambda: 0.0)
+        broken = TuningJournal.begin(tunings, replace(tuning, created_at=tuning.created_at + 1), lambda: 0.0)
         name = broken.tuning.id
         while tunings.state(name) is not TuningState.ENDED:
             before = tunings.find(name).answers
@@ -96,7 +96,7 @@ def test_climb_broken_off_in_every_errand_ends_as_one_that_was_not(tmp_path):
                 session(broken, errands=1)
             except asyncio.CancelledError:
                 assert tunings.find(name).answers > before
-                broken = Journal.resume(tunings, name, lambda: 0.0)
+                broken = TuningJournal.resume(tunings, name, lambda: 0.0)
         assert tunings.find(name).sessions > 5
         assert told(tunings, name) == told(tunings, whole.tuning.id)
         assert tunings.find(name).answers == tunings.find(whole.tuning.id).answers

@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from skep.catalog.presets import Preset
-from skep.tuner.records import Config
+from skep.tuner.records import KnobConfig
 
-PLAIN = Config.of({"slots": 2, "ms": 2.0, "extra": ""})
+PLAIN = KnobConfig.of({"slots": 2, "ms": 2.0, "extra": ""})
 
 
 def preset_of(config):

@@ -9,7 +9,7 @@ from urllib.parse import urlencode, urlsplit
 from skep.supervisor.control import NotRunning
 from skep.web.app import make_app
 from skep.web.live import Live
-from skep.wire.serve_asgi import Listening
+from skep.wire.serve_asgi import AsgiServer
 
 
 def no_hive(_site):
@@ -31,7 +31,7 @@ def running(site, *, read=no_hive, routes=()):
     app.router.routes.extend(routes)
     ready = queue.Queue()
     end_streams = app.state.live.close
-    with Listening(
+    with AsgiServer(
         app, host="127.0.0.1", port=0, guarded=True, grace_s=2, on_ready=ready.put, on_end=end_streams
     ) as server:
         thread = threading.Thread(target=server.run)

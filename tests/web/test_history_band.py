@@ -5,14 +5,14 @@ import watched_store
 from running_site import folders
 
 from skep.monitor.history import history_of
-from skep.monitor.records import DAY_S, Heat, Metric, SeriesKey, Shape
+from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
 from skep.paths import user_paths
 from skep.report.series_chart import Picture, Track, series_svg
 from skep.web.context import Site
 from skep.web.history_data import stepped, with_steps
 
-BOX = SeriesKey("box", Heat.HOT, Shape.SHORT, 1, Metric.TOK_S)
-COLD = SeriesKey("box", Heat.COLD, Shape.SHORT, 1, Metric.TOK_S)
+BOX = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+COLD = SeriesKey("box", Heat.COLD, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from skep.errors import StoreError, UserError
 from skep.paths import user_paths
 from skep.report.markup import tag, text
 from skep.web.context import Site
-from skep.web.history_query import Asked, read_query
+from skep.web.history_query import HistoryQuery, read_query
 from skep.web.layout import PLACE, page, streamed
 
 
@@ -178,7 +178,7 @@ def test_the_last_day_of_a_window_is_in_it():
 
 
 def test_a_removed_link_keeps_the_target():
-    asked = Asked(("box",), None, "", 1.0, 2.0, "2026-01-01", "2026-01-02")
+    asked = HistoryQuery(("box",), None, "", 1.0, 2.0, "2026-01-01", "2026-01-02")
     assert asked.over("7d").query() == "target=box&window=7d"
 
 

@@ -11,14 +11,14 @@ from running_site import running
 from starlette.datastructures import QueryParams
 from stored_runs import HOST, SIMULATED, installation, put_run
 
-from skep.deploy.plan_request import Flags, answer
+from skep.deploy.plan_request import PlanFlags, answer_plan
 from skep.errors import UserError
 from skep.store.database import open_store
 from skep.web.context import Site
-from skep.web.plan import MOST_WAITING, Asked, PlanPages, read_query
-from skep.web.plan_measured import Measured, Point, cards_of, measured_of
+from skep.web.plan import MOST_WAITING, PlanPages, PlanQuery, read_query
+from skep.web.plan_measured import MeasuredPoint, MeasuredRun, cards_of, measured_of
 from skep.web.plan_parts import _context, mark_of, places_of, speed_chart
-from skep.web.run_cache import RunBook
+from skep.web.run_cache import RunCache
 
 MADE = {}
 TWO = "model=qwen3-8b&card=rtx-3090&count=2"
@@ -61,7 +61,7 @@ def test_the_page_paints_first_and_the_plan_follows(ask):
 
 def test_the_plan_is_that_of_the_command_line(ask, paths):
     told = json.loads(ask(f"/api/plan.json?{TWO}&agents=8")[1])
-    found = answer(Flags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
+    found = answer_plan(PlanFlags("qwen3-8b", ("2x rtx-3090",), agents=8), paths.store)
     at = next(point for point in told["plans"][0]["predicted"] if point["concurrency"] == 8)
     assert at["effective_tok_s"] == pytest.approx(found.ranked[0][1].rated.outcome.effective_tok_s, rel=1e-3)
     assert [one["run_id"] for one in told["measured"] if one["same_rig"]] == [MADE["same"], MADE["simulated"]]
@@ -115,9 +115,9 @@ def test_when_many_plans_are_made_at_once_the_rest_is_told_to_come_again(paths):
     for _ in range(MOST_WAITING):
         assert pages._queue.acquire(blocking=False)
     with pytest.raises(UserError, match="many plans"):
-        pages._plan(Asked("qwen3-8b", "rtx-5090"))
+        pages._plan(PlanQuery("qwen3-8b", "rtx-5090"))
     pages._queue.release()
-    assert pages._plan(Asked("qwen3-8b", "rtx-5090"))["model"] == "qwen3-8b"
+    assert pages._plan(PlanQuery("qwen3-8b", "rtx-5090"))["model"] == "qwen3-8b"
 
 
 def test_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
@@ -132,11 +132,11 @@ def test_no_path_reaches_the_reader_of_models(tmp_path, monkeypatch):
 
 
 def test_an_address_holds_all_that_was_asked_and_no_more():
-    asked = Asked("qwen3-8b", "rtx-3090", 2, agents=8, goal="latency")
+    asked = PlanQuery("qwen3-8b", "rtx-3090", 2, agents=8, goal="latency")
     assert asked.query() == "model=qwen3-8b&card=rtx-3090&count=2&agents=8&goal=latency"
     assert asked_of(asked.query()) == asked
     assert asked.command() == 'skep plan qwen3-8b --gpu "2x rtx-3090" --agents 8 --goal latency'
-    words = Asked("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
+    words = PlanQuery("qwen3-8b", rig="2x rtx-3090: nvlink(0-1)")
     assert asked_of(words.query()) == words
     assert words.flags().gpu == ("2x rtx-3090: nvlink(0-1)",)
     assert asked_of("model=qwen3-8b").flags().gpu == ()  # this machine
@@ -147,15 +147,15 @@ def test_a_far_endpoint_has_none_of_the_clients_cards(paths):
         assert cards_of(store.run(MADE["same"])) == ("rtx-3090", "rtx-3090")
         assert cards_of(store.run(MADE["simulated"])) == ("rtx-3090", "rtx-3090")
         assert cards_of(store.run(MADE["far"])) == ()
-        own = measured_of(store, RunBook(Site(paths)), "qwen3-8b", ("cpu",), HOST)
+        own = measured_of(store, RunCache(Site(paths)), "qwen3-8b", ("cpu",), HOST)
     assert [one.run_id for one in own if one.same_rig] == [MADE["cpu"]]
 
 
 def test_a_picture_holds_every_curve_point_and_letter():
     level = {"effective_tok_s": 10.0, "low": 8.0, "high": 13.0, "ttft_ms": 5.0}
     plan = {"predicted": [{"concurrency": c, **level} for c in (1, 2, 64)], "memory": []}
-    run = Measured("r", 0.0, "m", "e", "", simulated=False, same_rig=True,
-                   points=(Point(1, 9.0, 8.0, 10.0, None, client_limited=False),))  # fmt: skip
+    run = MeasuredRun("r", 0.0, "m", "e", "", simulated=False, same_rig=True,
+                   points=(MeasuredPoint(1, 9.0, 8.0, 10.0, None, client_limited=False),))  # fmt: skip
     drawn = speed_chart([plan, plan], [run])
     assert drawn.count("<circle") == 6
     assert drawn.count("<path") == 1
@@ -167,8 +167,8 @@ def test_a_picture_holds_every_curve_point_and_letter():
 def test_the_number_of_a_run_stands_apart_from_every_point_and_curve():
     level = {"low": 8.0, "high": 300.0, "ttft_ms": 5.0}
     plan = {"predicted": [{"concurrency": c, "effective_tok_s": 60.0 * c, **level} for c in (1, 2, 4)], "memory": []}
-    points = tuple(Point(c, 60.0 * c, None, None, None, client_limited=False) for c in (1, 2, 4))
-    runs = [Measured(name, 0.0, "m", "e", "", simulated=True, same_rig=True, points=points) for name in "ab"]
+    points = tuple(MeasuredPoint(c, 60.0 * c, None, None, None, client_limited=False) for c in (1, 2, 4))
+    runs = [MeasuredRun(name, 0.0, "m", "e", "", simulated=True, same_rig=True, points=points) for name in "ab"]
     drawn = speed_chart([plan], runs)
     dots = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)]
     words = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*font-weight="700">([12])</text>', drawn)

@@ -13,9 +13,9 @@ from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.web import run_cache
 from skep.web.context import Site
-from skep.web.pictures import Shelf, body_of
-from skep.web.run_cache import RunBook, engine_of, figures_of, layout_of, machine_of
-from skep.web.runs_list import Asked, listed
+from skep.web.pictures import FileCache, body_of
+from skep.web.run_cache import RunCache, engine_of, figures_of, layout_of, machine_of
+from skep.web.runs_list import RunsQuery, listed
 
 MADE = {}
 
@@ -233,11 +233,11 @@ def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
     monkeypatch.setattr(run_cache, "figures_of", counted)
     site = Site(installation(tmp_path, lambda store: [put_run(store, 0), put_run(store, 1, end=None)]))
     with site.store() as store:
-        book = RunBook(site)
+        book = RunCache(site)
         runs = book.runs(store)
         first = book.figures(store, runs)
         again = book.figures(store, book.runs(store))
-        other = RunBook(site).figures(store, runs)  # as after a restart
+        other = RunCache(site).figures(store, runs)  # as after a restart
     assert first == again == other
     assert sorted(asked.count(run.id) for run in runs) == [1, 3]  # the one that is still written is asked each time
 
@@ -246,7 +246,7 @@ def test_a_list_does_not_wait_for_figures_that_take_long(paths):
     ticks = iter(range(1000))
     site = Site(paths)
     with site.store() as store:
-        book = RunBook(site, clock=lambda: next(ticks))
+        book = RunCache(site, clock=lambda: next(ticks))
         runs = [run for run in book.runs(store) if run.state is RunState.RUNNING]
         assert book.figures(store, runs, patience_s=0.1) == {}
         assert len(book.figures(store, runs)) == 1
@@ -259,13 +259,13 @@ def test_a_list_has_pages_of_fifty(tmp_path):
 
     with open_store(installation(tmp_path, many).store) as store:
         runs = store.runs()
-    found = listed(runs, Asked(page=9))
+    found = listed(runs, RunsQuery(page=9))
     assert (found.pages, found.asked.page, len(found.runs), found.total) == (2, 2, 2, 52)
-    assert len(listed(runs, Asked(page=0)).runs) == 52
+    assert len(listed(runs, RunsQuery(page=0)).runs) == 52
 
 
 def test_a_shelf_keeps_no_more_than_it_may_and_survives_a_full_or_read_only_place(tmp_path):
-    shelf = Shelf(tmp_path, most=4)
+    shelf = FileCache(tmp_path, most=4)
     for place in range(40):
         shelf.put(f"{place}.html", "x")
     assert len(list(shelf.folder.iterdir())) < 8
@@ -275,8 +275,8 @@ def test_a_shelf_keeps_no_more_than_it_may_and_survives_a_full_or_read_only_plac
     assert not (tmp_path.parent / "outside").exists()
     blocked = tmp_path / "file"
     blocked.write_text("")
-    Shelf(blocked).put("a", "x")
-    assert Shelf(blocked).get("a") is None
+    FileCache(blocked).put("a", "x")
+    assert FileCache(blocked).get("a") is None
 
 
 def test_where_a_run_ran_is_told_in_a_few_words(paths):

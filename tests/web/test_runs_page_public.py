@@ -12,7 +12,7 @@ from skep.report.stored import bare_rows, public_facts, without_texts
 from skep.store.database import open_store
 from skep.store.records import Request
 from skep.store.rows import LevelFact
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import public_name
 from skep.web.context import Site
 from skep.workload.items import Checker, Item
@@ -51,7 +51,7 @@ def _quality(store, told):
                         prompt_tokens=9, output_tokens=9, status=200, traffic=arm, prompt=PROMPT, answer=ANSWER)
                 for n, item in enumerate(items)]  # fmt: skip
         store.append_requests(run, rows)
-        store.append_verdicts(run, [Verdict(level, repeat, n, item.id, Outcome.PASSED, detail="LEAK",
+        store.append_verdicts(run, [Verdict(level, repeat, n, item.id, VerdictOutcome.PASSED, detail="LEAK",
                                             keywords_missing=("LEAK",)) for n, item in enumerate(items)])  # fmt: skip
         store.append_level_facts(run, [LevelFact(level, repeat, WHOLE_BLOCK, {"begin": 0, "end": 4})])
     store.append_level_facts(run, [LevelFact(4, 1, PAIRED_WITH, {"level": 1, "repeat": 0})])

@@ -10,8 +10,8 @@ from running_site import running
 from stored_runs import installation, put_run
 
 from sample_climb import sample_curve, sample_stages, sample_tuning
-from skep.tuner.records import Aim, Curved, Decision, Failure
-from skep.tuner.store import KeptAnswer, TuningStore, packed
+from skep.tuner.records import ConfigFailure, CurveResult, StageDecision, TuneGoal
+from skep.tuner.store import SavedAnswer, TuningStore, to_document
 from skep.web.context import Site
 
 MADE = {}
@@ -26,8 +26,8 @@ def put(store, name, stages, *, end="done", curve=(), **changed):
     session = tunings.begin_session(tuning_id, tuning.created_at)
     tunings.append_stages(tuning_id, stages, tuning.created_at + 60)
     if curve:
-        answer = packed(Curved(tuple(curve), 120.0))
-        tunings.append_answer(tuning_id, session, KeptAnswer(1, tuning.created_at, "curve", 120.0, {}, answer))
+        answer = to_document(CurveResult(tuple(curve), 120.0))
+        tunings.append_answer(tuning_id, session, SavedAnswer(1, tuning.created_at, "curve", 120.0, {}, answer))
     if end is not None:
         reason = None if end == "done" else SECRET_LINE
         tunings.end_session(tuning_id, session, at=tuning.created_at + 90, outcome=end, reason=reason)
@@ -38,8 +38,8 @@ def fill(store):
     stages = sample_stages()
     put(store, "simulated", stages, curve=sample_curve())
     put(store, "measured", stages[:4], simulated=False, created_at=1_785_600_000.0)
-    put(store, "other shape", stages[:3], simulated=False, aim=Aim("effective_tok_s", 16, 512, 128))
-    dead = replace(stages[0], decision=Decision.FAILED, figure=None, why="it did not start", failure=Failure(
+    put(store, "other shape", stages[:3], simulated=False, aim=TuneGoal("effective_tok_s", 16, 512, 128))
+    dead = replace(stages[0], decision=StageDecision.FAILED, figure=None, why="it did not start", failure=ConfigFailure(
         "no-start", "the file is not there", SECRET_LINE, "give its path"))  # fmt: skip
     put(store, "dead", [dead], end="failed", simulated=False, model="/srv/secret/model.gguf")
     put(store, "running", stages[:2], end=None, simulated=False, model="<b>bold</b>")

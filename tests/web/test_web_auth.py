@@ -12,7 +12,7 @@ from skep.config.key_ring import digest_of
 from skep.config.keys import add_entry, keys_path, make_entry, remove_entry
 from skep.errors import UserError
 from skep.paths import user_paths
-from skep.web.auth import COOKIE, MOST_SESSIONS, SESSION_S, Door
+from skep.web.auth import COOKIE, MOST_SESSIONS, SESSION_S, Authenticator
 from skep.web.context import Site, make_site
 
 KEY = "sk-skep-0123456789"
@@ -128,18 +128,18 @@ def test_a_program_with_a_key_may_write_a_note_without_an_origin(ask):
 def test_a_session_ends_by_itself_and_there_are_not_too_many(env):
     now = 1000.0
     site = Site(user_paths(env), guarded=True, api_key=KEY, clock=lambda: now)
-    door = Door(site)
+    door = Authenticator(site)
 
     def headers(token):
         return [(b"cookie", f"{COOKIE}={token}".encode())]
 
     first = door.enter(KEY, "10.0.0.1")
-    assert door.admits(headers(first), "10.0.0.1")
+    assert door.is_admitted(headers(first), "10.0.0.1")
     tokens = [door.enter(KEY, "10.0.0.1") for _ in range(MOST_SESSIONS)]
-    assert not door.admits(headers(first), "10.0.0.1")
-    assert door.admits(headers(tokens[-1]), "10.0.0.1")
+    assert not door.is_admitted(headers(first), "10.0.0.1")
+    assert door.is_admitted(headers(tokens[-1]), "10.0.0.1")
     now += SESSION_S + 1
-    assert not door.admits(headers(tokens[-1]), "10.0.0.1")
+    assert not door.is_admitted(headers(tokens[-1]), "10.0.0.1")
 
 
 # Keys that come and go while the dashboard runs

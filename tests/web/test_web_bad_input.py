@@ -7,7 +7,7 @@ import pytest
 import watched_store
 from running_site import folders, running
 
-from skep.monitor.records import Event, EventKind
+from skep.monitor.records import EventKind, MonitorEvent
 from skep.monitor.store import SeriesStore
 from skep.paths import user_paths
 from skep.store.database import open_store
@@ -26,7 +26,7 @@ def paths(tmp_path_factory):
     paths = user_paths(folders(tmp_path_factory.mktemp("strangers")))
     watched_store.fill(paths)
     with open_store(paths.store) as store:
-        SeriesStore(store).append_event(Event(watched_store.NOW - 60, EventKind.NOTE, SCRIPT, None))
+        SeriesStore(store).append_event(MonitorEvent(watched_store.NOW - 60, EventKind.NOTE, SCRIPT, None))
     return paths
 
 

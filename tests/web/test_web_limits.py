@@ -11,7 +11,7 @@ import pytest
 
 from skep.units import KIB
 from skep.wire.limits import ServerLimits
-from skep.wire.serve_asgi import LIMITS, Listening
+from skep.wire.serve_asgi import LIMITS, AsgiServer
 
 QUICK = ServerLimits(head_timeout_s=0.2, body_idle_s=0.2, idle_timeout_s=0.2, write_idle_s=0.2, sweep_s=0.02)
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -52,7 +52,7 @@ class App:
 @contextlib.contextmanager
 def listening(limits=QUICK):
     app, ready = App(), queue.Queue()
-    with Listening(
+    with AsgiServer(
         app, host="127.0.0.1", port=0, guarded=False, grace_s=1, limits=limits, on_ready=ready.put
     ) as server:
         thread = threading.Thread(target=server.run)

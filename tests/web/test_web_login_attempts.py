@@ -4,7 +4,7 @@ import pytest
 from running_site import folders, running
 
 from skep.paths import user_paths
-from skep.web.auth import MOST_SOURCES, MOST_WRONG, WITHIN_S, Attempts
+from skep.web.auth import MOST_SOURCES, MOST_WRONG, WITHIN_S, LoginThrottle
 from skep.web.context import Site
 
 KEY = "the-right-key-0123456789"
@@ -49,19 +49,19 @@ def test_a_client_cannot_say_that_it_is_another_one(ask):
 
 
 def test_a_source_may_go_on_once_its_wrong_keys_are_old():
-    attempts = Attempts()
+    attempts = LoginThrottle()
     for second in range(MOST_WRONG):
-        attempts.note_wrong("10.0.0.1", second)
+        attempts.add_wrong_key("10.0.0.1", second)
     assert attempts.wait_s("10.0.0.1", MOST_WRONG) == WITHIN_S - MOST_WRONG
     assert attempts.wait_s("10.0.0.2", MOST_WRONG) == 0.0
     assert attempts.wait_s("10.0.0.1", WITHIN_S) == 0.0
 
 
 def test_one_network_is_one_source_and_sources_are_not_kept_without_end():
-    attempts = Attempts()
+    attempts = LoginThrottle()
     for last in range(MOST_WRONG):
-        attempts.note_wrong(f"2001:db8:1:2:3::{last:x}", 0.0)
+        attempts.add_wrong_key(f"2001:db8:1:2:3::{last:x}", 0.0)
     assert attempts.wait_s("2001:db8:1:2:ffff::1", 1.0) > 0
     for place in range(MOST_SOURCES):
-        attempts.note_wrong(f"host-{place}", 1.0)
+        attempts.add_wrong_key(f"host-{place}", 1.0)
     assert attempts.wait_s("2001:db8:1:2:ffff::1", 1.0) == 0.0

@@ -12,7 +12,17 @@ from running_site import folders, running
 from starlette.routing import Route
 
 from skep.errors import GatewayError, StoreError
-from skep.monitor.records import Alert, EventKind, Heat, Probe, ProbeOutcome, Rule, Sample, Shape, Target
+from skep.monitor.records import (
+    Alert,
+    AlertRule,
+    EventKind,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+)
 from skep.monitor.store import SeriesStore
 from skep.paths import user_paths
 from skep.report import theme
@@ -54,15 +64,15 @@ def fill(paths):
     with open_store(paths.store) as store:
         series = SeriesStore(store)
         for name in ("box", "cloud"):
-            series.put_target(Target(name, "https://me:hunter2@10.9.8.7:8000", model="/models/secret-host/m.gguf"))
+            series.put_target(ProbeTarget(name, "https://me:hunter2@10.9.8.7:8000", model="/models/secret-host/m.gguf"))
             for hour in range(72, 0, -1):
                 at = NOW - 3600 * hour
-                sample = Sample(at, Heat.HOT, Shape.SHORT, 1, tok_s=80 + hour % 5, ttft_ms=100.0)
+                sample = ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=80 + hour % 5, ttft_ms=100.0)
                 series.append_probe(Probe(name, 0, int(at // 3600), at, at + 5, ProbeOutcome.DONE, at), [sample])
         failed = Probe("cloud", 0, int(NOW // 3600), NOW - 60, NOW - 50, ProbeOutcome.FAILED, NOW - 60,
                        error_kind="connect", error="no answer from 10.9.8.7")  # fmt: skip
         series.append_probe(failed)
-        series.open_alert(Alert(Rule.DOWN, "cloud", NOW - 60, "no answer from `10.9.8.7`"))
+        series.open_alert(Alert(AlertRule.DOWN, "cloud", NOW - 60, "no answer from `10.9.8.7`"))
 
 
 def hive(_site):

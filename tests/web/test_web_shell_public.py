@@ -2,13 +2,13 @@
 
 import pytest
 
-from skep.monitor.records import Alert, Event, EventKind, Probe, ProbeOutcome, Rule, Target
+from skep.monitor.records import Alert, AlertRule, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import GatewayRequest, Request
 from skep.web.context import Site
-from skep.web.public_mode import VEILED
+from skep.web.public_mode import HIDDEN_COLUMNS
 
 SECRET = "http://10.9.8.7:8000/v1"
 
@@ -18,16 +18,16 @@ def paths(env):
     paths = user_paths(env)
     with open_store(paths.store) as store:
         series = SeriesStore(store)
-        series.put_target(Target("box", SECRET, key_env="BOX_KEY"))
+        series.put_target(ProbeTarget("box", SECRET, key_env="BOX_KEY"))
         failed = Probe("box", 0, 1, 10.0, 12.0, ProbeOutcome.FAILED, 10.0, error_kind="connect", error=SECRET)
         series.append_probe(failed)
-        series.append_event(Event(11.0, EventKind.DOWN, f"down: {SECRET}", "box"))
-        series.append_event(Event(12.0, EventKind.NOTE, "moved to /srv/models"))
-        series.append_event(Event(13.0, EventKind.NOTE, "new fan, 50/50 split"))
+        series.append_event(MonitorEvent(11.0, EventKind.DOWN, f"down: {SECRET}", "box"))
+        series.append_event(MonitorEvent(12.0, EventKind.NOTE, "moved to /srv/models"))
+        series.append_event(MonitorEvent(13.0, EventKind.NOTE, "new fan, 50/50 split"))
         for place, note in enumerate(("/srv/models is new", "now '/srv/models'", "model=~/models", 'in "/srv"')):
-            series.append_event(Event(14.0 + place, EventKind.NOTE, note))
-        series.open_alert(Alert(Rule.DOWN, "box", 11.0, f"box is down: {SECRET}"))
-        series.open_alert(Alert(Rule.DISK, None, 12.0, "the disk of the store has 1 GiB left"))
+            series.append_event(MonitorEvent(14.0 + place, EventKind.NOTE, note))
+        series.open_alert(Alert(AlertRule.DOWN, "box", 11.0, f"box is down: {SECRET}"))
+        series.open_alert(Alert(AlertRule.DISK, None, 12.0, "the disk of the store has 1 GiB left"))
         run = store.begin_run(
             kind="bench", created_at=1.0, model="m", url=SECRET, fingerprint="f", config={}, host={}, engine={},
             simulated=False, skep_version="0",
@@ -56,7 +56,7 @@ def test_the_public_connection_has_no_prompts_addresses_or_flows(paths):
         assert series.latest("box")[0].error == "connect"
         assert [event.text for event in series.events(0, 99)] == ["down", "note", "new fan, 50/50 split", *["note"] * 4]
         assert [alert.message for alert in series.alerts()] == ["the disk of the store has 1 GiB left", "down"]
-        whole = str([tuple(row) for table in VEILED for row in store.read(f"SELECT * FROM {table}")])
+        whole = str([tuple(row) for table in HIDDEN_COLUMNS for row in store.read(f"SELECT * FROM {table}")])
     assert "10.9.8.7" not in whole
     assert "secret" not in whole
 

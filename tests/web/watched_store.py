@@ -7,15 +7,15 @@ from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Alert,
-    Event,
+    AlertRule,
     EventKind,
     Heat,
+    MonitorEvent,
     Probe,
     ProbeOutcome,
-    Rule,
-    Sample,
-    Shape,
-    Target,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
 )
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
@@ -32,15 +32,15 @@ def fill(paths):
     with open_store(paths.store) as store:
         series = SeriesStore(store)
         for name in ("box", "cloud", "new"):
-            series.put_target(Target(name, f"http://10.9.8.7/{name}", added_at=NOW - DAYS * DAY_S))
+            series.put_target(ProbeTarget(name, f"http://10.9.8.7/{name}", added_at=NOW - DAYS * DAY_S))
         rng = random.Random(7)
         for hour in range(0, DAYS * 24, 2):
             _probe(series, "box", hour, rng)
             _probe(series, "cloud", hour, rng)
         change = {"what": "driver", "from": "570", "to": "580"}
-        series.append_event(Event(SHIFT_AT, EventKind.VERSION, "driver changed from 570 to 580", "box", change))
-        series.append_event(Event(NOW - 2 * DAY_S, EventKind.NOTE, "fans <cleaned>", None))
-        alert = series.open_alert(Alert(Rule.DOWN, "box", NOW - 2 * DAY_S, "no answer from http://10.9.8.7/box"))
+        series.append_event(MonitorEvent(SHIFT_AT, EventKind.VERSION, "driver changed from 570 to 580", "box", change))
+        series.append_event(MonitorEvent(NOW - 2 * DAY_S, EventKind.NOTE, "fans <cleaned>", None))
+        alert = series.open_alert(Alert(AlertRule.DOWN, "box", NOW - 2 * DAY_S, "no answer from http://10.9.8.7/box"))
         series.close_alert(alert, NOW - DAY_S, "10.9.8.7 answers again")
         find_changes(series, "box", NOW)
 
@@ -65,7 +65,7 @@ def _probe(series, name, hour, rng):
         idle_s=200.0 if hour % 4 else 9000.0, model="/models/qwen.gguf", host=host,
     )  # fmt: skip
     samples = [
-        Sample(at, Heat.COLD, Shape.SHORT, 1, tok_s=cold, ttft_ms=900.0),
-        Sample(at + 5, Heat.HOT, Shape.SHORT, 1, tok_s=value, ttft_ms=120.0 + rng.random()),
+        ProbeSample(at, Heat.COLD, ProbeShape.SHORT, 1, tok_s=cold, ttft_ms=900.0),
+        ProbeSample(at + 5, Heat.HOT, ProbeShape.SHORT, 1, tok_s=value, ttft_ms=120.0 + rng.random()),
     ]
     series.append_probe(probe, samples)

@@ -4,7 +4,7 @@ import httptools
 import hypothesis.strategies as st
 from hypothesis import given
 
-from skep.wire.client import carried_by, unchunked
+from skep.wire.client import chunked_body_size, strip_chunk_headers
 
 bodies = st.lists(st.binary(min_size=1, max_size=600), min_size=1, max_size=5)
 
@@ -16,8 +16,8 @@ def chunk(body):
 @given(bodies)
 def test_whole_chunks_carry_what_was_put_in(parts):
     data = b"".join(map(chunk, parts))
-    assert carried_by(data) == sum(map(len, parts))
-    assert unchunked(data) == b"".join(parts)
+    assert chunked_body_size(data) == sum(map(len, parts))
+    assert strip_chunk_headers(data) == b"".join(parts)
 
 
 @given(bodies, st.data())
@@ -27,7 +27,7 @@ def test_a_read_that_ends_inside_a_chunk_is_left_to_the_parser(parts, data):
     for part in parts:
         ends.add(max(ends) + len(chunk(part)))
     cut = data.draw(st.integers(1, len(whole)).filter(lambda at: at not in ends))
-    assert carried_by(whole[:cut]) == 0
+    assert chunked_body_size(whole[:cut]) == 0
 
 
 class Parsed:
@@ -51,13 +51,13 @@ pieces = st.sampled_from(
 
 @given(st.lists(pieces, max_size=14).map(b"".join) | st.binary(max_size=60))
 def test_what_passes_for_chunks_is_read_the_same_by_a_parser(data):
-    carried = carried_by(data)
+    carried = chunked_body_size(data)
     if carried:
-        assert unchunked(data) == Parsed(data).body
-        assert carried == len(unchunked(data))
+        assert strip_chunk_headers(data) == Parsed(data).body
+        assert carried == len(strip_chunk_headers(data))
 
 
 def test_what_the_parser_would_refuse_or_end_with_is_not_a_chunk():
     for data in (b"", b"0\r\n\r\n", b"0x3\r\nabc\r\n", b"+3\r\nabc\r\n", b"3 \r\nabc\r\n", b"3;x=1\r\nabc\r\n",
                  b"3\r\nabc\n\n", b"1_0\r\n" + b"a" * 16 + b"\r\n", b"3\nabc\r\n"):  # fmt: skip
-        assert carried_by(data) == 0, data
+        assert chunked_body_size(data) == 0, data

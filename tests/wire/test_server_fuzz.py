@@ -14,10 +14,10 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skep.wire.head_cache import Heads
+from skep.wire.head_cache import HeadCache
 from skep.wire.limits import HeldBodies
 from skep.wire.request_validation import METHODS
-from skep.wire.server import HttpServer, ServerConnection, ServerLimits, Shared
+from skep.wire.server import HttpServer, ServerConnection, ServerLimits, ServerShared
 
 EXAMPLES = int(os.environ.get("SKEP_FUZZ_EXAMPLES", "150"))
 SEARCH = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -305,7 +305,7 @@ class Sink:
         return 0
 
 
-KNOWN = Heads()  # grows over all examples, as a server's does
+KNOWN = HeadCache()  # grows over all examples, as a server's does
 
 
 def fed(pieces, heads):
@@ -318,7 +318,7 @@ def fed(pieces, heads):
 
     limits = ServerLimits()
     bodies = HeldBodies(limits)
-    connection = ServerConnection(Shared(handle, lambda _request: None, limits, set(), bodies, heads))
+    connection = ServerConnection(ServerShared(handle, lambda _request: None, limits, set(), bodies, heads))
     connection.connection_made(sink)
     for piece in pieces:
         connection.data_received(piece)
@@ -333,9 +333,9 @@ def fed(pieces, heads):
 def test_how_the_bytes_are_cut_changes_nothing(sent):
     """Nor does it matter whether a head was seen before, on this connection or another."""
     data, pieces = sent
-    whole = fed([data], Heads())
-    assert fed(pieces, Heads()) == whole
-    assert fed([data[i : i + 1] for i in range(len(data))], Heads()) == whole
+    whole = fed([data], HeadCache())
+    assert fed(pieces, HeadCache()) == whole
+    assert fed([data[i : i + 1] for i in range(len(data))], HeadCache()) == whole
     for _ in range(2):
         assert fed([data], KNOWN) == whole
         assert fed(pieces, KNOWN) == whole

@@ -16,7 +16,7 @@ import uvloop
 
 from skep.wire.client import unsent_bytes
 from skep.wire.heads import Origin
-from skep.wire.limits import Patience, Stage, Verdict
+from skep.wire.limits import ClientTimeouts, ConnectionStage, SweepAction
 from skep.wire.server import HttpServer, ServerLimits
 
 QUICK_S = 0.15
@@ -576,38 +576,38 @@ def looks(patience, *steps):
 def test_patience_counts_from_a_requests_first_byte_and_anew_for_the_next():
     limits = ServerLimits(head_timeout_s=10, request_timeout_s=20, body_idle_s=5)
     verdicts = looks(
-        Patience(limits, 0),
-        (1, Stage.HEAD, {}),
-        (10, Stage.HEAD, {"message": 1}),  # the next one
-        (19, Stage.BODY, {"message": 1, "arrived": 1}),
-        (23, Stage.BODY, {"message": 1, "arrived": 2}),
-        (27, Stage.BODY, {"message": 1, "arrived": 3}),
-        (31, Stage.BODY, {"message": 1, "arrived": 4}),  # 21 s after its first byte
+        ClientTimeouts(limits, 0),
+        (1, ConnectionStage.HEAD, {}),
+        (10, ConnectionStage.HEAD, {"message": 1}),  # the next one
+        (19, ConnectionStage.BODY, {"message": 1, "arrived": 1}),
+        (23, ConnectionStage.BODY, {"message": 1, "arrived": 2}),
+        (27, ConnectionStage.BODY, {"message": 1, "arrived": 3}),
+        (31, ConnectionStage.BODY, {"message": 1, "arrived": 4}),  # 21 s after its first byte
     )
-    assert verdicts == [None] * 5 + [Verdict.TIMED_OUT]
+    assert verdicts == [None] * 5 + [SweepAction.TIMED_OUT]
 
 
 def test_patience_with_a_reader_ends_when_too_little_leaves():
     """A reader of 2,000 bytes in 15 s kept a slot for two hours."""
     limits = ServerLimits(write_idle_s=10, write_bytes=1000)
     verdicts = looks(
-        Patience(limits, 0),
-        (1, Stage.ANSWERING, {"left": 0, "unsent": 100}),
-        (9, Stage.ANSWERING, {"left": 900, "unsent": 299}),
-        (12, Stage.ANSWERING, {"left": 1100, "unsent": 399}),  # more waits than before, yet enough has left
-        (19, Stage.ANSWERING, {"left": 1500, "unsent": 499}),
-        (23, Stage.ANSWERING, {"left": 2000, "unsent": 499}),
+        ClientTimeouts(limits, 0),
+        (1, ConnectionStage.ANSWERING, {"left": 0, "unsent": 100}),
+        (9, ConnectionStage.ANSWERING, {"left": 900, "unsent": 299}),
+        (12, ConnectionStage.ANSWERING, {"left": 1100, "unsent": 399}),  # more waits than before, yet enough has left
+        (19, ConnectionStage.ANSWERING, {"left": 1500, "unsent": 499}),
+        (23, ConnectionStage.ANSWERING, {"left": 2000, "unsent": 499}),
     )
-    assert verdicts == [None, None, None, None, Verdict.ABORT]
+    assert verdicts == [None, None, None, None, SweepAction.ABORT]
 
 
 def test_patience_does_not_count_the_time_in_which_nothing_waited():
     limits = ServerLimits(write_idle_s=10, write_bytes=1000)
     verdicts = looks(
-        Patience(limits, 0),
-        (9, Stage.ANSWERING, {"left": 10, "unsent": 100}),
-        (12, Stage.ANSWERING, {"left": 110, "unsent": 0}),
-        (21, Stage.ANSWERING, {"left": 120, "unsent": 100}),
+        ClientTimeouts(limits, 0),
+        (9, ConnectionStage.ANSWERING, {"left": 10, "unsent": 100}),
+        (12, ConnectionStage.ANSWERING, {"left": 110, "unsent": 0}),
+        (21, ConnectionStage.ANSWERING, {"left": 120, "unsent": 100}),
     )
     assert verdicts == [None, None, None]
 

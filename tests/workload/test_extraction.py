@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from skep.workload.extraction import Block, code_blocks, has_gaps, python_blocks, spoken
+from skep.workload.extraction import Block, code_blocks, has_gaps, python_blocks, split_answer
 
 F = "```"
 
@@ -35,12 +35,12 @@ F = "```"
 )  # fmt: skip
 def test_reasoning_is_kept_apart(answer, reasoning, text, thought):
     """Beside the answer, in tags, in a channel of its own, unclosed, or opened by the prompt."""
-    said = spoken(answer, reasoning)
+    said = split_answer(answer, reasoning)
     assert (said.text, said.reasoning) == (text, thought)
 
 
 def test_halves_of_characters_can_be_written_down():
-    said = spoken("\ud800x \ud83d\ude00", None).text
+    said = split_answer("\ud800x \ud83d\ude00", None).text
     assert said == "\ufffdx \U0001f600"
     assert said.encode()
 
@@ -158,7 +158,7 @@ def test_prose_is_not_code(text):
 def test_200_kb_of_anything_take_no_time(unit):
     text = unit * (200_000 // len(unit))
     began = time.process_time()
-    said = spoken(text, None)
+    said = split_answer(text, None)
     code_blocks(said.text or text)
     python_of(text)
     assert time.process_time() - began < 8

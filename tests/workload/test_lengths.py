@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 from skep.errors import UserError
-from skep.workload.calibration import Calibration, calibrate, sample_prompts, sample_texts
+from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts, sample_texts
 from skep.workload.lengths import CHARS_PER_PIECE, cut, pieces
 from skep.workload.prompts import KINDS, coding_prompts
 
@@ -135,7 +135,7 @@ def test_nothing_counted_is_an_error(counted):
 
 def test_without_a_measurement_no_error_is_claimed():
     """None means unknown."""
-    assert Calibration().error is None
+    assert TokenCalibration().error is None
 
 
 @pytest.mark.parametrize("tokens", [40, 100, 150, 300, 1000, 4000])

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from skep.bench.compare import Side
+from skep.bench.compare import ComparedRun
 from skep.bench.metrics import repeat_of, task_tok_s
 from skep.bench.records import LevelSummary
 from skep.catalog.models import find_geometry
@@ -29,7 +29,7 @@ _FAMILY = {"embedded": "llamacpp"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PublishedShape:
     input_tokens: int
     output_tokens: int
 
@@ -41,12 +41,12 @@ class Shape:
 class Rerun:
     """What is to be run: one shape, at the concurrencies its figures were published for."""
 
-    shape: Shape
+    shape: PublishedShape
     levels: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedServer:
     """What answered, as far as it says. None: it does not."""
 
     model: str
@@ -56,7 +56,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class FigureComparison:
     """One published figure against the run. `ratio` is measured over published; `why` says what stands against it."""
 
     row: int  # from 1, in the preset's order
@@ -75,23 +75,23 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PresetComparison:
     preset: str
-    shape: Shape | None
-    rows: tuple[Held, ...]
+    shape: PublishedShape | None
+    rows: tuple[FigureComparison, ...]
     differences: tuple[str, ...]  # between what was published and what answered, true of all rows
 
     @property
-    def best(self) -> Held | None:
+    def best(self) -> FigureComparison | None:
         """The largest published figure that can be compared; output before other metrics."""
         fair = [row for row in self.rows if row.fair]
         return max(fair, key=lambda row: (row.published.metric == "output", row.published.tok_s), default=None)
 
 
-def shape_of(figure: Published) -> Shape | None:
+def shape_of(figure: Published) -> PublishedShape | None:
     if figure.input_tokens is None or figure.output_tokens is None:
         return None
-    return Shape(figure.input_tokens, figure.output_tokens)
+    return PublishedShape(figure.input_tokens, figure.output_tokens)
 
 
 def rerun_of(preset: Preset, row: int | None = None) -> Rerun:
@@ -110,7 +110,7 @@ def rerun_of(preset: Preset, row: int | None = None) -> Rerun:
     return Rerun(chosen, tuple(sorted({figure.concurrency for figure, shape in pairs if shape == chosen})))
 
 
-def _shape_at(preset: Preset, shapes: Sequence[Shape | None], row: int) -> Shape:
+def _shape_at(preset: Preset, shapes: Sequence[PublishedShape | None], row: int) -> PublishedShape:
     if not 1 <= row <= len(shapes):
         hint = f"`{preset.name}` has {len(shapes)} published figures, counted from 1"
         raise UserError(f"--shape-of {row} is no published figure", hint=hint)
@@ -122,7 +122,7 @@ def _shape_at(preset: Preset, shapes: Sequence[Shape | None], row: int) -> Shape
     return shape
 
 
-def judge(preset: Preset, side: Side, seen: Seen, missing: Collection[Need] = ()) -> Verdict:
+def judge(preset: Preset, side: ComparedRun, seen: ObservedServer, missing: Collection[Need] = ()) -> PresetComparison:
     """Every published figure in its order. `missing`: needs of the preset that are not known to be met here."""
     others = differences(preset, seen)
     wrong_model = not same_model(preset, seen.model)
@@ -144,10 +144,10 @@ def judge(preset: Preset, side: Side, seen: Seen, missing: Collection[Need] = ()
             held = replace(held, ratio=None, ratio_interval=None)
             doubts = [f"`{seen.model}` answered, the figure is of `{preset.model}`"]
         rows.append(replace(held, why="; ".join(doubts) or None))
-    return Verdict(preset.name, _agreed(shapes), tuple(rows), tuple(others))
+    return PresetComparison(preset.name, _agreed(shapes), tuple(rows), tuple(others))
 
 
-def differences(preset: Preset, seen: Seen) -> list[str]:
+def differences(preset: Preset, seen: ObservedServer) -> list[str]:
     found = []
     if not same_model(preset, seen.model):
         own = f"`{preset.model}`, served as `{preset.served_as}`"
@@ -190,12 +190,12 @@ def engine_in(told: str | None) -> str | None:
     return next((engine for word, engine in _ENGINES.items() if word in text), None)
 
 
-def _other_engine(preset: Preset, seen: Seen) -> bool:
+def _other_engine(preset: Preset, seen: ObservedServer) -> bool:
     found = engine_in(seen.engine)
     return found is not None and found != _FAMILY.get(preset.engine, preset.engine) and not seen.simulated
 
 
-def _other_cards(preset: Preset, seen: Seen) -> str | None:
+def _other_cards(preset: Preset, seen: ObservedServer) -> str | None:
     return None if seen.cards is None or seen.simulated else other_cards(preset, seen.cards)
 
 
@@ -204,28 +204,28 @@ def _other_version(published: str | None, told: str | None) -> list[str]:
     return [] if here is None else [f"published with {published}, here {here}"]
 
 
-def _held(row: int, figure: Published, side: Side) -> Held:
+def _held(row: int, figure: Published, side: ComparedRun) -> FigureComparison:
     shape = shape_of(figure)
     if shape is None:
-        return Held(row, figure, why="its lengths are not published")
+        return FigureComparison(row, figure, why="its lengths are not published")
     level = side.level(figure.concurrency)
     if level is None:
         others = [_measured_shape(one) for one in side.summary.levels]
         if not any(_near(shape, one) for one in others):
-            return Held(row, figure, why=f"another shape, {shape}: --shape-of {row} runs it")
-        return Held(row, figure, why=f"C={figure.concurrency} was not run")
+            return FigureComparison(row, figure, why=f"another shape, {shape}: --shape-of {row} runs it")
+        return FigureComparison(row, figure, why=f"C={figure.concurrency} was not run")
     found = _measured_shape(level)
     if not _near(shape, found):
         said = f"{found[0]:.0f} in, {found[1]:.0f} out" if found else "lengths that the server does not tell"
-        return Held(row, figure, why=f"published with {shape}, run with {said}: --shape-of {row} runs it")
+        return FigureComparison(row, figure, why=f"published with {shape}, run with {said}: --shape-of {row} runs it")
     return _rated(row, figure, side, level)
 
 
-def _rated(row: int, figure: Published, side: Side, level: LevelSummary) -> Held:
+def _rated(row: int, figure: Published, side: ComparedRun, level: LevelSummary) -> FigureComparison:
     runs = list(side.repeats(figure.concurrency).values())
     values, clock = _values(figure, runs, level)
     if not values:
-        return Held(row, figure, why=f"the run has no {figure.metric} figure at C={figure.concurrency}")
+        return FigureComparison(row, figure, why=f"the run has no {figure.metric} figure at C={figure.concurrency}")
     mean, interval = fmean(values), runs_interval(values)
     other = figure.clock not in (None, clock)
     doubts = [f"published by the {figure.clock}'s clock, measured by the {clock}'s"] if other else []
@@ -235,7 +235,7 @@ def _rated(row: int, figure: Published, side: Side, level: LevelSummary) -> Held
     if interval is not None:
         scaled = Interval(*(end / figure.tok_s for end in (interval.low, interval.estimate, interval.high)))
     why = "; ".join(doubts) or None
-    return Held(row, figure, mean, interval, clock, mean / figure.tok_s, scaled, why, tuple(values))
+    return FigureComparison(row, figure, mean, interval, clock, mean / figure.tok_s, scaled, why, tuple(values))
 
 
 def _values(figure: Published, runs: Sequence[Sequence[Request]], level: LevelSummary) -> tuple[list[float], str]:
@@ -272,16 +272,18 @@ def _measured_shape(level: LevelSummary) -> tuple[float, float] | None:
     return level.prompt_tokens, level.output_tokens_each
 
 
-def _near(shape: Shape, found: tuple[float, float] | None) -> bool:
+def _near(shape: PublishedShape, found: tuple[float, float] | None) -> bool:
     if found is None:
         return False
     pairs = zip((shape.input_tokens, shape.output_tokens), found, strict=True)
     return all(abs(there - here) <= max(LENGTHS_WITHIN_TOKENS, LENGTHS_WITHIN * there) for there, here in pairs)
 
 
-def _agreed(shapes: Sequence[tuple[float, float] | None]) -> Shape | None:
+def _agreed(shapes: Sequence[tuple[float, float] | None]) -> PublishedShape | None:
     known = [shape for shape in shapes if shape is not None]
-    return Shape(round(fmean(one[0] for one in known)), round(fmean(one[1] for one in known))) if known else None
+    return (
+        PublishedShape(round(fmean(one[0] for one in known)), round(fmean(one[1] for one in known))) if known else None
+    )
 
 
 def _without(figure: Published, missing: Collection[Need]) -> str:

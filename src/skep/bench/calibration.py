@@ -19,7 +19,7 @@ from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.token_times import tpot_ms
 from skep.catalog.machine import HostFacts
 from skep.errors import EndpointError, UserError
-from skep.planner.calibration import Measured, Seen
+from skep.planner.calibration import CalibrationData, MeasuredLevel
 from skep.stats.intervals import mean_t_interval
 from skep.store.database import Store
 from skep.store.records import Request
@@ -92,8 +92,8 @@ class CalibrationPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    measured: Measured
+class CalibrationRuns:
+    measured: CalibrationData
     run_ids: tuple[str, ...]
     drift: Interval | None
 
@@ -105,10 +105,10 @@ async def measure(
     host: HostFacts,
     maker_for: MakerFor,
     on_progress: OnProgress = lambda _: None,
-) -> Taken:
+) -> CalibrationRuns:
     plan = plan.paced(await pace(endpoint, plan))
 
-    async def take(sweep: SweepPlan) -> tuple[SweepSummary, dict[int, Seen]]:
+    async def take(sweep: SweepPlan) -> tuple[SweepSummary, dict[int, MeasuredLevel]]:
         maker = await maker_for(sweep.workload, endpoint)
         summary = await run_sweep(sweep, endpoint, store, host, on_progress, maker=maker)
         rows = [row for row in store.requests(summary.run_id) if row.level]
@@ -124,8 +124,8 @@ async def measure(
         raise
     crowd = levels[plan.crowd] if plan.crowd else None
     held_back = tuple(levels[level] for level in plan.held_back)
-    measured = Measured(levels[1], crowd, prompts[1], held_back)
-    return Taken(measured, (decoded.run_id, computed.run_id), decoded.drift)
+    measured = CalibrationData(levels[1], crowd, prompts[1], held_back)
+    return CalibrationRuns(measured, (decoded.run_id, computed.run_id), decoded.drift)
 
 
 async def pace(endpoint: Endpoint, plan: CalibrationPlan) -> float:
@@ -181,10 +181,10 @@ def whole_runs(plan: SweepPlan, rows: Sequence[Request], level: int) -> dict[int
     return {repeat: some for repeat, some in runs.items() if len(some) >= plan.tasks_at(level)}
 
 
-def _seen(plan: SweepPlan, summary: SweepSummary, concurrency: int, rows: Sequence[Request]) -> Seen:
+def _seen(plan: SweepPlan, summary: SweepSummary, concurrency: int, rows: Sequence[Request]) -> MeasuredLevel:
     level = next(level for level in summary.levels if level.concurrency == concurrency)
     runs = whole_runs(plan, rows, concurrency)
-    return Seen(
+    return MeasuredLevel(
         concurrency=concurrency,
         input_tokens=level.prompt_tokens or 0.0,
         output_tokens=level.output_tokens_each or 0.0,

@@ -17,7 +17,7 @@ from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, tt
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.bench.summary import summarise
-from skep.bench.sweep import Progress, Sweep, SweepPlan, run_fingerprint
+from skep.bench.sweep import Sweep, SweepPlan, SweepProgress, run_fingerprint
 from skep.bench.tasks import TaskMaker
 from skep.catalog.machine import HostFacts
 from skep.stats.intervals import paired_ratio_interval
@@ -31,7 +31,7 @@ Figure = Callable[[Sequence[Request], int], float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class ComparedMetric:
     name: str
     higher_is_better: bool
     of_rows: Figure
@@ -39,7 +39,7 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedRun:
     """One of the two."""
 
     summary: SweepSummary
@@ -59,33 +59,33 @@ class Side:
         return {number: rows for number, rows in found.items() if number in kept}
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric(
+METRICS: tuple[ComparedMetric, ...] = (
+    ComparedMetric(
         "effective tok/s",
         True,
         lambda rows, level: repeat_of(0, rows, level).effective_tok_s or None,
         lambda level: level.effective_tok_s,
     ),
-    Metric(
+    ComparedMetric(
         "answered",
         True,
         lambda rows, _: sum(row.ok for row in rows) / len(rows) if rows else None,
         lambda level: 1 - level.failed / level.requests if level.requests else None,
     ),
-    Metric("task tok/s", True, lambda rows, _: task_tok_s(rows), lambda level: level.task_tok_s),
-    Metric(
+    ComparedMetric("task tok/s", True, lambda rows, _: task_tok_s(rows), lambda level: level.task_tok_s),
+    ComparedMetric(
         "TTFT p50",
         False,
         lambda rows, _: _at(ttft_values(rows), 50),
         lambda level: level.ttft_ms.p50 if level.ttft_ms else None,
     ),
-    Metric(
+    ComparedMetric(
         "TTFT p95",
         False,
         lambda rows, _: _at(ttft_values(rows), 95),
         lambda level: level.ttft_ms.p95 if level.ttft_ms else None,
     ),
-    Metric(
+    ComparedMetric(
         "TPOT p50",
         False,
         lambda rows, _: _at(tpot_values(rows), 50),
@@ -94,7 +94,7 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def compare(a: Side, b: Side, *, paired: bool = False, confidence: float = 0.95) -> list[Comparison]:
+def compare(a: ComparedRun, b: ComparedRun, *, paired: bool = False, confidence: float = 0.95) -> list[Comparison]:
     """Levels of both, in order of C. `paired`: their runs were made in turns, so that each has its partner.
 
     Every figure is judged on its own: of twenty that did not change, one is expected to look better or worse.
@@ -105,7 +105,7 @@ def compare(a: Side, b: Side, *, paired: bool = False, confidence: float = 0.95)
     ]
 
 
-def regressions(a: Side, b: Side, threshold: float, *, paired: bool = False) -> list[Comparison]:
+def regressions(a: ComparedRun, b: ComparedRun, threshold: float, *, paired: bool = False) -> list[Comparison]:
     """Worse by more than the threshold (0.05 is 5 %), with 95 % certainty over all figures together (Bonferroni)."""
     figures = len(compare(a, b, paired=paired))
     strict = compare(a, b, paired=paired, confidence=1 - 0.05 / max(1, figures))
@@ -123,7 +123,9 @@ def loss(one: Comparison) -> float:
     return 1 - one.ratio.estimate if is_higher_better(one.metric) else one.ratio.estimate - 1
 
 
-def _compared(metric: Metric, level: int, a: Side, b: Side, *, paired: bool, confidence: float) -> Comparison:
+def _compared(
+    metric: ComparedMetric, level: int, a: ComparedRun, b: ComparedRun, *, paired: bool, confidence: float
+) -> Comparison:
     of_a, of_b = _values(metric, level, a), _values(metric, level, b)
     if paired:
         both = sorted(of_a.keys() & of_b.keys())
@@ -148,7 +150,7 @@ def _compared(metric: Metric, level: int, a: Side, b: Side, *, paired: bool, con
     return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, why)
 
 
-def _no_spread(level: int, a: Side, b: Side) -> str:
+def _no_spread(level: int, a: ComparedRun, b: ComparedRun) -> str:
     """With the runs that were measured and do not count, so that nobody looks for them."""
     found = ((name, side.level(level)) for name, side in (("A", a), ("B", b)))
     short = [
@@ -160,7 +162,7 @@ def _no_spread(level: int, a: Side, b: Side) -> str:
 
 
 def _brought_nothing(
-    metric: Metric, level: int, a: Side, b: Side, *, shown: tuple[float | None, float | None]
+    metric: ComparedMetric, level: int, a: ComparedRun, b: ComparedRun, *, shown: tuple[float | None, float | None]
 ) -> Comparison | None:
     """A run in which not one request was answered has no speed to compare, and must not be forgotten for it."""
     runs = [[any(row.ok for row in rows) for rows in side.repeats(level).values()] for side in (a, b)]
@@ -176,17 +178,17 @@ def _brought_nothing(
     return Comparison(level, metric.name, *shown, None, judgement, f"{told} brought not one answer")
 
 
-def _values(metric: Metric, level: int, side: Side) -> Mapping[int, float]:
+def _values(metric: ComparedMetric, level: int, side: ComparedRun) -> Mapping[int, float]:
     found = {number: metric.of_rows(rows, level) for number, rows in side.repeats(level).items()}
     return {number: value for number, value in found.items() if value is not None and value > 0}
 
 
-def _shown(metric: Metric, level: int, side: Side) -> float | None:
+def _shown(metric: ComparedMetric, level: int, side: ComparedRun) -> float | None:
     summary = side.level(level)
     return None if summary is None else metric.of_level(summary)
 
 
-def _is_limited(side: Side, level: int) -> bool:
+def _is_limited(side: ComparedRun, level: int) -> bool:
     summary = side.level(level)
     return summary is not None and summary.client_limited
 
@@ -199,9 +201,9 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Duel:
-    a: Side
-    b: Side
+class ABResult:
+    a: ComparedRun
+    b: ComparedRun
     comparisons: list[Comparison]
 
 
@@ -211,8 +213,8 @@ async def run_ab(
     store: Store,
     host: HostFacts,
     makers: tuple[TaskMaker, TaskMaker],
-    on_progress: Callable[[str, Progress], None] = lambda _, __: None,
-) -> Duel:
+    on_progress: Callable[[str, SweepProgress], None] = lambda _, __: None,
+) -> ABResult:
     """Two stored runs of the kind `ab`. Ends when every level's ratio is known to the plan's precision, or in time."""
     plan = replace(plan, kind="ab")
     async with AsyncExitStack() as stack:
@@ -229,7 +231,7 @@ async def run_ab(
             await sweep.warm_up()
         await _take_turns(plan, sides[0], sides[1])
     a, b = (_side(sweep) for sweep in sides)
-    return Duel(a, b, compare(a, b, paired=True))
+    return ABResult(a, b, compare(a, b, paired=True))
 
 
 async def _take_turns(plan: SweepPlan, a: Sweep, b: Sweep) -> None:
@@ -260,8 +262,8 @@ def _speed(rows: list[Request]) -> float:
     return repeat_of(0, rows, None).effective_tok_s
 
 
-def _side(sweep: Sweep) -> Side:
+def _side(sweep: Sweep) -> ComparedRun:
     recording = sweep.recording
     stored = (recording.rows, recording.samples, recording.facts)
     summary = summarise(recording.run_id, *stored, simulated=recording.simulated)
-    return Side(summary, recording.rows)
+    return ComparedRun(summary, recording.rows)

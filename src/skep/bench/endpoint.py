@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import Answer, fetch
+from skep.wire.fetch import HttpResponse, fetch
 from skep.wire.heads import Origin, parse_url
 
 
@@ -60,7 +60,7 @@ async def find_endpoint(
     return Endpoint(origin, base, chosen, headers, "ollama" if api == "ollama" else "openai", told)
 
 
-def _models(answer: Answer, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
+def _models(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
     if answer.status in (401, 403):
         what = "refuses the API key" if key_given else "wants an API key"
         hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
@@ -87,7 +87,7 @@ def _choose(model: str | None, known: list[str], url: str) -> str:
     return model
 
 
-def _engine_of(entry: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]:
     """skep's gateway tells slots and engine; llama.cpp and vLLM tell their name."""
     told: dict[str, Any] = {}
     if isinstance(entry.get("skep"), dict):

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from skep.bench.metrics import repeat_of
 from skep.bench.summary import worst_share
-from skep.stats.precision import Goal, Precision
-from skep.stats.search import Search
-from skep.stats.slo import Limits, SloSearch
+from skep.stats.precision import Precision, PrecisionGoal
+from skep.stats.search import SaturationSearch
+from skep.stats.slo import SloLimits, SloSearch
 from skep.store.records import Request
 
 
-class Course(Protocol):
+class LevelSchedule(Protocol):
     def following(self) -> int | None:
         """The level to run now; None: it is enough."""
 
@@ -26,13 +26,13 @@ class Course(Protocol):
         """About how many more runs of which levels are still to come."""
 
 
-class Rounds:
+class LevelRounds:
     """Every level in turn, again and again, until each is known well enough; C=1 once more at the end.
 
     Runs of one level are spread over the whole time, so that drift does not pass for an effect of concurrency.
     """
 
-    def __init__(self, levels: Sequence[int], goal: Goal, *, runs: int | None = None) -> None:
+    def __init__(self, levels: Sequence[int], goal: PrecisionGoal, *, runs: int | None = None) -> None:
         """`runs`: exactly so many of each instead of a goal, and none more at the end."""
         self._levels = tuple(levels)
         self._runs = runs
@@ -79,7 +79,7 @@ class ToSaturation:
     """Doubles C until nothing more is gained, then narrows the knee and, where it falls, the cliff."""
 
     def __init__(self, most: int) -> None:
-        self._search = Search(max_concurrency=most)
+        self._search = SaturationSearch(max_concurrency=most)
         self._closing = True
 
     def following(self) -> int | None:
@@ -102,7 +102,7 @@ class ToSaturation:
 class WithinLimits:
     """The highest C that keeps a promise."""
 
-    def __init__(self, limits: Limits, most: int) -> None:
+    def __init__(self, limits: SloLimits, most: int) -> None:
         self._limits = limits
         self._search = SloSearch(max_concurrency=most)
 
@@ -124,17 +124,17 @@ def figure_of(rows: Sequence[Request], level: int) -> float:
     return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
 
 
-def course_of(
+def make_level_schedule(
     levels: Sequence[int],
-    goal: Goal,
+    goal: PrecisionGoal,
     *,
     runs: int | None,
     to_saturation: bool,
-    slo: Limits | None,
+    slo: SloLimits | None,
     most: int,
-) -> Course:
+) -> LevelSchedule:
     if to_saturation:
         return ToSaturation(most)
     if slo is not None:
         return WithinLimits(slo, most)
-    return Rounds(levels, goal, runs=runs)
+    return LevelRounds(levels, goal, runs=runs)

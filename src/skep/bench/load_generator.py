@@ -13,10 +13,10 @@ from typing import Any, Protocol, Self
 from skep.bench.client_health import LEAST_DELIVERED, ClientHealth, garbage_kept, watch_client
 from skep.bench.counters import counted, read_counters
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_process import Begin, Job, News, decode_news, framed, read_frame
-from skep.bench.load_shapes import Load, OnRow, Span, Strand, carry, dealt
+from skep.bench.load_process import Begin, LoadJob, LoadUpdate, decode_news, framed, read_frame
+from skep.bench.load_shapes import Load, OnRow, TimeWindow, TrafficStream, run_streams, split_between_workers
 from skep.bench.recording import Recording
-from skep.bench.request import Sender, Task
+from skep.bench.request import BenchTask, Sender
 from skep.bench.token_times import delivered
 from skep.errors import SkepError
 from skep.store.records import Request
@@ -27,14 +27,14 @@ STREAM_LIMIT = 1 << 26
 LEAD_S = 0.5  # for the word to arrive that they begin
 
 
-class Witness:
+class LoadObserver:
     """Told when the load of a run begins, and when its last request has ended, unless it breaks off. Does nothing."""
 
     def began(self) -> None: ...
     def ended(self) -> None: ...
 
 
-NOBODY = Witness()
+NOBODY = LoadObserver()
 
 
 class LoadProcess:
@@ -68,12 +68,12 @@ class LoadProcess:
         if await read_frame(self._process.stdout) is None:
             raise SkepError("a load process did not start", hint="try --processes 1")
 
-    async def prepare(self, job: Job) -> None:
+    async def prepare(self, job: LoadJob) -> None:
         """When it returns, nothing is left but to begin."""
         self._tell(job)
         await self._heard()
 
-    async def work(self, begin: Begin) -> AsyncIterator[News]:
+    async def work(self, begin: Begin) -> AsyncIterator[LoadUpdate]:
         """What it tells of the job it has prepared, to the last of it."""
         self._tell(begin)
         while True:
@@ -82,11 +82,11 @@ class LoadProcess:
             if news.last:
                 return
 
-    def _tell(self, message: Job | Begin) -> None:
+    def _tell(self, message: LoadJob | Begin) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(framed(message))
 
-    async def _heard(self) -> News:
+    async def _heard(self) -> LoadUpdate:
         assert self._process.stdout is not None
         frame = await read_frame(self._process.stdout)
         if frame is None:
@@ -108,7 +108,7 @@ class LoadProcesses:
     def __init__(self) -> None:
         self.processes: list[LoadProcess] = []
 
-    async def run(self, jobs: Sequence[Job], on_row: OnRow, witness: Witness = NOBODY) -> ClientHealth:
+    async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, witness: LoadObserver = NOBODY) -> ClientHealth:
         health = ClientHealth()
         try:
             await self._grow(len(jobs))
@@ -144,20 +144,20 @@ class LoadProcesses:
             await process.wait()
 
 
-def beginnings(jobs: Sequence[Job], now_s: float) -> list[Begin]:
+def beginnings(jobs: Sequence[LoadJob], now_s: float) -> list[Begin]:
     """Those that follow a clock, in several processes: all count from one moment, which is yet to come."""
     together = len(jobs) > 1
     return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
 
 
-async def _at_beginning(begins: Sequence[Begin], witness: Witness) -> None:
+async def _at_beginning(begins: Sequence[Begin], witness: LoadObserver) -> None:
     """Says so when the first of them begins: at once, unless all wait for the moment that is yet to come."""
     if all(one.at_s is not None for one in begins):
         await asyncio.sleep(LEAD_S)
     witness.began()
 
 
-async def _follow(told: AsyncIterator[News], on_row: OnRow, health: ClientHealth) -> None:
+async def _follow(told: AsyncIterator[LoadUpdate], on_row: OnRow, health: ClientHealth) -> None:
     """Hands rows on as they come."""
     got = 0
     async for news in told:
@@ -172,14 +172,14 @@ async def _follow(told: AsyncIterator[News], on_row: OnRow, health: ClientHealth
 BUSY = 0.7  # of a core
 
 
-class Meter(Protocol):
+class EnergyMeter(Protocol):
     """What the machine draws. `end` gives the facts since `begin`, or None where nothing was measured."""
 
     def begin(self) -> None: ...
     def end(self) -> Mapping[str, Any] | None: ...
 
 
-class Driver:
+class LoadGenerator:
     def __init__(
         self,
         endpoint: Endpoint,
@@ -189,7 +189,7 @@ class Driver:
         keep_text: bool,
         most_connections: int,
         processes: int | None = 1,
-        meter: Meter | None = None,
+        meter: EnergyMeter | None = None,
         load_processes: LoadProcesses | None = None,
     ) -> None:
         """`processes` None: one, and more for a level at which one was not enough."""
@@ -213,7 +213,7 @@ class Driver:
         self,
         level: int,
         repeat: int,
-        tasks: Sequence[Task],
+        tasks: Sequence[BenchTask],
         width: int,
         on_row: OnRow,
         offsets: Sequence[float] | None = None,
@@ -223,17 +223,19 @@ class Driver:
 
         `until_s`: on the run's clock, when no more is begun.
         """
-        strand = Strand([*tasks], width, None if offsets is None else [*offsets])
+        strand = TrafficStream([*tasks], width, None if offsets is None else [*offsets])
         is_closed = offsets is None
-        return await self.run_strands(level, repeat, [strand], on_row, Span(until_s=until_s), is_closed=is_closed)
+        return await self.run_streams_at_level(
+            level, repeat, [strand], on_row, TimeWindow(until_s=until_s), is_closed=is_closed
+        )
 
-    async def run_strands(
+    async def run_streams_at_level(
         self,
         level: int,
         repeat: int,
-        strands: Sequence[Strand],
+        strands: Sequence[TrafficStream],
         on_row: OnRow,
-        span: Span,
+        span: TimeWindow,
         *,
         is_closed: bool = False,
     ) -> tuple[list[Request], bool]:
@@ -244,7 +246,7 @@ class Driver:
             return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
 
         async def load(sender: Sender, took: OnRow) -> None:
-            await carry(sender, took, strands, span)
+            await run_streams(sender, took, strands, span)
 
         return await self.run_load(level, repeat, load, width, on_row, is_closed=is_closed)
 
@@ -253,7 +255,7 @@ class Driver:
     ) -> tuple[list[Request], bool]:
         """What cannot be written down, in this process. `is_closed`: `width` are to be in flight all the time."""
 
-        async def here(took: OnRow, draw: _Draw) -> ClientHealth:
+        async def here(took: OnRow, draw: _EnergyObserver) -> ClientHealth:
             await self.pool.prepare(width)
             with garbage_kept():
                 draw.began()
@@ -265,9 +267,9 @@ class Driver:
 
         return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
 
-    def _spread(self, strands: Sequence[Strand], span: Span) -> _Run:
+    def _spread(self, strands: Sequence[TrafficStream], span: TimeWindow) -> _RunLoad:
         jobs = [
-            Job(
+            LoadJob(
                 self.endpoint,
                 hand,
                 self.recording.origin_s,
@@ -276,16 +278,16 @@ class Driver:
                 span=span,
                 most_connections=self._most_connections,
             )
-            for hand in dealt(strands, self._processes)
+            for hand in split_between_workers(strands, self._processes)
         ]
 
-        async def spread(took: OnRow, draw: _Draw) -> ClientHealth:
+        async def spread(took: OnRow, draw: _EnergyObserver) -> ClientHealth:
             return await self._load_processes.run(jobs, took, draw)
 
         return spread
 
     async def _measured(
-        self, level: int, repeat: int, run: _Run, width: int, on_row: OnRow, *, is_closed: bool = True
+        self, level: int, repeat: int, run: _RunLoad, width: int, on_row: OnRow, *, is_closed: bool = True
     ) -> tuple[list[Request], bool]:
         rows: list[Request] = []
 
@@ -295,7 +297,7 @@ class Driver:
             on_row(row)
 
         before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
-        draw = _Draw(self._meter)
+        draw = _EnergyObserver(self._meter)
         health = await run(took, draw)
         after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
         whole = (
@@ -329,10 +331,10 @@ class Driver:
         self.recording.sampled(sample)
 
 
-class _Draw(Witness):
+class _EnergyObserver(LoadObserver):
     """A run's energy: of the time in which its requests are under way, not of what is prepared for them."""
 
-    def __init__(self, meter: Meter | None) -> None:
+    def __init__(self, meter: EnergyMeter | None) -> None:
         self._meter = meter
         self.drawn: Mapping[str, Any] | None = None
 
@@ -345,14 +347,14 @@ class _Draw(Witness):
             self.drawn = self._meter.end()
 
 
-class _Run(Protocol):
-    async def __call__(self, took: OnRow, draw: _Draw) -> ClientHealth: ...
+class _RunLoad(Protocol):
+    async def __call__(self, took: OnRow, draw: _EnergyObserver) -> ClientHealth: ...
 
 
 WINDOW_S = 3.0
 
 
-class Pace:
+class TokenPace:
     def __init__(self) -> None:
         self._ended = 0
         self._seen: deque[tuple[float, int]] = deque()

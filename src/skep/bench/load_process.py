@@ -19,7 +19,7 @@ import msgspec
 
 from skep.bench.client_health import ClientHealth, garbage_kept, watch_client
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_shapes import Span, Strand, beginning, carry
+from skep.bench.load_shapes import TimeWindow, TrafficStream, run_streams, wait_for_begin
 from skep.bench.request import Sender
 from skep.store.records import Request
 from skep.wire.client import Pool
@@ -30,15 +30,15 @@ FRESH_S = 2.0  # a connection is not kept much longer than that while nothing is
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LoadJob:
     """A share of one run of one level."""
 
     endpoint: Endpoint
-    strands: list[Strand]
+    strands: list[TrafficStream]
     origin_s: float
     timeout_s: float
     keep_text: bool
-    span: Span = field(default_factory=Span)
+    span: TimeWindow = field(default_factory=TimeWindow)
     most_connections: int = 0  # kept while nothing is sent over them, if these are more than its agents
 
     @property
@@ -58,7 +58,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class LoadUpdate:
     """Rows that ended; with the last of them, how the process fared. Without any: ready for a job, or to begin it."""
 
     rows: list[Request]
@@ -71,12 +71,12 @@ class News:
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_job = msgspec.msgpack.Decoder(Job).decode
+decode_job = msgspec.msgpack.Decoder(LoadJob).decode
 decode_begin = msgspec.msgpack.Decoder(Begin).decode
-decode_news = msgspec.msgpack.Decoder(News).decode
+decode_news = msgspec.msgpack.Decoder(LoadUpdate).decode
 
 
-def framed(message: Job | Begin | News) -> bytes:
+def framed(message: LoadJob | Begin | LoadUpdate) -> bytes:
     data = encode(message)
     return LENGTH.pack(len(data)) + data
 
@@ -90,21 +90,23 @@ async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
         return None
 
 
-async def carry_out(job: Job, orders: asyncio.Queue[bytes], send: _Outbox, *, fresh_s: float = FRESH_S) -> ClientHealth:
+async def carry_out(
+    job: LoadJob, orders: asyncio.Queue[bytes], send: _Outbox, *, fresh_s: float = FRESH_S
+) -> ClientHealth:
     """Once it is prepared, and the order to begin has come."""
     pool = Pool(job.endpoint.origin, max_idle=max(job.width, job.most_connections, 1))
     sender = Sender(job.endpoint, pool, job.origin_s, timeout_s=job.timeout_s, keep_text=job.keep_text)
     try:
         await pool.prepare(job.width)
         with garbage_kept():
-            send.greet()
+            send.send_ready()
             while (order := await _next(orders, fresh_s)) is None:  # others take their time
                 pool.trim()
                 await pool.prepare(job.width)
             span = replace(job.span, begin_s=decode_begin(order).at_s)
-            late_s = await beginning(sender, span)
+            late_s = await wait_for_begin(sender, span)
             async with watch_client() as health:
-                await carry(sender, send.took, job.strands, span)
+                await run_streams(sender, send.took, job.strands, span)
     finally:
         await pool.close()
     health.late_ms = late_s * 1000
@@ -126,9 +128,9 @@ class _Outbox:
         self._rows: list[Request] = []
         self._made = 0
 
-    def greet(self) -> None:
+    def send_ready(self) -> None:
         """Ready for what comes next."""
-        self._writer.write(framed(News([])))
+        self._writer.write(framed(LoadUpdate([])))
 
     def took(self, row: Request) -> None:
         self._rows.append(row)
@@ -139,9 +141,9 @@ class _Outbox:
         if health is not None:
             made, self._made = self._made, 0
             told = (health.lag_p99_ms, health.lag_max_ms, health.cpu_share)
-            self._writer.write(framed(News(rows, *told, made, last=True, late_ms=health.late_ms)))
+            self._writer.write(framed(LoadUpdate(rows, *told, made, last=True, late_ms=health.late_ms)))
         elif rows:
-            self._writer.write(framed(News(rows)))
+            self._writer.write(framed(LoadUpdate(rows)))
 
     async def flush_often(self) -> None:
         while True:
@@ -172,7 +174,7 @@ async def _listen(reader: asyncio.StreamReader, orders: asyncio.Queue[bytes]) ->
 
 
 async def _work(orders: asyncio.Queue[bytes], outbox: _Outbox) -> None:
-    outbox.greet()
+    outbox.send_ready()
     while True:
         job = decode_job(await orders.get())
         outbox.flush(await carry_out(job, orders, outbox))

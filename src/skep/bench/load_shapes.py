@@ -15,20 +15,20 @@ from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
-from skep.bench.request import Letter, Sender, Task
+from skep.bench.request import BenchTask, EncodedRequest, Sender
 from skep.store.records import Request
 from skep.workload.chance import capped_exponential
-from skep.workload.conversations import Script, next_messages
+from skep.workload.conversations import ConversationScript, next_messages
 
 OnRow = Callable[[Request], None]
 Load = Callable[[Sender, OnRow], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Conversation:
     """One conversation: `messages(answers)` gives what is sent for the turn after those answers; None ends it."""
 
-    first: Task
+    first: BenchTask
     messages: Callable[[Sequence[str]], list[dict[str, str]] | None]
     think_s: Sequence[float] = ()  # before each further turn
 
@@ -40,11 +40,11 @@ async def _kept(sender: Sender) -> AsyncIterator[None]:
         yield
         await sender.settle()
     except BaseException:
-        sender.clear_desk()
+        sender.flush_rows()
         raise
 
 
-async def burst(sender: Sender, on_row: OnRow, tasks: Sequence[Task]) -> None:
+async def burst(sender: Sender, on_row: OnRow, tasks: Sequence[BenchTask]) -> None:
     """All at once; ends with the last."""
     await steady(sender, on_row, tasks, len(tasks))
 
@@ -52,7 +52,7 @@ async def burst(sender: Sender, on_row: OnRow, tasks: Sequence[Task]) -> None:
 async def steady(
     sender: Sender,
     on_row: OnRow,
-    tasks: Iterable[Task],
+    tasks: Iterable[BenchTask],
     width: int,
     *,
     until_s: float | None = None,
@@ -63,7 +63,7 @@ async def steady(
 
     `pause`: what an agent does between an answer and its next request.
     """
-    letters: Iterator[Letter] = map(sender.letter, tasks)
+    letters: Iterator[EncodedRequest] = map(sender.letter, tasks)
     if isinstance(tasks, Sequence):  # written beforehand: nothing but sending is left to do when a place is free
         letters = iter([*letters])
 
@@ -81,7 +81,7 @@ async def steady(
 
 
 async def scheduled(
-    sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, Task]], *, began: float | None = None
+    sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, BenchTask]], *, began: float | None = None
 ) -> None:
     """Each task at its offset from now, or from when it began on the run's clock. A late client sends at once, and the
     row knows when it was due.
@@ -97,21 +97,23 @@ async def scheduled(
             group.create_task(sender.send(sender.letter(replace(task, scheduled_s=due)), on_row))
 
 
-async def talks(sender: Sender, on_row: OnRow, them: Iterator[Talk], width: int, *, until_s: float | None) -> None:
+async def run_conversations(
+    sender: Sender, on_row: OnRow, them: Iterator[Conversation], width: int, *, until_s: float | None
+) -> None:
     """`width` agents in conversation, each with the next one when theirs is over. A failed turn ends a conversation."""
 
     async def agent() -> None:
         for talk in them:
             if until_s is not None and sender.now() >= until_s:
                 return
-            await _talk(sender, on_row, talk)
+            await _run_conversation(sender, on_row, talk)
 
     async with asyncio.TaskGroup() as agents:
         for _ in range(width):
             agents.create_task(agent())
 
 
-async def _talk(sender: Sender, on_row: OnRow, talk: Talk) -> None:
+async def _run_conversation(sender: Sender, on_row: OnRow, talk: Conversation) -> None:
     answers: list[str] = []
     while (messages := talk.messages(answers)) is not None:
         turn = len(answers)
@@ -126,7 +128,7 @@ async def _talk(sender: Sender, on_row: OnRow, talk: Talk) -> None:
         answers.append(answer)
 
 
-async def together(sender: Sender, on_row: OnRow, loads: Sequence[Load]) -> None:
+async def run_together(sender: Sender, on_row: OnRow, loads: Sequence[Load]) -> None:
     """Several kinds of traffic at the same time."""
     async with asyncio.TaskGroup() as group:
         for load in loads:
@@ -138,7 +140,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Repetition:
     """Of tasks that last as long as is wanted: when all were had they come again, each behind another first line."""
 
     tasks: int  # of the whole strand, of which a worker has some
@@ -146,22 +148,22 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Strand:
+class TrafficStream:
     """`width` agents that take tasks in turn; with `offsets` each task when it is due; with `scripts` conversations,
     each of which begins as the task at its place and is the next agent's only when it is over.
     """
 
-    tasks: list[Task]
+    tasks: list[BenchTask]
     width: int
     offsets: list[float] | None = None
-    scripts: list[Script] = field(default_factory=list)
-    again: Again | None = None  # None: each task once
+    scripts: list[ConversationScript] = field(default_factory=list)
+    again: Repetition | None = None  # None: each task once
     think_s: float = 0.0  # mean pause of an agent between two tasks
     seed: str = ""  # of these pauses
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeWindow:
     """From when to when, on the run's clock. Nothing is begun after `until_s`, or `for_s` after the beginning."""
 
     begin_s: float | None = None  # None: at once; offsets count from here
@@ -173,13 +175,13 @@ class Span:
         return min((end for end in ends if end is not None), default=None)
 
 
-def again_of(tasks: Sequence[Task]) -> Again:
+def repetition_of(tasks: Sequence[BenchTask]) -> Repetition:
     """Where all share one system message it is the question that changes."""
     alike = len(tasks) > 1 and len({task.messages[0]["content"] for task in tasks}) == 1
-    return Again(len(tasks), -1 if alike else 0)
+    return Repetition(len(tasks), -1 if alike else 0)
 
 
-async def beginning(sender: Sender, span: Span) -> float:
+async def wait_for_begin(sender: Sender, span: TimeWindow) -> float:
     """Waits for it; how many seconds later than that it is now."""
     if span.begin_s is None:
         return 0.0
@@ -187,13 +189,13 @@ async def beginning(sender: Sender, span: Span) -> float:
     return max(0.0, sender.now() - span.begin_s)
 
 
-async def carry(sender: Sender, on_row: OnRow, strands: Sequence[Strand], span: Span) -> None:
+async def run_streams(sender: Sender, on_row: OnRow, strands: Sequence[TrafficStream], span: TimeWindow) -> None:
     """All of them at the same time, once their beginning has come."""
     begin_s = sender.now() if span.begin_s is None else span.begin_s
-    await together(sender, on_row, [_load(one, begin_s, span.end_s(begin_s)) for one in strands])
+    await run_together(sender, on_row, [_load(one, begin_s, span.end_s(begin_s)) for one in strands])
 
 
-def shared(width: int, tasks: Sequence[T], workers: int) -> list[tuple[int, list[T]]]:
+def split_tasks(width: int, tasks: Sequence[T], workers: int) -> list[tuple[int, list[T]]]:
     """For each worker its places and its tasks: as many more tasks as it has places, and some of every kind."""
     parts = max(1, min(workers, width, len(tasks)))
     places = [len(range(part, width, parts)) for part in range(parts)]
@@ -203,9 +205,9 @@ def shared(width: int, tasks: Sequence[T], workers: int) -> list[tuple[int, list
     ]
 
 
-def dealt(strands: Sequence[Strand], workers: int) -> list[list[Strand]]:
+def split_between_workers(strands: Sequence[TrafficStream], workers: int) -> list[list[TrafficStream]]:
     """Each worker's share of every strand; one that is too narrow for all begins where the one before it ended."""
-    hands: list[list[Strand]] = [[] for _ in range(workers)]
+    hands: list[list[TrafficStream]] = [[] for _ in range(workers)]
     begin = 0
     for strand in strands:
         for place, part in enumerate(_parted(strand, workers)):
@@ -214,9 +216,9 @@ def dealt(strands: Sequence[Strand], workers: int) -> list[list[Strand]]:
     return [hand for hand in hands if hand]
 
 
-def _parted(strand: Strand, workers: int) -> Iterator[Strand]:
+def _parted(strand: TrafficStream, workers: int) -> Iterator[TrafficStream]:
     width = strand.width if strand.offsets is None else max(strand.width, min(workers, len(strand.tasks)))
-    for number, (places, mine) in enumerate(shared(width, range(len(strand.tasks)), workers)):
+    for number, (places, mine) in enumerate(split_tasks(width, range(len(strand.tasks)), workers)):
         due = strand.offsets and _due(strand.offsets, mine, len(strand.tasks))
         if due or (strand.offsets is None and mine):
             yield replace(
@@ -234,18 +236,18 @@ def _due(offsets: Sequence[float], mine: Sequence[int], tasks: int) -> list[floa
     return [at for number, at in enumerate(offsets) if number % tasks in own]
 
 
-def _load(strand: Strand, begin_s: float, until_s: float | None) -> Load:
+def _load(strand: TrafficStream, begin_s: float, until_s: float | None) -> Load:
     if strand.offsets is not None:
-        return partial(scheduled, tasks=zip(strand.offsets, lasting(strand), strict=False), began=begin_s)
+        return partial(scheduled, tasks=zip(strand.offsets, endless_tasks(strand), strict=False), began=begin_s)
     width = strand.width if strand.again else min(strand.width, len(strand.tasks))
     if strand.scripts:
-        return partial(talks, them=conversations(strand), width=width, until_s=until_s)
+        return partial(run_conversations, them=conversations(strand), width=width, until_s=until_s)
     pause = partial(_pause, Random(strand.seed), strand.think_s) if strand.think_s else None
-    tasks = lasting(strand) if strand.again else strand.tasks
+    tasks = endless_tasks(strand) if strand.again else strand.tasks
     return partial(steady, tasks=tasks, width=width, until_s=until_s, pause=pause)
 
 
-def lasting(strand: Strand) -> Iterator[Task]:
+def endless_tasks(strand: TrafficStream) -> Iterator[BenchTask]:
     """Without making a prompt while something is measured."""
     yield from strand.tasks
     if strand.again is None or not strand.tasks:
@@ -258,7 +260,7 @@ def lasting(strand: Strand) -> Iterator[Task]:
             yield replace(task, messages=said, index=task.index + number * again.tasks)
 
 
-def conversations(strand: Strand) -> Iterator[Talk]:
+def conversations(strand: TrafficStream) -> Iterator[Conversation]:
     for number in count():
         for task, script in zip(strand.tasks, strand.scripts, strict=True):
             yield _conversation(task, script, number, strand.again)
@@ -266,16 +268,16 @@ def conversations(strand: Strand) -> Iterator[Talk]:
             return
 
 
-def _conversation(first: Task, script: Script, number: int, again: Again | None) -> Talk:
+def _conversation(first: BenchTask, script: ConversationScript, number: int, again: Repetition | None) -> Conversation:
     if number and again is not None:
         later = number * again.tasks
         index, session = first.index + later * len(script.turns), (first.session or 0) + later
         first = replace(first, index=index, session=session)
         script = replace(script, system=f"{number}. {script.system}")
-    return Talk(first, partial(_messages_after, script), script.think_s)
+    return Conversation(first, partial(_messages_after, script), script.think_s)
 
 
-def _messages_after(script: Script, answers: Sequence[str]) -> list[dict[str, str]] | None:
+def _messages_after(script: ConversationScript, answers: Sequence[str]) -> list[dict[str, str]] | None:
     """What is sent after those answers; None: it is over."""
     return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None
 

@@ -37,7 +37,7 @@ _FIELDS = ("name", "url", "model", "start", "run", "ready_within", "key_env", "e
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class MatrixConfig:
     """One row: an endpoint, a command that starts one, or a stored run."""
 
     name: str
@@ -51,19 +51,19 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixResult:
     """What became of a configuration: its figures, or why there are none."""
 
-    config: Config
+    config: MatrixConfig
     summary: SweepSummary | None
     diagnosis: str | None = None
     boot_s: float | None = None  # from the start of the command to the first answer
 
 
-Measure = Callable[[Config], Awaitable[SweepSummary]]
+Measure = Callable[[MatrixConfig], Awaitable[SweepSummary]]
 
 
-def parse_matrix(document: Mapping[str, Any]) -> list[Config]:
+def parse_matrix(document: Mapping[str, Any]) -> list[MatrixConfig]:
     entries = document.get("config")
     if not isinstance(entries, list) or not entries:
         raise UserError(
@@ -78,25 +78,25 @@ def parse_matrix(document: Mapping[str, Any]) -> list[Config]:
 
 
 async def run_matrix(
-    configs: list[Config],
+    configs: list[MatrixConfig],
     measure: Measure,
     load: Callable[[str], SweepSummary],
     folder: Path,
     say: Callable[[str], None],
-) -> list[Cell]:
+) -> list[MatrixResult]:
     """One after the other. A failed one does not keep the next from its turn; Ctrl-C stops what was started."""
-    cells: list[Cell] = []
+    cells: list[MatrixResult] = []
     baseline = gpu_memory_used()
     blocked: str | None = None  # what is measured on a GPU that is not clear would be wrong
     for config in configs:
         if blocked is not None and config.run is None:
-            cells.append(Cell(config, None, blocked))
+            cells.append(MatrixResult(config, None, blocked))
             continue
         say(f"{config.name} ...")
         try:
             cell = await _cell(config, measure, load, folder)
         except SkepError as error:
-            cell = Cell(config, None, error.message)
+            cell = MatrixResult(config, None, error.message)
             say(f"{config.name}: {error.message}")
         if config.start is not None and baseline is not None:
             held = await asyncio.to_thread(wait_until_clear, gpu_memory_used, baseline, CLEAR_WITHIN_S)
@@ -110,17 +110,19 @@ async def run_matrix(
     return cells
 
 
-async def _cell(config: Config, measure: Measure, load: Callable[[str], SweepSummary], folder: Path) -> Cell:
+async def _cell(
+    config: MatrixConfig, measure: Measure, load: Callable[[str], SweepSummary], folder: Path
+) -> MatrixResult:
     if config.run is not None:
-        return Cell(config, load(config.run))
+        return MatrixResult(config, load(config.run))
     if config.start is None:
-        return Cell(config, await measure(config))
+        return MatrixResult(config, await measure(config))
     async with started(config, folder) as boot_s:
-        return Cell(config, await measure(config), boot_s=boot_s)
+        return MatrixResult(config, await measure(config), boot_s=boot_s)
 
 
 @asynccontextmanager
-async def started(config: Config, folder: Path) -> AsyncIterator[float]:
+async def started(config: MatrixConfig, folder: Path) -> AsyncIterator[float]:
     """The command runs while the block does; gives the seconds it took to answer. Its output goes to a file."""
     words = _words(config)
     await _nobody_there(config)
@@ -146,7 +148,7 @@ async def started(config: Config, folder: Path) -> AsyncIterator[float]:
         await asyncio.to_thread(kill_marked, mark)  # workers that left the group hold the GPU's memory
 
 
-def _words(config: Config) -> list[str]:
+def _words(config: MatrixConfig) -> list[str]:
     try:
         words = shlex.split(config.start or "")
     except ValueError as error:
@@ -156,7 +158,7 @@ def _words(config: Config) -> list[str]:
     return words
 
 
-async def _nobody_there(config: Config) -> None:
+async def _nobody_there(config: MatrixConfig) -> None:
     """Who answers already would be measured in the place of the one that cannot have the port."""
     origin, _ = parse_url(config.url or "", name="url")
     with contextlib.suppress(WireFailure):
@@ -164,7 +166,7 @@ async def _nobody_there(config: Config) -> None:
         raise EngineError(f"something answers at {config.url} before it was started", hint="stop it first")
 
 
-async def _until_ready(config: Config, process: asyncio.subprocess.Process, log: Path, began: float) -> None:
+async def _until_ready(config: MatrixConfig, process: asyncio.subprocess.Process, log: Path, began: float) -> None:
     origin, path = parse_url(config.url or "", name="url")
     base = path if path.endswith("/v1") else f"{path}/v1"
     key = os.environ.get(config.key_env or "")
@@ -201,7 +203,7 @@ def last_words(log: Path) -> str:
     return " | ".join(lines[-LAST_LINES:]) or "it wrote nothing"
 
 
-def _config(place: int, entry: Any) -> Config:
+def _config(place: int, entry: Any) -> MatrixConfig:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str) or not entry["name"]:
         raise UserError(f"configuration {place} has no name", hint='write name = "2x GPU, NVLink"')
     name = entry["name"]
@@ -220,7 +222,7 @@ def _config(place: int, entry: Any) -> Config:
         raise UserError(f"configuration `{name}` needs a url or a run, not both", hint="start goes with a url")
     if "start" in entry and not entry["start"].strip():
         raise UserError(f"configuration `{name}`: `start` is empty", hint="give it a command, or leave it out")
-    return Config(
+    return MatrixConfig(
         name=name,
         url=entry.get("url"),
         model=entry.get("model"),

@@ -16,21 +16,21 @@ from random import Random
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import Driver, Meter, Pace
-from skep.bench.load_shapes import Again, Span, Strand, again_of
+from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace
+from skep.bench.load_shapes import Repetition, TimeWindow, TrafficStream, repetition_of
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
-from skep.bench.request import Task
+from skep.bench.request import BenchTask
 from skep.bench.summary import summarise
-from skep.bench.sweep import TICK_S, OnProgress, Progress
+from skep.bench.sweep import TICK_S, OnProgress, SweepProgress
 from skep.bench.tasks import TaskMaker
 from skep.catalog.machine import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.arrivals import parse_arrivals
-from skep.workload.calibration import Calibration
-from skep.workload.conversations import Script, conversations
+from skep.workload.calibration import TokenCalibration
+from skep.workload.conversations import ConversationScript, conversations
 from skep.workload.mix import TrafficClass
 from skep.workload.prompts import Prompt, coding_prompts, messages, shared_prefix
 from skep.workload.traces import TraceItem, trace_messages
@@ -44,12 +44,12 @@ MOST_REQUESTS = 100_000  # of one level; all their times are kept
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LevelRun:
     """One run of one level: what is sent, how much of it if that is known, and for how long."""
 
     level: int
     repeat: int
-    strands: list[Strand]
+    strands: list[TrafficStream]
     total: int
     label: str = ""
     for_s: float | None = None  # None: until all is sent
@@ -67,14 +67,14 @@ class TimedPlan:
 
 async def run_timed(
     plan: TimedPlan,
-    parts: Sequence[Part],
+    parts: Sequence[LevelRun],
     endpoint: Endpoint,
     store: Store,
     host: HostFacts,
     maker: TaskMaker,
     on_progress: OnProgress = lambda _: None,
     *,
-    meter: Meter | None = None,
+    meter: EnergyMeter | None = None,
 ) -> SweepSummary:
     async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
         timed = _Timed(plan, endpoint, recording, on_progress, meter)
@@ -86,7 +86,7 @@ async def run_timed(
     return summarise(recording.run_id, *stored, closed=False, simulated=recording.simulated)
 
 
-def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrivals: str, for_s: float) -> Part:
+def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrivals: str, for_s: float) -> LevelRun:
     """Requests at a rate, for a time."""
     if rate * for_s > MOST_REQUESTS:
         raise UserError(
@@ -96,21 +96,23 @@ def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrival
     rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
     offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
     tasks = maker.tasks(level, repeat, min(len(offsets), MADE_BEFOREHAND))
-    strand = Strand(tasks, min(CONNECTIONS, max(1, round(rate))), offsets, again=again_of(tasks))
-    return Part(level, repeat, [strand], len(offsets), f"{rate:g}/s")
+    strand = TrafficStream(tasks, min(CONNECTIONS, max(1, round(rate))), offsets, again=repetition_of(tasks))
+    return LevelRun(level, repeat, [strand], len(offsets), f"{rate:g}/s")
 
 
-def replay_part(items: Sequence[TraceItem], calibration: Calibration, *, seed: int, default_tokens: int) -> Part:
+def replay_part(
+    items: Sequence[TraceItem], calibration: TokenCalibration, *, seed: int, default_tokens: int
+) -> LevelRun:
     """A trace with times is followed; one without is sent as fast as sixteen agents can."""
     tasks = [_replayed(place, item, calibration, seed, default_tokens) for place, item in enumerate(items)]
     offsets = [item.at_s for item in items if item.at_s is not None]
     due = offsets if len(offsets) == len(tasks) else None
-    return Part(1, 0, [Strand(tasks, AGENTS_WITHOUT_TIMES, due)], len(tasks), "replay")
+    return LevelRun(1, 0, [TrafficStream(tasks, AGENTS_WITHOUT_TIMES, due)], len(tasks), "replay")
 
 
 def classes_part(
-    classes: Sequence[TrafficClass], calibration: Calibration, repeat: int, *, seed: int, for_s: float
-) -> Part:
+    classes: Sequence[TrafficClass], calibration: TokenCalibration, repeat: int, *, seed: int, for_s: float
+) -> LevelRun:
     """All of them at once, for a time; what is under way then is waited for."""
     for one in classes:
         _check_number(one, for_s)
@@ -118,15 +120,15 @@ def classes_part(
         _class_strand(one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
         for place, one in enumerate(classes)
     ]
-    return Part(1, repeat, strands, 0, "mix", for_s)
+    return LevelRun(1, repeat, strands, 0, "mix", for_s)
 
 
 def _class_strand(
-    one: TrafficClass, calibration: Calibration, repeat: int, seed: str, first: int, for_s: float
-) -> Strand:
+    one: TrafficClass, calibration: TokenCalibration, repeat: int, seed: str, first: int, for_s: float
+) -> TrafficStream:
     """What one class sends. Its prompts are made here, beforehand."""
     rng, width = Random(seed), one.agents or 1
-    base = Task(1, repeat, first, "", [], one.max_tokens, traffic=one.name, priority=one.priority)
+    base = BenchTask(1, repeat, first, "", [], one.max_tokens, traffic=one.name, priority=one.priority)
     pool = max(MADE_BEFOREHAND, 2 * width)
     if one.shape == "conversation":
         scripts = [*islice(_scripts(one, calibration, rng), pool)]
@@ -134,15 +136,15 @@ def _class_strand(
             replace(base, kind=script.kind, session=place, index=first + place * one.turns)
             for place, script in enumerate(scripts)
         ]
-        return Strand(firsts, width, scripts=scripts, again=Again(pool, 0))
+        return TrafficStream(firsts, width, scripts=scripts, again=Repetition(pool, 0))
     tasks = [
         replace(base, kind=prompt.kind, messages=messages(prompt), index=first + place)
         for place, prompt in enumerate(islice(_prompts(one, calibration, rng), pool))
     ]
     if one.shape == "open":
         arrivals = parse_arrivals(one.arrivals)(one.rate or 1.0, rng)
-        return Strand(tasks, width, [*takewhile(lambda at: at < for_s, arrivals)], again=again_of(tasks))
-    return Strand(tasks, width, again=again_of(tasks), think_s=one.think_s, seed=f"{seed}/think")
+        return TrafficStream(tasks, width, [*takewhile(lambda at: at < for_s, arrivals)], again=repetition_of(tasks))
+    return TrafficStream(tasks, width, again=repetition_of(tasks), think_s=one.think_s, seed=f"{seed}/think")
 
 
 def _check_number(one: TrafficClass, for_s: float) -> None:
@@ -153,7 +155,7 @@ def _check_number(one: TrafficClass, for_s: float) -> None:
         )
 
 
-def _scripts(one: TrafficClass, calibration: Calibration, rng: Random) -> Iterator[Script]:
+def _scripts(one: TrafficClass, calibration: TokenCalibration, rng: Random) -> Iterator[ConversationScript]:
     return conversations(
         rng,
         turns=one.turns,
@@ -164,21 +166,21 @@ def _scripts(one: TrafficClass, calibration: Calibration, rng: Random) -> Iterat
     )
 
 
-def _prompts(one: TrafficClass, calibration: Calibration, rng: Random) -> Iterator[Prompt]:
+def _prompts(one: TrafficClass, calibration: TokenCalibration, rng: Random) -> Iterator[Prompt]:
     measure = _measure(calibration)
     if one.prefix_tokens:
         return shared_prefix(rng, tokens=one.prefix_tokens, task_tokens=one.prompt_tokens, **measure)
     return coding_prompts(rng, tokens=one.prompt_tokens, **measure)
 
 
-def _measure(calibration: Calibration) -> dict[str, Any]:
+def _measure(calibration: TokenCalibration) -> dict[str, Any]:
     return {"chars_per_token": calibration.chars_per_token, "overhead_tokens": calibration.overhead_tokens}
 
 
-def _replayed(place: int, item: TraceItem, calibration: Calibration, seed: int, default_tokens: int) -> Task:
+def _replayed(place: int, item: TraceItem, calibration: TokenCalibration, seed: int, default_tokens: int) -> BenchTask:
     said: Any = trace_messages(item, seed=seed, **_measure(calibration))
     fixed = bool(item.blocks)  # the trace says how long the answer was; a batch line only how long it may be
-    return Task(1, 0, place, "replay", said, item.max_tokens or default_tokens, fixed, body=dict(item.extras))
+    return BenchTask(1, 0, place, "replay", said, item.max_tokens or default_tokens, fixed, body=dict(item.extras))
 
 
 class _Timed:
@@ -188,12 +190,12 @@ class _Timed:
         endpoint: Endpoint,
         recording: Recording,
         on_progress: OnProgress,
-        meter: Meter | None,
+        meter: EnergyMeter | None,
     ) -> None:
         self._endpoint = endpoint
         self._recording = recording
         self._on_progress = on_progress
-        self._driver = Driver(
+        self._driver = LoadGenerator(
             endpoint,
             recording,
             timeout_s=plan.timeout_s,
@@ -202,11 +204,11 @@ class _Timed:
             meter=meter,
             processes=plan.processes,
         )
-        self._pace = Pace()
-        self._part: Part | None = None
+        self._pace = TokenPace()
+        self._part: LevelRun | None = None
         self._done = self._failed = self._runs = self._left = 0
 
-    async def run(self, parts: Sequence[Part], maker: TaskMaker) -> None:
+    async def run(self, parts: Sequence[LevelRun], maker: TaskMaker) -> None:
         ticker = asyncio.create_task(self._tick())
         try:
             await self._warm_up(maker)
@@ -223,9 +225,9 @@ class _Timed:
     async def close(self) -> None:
         await self._driver.close()
 
-    async def _run(self, part: Part) -> None:
-        span = Span(for_s=part.for_s)
-        await self._driver.run_strands(part.level, part.repeat, part.strands, self._took, span)
+    async def _run(self, part: LevelRun) -> None:
+        span = TimeWindow(for_s=part.for_s)
+        await self._driver.run_streams_at_level(part.level, part.repeat, part.strands, self._took, span)
 
     async def _warm_up(self, maker: TaskMaker) -> None:
         tasks = maker.warm_up(WARM_UP, 0, 16)
@@ -248,7 +250,7 @@ class _Timed:
 
     def _tell(self) -> None:
         part = self._part
-        progress = Progress(
+        progress = SweepProgress(
             level=part.level if part else 0,
             repeat=part.repeat if part else 0,
             done=self._done,

@@ -14,7 +14,7 @@ from skep.bench.endpoint import Endpoint
 from skep.store.records import EngineTimings, Request
 from skep.store.rows import storable
 from skep.wire.client import Call, Pool
-from skep.wire.stream_reader import Reading
+from skep.wire.stream_reader import StreamReader
 
 OPENAI_CHAT = "/chat/completions"
 OLLAMA_CHAT = "/api/chat"
@@ -23,7 +23,7 @@ _NANOSECONDS_IN_MS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class BenchTask:
     """One request to be made."""
 
     level: int
@@ -42,7 +42,7 @@ class Task:
     body: Mapping[str, Any] = field(default_factory=dict)  # sent as it is, over the fields above: a recorded request
 
 
-def body_of(task: Task, endpoint: Endpoint) -> dict[str, Any]:
+def body_of(task: BenchTask, endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.api == "ollama":
         options: dict[str, Any] = {"num_predict": task.max_tokens, "temperature": task.temperature}
         return {"model": endpoint.model, "messages": task.messages, "stream": True, "options": options}
@@ -63,10 +63,10 @@ def body_of(task: Task, endpoint: Endpoint) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class EncodedRequest:
     """A task as it goes over the wire."""
 
-    task: Task
+    task: BenchTask
     head: bytes
     body: bytes
 
@@ -84,13 +84,13 @@ class Sender:
         self.endpoint = endpoint
         self.pool = pool
         self.origin_s = origin_s  # rows count their seconds from here, on `time.monotonic()`
-        self.in_flight: set[Reading] = set()
+        self.in_flight: set[StreamReader] = set()
         self._timeout_s = timeout_s
         self._keep_text = keep_text
         self._lines = _header_lines(endpoint, pool)
         self._loop = asyncio.get_running_loop()
-        self._desk: deque[tuple[Task, Reading, float, float, Callable[[Request], None]]] = deque()
-        self._clerk: asyncio.Task[None] | None = None
+        self._finished_answers: deque[tuple[BenchTask, StreamReader, float, float, Callable[[Request], None]]] = deque()
+        self._row_task: asyncio.Task[None] | None = None
 
     def now(self) -> float:
         return time.monotonic() - self.origin_s
@@ -99,21 +99,21 @@ class Sender:
         """Network reads of the answers under way: about as many as their tokens."""
         return sum(reading.reads for reading in self.in_flight)
 
-    def letter(self, task: Task) -> Letter:
+    def letter(self, task: BenchTask) -> EncodedRequest:
         body = json.dumps(body_of(task, self.endpoint), ensure_ascii=False).encode("utf-8", "replace")
         priority = b"x-skep-priority: %b\r\n" % task.priority.encode() if task.priority else b""
-        return Letter(task, b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, priority, len(body)), body)
+        return EncodedRequest(task, b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, priority, len(body)), body)
 
-    async def send(self, letter: Letter, on_row: Callable[[Request], None]) -> None:
+    async def send(self, letter: EncodedRequest, on_row: Callable[[Request], None]) -> None:
         """Returns when the answer has ended; its row comes soon after. Does not raise for faults."""
         reading, started, ended = await self._exchange(letter)
-        self._desk.append((letter.task, reading, started, ended, on_row))
-        if self._clerk is None or self._clerk.done():
-            if self._clerk is not None:
-                self._clerk.result()  # what went wrong with a row ends the load
-            self._clerk = self._loop.create_task(self._clear_desk())
+        self._finished_answers.append((letter.task, reading, started, ended, on_row))
+        if self._row_task is None or self._row_task.done():
+            if self._row_task is not None:
+                self._row_task.result()  # what went wrong with a row ends the load
+            self._row_task = self._loop.create_task(self._flush_rows_when_idle())
 
-    async def ask(self, letter: Letter) -> tuple[Request, str]:
+    async def ask(self, letter: EncodedRequest) -> tuple[Request, str]:
         """The row and the answer's text."""
         reading, started, ended = await self._exchange(letter)
         row = self._row(letter.task, reading, started, ended)
@@ -121,20 +121,20 @@ class Sender:
 
     async def settle(self) -> None:
         """Until every row has been handed on."""
-        clerk, self._clerk = self._clerk, None
+        clerk, self._row_task = self._row_task, None
         if clerk is not None:
             await clerk
 
-    def clear_desk(self) -> None:
+    def flush_rows(self) -> None:
         """At once, however long it takes: the load is broken off, and what was measured is to be kept."""
-        clerk, self._clerk = self._clerk, None
+        clerk, self._row_task = self._row_task, None
         if clerk is not None:
             clerk.cancel()
-        while self._desk:
-            self._hand_on()
+        while self._finished_answers:
+            self._emit_next_row()
 
-    async def _exchange(self, letter: Letter) -> tuple[Reading, float, float]:
-        reading = Reading(self._loop.create_future())
+    async def _exchange(self, letter: EncodedRequest) -> tuple[StreamReader, float, float]:
+        reading = StreamReader(self._loop.create_future())
         if not self.pool.has_idle():
             await self.pool.prepare(1)  # the time to connect is not the engine's
         self.in_flight.add(reading)
@@ -151,20 +151,20 @@ class Sender:
             self.in_flight.discard(reading)
         return reading, started, ended
 
-    async def _clear_desk(self) -> None:
-        while self._desk:
-            self._hand_on()
+    async def _flush_rows_when_idle(self) -> None:
+        while self._finished_answers:
+            self._emit_next_row()
             await asyncio.sleep(0)  # whatever has arrived comes first
 
-    def _hand_on(self) -> None:
-        task, reading, started, ended, on_row = self._desk.popleft()
+    def _emit_next_row(self) -> None:
+        task, reading, started, ended, on_row = self._finished_answers.popleft()
         on_row(self._row(task, reading, started, ended))
 
-    def _time_out(self, reading: Reading, call: Call) -> None:
+    def _time_out(self, reading: StreamReader, call: Call) -> None:
         call.abort()
         reading.give_up("timeout", f"no complete answer within {self._timeout_s:g} s", time.monotonic())
 
-    def _row(self, task: Task, reading: Reading, started: float, ended: float) -> Request:
+    def _row(self, task: BenchTask, reading: StreamReader, started: float, ended: float) -> Request:
         reading.digest()
         output_tokens = _count(reading.usage.get("completion_tokens"))
         kind, error = reading.error_kind, reading.error
@@ -205,7 +205,7 @@ class Sender:
         )
 
 
-def timings_of(reading: Reading) -> EngineTimings:
+def timings_of(reading: StreamReader) -> EngineTimings:
     """llama.cpp's `timings`, vLLM's `metrics`, Ollama's durations; cached tokens also where only `usage` tells them."""
     timings = reading.timings
     if "eval_duration" in timings:

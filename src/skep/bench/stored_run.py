@@ -8,9 +8,9 @@ from skep.bench.metrics import complete_rows
 from skep.bench.records import SweepSummary
 from skep.bench.summary import summarise
 from skep.errors import UserError
-from skep.stats.slo import Limits
+from skep.stats.slo import SloLimits
 from skep.store.database import Store
-from skep.store.records import Request, Run, RunState
+from skep.store.records import Request, RunState, StoredRun
 
 IMPORTED = "imported"  # in old stores: what another tool measured
 TIMED = ("open", "classes", "replay")  # their levels are no concurrencies
@@ -24,7 +24,9 @@ OF_A_TUNING = (TUNE, TUNE_QUALITY)
 AsRead = Callable[[Iterable[Request]], Iterable[Request]]
 
 
-def load_run(store: Store, name: str, *, as_read: AsRead | None = None) -> tuple[Run, SweepSummary, list[Request]]:
+def load_run(
+    store: Store, name: str, *, as_read: AsRead | None = None
+) -> tuple[StoredRun, SweepSummary, list[Request]]:
     """By its id, by the beginning of it, or "last". `as_read` goes over the rows before anything is made of them."""
     run = store.run(name)
     rows, facts = store.requests(run.id), store.level_facts(run.id)
@@ -37,16 +39,16 @@ def load_run(store: Store, name: str, *, as_read: AsRead | None = None) -> tuple
         whole = complete_rows(rows, {(sample.level, sample.repeat) for sample in samples})
         rows = whole if any(row.level for row in whole) else rows
     promised = run.config.get("slo")
-    slo = Limits.parse(promised) if isinstance(promised, str) else None
+    slo = SloLimits.parse(promised) if isinstance(promised, str) else None
     closed, simulated = run.kind not in TIMED, run.simulated
     return run, summarise(run.id, rows, samples, facts, closed=closed, slo=slo, simulated=simulated), rows
 
 
-def nothing_measured(run: Run) -> UserError:
+def nothing_measured(run: StoredRun) -> UserError:
     return UserError(f"run `{run.id}` has no measured requests", hint="`skep runs` lists the others")
 
 
-def check_drawn_together(runs: Sequence[Run]) -> None:
+def check_drawn_together(runs: Sequence[StoredRun]) -> None:
     """Judged runs have their own pictures: mixed ones stand beside each other, quality runs alone."""
     odd = next(
         (run for run in runs if run.kind != runs[0].kind and (run.kind in JUDGED or runs[0].kind in JUDGED)), None

@@ -15,7 +15,7 @@ from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of,
 from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSummary
 from skep.stats.intervals import ratio_of_medians_interval
 from skep.stats.percentiles import median, percentile
-from skep.stats.slo import Limit, Limits, share_of_limit
+from skep.stats.slo import SloLimit, SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
 from skep.store.records import Request
 from skep.store.rows import ClientSample, LevelFact
@@ -29,7 +29,7 @@ _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
 }
 
 
-def worst_share(limits: Limits, rows: Sequence[Request]) -> float:
+def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
     """Return the worst of them as a share of its limit: 1 or less is within, infinity where nothing was answered."""
     failed = sum(not row.ok for row in rows)
     if not rows or failed > TOLERATED_FAILURES * len(rows):
@@ -37,12 +37,12 @@ def worst_share(limits: Limits, rows: Sequence[Request]) -> float:
     return share_of_limit((_figure(one, rows), one.ms) for one in limits.limits)
 
 
-def _figure(limit: Limit, rows: Sequence[Request]) -> float | None:
+def _figure(limit: SloLimit, rows: Sequence[Request]) -> float | None:
     values = _VALUES[limit.name](rows)
     return percentile(values, limit.percent) if values else None
 
 
-def promise_of(limits: Limits, runs: Mapping[int, Sequence[Sequence[Request]]]) -> Promise:
+def promise_of(limits: SloLimits, runs: Mapping[int, Sequence[Sequence[Request]]]) -> Promise:
     """What the runs of each level say of the limits; the middle run decides."""
     shares = {level: median(worst_share(limits, rows) for rows in some) for level, some in runs.items()}
     met = [level for level, share in shares.items() if share <= 1]
@@ -61,7 +61,7 @@ def summarise(
     facts: Sequence[LevelFact] = (),
     *,
     closed: bool = True,
-    slo: Limits | None = None,
+    slo: SloLimits | None = None,
     simulated: bool = False,
 ) -> SweepSummary:
     """`closed`: a level is a number of agents, not a rate."""
@@ -88,7 +88,7 @@ def summarise(
     )
 
 
-def _promise(limits: Limits, rows: Sequence[Request]) -> Promise:
+def _promise(limits: SloLimits, rows: Sequence[Request]) -> Promise:
     measured = [row for row in rows if row.level]
     levels = sorted({row.level for row in measured})
     runs = {level: list(by_repeat(row for row in measured if row.level == level).values()) for level in levels}

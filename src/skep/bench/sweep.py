@@ -16,19 +16,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.levels import Course, course_of
-from skep.bench.load_generator import Driver, Meter, Pace
-from skep.bench.load_shapes import Span
+from skep.bench.levels import LevelSchedule, make_level_schedule
+from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace
+from skep.bench.load_shapes import TimeWindow
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
 from skep.bench.summary import summarise
-from skep.bench.tasks import Shape, TaskMaker, Workload, talk_strand
+from skep.bench.tasks import Shape, TaskMaker, Workload, conversation_stream
 from skep.bench.warm_up import warm_up
 from skep.catalog.machine import HostFacts
 from skep.host.facts import lasting_json
-from skep.stats.precision import Goal
-from skep.stats.slo import Limits
+from skep.stats.precision import PrecisionGoal
+from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.items import workload_fingerprint
@@ -53,7 +53,7 @@ class SweepPlan:
     workload: Workload = field(default_factory=Workload)
     same_tasks: bool = False  # at every level the same ones, each time with another first line: cold all the same
     to_saturation: bool = False
-    slo: Limits | None = None
+    slo: SloLimits | None = None
     max_concurrency: int = 256  # of a search
     timeout_s: float = 900.0
     keep_text: bool = True
@@ -76,7 +76,7 @@ class SweepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SweepProgress:
     """Where a sweep stands; level 0 is the warm-up."""
 
     level: int
@@ -94,7 +94,7 @@ class Progress:
     label: str = ""  # of the level, where it is no concurrency
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[SweepProgress], None]
 
 
 async def run_sweep(
@@ -105,7 +105,7 @@ async def run_sweep(
     on_progress: OnProgress = lambda _: None,
     *,
     maker: TaskMaker | None = None,
-    meter: Meter | None = None,
+    meter: EnergyMeter | None = None,
 ) -> SweepSummary:
     """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
     config = asdict(plan)
@@ -149,20 +149,20 @@ class Sweep:
         recording: Recording,
         maker: TaskMaker,
         on_progress: OnProgress,
-        meter: Meter | None = None,
+        meter: EnergyMeter | None = None,
     ) -> None:
         self.plan = plan
         self.recording = recording
-        self.course: Course = course_of(
+        self.course: LevelSchedule = make_level_schedule(
             plan.concurrency,
-            Goal(relative=plan.precision, most=plan.most_runs),
+            PrecisionGoal(relative=plan.precision, most=plan.most_runs),
             runs=plan.runs,
             to_saturation=plan.to_saturation,
             slo=plan.slo,
             most=plan.max_concurrency,
         )
         widest = plan.max_concurrency if plan.searches else max(plan.concurrency)
-        self._driver = Driver(
+        self._driver = LoadGenerator(
             endpoint,
             recording,
             timeout_s=plan.timeout_s,
@@ -173,7 +173,7 @@ class Sweep:
         )
         self._maker = maker
         self._on_progress = on_progress
-        self._pace = Pace()
+        self._pace = TokenPace()
         self._repeats: dict[int, int] = {}
         self._durations: dict[int, float] = {}
         self._began = time.monotonic()
@@ -204,8 +204,8 @@ class Sweep:
         self._begin(level, repeat, total)
         began = time.monotonic()
         if self.plan.shape == "conversation":
-            talks = [talk_strand(self._maker, level, repeat, total)]
-            rows, limited = await self._driver.run_strands(level, repeat, talks, self._took, Span())
+            talks = [conversation_stream(self._maker, level, repeat, total)]
+            rows, limited = await self._driver.run_streams_at_level(level, repeat, talks, self._took, TimeWindow())
         else:
             tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
             until_s = self._until_s()
@@ -276,7 +276,7 @@ class Sweep:
     def _tell(self, *, ended: bool = False) -> None:
         level, repeat, total = self._now
         remaining = self.course.remaining()
-        progress = Progress(
+        progress = SweepProgress(
             level=level,
             repeat=repeat,
             done=self._done,

@@ -9,10 +9,10 @@ from itertools import islice
 from random import Random
 from typing import Any, Literal
 
-from skep.bench.load_shapes import Strand
-from skep.bench.request import Task
-from skep.workload.calibration import Calibration
-from skep.workload.conversations import Script, conversations
+from skep.bench.load_shapes import TrafficStream
+from skep.bench.request import BenchTask
+from skep.workload.calibration import TokenCalibration
+from skep.workload.conversations import ConversationScript, conversations
 from skep.workload.prompts import Prompt, Size, coding_prompts, messages, prefill_heavy, shared_prefix
 
 Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
@@ -41,9 +41,9 @@ class Workload:
 class TaskMaker:
     """Every prompt begins with a tag of its own, so that no cache has seen it; `salt` makes other tags of the same."""
 
-    def __init__(self, workload: Workload, calibration: Calibration | None = None, *, salt: str = "") -> None:
+    def __init__(self, workload: Workload, calibration: TokenCalibration | None = None, *, salt: str = "") -> None:
         self.workload = workload
-        self._calibration = calibration or Calibration()
+        self._calibration = calibration or TokenCalibration()
         self._salt = salt
 
     @property
@@ -53,24 +53,24 @@ class TaskMaker:
         measured = {"chars_per_token": known.chars_per_token, "overhead_tokens": known.overhead_tokens}
         return {name: value if known.samples else None for name, value in measured.items()}
 
-    def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[Task]:
+    def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[BenchTask]:
         """`same`: those that every other level has too, each behind another first line."""
         return [*islice(self.endless(level, repeat, same=same), count)]
 
-    def endless(self, level: int, repeat: int, *, same: bool = False) -> Iterator[Task]:
+    def endless(self, level: int, repeat: int, *, same: bool = False) -> Iterator[BenchTask]:
         """The same tasks, one at a time."""
         place = f"{repeat}" if same else f"{level}/{repeat}"
         first = f"{self._salt}{level}." if same else self._salt
         for index, prompt in enumerate(self._prompts(place)):
             yield self._task(level, repeat, index, prompt, first)
 
-    def warm_up(self, count: int, begin: int, max_tokens: int) -> list[Task]:
+    def warm_up(self, count: int, begin: int, max_tokens: int) -> list[BenchTask]:
         """Level 0: prompts of the same kind, short answers."""
         found = islice(self._prompts(f"warm/{begin}"), count)
         made = (self._task(0, 0, begin + index, prompt, self._salt) for index, prompt in enumerate(found))
         return [replace(task, max_tokens=max_tokens) for task in made]
 
-    def scripts(self, level: int, repeat: int) -> Iterator[Script]:
+    def scripts(self, level: int, repeat: int) -> Iterator[ConversationScript]:
         load = self.workload
         found = conversations(
             self._rng(f"talk/{level}/{repeat}"),
@@ -102,12 +102,12 @@ class TaskMaker:
     def _rng(self, place: str) -> Random:
         return Random(f"{self.workload.seed}/{place}")
 
-    def _task(self, level: int, repeat: int, index: int, prompt: Prompt, first: str) -> Task:
+    def _task(self, level: int, repeat: int, index: int, prompt: Prompt, first: str) -> BenchTask:
         said = messages(prompt)
         if first:
             said[0]["content"] = f"{first} {said[0]['content']}"
         load = self.workload
-        return Task(
+        return BenchTask(
             level=level,
             repeat=repeat,
             index=index,
@@ -119,13 +119,13 @@ class TaskMaker:
         )
 
 
-def talk_strand(maker: TaskMaker, level: int, repeat: int, count: int) -> Strand:
+def conversation_stream(maker: TaskMaker, level: int, repeat: int, count: int) -> TrafficStream:
     """`level` agents in conversation until about `count` turns were had."""
     load = maker.workload
     number = max(level, -(-count // load.turns))
     scripts = [*islice(maker.scripts(level, repeat), number)]
     firsts = [
-        Task(
+        BenchTask(
             level=level,
             repeat=repeat,
             index=place * load.turns,
@@ -138,4 +138,4 @@ def talk_strand(maker: TaskMaker, level: int, repeat: int, count: int) -> Strand
         )
         for place, script in enumerate(scripts)
     ]
-    return Strand(firsts, level, scripts=scripts)
+    return TrafficStream(firsts, level, scripts=scripts)

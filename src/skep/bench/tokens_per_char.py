@@ -8,18 +8,20 @@ from random import Random
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.request import Sender, Task
+from skep.bench.request import BenchTask, Sender
 from skep.errors import EndpointError
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
-from skep.workload.calibration import Calibration, calibrate, sample_prompts
+from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
 from skep.workload.prompts import Prompt, messages
 
 SAMPLES = 12
 ASKED_OF_USAGE = 6
 
 
-async def calibrate_on(endpoint: Endpoint, tokens: int | None, seed: int, *, timeout_s: float = 120.0) -> Calibration:
+async def calibrate_on(
+    endpoint: Endpoint, tokens: int | None, seed: int, *, timeout_s: float = 120.0
+) -> TokenCalibration:
     """The template's own tokens are known only from `usage`, so a few requests of one token are made in any case."""
     prompts = sample_prompts(Random(f"{seed}/lengths"), tokens=tokens, count=SAMPLES)
     pool = Pool(endpoint.origin)
@@ -55,7 +57,7 @@ async def _count(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
 
 async def _usage(pool: Pool, endpoint: Endpoint, prompt: Prompt, timeout_s: float) -> int:
     sender = Sender(endpoint, pool, time.monotonic(), timeout_s=timeout_s)
-    row, _ = await sender.ask(sender.letter(Task(0, 0, 0, prompt.kind, messages(prompt), 1)))
+    row, _ = await sender.ask(sender.letter(BenchTask(0, 0, 0, prompt.kind, messages(prompt), 1)))
     if row.prompt_tokens is None:
         why = row.error or "it says nothing of the prompt's tokens"
         raise EndpointError(

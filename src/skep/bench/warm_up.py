@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from skep.bench.load_generator import Driver
+from skep.bench.load_generator import LoadGenerator
 from skep.bench.load_shapes import OnRow
 from skep.bench.tasks import TaskMaker
 from skep.errors import EndpointError
-from skep.stats.precision import Settling
+from skep.stats.precision import WarmUpDetector
 from skep.store.records import Request
 
 WARM_UP_TOKENS = 16
@@ -17,7 +17,7 @@ WARM_UP_BATCHES = 12
 
 
 async def warm_up(
-    driver: Driver,
+    driver: LoadGenerator,
     maker: TaskMaker,
     width: int,
     *,
@@ -27,7 +27,7 @@ async def warm_up(
     quick: bool = False,
 ) -> None:
     """The first request finds out whether there is an answer at all. `quick`: one batch, however it went."""
-    settling = Settling(most=WARM_UP_BATCHES)
+    settling = WarmUpDetector(most=WARM_UP_BATCHES)
     tokens = min(WARM_UP_TOKENS, maker.workload.max_tokens)
     began, index, count = time.monotonic(), 0, 1
     while True:

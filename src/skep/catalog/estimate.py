@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import exp, isfinite, log
 
-from skep.catalog.gpus import Origin
+from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
 
@@ -73,7 +73,7 @@ def _geometry(
     intermediate: int = 0, experts: int = 0, experts_per_token: int = 0, expert_intermediate: int = 0,
     expert_layers: int = 0,
 ) -> Geometry:  # fmt: skip
-    origin = Origin("estimated from the parameter counts", "C")
+    origin = ValueOrigin("estimated from the parameter counts", "C")
     told = ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "intermediate", "experts")
     return Geometry(
         id="-".join(title.casefold().split()) or "unnamed",

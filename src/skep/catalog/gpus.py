@@ -9,20 +9,20 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from skep.catalog.names import device_spellings, did_you_mean, near, split_memory, squeeze
-from skep.catalog.tables import pieces, spellings, table
+from skep.catalog.names import device_spellings, did_you_mean, similar_names, split_memory, squeeze
+from skep.catalog.tables import spellings, table, table_texts
 from skep.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ValueOrigin:
     """Where one value comes from. `confidence`: A read in a data sheet, B derived, C one unconfirmed source."""
 
     source: str
     confidence: str
 
 
-def no_origins() -> Mapping[str, Origin]:
+def no_origins() -> Mapping[str, ValueOrigin]:
     return MappingProxyType({})
 
 
@@ -49,7 +49,7 @@ class Device:
     nvlink_gbs: float | None = None  # one direction
     tdp_w: float | None = None
     unified_memory: bool = False  # the system's memory: not all of it is for the model
-    origins: Mapping[str, Origin] = field(default_factory=no_origins, compare=False, hash=False)
+    origins: Mapping[str, ValueOrigin] = field(default_factory=no_origins, compare=False, hash=False)
 
     @property
     def family(self) -> str:
@@ -64,7 +64,7 @@ _PLAIN = ("title", "vendor", "arch", "unified_memory")
 @lru_cache(maxsize=1)
 def devices() -> dict[str, Device]:
     """All of them by slug, in the order of the file: by vendor and age."""
-    return {slug: _device(slug) for slug in pieces(_FILE)}
+    return {slug: _device(slug) for slug in table_texts(_FILE)}
 
 
 def find_device(name: str) -> Device | None:
@@ -81,18 +81,18 @@ def find_device(name: str) -> Device | None:
 def device(name: str) -> Device:
     found = find_device(name)
     if found is None:
-        names = near(name, spellings(_FILE))
+        names = similar_names(name, spellings(_FILE))
         raise UserError(f"no GPU is called `{name}`", hint=did_you_mean(names, "`skep catalog gpus` lists them"))
     return found
 
 
-def also_meant(name: str) -> tuple[str, ...]:
+def other_matches(name: str) -> tuple[str, ...]:
     """Other cards that a short name could stand for: `h100` is one of three. Empty where the name is one card's own."""
     found = find_device(name)
     if found is None or squeeze(found.id) in device_spellings(name):
         return ()
     words = {squeeze(word) for word in re.split(r"[\s_-]+", name) if word}
-    alike = (slug for slug in pieces(_FILE) if words <= set(map(squeeze, slug.split("-"))))
+    alike = (slug for slug in table_texts(_FILE) if words <= set(map(squeeze, slug.split("-"))))
     return tuple(slug for slug in alike if slug != found.id)
 
 
@@ -113,5 +113,5 @@ def _device(slug: str) -> Device:
         elif key != "aliases":
             value = entry["value"]
             values[key] = tuple(value) if isinstance(value, list) else value
-            origins[key] = Origin(entry["source"], entry["confidence"])
+            origins[key] = ValueOrigin(entry["source"], entry["confidence"])
     return Device(id=slug, **values, origins=MappingProxyType(origins))

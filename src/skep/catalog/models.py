@@ -8,9 +8,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from skep.catalog.gpus import Origin, no_origins
-from skep.catalog.names import did_you_mean, model_spellings, near
-from skep.catalog.tables import pieces, spellings, table
+from skep.catalog.gpus import ValueOrigin, no_origins
+from skep.catalog.names import did_you_mean, model_spellings, similar_names
+from skep.catalog.tables import spellings, table, table_texts
 from skep.errors import UserError
 
 
@@ -57,7 +57,7 @@ class Geometry:
     native_bits: float | None = None  # of a checkpoint that is published quantized (gpt-oss: 4.25)
     estimated: bool = False  # made from parameter counts alone: its widths are guesses
     aliases: tuple[str, ...] = ()
-    origins: Mapping[str, Origin] = field(default_factory=no_origins, compare=False, hash=False)
+    origins: Mapping[str, ValueOrigin] = field(default_factory=no_origins, compare=False, hash=False)
 
     @property
     def is_moe(self) -> bool:
@@ -95,7 +95,7 @@ _NOT_VALUES = ("title", "aliases", "origin", "origins")
 @lru_cache(maxsize=1)
 def geometries() -> dict[str, Geometry]:
     """All of them by slug, in the order of the file: by family."""
-    return {slug: _geometry(slug) for slug in pieces(_FILE)}
+    return {slug: _geometry(slug) for slug in table_texts(_FILE)}
 
 
 def find_geometry(name: str) -> Geometry | None:
@@ -109,7 +109,7 @@ def geometry(name: str) -> Geometry:
     found = find_geometry(name)
     if found is None:
         looked_for = model_spellings(name) or (name,)  # a name of signs alone has no spelling
-        names = near(looked_for[-1], spellings(_FILE))
+        names = similar_names(looked_for[-1], spellings(_FILE))
         otherwise = "`skep catalog models` lists them; a config.json or a GGUF file serves as well"
         raise UserError(f"no model is called `{name}`", hint=did_you_mean(names, otherwise))
     return found
@@ -120,8 +120,8 @@ def _geometry(slug: str) -> Geometry:
     """Values share the table's origin unless `origins` names another."""
     entry = table(_FILE, slug)
     values: dict[str, Any] = {key: value for key, value in entry.items() if key not in _NOT_VALUES}
-    origins = dict.fromkeys(values, Origin(**entry["origin"]))
-    origins |= {key: Origin(**origin) for key, origin in entry.get("origins", {}).items()}
+    origins = dict.fromkeys(values, ValueOrigin(**entry["origin"]))
+    origins |= {key: ValueOrigin(**origin) for key, origin in entry.get("origins", {}).items()}
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     aliases = tuple(entry.get("aliases", ()))
     return Geometry(id=slug, title=entry["title"], aliases=aliases, **values, origins=MappingProxyType(origins))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 _MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*gi?b$")
-_UNSAID = re.compile(r"\((?:r|tm)\)")
+_TRADEMARKS = re.compile(r"\((?:r|tm)\)")
 _FAMILIES = ("rtx", "rx", "radeon", "apple", "quadro", "arc")
 _VENDORS = ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "intel", "huawei", "quadro", "graphics",
             "generation", "gpu", "igpu")  # fmt: skip
@@ -50,7 +50,7 @@ def model_spellings(name: str) -> tuple[str, ...]:
 
 def device_spellings(name: str) -> tuple[str, ...]:
     """The name as it is, without the vendor's words, with a family's word that people leave out."""
-    words = [word for word in re.split(r"[\s_-]+", _UNSAID.sub(" ", name.casefold())) if word]
+    words = [word for word in re.split(r"[\s_-]+", _TRADEMARKS.sub(" ", name.casefold())) if word]
     bare = "-".join(word for word in words if word not in _VENDORS)
     with_family = "-".join(word for word in words if word not in _VENDORS or word in _FAMILIES)
     tried = ("-".join(words), with_family, bare, *(f"{family}-{bare}" for family in _FAMILIES))
@@ -65,7 +65,7 @@ def split_memory(name: str) -> tuple[str, float | None]:
     return name.strip()[: match.start()].strip(" -_"), float(match.group(1))
 
 
-def near(name: str, spelled: Mapping[str, str], *, count: int = 3) -> tuple[str, ...]:
+def similar_names(name: str, spelled: Mapping[str, str], *, count: int = 3) -> tuple[str, ...]:
     """Entries whose name resembles this one; `spelled` maps a squeezed spelling to its entry."""
     from difflib import get_close_matches
 

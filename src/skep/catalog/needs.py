@@ -15,7 +15,7 @@ from skep.catalog.gpus import find_device
 from skep.catalog.presets import Need, Preset, Published
 
 NO_CARDS = "cpu"  # as `hardware`
-VOUCHED = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
+HAVE_VARIABLE = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
 _COMMIT = re.compile(r"\b([0-9a-f]{9,40})\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
@@ -29,7 +29,7 @@ def _no_variables() -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class RunEnvironment:
     """Where a preset is about to run. None: not known, which counts as not there."""
 
     engine_version: str | None = None
@@ -39,9 +39,9 @@ class Here:
     in_container: bool = False  # in the preset's own, with its mounts and its steps before the start
 
 
-def missing_needs(preset: Preset, here: Here) -> list[Need]:
+def missing_needs(preset: Preset, here: RunEnvironment) -> list[Need]:
     """Those not known to be met, in the preset's order."""
-    vouched = {word.strip() for word in here.env.get(VOUCHED, "").split(",")}
+    vouched = {word.strip() for word in here.env.get(HAVE_VARIABLE, "").split(",")}
     return [need for need in preset.needs if need.id not in vouched and not _is_met(need, preset, here)]
 
 
@@ -110,7 +110,7 @@ def stand_in_words(preset: Preset) -> str | None:
     return f"which checkpoint was measured is not published: {preset.checkpoint} stands in for it"
 
 
-def moves(image: str) -> bool:
+def is_moving_tag(image: str) -> bool:
     """Whether its tag names another build from day to day."""
     name = image.rpartition("/")[2]
     return "@" not in name and (":" not in name or name.endswith((":latest", ":nightly")))
@@ -130,13 +130,13 @@ def tok_s_words(tok_s: float) -> str:
     return f"{tok_s:,.0f}" if tok_s >= 100 else f"{tok_s:g}"
 
 
-def _is_met(need: Need, preset: Preset, here: Here) -> bool:
+def _is_met(need: Need, preset: Preset, here: RunEnvironment) -> bool:
     if need.kind == "driver":
         return _at_least(here.driver_version, need.what)
     if need.kind == "checkpoint":
         return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
     if need.kind == "image":
-        pinned = here.in_container and preset.container is not None and not moves(preset.container.image)
+        pinned = here.in_container and preset.container is not None and not is_moving_tag(preset.container.image)
         return pinned or _same_build(here.engine_version, need.what, preset.engine_version)
     return here.in_container
 

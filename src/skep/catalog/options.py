@@ -49,7 +49,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class EngineOptions:
     """`quant`, `dtype` and `kv` are the engine's own words, passed on as they are: awq_marlin, float16, fp8_e5m2."""
 
     quant: str | None = None
@@ -88,8 +88,8 @@ class Options:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
 
-def options_of(document: Mapping[str, Any]) -> Options:
+def options_of(document: Mapping[str, Any]) -> EngineOptions:
     """The inverse of `asdict(options)`, through JSON."""
     draft = document.get("draft")
     shares = tuple(document.get("card_shares", ()))
-    return Options(**{**document, "draft": Draft(**draft) if draft else None, "card_shares": shares})
+    return EngineOptions(**{**document, "draft": Draft(**draft) if draft else None, "card_shares": shares})

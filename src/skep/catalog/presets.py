@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from skep.catalog.options import Options
+from skep.catalog.options import EngineOptions
 
 METRICS = ("output", "combined", "decode")  # output tokens over wall time; with the prompt's; between first and last
 CLOCKS = ("client", "engine")
@@ -73,7 +73,7 @@ class Preset:
     link: str | None = None  # nvlink or pcie, where it matters
     date: str | None = None
     engine_version: str | None = None
-    options: Options = field(default_factory=Options)
+    options: EngineOptions = field(default_factory=EngineOptions)
     extra: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     gpus: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from skep.catalog.names import squeeze
 
 
 @lru_cache(maxsize=4)
-def pieces(file_name: str) -> Mapping[str, str]:
+def table_texts(file_name: str) -> Mapping[str, str]:
     """The text of each table by its name, in the order of the file."""
     from importlib.resources import files
 
@@ -25,7 +25,7 @@ def pieces(file_name: str) -> Mapping[str, str]:
 def table(file_name: str, name: str) -> Mapping[str, Any]:
     import tomllib
 
-    return tomllib.loads(pieces(file_name)[name])
+    return tomllib.loads(table_texts(file_name)[name])
 
 
 @lru_cache(maxsize=4)
@@ -35,7 +35,7 @@ def spellings(file_name: str) -> Mapping[str, str]:
 
     names: dict[str, str] = {}
     titles: dict[str, str] = {}
-    for name, body in pieces(file_name).items():
+    for name, body in table_texts(file_name).items():
         lines = [line for line in body.splitlines() if line.startswith(("title = ", "aliases = "))]
         said = tomllib.loads("\n".join(lines))
         titles |= {squeeze(alias): name for alias in (*said.get("aliases", ()), said["title"])}

@@ -7,27 +7,36 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from skep.bench.against_preset import Held, Rerun, Seen, Verdict, check_model, differences, judge, rerun_of
-from skep.bench.compare import Side
+from skep.bench.against_preset import (
+    FigureComparison,
+    ObservedServer,
+    PresetComparison,
+    Rerun,
+    check_model,
+    differences,
+    judge,
+    rerun_of,
+)
+from skep.bench.compare import ComparedRun
 from skep.bench.stored_run import load_run
-from skep.catalog.needs import Here, missing_needs
+from skep.catalog.needs import RunEnvironment, missing_needs
 from skep.catalog.presets import Preset
-from skep.cli.bench_common import Target, run_measuring
+from skep.cli.bench_common import EndpointOptions, run_measuring
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.run_list import existing
 from skep.cli.summaries import print_summary
-from skep.cli.sweep import SweepWishes, fail_for, measure, plan_of, shortfalls, sweep_json
+from skep.cli.sweep import SweepOptions, fail_for, measure, plan_of, shortfalls, sweep_json
 from skep.config.presets import preset, presets_folder
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import LOOPBACK, user_paths
 from skep.report.levels import range_text
-from skep.store.records import Run
+from skep.store.records import StoredRun
 from skep.wire.heads import parse_url
 
 
 def run_against_command(
-    wishes: SweepWishes, name: str, row: int | None, own: Collection[str], *, price: float | None, as_json: bool
+    wishes: SweepOptions, name: str, row: int | None, own: Collection[str], *, price: float | None, as_json: bool
 ) -> int:
     """`own`: options that the user gave, which stay as they are."""
     paths = user_paths(os.environ)
@@ -42,7 +51,7 @@ def run_against_command(
         note(line)
     with existing(paths.store) as store:
         run, _, rows = load_run(store, summary.run_id)
-    verdict = judge(found, Side(summary, rows), seen_of(run), missing_needs(found, here_of(run)))
+    verdict = judge(found, ComparedRun(summary, rows), seen_of(run), missing_needs(found, here_of(run)))
     if as_json:
         print_json({**sweep_json(summary), "against_preset": verdict_json(verdict)})
     else:
@@ -53,7 +62,7 @@ def run_against_command(
     return 0
 
 
-def beforehand(found: Preset, target: Target) -> list[str]:
+def beforehand(found: Preset, target: EndpointOptions) -> list[str]:
     """What stands against a comparison, before minutes are spent on it. Another model is refused."""
     endpoint = run_measuring(target.find)
     check_model(found, endpoint.model, endpoint.url)
@@ -61,7 +70,7 @@ def beforehand(found: Preset, target: Target) -> list[str]:
     return differences(found, _seen(endpoint.model, endpoint.engine, endpoint.simulated, cards))
 
 
-def rerun_wishes(wishes: SweepWishes, rerun: Rerun, own: Collection[str]) -> SweepWishes:
+def rerun_wishes(wishes: SweepOptions, rerun: Rerun, own: Collection[str]) -> SweepOptions:
     """As published, but for what the user said otherwise. Every answer goes on to its length, as a benchmark's do."""
     if wishes.to_saturation or wishes.slo:
         option = "--to-saturation" if wishes.to_saturation else "--slo"
@@ -78,30 +87,30 @@ def rerun_wishes(wishes: SweepWishes, rerun: Rerun, own: Collection[str]) -> Swe
     return replace(wishes, workload=load, concurrency=levels)
 
 
-def seen_of(run: Run) -> Seen:
+def seen_of(run: StoredRun) -> ObservedServer:
     """Cards are this machine's, where the endpoint is."""
     cards = tuple(str(gpu["name"]) for gpu in run.host.get("gpus") or ()) if _is_here(run.url) else None
     return _seen(run.model, run.engine, run.simulated, cards)
 
 
-def _seen(model: str, told: Mapping[str, Any], simulated: bool, cards: tuple[str, ...] | None) -> Seen:
+def _seen(model: str, told: Mapping[str, Any], simulated: bool, cards: tuple[str, ...] | None) -> ObservedServer:
     words = [told.get("engine"), told.get("build"), told.get("server")]
     named = next((str(word) for word in words if word), None)
-    return Seen(model, named, simulated, cards)
+    return ObservedServer(model, named, simulated, cards)
 
 
 def _is_here(url: str) -> bool:
     return parse_url(url)[0].host in LOOPBACK
 
 
-def here_of(run: Run) -> Here:
+def here_of(run: StoredRun) -> RunEnvironment:
     """As far as it can be known through a URL: the driver is this machine's where the endpoint is."""
     driver = run.host.get("driver_version") if _is_here(run.url) else None
     engine = run.engine.get("engine")
-    return Here(engine_version=str(engine) if engine else None, driver_version=driver, env=os.environ)
+    return RunEnvironment(engine_version=str(engine) if engine else None, driver_version=driver, env=os.environ)
 
 
-def print_verdict(verdict: Verdict) -> None:
+def print_verdict(verdict: PresetComparison) -> None:
     columns = ("figure", "C", "published", "metric", "clock", "measured", "95 %", "of it")
     print_table(columns, [_cells(row) for row in verdict.rows], right=("figure", "C", "published", "measured", "of it"))
     for row in verdict.rows:
@@ -111,7 +120,7 @@ def print_verdict(verdict: Verdict) -> None:
     note(headline(verdict))
 
 
-def headline(verdict: Verdict) -> str:
+def headline(verdict: PresetComparison) -> str:
     best = verdict.best
     if best is not None:
         return f"you get {_share(best)} of it: {number(best.measured)} of the published {_figure(best)}"
@@ -122,7 +131,7 @@ def headline(verdict: Verdict) -> str:
     return f"{_share(most)} of the published {_figure(most)}, under other conditions: see figure {most.row} above"
 
 
-def verdict_json(verdict: Verdict) -> dict[str, Any]:
+def verdict_json(verdict: PresetComparison) -> dict[str, Any]:
     """The documented form: docs/json.md."""
     return {
         "preset": verdict.preset,
@@ -132,7 +141,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _row_json(row: Held) -> Mapping[str, Any]:
+def _row_json(row: FigureComparison) -> Mapping[str, Any]:
     return {
         "figure": row.row,
         "published": asdict(row.published),
@@ -147,7 +156,7 @@ def _row_json(row: Held) -> Mapping[str, Any]:
     }
 
 
-def _cells(row: Held) -> list[str]:
+def _cells(row: FigureComparison) -> list[str]:
     figure = row.published
     return [
         str(row.row),
@@ -161,13 +170,13 @@ def _cells(row: Held) -> list[str]:
     ]
 
 
-def _share(row: Held) -> str:
+def _share(row: FigureComparison) -> str:
     spread = row.ratio_interval
     told = f" ({100 * spread.low:.0f} to {100 * spread.high:.0f} %)" if spread else ""
     return f"{100 * (row.ratio or 0.0):.0f} %{told}"
 
 
-def _figure(row: Held) -> str:
+def _figure(row: FigureComparison) -> str:
     figure = row.published
     version = f", {figure.engine_version}" if figure.engine_version else ""
     return f"{figure.tok_s:g} tok/s {figure.metric} at C={figure.concurrency}{version}"

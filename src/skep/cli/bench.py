@@ -78,11 +78,11 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Fresh coding tasks at each concurrency: effective tok/s, contention, TTFT, knee and cliff, with intervals."""
-    from skep.cli.bench_common import Target, workload_of
-    from skep.cli.sweep import SweepWishes, run_sweep_command
+    from skep.cli.bench_common import EndpointOptions, workload_of
+    from skep.cli.sweep import SweepOptions, run_sweep_command
 
-    wishes = SweepWishes(
-        target=Target(url or of.running_url(), model, key_env, api),
+    wishes = SweepOptions(
+        target=EndpointOptions(url or of.running_url(), model, key_env, api),
         workload=workload_of(
             shape=shape,
             size=size,
@@ -134,7 +134,7 @@ def swarm(
     as_json: JsonOption = False,
 ) -> None:
     """The same tasks one after the other and all at once: the speedup by wall time and by tokens."""
-    from skep.cli.bench_common import Target, workload_of
+    from skep.cli.bench_common import EndpointOptions, workload_of
     from skep.cli.sweep import run_swarm_command
 
     workload = workload_of(
@@ -145,7 +145,7 @@ def swarm(
         fixed_output=fixed_output,
         seed=seed,
     )
-    target = Target(url or of.running_url(), model, key_env, api)
+    target = EndpointOptions(url or of.running_url(), model, key_env, api)
     limits = (timeout, processes, store_prompts)
     raise typer.Exit(run_swarm_command(target, workload, agents, tasks, runs, limits, as_json=as_json))
 
@@ -170,8 +170,8 @@ def open_loop(
     as_json: JsonOption = False,
 ) -> None:
     """Requests that arrive at a rate, whatever the server does; latency counts from when each was due."""
-    from skep.cli.bench_common import Target, workload_of
-    from skep.cli.bench_timed import Telling, run_open_command
+    from skep.cli.bench_common import EndpointOptions, workload_of
+    from skep.cli.bench_timed import BenchOutputOptions, run_open_command
 
     workload = workload_of(
         shape="steady",
@@ -181,9 +181,9 @@ def open_loop(
         fixed_output=fixed_output,
         seed=seed,
     )
-    target = Target(url or of.running_url(), model, key_env, api)
+    target = EndpointOptions(url or of.running_url(), model, key_env, api)
     schedule = (rate, arrivals, duration, runs)
-    how = Telling(as_json=as_json, keep_text=store_prompts, processes=processes)
+    how = BenchOutputOptions(as_json=as_json, keep_text=store_prompts, processes=processes)
     raise typer.Exit(run_open_command(target, workload, schedule, timeout, how))
 
 
@@ -202,12 +202,12 @@ def classes(
     as_json: JsonOption = False,
 ) -> None:
     """Several kinds of traffic at once, each with its own shape and priority, reported one by one."""
-    from skep.cli.bench_common import Target
-    from skep.cli.bench_timed import Telling, run_classes_command
+    from skep.cli.bench_common import EndpointOptions
+    from skep.cli.bench_timed import BenchOutputOptions, run_classes_command
 
-    target = Target(url or of.running_url(), model, key_env)
+    target = EndpointOptions(url or of.running_url(), model, key_env)
     schedule = (duration, agents, runs, seed)
-    how = Telling(as_json=as_json, keep_text=store_prompts, processes=processes)
+    how = BenchOutputOptions(as_json=as_json, keep_text=store_prompts, processes=processes)
     raise typer.Exit(run_classes_command(target, mix, schedule, timeout, how))
 
 
@@ -226,10 +226,10 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Recorded traffic again: its arrival times, lengths and shared prefixes, or its own words."""
-    from skep.cli.bench_common import Target
-    from skep.cli.bench_timed import Telling, run_replay_command
+    from skep.cli.bench_common import EndpointOptions
+    from skep.cli.bench_timed import BenchOutputOptions, run_replay_command
 
-    target = Target(url or of.running_url(), model, key_env)
+    target = EndpointOptions(url or of.running_url(), model, key_env)
     wanted = (speed, limit, max_tokens, seed)
-    how = Telling(as_json=as_json, keep_text=store_prompts, processes=processes)
+    how = BenchOutputOptions(as_json=as_json, keep_text=store_prompts, processes=processes)
     raise typer.Exit(run_replay_command(target, trace, wanted, timeout, how))

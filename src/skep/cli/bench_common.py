@@ -29,7 +29,7 @@ NEEDS_LENGTHS = ("conversation", "shared-prefix", "prefill")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EndpointOptions:
     """Which endpoint, as the command line says it."""
 
     url: str

@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.open_loop import Part, TimedPlan, classes_part, open_part, replay_part, run_timed
+from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.records import SweepSummary
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
-from skep.cli.bench_common import Target, maker_for, meter_for, positive_seconds, run_measuring, text_of, toml_of
+from skep.cli.bench_common import (
+    EndpointOptions,
+    maker_for,
+    meter_for,
+    positive_seconds,
+    run_measuring,
+    text_of,
+    toml_of,
+)
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json
 from skep.cli.summaries import print_summary
@@ -24,7 +32,7 @@ from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.workload.arrivals import parse_arrivals
-from skep.workload.calibration import Calibration
+from skep.workload.calibration import TokenCalibration
 from skep.workload.items import workload_fingerprint
 from skep.workload.mix import TrafficClass, parse_classes, with_agents
 from skep.workload.traces import TraceItem, read_trace
@@ -33,7 +41,7 @@ MOST_RATE = 2000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class BenchOutputOptions:
     """What is kept and shown, and how many processes make the load."""
 
     as_json: bool
@@ -42,11 +50,11 @@ class Telling:
 
 
 def run_open_command(
-    target: Target,
+    target: EndpointOptions,
     workload: Workload,
     schedule: tuple[str, str, str, int],
     timeout: str,
-    how: Telling,
+    how: BenchOutputOptions,
 ) -> int:
     rate, arrivals, duration, runs = schedule
     rates = rates_of(rate)
@@ -73,11 +81,11 @@ def run_open_command(
 
 
 def run_classes_command(
-    target: Target,
+    target: EndpointOptions,
     mix: Path,
     schedule: tuple[str, int | None, int, int | None],
     timeout: str,
-    how: Telling,
+    how: BenchOutputOptions,
 ) -> int:
     duration, agents, runs, seed = schedule
     classes = read_mix(mix, agents)
@@ -99,11 +107,11 @@ def run_classes_command(
 
 
 def run_replay_command(
-    target: Target,
+    target: EndpointOptions,
     trace: Path,
     wanted: tuple[float, int | None, int, int | None],
     timeout: str,
-    how: Telling,
+    how: BenchOutputOptions,
 ) -> int:
     speed, limit, max_tokens, seed = wanted
     items = read_items(trace, speed, limit)
@@ -115,7 +123,7 @@ def run_replay_command(
         timed = f" over {items[-1].at_s:,.0f} s" if items[-1].at_s is not None else ", 16 at a time"
         note(f"{endpoint.model} at {endpoint.url}: {len(items)} requests of {trace.name}{timed}; seed {seed}")
         needs = any(item.blocks for item in items)
-        calibration = await calibrate_on(endpoint, None, seed) if needs else Calibration()
+        calibration = await calibrate_on(endpoint, None, seed) if needs else TokenCalibration()
         part = replay_part(items, calibration, seed=seed, default_tokens=max_tokens)
         maker = TaskMaker(Workload(seed=seed), calibration)
         return await _measured(_plan("replay", config, endpoint, timeout, how), [part], endpoint, maker)
@@ -149,14 +157,14 @@ def read_items(path: Path, speed: float, limit: int | None) -> tuple[TraceItem, 
     return read_trace(text_of(path).splitlines(), speed=speed, limit=limit)
 
 
-def _plan(kind: str, config: dict[str, Any], endpoint: Endpoint, timeout: str, how: Telling) -> TimedPlan:
+def _plan(kind: str, config: dict[str, Any], endpoint: Endpoint, timeout: str, how: BenchOutputOptions) -> TimedPlan:
     what = {key: str(value) for key, value in config.items() if key != "seed"}
     fingerprint = workload_fingerprint({"kind": kind, "model": endpoint.model, **what})[:16]
     timeout_s = positive_seconds(timeout, "--timeout", "15m")
     return TimedPlan(kind, config, fingerprint, timeout_s, how.keep_text, how.processes)
 
 
-async def _measured(plan: TimedPlan, parts: Sequence[Part], endpoint: Endpoint, maker: TaskMaker) -> SweepSummary:
+async def _measured(plan: TimedPlan, parts: Sequence[LevelRun], endpoint: Endpoint, maker: TaskMaker) -> SweepSummary:
     with open_store(user_paths(os.environ).store) as store, live_view() as show:
         meter = meter_for(endpoint)
         return await run_timed(plan, parts, endpoint, store, read_host(), maker, show, meter=meter)

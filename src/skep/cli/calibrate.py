@@ -66,9 +66,9 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a running endpoint for minutes and fit the planner to it; plans for this machine use what is found."""
-    from skep.cli.calibrate_run import Wishes, run_calibration
+    from skep.cli.calibrate_run import CalibrateOptions, run_calibration
 
-    wishes = Wishes(
+    wishes = CalibrateOptions(
         url, model, geometry, gpu, link, bandwidth, engine, quant, kv, tp, pp, spec, no_graphs, levels, check,
         prompt_tokens, budget, key_env,
     )  # fmt: skip

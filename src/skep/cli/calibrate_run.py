@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from skep.bench.calibration import CalibrationPlan, Taken, discard, measure
+from skep.bench.calibration import CalibrationPlan, CalibrationRuns, discard, measure
 from skep.bench.endpoint import Endpoint
 from skep.catalog.machine import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
-from skep.cli.bench_common import Interrupted, Target, maker_for, positive_seconds, run_measuring
+from skep.cli.bench_common import EndpointOptions, Interrupted, maker_for, positive_seconds, run_measuring
 from skep.cli.bench_options import running_url
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.sweep import levels_of
-from skep.deploy.plan_request import Flags, ModelFound, pins_of, read_model
+from skep.deploy.plan_request import ModelFound, PlanFlags, pins_of, read_model
 from skep.deploy.stored_calibration import (
     calibration_for,
     fitted_now,
@@ -33,13 +33,13 @@ from skep.deploy.stored_calibration import (
 from skep.errors import UserError
 from skep.host.facts import memory_bandwidth_gbs, read_host
 from skep.paths import LOOPBACK, user_paths
-from skep.planner.calibration import Fitted, Measured, before_and_after, fit, foresight
+from skep.planner.calibration import CalibrationData, Fitted, before_and_after, fit, speed_model_maker
 from skep.planner.constants import published_constants
 from skep.planner.memory import has_pool
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.rigs import Found, cpu_rig, parse_rig, rig_of_host
+from skep.planner.rigs import ResolvedRig, cpu_rig, parse_rig, rig_of_host
 from skep.planner.setup import Layout, Rig, Setup
-from skep.store.calibrations import Calibration
+from skep.store.calibrations import CalibrationRecord
 from skep.store.database import Store, open_store
 from skep.store.writer_process import new_suffix
 from skep.units import format_seconds
@@ -54,7 +54,7 @@ _SIMULATED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class CalibrateOptions:
     """The flags of `skep calibrate`, as they were typed."""
 
     url: str | None = None
@@ -85,12 +85,12 @@ class Described:
     notes: tuple[str, ...]
 
 
-def describe(wishes: Wishes, endpoint: Endpoint, host: HostFacts) -> Described:
+def describe(wishes: CalibrateOptions, endpoint: Endpoint, host: HostFacts) -> Described:
     """What the endpoint does not tell and no flag says is assumed and said, or asked for."""
     wishes, ep = _as_simulated(wishes, endpoint)
     engine = _engine(wishes, endpoint.engine)
     model, model_notes = _model(wishes, endpoint)
-    pins = pins_of(Flags(endpoint.model, quant=wishes.quant, kv=wishes.kv, spec=wishes.spec), model)
+    pins = pins_of(PlanFlags(endpoint.model, quant=wishes.quant, kv=wishes.kv, spec=wishes.spec), model)
     if pins.quant is None:
         hint = "say it with --quant, such as --quant awq or --quant bf16"
         raise UserError(f"how the weights of `{endpoint.model}` are quantized is not known", hint=hint)
@@ -110,7 +110,7 @@ def _count(told: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _as_simulated(wishes: Wishes, endpoint: Endpoint) -> tuple[Wishes, int]:
+def _as_simulated(wishes: CalibrateOptions, endpoint: Endpoint) -> tuple[CalibrateOptions, int]:
     """A simulated hive tells its setup in words; flags win over them. Gives the expert-parallel size too."""
     match = _SIMULATED.search(str(endpoint.engine.get("engine", ""))) if endpoint.simulated else None
     if match is None:
@@ -129,7 +129,7 @@ def _as_simulated(wishes: Wishes, endpoint: Endpoint) -> tuple[Wishes, int]:
     return replace(wishes, **wanted), int(match["ep"] or 1)
 
 
-def _engine(wishes: Wishes, told: Mapping[str, Any]) -> str:
+def _engine(wishes: CalibrateOptions, told: Mapping[str, Any]) -> str:
     if wishes.engine is not None:
         name = wishes.engine.strip().lower().replace("llama.cpp", "llamacpp")
         if name not in ENGINES:
@@ -143,7 +143,7 @@ def _engine(wishes: Wishes, told: Mapping[str, Any]) -> str:
     raise UserError("the endpoint does not say which engine it is", hint=hint)
 
 
-def _model(wishes: Wishes, endpoint: Endpoint) -> tuple[ModelFound, tuple[str, ...]]:
+def _model(wishes: CalibrateOptions, endpoint: Endpoint) -> tuple[ModelFound, tuple[str, ...]]:
     """By --geometry, else by the name it is served as; a file that lies here tells its format as well."""
     file = _file_here(endpoint)
     if wishes.geometry is not None:
@@ -173,9 +173,9 @@ def _file_here(endpoint: Endpoint) -> str | None:
     return None if path is None else str(path)
 
 
-def _rig(wishes: Wishes, endpoint: Endpoint, host: HostFacts, replicas: int) -> Found:
+def _rig(wishes: CalibrateOptions, endpoint: Endpoint, host: HostFacts, replicas: int) -> ResolvedRig:
     if wishes.gpu is not None:
-        return Found(parse_rig(wishes.gpu, wishes.link))
+        return ResolvedRig(parse_rig(wishes.gpu, wishes.link))
     if endpoint.origin.host not in LOOPBACK:
         hint = 'say which cards it has, such as --gpu "2x rtx-3090"'
         raise UserError(f"{endpoint.url} is not on this machine", hint=hint)
@@ -186,10 +186,10 @@ def _rig(wishes: Wishes, endpoint: Endpoint, host: HostFacts, replicas: int) -> 
     bandwidth = wishes.bandwidth or memory_bandwidth_gbs(host.cpu_cores)
     rig = cpu_rig(host, bandwidth, measured=wishes.bandwidth is None, replicas=replicas)
     how = "" if wishes.bandwidth else ", memory measured by copying"
-    return Found(rig, (f"no GPU here: {rig.title}{how}",))
+    return ResolvedRig(rig, (f"no GPU here: {rig.title}{how}",))
 
 
-def _layout(wishes: Wishes, rig: Rig, replicas: int, engine: str, ep: int) -> Layout:
+def _layout(wishes: CalibrateOptions, rig: Rig, replicas: int, engine: str, ep: int) -> Layout:
     """All cards work, unless a flag says otherwise: side by side in llama.cpp, as one in the others."""
     each = max(1, len(rig.cards) // replicas)
     if wishes.tp is None and wishes.pp is None:
@@ -209,9 +209,9 @@ def _layout(wishes: Wishes, rig: Rig, replicas: int, engine: str, ep: int) -> La
 MOST_LEVEL = 8  # of the higher level, unless a flag says so
 
 
-def run_calibration(wishes: Wishes, *, as_json: bool) -> None:
+def run_calibration(wishes: CalibrateOptions, *, as_json: bool) -> None:
     budget_s = positive_seconds(wishes.budget, "--budget", "5m")
-    target = Target(wishes.url or running_url(None), wishes.model, wishes.key_env)
+    target = EndpointOptions(wishes.url or running_url(None), wishes.model, wishes.key_env)
     host, seed = read_host(), random.SystemRandom().randrange(2**31)
     with open_store(user_paths(os.environ).store) as store:
         try:
@@ -228,8 +228,8 @@ def run_calibration(wishes: Wishes, *, as_json: bool) -> None:
 
 
 async def _calibrate(
-    wishes: Wishes, target: Target, host: HostFacts, store: Store, budget_s: float, seed: int
-) -> Calibration:
+    wishes: CalibrateOptions, target: EndpointOptions, host: HostFacts, store: Store, budget_s: float, seed: int
+) -> CalibrationRecord:
     endpoint = await target.find()
     described = describe(wishes, endpoint, host)
     plan = _plan(wishes, described, budget_s, seed)
@@ -248,7 +248,7 @@ async def _calibrate(
     return _fitted_row(endpoint, described, taken, host)
 
 
-def _plan(wishes: Wishes, described: Described, budget_s: float, seed: int) -> CalibrationPlan:
+def _plan(wishes: CalibrateOptions, described: Described, budget_s: float, seed: int) -> CalibrationPlan:
     capacity, setup = described.capacity, described.setup
     if wishes.levels is None:
         widest = min(MOST_LEVEL, capacity or MOST_LEVEL)
@@ -267,9 +267,9 @@ def _plan(wishes: Wishes, described: Described, budget_s: float, seed: int) -> C
     return CalibrationPlan(crowd, held_back, budget_s, wishes.prompt_tokens, seed)
 
 
-def _fitted_row(endpoint: Endpoint, described: Described, taken: Taken, host: HostFacts) -> Calibration:
+def _fitted_row(endpoint: Endpoint, described: Described, taken: CalibrationRuns, host: HostFacts) -> CalibrationRecord:
     setup, rig, measured = described.setup, described.rig, taken.measured
-    fitted = fit(foresight(setup, rig, published_constants(), measured), measured)
+    fitted = fit(speed_model_maker(setup, rig, published_constants(), measured), measured)
     if taken.drift is not None and not taken.drift.contains(1.0):
         note(f"warning: one agent alone was {taken.drift.estimate:.2f} times as fast at the end as at the beginning")
     for name in fitted.at_limit:
@@ -286,7 +286,7 @@ def _fitted_row(endpoint: Endpoint, described: Described, taken: Taken, host: Ho
     )  # fmt: skip
 
 
-def _tell(row: Calibration, *, as_json: bool) -> None:
+def _tell(row: CalibrationRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(document(row))
         return
@@ -295,7 +295,7 @@ def _tell(row: Calibration, *, as_json: bool) -> None:
     note(f"kept as calibration {row.id}; {used}")
 
 
-def print_one(row: Calibration) -> None:
+def print_one(row: CalibrationRecord) -> None:
     fitted = fitted_now(row)
     print(f"{row.model} {row.quant}, {row.layout} on {row.rig}, {row.engine}: {fitted}")  # noqa: T201
     columns = ("C", "RUNS", "tok/s EACH", "±", "BEFORE", "AFTER", "OFF", "tok/s ALL", "AFTER ALL", "")
@@ -320,7 +320,7 @@ def print_one(row: Calibration) -> None:
     print(f"first token of {prompts.input_tokens:.0f} tokens: {1000 * prompts.ttft_s.estimate:.0f} ms ± {spread:.0f} %")  # noqa: T201
 
 
-def document(row: Calibration) -> dict[str, Any]:
+def document(row: CalibrationRecord) -> dict[str, Any]:
     fitted = fitted_now(row)
     names = ("id", "created_at", "host", "model", "engine", "quant", "layout", "rig", "simulated", "skep_version")
     tuning = fitted.tuning
@@ -339,14 +339,14 @@ def document(row: Calibration) -> dict[str, Any]:
     }
 
 
-def levels_json(row: Calibration, fitted: Fitted) -> list[dict[str, Any]]:
+def levels_json(row: CalibrationRecord, fitted: Fitted) -> list[dict[str, Any]]:
     """Each level as it was measured, and as it is predicted without and with the calibration."""
     setup, rig, measured = setup_of(row.document), rig_of(row.document), measured_of(row.document)
     return [] if rig is None else _levels(setup, rig, measured, fitted)
 
 
-def _levels(setup: Setup, rig: Rig, measured: Measured, fitted: Fitted) -> list[dict[str, Any]]:
-    foresee = foresight(setup, rig, published_constants(), measured)
+def _levels(setup: Setup, rig: Rig, measured: CalibrationData, fitted: Fitted) -> list[dict[str, Any]]:
+    foresee = speed_model_maker(setup, rig, published_constants(), measured)
     held_back = {seen.concurrency for seen in measured.held_back}
     rows = []
     for seen in measured.levels:
@@ -418,7 +418,7 @@ def forget_calibration(name: str) -> None:
     note(f"calibration {row.id} of {row.model} ({row.engine}) is forgotten")
 
 
-def _kept() -> list[Calibration]:
+def _kept() -> list[CalibrationRecord]:
     path = user_paths(os.environ).store
     if not path.exists():
         return []
@@ -426,7 +426,7 @@ def _kept() -> list[Calibration]:
         return store.calibrations()
 
 
-def _named(name: str) -> Calibration:
+def _named(name: str) -> CalibrationRecord:
     rows = _kept()
     found = rows[:1] if name == "last" else [row for row in rows if name and row.id.startswith(name)]
     if len(found) == 1:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.catalog.gpus import Device, Origin
+from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
 from skep.cli.serve import JsonOption
 
@@ -150,7 +150,7 @@ def _print_model(found: Geometry) -> None:
     print_table(("WEIGHTS AS", "BYTES"), sizes, right=("BYTES",))
 
 
-def _print_values(title: str, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
+def _print_values(title: str, values: Mapping[str, Any], origins: Mapping[str, ValueOrigin]) -> None:
     from skep.cli.output import print_table
 
     print(title)  # noqa: T201
@@ -198,7 +198,7 @@ def _model_document(found: Geometry) -> dict[str, Any]:
     }
 
 
-def _origins(origins: Mapping[str, Origin]) -> dict[str, dict[str, str]]:
+def _origins(origins: Mapping[str, ValueOrigin]) -> dict[str, dict[str, str]]:
     return {key: {"source": origin.source, "confidence": origin.confidence} for key, origin in origins.items()}
 
 

@@ -13,7 +13,7 @@ from skep.cli.serve import JsonOption
 from skep.errors import UserError
 
 if TYPE_CHECKING:
-    from skep.cluster.node_file import HomeNode
+    from skep.cluster.node_file import NodeRecord
 
 cluster_app = typer.Typer(
     no_args_is_help=True,
@@ -87,9 +87,9 @@ def status(
 ) -> None:
     """The cluster's nodes: what each has, what is free, which replicas stand there."""
     from skep.cli.output import print_json
-    from skep.cluster.status import ask_roll
+    from skep.cluster.status import ask_status
 
-    found = ask_roll(address)
+    found = ask_status(address)
     if as_json:
         print_json(found)
     else:
@@ -119,10 +119,10 @@ def stop() -> None:
 
 
 def _wishes(name: str | None, cpus: int | None, gpus: int | None, label: list[str] | None) -> Any:
-    from skep.cluster.node_commands import Wishes
+    from skep.cluster.node_commands import NodeOptions
     from skep.cluster.ray_command import checked_labels
 
-    return Wishes(name, cpus, gpus, checked_labels(label or []))
+    return NodeOptions(name, cpus, gpus, checked_labels(label or []))
 
 
 def _read_token(path: Path) -> str:
@@ -137,7 +137,7 @@ def _read_token(path: Path) -> str:
     return checked_token(text.strip())
 
 
-def _tell(node: HomeNode, *, as_json: bool) -> None:
+def _tell(node: NodeRecord, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from skep.cli.output import note, print_json

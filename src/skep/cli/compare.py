@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skep.bench.compare import Duel, Side, compare, is_higher_better, loss, regressions, run_ab
-from skep.bench.matrix import Cell, Config, parse_matrix, run_matrix
+from skep.bench.compare import ABResult, ComparedRun, compare, is_higher_better, loss, regressions, run_ab
+from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix
 from skep.bench.records import Comparison, SweepSummary
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
-from skep.bench.sweep import Progress, SweepPlan, run_sweep
+from skep.bench.sweep import SweepPlan, SweepProgress, run_sweep
 from skep.bench.tasks import Workload
 from skep.cli.bench_common import (
     MAX_CONCURRENCY,
-    Target,
+    EndpointOptions,
     maker_for,
     meter_for,
     positive_seconds,
@@ -46,7 +46,7 @@ from skep.report.tables import (
 )
 from skep.stats.versus import Judgement
 from skep.store.database import Store, open_store
-from skep.store.records import Run, RunState
+from skep.store.records import RunState, StoredRun
 
 WORKLOAD = (
     "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
@@ -78,7 +78,7 @@ def run_compare_command(
     check_kinds(run_a, run_b)
     if not anyway:
         check_lengths(run_a, run_b)
-    sides = Side(summary_a, rows_a), Side(summary_b, rows_b)
+    sides = ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b)
     found = compare(*sides)
     if not found:
         raise UserError(
@@ -86,7 +86,7 @@ def run_compare_command(
         )
     for line in differences(run_a, run_b):
         note(f"warning: {line}")
-    outcome = Outcome(found, regressions(*sides, allowed), allowed)
+    outcome = CompareResult(found, regressions(*sides, allowed), allowed)
     if output is not None:
         write_page([(run_a, summary_a), (run_b, summary_b)], outcome, output)
     return tell(outcome, (run_a.id, run_b.id), as_json=as_json)
@@ -109,7 +109,7 @@ def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
     return older.id, newer.id
 
 
-def check_lengths(a: Run, b: Run) -> None:
+def check_lengths(a: StoredRun, b: StoredRun) -> None:
     """Longer prompts or answers are other work: their speeds say nothing about each other."""
     lengths = [key for key in LENGTHS if _is_recorded(a, key) and _is_recorded(b, key)]
     if _setting(a, "shape") in OWN_LENGTHS or _setting(b, "shape") in OWN_LENGTHS:
@@ -122,7 +122,7 @@ def check_lengths(a: Run, b: Run) -> None:
         )
 
 
-def check_kinds(a: Run, b: Run) -> None:
+def check_kinds(a: StoredRun, b: StoredRun) -> None:
     """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
     for run in (a, b):
         if run.kind in JUDGED:
@@ -136,7 +136,7 @@ def check_kinds(a: Run, b: Run) -> None:
 
 
 def run_ab_command(
-    targets: tuple[Target, Target],
+    targets: tuple[EndpointOptions, EndpointOptions],
     workload: Workload,
     limits: tuple[str, int | None, int | None, str, str, str],
     *,
@@ -158,24 +158,24 @@ def run_ab_command(
         processes=processes,
     )
 
-    async def run() -> Duel:
+    async def run() -> ABResult:
         a, b = await targets[0].find(), await targets[1].find()
         note(f"A {a.model} at {a.url}, B {b.model} at {b.url}: C={concurrency} in turns; seed {workload.seed}")
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
         with open_store(user_paths(os.environ).store) as store, live_view() as show:
 
-            def show_side(name: str, progress: Progress) -> None:
+            def show_side(name: str, progress: SweepProgress) -> None:
                 show(replace(progress, label=f"{name} C={progress.level}"))
 
             return await run_ab(plan, (a, b), store, read_host(), makers, show_side)
 
     duel = run_measuring(run)
-    outcome = Outcome(duel.comparisons, regressions(duel.a, duel.b, allowed, paired=True), allowed)
+    outcome = CompareResult(duel.comparisons, regressions(duel.a, duel.b, allowed, paired=True), allowed)
     return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CompareResult:
     """A comparison with its verdict. `worse`: the regressions, beyond `allowed`."""
 
     found: Sequence[Comparison]
@@ -230,7 +230,7 @@ class Outcome:
         )
 
 
-def tell(outcome: Outcome, runs: tuple[str, str], *, as_json: bool) -> int:
+def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int:
     """The exit code."""
     a, b = runs
     code = Regression.exit_code if outcome.worse else 0
@@ -285,7 +285,7 @@ def comparison_json(one: Comparison) -> dict[str, Any]:
     return {**asdict(one), "judgement": one.judgement.value, "higher_is_better": is_higher_better(one.metric)}
 
 
-def differences(a: Run, b: Run) -> list[str]:
+def differences(a: StoredRun, b: StoredRun) -> list[str]:
     """What makes the two hard to compare."""
     found = []
     if a.kind != b.kind:
@@ -302,12 +302,12 @@ def differences(a: Run, b: Run) -> list[str]:
     return found
 
 
-def _setting(run: Run, key: str) -> Any:
+def _setting(run: StoredRun, key: str) -> Any:
     inner = run.config.get("workload")
     return inner[key] if isinstance(inner, dict) and key in inner else run.config.get(key)
 
 
-def _is_recorded(run: Run, key: str) -> bool:
+def _is_recorded(run: StoredRun, key: str) -> bool:
     inner = run.config.get("workload")
     return key in run.config or (isinstance(inner, dict) and key in inner)
 
@@ -318,7 +318,7 @@ def _shown(value: Any) -> str:
     return str(value) if isinstance(value, int | float | str) else "those of its own"
 
 
-def write_page(entries: list[tuple[Run, SweepSummary]], outcome: Outcome, output: Path) -> None:
+def write_page(entries: list[tuple[StoredRun, SweepSummary]], outcome: CompareResult, output: Path) -> None:
     from skep.report.comparison import comparison_page, comparison_picture
 
     if output.suffix == ".svg":
@@ -367,7 +367,7 @@ def run_matrix_command(file: Path, output: Path | None, *, processes: int | None
     _fail_for(cells)
 
 
-def _fail_for(cells: Sequence[Cell]) -> None:
+def _fail_for(cells: Sequence[MatrixResult]) -> None:
     failed = [cell for cell in cells if cell.diagnosis is not None]
     if failed:
         first = failed[0]
@@ -415,7 +415,7 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
     )
 
 
-def tables_of(cells: Sequence[Cell], baseline: str | None) -> list[Table]:
+def tables_of(cells: Sequence[MatrixResult], baseline: str | None) -> list[Table]:
     entries: list[Entry] = [(cell.config.name, cell.summary or cell.diagnosis or "not measured") for cell in cells]
     first = baseline or cells[0].config.name
     ordered = sorted(entries, key=lambda entry: entry[0] != first)
@@ -427,8 +427,8 @@ def tables_of(cells: Sequence[Cell], baseline: str | None) -> list[Table]:
     return tables
 
 
-async def _measured(plan: SweepPlan, config: Config) -> SweepSummary:
-    endpoint = await Target(config.url or "", config.model, config.key_env).find()
+async def _measured(plan: SweepPlan, config: MatrixConfig) -> SweepSummary:
+    endpoint = await EndpointOptions(config.url or "", config.model, config.key_env).find()
     maker = await maker_for(plan.workload, endpoint)
     meter = meter_for(endpoint)
     with open_store(user_paths(os.environ).store) as store, live_view() as show:
@@ -439,13 +439,13 @@ def _stored(name: str) -> SweepSummary:
     return _loaded(name)[1]
 
 
-def _loaded(name: str) -> tuple[Run, SweepSummary]:
+def _loaded(name: str) -> tuple[StoredRun, SweepSummary]:
     with existing(user_paths(os.environ).store) as store:
         run, summary, _ = load_run(store, name)
     return run, summary
 
 
-def _write(cells: Sequence[Cell], tables: Sequence[Table], output: Path) -> None:
+def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: Path) -> None:
     if output.suffix in (".md", ".csv"):
         write_whole(output, "\n".join(map(markdown if output.suffix == ".md" else csv_text, tables)))
     else:
@@ -463,7 +463,7 @@ def _write(cells: Sequence[Cell], tables: Sequence[Table], output: Path) -> None
     note(f"written to {output}")
 
 
-def _cell_json(cell: Cell) -> dict[str, Any]:
+def _cell_json(cell: MatrixResult) -> dict[str, Any]:
     summary = sweep_json(cell.summary) if cell.summary is not None else None
     return {"config": asdict(cell.config), "summary": summary, "diagnosis": cell.diagnosis, "boot_s": cell.boot_s}
 

@@ -136,19 +136,19 @@ def reload(
 
     from skep.cli.output import byte_progress, print_json
     from skep.config.keys import keys_path, read_keys
-    from skep.config.load import wished_settings
-    from skep.config.settings import wishes_of
+    from skep.config.load import settings_with_overrides
+    from skep.config.settings import overrides_of
     from skep.deploy.launches import plan_launches
     from skep.paths import user_paths
     from skep.supervisor.main import check_tls
 
     paths = user_paths(os.environ)
     origin = _ask({"op": "origin"})
-    wishes = wishes_of(origin["wishes"])
+    wishes = overrides_of(origin["wishes"])
     if config is not None:
         wishes = replace(wishes, config=str(config.absolute()))
     with chdir(wishes.folder) if wishes.folder else nullcontext(), byte_progress("fetching the weights") as progress:
-        settings = wished_settings(wishes, paths, {})  # SKEP_API_KEY stays what the running one has
+        settings = settings_with_overrides(wishes, paths, {})  # SKEP_API_KEY stays what the running one has
         check_tls(settings.gateway)
         read_keys(keys_path(paths))
         if not origin.get("on_cluster", settings.cluster):  # there, what fits is known to who runs it

@@ -48,14 +48,14 @@ def gateway(
 ) -> None:
     """Put the gateway in front of servers that run already: llama-server, vLLM, SGLang, another skep."""
     from skep.config.load import make_upstream
-    from skep.config.settings import Wishes
+    from skep.config.settings import CliOverrides
 
     urls = upstream or []
     if not urls and (slots or model or reserve or soft_slots):
         hint = "or write an [[upstream]] table into skep.toml"
         raise UserError("--slots, --model, --reserve and --soft-slots go with --upstream", hint=hint)
     shares = {"model": model, "reserve": reserve, "soft_slots": soft_slots, "key_env": key_env}
-    wishes = Wishes(
+    wishes = CliOverrides(
         gateway=given(host=host or None, port=port, max_queue=max_queue),
         upstream=tuple(
             make_upstream(url, count, **shares)  # type: ignore[arg-type]

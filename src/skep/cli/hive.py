@@ -31,7 +31,7 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     from skep.supervisor.main import run_hive
 
     _warn(paths)
-    story = _Story(paths, as_json=as_json)
+    story = _ConsoleReporter(paths, as_json=as_json)
     try:
         with byte_progress("fetching the weights") as progress:
             run_hive(
@@ -183,7 +183,7 @@ def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
     note(f"{name}: {state}" + (f" ({why})" if why and why != told else ""))
 
 
-class _Story:
+class _ConsoleReporter:
     """Tells a person what happens in the foreground."""
 
     def __init__(self, paths: Paths, *, as_json: bool) -> None:
@@ -221,7 +221,7 @@ class _Story:
             print_json(supervisor.description())
             sys.stdout.flush()
             return
-        models = ", ".join(supervisor.crew.models) or "no model yet"
+        models = ", ".join(supervisor.replica_set.models) or "no model yet"
         note(f"ready: {supervisor.hive.url}/v1 serves {models}; Ctrl-C stops it")
         if sys.stderr.isatty():
             self._view = threading.Thread(target=self._show, daemon=True)

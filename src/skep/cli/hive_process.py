@@ -19,7 +19,7 @@ from skep.supervisor.main import run_hive
 from skep.supervisor.supervisor import Supervisor
 
 
-class Chronicle:
+class EventLog:
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._said: dict[str, tuple[object, ...]] = {}
@@ -48,13 +48,13 @@ def _quoted(value: object) -> str:
     return f'"{text}"' if " " in text else text
 
 
-class Announcer:
+class StartReporter:
     """Writes to the process that started us, as long as it listens."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._fd = fd
-        self._chronicle = Chronicle(note)
+        self._chronicle = EventLog(note)
         self._gone = False
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--announce-fd", type=int, required=True)
     parser.add_argument("--parent-fd", type=int)
     args = parser.parse_args()
-    announcer = Announcer(args.announce_fd)
+    announcer = StartReporter(args.announce_fd)
     settings = settings_of(json.load(sys.stdin))
     try:
         run_hive(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from skep.bench.sweep import Progress
+from skep.bench.sweep import SweepProgress
 from skep.cli.output import note, number
 from skep.stats.intervals import runs_interval
 from skep.units import format_seconds
@@ -19,7 +19,7 @@ BAR = 24
 
 
 @contextmanager
-def live_view() -> Iterator[Callable[[Progress], None]]:
+def live_view() -> Iterator[Callable[[SweepProgress], None]]:
     """A picture that redraws itself on a terminal; a line for each run of a level elsewhere."""
     if not sys.stderr.isatty():
         yield level_lines()
@@ -31,10 +31,10 @@ def live_view() -> Iterator[Callable[[Progress], None]]:
         yield lambda progress: live.update(picture(progress))
 
 
-def level_lines() -> Callable[[Progress], None]:
+def level_lines() -> Callable[[SweepProgress], None]:
     said: set[tuple[int, int]] = set()
 
-    def show(progress: Progress) -> None:
+    def show(progress: SweepProgress) -> None:
         key = (progress.level, progress.repeat)
         if key not in said:
             said.add(key)
@@ -48,7 +48,7 @@ def level_lines() -> Callable[[Progress], None]:
     return show
 
 
-def picture(progress: Progress) -> RenderableType:
+def picture(progress: SweepProgress) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -65,7 +65,7 @@ def picture(progress: Progress) -> RenderableType:
     return Group(*lines, Text(now_line(progress)))
 
 
-def now_line(progress: Progress) -> str:
+def now_line(progress: SweepProgress) -> str:
     filled = min(BAR, round(BAR * progress.done / progress.total)) if progress.total else 0
     total = f"/{progress.total}" if progress.total else ""
     speed = f" · {number(progress.tok_s)} tok/s now" if progress.tok_s else ""
@@ -75,13 +75,13 @@ def now_line(progress: Progress) -> str:
     )
 
 
-def where(progress: Progress) -> str:
+def where(progress: SweepProgress) -> str:
     if progress.level == 0:
         return "warming up"
     return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
 
 
-def left(progress: Progress) -> str:
+def left(progress: SweepProgress) -> str:
     if progress.left_s is None or not progress.level:
         return ""
     runs = round(progress.runs_left)

@@ -20,7 +20,7 @@ from skep.cli.output import byte_progress, note, print_json
 from skep.cli.run_list import check_output, write_report
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import measure_endpoint
-from skep.config.settings import EMBEDDED_MODEL, Gateway, Serve, Settings
+from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.engines.base import engine_named
 from skep.errors import SkepError, UserError
 from skep.host.checks import CheckResult, HostFinding, disk_finding, examine
@@ -30,10 +30,10 @@ from skep.paths import Paths, user_paths
 from skep.quality.banks import WHEEL, fetch_humaneval, humaneval_at_hand
 from skep.sandbox.detect import open_sandbox
 from skep.store.database import Store, open_store
-from skep.store.records import Run, RunState
+from skep.store.records import RunState, StoredRun
 from skep.supervisor.control import NotRunning, ask_down
 from skep.swarm.journal import as_it_stands, lock_path
-from skep.swarm.records import RunState as SwarmState
+from skep.swarm.records import SwarmRunState as SwarmState
 from skep.swarm.store import SwarmStore
 from skep.tuner.store import TuningState, TuningStore
 from skep.units import format_bytes, format_seconds, parse_seconds
@@ -105,7 +105,7 @@ def run_demo(output: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
     env = {**os.environ, "XDG_STATE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
     paths = user_paths(env)
-    settings = Settings(gateway=replace(Gateway(), port=0, store_requests=False), serve=(Serve(slots=SLOTS),))
+    settings = Settings(gateway=replace(GatewaySettings(), port=0, store_requests=False), serve=(Serve(slots=SLOTS),))
     alive_read, _alive_write = os.pipe()  # ends with this process, however it ends; the hive ends with it
     try:
         note(f"1/4 weights of {EMBEDDED_MODEL}")
@@ -276,7 +276,7 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
     age_s = None if older_than is None else parse_seconds(older_than)
     files = _old_logs(paths)
     before = paths.store.stat().st_size if paths.store.exists() else 0
-    doomed: list[Run] = []
+    doomed: list[StoredRun] = []
     swarm_runs: list[str] = []
     tunings: list[str] = []
     gateway_rows = 0
@@ -302,7 +302,7 @@ def collect_garbage(older_than: str | None, *, incomplete: bool, dry_run: bool, 
     _report(gone, gateway_rows, files, freed, dry_run=dry_run, as_json=as_json)
 
 
-def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[Run]:
+def _doomed(store: Store, age_s: float | None, *, incomplete: bool) -> list[StoredRun]:
     """A run that is being written is never deleted."""
     now = time.time()
     return [

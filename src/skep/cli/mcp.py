@@ -46,9 +46,11 @@ def mcp(
         raise UserError(
             "`skep mcp` needs the MCP SDK, which is not installed", hint="pip install 'skep[mcp]'"
         ) from None
-    from skep.mcp_server.context import Place
+    from skep.mcp_server.context import ServerContext
 
-    place = Place(user_paths(os.environ), dict(os.environ), url=url, model=model, key_env=key_env, files=not http)
+    place = ServerContext(
+        user_paths(os.environ), dict(os.environ), url=url, model=model, key_env=key_env, files=not http
+    )
     if http:
         from skep.mcp_server.http import listen
 

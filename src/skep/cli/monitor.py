@@ -76,10 +76,10 @@ def add(
     from skep.cli import bench_options
     from skep.cli.monitor_run import add_target
     from skep.cli.monitor_words import parse_percent
-    from skep.monitor.records import Target
+    from skep.monitor.records import ProbeTarget
     from skep.units import parse_seconds
 
-    target = Target(
+    target = ProbeTarget(
         name=name,
         url=url or bench_options.running_url(),
         model=model,

@@ -33,8 +33,8 @@ from skep.cli.monitor_words import (
 )
 from skep.cli.output import note, number, print_json, print_table
 from skep.errors import EndpointError, Regression, SkepError, UserError
-from skep.monitor.records import Alert, Metric, Probe, ProbeOutcome, Sample, Target, TargetKind
-from skep.monitor.status import Reading, Standing, State, alert_document, standings
+from skep.monitor.records import Alert, Probe, ProbeOutcome, ProbeSample, ProbeTarget, SeriesMetric, TargetKind
+from skep.monitor.status import SeriesStatus, TargetState, TargetStatus, alert_document, target_statuses
 from skep.paths import user_paths
 from skep.units import format_seconds
 
@@ -122,13 +122,13 @@ def _say(*, quiet: bool) -> Callable[[str], None]:
 def probe_now(name: str, *, as_json: bool) -> None:
     """Raises EndpointError where it failed: what is wrong is one line."""
     from skep.monitor.loop import probe_by_hand
-    from skep.monitor.main import probing_turns
+    from skep.monitor.main import probe_lock_for
     from skep.monitor.probe_errors import BUSY
     from skep.paths import user_paths
 
     with series_to_read() as series:
         target = series.target(name)
-    turns = probing_turns(user_paths(os.environ))
+    turns = probe_lock_for(user_paths(os.environ))
     if not as_json:
         note(f"probing {target.url} ...")
 
@@ -148,7 +148,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
         raise EndpointError(f"{name}: {probe.error or probe.error_kind}", hint=hint)
 
 
-def _show(probe: Probe, samples: list[Sample]) -> None:
+def _show(probe: Probe, samples: list[ProbeSample]) -> None:
     columns = ("RUN", "TOK/S", "ENGINE", "EFFECTIVE", "TTFT MS", "TOKENS", "QUALITY", "NOTE")
     rows = [
         [
@@ -174,7 +174,7 @@ def probe_document(probe: Probe) -> dict[str, Any]:
     return {**kept, "outcome": str(probe.outcome), "busy": probe.busy}
 
 
-def sample_document(sample: Sample) -> dict[str, Any]:
+def sample_document(sample: ProbeSample) -> dict[str, Any]:
     document = asdict(sample)
     kept = {name: document[name] for name in document if name not in ("id", "probe_id")}
     return {**kept, "heat": str(sample.heat), "shape": str(sample.shape)}
@@ -183,7 +183,7 @@ def sample_document(sample: Sample) -> dict[str, Any]:
 def show_status(*, as_json: bool) -> None:
     now = time.time()
     with series_if_any() as series:
-        found = standings(series, now) if series else []
+        found = target_statuses(series, now) if series else []
         alerts = series.alerts(open_only=True) if series else []
         notes = notes_in_words(series, now) if series else []
     pid = loop_pid()
@@ -214,9 +214,9 @@ def show_status(*, as_json: bool) -> None:
         note(f"the loop is not running: `skep monitor run` starts it{also}")
 
 
-def _cells(standing: Standing, now: float, *, running: bool) -> list[str]:
+def _cells(standing: TargetStatus, now: float, *, running: bool) -> list[str]:
     speed = next((one for one in standing.readings if one.key.metric.unit == "tok/s"), None)
-    ttft = next((one for one in standing.readings if one.key.metric is Metric.TTFT_MS), None)
+    ttft = next((one for one in standing.readings if one.key.metric is SeriesMetric.TTFT_MS), None)
     covered = standing.covered
     return [
         standing.target.name,
@@ -232,19 +232,19 @@ def _cells(standing: Standing, now: float, *, running: bool) -> list[str]:
     ]
 
 
-def _latest(reading: Reading | None, unit: str) -> str:
+def _latest(reading: SeriesStatus | None, unit: str) -> str:
     known = reading is not None and reading.latest is not None
     return f"{number(reading.latest.value)} {unit}" if known else "–"  # type: ignore[union-attr]
 
 
-def _say_why(found: list[Standing], alerts: list[Alert]) -> None:
+def _say_why(found: list[TargetStatus], alerts: list[Alert]) -> None:
     for standing in found:
         last = standing.last
-        if last is not None and last.outcome is ProbeOutcome.FAILED and standing.state is not State.SILENT:
+        if last is not None and last.outcome is ProbeOutcome.FAILED and standing.state is not TargetState.SILENT:
             note(f"{standing.target.name}: {last.error or last.error_kind or 'the last probe failed'}")
-        elif standing.state is State.BUSY:
+        elif standing.state is TargetState.BUSY:
             note(f"{standing.target.name}: others were there during the last probe; its figures are no regression")
-        elif standing.state is State.SILENT and last is not None:
+        elif standing.state is TargetState.SILENT and last is not None:
             note(f"{standing.target.name}: not probed since {day_and_time(last.ended_at)}")
     for alert in alerts:
         note(f"alert: {alert.message} (since {day_and_time(alert.opened_at)})")
@@ -284,7 +284,7 @@ CHECK_S = 10.0  # for the question that `add` asks
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DetectedServer:
     """What answered when a target was added."""
 
     model: str
@@ -292,7 +292,7 @@ class Found:
     about: str
 
 
-def add_target(target: Target, *, own: bool, check: bool, as_json: bool) -> None:
+def add_target(target: ProbeTarget, *, own: bool, check: bool, as_json: bool) -> None:
     """`own`: the URL is that of this installation's gateway."""
     refuse_nonsense(target)
     with series_to_write() as series:
@@ -318,7 +318,7 @@ def add_target(target: Target, *, own: bool, check: bool, as_json: bool) -> None
         note(f"nothing probes yet: `skep monitor run` does{also}")
 
 
-def refuse_nonsense(target: Target) -> None:
+def refuse_nonsense(target: ProbeTarget) -> None:
     from skep.wire.heads import parse_url
 
     if not NAME.fullmatch(target.name):
@@ -350,7 +350,7 @@ def refuse_nonsense(target: Target) -> None:
         )
 
 
-def key_of(target: Target) -> str | None:
+def key_of(target: ProbeTarget) -> str | None:
     """The variable that it names; else the key that skep itself has for a server on this machine."""
     from skep.paths import user_paths
     from skep.supervisor.control import local_key
@@ -364,13 +364,13 @@ def key_of(target: Target) -> str | None:
     return value
 
 
-def key_env_of(target: Target, kind: TargetKind) -> str | None:
+def key_env_of(target: ProbeTarget, kind: TargetKind) -> str | None:
     """The gateway's own key is in a variable of its own, where it was set."""
     own = kind is TargetKind.GATEWAY and target.key_env is None and key_of(target) is not None
     return "SKEP_API_KEY" if own else target.key_env
 
 
-async def _look(target: Target) -> Found:
+async def _look(target: ProbeTarget) -> DetectedServer:
     from skep.bench.endpoint import find_endpoint
     from skep.paths import LOOPBACK
 
@@ -390,7 +390,7 @@ async def _look(target: Target) -> Found:
     told = [str(engine.get("engine") or engine.get("server") or "an OpenAI-compatible server")]
     told += [f"{engine['slots']} slots"] if isinstance(engine.get("slots"), int) else []
     told += ["simulated"] if endpoint.simulated else []
-    return Found(endpoint.model, kind, ", ".join([str(kind), *told]))
+    return DetectedServer(endpoint.model, kind, ", ".join([str(kind), *told]))
 
 
 def wake_monitor() -> bool:
@@ -437,7 +437,7 @@ def remove_target(name: str) -> None:
     note(f"`{name}` is no longer probed; its history stays")
 
 
-def runs_of(target: Target) -> str:
+def runs_of(target: ProbeTarget) -> str:
     """ "short 64, long 512, c4" in tokens of output."""
     runs = [f"short {target.short_tokens}"]
     runs += [f"long {target.long_tokens}"] if target.long_tokens else []
@@ -454,7 +454,7 @@ def words_of(seconds: float) -> str:
     return f"{seconds:g} s" if seconds < 60 else format_seconds(seconds)
 
 
-def target_document(target: Target) -> dict[str, Any]:
+def target_document(target: ProbeTarget) -> dict[str, Any]:
     """The key's value is nowhere in it: it is not known."""
     return {
         "name": target.name,

@@ -18,8 +18,8 @@ from skep.cli.output import note, number, print_json, print_table
 from skep.errors import UserError
 from skep.monitor.compare import AroundEvent, TargetComparison, around_event, compare_targets
 from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
-from skep.monitor.history import History, history_of, primary_keys
-from skep.monitor.records import DAY_S, Change, Event, EventKind, SeriesKey
+from skep.monitor.history import SeriesHistory, history_of, primary_keys
+from skep.monitor.records import DAY_S, EventKind, MonitorEvent, SeriesChange, SeriesKey
 from skep.monitor.store import SeriesStore
 from skep.paths import user_paths
 from skep.stats.rolling import WindowStats
@@ -27,7 +27,7 @@ from skep.store.database import open_store
 from skep.units import parse_seconds
 
 if TYPE_CHECKING:
-    from skep.stats.versus import Versus
+    from skep.stats.versus import SeriesComparison
 
 
 def export_samples(
@@ -186,7 +186,7 @@ def _side(stats: WindowStats | None) -> list[str]:
     return [number(stats.median), f"{number(stats.low)} .. {number(stats.high)}", cv]
 
 
-def _ratio(found: Versus) -> list[str]:
+def _ratio(found: SeriesComparison) -> list[str]:
     """B over A."""
     if found.ratio is None:
         return ["–", "–"]
@@ -205,7 +205,7 @@ def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) 
         raise UserError(f"--at {at} is in the future", hint="write it down when it has happened")
     with series_to_write() as series:
         name = None if target is None else known_target(series, target)
-        event = Event(moment, EventKind.NOTE, words, name)
+        event = MonitorEvent(moment, EventKind.NOTE, words, name)
         event = replace(event, id=series.append_event(event))
         found = around_note(series, event)
     if as_json:
@@ -218,7 +218,7 @@ def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) 
         note("before and after are compared once probes have followed: `skep monitor status` shows it")
 
 
-def around_note(series: SeriesStore, event: Event) -> list[AroundEvent]:
+def around_note(series: SeriesStore, event: MonitorEvent) -> list[AroundEvent]:
     """The first series of each target that has values on both sides of it."""
     names = [target.name for target in series.targets()] if event.target is None else [event.target]
     found = [around_event(series, event, key) for name in names for key in primary_keys(series, name)[:1]]
@@ -231,7 +231,7 @@ def notes_in_words(series: SeriesStore, now: float) -> list[str]:
     return [f"{one.key}: {one.sentence}" for event in notes[-NOTES_SHOWN:] for one in around_note(series, event)]
 
 
-def history_document(history: History) -> dict[str, Any]:
+def history_document(history: SeriesHistory) -> dict[str, Any]:
     return {
         "series": str(history.key),
         "unit": history.key.metric.unit,
@@ -248,16 +248,16 @@ def history_document(history: History) -> dict[str, Any]:
     }
 
 
-def change_document(change: Change) -> dict[str, Any]:
+def change_document(change: SeriesChange) -> dict[str, Any]:
     document = asdict(change)
     return {**document, "key": str(change.key), "between": list(change.between), "ratio": change.ratio}
 
 
-def event_document(event: Event) -> dict[str, Any]:
+def event_document(event: MonitorEvent) -> dict[str, Any]:
     return {**asdict(event), "kind": str(event.kind), "detail": dict(event.detail)}
 
 
-def versus_document(found: Versus) -> dict[str, Any]:
+def versus_document(found: SeriesComparison) -> dict[str, Any]:
     sides: Sequence[WindowStats | None] = (found.a, found.b)
     a, b = (None if side is None else asdict(side) for side in sides)
     return {

@@ -77,7 +77,7 @@ def progress_of(label: str, total: int) -> Iterator[Callable[[int], None]]:
 def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar of bytes on a terminal; a line at the start and at the end elsewhere."""
     if not sys.stderr.isatty():
-        yield _Lines(label)
+        yield _ProgressLines(label)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -100,7 +100,7 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
         bar.stop()
 
 
-class _Lines:
+class _ProgressLines:
     """Says each quarter once."""
 
     def __init__(self, label: str) -> None:

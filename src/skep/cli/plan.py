@@ -60,19 +60,19 @@ def plan(
     """Which layout, does it fit, how fast with N agents, and why."""
     from skep.cli.output import print_json, speak_plainly
     from skep.cli.plan_output import check_page, write_page
-    from skep.deploy.plan_request import Flags, answer, document, nothing_fits
+    from skep.deploy.plan_request import PlanFlags, answer_plan, document, nothing_fits
     from skep.paths import user_paths
 
     speak_plainly()
     if html is not None:
         check_page(html)
-    flags = Flags(
+    flags = PlanFlags(
         model, tuple(gpu or ()), tuple(gpu_spec or ()), link, tuple(price or ()), agents=agents, goal=goal, slo=slo,
         input_tokens=input_tokens, output_tokens=output_tokens, shape=shape, engine=tuple(engine or ()), quant=quant,
         kv=kv, tp=tp, pp=pp, ep=ep, replicas=replicas, slots=slots, context=context, utilization=utilization, spec=spec,
         no_graphs=no_graphs, batched_tokens=batched_tokens, version=engine_version,
     )  # fmt: skip
-    found = answer(flags, user_paths(os.environ).store)
+    found = answer_plan(flags, user_paths(os.environ).store)
     if as_json:
         print_json(document(found, explain=explain))
     error = nothing_fits(found)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from skep.cli.output import note, number, print_table
 from skep.deploy.commands import gateway_line
-from skep.deploy.plan_request import Answer, commands_of, document, watts_of
+from skep.deploy.plan_request import PlanAnswer, commands_of, document, watts_of
 from skep.errors import UserError
-from skep.planner.candidates import Goal
-from skep.planner.choose import Choice, Plan, Rejected, RunnerUp, StepAccount, account
+from skep.planner.candidates import PlanGoal
+from skep.planner.choose import Plan, PlanChoice, Rejected, RunnerUp, StepAccount, account
 from skep.planner.ranking import Predicted
-from skep.planner.setup import Link
+from skep.planner.setup import CardLink
 from skep.units import GIB, format_bytes, format_seconds
 
 _BAR = 30
@@ -22,7 +22,7 @@ _DROPPED = 10
 _SPEED = ("AGENTS", "TOK/S", "LOW", "HIGH", "EACH", "FIRST TOKEN", "TOKEN EVERY")
 
 
-def print_plan(found: Answer, *, explain: bool = False) -> None:
+def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
     ranked = found.ranked
     choice, best = ranked[0]
     _say(headline(found, choice, best))
@@ -56,7 +56,7 @@ def print_plan(found: Answer, *, explain: bool = False) -> None:
         _lines(found.notes)
 
 
-def headline(found: Answer, choice: Choice, best: Plan) -> str:
+def headline(found: PlanAnswer, choice: PlanChoice, best: Plan) -> str:
     at = _at(best, found.goal.agents)
     agents = f"{found.goal.agents} agent{'s' if found.goal.agents > 1 else ''}"
     words = f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"
@@ -65,7 +65,7 @@ def headline(found: Answer, choice: Choice, best: Plan) -> str:
     return f"{words} -> {speed}, first token after {format_seconds(at.ttft_ms / 1000)}{met}"
 
 
-def _links(choice: Choice) -> str:
+def _links(choice: PlanChoice) -> str:
     """One link for all pairs, and those that have another."""
     rig, order = choice.rig, choice.order
     usual = rig.default_link
@@ -76,7 +76,7 @@ def _links(choice: Choice) -> str:
     return "; ".join(words)
 
 
-def _link_words(link: Link) -> str:
+def _link_words(link: CardLink) -> str:
     peers = "" if link.kind == "nvlink" else ", peer access" if link.p2p else ", no peer access"
     return f"{link.title or link.kind}{peers}"
 
@@ -95,12 +95,12 @@ def _at(plan: Plan, agents: int) -> Predicted:
     return next((p for p in plan.predicted if p.concurrency == agents), plan.predicted[-1])
 
 
-def _load(found: Answer) -> str:
+def _load(found: PlanAnswer) -> str:
     goal = found.goal
     return f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out"
 
 
-def _layouts(found: Answer, ranked: Sequence[tuple[Choice, Plan]]) -> None:
+def _layouts(found: PlanAnswer, ranked: Sequence[tuple[PlanChoice, Plan]]) -> None:
     several, engines = len(found.choices) > 1, len(found.engines) > 1
     priced = any(choice.rig.price for choice in found.choices)
     head = [*(["RIG"] if several else []), "LAYOUT", *(["ENGINE"] if engines else []), "WEIGHTS", "KV", "DRAFTS",
@@ -176,7 +176,7 @@ def _start(plan: Plan) -> None:
     _lines([*commands_of(plan), *([front] if front else [])])
 
 
-def _runner_up(found: Answer, choice: Choice) -> None:
+def _runner_up(found: PlanAnswer, choice: PlanChoice) -> None:
     runner = choice.runner_up
     if runner is None:
         return
@@ -190,7 +190,7 @@ def _runner_up(found: Answer, choice: Choice) -> None:
         _say(f"  nothing that was tried makes it win: {'; '.join(runner.tried)}")
 
 
-def behind_words(runner: RunnerUp, goal: Goal) -> str:
+def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
     """How far the goal's figure is behind or ahead, and where it is no worse, why it is second all the same."""
     outcome, share = runner.plan.rated.outcome, abs(runner.behind)
     ahead = runner.behind < 0
@@ -207,7 +207,7 @@ def behind_words(runner: RunnerUp, goal: Goal) -> str:
     return f"{words}, but {runner.why}" if runner.why and runner.behind < CLOSE else words
 
 
-def _further(found: Answer, *, choices: Sequence[Choice]) -> None:
+def _further(found: PlanAnswer, *, choices: Sequence[PlanChoice]) -> None:
     for choice in choices:
         if not choice.further:
             continue
@@ -220,14 +220,14 @@ def _further(found: Answer, *, choices: Sequence[Choice]) -> None:
                 _say(f"  {step.cards}: {step.effective_tok_s:,.0f} tok/s, {share} ({step.layout})")
 
 
-def _others(found: Answer, choice: Choice) -> None:
+def _others(found: PlanAnswer, choice: PlanChoice) -> None:
     for plan in choice.others:
         at = _at(plan, found.goal.agents)
         _gap(f"With {plan.setup.engine}: {_what(plan)} -> {at.effective_tok_s:,.0f} tok/s")
         _start(plan)
 
 
-def _rejected(found: Answer) -> None:
+def _rejected(found: PlanAnswer) -> None:
     """One line a reason: layouts that fell to the same rule stand together."""
     for choice in found.choices:
         if not choice.rejected:
@@ -247,7 +247,7 @@ def _short(rejected: Rejected) -> str:
     return rejected.reason if rejected.remedy is None else f"{rejected.reason} -> {rejected.remedy}"
 
 
-def _reason(choice: Choice) -> str:
+def _reason(choice: PlanChoice) -> str:
     return choice.rejected[0].reason if choice.rejected else "nothing was left to try"
 
 
@@ -274,7 +274,7 @@ def check_page(path: Path) -> None:
         raise UserError(f"--html `{path}` cannot be written", hint="check its permissions, or name another file")
 
 
-def write_page(found: Answer, path: Path) -> None:
+def write_page(found: PlanAnswer, path: Path) -> None:
     from skep.report.plan import plan_page
 
     path.write_text(plan_page(document(found, explain=True)), encoding="utf-8")

@@ -34,9 +34,9 @@ def mixed(
     as_json: JsonOption = False,
 ) -> None:
     """A coding conversation with side tasks beside it; every answer is executed, not grepped."""
-    from skep.cli.quality_run import MixedWishes, run_mixed_command
+    from skep.cli.quality_run import MixedOptions, run_mixed_command
 
-    wishes = MixedWishes(
+    wishes = MixedOptions(
         url=url or of.running_url(),
         models=tuple(model or ()),
         key_env=key_env,
@@ -70,11 +70,11 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """Are answers as good at C=N as at C=1? The same items in both, judged by execution, with a bound on the loss."""
-    from skep.cli.bench_common import Target
-    from skep.cli.quality_run import QualityWishes, run_quality_command
+    from skep.cli.bench_common import EndpointOptions
+    from skep.cli.quality_run import QualityOptions, run_quality_command
 
-    wishes = QualityWishes(
-        target=Target(url or of.running_url(), model, key_env),
+    wishes = QualityOptions(
+        target=EndpointOptions(url or of.running_url(), model, key_env),
         bank=bank,
         concurrency=concurrency,
         delta=delta,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.bench_common import Target, meter_for, positive_seconds, run_measuring
+from skep.cli.bench_common import EndpointOptions, meter_for, positive_seconds, run_measuring
 from skep.cli.output import byte_progress, note, number, print_json, print_table
 from skep.cli.summaries import milliseconds
 from skep.cli.sweep import levels_of
@@ -33,7 +33,7 @@ from skep.sandbox.detect import open_sandbox
 from skep.sandbox.runner import Sandbox
 from skep.stats.noninferiority import Claim, items_needed
 from skep.store.database import Store, open_store
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import format_seconds, parse_int_list
 from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 
@@ -44,8 +44,8 @@ BAR = 24
 
 
 @dataclass(frozen=True, slots=True)
-class QualityWishes:
-    target: Target
+class QualityOptions:
+    target: EndpointOptions
     bank: str
     concurrency: str
     delta: str
@@ -58,7 +58,7 @@ class QualityWishes:
     max_tokens: int | None = None  # instead of each item's own
 
 
-def run_quality_command(wishes: QualityWishes, *, as_json: bool) -> int:
+def run_quality_command(wishes: QualityOptions, *, as_json: bool) -> int:
     """0: every level asked for holds; 4: one is worse; 1: neither could be shown."""
     plan = plan_of(wishes)
     bank = bank_of(wishes, plan)
@@ -73,7 +73,7 @@ def run_quality_command(wishes: QualityWishes, *, as_json: bool) -> int:
     return exit_code(summary)
 
 
-def plan_of(wishes: QualityWishes) -> TrialPlan:
+def plan_of(wishes: QualityOptions) -> TrialPlan:
     return TrialPlan(
         concurrency=levels_of(wishes.concurrency, "--concurrency"),
         delta=delta_of(wishes.delta),
@@ -97,7 +97,7 @@ def delta_of(text: str) -> float:
     return value / 100
 
 
-def bank_of(wishes: QualityWishes, plan: TrialPlan) -> Bank:
+def bank_of(wishes: QualityOptions, plan: TrialPlan) -> Bank:
     """As many items as are needed where the bank makes them; else those it has."""
     count = wishes.items
     if count is not None and count > MOST_ITEMS:
@@ -121,7 +121,7 @@ def bank_of(wishes: QualityWishes, plan: TrialPlan) -> Bank:
     return bank
 
 
-async def measure(plan: TrialPlan, bank: Bank, target: Target) -> QualitySummary:
+async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> QualitySummary:
     if missing := missing_packages(bank.items):
         hint = "pip install 'skep[quality]'"
         raise UserError(f"answers may use what is not installed: {', '.join(missing)}", hint=hint)
@@ -132,7 +132,7 @@ async def measure(plan: TrialPlan, bank: Bank, target: Target) -> QualitySummary
         note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
         for line in outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available):
             note(line)
-        meter, told = meter_for(endpoint), Telling(plan, bank)
+        meter, told = meter_for(endpoint), QualityOutput(plan, bank)
         with open_store(user_paths(os.environ).store) as store, progress_view() as show:
             return await run_trial(
                 plan, bank, endpoint, store, read_host(), Judge(sandbox), show, on_level=told, meter=meter
@@ -152,13 +152,13 @@ def headline(plan: TrialPlan, bank: Bank) -> str:
     )
 
 
-class Telling:
+class QualityOutput:
     """Says after each level what was found; after the first also what it takes, by the verdicts that changed there."""
 
     def __init__(self, plan: TrialPlan, bank: Bank) -> None:
         self._plan = plan
         self._bank = bank
-        self._said_needs = False
+        self._printed_needs = False
 
     def __call__(self, summary: QualitySummary) -> None:
         if not summary.levels:
@@ -166,8 +166,8 @@ class Telling:
         level = summary.levels[-1]
         note(f"C={level.concurrency}: {claim_words(level, summary.delta)}")
         goes_on = level.claim is Claim.HOLDS and level.concurrency != self._plan.levels[-1]
-        if goes_on and not self._said_needs:
-            self._said_needs = True
+        if goes_on and not self._printed_needs:
+            self._printed_needs = True
             expected = outlook(
                 len(self._bank.items),
                 self._plan.delta,
@@ -278,7 +278,7 @@ def print_outcomes(levels: Sequence[LevelQuality]) -> None:
     arms = [(f"{arm.concurrency} beside {level.concurrency}" if arm is level.base else str(arm.concurrency), arm)
             for level in levels for arm in (level.base, level.load)]  # fmt: skip
     seen = {name for _, arm in arms for name, _ in arm.outcomes}
-    names = [outcome.value for outcome in Outcome if outcome.value in seen or outcome is Outcome.PASSED]
+    names = [outcome.value for outcome in VerdictOutcome if outcome.value in seen or outcome is VerdictOutcome.PASSED]
     with_words = any(arm.keyword_rate is not None for _, arm in arms)
     columns = ("C", "requests", *names, *(("keywords found",) if with_words else ()))
     rows = []
@@ -344,7 +344,7 @@ MOST_REPEATS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class MixedWishes:
+class MixedOptions:
     url: str
     models: tuple[str, ...]  # none: the only one that is served there
     key_env: str | None
@@ -355,7 +355,7 @@ class MixedWishes:
     timeout: str
 
 
-def run_mixed_command(wishes: MixedWishes, *, as_json: bool) -> int:
+def run_mixed_command(wishes: MixedOptions, *, as_json: bool) -> int:
     """0 when answers came, however good they are; a model that gave none ends it with an error, after the others."""
     plan = mixed_plan_of(wishes)
     targets = targets_of(wishes)
@@ -380,7 +380,7 @@ def run_mixed_command(wishes: MixedWishes, *, as_json: bool) -> int:
     return 0
 
 
-def mixed_plan_of(wishes: MixedWishes) -> MixedPlan:
+def mixed_plan_of(wishes: MixedOptions) -> MixedPlan:
     levels = parse_int_list(wishes.levels, name="--levels")
     unknown = [level for level in levels if level not in LEVEL_NAMES]
     if unknown:
@@ -399,14 +399,14 @@ def mixed_plan_of(wishes: MixedWishes) -> MixedPlan:
     )
 
 
-def targets_of(wishes: MixedWishes) -> list[Target]:
+def targets_of(wishes: MixedOptions) -> list[EndpointOptions]:
     twice = next((model for model in wishes.models if wishes.models.count(model) > 1), None)
     if twice is not None:
         raise UserError(f"--model `{twice}` is given twice", hint="each model is measured once; see --repeats")
-    return [Target(wishes.url, model, wishes.key_env) for model in wishes.models or (None,)]
+    return [EndpointOptions(wishes.url, model, wishes.key_env) for model in wishes.models or (None,)]
 
 
-async def _found(target: Target) -> Endpoint:
+async def _found(target: EndpointOptions) -> Endpoint:
     """Where several models are served and none was chosen, the hint is that several can be."""
     try:
         return await target.find()

@@ -16,11 +16,11 @@ from skep.paths import user_paths
 
 if TYPE_CHECKING:
     from skep.catalog.machine import HostFacts
-    from skep.catalog.options import Options
+    from skep.catalog.options import EngineOptions
     from skep.catalog.presets import Preset
     from skep.planner.choose import Plan
     from skep.planner.ranking import Predicted
-    from skep.planner.rigs import Found
+    from skep.planner.rigs import ResolvedRig
 
 ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
 FOR_PLANS = ("vllm", "sglang", "llamacpp")
@@ -28,7 +28,7 @@ SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ServeOptions:
     """As it was typed. None: chosen."""
 
     name: str
@@ -54,7 +54,7 @@ class Wanted:
         return {name: value for name, value in pairs.items() if value is not None}
 
 
-def serve_for(wanted: Wanted) -> Serve | None:
+def serve_for(wanted: ServeOptions) -> Serve | None:
     """None: the embedded engine serves it, as `skep up MODEL` always did."""
     from skep.config.presets import find_preset
 
@@ -66,19 +66,19 @@ def serve_for(wanted: Wanted) -> Serve | None:
         return _of_preset(preset, wanted)
     if wanted.name.startswith(("/", "./", "../", "~/")) and not Path(wanted.name).expanduser().exists():
         raise UserError(f"`{wanted.name}` does not exist", hint="name a GGUF file, or a folder with config.json")
-    if for_the_embedded(wanted):
+    if is_for_embedded(wanted):
         return None
     from skep.host.facts import read_host
 
     host = read_host()
-    if host.gpus and wanted.engine in (None, *FOR_PLANS) and not unplanned(wanted):
+    if host.gpus and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted):
         best = planned(wanted)
         note(f"planned: {best}")
         return best.serve
     return as_told(wanted, cards=bool(host.gpus))
 
 
-def unplanned(wanted: Wanted) -> bool:
+def is_unplanned(wanted: ServeOptions) -> bool:
     """A checkpoint of the hub that the catalogue does not know, for an engine that is named: started as told."""
     from skep.catalog.models import find_geometry
 
@@ -93,7 +93,7 @@ def unplanned(wanted: Wanted) -> bool:
     return True
 
 
-def _of_preset(preset: Preset, wanted: Wanted) -> Serve:
+def _of_preset(preset: Preset, wanted: ServeOptions) -> Serve:
     serve = preset_serve(preset, wanted)
     for line in about_preset(preset, serve):
         note(line)
@@ -101,7 +101,7 @@ def _of_preset(preset: Preset, wanted: Wanted) -> Serve:
     return serve
 
 
-def preset_serve(preset: Preset, wanted: Wanted) -> Serve:
+def preset_serve(preset: Preset, wanted: ServeOptions) -> Serve:
     """As it is written, with what may be told to any recipe."""
     from skep.config.presets import serve_of
 
@@ -127,13 +127,13 @@ def check_cards(preset: Preset) -> None:
 
 def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
     """What it is, on what it was measured, and which of its figures do not apply here, or on another machine."""
-    from skep.catalog.needs import Here, lost_words, missing_needs, other_cards, other_version, stand_in_words
+    from skep.catalog.needs import RunEnvironment, lost_words, missing_needs, other_cards, other_version, stand_in_words
     from skep.engines.base import engine_named
     from skep.host.facts import read_host
 
     if host is None:
         host, version = read_host(), engine_named(preset.engine, serve.binary).version()
-    here = Here(
+    here = RunEnvironment(
         engine_version=version,
         driver_version=host.driver_version,
         checkpoint=serve.checkpoint,
@@ -149,7 +149,7 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
     return [said, *(f"warning: {words}" for words in odd if words)]
 
 
-def for_the_embedded(wanted: Wanted, *, llama_cards: bool | None = None) -> bool:
+def is_for_embedded(wanted: ServeOptions, *, llama_cards: bool | None = None) -> bool:
     """A GGUF file or a model that can be pulled by name, unless another engine is asked for.
 
     `llama_cards`: there is a card beside a llama-server; None: looked for on this machine.
@@ -174,7 +174,7 @@ def for_the_embedded(wanted: Wanted, *, llama_cards: bool | None = None) -> bool
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedServe:
     """The planner's best on some machine, as a table to serve; replicas as one such machine holds them."""
 
     serve: Serve
@@ -196,14 +196,14 @@ class Planned:
         return f"{setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}"
 
 
-def planned(wanted: Wanted, rig: Found | None = None, *, say: Callable[[str], None] = note) -> Planned:
+def planned(wanted: ServeOptions, rig: ResolvedRig | None = None, *, say: Callable[[str], None] = note) -> PlannedServe:
     """On this rig; None: this machine's cards."""
     from skep.cli.simulate import INPUT_TOKENS, OUTPUT_TOKENS, best_plan
     from skep.deploy.commands import launches_of
-    from skep.deploy.plan_request import Flags
+    from skep.deploy.plan_request import PlanFlags
 
     share = min(1.0, (wanted.context or INPUT_TOKENS + OUTPUT_TOKENS) / (INPUT_TOKENS + OUTPUT_TOKENS))
-    flags = Flags(
+    flags = PlanFlags(
         wanted.checkpoint if wanted.checkpoint and _is_folder(wanted.checkpoint) else wanted.name,
         link=wanted.link,
         agents=wanted.agents or 4,
@@ -240,7 +240,7 @@ def planned(wanted: Wanted, rig: Found | None = None, *, say: Callable[[str], No
         extra=launch.extra,
         gpus=tuple(gpu for each in launches for gpu in each.gpus),
     )
-    return Planned(_told(serve, wanted), plan, flags.agents)
+    return PlannedServe(_told(serve, wanted), plan, flags.agents)
 
 
 def own_checkpoint(name: str) -> str | None:
@@ -252,7 +252,7 @@ def _is_folder(name: str) -> bool:
     return (Path(name).expanduser() / "config.json").is_file()
 
 
-def as_told(wanted: Wanted, *, cards: bool, where: str = "here") -> Serve:
+def as_told(wanted: ServeOptions, *, cards: bool, where: str = "here") -> Serve:
     """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it finds its own cards."""
     if wanted.engine is None:
         raise unknown_name(wanted.name, where)
@@ -260,18 +260,18 @@ def as_told(wanted: Wanted, *, cards: bool, where: str = "here") -> Serve:
         flag = next(iter(wanted.planned))
         why = f"no NVIDIA GPU is {where} to plan for" if not cards else f"{wanted.engine} is not planned for"
         raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
-    from skep.catalog.options import Options
+    from skep.catalog.options import EngineOptions
 
-    options = Options(kv=wanted.kv, tp=wanted.tp or 1)
+    options = EngineOptions(kv=wanted.kv, tp=wanted.tp or 1)
     context = wanted.context or default_context(wanted.engine)
     serve = Serve(model=wanted.name, engine=wanted.engine, slots=wanted.slots or SLOTS, context_tokens=context,
                   checkpoint=wanted.checkpoint, options=options, replicas=wanted.replicas or 1)  # fmt: skip
     return _told(serve, wanted)
 
 
-def _told(serve: Serve, wanted: Wanted) -> Serve:
+def _told(serve: Serve, wanted: ServeOptions) -> Serve:
     """With what the command line says of any engine."""
-    options: Options = serve.options
+    options: EngineOptions = serve.options
     if wanted.memory_share is not None:
         options = replace(options, memory_share=wanted.memory_share)
     if wanted.kv is not None:

@@ -15,35 +15,35 @@ from skep.cli.output import note
 from skep.cli.resolve import (
     ENGINES,
     FOR_PLANS,
-    Planned,
-    Wanted,
+    PlannedServe,
+    ServeOptions,
     about_preset,
     as_told,
-    for_the_embedded,
+    is_for_embedded,
+    is_unplanned,
     planned,
     preset_serve,
-    unplanned,
 )
-from skep.cluster.nodes import LeftOut, busy_nodes, capacity, has_words, host_of, left_out_lines, wants
+from skep.cluster.nodes import LeftOut, busy_nodes, capacity, describe_request, has_words, host_of, left_out_lines
 from skep.config.settings import Serve
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import user_paths
 
 if TYPE_CHECKING:
     from skep.catalog.presets import Preset
-    from skep.cluster.values import Node, Survey
+    from skep.cluster.values import ClusterSurvey, Node
 
 IN_CLUSTER = "in the cluster"
 
 
-def survey_nodes(address: str, paths: Sequence[str] = ()) -> Survey:
+def survey_nodes(address: str, paths: Sequence[str] = ()) -> ClusterSurvey:
     """With a word where it takes a while."""
     from skep.cluster.discover import survey
 
     return survey(address, paths=paths, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
 
 
-def serves_for(wanted: Wanted, survey: Survey) -> tuple[Serve, ...]:
+def serves_for(wanted: ServeOptions, survey: ClusterSurvey) -> tuple[Serve, ...]:
     """One table for each kind of node that serves it."""
     from skep.config.presets import find_preset
 
@@ -54,22 +54,22 @@ def serves_for(wanted: Wanted, survey: Survey) -> tuple[Serve, ...]:
         return (replace(_of_preset(preset, wanted, survey), gpus=()),)
     with_cards = [node for node in survey.nodes if node.facts is not None and node.facts.cards]
     llama = any(node.facts is not None and "llamacpp" in node.facts.engines for node in with_cards)
-    if for_the_embedded(wanted, llama_cards=llama):
+    if is_for_embedded(wanted, llama_cards=llama):
         return (_embedded(wanted, survey),)
-    if with_cards and wanted.engine in (None, *FOR_PLANS) and not unplanned(wanted):
+    if with_cards and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted):
         _check_readable(wanted)
         return _of_plans(wanted, survey)
     return (replace(as_told(wanted, cards=bool(with_cards), where=IN_CLUSTER), gpus=()),)
 
 
-def _check_readable(wanted: Wanted) -> None:
+def _check_readable(wanted: ServeOptions) -> None:
     """A plan reads the configuration, so that the shared folder has to be seen from here."""
     if wanted.name.startswith(("/", "./", "../", "~/")) and not Path(wanted.name).expanduser().exists():
         hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
         raise UserError(f"`{wanted.name}` is not on this machine, so that it cannot be planned", hint=hint)
 
 
-def _of_preset(preset: Preset, wanted: Wanted, survey: Survey) -> Serve:
+def _of_preset(preset: Preset, wanted: ServeOptions, survey: ClusterSurvey) -> Serve:
     from skep.catalog.needs import NO_CARDS
 
     serve = preset_serve(preset, wanted)
@@ -86,7 +86,7 @@ def _of_preset(preset: Preset, wanted: Wanted, survey: Survey) -> Serve:
     return serve
 
 
-def _embedded(wanted: Wanted, survey: Survey) -> Serve:
+def _embedded(wanted: ServeOptions, survey: ClusterSurvey) -> Serve:
     """One replica a node that has the engine, unless somebody says how many."""
     able = sum(node.facts is not None and "embedded" in node.facts.engines and node.cpus >= 1 for node in survey.nodes)
     count = wanted.replicas or max(1, able)
@@ -99,11 +99,11 @@ def _embedded(wanted: Wanted, survey: Survey) -> Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class OfKind:
+class NodeKind:
     kind: str
     nodes: tuple[Node, ...]  # that have the engine, and cards that nobody else holds
     busy: tuple[LeftOut, ...]  # that have the engine, and no such cards
-    best: Planned
+    best: PlannedServe
     fits: int  # replicas, now
 
     @property
@@ -112,7 +112,7 @@ class OfKind:
         return self.best.tok_s / max(1, self.best.plan.setup.layout.replicas)
 
 
-def _of_plans(wanted: Wanted, survey: Survey) -> tuple[Serve, ...]:
+def _of_plans(wanted: ServeOptions, survey: ClusterSurvey) -> tuple[Serve, ...]:
     found = _best_kinds(wanted, survey)
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
@@ -130,7 +130,7 @@ def _of_plans(wanted: Wanted, survey: Survey) -> tuple[Serve, ...]:
     return tuple(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind) for one, count in used)
 
 
-def _best_kinds(wanted: Wanted, survey: Survey) -> list[OfKind]:
+def _best_kinds(wanted: ServeOptions, survey: ClusterSurvey) -> list[NodeKind]:
     """The fastest first. Those that cannot serve it are left out, with a word."""
     kinds = {kind: nodes for kind, nodes in survey.kinds.items() if nodes[0].facts is not None and nodes[0].facts.cards}
     smallest_first = dict(sorted(kinds.items(), key=lambda pair: _card_bytes(pair[1][0])))
@@ -156,15 +156,15 @@ def _card_bytes(node: Node) -> int:
     return sum(card.total_bytes or 0 for card in node.facts.cards) if node.facts is not None else 0
 
 
-def kind_words(one: OfKind) -> str:
+def kind_words(one: NodeKind) -> str:
     names = ", ".join(node.name for node in one.nodes[:4])
     return f"{one.kind} ({names}{', ...' if len(one.nodes) > 4 else ''})"
 
 
 def _plan_kinds(
-    wanted: Wanted, kinds: Mapping[str, Sequence[Node]]
-) -> tuple[list[OfKind], list[tuple[str, SkepError]]]:
-    from skep.cluster.placement import ask_of
+    wanted: ServeOptions, kinds: Mapping[str, Sequence[Node]]
+) -> tuple[list[NodeKind], list[tuple[str, SkepError]]]:
+    from skep.cluster.placement import placement_request
 
     said: set[str] = set()
 
@@ -173,7 +173,7 @@ def _plan_kinds(
             said.add(line)
             note(line)
 
-    found: list[OfKind] = []
+    found: list[NodeKind] = []
     failed: list[tuple[str, SkepError]] = []
     for kind, nodes in kinds.items():
         try:
@@ -182,11 +182,11 @@ def _plan_kinds(
         except (DoesNotFit, EngineError) as error:
             failed.append((kind, error))
             continue
-        found.append(OfKind(kind, idle, busy, best, capacity(ask_of(best.serve), idle)))
+        found.append(NodeKind(kind, idle, busy, best, capacity(placement_request(best.serve), idle)))
     return found, failed
 
 
-def _plan_kind(wanted: Wanted, nodes: Sequence[Node], say: Callable[[str], None]) -> Planned:
+def _plan_kind(wanted: ServeOptions, nodes: Sequence[Node], say: Callable[[str], None]) -> PlannedServe:
     """With so many replicas a node where that can be, else as the planner likes it; by an engine that is there."""
     from skep.planner.rigs import rig_of_host
 
@@ -245,11 +245,11 @@ def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepErr
     return type(best)(what, hint=best.hint)
 
 
-def _no_room(wanted: Wanted, found: Sequence[OfKind], room: int) -> DoesNotFit:
-    from skep.cluster.placement import ask_of
+def _no_room(wanted: ServeOptions, found: Sequence[NodeKind], room: int) -> DoesNotFit:
+    from skep.cluster.placement import placement_request
 
     asked = wanted.replicas or 1
-    each = "; ".join(f"on {one.kind} each wants {wants(ask_of(one.best.serve))}" for one in found)
+    each = "; ".join(f"on {one.kind} each wants {describe_request(placement_request(one.best.serve))}" for one in found)
     several = f"{asked} replicas" if asked > 1 else "a replica"
     had = has_words([node for one in found for node in one.nodes])
     held = "".join(f"; {node}" for one in found for node in one.busy)

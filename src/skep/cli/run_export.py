@@ -16,7 +16,7 @@ from skep.cli.output import note
 from skep.cli.run_list import existing, write_whole
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
-from skep.store.records import Request, Run
+from skep.store.records import Request, StoredRun
 from skep.store.verdicts import Verdict
 
 FORMATS = ("markdown", "csv", "json")
@@ -43,7 +43,7 @@ def run_export_command(store_path: Path, name: str, form: str, output: Path | No
         note(f"{run.id} written to {output}")
 
 
-def _levels(run: Run, summary: SweepSummary, form: str) -> str:
+def _levels(run: StoredRun, summary: SweepSummary, form: str) -> str:
     from skep.report.tables import contention_table, csv_text, level_rows, markdown, speedup_table
 
     if form == "json":
@@ -61,7 +61,7 @@ def _levels(run: Run, summary: SweepSummary, form: str) -> str:
     return "\n".join([origin, *(markdown(table) for table in tables)])
 
 
-def _readable(run: Run, summary: SweepSummary) -> Any:
+def _readable(run: StoredRun, summary: SweepSummary) -> Any:
     """The level table of a README: what fits beside each other. Classes of traffic follow the whole."""
     from skep.report.checks import left_out_sentences
     from skep.report.levels import runs_text, spread_text

@@ -13,7 +13,7 @@ from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
 from skep.report.stored import run_page, run_picture, runs_page, runs_picture
 from skep.store.database import Store, open_store
-from skep.store.records import Run
+from skep.store.records import StoredRun
 
 
 def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
@@ -70,7 +70,7 @@ def write_whole(output: Path, text: str) -> None:
         raise
 
 
-def _runs(store_path: Path, limit: int) -> tuple[list[Run], dict[str, int]]:
+def _runs(store_path: Path, limit: int) -> tuple[list[StoredRun], dict[str, int]]:
     """The runs, and how many of the requests of each failed."""
     if not store_path.exists():
         return [], {}
@@ -85,7 +85,7 @@ def existing(store_path: Path) -> Store:
     return open_store(store_path, read_only=True)
 
 
-def _run_json(run: Run) -> dict[str, Any]:
+def _run_json(run: StoredRun) -> dict[str, Any]:
     return {
         "id": run.id,
         "kind": run.kind,
@@ -104,7 +104,7 @@ def _run_json(run: Run) -> dict[str, Any]:
     }
 
 
-def _run_cells(run: Run, failed: int) -> list[str]:
+def _run_cells(run: StoredRun, failed: int) -> list[str]:
     when = datetime.fromtimestamp(run.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
     levels = ",".join(str(level) for level in run.config.get("concurrency", ()))
     notes = [run.error or "", f"{failed} failed" if failed else "", "simulated" if run.simulated else ""]

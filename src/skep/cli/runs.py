@@ -99,7 +99,7 @@ def ab(
     as_json: JsonOption = False,
 ) -> None:
     """Two endpoints in turns on the same tasks: what the machine does meanwhile befalls both."""
-    from skep.cli.bench_common import Target, workload_of
+    from skep.cli.bench_common import EndpointOptions, workload_of
     from skep.cli.compare import run_ab_command
 
     workload = workload_of(
@@ -110,7 +110,7 @@ def ab(
         fixed_output=fixed_output,
         seed=seed,
     )
-    targets = (Target(url_a, model, key_env), Target(url_b, model_b or model, key_env))
+    targets = (EndpointOptions(url_a, model, key_env), EndpointOptions(url_b, model_b or model, key_env))
     limits = (concurrency, tasks, runs_per_level, precision, budget, timeout)
     code = run_ab_command(targets, workload, limits, processes=processes, threshold=threshold, as_json=as_json)
     raise typer.Exit(code)

@@ -19,8 +19,8 @@ from skep.paths import Paths
 from skep.supervisor.control import NotRunning, ask, socket_of
 
 if TYPE_CHECKING:
-    from skep.cli.resolve import Wanted
-    from skep.config.settings import Cluster, Serve, Wishes
+    from skep.cli.resolve import ServeOptions
+    from skep.config.settings import CliOverrides, Cluster, Serve
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; others than loopback want a key.")]
@@ -92,7 +92,7 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
-    from skep.config.settings import EMBEDDED_MODEL, Wishes
+    from skep.config.settings import EMBEDDED_MODEL, CliOverrides
 
     where = cluster_of(cluster, hive, config)
     if where is not None:
@@ -112,11 +112,11 @@ def up(
     elif gpu:
         raise UserError("--gpu is for a simulated rig", hint="add --simulate; --gpus 0,1 names cards of this machine")
     elif model is not None:
-        from skep.cli.resolve import Wanted, parse_gpus, serve_for
+        from skep.cli.resolve import ServeOptions, parse_gpus, serve_for
 
         refuse_together("a model", embedded=embedded)
         told = {**plan, **real, "gpus": parse_gpus(gpus)}
-        asked = Wanted(model, replicas=replicas, slots=slots, context=context, **told)
+        asked = ServeOptions(model, replicas=replicas, slots=slots, context=context, **told)
         if where is not None:
             served, serve = _on_nodes(asked, where.address), {"threads": threads}
         else:
@@ -125,7 +125,7 @@ def up(
     elif plan or real:
         name = next(iter({**plan, **real})).replace("_", "-")
         raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
-    wishes = Wishes(
+    wishes = CliOverrides(
         model=model or (EMBEDDED_MODEL if embedded else None),
         served=served,
         fallback=fallback,
@@ -151,7 +151,7 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cl
     return make_cluster(address, hive or (found.hive if found is not None else "skep"))
 
 
-def _on_nodes(wanted: Wanted, address: str) -> tuple[Serve, ...]:
+def _on_nodes(wanted: ServeOptions, address: str) -> tuple[Serve, ...]:
     from skep.cli.resolve_nodes import serves_for, survey_nodes
 
     return serves_for(wanted, survey_nodes(address))
@@ -167,7 +167,7 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def start(wishes: Wishes, config: Path | None, *, detach: bool, as_json: bool) -> None:
+def start(wishes: CliOverrides, config: Path | None, *, detach: bool, as_json: bool) -> None:
     """Serve what the file says and the command line asks for."""
     from skep.cli import hive
     from skep.config.load import find_config, load_settings

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.cli.output import note
-from skep.deploy.plan_request import Flags, engines_of, goal_of, pins_of, read_model, read_rigs
+from skep.deploy.plan_request import PlanFlags, engines_of, goal_of, pins_of, read_model, read_rigs
 from skep.engines.simulated import plan_of
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.planner.choose import Plan, choose, fits_nowhere
 from skep.planner.memory import weights_bytes
-from skep.planner.rigs import Found
+from skep.planner.rigs import ResolvedRig
 
 AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
 INPUT_TOKENS, OUTPUT_TOKENS = 1024, 512
@@ -41,7 +41,7 @@ class Simulation:
     slots: int | None = None
     context: int | None = None
 
-    def flags(self) -> Flags:
+    def flags(self) -> PlanFlags:
         """As `skep plan` would get them. A context too small for the usual task is planned for tasks that it holds."""
         if self.model is None:
             raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
@@ -51,7 +51,7 @@ class Simulation:
             raise UserError(f"--simulate serves one rig, {len(rigs)} --gpu were given",
                             hint='mixed cards are written as --gpu "rtx-5090 + rtx-3090"')  # fmt: skip
         share = min(1.0, (self.context or INPUT_TOKENS + OUTPUT_TOKENS) / (INPUT_TOKENS + OUTPUT_TOKENS))
-        return Flags(
+        return PlanFlags(
             self.model,
             gpu=rigs,
             link=self.link,
@@ -101,7 +101,7 @@ def simulated_serve(wanted: Simulation) -> tuple[str, dict[str, Any]]:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", model.id), serve
 
 
-def best_plan(flags: Flags, rig: Found | None = None, *, say: Callable[[str], None] = note) -> Plan:
+def best_plan(flags: PlanFlags, rig: ResolvedRig | None = None, *, say: Callable[[str], None] = note) -> Plan:
     """On this rig; None: as the flags name it, or this machine."""
     goal, model = goal_of(flags), read_model(flags.model)
     if rig is None:

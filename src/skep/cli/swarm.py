@@ -100,15 +100,15 @@ def run(
     """Send every task, check the answers, write a result line for each; exit code 1 where some were set aside."""
     import os
 
-    from skep.cli.bench_common import Target
-    from skep.cli.swarm_run import Intake, RunWishes, run_tasks
+    from skep.cli.bench_common import EndpointOptions
+    from skep.cli.swarm_run import Intake, TaskRunOptions, run_tasks
     from skep.paths import user_paths
     from skep.swarm.default_endpoint import url_here
 
     intake = Intake(tasks, failed_of, template, form, schema, system, max_tokens, temperature, priority)
-    wishes = RunWishes(
+    wishes = TaskRunOptions(
         intake=intake,
-        target=Target(url or url_here(user_paths(os.environ), os.environ), model, key_env),
+        target=EndpointOptions(url or url_here(user_paths(os.environ), os.environ), model, key_env),
         output=output,
         overwrite=overwrite,
         agents=agents,
@@ -252,20 +252,20 @@ def ask(
     as_json: JsonOption = False,
 ) -> None:
     """Split a goal over files, work on all parts at once, and merge the answers into one."""
-    from skep.cli.bench_common import Target, positive_seconds
-    from skep.cli.swarm_run import AskWishes, run_ask
+    from skep.cli.bench_common import EndpointOptions, positive_seconds
+    from skep.cli.swarm_run import AskOptions, run_ask
     from skep.paths import user_paths
     from skep.swarm.default_endpoint import url_here
-    from skep.swarm.run_options import Order
+    from skep.swarm.run_options import SwarmRunOptions
 
-    order = Order(
+    order = SwarmRunOptions(
         agents=agents,
         tries=tries,
         timeout_s=positive_seconds(timeout, "--timeout", "10m"),
         deadline_s=positive_seconds(deadline, "--deadline", "10m"),
         key_env=key_env,
     )
-    wishes = AskWishes(
+    wishes = AskOptions(
         goal=goal.strip(),
         files=(*(files or ()), *(more_files or ())),
         root=root,
@@ -273,7 +273,7 @@ def ask(
         plan_timeout_s=positive_seconds(plan_timeout, "--plan-timeout", "60s"),
         merge=merge,
         output=output,
-        target=Target(url or url_here(user_paths(os.environ), os.environ), model, key_env),
+        target=EndpointOptions(url or url_here(user_paths(os.environ), os.environ), model, key_env),
         chunk_tokens=chunk_tokens,
         max_tokens=max_tokens,
         order=order,

@@ -11,8 +11,8 @@ from skep.errors import UserError
 from skep.paths import user_paths
 from skep.store.database import Store, open_store
 from skep.swarm.journal import as_it_stands
-from skep.swarm.records import RunState, SwarmRun
-from skep.swarm.run_options import order_from_json
+from skep.swarm.records import SwarmRun, SwarmRunState
+from skep.swarm.run_options import run_options_from_json
 from skep.swarm.store import SwarmStore
 
 NONE_YET = "there are no swarm runs yet"
@@ -52,12 +52,12 @@ def free_output(output: Path, source: Path | None, *, overwrite: bool) -> None:
     check_place(output)
     if source is not None and output.exists() and source.exists() and output.samefile(source):
         raise UserError(f"--output `{output}` is the file with the tasks", hint="name another file with -o")
-    writers = [run for run in stored_runs() if order_from_json(run.config).output == str(output)]
-    if busy := next((run for run in writers if run.state is RunState.RUNNING), None):
+    writers = [run for run in stored_runs() if run_options_from_json(run.config).output == str(output)]
+    if busy := next((run for run in writers if run.state is SwarmRunState.RUNNING), None):
         hint = "name another file with -o, or wait for it"
         raise UserError(f"`{busy.id}` is writing to `{output}` at this moment", hint=hint)
     if output.exists() and output.stat().st_size and not overwrite:
-        goes_on = next((run for run in writers if run.state is not RunState.DONE), None)
+        goes_on = next((run for run in writers if run.state is not SwarmRunState.DONE), None)
         first = f"`skep swarm resume {goes_on.id}` goes on with it; " if goes_on else ""
         raise UserError(f"`{output}` is there already", hint=f"{first}name another file with -o, or add --overwrite")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.bench_common import Interrupted, Target, positive_seconds, run_measuring
+from skep.cli.bench_common import EndpointOptions, Interrupted, positive_seconds, run_measuring
 from skep.cli.output import note, print_json
 from skep.cli.run_list import check_output, write_whole
 from skep.cli.swarm_journal import MAKES_ONE, NONE_YET, check_place, free_output, journal, stored_runs
-from skep.cli.swarm_session import Stopped, carry_out_here, end_of
+from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of
 from skep.cli.swarm_tables import one_line
 from skep.errors import EndpointError, UserError
 from skep.paths import user_paths
@@ -23,9 +23,9 @@ from skep.swarm.ask.merging import answer_of, ask_document, plan_document
 from skep.swarm.ask.split import GoalSplit, Sizes, Sources, find_sources, sizes_of, split_by_model, split_by_rule
 from skep.swarm.ask.traits import CHARS_PER_TOKEN, Traits, chars_per_token, traits_of
 from skep.swarm.journal import create_run
-from skep.swarm.records import Ending, RunState, SwarmRun, Task, task_json
+from skep.swarm.records import SwarmRun, SwarmRunState, Task, TaskEnding, task_json
 from skep.swarm.results_file import ResultsFile, complete_output
-from skep.swarm.run_options import Order, order_from_json
+from skep.swarm.run_options import SwarmRunOptions, run_options_from_json
 from skep.swarm.store import SwarmStore
 from skep.swarm.task_file import read_schema, read_tasks
 from skep.units import format_seconds
@@ -72,7 +72,7 @@ class Intake:
             run = swarm.run(self.failed_of)
             if run.kind != "map":
                 raise UserError(f"`{run.id}` is no run of a task file", hint="`skep swarm resume` goes on with it")
-            failed = {result.task for result in swarm.results(run.id, ending=Ending.FAILED)}
+            failed = {result.task for result in swarm.results(run.id, ending=TaskEnding.FAILED)}
             tasks = [task for task in swarm.tasks(run.id) if task.id in failed]
         if not tasks:
             raise UserError(f"no task of `{run.id}` was set aside", hint="`skep swarm show` has its account")
@@ -88,9 +88,9 @@ class Intake:
 
 
 @dataclass(frozen=True, slots=True)
-class RunWishes:
+class TaskRunOptions:
     intake: Intake
-    target: Target
+    target: EndpointOptions
     output: str | None = None
     overwrite: bool = False
     agents: int | None = None
@@ -113,8 +113,8 @@ class RunWishes:
         source = Path(str(intake.path)).absolute()
         return source.with_name(f"{source.stem or source.name}.results.jsonl")
 
-    def order(self, output: Path | None) -> Order:
-        return Order(
+    def order(self, output: Path | None) -> SwarmRunOptions:
+        return SwarmRunOptions(
             agents=self.agents,
             tries=self.tries,
             timeout_s=positive_seconds(self.timeout, "--timeout", "10m"),
@@ -128,7 +128,7 @@ class RunWishes:
         )
 
 
-def run_tasks(wishes: RunWishes, *, dry_run: bool, as_json: bool) -> int:
+def run_tasks(wishes: TaskRunOptions, *, dry_run: bool, as_json: bool) -> int:
     """Everything that can be wrong is found before the first task is sent."""
     if wishes.report is not None:
         check_output(wishes.report)
@@ -167,18 +167,18 @@ def resume_run(
         check_output(report)
     with journal() as swarm:
         run = _to_resume(swarm, name, last=last)
-        order = order_from_json(run.config)
+        order = run_options_from_json(run.config)
         file = _results_file(run, order, output)
         if last:
             _say_which(run, file)
-        if run.state is RunState.DONE:
+        if run.state is SwarmRunState.DONE:
             _complete(swarm, run, file)
     shown = as_json and run.kind == "map"  # of an `ask`, the answer is what is printed
-    if run.state is RunState.DONE:
+    if run.state is SwarmRunState.DONE:
         end_of(run.id, output=file, report=report, as_json=shown)
         code = 0
     else:
-        target = Target(url or run.url, model, order.key_env)
+        target = EndpointOptions(url or run.url, model, order.key_env)
         key = target.key()
         if not last:
             ended = run.counts.done + run.counts.failed
@@ -201,7 +201,7 @@ def _clear(output: Path, run_id: str) -> None:
         file.close()
 
 
-def _results_file(run: SwarmRun, order: Order, wanted: Path | None) -> Path | None:
+def _results_file(run: SwarmRun, order: SwarmRunOptions, wanted: Path | None) -> Path | None:
     """None: stdout, or the answer of an `ask`, which has a place of its own."""
     if wanted is None:
         return None if order.output is None else Path(order.output)
@@ -234,25 +234,25 @@ def _to_resume(swarm: SwarmStore, name: str | None, *, last: bool) -> SwarmRun:
     runs = stored_runs()
     if not runs:
         raise UserError(NONE_YET, hint=MAKES_ONE)
-    open_ones = [run for run in runs if run.state in (RunState.STOPPED, RunState.CANCELLED)]
+    open_ones = [run for run in runs if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED)]
     if not last:
         some = ", ".join(f"`{run.id}`" for run in open_ones[:3]) or "none at the moment"
         raise UserError("no run was named", hint=f"--last takes the newest; unfinished are: {some}")
     return (open_ones or runs)[0]
 
 
-def _look(target: Target) -> Endpoint | EndpointError:
+def _look(target: EndpointOptions) -> Endpoint | EndpointError:
     """One that is down will be waited for; one that answers and does not serve the model is an error now."""
     try:
         return run_measuring(target.find)
     except Interrupted:
-        raise Stopped("stopped before anything was sent") from None
+        raise SwarmStopped("stopped before anything was sent") from None
     except EndpointError as error:
         return error
 
 
 def _show_dry(
-    wishes: RunWishes, tasks: list[Task], output: Path | None, found: Endpoint | EndpointError, *, as_json: bool
+    wishes: TaskRunOptions, tasks: list[Task], output: Path | None, found: Endpoint | EndpointError, *, as_json: bool
 ) -> None:
     document = {
         "tasks": len(tasks),
@@ -282,10 +282,10 @@ ROWS_SHOWN = 30
 
 
 @dataclass(frozen=True, slots=True)
-class AskWishes:
+class AskOptions:
     goal: str
-    target: Target
-    order: Order
+    target: EndpointOptions
+    order: SwarmRunOptions
     files: tuple[str, ...]
     root: Path
     by_rule: bool | None  # None: by the size of the model
@@ -298,7 +298,7 @@ class AskWishes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _PreparedAsk:
     """A split with all that its run is made of."""
 
     split: GoalSplit
@@ -307,7 +307,7 @@ class _Ready:
     model: str | None
 
 
-def run_ask(wishes: AskWishes, *, dry_run: bool, as_json: bool) -> int:
+def run_ask(wishes: AskOptions, *, dry_run: bool, as_json: bool) -> int:
     """Everything that can be wrong is found before the first task is sent."""
     if wishes.report is not None:
         check_output(wishes.report)
@@ -330,7 +330,7 @@ def run_ask(wishes: AskWishes, *, dry_run: bool, as_json: bool) -> int:
     try:
         ready = run_measuring(lambda: _split(wishes, sources))
     except Interrupted:
-        raise Stopped("stopped before anything was sent") from None
+        raise SwarmStopped("stopped before anything was sent") from None
     _show(ready)
     plan = plan_document(wishes.goal, ready.split, merge=ready.merge)
     if dry_run:
@@ -372,7 +372,7 @@ def give_answer(run_id: str, *, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-async def _split(wishes: AskWishes, sources: Sources) -> _Ready:
+async def _split(wishes: AskOptions, sources: Sources) -> _PreparedAsk:
     endpoint = await _found(wishes)
     per_token, traits, model = CHARS_PER_TOKEN, Traits(), wishes.target.model
     if endpoint is not None:
@@ -396,10 +396,10 @@ async def _split(wishes: AskWishes, sources: Sources) -> _Ready:
             say=note,
         )
     merge = wishes.merge if wishes.merge is not None else split.by_model or not traits.is_tiny
-    return _Ready(split, sizes, merge, model)
+    return _PreparedAsk(split, sizes, merge, model)
 
 
-async def _found(wishes: AskWishes) -> Endpoint | None:
+async def _found(wishes: AskOptions) -> Endpoint | None:
     """One that is down is waited for when the tasks run; a plan has to be had before."""
     try:
         return await wishes.target.find()
@@ -415,7 +415,7 @@ def _too_small(model: str, traits: Traits) -> str:
     return f"{name} has {(traits.parameters or 0) / 1e6:,.0f}M parameters, too few to plan; --by-model asks it anyway"
 
 
-def _show(ready: _Ready) -> None:
+def _show(ready: _PreparedAsk) -> None:
     """On stderr, as narration."""
     split, sizes = ready.split, ready.sizes
     count = "1 task" if len(split.parts) == 1 else f"{len(split.parts):,} tasks"

@@ -14,18 +14,18 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from skep.cli.bench_common import Interrupted, Target, run_measuring
+from skep.cli.bench_common import EndpointOptions, Interrupted, run_measuring
 from skep.cli.output import note, print_json
 from skep.cli.run_list import check_output, write_whole
 from skep.cli.swarm_journal import check_place, journal, opened
 from skep.cli.swarm_tables import summary_lines
-from skep.cli.top import BETWEEN, Line, Page
+from skep.cli.top import BETWEEN, Line, Screen
 from skep.errors import SkepError, UserError
 from skep.paths import Paths
-from skep.swarm.progress import Lane, Progress
-from skep.swarm.records import Ending, Result, RunState, Task
+from skep.swarm.progress import Lane, SwarmProgress
+from skep.swarm.records import SwarmRunState, Task, TaskEnding, TaskResult
 from skep.swarm.results_file import result_line
-from skep.swarm.run_options import order_from_json
+from skep.swarm.run_options import run_options_from_json
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import account_json, account_of, story_of
@@ -41,7 +41,7 @@ def write_results(name: str, output: Path | None, *, failed: bool, done: bool, a
         raise UserError("--failed and --done exclude each other", hint="leave both out for all results")
     if output is not None:
         check_place(output)
-    ending = Ending.FAILED if failed else Ending.DONE if done else None
+    ending = TaskEnding.FAILED if failed else TaskEnding.DONE if done else None
     with journal() as swarm:
         run = swarm.run(name)
         lines = _lines(swarm, run.id, ending)
@@ -56,7 +56,7 @@ def write_results(name: str, output: Path | None, *, failed: bool, done: bool, a
         note(f"{len(lines)} results of {run.id} ({run.state.value}) written to {output}")
 
 
-def _lines(swarm: SwarmStore, run_id: str, ending: Ending | None) -> list[str]:
+def _lines(swarm: SwarmStore, run_id: str, ending: TaskEnding | None) -> list[str]:
     tasks = {task.id: task for task in swarm.tasks(run_id)}
     return [result_line(tasks[one.task], one).rstrip("\n") for one in swarm.results(run_id, ending=ending)]
 
@@ -85,7 +85,7 @@ UNICODE_BAR, ASCII_BAR = "━╳─", "=x-"  # done, set aside, left
 @contextlib.contextmanager
 def live_view(
     title: str, deadline_s: float | None = None, *, plain: bool = False
-) -> Iterator[Callable[[Progress], None]]:
+) -> Iterator[Callable[[SwarmProgress], None]]:
     """Shows what it is told. A terminal that went away is no reason to stop working. `plain`: lines in any case."""
     if plain or not sys.stderr.isatty():
         yield _line_writer(deadline_s)
@@ -97,12 +97,12 @@ def live_view(
     if console.is_dumb_terminal:
         yield _line_writer(deadline_s)
         return
-    newest: list[Progress] = []
+    newest: list[SwarmProgress] = []
 
     def drawn() -> Text:
         return _text(frame(newest[-1], _page(console), title, deadline_s) if newest else [])
 
-    def take(progress: Progress) -> None:
+    def take(progress: SwarmProgress) -> None:
         newest[:] = [progress]
 
     live = Live(
@@ -121,7 +121,7 @@ def live_view(
             live.stop()
 
 
-def frame(progress: Progress, page: Page, title: str, deadline_s: float | None = None) -> list[Line]:
+def frame(progress: SwarmProgress, page: Screen, title: str, deadline_s: float | None = None) -> list[Line]:
     """Agents that find no place on the page are counted."""
     lines = [[(title, "bold")], *_totals(progress, page), *_trouble(progress, page, deadline_s)]
     news = [line for text in progress.last[-NEWS_SHOWN:] for line in page.wrapped(text, BETWEEN)[:2]]
@@ -136,7 +136,7 @@ def frame(progress: Progress, page: Page, title: str, deadline_s: float | None =
     return [[(page.clean(text), style) for text, style in line] for line in lines]
 
 
-def _totals(progress: Progress, page: Page) -> list[Line]:
+def _totals(progress: SwarmProgress, page: Screen) -> list[Line]:
     left = progress.total - progress.done - progress.failed
     counts = f"{progress.done:,} done, {progress.failed:,} set aside, {left:,} left of {progress.total:,}"
     wide = max(10, min(BAR, page.width - len(counts) - 4))
@@ -165,11 +165,11 @@ def bar_cells(done: int, failed: int, total: int, most: int) -> list[int]:
     return cells
 
 
-def _trouble(progress: Progress, page: Page, deadline_s: float | None) -> list[Line]:
+def _trouble(progress: SwarmProgress, page: Screen, deadline_s: float | None) -> list[Line]:
     return page.wrapped(_down_words(progress, deadline_s), "bold red") if progress.down_s is not None else []
 
 
-def _down_words(progress: Progress, deadline_s: float | None) -> str:
+def _down_words(progress: SwarmProgress, deadline_s: float | None) -> str:
     assert progress.down_s is not None
     why = f" ({progress.down_why})" if progress.down_why else ""
     end = "" if deadline_s is None else f"; gives up in {format_seconds(max(0.0, deadline_s - progress.down_s))}"
@@ -177,7 +177,7 @@ def _down_words(progress: Progress, deadline_s: float | None) -> str:
     return f"the endpoint {since}{why}: asking again{end}"
 
 
-def _lanes(lanes: list[Lane], page: Page) -> list[Line]:
+def _lanes(lanes: list[Lane], page: Screen) -> list[Line]:
     names = min(LONGEST_TASK, max(len(lane.task) for lane in lanes), max(8, page.width - 40))
     longest_s = max(1.0, *(lane.since_s for lane in lanes))
     room = max(4, min(LANE_BAR, page.width - names - 28))
@@ -202,17 +202,17 @@ class Ticker:
         self._down_due_s: float | None = None
         self._down_said_s = 0.0
 
-    def take(self, progress: Progress) -> list[str]:
+    def take(self, progress: SwarmProgress) -> list[str]:
         lines = [*self._down(progress), *self._new(progress)]
         if progress.elapsed_s >= self._due_s and progress.down_s is None:
             if self._unsaid:
                 lines.append(f"and {self._unsaid} more of that kind: `skep swarm show` has them")
             self._said, self._unsaid = 0, 0
             self._due_s = progress.elapsed_s + min(MOST_S, max(EVERY_S, progress.elapsed_s / 10))
-            lines.append(standing(progress))
+            lines.append(progress_line(progress))
         return lines
 
-    def _down(self, progress: Progress) -> list[str]:
+    def _down(self, progress: SwarmProgress) -> list[str]:
         if progress.down_s is None:
             back = [f"the endpoint answers again after {format_seconds(self._down_said_s)}"] if self._down_due_s else []
             self._down_due_s = None
@@ -223,7 +223,7 @@ class Ticker:
         self._down_due_s = progress.down_s + min(MOST_S, max(EVERY_S, progress.down_s))
         return [_down_words(progress, self._deadline_s)]
 
-    def _new(self, progress: Progress) -> list[str]:
+    def _new(self, progress: SwarmProgress) -> list[str]:
         fresh = list(after(self._news, progress.last))
         self._news = progress.last
         told = fresh[: max(0, NEWS_AT_ONCE - self._said)]
@@ -240,7 +240,7 @@ def after(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
     return now
 
 
-def standing(progress: Progress) -> str:
+def progress_line(progress: SwarmProgress) -> str:
     ended = progress.done + progress.failed
     failed = f", {progress.failed} set aside" if progress.failed else ""
     speed = "" if progress.tok_s is None else f", {progress.tok_s:,.1f} tok/s"
@@ -252,10 +252,10 @@ def standing(progress: Progress) -> str:
     return f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, {agents}{speed}{eta}"
 
 
-def _line_writer(deadline_s: float | None) -> Callable[[Progress], None]:
-    ticker, page = Ticker(deadline_s), Page(width=sys.maxsize, encoding=sys.stderr.encoding or "utf-8")
+def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
+    ticker, page = Ticker(deadline_s), Screen(width=sys.maxsize, encoding=sys.stderr.encoding or "utf-8")
 
-    def take(progress: Progress) -> None:
+    def take(progress: SwarmProgress) -> None:
         for line in ticker.take(progress):
             with contextlib.suppress(OSError):  # nobody reads on: the work is worth more than the story of it
                 note(page.clean(line))
@@ -263,8 +263,8 @@ def _line_writer(deadline_s: float | None) -> Callable[[Progress], None]:
     return take
 
 
-def _page(console: Console) -> Page:
-    return Page(console.width, max(FEWEST_LINES, console.height) - 1, console.encoding)
+def _page(console: Console) -> Screen:
+    return Screen(console.width, max(FEWEST_LINES, console.height) - 1, console.encoding)
 
 
 def _text(lines: list[Line]) -> Text:
@@ -277,7 +277,7 @@ T = TypeVar("T")
 LAST_WORDS_S = 1.0
 
 
-class Stopped(SkepError):
+class SwarmStopped(SkepError):
     exit_code = 130
 
 
@@ -286,7 +286,7 @@ def carry_out_here(
     run_id: str,
     *,
     key: str | None,
-    target: Target | None = None,
+    target: EndpointOptions | None = None,
     output: Path | None = None,
     report: Path | None = None,
     as_json: bool = False,
@@ -300,7 +300,7 @@ def carry_out_here(
         run = swarm.run(run_id)
         after_cancel = None if target is None else swarm.newest_cancel(run_id)
         printer = Printer(swarm.tasks(run_id) if echo else ())
-    deadline_s = order_from_json(run.config).deadline_s
+    deadline_s = run_options_from_json(run.config).deadline_s
     tasks = "1 task" if run.counts.left == 1 else f"{run.counts.left} tasks"
     url, model = (run.url, run.model) if target is None else (target.url, target.model)
     note(f"{run.id}: {tasks} for {url}; Ctrl-C stops it, and nothing is lost")
@@ -317,7 +317,7 @@ def carry_out_here(
         if "skep swarm" not in (error.hint or ""):
             error.hint = "; ".join(filter(None, (error.hint, f"then `skep swarm resume {run_id}` goes on")))
         raise
-    if state is not RunState.DONE and _left(run_id):
+    if state is not SwarmRunState.DONE and _left(run_id):
         raise _stopped(run_id)
     return end_of(run_id, output=output, report=report, as_json=as_json)
 
@@ -328,7 +328,7 @@ def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bo
         swarm = SwarmStore(store)
         run = swarm.run(run_id)
         account = account_of(swarm, run, now=time.time())
-    file = order_from_json(run.config).output if output is None else str(output)
+    file = run_options_from_json(run.config).output if output is None else str(output)
     for line in summary_lines(account, file):
         note(line)
     if report is not None:
@@ -343,14 +343,14 @@ def _left(run_id: str) -> int:
         return swarm.counts(run_id).left
 
 
-def _stopped(run_id: str) -> Stopped:
+def _stopped(run_id: str) -> SwarmStopped:
     with journal() as swarm:
         run = swarm.run(run_id)
     ended = run.counts.done + run.counts.failed
-    what = "cancelled" if run.state is RunState.CANCELLED else "stopped"
-    if run.state is RunState.DONE:
-        return Stopped(f"{what}: every task has its result", hint=f"`skep swarm show {run_id}` has the account")
-    return Stopped(
+    what = "cancelled" if run.state is SwarmRunState.CANCELLED else "stopped"
+    if run.state is SwarmRunState.DONE:
+        return SwarmStopped(f"{what}: every task has its result", hint=f"`skep swarm show {run_id}` has the account")
+    return SwarmStopped(
         f"{what}: {ended} of {run.counts.total} tasks have their result, and keep it",
         hint=f"resume with `skep swarm resume {run_id}`",
     )
@@ -380,7 +380,7 @@ class Printer:
         if self._tasks:
             self._thread.join(None if kind is None else LAST_WORDS_S)
 
-    def take(self, result: Result) -> None:
+    def take(self, result: TaskResult) -> None:
         if task := self._tasks.get(result.task):
             self._lines.put(result_line(task, result))
 

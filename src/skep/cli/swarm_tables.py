@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.swarm_journal import MAKES_ONE, NONE_YET, journal, opened, stored_run, stored_runs
 from skep.errors import EngineError
-from skep.files import holder_of
+from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.swarm.journal import lock_path
-from skep.swarm.records import Attempt, Ending, Result, RunState, SwarmRun, Task, task_json
-from skep.swarm.run_options import order_from_json
+from skep.swarm.records import Attempt, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult, task_json
+from skep.swarm.run_options import run_options_from_json
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import Account, account_json, account_of
 from skep.units import format_seconds, parse_seconds, printable
@@ -43,7 +43,7 @@ def summary_lines(account: Account, output: str | None) -> list[str]:
         lines.append(
             f"`skep swarm show {account.run}` says why, `skep swarm run --failed-of {account.run}` tries again"
         )
-    elif account.state is RunState.DONE:
+    elif account.state is SwarmRunState.DONE:
         lines.append(f"`skep swarm show {account.run}` has the account, `skep swarm report {account.run}` the picture")
     return lines
 
@@ -88,7 +88,7 @@ def run_document(run: SwarmRun) -> dict[str, Any]:
         "left": run.counts.left,
         "sessions": run.sessions,
         "simulated": run.simulated,
-        "output": order_from_json(run.config).output,
+        "output": run_options_from_json(run.config).output,
         "skep_version": run.skep_version,
         "error": run.error,
     }
@@ -108,7 +108,7 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
         swarm = SwarmStore(store)
         run = stored_run(swarm, name)
         account = account_of(swarm, run, now=time.time(), price_kwh=price_kwh)
-        failures = swarm.results(run.id, ending=Ending.FAILED)
+        failures = swarm.results(run.id, ending=TaskEnding.FAILED)
         urls = [str(one.endpoint["url"]) for one in swarm.session_rows(run.id) if "url" in one.endpoint]
     if as_json:
         told = [_failure_document(one) for one in failures]
@@ -122,11 +122,11 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
     _say_next(run)
 
 
-def _failure_document(result: Result) -> dict[str, Any]:
+def _failure_document(result: TaskResult) -> dict[str, Any]:
     return {"id": result.task, "tries": result.tries, "kind": result.error_kind, "message": result.error}
 
 
-def _show_failures(run: SwarmRun, failures: list[Result]) -> None:
+def _show_failures(run: SwarmRun, failures: list[TaskResult]) -> None:
     if not failures:
         return
     rows = [[one_line(r.task, 48), str(r.tries), r.error_kind or "–", one_line(r.error)] for r in failures]
@@ -145,7 +145,7 @@ def figures(run: SwarmRun, account: Account, urls: Sequence[str] = ()) -> list[t
         ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
         ("from", one_line(run.name)),
         ("endpoint", f"{run.url}{moved}  {account.model or ''}".rstrip()),
-        ("results", order_from_json(run.config).output),
+        ("results", run_options_from_json(run.config).output),
         ("wall time", _wall(account)),
         ("tokens", _tokens(account)),
         ("effective", None if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"),
@@ -154,7 +154,7 @@ def figures(run: SwarmRun, account: Account, urls: Sequence[str] = ()) -> list[t
         ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors) or None),
         ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else None),
         ("energy", _energy(account)),
-        ("now" if run.state is RunState.RUNNING else "ended with", one_line(run.error) or None),
+        ("now" if run.state is SwarmRunState.RUNNING else "ended with", one_line(run.error) or None),
     ]
     return [(name, text) for name, text in rows if text]
 
@@ -265,7 +265,7 @@ def _show_replicas(account: Account) -> None:
 
 
 def _say_next(run: SwarmRun) -> None:
-    if run.state in (RunState.STOPPED, RunState.CANCELLED):
+    if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
         note(f"`skep swarm resume {run.id}` goes on with it")
     elif run.counts.failed:
         note(f"`skep swarm trace {run.id} TASK` tells all about one, `skep swarm run --failed-of {run.id}` tries again")
@@ -287,7 +287,7 @@ def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
         print(line)  # noqa: T201
 
 
-def trace_document(run_id: str, task: Task, result: Result | None, attempts: list[Attempt]) -> dict[str, Any]:
+def trace_document(run_id: str, task: Task, result: TaskResult | None, attempts: list[Attempt]) -> dict[str, Any]:
     return {
         "run": run_id,
         "task": task_json(task),
@@ -350,7 +350,7 @@ def _attempt_cells(one: Attempt) -> list[str]:
     ]
 
 
-def ended(result: Result | None) -> list[str]:
+def ended(result: TaskResult | None) -> list[str]:
     if result is None:
         return ["", "no result yet"]
     fault = f": {result.error_kind}: {one_line(result.error)}" if result.error_kind else ""
@@ -369,12 +369,12 @@ def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
     with journal(read_only=False) as swarm:
         run = swarm.run(name)
         lock = lock_path(user_paths(os.environ), run.id)
-        if run.state is not RunState.DONE:
+        if run.state is not SwarmRunState.DONE:
             swarm.set_cancelled(run.id, time.time())
             _await_end(lock, run.id, wait_s)
         ended = swarm.run(run.id)
     counts = f"{ended.counts.done} done, {ended.counts.failed} set aside, {ended.counts.left} left"
-    if run.state is RunState.DONE:
+    if run.state is SwarmRunState.DONE:
         note(f"{run.id} is finished already: {counts}")
     else:
         note(f"{run.id} is cancelled: {counts}; `skep swarm resume {run.id}` would go on with it")
@@ -393,7 +393,7 @@ def is_command(pid: int) -> bool:
 
 def _await_end(lock: Path, run_id: str, wait_s: float) -> None:
     began, woken = time.monotonic(), False
-    while (pid := holder_of(lock)) is not None:
+    while (pid := lock_holder(lock)) is not None:
         if not woken and is_command(pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGINT)

@@ -11,7 +11,14 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.records import SweepSummary
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Workload
-from skep.cli.bench_common import MAX_CONCURRENCY, Target, maker_for, meter_for, positive_seconds, run_measuring
+from skep.cli.bench_common import (
+    MAX_CONCURRENCY,
+    EndpointOptions,
+    maker_for,
+    meter_for,
+    positive_seconds,
+    run_measuring,
+)
 from skep.cli.liveview import live_view
 from skep.cli.output import note, print_json
 from skep.cli.summaries import print_summary
@@ -19,7 +26,7 @@ from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.levels import runs_text
-from skep.stats.slo import Limits
+from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.store.records import Request
 from skep.units import format_seconds, parse_int_list
@@ -28,8 +35,8 @@ MOST_TASKS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class SweepWishes:
-    target: Target
+class SweepOptions:
+    target: EndpointOptions
     workload: Workload
     concurrency: str
     to_saturation: bool
@@ -45,7 +52,7 @@ class SweepWishes:
     store_prompts: bool
 
 
-def plan_of(wishes: SweepWishes) -> SweepPlan:
+def plan_of(wishes: SweepOptions) -> SweepPlan:
     levels = levels_of(wishes.concurrency, "--concurrency")
     if wishes.tasks is not None and wishes.tasks > MOST_TASKS:
         raise UserError(f"--tasks {wishes.tasks} is too large", hint=f"at most {MOST_TASKS:,} a run of a level")
@@ -65,7 +72,7 @@ def plan_of(wishes: SweepWishes) -> SweepPlan:
         workload=wishes.workload,
         quick_warm_up=wishes.warm_up == "quick",
         to_saturation=wishes.to_saturation,
-        slo=Limits.parse(wishes.slo) if wishes.slo else None,
+        slo=SloLimits.parse(wishes.slo) if wishes.slo else None,
         max_concurrency=min(wishes.max_concurrency, MAX_CONCURRENCY),
         timeout_s=positive_seconds(wishes.timeout, "--timeout", "15m"),
         keep_text=wishes.store_prompts,
@@ -91,7 +98,7 @@ def share_of(text: str, option: str) -> float:
     return share
 
 
-def run_sweep_command(wishes: SweepWishes, *, price: float | None, as_json: bool) -> int:
+def run_sweep_command(wishes: SweepOptions, *, price: float | None, as_json: bool) -> int:
     """0 when every request was answered, 1 when some failed."""
     plan = plan_of(wishes)
     summary = measure(plan, wishes.target)
@@ -119,7 +126,7 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
 
 
 def run_swarm_command(
-    target: Target,
+    target: EndpointOptions,
     workload: Workload,
     agents: str,
     tasks: int,
@@ -171,7 +178,7 @@ def fail_for(summary: SweepSummary) -> None:
         raise EndpointError(what, hint="docs/errors.md says what each kind means; the rows are in the store")
 
 
-def measure(plan: SweepPlan, target: Target) -> SweepSummary:
+def measure(plan: SweepPlan, target: EndpointOptions) -> SweepSummary:
     async def run() -> SweepSummary:
         endpoint = await target.find()
         note(headline(plan, endpoint))
@@ -184,7 +191,7 @@ def measure(plan: SweepPlan, target: Target) -> SweepSummary:
 
 
 def measure_endpoint(plan: SweepPlan, url: str, model: str | None) -> SweepSummary:
-    return measure(plan, Target(url, model))
+    return measure(plan, EndpointOptions(url, model))
 
 
 def sweep_json(summary: SweepSummary) -> dict[str, Any]:

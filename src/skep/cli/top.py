@@ -24,7 +24,7 @@ from skep.cli.output import note, number, print_json
 from skep.cli.serve import JsonOption
 from skep.errors import SkepError
 from skep.stats.rates import WINDOW_S, Rate, TokenRates
-from skep.supervisor.status import OUTCOMES, Shown, Status, replicas_of, up_s
+from skep.supervisor.status import OUTCOMES, ReplicaStatus, Status, replicas_of, up_s
 from skep.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ UNICODE = ("█▒·", "–", "…", "▁▂▃▄▅▆▇█")  # slots: activ
 ASCII = ("#%.", "-", "~", "_.:-=+*#")
 
 
-class Page:
+class Screen:
     """What a frame is drawn on: its size, and the characters it can show."""
 
     def __init__(self, width: int = 80, height: int | None = None, encoding: str = "utf-8") -> None:
@@ -71,7 +71,7 @@ class Page:
         return printable.encode(self._encoding, "replace").decode(self._encoding)
 
 
-class History:
+class Sparkline:
     """The last HISTORY values, drawn in as many cells as there are: a cell shows the largest of its values."""
 
     def __init__(self) -> None:
@@ -106,14 +106,14 @@ def slot_cells(active: int, releasing: int, slots: int, most: int) -> list[int]:
     return drawn
 
 
-class View:
+class HiveView:
     """Everything read of one hive so far. `status` is the last reading."""
 
     def __init__(self) -> None:
         self.status: Status = {"rows": []}
         self._tokens, self._ended = TokenRates(), Rate()
-        self._speeds = History()
-        self._queues: dict[str, History] = {}
+        self._speeds = Sparkline()
+        self._queues: dict[str, Sparkline] = {}
 
     def take(self, status: Status, now: float) -> None:
         self.status = status
@@ -125,7 +125,7 @@ class View:
         if (speed := self._tokens.total()) is not None:
             self._speeds.take(speed)
         for model, waiting in gateway["queues"].items():
-            self._queues.setdefault(model, History()).take(sum(waiting.values()))
+            self._queues.setdefault(model, Sparkline()).take(sum(waiting.values()))
 
     def rates(self) -> dict[str, Any]:
         """None where nobody says."""
@@ -134,7 +134,7 @@ class View:
         speeds = self._tokens.by_replica()
         return {"tok_s": self._tokens.total(), "requests_per_s": self._ended.per_s(), "replicas": speeds}
 
-    def frame(self, page: Page, trouble: str | None = None) -> list[Line]:
+    def frame(self, page: Screen, trouble: str | None = None) -> list[Line]:
         """Replicas that find no place on the page are counted; a page without height has place for all."""
         titles, *blocks = self._replica_table(page)
         lines = [*self._head(page, trouble), *self._totals(page), *self._queue_table(page), [], *titles]
@@ -150,7 +150,7 @@ class View:
         more = page.wrapped(f"{len(blocks)} more: make the window taller, or see `skep ps`", BETWEEN) if blocks else []
         return [[(page.clean(text), style) for text, style in line] for line in [*lines, *more, *end]]
 
-    def _head(self, page: Page, trouble: str | None) -> list[Line]:
+    def _head(self, page: Screen, trouble: str | None) -> list[Line]:
         up = "" if self.status.get("up_s") is None else f"  up {format_seconds(int(self.status['up_s']))}"
         phase, said = self.status["phase"], [trouble] if trouble else []
         for row in self.status["rows"]:
@@ -165,7 +165,7 @@ class View:
         title: Line = [("skep  ", "bold"), (place, ""), (phase, STYLES.get(phase, BETWEEN)), (rest, "")]
         return [title, *(line for text in said for line in page.wrapped(text, BETWEEN))]
 
-    def _totals(self, page: Page) -> list[Line]:
+    def _totals(self, page: Screen) -> list[Line]:
         gateway, rates = self.status.get("gateway") or {}, self.rates()
         ended = {**dict.fromkeys(OUTCOMES, 0), **gateway["ended"]} if gateway else dict.fromkeys(OUTCOMES)
         outcomes = ", ".join(f"{page.figure(count, 0)} {name.replace('_', ' ')}" for name, count in ended.items())
@@ -179,7 +179,7 @@ class View:
             [("tokens    ", "bold"), (speed, ""), (history, "cyan")],
         ]
 
-    def _queue_table(self, page: Page) -> list[Line]:
+    def _queue_table(self, page: Screen) -> list[Line]:
         queues: dict[str, dict[str, int]] = (self.status.get("gateway") or {}).get("queues", {})
         if not queues:
             return []
@@ -196,7 +196,7 @@ class View:
             lines.append([(f"{page.row([model], [names])}  ", ""), (f"{count}  ", style), (spark, "cyan")])
         return lines
 
-    def _replica_table(self, page: Page) -> list[list[Line]]:
+    def _replica_table(self, page: Screen) -> list[list[Line]]:
         """The titles, then the lines of each replica; with the nodes, where some stand elsewhere."""
         replicas, speeds = replicas_of(self.status), self.rates()["replicas"]
         cells = [["REPLICA", "NODE", "MODEL", "STATE", "SLOTS", "ACTIVE", "TOK/S", "RESTARTS", "NOTE"]]
@@ -219,7 +219,7 @@ class View:
         return [[title], *(_block(page, *pair, spaces) for pair in zip(replicas, cells[1:], strict=True))]
 
 
-def _block(page: Page, replica: Shown, cells: list[str], spaces: list[int]) -> list[Line]:
+def _block(page: Screen, replica: ReplicaStatus, cells: list[str], spaces: list[int]) -> list[Line]:
     """A note that has no room at the end of the line goes below it."""
     bar: Line = []
     place = len(spaces) - AFTER_STATE
@@ -269,7 +269,7 @@ def top(
 
 
 def _show_once(read: Callable[[], Status], console: Console, *, as_json: bool) -> None:
-    view = View()
+    view = HiveView()
     view.take(read(), time.monotonic())
     time.sleep(ONCE_S)
     view.take(read(), time.monotonic())
@@ -285,7 +285,7 @@ def _watch(read: Callable[[], Status], console: Console, every_s: float) -> None
 
     from skep.supervisor.control import NotRunning
 
-    view, trouble = View(), None
+    view, trouble = HiveView(), None
     view.take(read(), time.monotonic())
     with contextlib.suppress(KeyboardInterrupt):
         with _keys() as pause, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -300,15 +300,15 @@ def _watch(read: Callable[[], Status], console: Console, every_s: float) -> None
                 except SkepError as error:
                     trouble = error.message
                     continue
-                view = view if status["pid"] == view.status["pid"] else View()
+                view = view if status["pid"] == view.status["pid"] else HiveView()
                 view.take(status, time.monotonic())
         note("skep is down")
 
 
-def _drawn(view: View, console: Console, height: int | None = None, trouble: str | None = None) -> Text:
+def _drawn(view: HiveView, console: Console, height: int | None = None, trouble: str | None = None) -> Text:
     from rich.text import Text
 
-    lines = view.frame(Page(console.width, height, console.encoding), trouble)
+    lines = view.frame(Screen(console.width, height, console.encoding), trouble)
     return Text("\n", no_wrap=True, overflow="crop").join([Text.assemble(*line) for line in lines])
 
 

@@ -99,9 +99,9 @@ def run(
 ) -> None:
     """Turn one knob at a time, keep what is shown to be faster and answers as well, and leave the best as a preset."""
     from skep.cli.tune_run import run_tuning
-    from skep.cli.tune_target import Wishes
+    from skep.cli.tune_target import TuneOptions
 
-    wishes = Wishes(
+    wishes = TuneOptions(
         name=name, goal=goal, slo=slo, min_context=min_context, budget=budget, input_tokens=input_tokens,
         output_tokens=output_tokens, engine=engine, checkpoints=tuple(checkpoint or ()), knobs=knobs, skip=skip,
         start=tuple(start or ()), gpus=gpus, binary=binary, quality=quality, quality_items=quality_items,

@@ -13,16 +13,16 @@ from pathlib import Path
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.output import byte_progress, note, print_json
 from skep.cli.swarm_tables import one_line
-from skep.cli.tune_setup import Ready, prepare, prepare_again, tell
+from skep.cli.tune_setup import PreparedTuning, prepare, prepare_again, tell
 from skep.cli.tune_stored import (
-    Kept,
+    TuningRecord,
     check_page,
     document,
     free_name,
-    kept,
     logs_folder,
     opened,
     print_all,
+    read_tuning,
     stage_for,
     took_words,
     write_page,
@@ -30,35 +30,35 @@ from skep.cli.tune_stored import (
     written_before,
 )
 from skep.cli.tune_tables import figure_words
-from skep.cli.tune_target import Wishes
-from skep.cli.tune_view import Standing, Watch, live_view
+from skep.cli.tune_target import TuneOptions
+from skep.cli.tune_view import TuneCallbacks, TuneStatus, live_view
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.power import open_meter
 from skep.paths import Paths, user_paths
 from skep.store.database import Store, open_store
 from skep.tuner.documents import asked_and_answered
-from skep.tuner.journal import Journal
-from skep.tuner.knobs import turned
-from skep.tuner.measure import EngineBench, Tuned
+from skep.tuner.journal import TuningJournal
+from skep.tuner.knobs import apply_config
+from skep.tuner.measure import BenchContext, EngineBench
 from skep.tuner.measurements import over_limit
 from skep.tuner.ports import Bench, BenchProgress
 from skep.tuner.quality_check import ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
-from skep.tuner.records import FAILURES, Config, Failure, Round, Sitting, Stage, Tuning
-from skep.tuner.running import Answered, Asked, Decided, Event, climb_on, resumed
-from skep.tuner.search import Climb
+from skep.tuner.records import FAILURES, ConfigFailure, KnobConfig, MeasurementRound, ServerStart, TuneStage, Tuning
+from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuneEvent, replay_answers, run_search
+from skep.tuner.search import KnobSearch
 from skep.tuner.service_pause import running_service, service_paused
 from skep.tuner.simulated import PlannedTruth, SimulatedBench
-from skep.tuner.store import KeptTuning, TuningState, TuningStore
+from skep.tuner.store import SavedTuning, TuningState, TuningStore
 from skep.tuner.summary import accepted, best_of, unit_of
-from skep.tuner.trial_server import Tryout, tuner_lock
+from skep.tuner.trial_server import TrialServers, tuner_lock
 
 USUAL_BANK, NO_BANK, CHOSEN_BANK = "drills", "off", "auto"
 GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
 
 
 @contextmanager
-def machine_for(ready: Ready, paths: Paths, *, in_place: bool) -> Iterator[None]:
+def machine_for(ready: PreparedTuning, paths: Paths, *, in_place: bool) -> Iterator[None]:
     """Held for one tuner; what `skep up` serves is paused meanwhile, or left alone where both can be."""
     if ready.tuning.simulated:
         yield
@@ -76,7 +76,7 @@ def machine_for(ready: Ready, paths: Paths, *, in_place: bool) -> Iterator[None]
                     note(f"{', '.join(service.models)} is started again at {service.url}")
 
 
-def _check_service(ready: Ready, paths: Paths) -> None:
+def _check_service(ready: PreparedTuning, paths: Paths) -> None:
     """Where both would have the same cards there is no room; elsewhere they only disturb each other."""
     service = running_service(paths)
     if service is None:
@@ -89,7 +89,7 @@ def _check_service(ready: Ready, paths: Paths) -> None:
     raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=hint)
 
 
-def check_bank(wishes: Wishes, paths: Paths) -> None:
+def check_bank(wishes: TuneOptions, paths: Paths) -> None:
     """A bank that cannot be had is told before anything is started."""
     if wishes.quality not in (NO_BANK, CHOSEN_BANK) and not wishes.simulate:
         guard_bank(wishes.quality, GuardPlan(1, items=wishes.quality_items or ITEMS), paths.cache)
@@ -97,7 +97,7 @@ def check_bank(wishes: Wishes, paths: Paths) -> None:
 
 @asynccontextmanager
 async def bench_for(
-    ready: Ready, tuning: Tuning, store: Store, paths: Paths, *, spent_s: float, rounds: int
+    ready: PreparedTuning, tuning: Tuning, store: Store, paths: Paths, *, spent_s: float, rounds: int
 ) -> AsyncIterator[Bench]:
     """`spent_s` and `rounds`: of what was measured before it was taken up again."""
     if tuning.simulated:
@@ -112,14 +112,16 @@ async def bench_for(
         work = paths.state / "tunings" / tuning.id
         work.mkdir(parents=True, exist_ok=True)
         progress = stack.enter_context(byte_progress("fetching the weights"))
-        house = Tryout(paths, work, binary=ready.wishes.binary, progress=progress)
+        house = TrialServers(paths, work, binary=ready.wishes.binary, progress=progress)
         base = ready.base
-        tuned = Tuned(tuning.id, tuning.aim, tuning.seed, lambda config: turned(base, config), first_round=rounds)
+        tuned = BenchContext(
+            tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config), first_round=rounds
+        )
         yield EngineBench(house, tuned, store, host, guard=guard, meter=meter)
 
 
 async def _guard(
-    stack: AsyncExitStack, ready: Ready, tuning: Tuning, store: Store, paths: Paths
+    stack: AsyncExitStack, ready: PreparedTuning, tuning: Tuning, store: Store, paths: Paths
 ) -> QualityGuard | None:
     wishes = ready.wishes
     if wishes.quality == NO_BANK:
@@ -138,7 +140,7 @@ async def _guard(
         return None
 
 
-def unmet(tuning: Tuning, stages: Sequence[Stage], sittings: Sequence[Sitting]) -> SkepError | None:
+def unmet(tuning: Tuning, stages: Sequence[TuneStage], sittings: Sequence[ServerStart]) -> SkepError | None:
     """An SLO that nothing kept, or a target that nothing reached. None: all is well, or there is no figure at all."""
     best = best_of(stages)
     if best is None or best.figure is None:
@@ -146,10 +148,10 @@ def unmet(tuning: Tuning, stages: Sequence[Stage], sittings: Sequence[Sitting]) 
     return _late(tuning, best, sittings) or _short(tuning, best)
 
 
-def _late(tuning: Tuning, best: Stage, sittings: Sequence[Sitting]) -> SkepError | None:
+def _late(tuning: Tuning, best: TuneStage, sittings: Sequence[ServerStart]) -> SkepError | None:
     if tuning.aim.slo is None:
         return None
-    by_config: dict[Config, list[Sitting]] = {}
+    by_config: dict[KnobConfig, list[ServerStart]] = {}
     for sitting in sittings:
         if sitting.figures:
             by_config.setdefault(sitting.config, []).append(sitting)
@@ -166,7 +168,7 @@ def _late(tuning: Tuning, best: Stage, sittings: Sequence[Sitting]) -> SkepError
     return SkepError(f"{what}; closest came {words} with {shares[closest]:.2f} times the limit", hint=hint)
 
 
-def _short(tuning: Tuning, best: Stage) -> SkepError | None:
+def _short(tuning: Tuning, best: TuneStage) -> SkepError | None:
     target, figure = tuning.aim.target, best.figure
     if target is None or figure is None or figure.estimate >= target:
         return None
@@ -175,19 +177,19 @@ def _short(tuning: Tuning, best: Stage) -> SkepError | None:
     return SkepError(what, hint="a longer --budget, more --knobs or another --checkpoint may; the best is kept")
 
 
-class Stopped(SkepError):
+class TuningStopped(SkepError):
     exit_code = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TuneOutputs:
     """What is to come of it beside the preset."""
 
     html: Path | None
     as_json: bool
 
 
-def run_tuning(wishes: Wishes, *, html: Path | None, as_json: bool) -> int:
+def run_tuning(wishes: TuneOptions, *, html: Path | None, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
     if html is not None:
         check_page(html)
@@ -197,8 +199,13 @@ def run_tuning(wishes: Wishes, *, html: Path | None, as_json: bool) -> int:
     check_bank(wishes, paths)
     ready = prepare(wishes)
     tell(ready)
-    return _climbed(ready, paths, lambda tunings: Journal.begin(tunings, ready.tuning, time.time), wishes.in_place,
-                    Wanted(html, as_json))  # fmt: skip
+    return _climbed(
+        ready,
+        paths,
+        lambda tunings: TuningJournal.begin(tunings, ready.tuning, time.time),
+        wishes.in_place,
+        TuneOutputs(html, as_json),
+    )
 
 
 def _check_alone(paths: Paths) -> None:
@@ -215,11 +222,11 @@ def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool
     ready, paths = prepare_again(found.tuning), user_paths(os.environ)
     note(f"{found.id}: {found.answers} answers and {found.stages} stages are there already")
     place = in_place or ready.wishes.in_place
-    return _climbed(ready, paths, lambda tunings: Journal.resume(tunings, found.id, time.time), place,
-                    Wanted(html, as_json))  # fmt: skip
+    return _climbed(ready, paths, lambda tunings: TuningJournal.resume(tunings, found.id, time.time), place,
+                    TuneOutputs(html, as_json))  # fmt: skip
 
 
-def _to_resume(tunings: TuningStore, name: str) -> KeptTuning:
+def _to_resume(tunings: TuningStore, name: str) -> SavedTuning:
     """`last`: the newest that is not finished, where there is one."""
     unfinished = (row for row in tunings.tunings() if row.state is TuningState.INTERRUPTED)
     found = (next(unfinished, None) if name == "last" else None) or tunings.find(name)
@@ -233,7 +240,11 @@ def _to_resume(tunings: TuningStore, name: str) -> KeptTuning:
 
 
 def _climbed(
-    ready: Ready, paths: Paths, begin: Callable[[TuningStore], Journal], in_place: bool, wanted: Wanted
+    ready: PreparedTuning,
+    paths: Paths,
+    begin: Callable[[TuningStore], TuningJournal],
+    in_place: bool,
+    wanted: TuneOutputs,
 ) -> int:
     with machine_for(ready, paths, in_place=in_place), open_store(paths.store) as store:
         journal, climb = begin(TuningStore(store)), ready.climb()
@@ -241,7 +252,7 @@ def _climbed(
         verb = "goes on" if journal.past else "begins"
         note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` has the ladder as it grows")
         title = f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
-        standing = Standing(title, tuning.aim, tuning.budget_s, stages=[*journal.stages])
+        standing = TuneStatus(title, tuning.aim, tuning.budget_s, stages=[*journal.stages])
         try:
             with live_view(standing, brief=tuning.simulated) as watch:
                 run_measuring(lambda: _carry_out(ready, journal, climb, store, paths, watch))
@@ -256,26 +267,28 @@ def _climbed(
     return _ended(tuning.id, climb.failure, wanted)
 
 
-async def _carry_out(ready: Ready, journal: Journal, climb: Climb, store: Store, paths: Paths, watch: Watch) -> None:
+async def _carry_out(
+    ready: PreparedTuning, journal: TuningJournal, climb: KnobSearch, store: Store, paths: Paths, watch: TuneCallbacks
+) -> None:
     """What an earlier session measured is given to the climb first."""
 
-    def told(event: Event) -> None:
+    def told(event: TuneEvent) -> None:
         match event:
-            case Asked():
+            case RequestStarted():
                 watch.began(event.errand)
             case BenchProgress():
                 watch.progress(event)
-            case Answered():
+            case RequestFinished():
                 watch.ended(climb.spent_s)
-            case Decided():
+            case StageDecided():
                 watch.decided(event.stage)
 
     with journal:
-        spent_s = resumed(journal, climb)
+        spent_s = replay_answers(journal, climb)
         watch.ended(spent_s)
         bench = bench_for(ready, journal.tuning, store, paths, spent_s=spent_s, rounds=len(journal.past))
         async with bench as opened_bench:
-            await climb_on(climb, opened_bench, journal, on_event=told)
+            await run_search(climb, opened_bench, journal, on_event=told)
 
 
 def _tidy(paths: Paths, tuning_id: str) -> None:
@@ -289,12 +302,12 @@ def _tidy(paths: Paths, tuning_id: str) -> None:
 # What is left when it ends
 
 
-def _ended(tuning_id: str, failure: Failure | None, wanted: Wanted) -> int:
+def _ended(tuning_id: str, failure: ConfigFailure | None, wanted: TuneOutputs) -> int:
     """The ladder, the preset, the page; exit code 1 where nothing could be tuned, or the promise is not kept."""
-    if failure is not None and not kept(tuning_id).stages:
+    if failure is not None and not read_tuning(tuning_id).stages:
         raise _did_not_start(tuning_id, failure)
     name = _save_best(tuning_id)
-    found = kept(tuning_id)
+    found = read_tuning(tuning_id)
     if wanted.as_json:
         print_json(document(found))
     else:
@@ -309,7 +322,7 @@ def _ended(tuning_id: str, failure: Failure | None, wanted: Wanted) -> int:
     return 0
 
 
-def _did_not_start(tuning_id: str, failure: Failure) -> EngineError:
+def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
     what = FAILURES.get(failure.kind, failure.kind)
     said = f" ({failure.evidence})" if failure.evidence and failure.evidence not in failure.cause else ""
     message = f"nothing was tuned, the baseline {what}: {failure.cause}{said}"
@@ -318,7 +331,7 @@ def _did_not_start(tuning_id: str, failure: Failure) -> EngineError:
 
 def _save_best(tuning_id: str) -> str | None:
     """As a preset, where something was better than the beginning; of a simulated climb nothing is written unasked."""
-    found = kept(tuning_id)
+    found = read_tuning(tuning_id)
     if found.tuning.simulated or not accepted(found.stages):
         return None
     if (known := written_before(found.tuning, found.stages, found.row.presets)) is not None:
@@ -335,27 +348,27 @@ def _save_best(tuning_id: str) -> str | None:
     return name
 
 
-def _say_next(found: Kept, name: str | None) -> None:
+def _say_next(found: TuningRecord, name: str | None) -> None:
     if name is not None:
         note(f"the best is the preset {name}: `skep up {name}` serves it")
     elif accepted(found.stages):
         note(f"`skep tune export NAME --tuning {found.row.id}` writes the best as a preset")
 
 
-def _stopped(tuning_id: str) -> Stopped:
+def _stopped(tuning_id: str) -> TuningStopped:
     name = _save_best(tuning_id)
-    found = kept(tuning_id)
+    found = read_tuning(tuning_id)
     hint = f"`skep tune resume {tuning_id}` goes on"
     if not found.stages:
-        return Stopped("stopped before the baseline was measured; nothing was tuned", hint=hint)
+        return TuningStopped("stopped before the baseline was measured; nothing was tuned", hint=hint)
     best = f"the best so far is the preset {name}" if name else "no change was shown to be better so far"
     if found.tuning.simulated and accepted(found.stages):
         best = f"`skep tune export NAME --tuning {tuning_id}` writes the best so far"
     stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''}"
-    return Stopped(f"stopped after {stages} and {took_words(found.row)}; {best}", hint=hint)
+    return TuningStopped(f"stopped after {stages} and {took_words(found.row)}; {best}", hint=hint)
 
 
-def _sittings(tuning_id: str) -> list[Sitting]:
+def _sittings(tuning_id: str) -> list[ServerStart]:
     with opened() as tunings:
         answers = [asked_and_answered(one)[1] for one in tunings.answers(tuning_id, "round")]
-    return [sitting for answer in answers if isinstance(answer, Round) for sitting in answer.sittings]
+    return [sitting for answer in answers if isinstance(answer, MeasurementRound) for sitting in answer.sittings]

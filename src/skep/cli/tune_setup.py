@@ -20,26 +20,26 @@ from skep.cli.output import note
 from skep.cli.swarm_tables import one_line
 from skep.cli.tune_stored import base_document, base_of
 from skep.cli.tune_tables import aim_words, config_words, figure_number
-from skep.cli.tune_target import Ground, Wishes, ground_for, whole_paths, wishes_of
+from skep.cli.tune_target import TuneOptions, TuneTarget, absolute_paths, find_tune_target, options_from_document
 from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.constants import published_constants
 from skep.planner.quants import QUANTS
 from skep.planner.ranking import Basis
 from skep.planner.setup import Rig
-from skep.planner.step import Tuning as Fitted
-from skep.tuner.goal import parse_aim
-from skep.tuner.knobs import NO_LONGER_TURNED, Box, config_of, space_of, turned
-from skep.tuner.predictions import FORESEEN, Foresight, foresight_for
-from skep.tuner.records import Change, Config, Knob, Tuning, Value, value_words
-from skep.tuner.search import Climb
+from skep.planner.step import StepTuning as Fitted
+from skep.tuner.goal import parse_goal
+from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, space_of
+from skep.tuner.predictions import PREDICTED_KNOBS, Predictor, predictor_for
+from skep.tuner.records import Knob, KnobChange, KnobConfig, Tuning, Value, value_words
+from skep.tuner.search import KnobSearch
 from skep.tuner.summary import unit_of
 from skep.units import format_seconds
 
 _WORDS: dict[str, Value] = {"on": True, "true": True, "off": False, "false": False, "auto": None, "none": None}
 
 
-def chosen(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
+def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
     """Those of `--knobs`, all where it is not given, without those of `--skip`."""
     wanted = _names("--knobs", only, knobs)
     left_out = _names("--skip", skip, knobs)
@@ -50,7 +50,9 @@ def chosen(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[K
     return kept
 
 
-def begun(config: Config, knobs: Sequence[Knob], pairs: Sequence[str]) -> tuple[Config, tuple[Knob, ...]]:
+def apply_settings(
+    config: KnobConfig, knobs: Sequence[Knob], pairs: Sequence[str]
+) -> tuple[KnobConfig, tuple[Knob, ...]]:
     """With what `--set` says. A number that is not on a knob's ladder becomes a rung of it."""
     by_name = {knob.name: knob for knob in knobs}
     for pair in (part.strip() for text in pairs for part in text.split(",")):
@@ -109,22 +111,22 @@ LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class CandidateChange:
     """A change that could be tried first. `seconds`: that deciding about it is expected to take."""
 
-    change: Change
+    change: KnobChange
     predicted: float | None  # ratio over the baseline; None: the planner has nothing to say
     seconds: float
 
 
-def print_prospects(prospects: Sequence[Prospect]) -> None:
+def print_prospects(prospects: Sequence[CandidateChange]) -> None:
     for line in prospect_lines(prospects):
         note(f"  {line}")
 
 
-def prospect_lines(prospects: Iterable[Prospect]) -> list[str]:
+def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
     """In the order of each knob's best change."""
-    by_knob: dict[str, list[Prospect]] = {}
+    by_knob: dict[str, list[CandidateChange]] = {}
     for one in prospects:
         by_knob.setdefault(one.change.knob, []).append(one)
     times = {knob: f"about {format_seconds(min(one.seconds for one in same))}" for knob, same in by_knob.items()}
@@ -132,7 +134,7 @@ def prospect_lines(prospects: Iterable[Prospect]) -> list[str]:
     return [f"{times[knob]:>{width}}  {one_line(_values(knob, same), LONGEST)}" for knob, same in by_knob.items()]
 
 
-def _values(knob: str, prospects: Sequence[Prospect]) -> str:
+def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
     """`slots 4 → 6, 8 (+0 %), 2 (-12 %)`: values of which the same is foreseen stand together."""
     by_gain: dict[str, list[str]] = {}
     for one in prospects:
@@ -145,14 +147,14 @@ def _gain(ratio: float | None) -> str:
     return "not foreseen" if ratio is None else f"{round(100 * (ratio - 1)):+d} %"
 
 
-def terrain_of(ground: Ground, tuning: Tuning, checkpoints: tuple[str, ...]) -> Foresight:
-    return foresight_for(
+def predictions_for(ground: TuneTarget, tuning: Tuning, checkpoints: tuple[str, ...]) -> Predictor:
+    return predictor_for(
         ground.base, ground.rig, tuning.aim, tuning.knobs, ground.basis, model=ground.model, quant=ground.quant,
         checkpoints=checkpoints,
     )  # fmt: skip
 
 
-def terrain_document(ground: Ground) -> dict[str, Any]:
+def target_document(ground: TuneTarget) -> dict[str, Any]:
     """Constants are the program's own: another version of it climbs differently anyway."""
     return {
         "rig": msgspec.to_builtins(ground.rig, enc_hook=dict),
@@ -163,14 +165,14 @@ def terrain_document(ground: Ground) -> dict[str, Any]:
     }
 
 
-def ground_again(base: Preset, document: Mapping[str, Any]) -> Ground:
+def restore_target(base: Preset, document: Mapping[str, Any]) -> TuneTarget:
     """As it was kept. What only the choice of knobs wanted to know is not."""
     rig = msgspec.convert(document["rig"], Rig | None)
     model = msgspec.convert(document["model"], Geometry | None)
     fitted = msgspec.convert(document["tuning"], Fitted)
     basis = Basis(published_constants(), fitted, calibrated=document["calibrated"])
     quant = QUANTS[document["quant"]] if document["quant"] is not None else None
-    return Ground(base, Box(rig=rig, model=model), rig.title if rig is not None else "", basis, quant)
+    return TuneTarget(base, TuneMachine(rig=rig, model=model), rig.title if rig is not None else "", basis, quant)
 
 
 TRIAL_STARTS, TRIAL_READINGS = 6, 4  # the baseline's two, then two of both sides, each warmed up and read thrice
@@ -178,34 +180,34 @@ SURELY = 0.5  # of what a trial is expected to take: expectations err
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedTuning:
     """A tuning that has not begun, and what it takes to climb. The id of its value is still empty."""
 
     tuning: Tuning
-    wishes: Wishes
+    wishes: TuneOptions
     base: Preset
-    terrain: Foresight
+    terrain: Predictor
     notes: tuple[str, ...] = ()
 
-    def climb(self) -> Climb:
+    def climb(self) -> KnobSearch:
         tuning = self.tuning
-        return Climb(self.terrain, tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
+        return KnobSearch(self.terrain, tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
 
 
-def prepare(wishes: Wishes) -> Ready:
+def prepare(wishes: TuneOptions) -> PreparedTuning:
     """Everything that can be wrong is found before anything is started."""
-    aim = parse_aim(
+    aim = parse_goal(
         wishes.goal, input_tokens=wishes.input_tokens, output_tokens=wishes.output_tokens, slo=wishes.slo,
         min_context=wishes.min_context,
     )  # fmt: skip
     budget_s = positive_seconds(wishes.budget, "--budget", "2h")
-    wishes, host = whole_paths(wishes), read_host()
-    ground = ground_for(wishes, aim, host)
+    wishes, host = absolute_paths(wishes), read_host()
+    ground = find_tune_target(wishes, aim, host)
     named = (wishes.knobs or "").replace(" ", "").split(",")
     space = space_of(ground.base, aim, ground.box, checkpoints=wishes.checkpoints, quants=ground.quants, named=named)
-    start, offered = begun(config_of(ground.base, space.knobs), space.knobs, wishes.start)
-    knobs = chosen(offered, wishes.knobs, wishes.skip)
-    ground = replace(ground, base=turned(ground.base, start))  # also what is set and not turned
+    start, offered = apply_settings(config_of(ground.base, space.knobs), space.knobs, wishes.start)
+    knobs = choose_knobs(offered, wishes.knobs, wishes.skip)
+    ground = replace(ground, base=apply_config(ground.base, start))  # also what is set and not turned
     tuning = Tuning(
         id="",
         created_at=time.time(),
@@ -216,33 +218,33 @@ def prepare(wishes: Wishes) -> Ready:
         budget_s=budget_s,
         seed=random.SystemRandom().randrange(2**31) if wishes.seed is None else wishes.seed,
         simulated=wishes.simulate,
-        baseline=Config.of({knob.name: start[knob.name] for knob in knobs}),
+        baseline=KnobConfig.of({knob.name: start[knob.name] for knob in knobs}),
         knobs=knobs,
         base=_document(ground, wishes),
         host={} if wishes.simulate else host_json(host),
         skep_version=__version__,
     )
-    terrain = terrain_of(ground, tuning, wishes.checkpoints)
+    terrain = predictions_for(ground, tuning, wishes.checkpoints)
     _check(terrain, tuning)
-    return Ready(tuning, wishes, ground.base, terrain, (*ground.notes, *space.left_alone))
+    return PreparedTuning(tuning, wishes, ground.base, terrain, (*ground.notes, *space.left_alone))
 
 
-def prepare_again(tuning: Tuning) -> Ready:
+def prepare_again(tuning: Tuning) -> PreparedTuning:
     """As it was begun: preset, knobs, baseline and what is foreseen with are the stored ones."""
     if NO_LONGER_TURNED in tuning.baseline.as_dict:
         hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
         raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
-    wishes, base = wishes_of(tuning.base["wishes"]), base_of(tuning)
-    terrain = terrain_of(ground_again(base, tuning.base["terrain"]), tuning, wishes.checkpoints)
-    return Ready(tuning, wishes, base, terrain)
+    wishes, base = options_from_document(tuning.base["wishes"]), base_of(tuning)
+    terrain = predictions_for(restore_target(base, tuning.base["terrain"]), tuning, wishes.checkpoints)
+    return PreparedTuning(tuning, wishes, base, terrain)
 
 
-def _document(ground: Ground, wishes: Wishes) -> dict[str, Any]:
+def _document(ground: TuneTarget, wishes: TuneOptions) -> dict[str, Any]:
     wishes = replace(wishes, bandwidth=ground.bandwidth)
-    return {**base_document(ground.base), "wishes": asdict(wishes), "terrain": terrain_document(ground)}
+    return {**base_document(ground.base), "wishes": asdict(wishes), "terrain": target_document(ground)}
 
 
-def _check(terrain: Foresight, tuning: Tuning) -> None:
+def _check(terrain: Predictor, tuning: Tuning) -> None:
     refused = terrain.refusal(tuning.baseline)
     if refused is not None:
         hint = "begin elsewhere with --set, or with another preset"
@@ -255,12 +257,12 @@ def _check(terrain: Foresight, tuning: Tuning) -> None:
         raise UserError(what, hint=hint)
 
 
-def trial_s(terrain: Foresight, config: Config) -> float:
+def trial_s(terrain: Predictor, config: KnobConfig) -> float:
     """What the baseline and deciding about one change take at least."""
     return TRIAL_STARTS * (terrain.start_s(config) + TRIAL_READINGS * terrain.reading_s(config))
 
 
-def tell(ready: Ready) -> None:
+def tell(ready: PreparedTuning) -> None:
     """Before it begins: from where, what could be tried, how long."""
     tuning = ready.tuning
     mark = "SIMULATED: " if tuning.simulated else ""
@@ -268,7 +270,7 @@ def tell(ready: Ready) -> None:
         note(line)
     note(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal {aim_words(tuning.aim)}")
     note(f"baseline: {config_words(tuning.baseline, tuning.knobs)}")
-    foreseen = ready.terrain.foresee(tuning.baseline)
+    foreseen = ready.terrain.predict(tuning.baseline)
     if foreseen is not None:
         note(f"the planner expects {figure_number(foreseen)} {unit_of(tuning)} of it there")
     found = prospects(ready)
@@ -278,13 +280,13 @@ def tell(ready: Ready) -> None:
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
 
 
-def prospects(ready: Ready) -> list[Prospect]:
+def prospects(ready: PreparedTuning) -> list[CandidateChange]:
     climb, terrain = ready.climb(), ready.terrain
-    now = terrain.foresee(ready.tuning.baseline)
+    now = terrain.predict(ready.tuning.baseline)
     found = []
     for move in climb.prospects():
-        then = terrain.foresee(move.config)
+        then = terrain.predict(move.config)
         (change,) = move.changes
-        ratio = then / now if then is not None and now and change.knob in FORESEEN else None
-        found.append(Prospect(change, ratio, 60 * climb.minutes(move)))
+        ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
+        found.append(CandidateChange(change, ratio, 60 * climb.minutes(move)))
     return found

@@ -23,9 +23,9 @@ from skep.cli.tune_tables import (
     figure_number,
     figure_words,
     headline,
-    print_climb,
     print_curve,
     print_ladder,
+    print_progress,
     verdict_words,
 )
 from skep.config.preset_file import preset_toml
@@ -34,23 +34,23 @@ from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
 from skep.tuner.documents import asked_and_answered, curve_of, failure_json, tuning_json
-from skep.tuner.knobs import turned
-from skep.tuner.records import Curved, CurvePoint, Failure, Round, Stage, Tuning
-from skep.tuner.store import KeptAnswer, KeptTuning, TuningState, TuningStore, packed, unpacked
-from skep.tuner.summary import KEPT, baseline_of, best_of, given_up, tally, total_gain, unit_of
+from skep.tuner.knobs import apply_config
+from skep.tuner.records import ConfigFailure, CurvePoint, CurveResult, MeasurementRound, TuneStage, Tuning
+from skep.tuner.store import SavedAnswer, SavedTuning, TuningState, TuningStore, from_document, to_document
+from skep.tuner.summary import KEPT, baseline_of, best_of, count_decisions, given_up, total_gain, unit_of
 from skep.units import format_seconds
 
 NONE_YET, MAKES_ONE = "there are no tunings yet", "`skep tune MODEL` makes one"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class TuningRecord:
     """All of one tuning. `failure`: of a baseline that never gave a figure."""
 
-    row: KeptTuning
-    stages: tuple[Stage, ...]
-    curved: Curved | None
-    failure: Failure | None = None
+    row: SavedTuning
+    stages: tuple[TuneStage, ...]
+    curved: CurveResult | None
+    failure: ConfigFailure | None = None
 
     @property
     def curve(self) -> tuple[CurvePoint, ...]:
@@ -71,21 +71,21 @@ def opened(*, read_only: bool = True) -> Iterator[TuningStore]:
         yield TuningStore(store)
 
 
-def kept(name: str) -> Kept:
+def read_tuning(name: str) -> TuningRecord:
     with opened() as tunings:
         row = tunings.find(name)
         stages = tuple(tunings.stages(row.id))
         failure = None if stages else _baseline_failure(tunings.answers(row.id, "round"))
-        return Kept(row, stages, curve_of(tunings.answers(row.id, "curve")), failure)
+        return TuningRecord(row, stages, curve_of(tunings.answers(row.id, "curve")), failure)
 
 
-def _baseline_failure(rounds: Sequence[KeptAnswer]) -> Failure | None:
+def _baseline_failure(rounds: Sequence[SavedAnswer]) -> ConfigFailure | None:
     answers = (asked_and_answered(one)[1] for one in rounds)
-    sittings = [sitting for answer in answers if isinstance(answer, Round) for sitting in answer.sittings]
+    sittings = [sitting for answer in answers if isinstance(answer, MeasurementRound) for sitting in answer.sittings]
     return next((sitting.failure for sitting in reversed(sittings) if sitting.failure is not None), None)
 
 
-def document(found: Kept) -> dict[str, Any]:
+def document(found: TuningRecord) -> dict[str, Any]:
     told = tuning_json(found.tuning, found.stages, found.curved, state=found.row.state, measured_s=found.row.measured_s)
     failure = None if found.failure is None else failure_json(found.failure)
     return {**told, "failure": failure, "reason": found.row.reason, "presets": list(found.row.presets)}
@@ -94,7 +94,7 @@ def document(found: Kept) -> dict[str, Any]:
 def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
     if html is not None:
         check_page(html)
-    found = kept(name)
+    found = read_tuning(name)
     if as_json:
         print_json(document(found))
     else:
@@ -104,7 +104,7 @@ def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
         write_page(found, html)
 
 
-def print_all(found: Kept) -> None:
+def print_all(found: TuningRecord) -> None:
     """Print the ladder, the climb as bars, the curve."""
     tuning, stages = found.tuning, found.stages
     over = found.row.state is TuningState.ENDED
@@ -114,12 +114,12 @@ def print_all(found: Kept) -> None:
     if stages:
         print_ladder(tuning, stages)
         print()  # noqa: T201
-        print_climb(tuning, stages)
+        print_progress(tuning, stages)
     best = best_of(stages)
     if found.curve and best is not None:
         print()  # noqa: T201
         print_curve(found.curve, stages[0].config, best.config)
-    tried = tally(stages) or f"no change was {'tried' if over else 'decided yet'}"
+    tried = count_decisions(stages) or f"no change was {'tried' if over else 'decided yet'}"
     why = f", {found.row.reason}" if over and found.row.reason else ""
     state = f"{found.row.state.value}{why}"
     note(f"{tuning.id} ({state}): goal {aim_words(tuning.aim)}; {tried}; {took_words(found.row)}")
@@ -132,14 +132,14 @@ def logs_folder(paths: Paths, tuning_id: str) -> Path:
     return paths.state / "tunings" / tuning_id
 
 
-def took_words(row: KeptTuning) -> str:
+def took_words(row: SavedTuning) -> str:
     """Of all its sessions, without what lay between them."""
     if not row.answers:
         return "nothing is measured yet"
     return f"{format_seconds(row.measured_s)} of {'virtual time' if row.tuning.simulated else 'measuring'}"
 
 
-def _say_next(found: Kept) -> None:
+def _say_next(found: TuningRecord) -> None:
     so_far = "" if found.row.state is TuningState.ENDED else " so far"
     if found.row.state is TuningState.RUNNING:
         note(f"a process is at work on it; {format_seconds(found.tuning.budget_s)} is its budget")
@@ -156,7 +156,7 @@ def _say_next(found: Kept) -> None:
 
 def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool) -> None:
 
-    found = kept(tuning)
+    found = read_tuning(tuning)
     path = write_preset(found.tuning, found.stages, name, stage=stage, overwrite=overwrite)
     wanted = stage_for(found.tuning, found.stages, stage)
     with opened(read_only=False) as tunings:
@@ -198,7 +198,7 @@ def check_page(html: Path) -> None:
     check_page(html)
 
 
-def write_page(found: Kept, html: Path) -> None:
+def write_page(found: TuningRecord, html: Path) -> None:
     from skep.cli.run_list import write_whole
     from skep.report.tuning import tuning_page
 
@@ -207,21 +207,21 @@ def write_page(found: Kept, html: Path) -> None:
     note(f"{found.row.id} written to {html}")
 
 
-def _all(limit: int) -> list[tuple[KeptTuning, list[Stage]]]:
+def _all(limit: int) -> list[tuple[SavedTuning, list[TuneStage]]]:
     if not user_paths(os.environ).store.exists():
         return []
     with opened() as tunings:
         return [(row, tunings.stages(row.id)) for row in tunings.tunings(limit)]
 
 
-def _ends(stages: Sequence[Stage]) -> tuple[float | None, float | None]:
+def _ends(stages: Sequence[TuneStage]) -> tuple[float | None, float | None]:
     base, best = baseline_of(stages), best_of(stages)
     first = None if base is None or base.figure is None else base.figure.estimate
     last = None if best is None or best.figure is None else best.figure.estimate
     return first, last
 
 
-def _row_json(row: KeptTuning, stages: Sequence[Stage]) -> dict[str, Any]:
+def _row_json(row: SavedTuning, stages: Sequence[TuneStage]) -> dict[str, Any]:
     first, last = _ends(stages)
     tuning = row.tuning
     return {
@@ -232,7 +232,7 @@ def _row_json(row: KeptTuning, stages: Sequence[Stage]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cells(row: KeptTuning, stages: Sequence[Stage]) -> list[str]:
+def _cells(row: SavedTuning, stages: Sequence[TuneStage]) -> list[str]:
     first, last = _ends(stages)
     tuning = row.tuning
     when = datetime.fromtimestamp(tuning.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -249,19 +249,19 @@ LONGEST_NAME = 80
 
 def base_document(preset: Preset) -> dict[str, object]:
     """How a tuning keeps the preset that its configurations are turned from."""
-    document: dict[str, object] = packed(preset)
+    document: dict[str, object] = to_document(preset)
     return document
 
 
 def base_of(tuning: Tuning) -> Preset:
-    return unpacked({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
+    return from_document({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
 
 
-def tuned_preset(tuning: Tuning, stage: Stage, baseline: Stage, name: str) -> Preset:
+def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: str) -> Preset:
     """The stage's configuration, with what it was measured as. The figures of the base's author are not its own."""
     base, day = base_of(tuning), datetime.fromtimestamp(tuning.created_at, UTC).date().isoformat()
     mark = "SIMULATED, " if tuning.simulated else ""
-    found = turned(base, stage.config)
+    found = apply_config(base, stage.config)
     notes = [
         f"{mark}tuned for {tuning.aim} ({tuning.aim.shape}) on {tuning.rig}",
         f"against the baseline: {differences(baseline.config, stage.config)}",
@@ -283,7 +283,7 @@ def tuned_preset(tuning: Tuning, stage: Stage, baseline: Stage, name: str) -> Pr
     )
 
 
-def _figures(tuning: Tuning, stage: Stage) -> tuple[Published, ...]:
+def _figures(tuning: Tuning, stage: TuneStage) -> tuple[Published, ...]:
     """What `skep bench sweep --against-preset` can hold itself against: real, and of output over wall time."""
     if tuning.simulated or stage.figure is None or tuning.aim.metric != "effective_tok_s":
         return ()
@@ -296,7 +296,7 @@ def _figures(tuning: Tuning, stage: Stage) -> tuple[Published, ...]:
     )  # fmt: skip
 
 
-def stage_for(tuning: Tuning, stages: Sequence[Stage], number: int | None) -> Stage:
+def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -> TuneStage:
     """The best, or that stage of the ladder."""
     if number is None:
         best = best_of(stages)
@@ -312,7 +312,7 @@ def stage_for(tuning: Tuning, stages: Sequence[Stage], number: int | None) -> St
 
 
 def write_preset(
-    tuning: Tuning, stages: Sequence[Stage], name: str, *, stage: int | None = None, overwrite: bool = False
+    tuning: Tuning, stages: Sequence[TuneStage], name: str, *, stage: int | None = None, overwrite: bool = False
 ) -> Path:
     """Into the user's folder, where `skep up NAME` finds it. What could not be read back is not written."""
     folder = presets_folder(user_paths(os.environ))
@@ -344,7 +344,7 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
         raise UserError(f"`{path}` is there already", hint="choose another name, or add --overwrite") from None
 
 
-def written_before(tuning: Tuning, stages: Sequence[Stage], names: Sequence[str]) -> str | None:
+def written_before(tuning: Tuning, stages: Sequence[TuneStage], names: Sequence[str]) -> str | None:
     """Which of the presets made of this tuning is the best so far, and still as it was written."""
     folder, best = presets_folder(user_paths(os.environ)), stage_for(tuning, stages, None)
     for name in reversed(names):

@@ -10,8 +10,19 @@ from collections.abc import Iterable, Sequence
 
 from skep.cli.output import number, print_table
 from skep.cli.swarm_tables import one_line
-from skep.tuner.predictions import FORESEEN
-from skep.tuner.records import FAILURES, Aim, Config, CurvePoint, Decision, Failure, Knob, Stage, Tuning, value_words
+from skep.tuner.predictions import PREDICTED_KNOBS
+from skep.tuner.records import (
+    FAILURES,
+    ConfigFailure,
+    CurvePoint,
+    Knob,
+    KnobConfig,
+    StageDecision,
+    TuneGoal,
+    TuneStage,
+    Tuning,
+    value_words,
+)
 from skep.tuner.step_text import share_words
 from skep.tuner.summary import (
     KEPT,
@@ -27,10 +38,10 @@ from skep.units import Interval
 
 BAR, WHY_WIDTH, CHANGE_WIDTH = 40, 68, 44
 LADDER = ("STAGE", "CHANGE", "FIGURE", "95 %", "RATIO", "95 % OF RATIO", "FORESEEN", "TPOT", "TTFT", "DECISION", "WHY")
-_SHOWN = {Decision.ACCEPTED: "shown to be better", Decision.WORSE: "shown to be worse"}
+_SHOWN = {StageDecision.ACCEPTED: "shown to be better", StageDecision.WORSE: "shown to be worse"}
 
 
-def headline(tuning: Tuning, stages: Sequence[Stage], *, over: bool = True) -> str:
+def headline(tuning: Tuning, stages: Sequence[TuneStage], *, over: bool = True) -> str:
     """From where to where, of what, under which load. `over`: nothing more is to come."""
     mark = "SIMULATED: " if tuning.simulated else ""
     what = f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}, {tuning.aim.shape}"
@@ -47,7 +58,7 @@ def headline(tuning: Tuning, stages: Sequence[Stage], *, over: bool = True) -> s
     return f"{what}: {climb} by {steps} accepted step{plural}"
 
 
-def print_ladder(tuning: Tuning, stages: Sequence[Stage]) -> None:
+def print_ladder(tuning: Tuning, stages: Sequence[TuneStage]) -> None:
     """Print every stage with the reason why it was kept or left."""
     if not stages:
         return
@@ -58,7 +69,7 @@ def print_ladder(tuning: Tuning, stages: Sequence[Stage]) -> None:
         print(line)  # noqa: T201
 
 
-def ladder_cells(stage: Stage, stages: Sequence[Stage]) -> list[str]:
+def ladder_cells(stage: TuneStage, stages: Sequence[TuneStage]) -> list[str]:
     foreseen = foreseen_ratio(stage)
     return [
         str(stage.number),
@@ -75,21 +86,21 @@ def ladder_cells(stage: Stage, stages: Sequence[Stage]) -> list[str]:
     ]
 
 
-def foreseen_ratio(stage: Stage) -> float | None:
+def foreseen_ratio(stage: TuneStage) -> float | None:
     """The planner's, where it knows any of the knobs: one that it knows nothing of leaves its figure as it is."""
-    return stage.predicted if any(change.knob in FORESEEN for change in stage.changes) else None
+    return stage.predicted if any(change.knob in PREDICTED_KNOBS for change in stage.changes) else None
 
 
-def verdict_words(stage: Stage, stages: Sequence[Stage]) -> str:
+def verdict_words(stage: TuneStage, stages: Sequence[TuneStage]) -> str:
     return f"{stage.decision.value}, died later" if stage.number in given_up(stages) else stage.decision.value
 
 
-def why_words(stage: Stage) -> str:
+def why_words(stage: TuneStage) -> str:
     """Say why a stage was kept or left, without its ratio and its log line: both are told elsewhere."""
-    if stage.decision is Decision.BASELINE:
+    if stage.decision is StageDecision.BASELINE:
         return stage.why
-    lead = "kept" if stage.decision is Decision.ACCEPTED else "left"
-    if stage.decision is Decision.FAILED:
+    lead = "kept" if stage.decision is StageDecision.ACCEPTED else "left"
+    if stage.decision is StageDecision.FAILED:
         return f"{lead}: {decision_words(stage)}"
     reason = stage.why
     if stage.ratio is not None:
@@ -105,16 +116,16 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(textwrap.wrap(one_line(text, 2000), width, break_on_hyphens=False))
 
 
-def changes_wrapped(stage: Stage, width: int) -> str:
+def changes_wrapped(stage: TuneStage, width: int) -> str:
     """A change to a line where they do not fit on one."""
     if len(stage.title) <= width or len(stage.changes) < 2:
         return wrapped(stage.title, width)
     return "\n".join(wrapped(str(change), width) for change in stage.changes)
 
 
-def dead_ends(stages: Iterable[Stage]) -> list[str]:
+def dead_ends(stages: Iterable[TuneStage]) -> list[str]:
     """In full, with the engine's own line and what would mend it: a table has no room for them."""
-    numbers: dict[Failure, list[int]] = {}
+    numbers: dict[ConfigFailure, list[int]] = {}
     for stage in stages:
         if stage.failure is not None:
             numbers.setdefault(stage.failure, []).append(stage.number)
@@ -124,7 +135,7 @@ def dead_ends(stages: Iterable[Stage]) -> list[str]:
     return lines
 
 
-def failure_lines(which: str, failure: Failure) -> list[str]:
+def failure_lines(which: str, failure: ConfigFailure) -> list[str]:
     lines = [f"{which} {FAILURES.get(failure.kind, failure.kind)}: {one_line(failure.cause, 300)}"]
     if failure.evidence:
         lines.append(f"  it said: {one_line(failure.evidence, 300)}")
@@ -133,12 +144,12 @@ def failure_lines(which: str, failure: Failure) -> list[str]:
     return lines
 
 
-def print_climb(tuning: Tuning, stages: Sequence[Stage]) -> None:
-    for line in climb_lines(stages, unit_of(tuning)):
+def print_progress(tuning: Tuning, stages: Sequence[TuneStage]) -> None:
+    for line in progress_lines(stages, unit_of(tuning)):
         print(line)  # noqa: T201
 
 
-def climb_lines(stages: Sequence[Stage], unit: str) -> list[str]:
+def progress_lines(stages: Sequence[TuneStage], unit: str) -> list[str]:
     """Draw a bar for each configuration that was the best of its time."""
     kept, lost = [stage for stage in stages if stage.decision in KEPT], given_up(stages)
     most = max((stage.figure.high for stage in kept if stage.figure), default=0.0)
@@ -158,7 +169,7 @@ def _bar(figure: Interval, most: float) -> str:
     return ("█" * full + "░" * max(0, high - full)).ljust(BAR)
 
 
-def print_curve(points: Sequence[CurvePoint], baseline: Config, best: Config) -> None:
+def print_curve(points: Sequence[CurvePoint], baseline: KnobConfig, best: KnobConfig) -> None:
     """Effective tok/s of both over concurrency. Intervals of two runs are wide, and say so."""
     if not points:
         return
@@ -187,16 +198,16 @@ def _times(first: CurvePoint | None, second: CurvePoint | None) -> str:
     return f"{second.figure.estimate / first.figure.estimate:.2f}"
 
 
-def config_words(config: Config, knobs: Sequence[Knob]) -> str:
+def config_words(config: KnobConfig, knobs: Sequence[Knob]) -> str:
     """`slots 4, kv f16, ...`: by the names that --knobs takes."""
     return ", ".join(f"{knob.name} {value_words(config.get(knob.name))}" for knob in knobs)
 
 
-def differences(baseline: Config, best: Config) -> str:
+def differences(baseline: KnobConfig, best: KnobConfig) -> str:
     return ", ".join(map(str, best.changes_from(baseline))) or "nothing"
 
 
-def aim_words(aim: Aim) -> str:
+def aim_words(aim: TuneGoal) -> str:
     limits = f", within {aim.slo}" if aim.slo else ""
     context = f", context of {aim.min_context} at least" if aim.min_context else ""
     return f"{aim} ({aim.shape}{limits}{context})"

@@ -17,9 +17,17 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.presets import Preset
 from skep.catalog.pullable import find_pullable
-from skep.cli.resolve import ENGINES, Wanted, check_cards, for_the_embedded, own_checkpoint, parse_gpus, unknown_name
+from skep.cli.resolve import (
+    ENGINES,
+    ServeOptions,
+    check_cards,
+    is_for_embedded,
+    own_checkpoint,
+    parse_gpus,
+    unknown_name,
+)
 from skep.config.presets import find_preset, presets_folder
-from skep.deploy.plan_request import Flags, ModelFound, engines_of, own_basis, read_model
+from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
 from skep.deploy.stored_calibration import calibrated_rig
 from skep.errors import UserError
 from skep.host.facts import memory_bandwidth_gbs, read_host
@@ -27,11 +35,11 @@ from skep.paths import user_paths
 from skep.planner.candidates import offered_quants
 from skep.planner.quants import Quant
 from skep.planner.ranking import Basis, published_basis
-from skep.planner.rigs import Found, cpu_rig, find_rig, rig_of_host
+from skep.planner.rigs import ResolvedRig, cpu_rig, find_rig, rig_of_host
 from skep.planner.setup import Rig
 from skep.tuner.baselines import baseline_of, prepared
-from skep.tuner.knobs import Box, quant_of
-from skep.tuner.records import Aim
+from skep.tuner.knobs import TuneMachine, quant_of
+from skep.tuner.records import TuneGoal
 from skep.weights.pull import installed
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
@@ -39,7 +47,7 @@ OWN_WORDS = ("resume", "show", "export", "ls", "rm")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class TuneOptions:
     """The flags of `skep tune`, as they were typed. `bandwidth`: of a CPU's memory, measured when it began."""
 
     name: str
@@ -67,11 +75,11 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class TuneTarget:
     """`quants`: formats to choose from, where nothing is really loaded."""
 
     base: Preset
-    box: Box
+    box: TuneMachine
     rig_words: str
     basis: Basis
     quant: Quant | None = None
@@ -88,7 +96,7 @@ class Ground:
         return self.box.model
 
 
-def ground_for(wishes: Wishes, aim: Aim, host: HostFacts) -> Ground:
+def find_tune_target(wishes: TuneOptions, aim: TuneGoal, host: HostFacts) -> TuneTarget:
     _check_engine(wishes)
     preset = find_preset(wishes.name, presets_folder(user_paths(os.environ)))
     if preset is not None and wishes.engine not in (None, preset.engine):
@@ -103,7 +111,7 @@ def ground_for(wishes: Wishes, aim: Aim, host: HostFacts) -> Ground:
     return _here(wishes, aim, preset, host)
 
 
-def _check_engine(wishes: Wishes) -> None:
+def _check_engine(wishes: TuneOptions) -> None:
     known = SIMULATED_ENGINES if wishes.simulate else ENGINES
     if wishes.engine is not None and wishes.engine not in known:
         raise UserError(f"there is no engine `{wishes.engine}` to tune", hint=f"known: {', '.join(known)}")
@@ -112,7 +120,7 @@ def _check_engine(wishes: Wishes) -> None:
 # A rig that is not here
 
 
-def _check_simulated(wishes: Wishes, preset: Preset | None) -> None:
+def _check_simulated(wishes: TuneOptions, preset: Preset | None) -> None:
     """What is of this machine, or of weights that are really loaded, would be asked for in vain."""
     guarded = wishes.quality not in ("auto", "off")
     real = {"--gpus": wishes.gpus, "--binary": wishes.binary, "--in-place": wishes.in_place, "--quality": guarded}
@@ -124,28 +132,28 @@ def _check_simulated(wishes: Wishes, preset: Preset | None) -> None:
         raise UserError(f"--checkpoint {wishes.checkpoints[0]}: with --simulate no weights are loaded", hint=hint)
 
 
-def _simulated(wishes: Wishes, aim: Aim, preset: Preset | None) -> Ground:
+def _simulated(wishes: TuneOptions, aim: TuneGoal, preset: Preset | None) -> TuneTarget:
     words = wishes.gpu or (preset.hardware if preset is not None and preset.hardware != NO_CARDS else None)
     found = _simulated_rig(words, wishes.link or (preset.link if preset is not None and not wishes.gpu else None))
-    box = Box(rig=found.rig)
+    box = TuneMachine(rig=found.rig)
     if preset is not None:
         if preset.engine not in SIMULATED_ENGINES:
             hint = f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}"
             raise UserError(f"the preset `{preset.name}` runs on {preset.engine}, which is not simulated", hint=hint)
         base = prepared(preset, aim, box)
-        return Ground(base, box, found.rig.title, published_basis(preset.engine), notes=found.notes)
+        return TuneTarget(base, box, found.rig.title, published_basis(preset.engine), notes=found.notes)
     model = _model(wishes.name)
     box = replace(box, model=model.geometry)
-    engine = wishes.engine or engines_of(Flags(wishes.name), model, found)[0]
+    engine = wishes.engine or engines_of(PlanFlags(wishes.name), model, found)[0]
     base = baseline_of(wishes.name, aim, box, engine=engine, quant=model.quant, simulated=True)
     offered = tuple(quant.id for quant in offered_quants(model.geometry, engine, found.rig.cards))
     own = base.options.quant
     quants = (own, *(one for one in offered if one != own)) if own is not None and model.quant is None else ()
     notes = (*model.notes, *found.notes)
-    return Ground(base, box, found.rig.title, published_basis(engine), quant_of(base), quants, notes)
+    return TuneTarget(base, box, found.rig.title, published_basis(engine), quant_of(base), quants, notes)
 
 
-def _simulated_rig(words: str | None, link: str | None) -> Found:
+def _simulated_rig(words: str | None, link: str | None) -> ResolvedRig:
     if words is not None:
         return find_rig(words, link)
     host = read_host()
@@ -158,19 +166,19 @@ def _simulated_rig(words: str | None, link: str | None) -> Found:
 # This machine
 
 
-def _here(wishes: Wishes, aim: Aim, preset: Preset | None, host: HostFacts) -> Ground:
+def _here(wishes: TuneOptions, aim: TuneGoal, preset: Preset | None, host: HostFacts) -> TuneTarget:
     if preset is not None:
         check_cards(preset)
         return _on(wishes, aim, host, preset.engine, preset)
-    wanted = Wanted(wishes.name, engine=wishes.engine, checkpoint=_first(wishes), binary=wishes.binary)
-    if for_the_embedded(wanted):
+    wanted = ServeOptions(wishes.name, engine=wishes.engine, checkpoint=_first(wishes), binary=wishes.binary)
+    if is_for_embedded(wanted):
         return _on(wishes, aim, host, "embedded", None)
     if wishes.engine is None and not host.gpus:
         raise _unknown(wishes.name)
     return _on(wishes, aim, host, wishes.engine, None)
 
 
-def _on(wishes: Wishes, aim: Aim, host: HostFacts, engine: str | None, preset: Preset | None) -> Ground:
+def _on(wishes: TuneOptions, aim: TuneGoal, host: HostFacts, engine: str | None, preset: Preset | None) -> TuneTarget:
     """`engine` None: as a plan for these cards would choose."""
     cards = parse_gpus(wishes.gpus)
     on_cards = bool(host.gpus) and engine != "embedded" and (preset is None or preset.hardware != NO_CARDS)
@@ -181,21 +189,23 @@ def _on(wishes: Wishes, aim: Aim, host: HostFacts, engine: str | None, preset: P
         raise UserError("--goal tok_per_joule: nothing here tells what a CPU draws", hint=hint)
     model = None if preset is not None else _own_model(wishes, engine)
     found = _cards(host, cards, wishes.link) if on_cards else _cpu(host, wishes.bandwidth)
-    box = Box(host.cpu_cores, found.rig, model.geometry if model is not None else None)
+    box = TuneMachine(host.cpu_cores, found.rig, model.geometry if model is not None else None)
     if preset is not None:
         base = prepared(preset if not cards else replace(preset, gpus=cards), aim, box)
     else:
         assert model is not None or engine is not None
-        engine = engine or engines_of(Flags(wishes.name), model or _model(wishes.name), found)[0]
+        engine = engine or engines_of(PlanFlags(wishes.name), model or _model(wishes.name), found)[0]
         base = _safe(wishes, aim, box, engine, model, cards)
     bandwidth = found.rig.cards[0].bandwidth_gbs if not on_cards else None
     basis = own_basis(user_paths(os.environ).store, base.model, None)(_planned_engine(base.engine))
     words = found.rig.title if on_cards else f"this machine's CPU ({host.cpu_cores} cores)"
     notes = (*(model.notes if model is not None else ()), *found.notes, *((basis.note,) if basis.note else ()))
-    return Ground(base, box, words, basis, model.quant if model is not None else None, (), notes, bandwidth)
+    return TuneTarget(base, box, words, basis, model.quant if model is not None else None, (), notes, bandwidth)
 
 
-def _safe(wishes: Wishes, aim: Aim, box: Box, engine: str, model: ModelFound | None, cards: tuple[int, ...]) -> Preset:
+def _safe(
+    wishes: TuneOptions, aim: TuneGoal, box: TuneMachine, engine: str, model: ModelFound | None, cards: tuple[int, ...]
+) -> Preset:
     """By the name it is served as: of a file its own name, without the folders."""
     path = wishes.name.endswith(".gguf") or (model is not None and model.checkpoint == wishes.name)
     checkpoint = _first(wishes) or own_checkpoint(wishes.name)
@@ -207,7 +217,7 @@ def _safe(wishes: Wishes, aim: Aim, box: Box, engine: str, model: ModelFound | N
     return replace(base, gpus=cards) if cards else base
 
 
-def _own_model(wishes: Wishes, engine: str | None) -> ModelFound | None:
+def _own_model(wishes: TuneOptions, engine: str | None) -> ModelFound | None:
     """What is known of it. None: its engine is named, and may know it where skep does not."""
     if (pulled := find_pullable(wishes.name)) is not None:
         path = installed(pulled.id, user_paths(os.environ).cache)
@@ -244,7 +254,7 @@ def _unknown(name: str, otherwise: str | None = None) -> UserError:
     return error
 
 
-def whole_paths(wishes: Wishes) -> Wishes:
+def absolute_paths(wishes: TuneOptions) -> TuneOptions:
     """The preset is started, and the tuning taken up again, from any folder."""
     return replace(wishes, name=_whole(wishes.name), checkpoints=tuple(map(_whole, wishes.checkpoints)))
 
@@ -258,11 +268,11 @@ def _is_path(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~/")) or name.endswith(".gguf")
 
 
-def _first(wishes: Wishes) -> str | None:
+def _first(wishes: TuneOptions) -> str | None:
     return wishes.checkpoints[0] if wishes.checkpoints else None
 
 
-def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> Found:
+def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> ResolvedRig:
     if not wanted:
         return rig_of_host(host, link)
     there = [gpu.index for gpu in host.gpus]
@@ -275,20 +285,20 @@ def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> Found:
     return rig_of_host(replace(host, gpus=gpus, links=links), link)
 
 
-def _cpu(host: HostFacts, bandwidth: float | None) -> Found:
+def _cpu(host: HostFacts, bandwidth: float | None) -> ResolvedRig:
     """As it was calibrated; else by its memory's speed, which is measured in a moment."""
     known = calibrated_rig(user_paths(os.environ).store, host) if bandwidth is None else None
     if known is not None and known.cards[0].vendor == "cpu":
-        return Found(replace(known, cards=known.cards[:1]))
+        return ResolvedRig(replace(known, cards=known.cards[:1]))
     speed = bandwidth or memory_bandwidth_gbs(host.cpu_cores)
-    return Found(cpu_rig(host, speed, measured=bandwidth is None))
+    return ResolvedRig(cpu_rig(host, speed, measured=bandwidth is None))
 
 
 def _planned_engine(engine: str) -> str:
     return "llamacpp" if engine == "embedded" else engine
 
 
-def wishes_of(document: Mapping[str, Any]) -> Wishes:
+def options_from_document(document: Mapping[str, Any]) -> TuneOptions:
     """The inverse of `asdict(wishes)`, through JSON."""
     lists = {name: tuple(document.get(name, ())) for name in ("checkpoints", "start")}
-    return Wishes(**{**document, **lists})
+    return TuneOptions(**{**document, **lists})

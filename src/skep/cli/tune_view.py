@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from skep.cli.output import note, number
 from skep.cli.swarm_tables import one_line
-from skep.cli.top import Line, Page
+from skep.cli.top import Line, Screen
 from skep.cli.tune_tables import figure_words
-from skep.tuner.ports import BenchProgress, Curve, Errand, Judge, Measure
-from skep.tuner.records import Aim, Decision, Stage
+from skep.tuner.ports import BenchProgress, BenchRequest, CurveRequest, JudgeRequest, MeasureRequest
+from skep.tuner.records import StageDecision, TuneGoal, TuneStage
 from skep.tuner.summary import UNITS, best_of
 from skep.units import format_seconds
 
@@ -26,26 +26,31 @@ if TYPE_CHECKING:
 
 REFRESH_PER_S = 4
 SHOWN_STAGES = 12
-STYLES = {Decision.ACCEPTED: "green", Decision.BASELINE: "bold", Decision.FAILED: "red", Decision.ANSWERS_WORSE: "red"}
+STYLES = {
+    StageDecision.ACCEPTED: "green",
+    StageDecision.BASELINE: "bold",
+    StageDecision.FAILED: "red",
+    StageDecision.ANSWERS_WORSE: "red",
+}
 
 
 @dataclass(slots=True)
-class Standing:
+class TuneStatus:
     """All that is known of a climb at this moment."""
 
     title: str
-    aim: Aim
+    aim: TuneGoal
     budget_s: float
     spent_s: float = 0.0  # of the budget, errands that ended
-    stages: list[Stage] = field(default_factory=list)
-    errand: Errand | None = None
+    stages: list[TuneStage] = field(default_factory=list)
+    errand: BenchRequest | None = None
     progress: BenchProgress | None = None
 
     @property
     def unit(self) -> str:
         return UNITS[self.aim.metric]
 
-    def lines(self, page: Page, running_s: float) -> list[Line]:
+    def lines(self, page: Screen, running_s: float) -> list[Line]:
         """`running_s`: since the errand under way began."""
         best = best_of(self.stages)
         found = "nothing yet" if best is None or best.figure is None else f"{figure_words(best.figure)} {self.unit}"
@@ -70,7 +75,7 @@ class Standing:
     def now_words(self) -> str:
         if self.errand is None:
             return "thinking"
-        words, progress = errand_words(self.errand), self.progress
+        words, progress = step_words(self.errand), self.progress
         if progress is None:
             return words
         of = f" {progress.reading}/{progress.readings}" if progress.readings else ""
@@ -78,18 +83,18 @@ class Standing:
         return f"{words}: {progress.what}{of}{speed}"
 
 
-def errand_words(errand: Errand) -> str:
+def step_words(errand: BenchRequest) -> str:
     match errand:
-        case Measure():
+        case MeasureRequest():
             return errand.words or errand.purpose
-        case Judge():
+        case JudgeRequest():
             changes = ", ".join(map(str, errand.challenger.changes_from(errand.incumbent)))
             return f"are the answers as good? {changes}"
-        case Curve():
+        case CurveRequest():
             return f"the curve at C={','.join(map(str, errand.levels))}"
 
 
-def stage_words(stage: Stage, unit: str) -> str:
+def stage_words(stage: TuneStage, unit: str) -> str:
     """One line: what was decided of which change, by which figures."""
     figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
     why = f"; {stage.why}" if stage.why else ""
@@ -98,17 +103,17 @@ def stage_words(stage: Stage, unit: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class TuneCallbacks:
     """What a climb is told to tell."""
 
-    began: Callable[[Errand], None]
+    began: Callable[[BenchRequest], None]
     progress: Callable[[BenchProgress], None]
-    decided: Callable[[Stage], None]
+    decided: Callable[[TuneStage], None]
     ended: Callable[[float], None]  # an errand, after so many seconds of the budget in all
 
 
 @contextlib.contextmanager
-def live_view(standing: Standing, *, brief: bool = False) -> Iterator[Watch]:
+def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[TuneCallbacks]:
     """`brief`: stages only, where errands take no time. A terminal that went away is no reason to stop."""
     began = [time.monotonic()]
     lines = not sys.stderr.isatty()
@@ -117,13 +122,13 @@ def live_view(standing: Standing, *, brief: bool = False) -> Iterator[Watch]:
         with contextlib.suppress(OSError):  # nobody reads on: the work is worth more than the story of it
             note(one_line(text, 600))
 
-    def begin(errand: Errand) -> None:
+    def begin(errand: BenchRequest) -> None:
         standing.errand, standing.progress = errand, None
         began[0] = time.monotonic()
         if lines and not brief:
-            say(f"{errand_words(errand)} ...")
+            say(f"{step_words(errand)} ...")
 
-    def decide(stage: Stage) -> None:
+    def decide(stage: TuneStage) -> None:
         standing.stages.append(stage)
         if lines:
             say(stage_words(stage, standing.unit))
@@ -134,7 +139,7 @@ def live_view(standing: Standing, *, brief: bool = False) -> Iterator[Watch]:
     def progressed(progress: BenchProgress) -> None:
         standing.progress = progress
 
-    watch = Watch(begin, progressed, decide, end)
+    watch = TuneCallbacks(begin, progressed, decide, end)
     if lines:
         yield watch
         return
@@ -143,7 +148,7 @@ def live_view(standing: Standing, *, brief: bool = False) -> Iterator[Watch]:
 
 
 @contextlib.contextmanager
-def _picture(lines: Callable[[Page], list[Line]]) -> Iterator[None]:
+def _picture(lines: Callable[[Screen], list[Line]]) -> Iterator[None]:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -151,7 +156,7 @@ def _picture(lines: Callable[[Page], list[Line]]) -> Iterator[None]:
     console = Console(stderr=True, highlight=False)
 
     def drawn() -> Text:
-        page = Page(console.width, max(10, console.height) - 1, console.encoding)
+        page = Screen(console.width, max(10, console.height) - 1, console.encoding)
         return Text("\n", no_wrap=True, overflow="crop").join([Text.assemble(*line) for line in lines(page)])
 
     live = Live(

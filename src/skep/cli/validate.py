@@ -10,7 +10,7 @@ import typer
 from skep.cli.serve import JsonOption
 
 if TYPE_CHECKING:
-    from skep.planner.validation import Report, Spread
+    from skep.planner.validation import Spread, ValidationReport
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +60,7 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def document(report: Report) -> dict[str, object]:
+def document(report: ValidationReport) -> dict[str, object]:
     """The report as JSON; errors are fractions."""
     from dataclasses import asdict
 
@@ -93,7 +93,7 @@ def document(report: Report) -> dict[str, object]:
     }
 
 
-def _print(report: Report, name: str) -> None:
+def _print(report: ValidationReport, name: str) -> None:
     from collections import Counter
 
     from skep.cli.output import note, print_table

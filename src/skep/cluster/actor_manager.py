@@ -11,32 +11,40 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from skep.cluster.nodes import Choice, choice_of, first_choice, fitting, has_words, named_apart, wants
-from skep.cluster.placement_groups import WAITS, living_nodes, make_plot, plots, post_name, post_names, remove_plot
-from skep.cluster.registry_actor import end_post
-from skep.cluster.replica_actor import Post
-from skep.cluster.values import NAMESPACE, Node, launch_document, launch_of, same_post
-from skep.engines.base import Launch, Place
+from skep.cluster.nodes import NodeChoice, choice_of, describe_request, first_choice, fitting, has_words, named_apart
+from skep.cluster.placement_groups import (
+    WAITS,
+    actor_name,
+    actor_names,
+    groups_by_name,
+    living_nodes,
+    make_group,
+    remove_group,
+)
+from skep.cluster.registry_actor import end_actor
+from skep.cluster.replica_actor import ReplicaActor
+from skep.cluster.values import NAMESPACE, Node, can_keep_actor, launch_document, launch_of
+from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError
 
 DESCRIBE_S = 10.0
 END_S = 10.0
-PATIENCE_S = 2.0  # a place that takes longer than this to be had is said to be waited for
+SLOW_PLACEMENT_S = 2.0  # a place that takes longer than this to be had is said to be waited for
 LOOK_EVERY_S = 5.0
 
 Say = Callable[[str, str | None], None]  # a state, and why
 
 
-def find_post(hive: str, name: str) -> Any | None:
+def find_actor(hive: str, name: str) -> Any | None:
     import ray
 
     try:
-        return ray.get_actor(post_name(hive, name), NAMESPACE)
+        return ray.get_actor(actor_name(hive, name), NAMESPACE)
     except ValueError:
         return None
 
 
-class Stations:
+class ActorManager:
     """`key`: what the engines of this hive want to see. `avoid`: names of nodes on which nothing new is to stand."""
 
     def __init__(self, hive: str, key: str, policy: Mapping[str, Any]) -> None:
@@ -45,7 +53,7 @@ class Stations:
         self._key = key
         self.policy = dict(policy)  # of those that are made from now on
         self._aimed: dict[str, str] = {}  # by replica: the node it was meant for
-        self._posts: dict[str, Any] = {}  # they can be spoken to without a head
+        self._handles: dict[str, Any] = {}  # they can be spoken to without a head
         self._stuck: set[str] = set()  # waited for a place at the last look, with room elsewhere
         self._one_at_a_time = asyncio.Lock()  # who aims sees where those before it were aimed
 
@@ -54,38 +62,38 @@ class Stations:
 
         Where it is cancelled, it ends what it made.
         """
-        post = await asyncio.to_thread(find_post, self._hive, launch.name)
+        post = await asyncio.to_thread(find_actor, self._hive, launch.name)
         if post is not None:
             if await self._stays(post, launch):
-                self._posts[launch.name] = post
+                self._handles[launch.name] = post
                 return
-            await end_post(self._hive, launch.name)
+            await end_actor(self._hive, launch.name)
         say("waiting", None)
         try:
             await self._make(launch, standing, say)
         except asyncio.CancelledError:
-            await end_post(self._hive, launch.name)
+            await end_actor(self._hive, launch.name)
             raise
 
     async def end(self, name: str, *, headless: bool = False) -> None:
         """`headless`: the head is lost. The engine ends all the same; its actor and its place stay, and do nothing."""
         self._aimed.pop(name, None)
-        post = self._posts.pop(name, None)
+        post = self._handles.pop(name, None)
         if not headless:
-            await end_post(self._hive, name)
+            await end_actor(self._hive, name)
         elif post is not None:
             await asyncio.wait_for(post.stop.remote(END_S), END_S)
 
     async def ask(self, name: str, method: str, *args: Any, timeout_s: float = 10.0) -> Any:
         """What its post answers; None where there is none."""
-        post = self._posts.get(name) or await asyncio.to_thread(find_post, self._hive, name)
+        post = self._handles.get(name) or await asyncio.to_thread(find_actor, self._hive, name)
         if post is None:
             return None
         return await asyncio.wait_for(getattr(post, method).remote(*args), timeout_s)
 
     def all_names(self) -> list[str]:
         """The replicas of which Ray knows a post or a place. Waits for the head."""
-        return post_names(self._hive)
+        return actor_names(self._hive)
 
     # Those that stand
 
@@ -97,7 +105,7 @@ class Stations:
             return not await self._is_stuck(launch)
         self._stuck.discard(launch.name)
         try:
-            return not told.get("over") and same_post(launch_of(told), launch)
+            return not told.get("over") and can_keep_actor(launch_of(told), launch)
         except (KeyError, TypeError):  # of another version of skep
             return False
 
@@ -106,8 +114,8 @@ class Stations:
 
         The nodes of its place are ids. One that was started anew has another, one that is no longer avoided has room.
         """
-        place, full = launch.place or Place(), post_name(self._hive, launch.name)
-        state = (await asyncio.to_thread(plots)).get(full)
+        place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
+        state = (await asyncio.to_thread(groups_by_name)).get(full)
         if state is not None:
             nodes = await asyncio.to_thread(living_nodes)
             has_room = fitting(place, choice_of(place, self.avoid, nodes), nodes)
@@ -124,12 +132,12 @@ class Stations:
         group = await self._placed(launch, standing, say)
         say("starting", None)
         post = await _to_its_end(asyncio.to_thread(self._start, launch, group))
-        self._posts[launch.name] = post
+        self._handles[launch.name] = post
         await _until_it_lives(post, say)
 
     async def _placed(self, launch: Launch, standing: Mapping[str, str], say: Say) -> Any:
         """A place of its own, on a node that it may stand on; another one when its nodes have become others."""
-        place, full = launch.place or Place(), post_name(self._hive, launch.name)
+        place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
         while True:
             nodes = await asyncio.to_thread(living_nodes)
             choice = choice_of(place, self.avoid, nodes)
@@ -142,17 +150,19 @@ class Stations:
                 near = first_choice(place, self.avoid, nodes)
                 target = self._aim(place, near, nodes, standing)
                 self._aimed[launch.name] = target or ""
-                group = await _to_its_end(asyncio.to_thread(make_plot, full, place, near, target))
+                group = await _to_its_end(asyncio.to_thread(make_group, full, place, near, target))
             if await self._is_had(group, full, place, (choice, near), say):
                 return group
-            await asyncio.to_thread(remove_plot, full)
+            await asyncio.to_thread(remove_group, full)
 
-    async def _is_had(self, group: Any, full: str, place: Place, choices: tuple[Choice, Choice], say: Say) -> bool:
+    async def _is_had(
+        self, group: Any, full: str, place: PlacementRequest, choices: tuple[NodeChoice, NodeChoice], say: Say
+    ) -> bool:
         """When Ray has it. False: the nodes that it may be on are others by now, or only shunned ones have room."""
         choice, near = choices
         ready = asyncio.ensure_future(_as_future(await asyncio.to_thread(group.ready)))
         try:
-            await asyncio.wait({ready}, timeout=PATIENCE_S)
+            await asyncio.wait({ready}, timeout=SLOW_PLACEMENT_S)
             while not ready.done():
                 nodes = await asyncio.to_thread(living_nodes)
                 if choice_of(place, self.avoid, nodes) != choice:
@@ -170,10 +180,10 @@ class Stations:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        place = launch.place or Place()
-        options = {"name": post_name(self._hive, launch.name), "namespace": NAMESPACE, "lifetime": "detached"}
+        place = launch.place or PlacementRequest()
+        options = {"name": actor_name(self._hive, launch.name), "namespace": NAMESPACE, "lifetime": "detached"}
         return (
-            ray.remote(Post)
+            ray.remote(ReplicaActor)
             .options(
                 **options,
                 max_restarts=-1,
@@ -185,7 +195,9 @@ class Stations:
             .remote(self._hive, launch_document(launch), self.policy, self._key)
         )
 
-    def _aim(self, place: Place, choice: Choice, nodes: Iterable[Node], standing: Mapping[str, str]) -> str | None:
+    def _aim(
+        self, place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node], standing: Mapping[str, str]
+    ) -> str | None:
         """The node with the fewest replicas of ours among those that have room, then the one with the most room."""
         held: Counter[str] = Counter({**self._aimed, **standing}.values())
         room = [
@@ -194,7 +206,7 @@ class Stations:
         ]
         return min(room)[2] if room else None
 
-    def _nowhere(self, place: Place) -> str:
+    def _nowhere(self, place: PlacementRequest) -> str:
         drained = [name for name in place.nodes if name in self.avoid]
         also = f"; drained: {', '.join(drained)}" if drained else ""
         return f"waits for a node that it may stand on, of {', '.join(place.nodes)}{also}"
@@ -202,12 +214,13 @@ class Stations:
 
 async def _waits(full: str) -> bool:
     """It has no node yet: one that has may have taken the last room itself."""
-    return (await asyncio.to_thread(plots)).get(full) in WAITS
+    return (await asyncio.to_thread(groups_by_name)).get(full) in WAITS
 
 
-def wanting(place: Place, choice: Choice, nodes: Iterable[Node]) -> str:
+def wanting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) -> str:
     may = [node for node in named_apart(list(nodes)) if choice.takes(node)]
-    return f"waits for room: wants {wants(place)} on one node; {has_words(may) or 'there is none that may be used'}"
+    there = has_words(may) or "there is none that may be used"
+    return f"waits for room: wants {describe_request(place)} on one node; {there}"
 
 
 async def _until_it_lives(post: Any, say: Say) -> None:

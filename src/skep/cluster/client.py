@@ -20,12 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from skep.cluster.discover import SPARED_S, SURVEY_S, Surveys
+from skep.cluster.discover import SPARED_S, SURVEY_S, SurveyCache
 from skep.cluster.placement import kept_launches, place_launches, shared_paths
 from skep.cluster.ray_subprocess import error_of
-from skep.cluster.remote_replica import Hosted
+from skep.cluster.remote_replica import RemoteReplica
 from skep.cluster.replica_registry import ABANDONED_AFTER_S
-from skep.cluster.values import in_parts, launch_document
+from skep.cluster.values import in_chunks, launch_document
 from skep.config.settings import Cluster, Settings
 from skep.deploy.launches import PullProgress
 from skep.engines.api_key import new_key
@@ -34,19 +34,19 @@ from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths
 from skep.supervisor.lifecycle import RestartPolicy
-from skep.wire.json_pipe import Link, Message
+from skep.wire.json_pipe import JsonPipe, Message
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, SkepError)
 
 
-class Misread:
+class ProtocolErrors:
     """What is not understood at this moment, by what it is about: forgotten once that is understood again."""
 
     def __init__(self) -> None:
         self._troubles: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Misread {sorted(self._troubles)}>"
+        return f"<ProtocolErrors {sorted(self._troubles)}>"
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
@@ -68,7 +68,7 @@ class Misread:
         return next(reversed(self._troubles.values()), None)
 
 
-class Restarts:
+class PendingRestarts:
     """`send` says whether there is anybody to hear it."""
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
@@ -77,9 +77,9 @@ class Restarts:
         self._unanswered: set[str] = set()  # of these, those that somebody was told and has not answered
 
     def __repr__(self) -> str:
-        return f"<Restarts {len(self._before)} asked for, {len(self._unanswered)} unanswered>"
+        return f"<PendingRestarts {len(self._before)} asked for, {len(self._unanswered)} unanswered>"
 
-    def ask(self, member: Hosted) -> bool:
+    def ask(self, member: RemoteReplica) -> bool:
         name = member.launch.name
         if not self._tell(name):
             return False
@@ -100,7 +100,7 @@ class Restarts:
         """Who was told them is gone."""
         self._unanswered.clear()
 
-    def again(self, members: Mapping[str, Hosted]) -> None:
+    def again(self, members: Mapping[str, RemoteReplica]) -> None:
         """Those that nobody has heard. One that is another process since was started anew; one that is away may not."""
         for name, before in list(self._before.items()):
             member = members.get(name)
@@ -121,7 +121,7 @@ def _id(name: str) -> str:
     return f"restart {name}"
 
 
-def _is_another(member: Hosted, pid: int | None, restarts: int) -> bool:
+def _is_another(member: RemoteReplica, pid: int | None, restarts: int) -> bool:
     return member.life.restarts != restarts or member.pid not in (pid, None)
 
 
@@ -133,7 +133,7 @@ LOST = "the head of the cluster is lost; it goes on serving"
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}  # a driver without a head lives on
 
 
-class Hive(Protocol):
+class NodeAvoidance(Protocol):
     """What the embassy needs of the supervisor."""
 
     @property
@@ -141,7 +141,7 @@ class Hive(Protocol):
         """Nodes on which nothing new is to stand."""
 
 
-class Embassy:
+class ClusterClient:
     """`setup`: address, hive, policy, abandoned_after_s."""
 
     def __init__(self, setup: Message, log: Path) -> None:
@@ -150,27 +150,28 @@ class Embassy:
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._setup = {**setup, "gateway": name, "key": new_key()}
         self._log = log
-        self._hive: Hive | None = None
-        self._members: dict[str, Hosted] = {}
+        self._hive: NodeAvoidance | None = None
+        self._members: dict[str, RemoteReplica] = {}
         self._rows: dict[str, Message] = {}
-        self._link: Link | None = None
+        self._link: JsonPipe | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._joined = asyncio.Event()
         self._was_joined = False
         self._trouble: str | None = None  # why there is no envoy
         self._taken_over = False  # by another gateway: the hive is not ours any more
-        self._misread = Misread()
+        self._misread = ProtocolErrors()
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Message]] = {}
-        self._restarts = Restarts(self.order)
+        self._restarts = PendingRestarts(self.order)
         self._closing = False
 
     def __repr__(self) -> str:
-        return f"<Embassy {self.address} {'joined' if self._joined.is_set() else 'away'} {len(self._members)} members>"
+        state = "joined" if self._joined.is_set() else "away"
+        return f"<ClusterClient {self.address} {state} {len(self._members)} replicas>"
 
-    def member(self, launch: Launch, changed: Callable[[], None]) -> Hosted:
+    def member(self, launch: Launch, changed: Callable[[], None]) -> RemoteReplica:
         """For the crew."""
-        return Hosted(launch, self, changed)
+        return RemoteReplica(launch, self, changed)
 
     @property
     def settled(self) -> bool:
@@ -189,12 +190,12 @@ class Embassy:
 
     # An aide of the supervisor
 
-    async def run(self, hive: Hive) -> None:
+    async def run(self, hive: NodeAvoidance) -> None:
         """Raises SkepError if the cluster cannot be joined at all, or another gateway has taken the hive."""
         self._hive = hive
         reminding = asyncio.create_task(self._remind_on())
         try:
-            await self._keep_envoy()
+            await self._keep_driver()
         finally:
             reminding.cancel()
 
@@ -225,13 +226,13 @@ class Embassy:
 
     # A host of its members
 
-    def came(self, member: Hosted) -> None:
+    def came(self, member: RemoteReplica) -> None:
         self._members[member.launch.name] = member
         self._inform(member)
         if self._joined.is_set():
             self.order({"op": "place", "launch": launch_document(member.launch)})
 
-    async def went(self, member: Hosted) -> None:
+    async def went(self, member: RemoteReplica) -> None:
         """What cannot be ended now is not among the wanted, and ends when the envoy can."""
         name = member.launch.name
         if self._joined.is_set():
@@ -241,7 +242,7 @@ class Embassy:
             self._misread.note(name, None)
             self._rows.pop(name, None)
 
-    def restart(self, member: Hosted) -> bool:
+    def restart(self, member: RemoteReplica) -> bool:
         return self._restarts.ask(member)
 
     def order(self, message: Message) -> bool:
@@ -260,10 +261,10 @@ class Embassy:
 
     # The envoy
 
-    async def _keep_envoy(self) -> None:
+    async def _keep_driver(self) -> None:
         attempt = 0
         while True:
-            failed = await self._one_envoy()
+            failed = await self._run_driver()
             if self._closing:
                 return
             self._trouble = str(failed) if failed is not None else "its envoy has died and is started anew"
@@ -272,7 +273,7 @@ class Embassy:
             await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
             attempt = 0 if failed is None else attempt + 1
 
-    async def _one_envoy(self) -> SkepError | None:
+    async def _run_driver(self) -> SkepError | None:
         """Until it ends; why it could not join."""
         ours, theirs = socket.socketpair()
         try:
@@ -289,7 +290,7 @@ class Embassy:
         except OSError as error:
             ours.close()
             return EngineError(f"the envoy cannot be started: {error.strerror}")
-        link = self._link = await Link.over(ours)
+        link = self._link = await JsonPipe.over(ours)
         link.send(self._setup)
         failed: SkepError | None = None
         while (message := await link.receive()) is not None:
@@ -313,7 +314,7 @@ class Embassy:
         with self._misread.reading(f"event {message.get('event')}"):
             self._heed(message)
 
-    def _inform(self, member: Hosted) -> None:
+    def _inform(self, member: RemoteReplica) -> None:
         name = member.launch.name
         with self._misread.reading(name):
             if name in self._rows:
@@ -328,7 +329,7 @@ class Embassy:
                 self._set_head(lost=False)
                 self._remind()
                 launches = [launch_document(member.launch) for member in self._members.values()]
-                for part in in_parts(launches):
+                for part in in_chunks(launches):
                     self.order({"op": "wanted", "launches": part.rows, "first": part.first, "last": part.last})
             case "replicas":
                 told = {row["name"]: row for row in message["rows"]}
@@ -379,9 +380,9 @@ class Embassy:
 class RayNodes:
     """Places the replicas of one hive on the nodes of its cluster."""
 
-    def __init__(self, where: Cluster, surveys: Surveys | None = None) -> None:
+    def __init__(self, where: Cluster, surveys: SurveyCache | None = None) -> None:
         self._where = where
-        self._surveys = surveys or Surveys()
+        self._surveys = surveys or SurveyCache()
 
     def __repr__(self) -> str:
         return f"<RayNodes {self._where.address} {self._where.hive}>"
@@ -414,7 +415,7 @@ class RayNodes:
         self._surveys.forget()
         return placed
 
-    def connect(self, paths: Paths, policy: RestartPolicy) -> Embassy:
+    def connect(self, paths: Paths, policy: RestartPolicy) -> ClusterClient:
         """Return the link to the actors that run the replicas."""
         setup = {**asdict(self._where), "policy": asdict(policy), "abandoned_after_s": ABANDONED_AFTER_S}
-        return Embassy(setup, paths.logs / "envoy.log")
+        return ClusterClient(setup, paths.logs / "envoy.log")

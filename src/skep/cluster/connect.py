@@ -13,7 +13,7 @@ import socket
 from importlib.util import find_spec
 from typing import Any
 
-from skep.cluster.node_file import Way, way_to
+from skep.cluster.node_file import RayConnection, connection_to
 from skep.cluster.ray_command import LENIENT
 from skep.cluster.values import NAMESPACE
 from skep.errors import EngineError, UserError
@@ -34,7 +34,7 @@ def require_ray() -> None:
 def join(address: str, *, namespace: str = NAMESPACE) -> None:
     """Connect this process to the cluster at `address`, or to the one that runs here ("auto")."""
     require_ray()
-    way = checked_way(address)
+    way = checked_connection(address)
     for name, value in {**_QUIET, **LENIENT, **way.environment}.items():
         os.environ.setdefault(name, value)
     import ray
@@ -62,9 +62,9 @@ def head_of(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def checked_way(address: str) -> Way:
+def checked_connection(address: str) -> RayConnection:
     """The way there, and that somebody listens at its end: also where `auto` leads."""
-    way = way_to(address, os.environ)
+    way = connection_to(address, os.environ)
     try:
         check_address(way.head)
     except EngineError:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from skep.cluster import ray_subprocess
-from skep.cluster.connect import checked_way, require_ray
-from skep.cluster.values import Survey, survey_of
+from skep.cluster.connect import checked_connection, require_ray
+from skep.cluster.values import ClusterSurvey, survey_of
 
 SURVEY_S = 90.0
 SPARED_S = 15.0  # for one that can be done without
@@ -24,13 +24,13 @@ def survey(
     hive: str | None = None,
     slow: Callable[[], None] = lambda: None,
     wait_s: float = SURVEY_S,
-) -> Survey:
+) -> ClusterSurvey:
     """The nodes at this moment. `slow` is called once if it takes long.
 
     Each is asked by a task of its own, also whether it has `paths`; `hive`: which replicas of it stand there.
     """
     require_ray()
-    checked_way(address)
+    checked_connection(address)
     words = [address, *(["--hive", hive] if hive is not None else [])]
     words += [word for path in paths for word in ("--path", path)]
     who, hint = f"the cluster at {address}", "`skep cluster status` may say more"
@@ -44,15 +44,15 @@ def survey(
     return survey_of(told["survey"])
 
 
-class Surveys:
+class SurveyCache:
     """For one change that is tried in several ways: all of them look at the same cluster. Then `forget`."""
 
-    def __init__(self, kept_s: float = KEPT_S, survey: Callable[..., Survey] = survey) -> None:
+    def __init__(self, kept_s: float = KEPT_S, survey: Callable[..., ClusterSurvey] = survey) -> None:
         self._kept_s = kept_s
         self._survey = survey
-        self._newest: tuple[float, tuple[Any, ...], Survey] | None = None
+        self._newest: tuple[float, tuple[Any, ...], ClusterSurvey] | None = None
 
-    def look(self, address: str, *, paths: Sequence[str], hive: str, wait_s: float = SURVEY_S) -> Survey:
+    def look(self, address: str, *, paths: Sequence[str], hive: str, wait_s: float = SURVEY_S) -> ClusterSurvey:
         asked = (address, tuple(paths), hive)
         newest = self._newest
         if newest is None or newest[1] != asked or time.monotonic() - newest[0] > self._kept_s:

@@ -21,8 +21,8 @@ from skep.catalog.machine import Gpu
 from skep.cluster import ray_subprocess
 from skep.cluster.connect import join
 from skep.cluster.nodes import named_apart
-from skep.cluster.placement_groups import housed_names, living_nodes, post_name
-from skep.cluster.values import Node, NodeCard, NodeFacts, Survey, facts_of, launch_of, survey_document
+from skep.cluster.placement_groups import actor_name, living_nodes, placed_names
+from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts, facts_of, launch_of, survey_document
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program, version_of
 from skep.errors import UserError
@@ -116,15 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ray_subprocess.tell(lambda: {"survey": survey_document(_survey(told.address, told.path, told.hive))})
 
 
-def _survey(address: str, paths: Sequence[str], hive: str | None) -> Survey:
+def _survey(address: str, paths: Sequence[str], hive: str | None) -> ClusterSurvey:
     join(address)
     import ray
 
     try:
         context = ray.get_runtime_context()
         nodes = _looked_at(named_apart(living_nodes()), paths)
-        standing, housed = ((), None) if hive is None else (_standing(hive), tuple(housed_names(hive)))
-        return Survey(context.gcs_address, ray.__version__, tuple(nodes), context.get_node_id(), standing, housed)
+        standing, housed = ((), None) if hive is None else (_standing(hive), tuple(placed_names(hive)))
+        return ClusterSurvey(
+            context.gcs_address, ray.__version__, tuple(nodes), context.get_node_id(), standing, housed
+        )
     finally:
         ray.shutdown()
 
@@ -177,7 +179,7 @@ def _standing(hive: str) -> tuple[Launch, ...]:
     """One that does not answer stands nowhere yet."""
     import ray
 
-    names = [name for name in ray.util.list_named_actors() if name.startswith(post_name(hive, ""))]
+    names = [name for name in ray.util.list_named_actors() if name.startswith(actor_name(hive, ""))]
     asked = []
     for name in names:
         with contextlib.suppress(ValueError):  # gone meanwhile

@@ -23,7 +23,7 @@ from typing import Any
 from skep.cluster import ray_processes, ray_subprocess
 from skep.cluster.connect import KNOCK_S, check_address, explained, head_of, require_ray, session_at
 from skep.cluster.node_file import (
-    HomeNode,
+    NodeRecord,
     ensure_token,
     folder_of,
     forget_node,
@@ -103,14 +103,14 @@ Ask = Callable[[str, str], Head]
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
-    node: HomeNode
+class LeftoverNode:
+    node: NodeRecord
     session: str | None  # of its cluster; None: nothing here says it
     names: Collection[str]  # of its processes that still run
     token: str | None  # of its cluster, as far as it is kept
 
 
-def why_over(remains: Remains, to: Head | None, ask: Ask = ask_head) -> str:
+def why_over(remains: LeftoverNode, to: Head | None, ask: Ask = ask_head) -> str:
     """What may be ended, in words; an error where nothing proves it. `to`: the head to be joined; None: one starts."""
     node = remains.node
     if "gcs_server" in remains.names:
@@ -126,7 +126,7 @@ def why_over(remains: Remains, to: Head | None, ask: Ask = ask_head) -> str:
     raise _already(node)
 
 
-def _is_gone(node: HomeNode, to: Head | None) -> bool:
+def _is_gone(node: NodeRecord, to: Head | None) -> bool:
     """Whoever starts a head has reached none: that of another machine may only be cut off."""
     try:
         check_address(node.head)
@@ -137,7 +137,7 @@ def _is_gone(node: HomeNode, to: Head | None) -> bool:
     return False
 
 
-def _has_another(remains: Remains, to: Head | None, ask: Ask) -> bool:
+def _has_another(remains: LeftoverNode, to: Head | None, ask: Ask) -> bool:
     """Whether another cluster than its own answers at its head's address."""
     node = remains.node
     try:
@@ -147,17 +147,17 @@ def _has_another(remains: Remains, to: Head | None, ask: Ask) -> bool:
     return found.session != remains.session
 
 
-def _asked(remains: Remains, ask: Ask) -> Head:
+def _asked(remains: LeftoverNode, ask: Ask) -> Head:
     if remains.token is None:
         raise UserError("its token is not here")
     return ask(remains.node.head, remains.token)
 
 
-def _already(node: HomeNode, hint: str = f"`skep cluster status` shows it; {_LEAVES}") -> UserError:
+def _already(node: NodeRecord, hint: str = f"`skep cluster status` shows it; {_LEAVES}") -> UserError:
     return UserError(f"this machine is a node of the cluster at {node.head} already", hint=hint)
 
 
-def _headless(node: HomeNode) -> UserError:
+def _headless(node: NodeRecord) -> UserError:
     hint = "`skep cluster stop` ends it: the other nodes serve on until a new head is at this address"
     return UserError(f"the head of the cluster at {node.head} still runs here, only its raylet has died", hint=hint)
 
@@ -172,7 +172,7 @@ def _quietly(_line: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class NodeOptions:
     """What may be said of a node. None: as Ray finds it."""
 
     name: str | None = None
@@ -182,8 +182,8 @@ class Wishes:
 
 
 def start_head(
-    paths: Paths, env: Mapping[str, str], address: str, port: int, wishes: Wishes, say: Say = _quietly
-) -> HomeNode:
+    paths: Paths, env: Mapping[str, str], address: str, port: int, wishes: NodeOptions, say: Say = _quietly
+) -> NodeRecord:
     address, ports = checked_address(address), checked_ports(port)
     _check_tools()
     _check_address(address)
@@ -196,9 +196,9 @@ def start_head(
 
 
 def join_head(
-    paths: Paths, env: Mapping[str, str], head: str, address: str | None, port: int | None, wishes: Wishes,
+    paths: Paths, env: Mapping[str, str], head: str, address: str | None, port: int | None, wishes: NodeOptions,
     token: str | None, say: Say = _quietly,
-) -> HomeNode:  # fmt: skip
+) -> NodeRecord:  # fmt: skip
     """`token`: None: the one that is kept here."""
     host, head_port = head_of(head)
     _check_tools()
@@ -252,7 +252,7 @@ def _bring(head: str) -> str:
     return f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` brings it"
 
 
-def stop_node(paths: Paths) -> tuple[HomeNode | None, list[int]]:
+def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
     """What was stopped, and the processes that had to be killed. None: skep has started nothing here."""
     node = read_node(paths)
     if node is None or not ray_processes.marked(node.mark):
@@ -263,11 +263,11 @@ def stop_node(paths: Paths) -> tuple[HomeNode | None, list[int]]:
     return node, killed
 
 
-def open_ports(node: HomeNode) -> list[Listener]:
+def open_ports(node: NodeRecord) -> list[Listener]:
     return ray_processes.listeners(ray_processes.marked(node.mark))
 
 
-def _start_of(paths: Paths, head: str, address: str, port: int, wishes: Wishes, *, is_head: bool) -> NodeStart:
+def _start_of(paths: Paths, head: str, address: str, port: int, wishes: NodeOptions, *, is_head: bool) -> NodeStart:
     return NodeStart(
         head=head,
         address=address,
@@ -297,7 +297,7 @@ def _make_way(paths: Paths, say: Say, joined: Callable[[], Head] | None = None) 
     if node is None or not (left := ray_processes.marked(node.mark)):
         return
     to = joined() if joined is not None else None
-    remains = Remains(node, session_of(paths), {process.name for process in left}, _kept_token(paths))
+    remains = LeftoverNode(node, session_of(paths), {process.name for process in left}, _kept_token(paths))
     what = why_over(remains, to)
     stop_node(paths)
     say(f"ended: {what}")
@@ -329,12 +329,12 @@ def _address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def _run(paths: Paths, env: Mapping[str, str], start: NodeStart) -> HomeNode:
+def _run(paths: Paths, env: Mapping[str, str], start: NodeStart) -> NodeRecord:
     make_runtime(start.folder.parent)
     shutil.rmtree(start.folder, ignore_errors=True)  # logs and sockets of a start before this one
     start.folder.mkdir()
     mark = secrets.token_hex(8)
-    node = HomeNode(start.head, start.address, start.is_head, start.name, str(start.ports), mark)
+    node = NodeRecord(start.head, start.address, start.is_head, start.name, str(start.ports), mark)
     write_node(paths, node)
     try:
         _ray_start(start, environment(start, mark, env))
@@ -371,7 +371,7 @@ def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
     return EngineError(f"Ray did not start: {(lines or ['no word'])[-1][:200]}", hint=f"{log} says more")
 
 
-__all__ = ["HomeNode", "Wishes", "join_head", "open_ports", "refusal", "start_head", "stop_node"]
+__all__ = ["NodeOptions", "NodeRecord", "join_head", "open_ports", "refusal", "start_head", "stop_node"]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ _SHORTEST = 16  # characters of a token
 
 
 @dataclass(frozen=True, slots=True)
-class HomeNode:
+class NodeRecord:
     head: str  # HOST:PORT
     address: str
     is_head: bool
@@ -35,7 +35,7 @@ class HomeNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RayConnection:
     """How a driver reaches a cluster. `environment` is set before ray is imported."""
 
     head: str  # HOST:PORT, or `auto`
@@ -59,14 +59,14 @@ def folder_of(paths: Paths) -> Path:
     return Path(f"/tmp/skep-ray-{os.getuid()}-{mark}/r")  # noqa: S108 - made private by who uses it
 
 
-def read_node(paths: Paths) -> HomeNode | None:
+def read_node(paths: Paths) -> NodeRecord | None:
     try:
-        return HomeNode(**json.loads(_record(paths).read_text()))
+        return NodeRecord(**json.loads(_record(paths).read_text()))
     except (OSError, ValueError, TypeError):  # none, or of another version
         return None
 
 
-def write_node(paths: Paths, node: HomeNode) -> None:
+def write_node(paths: Paths, node: NodeRecord) -> None:
     paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     _record(paths).write_text(json.dumps(asdict(node)))
 
@@ -75,13 +75,13 @@ def forget_node(paths: Paths) -> None:
     _record(paths).unlink(missing_ok=True)
 
 
-def way_to(address: str, env: Mapping[str, str]) -> Way:
+def connection_to(address: str, env: Mapping[str, str]) -> RayConnection:
     """A cluster that skep did not start here is reached as Ray itself would reach it."""
     paths = user_paths(env)
     node = read_node(paths)
     if node is None or address not in ("auto", node.head) or not node.runs:
-        return Way(address)
-    return Way(node.head, node.address, session_of(paths), reaching(node.address, token_path(paths)))
+        return RayConnection(address)
+    return RayConnection(node.head, node.address, session_of(paths), reaching(node.address, token_path(paths)))
 
 
 def session_of(paths: Paths) -> str | None:

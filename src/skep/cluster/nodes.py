@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skep.catalog.machine import Gpu, HostFacts
-from skep.cluster.values import Node, Survey, same_post
-from skep.engines.base import Launch, Place
+from skep.cluster.values import ClusterSurvey, Node, can_keep_actor
+from skep.engines.base import Launch, PlacementRequest
 from skep.units import format_bytes
 
 SHOWN = 8  # nodes that an error lists
@@ -56,7 +56,7 @@ def _apart(node: Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NodeChoice:
     """The nodes that a replica may stand on, by the ids they have now. `only` is None: any but those of `never`."""
 
     only: frozenset[str] | None = None
@@ -76,16 +76,16 @@ class Choice:
         return f"!in({','.join(sorted(self.never))})" if self.never else None
 
 
-def choice_of(place: Place, avoid: Collection[str], nodes: Sequence[Node]) -> Choice:
+def choice_of(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[Node]) -> NodeChoice:
     """`avoid`: names of nodes that are not to be used. `nodes`: all that live, under Ray's names for them.
 
     While a node that came back is there beside the one that it was, both of them have its name.
     """
     never = _ids(avoid, nodes)
-    return Choice(_ids(place.nodes, nodes) - never) if place.nodes else Choice(never=never)
+    return NodeChoice(_ids(place.nodes, nodes) - never) if place.nodes else NodeChoice(never=never)
 
 
-def first_choice(place: Place, avoid: Collection[str], nodes: Sequence[Node]) -> Choice:
+def first_choice(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[Node]) -> NodeChoice:
     """As `choice_of`; without the shunned ones, unless nobody but these has room."""
     far, near = choice_of(place, avoid, nodes), choice_of(place, (*avoid, *place.shunned), nodes)
     if near.is_empty or (fitting(place, far, nodes) and not fitting(place, near, nodes)):
@@ -93,10 +93,10 @@ def first_choice(place: Place, avoid: Collection[str], nodes: Sequence[Node]) ->
     return near
 
 
-def fitting(place: Place, choice: Choice, nodes: Iterable[Node]) -> list[Node]:
+def fitting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) -> list[Node]:
     """The nodes that have what it asks for free, of those it may stand on."""
     asked = replace(place, nodes=(), shunned=())  # their names may have become others; `choice` knows them
-    return [room.node for room in free_rooms(nodes) if choice.takes(room.node) and room.holds(asked)]
+    return [room.node for room in free_capacity(nodes) if choice.takes(room.node) and room.holds(asked)]
 
 
 def _ids(names: Collection[str], nodes: Sequence[Node]) -> frozenset[str]:
@@ -173,7 +173,7 @@ def host_of(node: Node) -> HostFacts:
 
 
 @dataclass(slots=True)
-class Room:
+class NodeCapacity:
     """What is left of a node while replicas are counted onto it."""
 
     node: Node
@@ -182,7 +182,7 @@ class Room:
     memory_bytes: int
     taken: int = 0
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: PlacementRequest) -> bool:
         allowed = (not place.nodes or self.node.name in place.nodes) and self.node.name not in place.shunned
         return (
             allowed
@@ -191,28 +191,28 @@ class Room:
             and place.memory_bytes <= self.memory_bytes
         )
 
-    def take(self, place: Place) -> None:
+    def take(self, place: PlacementRequest) -> None:
         self.cards -= place.cards
         self.cpus -= place.cpus
         self.memory_bytes -= place.memory_bytes
         self.taken += 1
 
 
-def free_rooms(nodes: Iterable[Node]) -> list[Room]:
-    return [Room(node, node.free_gpus, node.free_cpus, node.free_memory_bytes) for node in nodes]
+def free_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
+    return [NodeCapacity(node, node.free_gpus, node.free_cpus, node.free_memory_bytes) for node in nodes]
 
 
-def whole_rooms(nodes: Iterable[Node]) -> list[Room]:
+def total_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
     """As if nobody was there: for a change in which some make room for others."""
-    return [Room(node, node.gpus, node.cpus, node.memory_bytes) for node in nodes]
+    return [NodeCapacity(node, node.gpus, node.cpus, node.memory_bytes) for node in nodes]
 
 
-def spread(places: Sequence[Place], rooms: Sequence[Room]) -> list[Room | None]:
+def assign_nodes(places: Sequence[PlacementRequest], rooms: Sequence[NodeCapacity]) -> list[NodeCapacity | None]:
     """The room that each gets, in the order of `places`; None: nowhere. Those with most cards choose first.
 
     Each goes where fewest are; among these, what wants no card goes where none is, and then to the emptiest.
     """
-    found: list[Room | None] = [None] * len(places)
+    found: list[NodeCapacity | None] = [None] * len(places)
     for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
         place = places[number]
         able = [room for room in rooms if room.holds(place)]
@@ -223,12 +223,12 @@ def spread(places: Sequence[Place], rooms: Sequence[Room]) -> list[Room | None]:
     return found
 
 
-def _left(room: Room) -> tuple[float, float, int]:
+def _left(room: NodeCapacity) -> tuple[float, float, int]:
     return (-room.cards, -room.cpus, -room.memory_bytes)
 
 
-def room_for(
-    asked: Sequence[Launch], running: Sequence[Launch], survey: Survey, avoid: Collection[str] = ()
+def kept_and_unplaceable(
+    asked: Sequence[Launch], running: Sequence[Launch], survey: ClusterSurvey, avoid: Collection[str] = ()
 ) -> tuple[set[str], set[str]]:
     """Names of those that stay as they are, and of those for which there is no room.
 
@@ -236,29 +236,29 @@ def room_for(
     one goes and others come or change, the whole nodes count. `avoid`: nodes on which nothing new is to stand.
     """
     stand = {launch.name: launch for launch in running if launch.place is not None}
-    stays = {one.name for one in asked if one.name in stand and same_post(stand[one.name], one)}
+    stays = {one.name for one in asked if one.name in stand and can_keep_actor(stand[one.name], one)}
     new = [(one.name, _off(avoid, one.place)) for one in asked if one.place is not None and one.name not in stays]
     if not new:
         return stays, set()
     kept = [(one.name, one.place) for one in asked if one.place is not None and one.name in stays]
     waiting = {name for name, _ in kept if survey.housed is not None and name not in survey.housed}
     if stays == stand.keys():
-        rooms = free_rooms(survey.nodes)
-        spread([_off(avoid, place) for name, place in kept if name in waiting], rooms)
+        rooms = free_capacity(survey.nodes)
+        assign_nodes([_off(avoid, place) for name, place in kept if name in waiting], rooms)
     else:
-        rooms = whole_rooms(survey.nodes)
+        rooms = total_capacity(survey.nodes)
         new += [(name, place) for name, place in kept if name not in waiting]
-    found = spread([place for _, place in new], rooms)
+    found = assign_nodes([place for _, place in new], rooms)
     return stays, {name for (name, _), room in zip(new, found, strict=True) if room is None}
 
 
-def _off(avoid: Collection[str], place: Place) -> Place:
+def _off(avoid: Collection[str], place: PlacementRequest) -> PlacementRequest:
     return replace(place, shunned=(*place.shunned, *avoid))
 
 
-def capacity(place: Place, nodes: Sequence[Node]) -> int:
+def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
     """How many of these fit now."""
-    count, rooms = 0, free_rooms(nodes)
+    count, rooms = 0, free_capacity(nodes)
     for room in rooms:
         while count < MOST and room.holds(place):
             room.take(place)
@@ -283,7 +283,7 @@ def _cores(node: Node) -> int:
     return min(int(node.free_cpus + _EPSILON), real)
 
 
-def wants(place: Place) -> str:
+def describe_request(place: PlacementRequest) -> str:
     """`2 GPUs, 2 CPUs and 1.0 GiB of memory`."""
     parts = [f"{place.cards} GPU{'s' if place.cards > 1 else ''}"] if place.cards else []
     parts += [f"{place.cpus:g} CPU{'s' if place.cpus != 1 else ''}"] if place.cpus else []

@@ -17,14 +17,14 @@ from skep.catalog.pullable import find_pullable
 from skep.cluster.nodes import (
     LeftOut,
     busy_nodes,
+    describe_request,
     has_words,
     host_of,
+    kept_and_unplaceable,
     left_out_lines,
-    room_for,
     threads_each,
-    wants,
 )
-from skep.cluster.values import Node, Survey, same_post
+from skep.cluster.values import ClusterSurvey, Node, can_keep_actor
 from skep.config.settings import Serve, Settings
 from skep.deploy.gpus import DEFAULT_SHARES
 from skep.deploy.launches import (
@@ -33,16 +33,16 @@ from skep.deploy.launches import (
     PullProgress,
     check_aliases,
     check_gguf,
+    check_known_failures,
     check_names,
     checkpoint_of,
-    foresee,
     launch_of,
     on_cards,
     remote_launches,
     size_of,
     stem_of,
 )
-from skep.engines.base import Launch, Place, engine_named
+from skep.engines.base import Launch, PlacementRequest, engine_named
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.paths import Paths
 from skep.planner.rigs import rig_of_host
@@ -106,7 +106,7 @@ BUSY_HINT = "`nvidia-smi` there shows who holds it; Ray lends any card of a node
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _ServeCandidates:
     """One [[serve]] with the nodes that could serve it, and why the others could not."""
 
     serve: Serve
@@ -136,7 +136,7 @@ class _Table:
 def place_launches(
     settings: Settings,
     paths: Paths,
-    survey: Survey,
+    survey: ClusterSurvey,
     progress: PullProgress = lambda _done, _total: None,
     *,
     running: Sequence[Launch] = (),
@@ -192,13 +192,13 @@ def shared_paths(settings: Settings) -> tuple[str, ...]:
 def _table(
     serve: Serve,
     settings: Settings,
-    survey: Survey,
+    survey: ClusterSurvey,
     paths: Paths,
     progress: PullProgress,
     running: Sequence[Launch],
     *,
     starting: bool,
-) -> _Table:
+) -> _ServeCandidates:
     """`starting`: what others hold on the cards counts, as on one machine."""
     _refuse(serve)
     engine_named(serve.engine)
@@ -213,9 +213,9 @@ def _table(
         kept = _kept(serve, settings, paths, running)
         if kept is None:
             raise
-        return _Table(serve, stem, (), (), 0, Weights(), kept)
+        return _ServeCandidates(serve, stem, (), (), 0, Weights(), kept)
     pulls = any(node.id == survey.here and node.gpus >= cards and node.cpus for node in nodes)
-    return _Table(serve, stem, nodes, left_out, cards, weights_of(serve, paths, progress, pulls=pulls))
+    return _ServeCandidates(serve, stem, nodes, left_out, cards, weights_of(serve, paths, progress, pulls=pulls))
 
 
 def _stem(serve: Serve, settings: Settings) -> str:
@@ -238,7 +238,7 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
         each = serve.threads or (old.threads if threaded else 0)
         held = old.place.memory_bytes if old.place.cards or serve.room is None else parse_bytes(serve.room)
         new = launch_of(serve, old.name, weights.path, weights.checkpoint, threads=each)
-        if not same_post(old, new):
+        if not can_keep_actor(old, new):
             return None
         row.append(replace(new, place=replace(old.place, memory_bytes=held)))
     return tuple(row)
@@ -262,7 +262,7 @@ def _refuse(serve: Serve) -> None:
         raise UserError(f"{where} takes no `engine_port`", hint="leave it out: each node has ports of its own")
 
 
-def _nodes_for(serve: Serve, survey: Survey) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
+def _nodes_for(serve: Serve, survey: ClusterSurvey) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
     """Those that can run it, whatever is free there, and those that cannot."""
     of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
     if not of_kind:
@@ -325,7 +325,7 @@ def card_share(serve: Serve) -> float:
 # The replicas
 
 
-def _threads(tables: Sequence[_Table], running: Sequence[Launch], avoid: Collection[str]) -> int:
+def _threads(tables: Sequence[_ServeCandidates], running: Sequence[Launch], avoid: Collection[str]) -> int:
     """Of each replica whose CPU threads nobody says: the free cores, divided among all that are still to come."""
     open_ones = [table for table in tables if table.threaded and table.serve.threads is None and table.kept is None]
     stand = {launch.name for launch in running}
@@ -336,7 +336,9 @@ def _threads(tables: Sequence[_Table], running: Sequence[Launch], avoid: Collect
     return threads_each(coming, list(nodes.values()))
 
 
-def _launches(table: _Table, survey: Survey, threads: int, running: Sequence[Launch]) -> Sequence[Launch]:
+def _launches(
+    table: _ServeCandidates, survey: ClusterSurvey, threads: int, running: Sequence[Launch]
+) -> Sequence[Launch]:
     if table.kept is not None:
         return table.kept
     serve, weights = table.serve, table.weights
@@ -353,20 +355,22 @@ def _launches(table: _Table, survey: Survey, threads: int, running: Sequence[Lau
     return made
 
 
-def ask_of(serve: Serve) -> Place:
+def placement_request(serve: Serve) -> PlacementRequest:
     """What a replica on cards wants, whichever node it will stand on."""
     cards = serve.options.cards
-    return Place(cards=cards, cpus=float(max(cards, serve.threads or 0)), memory_bytes=HOST_BYTES_A_CARD * cards)
+    return PlacementRequest(
+        cards=cards, cpus=float(max(cards, serve.threads or 0)), memory_bytes=HOST_BYTES_A_CARD * cards
+    )
 
 
-def _asked(table: _Table, threads: int) -> Place:
+def _asked(table: _ServeCandidates, threads: int) -> PlacementRequest:
     """Of a replica; on the CPU its threads and what its weights take."""
     if table.cards:
-        return ask_of(table.serve)
-    return Place(cpus=float(threads) or LIGHT_CPUS, memory_bytes=_memory(table))
+        return placement_request(table.serve)
+    return PlacementRequest(cpus=float(threads) or LIGHT_CPUS, memory_bytes=_memory(table))
 
 
-def _memory(table: _Table) -> int:
+def _memory(table: _ServeCandidates) -> int:
     if table.serve.room is not None:
         return parse_bytes(table.serve.room)
     return table.weights.memory_bytes or 0
@@ -391,7 +395,7 @@ def _check(launch: Launch, nodes: Sequence[Node]) -> None:
     refusals = getattr(engine_named(launch.engine, launch.binary), "refusals", None)
     for what, instead in refusals(launch) if refusals is not None else ():
         raise UserError(f"{launch.engine}: {what}", hint=instead)
-    foresee(launch, _devices(nodes, launch.place.cards if launch.place is not None else 0))
+    check_known_failures(launch, _devices(nodes, launch.place.cards if launch.place is not None else 0))
 
 
 def _devices(nodes: Sequence[Node], cards: int) -> tuple[Device, ...]:
@@ -406,13 +410,13 @@ def _devices(nodes: Sequence[Node], cards: int) -> tuple[Device, ...]:
 
 
 def _check_room(
-    tables: Sequence[_Table],
+    tables: Sequence[_ServeCandidates],
     rows: Sequence[Sequence[Launch]],
-    survey: Survey,
+    survey: ClusterSurvey,
     running: Sequence[Launch],
     avoid: Collection[str],
 ) -> None:
-    stays, lost = room_for([launch for row in rows for launch in row], running, survey, avoid)
+    stays, lost = kept_and_unplaceable([launch for row in rows for launch in row], running, survey, avoid)
     for table, row in zip(tables, rows, strict=True):
         short = sum(launch.name in lost for launch in row)
         if short:
@@ -420,7 +424,7 @@ def _check_room(
 
 
 def _too_small(
-    table: _Table, row: Sequence[Launch], short: int, avoid: Collection[str], *, standing: int
+    table: _ServeCandidates, row: Sequence[Launch], short: int, avoid: Collection[str], *, standing: int
 ) -> DoesNotFit:
     place = row[0].place
     assert place is not None
@@ -430,7 +434,7 @@ def _too_small(
     room = f"there is room for {more}" if more else "there is no room"
     if standing:
         room = f"{standing} of them run, {room}{' more' if more else ''}"
-    what = f"{several} `{table.serve.model}` want{'s' if len(row) == 1 else ''} {wants(place)}{each}, {room}"
+    what = f"{several} `{table.serve.model}` want{'s' if len(row) == 1 else ''} {describe_request(place)}{each}, {room}"
     drained = [LeftOut(node, "is drained") for node in table.nodes if node.name in avoid]
     lacking = "".join(f"; {one}" for one in (*drained, *table.left_out))
     hint = "fewer --replicas, or another node: `skep cluster join ADDRESS`"

@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from skep.cluster.nodes import Choice, nodes_of
+from skep.cluster.nodes import NodeChoice, nodes_of
 from skep.cluster.values import Node
-from skep.engines.base import Place
+from skep.engines.base import PlacementRequest
 
 
-def ledger_name(hive: str) -> str:
+def registry_name(hive: str) -> str:
     return f"{hive}/ledger"
 
 
-def post_name(hive: str, replica: str) -> str:
+def actor_name(hive: str, replica: str) -> str:
     """Of the actor and of its placement group."""
     return f"{hive}/post/{replica}"
 
@@ -27,7 +27,7 @@ WAITS = ("PENDING", "PREPARED", "RESCHEDULING")
 GONE = "REMOVED"
 
 
-def bundle_of(place: Place) -> dict[str, float]:
+def bundle_of(place: PlacementRequest) -> dict[str, float]:
     """What is asked of Ray; what is not needed is not named."""
     asked = {"CPU": place.cpus, "GPU": float(place.cards), "memory": float(place.memory_bytes)}
     return {name: amount for name, amount in asked.items() if amount} or {"CPU": 0.001}
@@ -48,11 +48,11 @@ def free_by_node() -> dict[str, dict[str, float]]:
     return found
 
 
-def make_plot(full: str, place: Place, choice: Choice, target: str | None) -> Any:
+def make_group(full: str, place: PlacementRequest, choice: NodeChoice, target: str | None) -> Any:
     """A group of that name, in place of one on which nobody stands. `target`: the node it had best be on."""
     from ray.util.placement_group import placement_group
 
-    remove_plot(full)
+    remove_group(full)
     selector = choice.selector()
     return placement_group(
         [bundle_of(place)],
@@ -64,7 +64,7 @@ def make_plot(full: str, place: Place, choice: Choice, target: str | None) -> An
     )
 
 
-def remove_plot(full: str) -> None:
+def remove_group(full: str) -> None:
     """With whoever stands on it."""
     from ray.util import get_placement_group, remove_placement_group
 
@@ -72,24 +72,24 @@ def remove_plot(full: str) -> None:
         remove_placement_group(get_placement_group(full))
 
 
-def plots() -> dict[str, str]:
+def groups_by_name() -> dict[str, str]:
     """By name: what Ray says of each. Those that were removed are not there."""
     from ray.util import placement_group_table
 
     return {row["name"]: row["state"] for row in placement_group_table().values() if row["state"] != GONE}
 
 
-def housed_names(hive: str) -> list[str]:
+def placed_names(hive: str) -> list[str]:
     """The replicas that have their plot. Others wait for room, or have not asked for it yet."""
-    prefix = post_name(hive, "")
-    return [name.removeprefix(prefix) for name, state in plots().items()
+    prefix = actor_name(hive, "")
+    return [name.removeprefix(prefix) for name, state in groups_by_name().items()
             if name.startswith(prefix) and state not in WAITS]  # fmt: skip
 
 
-def post_names(hive: str) -> list[str]:
+def actor_names(hive: str) -> list[str]:
     """The replicas of which Ray knows a post, or a plot on which none stands yet."""
     from ray.util import list_named_actors
 
-    prefix = post_name(hive, "")
-    found = {*list_named_actors(all_namespaces=False), *plots()}
+    prefix = actor_name(hive, "")
+    found = {*list_named_actors(all_namespaces=False), *groups_by_name()}
     return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix))

@@ -19,16 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, NoReturn
 
-from skep.cluster.actor_manager import Say, Stations
+from skep.cluster.actor_manager import ActorManager, Say
 from skep.cluster.connect import join
-from skep.cluster.node_file import way_to
+from skep.cluster.node_file import connection_to
 from skep.cluster.ray_subprocess import words_of
-from skep.cluster.registry_actor import find_ledger, make_ledger
+from skep.cluster.registry_actor import find_registry, make_registry
 from skep.cluster.replica_registry import OWNED_S
-from skep.cluster.values import in_parts, launch_of
+from skep.cluster.values import in_chunks, launch_of
 from skep.engines.base import Launch
 from skep.errors import EngineError, SkepError
-from skep.wire.json_pipe import Link, Message
+from skep.wire.json_pipe import JsonPipe, Message
 
 HEAD_EVERY_S = 1.0
 HEAD_S = 2.0
@@ -66,7 +66,7 @@ class HeadWatch:
 
 def _is_elsewhere(head: str) -> bool:
     """Whether this machine is a node of another cluster by now, which `auto` means from then on."""
-    return way_to("auto", os.environ).head not in ("auto", head)
+    return connection_to("auto", os.environ).head not in ("auto", head)
 
 
 def _answers(client: Any) -> bool:
@@ -93,17 +93,17 @@ class TakenOver(EngineError):
     """Another gateway has the hive: what stands is left alone."""
 
 
-class Envoy:
+class RayDriver:
     """`setup`: address, hive, gateway, key, policy, abandoned_after_s. `gateway`: the name of this one."""
 
-    def __init__(self, link: Link, setup: Message) -> None:
+    def __init__(self, link: JsonPipe, setup: Message) -> None:
         self._link = link
         self._setup = setup
         self._hive: str = setup["hive"]
         self._gateway: str = setup["gateway"]
         self._policy: Message = setup["policy"]
         self._ledger: Any = None
-        self._stations: Stations | None = None
+        self._actors: ActorManager | None = None
         self._wanted: dict[str, Launch] | None = None  # None: not told yet
         self._rows: dict[str, Message] = {}
         self._said: dict[str, Message] = {}  # of replicas that have no post to speak for them
@@ -119,7 +119,7 @@ class Envoy:
     async def run(self) -> None:
         await asyncio.to_thread(join, self._setup["address"])
         await self._enter()
-        works = (self._follow_link(), self._follow_table(), self._head.run(), self._mend_on())
+        works = (self._follow_link(), self._follow_table(), self._head.run(), self._repair_loop())
         tasks = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -133,14 +133,14 @@ class Envoy:
         """Find the ledger, or make it; and be the only one that places replicas."""
         import ray
 
-        self._ledger = await asyncio.to_thread(self._make_ledger)
+        self._ledger = await asyncio.to_thread(self._make_registry)
         await self._claim(CLAIM_S)
-        self._stations = Stations(self._hive, self._setup["key"], self._policy)
+        self._actors = ActorManager(self._hive, self._setup["key"], self._policy)
         address = ray.get_runtime_context().gcs_address
         self._link.send({"event": "joined", "address": address, "ray": ray.__version__})
 
-    def _make_ledger(self) -> Any:
-        return make_ledger(self._hive, abandoned_after_s=self._setup["abandoned_after_s"])
+    def _make_registry(self) -> Any:
+        return make_registry(self._hive, abandoned_after_s=self._setup["abandoned_after_s"])
 
     async def _claim(self, timeout_s: float = ASK_S) -> None:
         """With the policy for the posts. Raises TakenOver where another gateway has the hive."""
@@ -170,7 +170,7 @@ class Envoy:
             self._link.send({**(answer or {}), "id": number})
 
     async def _carry_out(self, message: Message) -> Message | None:
-        assert self._stations is not None
+        assert self._actors is not None
         name = str(message.get("name"))
         match message["op"]:
             case "wanted":
@@ -183,18 +183,18 @@ class Envoy:
                 self._told.pop(launch.name, None)  # who asks for it knows nothing of it
                 self._tell()
             case "policy":
-                self._policy = self._stations.policy = message["policy"]
+                self._policy = self._actors.policy = message["policy"]
                 await self._claim()
             case "avoid":
-                self._stations.avoid = tuple(message["nodes"])
+                self._actors.avoid = tuple(message["nodes"])
             case "end":
                 (self._wanted or {}).pop(name, None)
                 if await self._is_ours():
                     await self._end(name)
             case "restart":
-                await self._stations.ask(name, "restart")
+                await self._actors.ask(name, "restart")
             case "log":
-                return await self._stations.ask(name, "log_since", message["offset"], message["lines"]) or {}
+                return await self._actors.ask(name, "log_since", message["offset"], message["lines"]) or {}
             case "leave":
                 await self._leave()
         return {}
@@ -223,7 +223,7 @@ class Envoy:
         return True
 
     def _place(self, launch: Launch) -> None:
-        assert self._stations is not None
+        assert self._actors is not None
         if launch.name in self._placing:
             return
 
@@ -243,24 +243,24 @@ class Envoy:
         task.add_done_callback(done)
 
     async def _ensure(self, launch: Launch, standing: dict[str, str], say: Say) -> None:
-        assert self._stations is not None
+        assert self._actors is not None
         async with self._turn(launch.name):
             if await self._is_ours():
-                await self._stations.ensure(launch, standing, say)
+                await self._actors.ensure(launch, standing, say)
 
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _end(self, name: str) -> None:
         """Where the head is lost only the engine ends; `_mend` ends the rest when the head is back."""
-        assert self._stations is not None
+        assert self._actors is not None
         self._ending.add(name)
         try:
             if (placing := self._placing.get(name)) is not None:
                 placing.cancel()
                 await asyncio.wait({placing})
             async with self._turn(name):
-                await self._stations.end(name, headless=self._head.lost)
+                await self._actors.end(name, headless=self._head.lost)
                 with contextlib.suppress(Exception):  # a ledger that is away: it is told again by `_mend`
                     await asyncio.wait_for(self._ledger.forget.remote(name), ASK_S)
                 self._rows.pop(name, None)
@@ -270,13 +270,13 @@ class Envoy:
 
     async def _leave(self) -> None:
         """With all posts and the ledger, if they are ours; until they have ended nobody else can have the hive."""
-        assert self._stations is not None
+        assert self._actors is not None
         self._wanted = {}
         if not await self._is_ours():
             return
         names = {*self._rows, *self._placing}
         if not self._head.lost:
-            names |= set(await asyncio.to_thread(self._stations.all_names))
+            names |= set(await asyncio.to_thread(self._actors.all_names))
         await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
         if not self._head.lost:
             import ray
@@ -299,7 +299,7 @@ class Envoy:
                 raise
             except Exception:  # it starts anew, or its node is gone: the newest table stands meanwhile
                 await asyncio.sleep(LATE_S)
-                await self._find_ledger_again()
+                await self._find_registry_again()
                 continue
             if told["version"] != version:
                 version = told["version"]
@@ -308,15 +308,15 @@ class Envoy:
                 self._said = {name: said for name, said in self._said.items() if name not in told["rows"]}
                 self._tell()
 
-    async def _find_ledger_again(self) -> None:
+    async def _find_registry_again(self) -> None:
         """Under the same name: Ray has started it anew, or it is gone for good and is made again."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(Exception):  # there is no head: again after LATE_S
-            found: Any = await loop.run_in_executor(self._lookup, find_ledger, self._hive)
+            found: Any = await loop.run_in_executor(self._lookup, find_registry, self._hive)
             if found is not None:
                 self._ledger = found
             else:
-                self._ledger = await loop.run_in_executor(self._lookup, self._make_ledger)
+                self._ledger = await loop.run_in_executor(self._lookup, self._make_registry)
 
     def _tell_head(self) -> None:
         self._link.send({"event": "head", "lost": self._head.lost})
@@ -328,7 +328,7 @@ class Envoy:
         if not news and rows.keys() == self._told.keys():
             return
         self._told = rows
-        for part in in_parts(news):
+        for part in in_chunks(news):
             names = {"names": list(rows)} if part.last else {}
             self._link.send({"event": "replicas", "rows": part.rows, **names})
 
@@ -338,24 +338,24 @@ class Envoy:
             for name, said in self._said.items()
         }
 
-    async def _mend_on(self) -> None:
+    async def _repair_loop(self) -> None:
         """A post that Ray gave up is made again, one that nobody wants is ended; one that is only away Ray moves."""
         while True:
             await asyncio.sleep(MEND_EVERY_S)
             if self._wanted is None or self._head.lost or not await self._is_ours():
                 continue
             try:
-                await self._mend(self._wanted)
+                await self._repair(self._wanted)
             except Exception:  # the head went meanwhile, or a post: looked at again
                 traceback.print_exc()
 
-    async def _mend(self, wanted: dict[str, Launch]) -> None:
-        assert self._stations is not None
+    async def _repair(self, wanted: dict[str, Launch]) -> None:
+        assert self._actors is not None
         for name, launch in list(wanted.items()):
             row = self._rows.get(name)
             if (row is None or row["state"] == "away") and name not in self._placing:
                 self._place(launch)
-        stands = await asyncio.to_thread(self._stations.all_names)
+        stands = await asyncio.to_thread(self._actors.all_names)
         for name in {*stands, *self._rows} - (self._wanted or {}).keys() - self._ending:
             if not await self._is_ours():
                 return
@@ -365,11 +365,11 @@ class Envoy:
 
 async def serve(link_fd: int) -> NoReturn:
     """Ends the process: Ray's own farewell takes seconds, and threads that wait for a lost head would not let go."""
-    code, link = 0, await Link.over(socket.socket(fileno=link_fd))
+    code, link = 0, await JsonPipe.over(socket.socket(fileno=link_fd))
     try:
         setup = await link.receive()
         if setup is not None:
-            await Envoy(link, setup).run()
+            await RayDriver(link, setup).run()
     except SkepError as error:
         link.send({"event": "failed", **words_of(error), "taken_over": isinstance(error, TakenOver)})
         code = error.exit_code

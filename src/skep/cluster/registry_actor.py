@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from skep.cluster.nodes import HEAD
-from skep.cluster.placement_groups import ledger_name, post_name, post_names, remove_plot
-from skep.cluster.replica_registry import ABANDONED_AFTER_S, Ledger
+from skep.cluster.placement_groups import actor_name, actor_names, registry_name, remove_group
+from skep.cluster.replica_registry import ABANDONED_AFTER_S, ReplicaRegistry
 from skep.cluster.values import NAMESPACE
 
 END_S = 20.0
@@ -17,16 +17,16 @@ HEAD_S = 10.0
 LEDGER_BYTES = 1_000_000  # Ray heeds a wish for a node only of an actor that asks for something
 
 
-def make_ledger(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> Any:
+def make_registry(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> Any:
     """The hive's ledger, made if it is not there yet; on the head if it can be: they are lost together."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     head = next((node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]), None)
     where = {} if head is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)}
-    options = {"name": ledger_name(hive), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    options = {"name": registry_name(hive), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     return (
-        ray.remote(LedgerActor)
+        ray.remote(RegistryActor)
         .options(
             **options,
             **where,
@@ -40,27 +40,27 @@ def make_ledger(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> A
     )
 
 
-def find_ledger(hive: str) -> Any | None:
+def find_registry(hive: str) -> Any | None:
     import ray
 
     try:
-        return ray.get_actor(ledger_name(hive), NAMESPACE)
+        return ray.get_actor(registry_name(hive), NAMESPACE)
     except ValueError:
         return None
 
 
-class LedgerActor:
+class RegistryActor:
     """Every call is the ledger's. It begins to watch with the first one: before that there is no event loop."""
 
     def __init__(self, hive: str, abandoned_after_s: float) -> None:
         self._hive = hive
         self._abandoned_after_s = abandoned_after_s
-        self._made: Ledger | None = None
+        self._made: ReplicaRegistry | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def _ledger(self) -> Ledger:
+    def _ledger(self) -> ReplicaRegistry:
         if self._made is None:
-            self._made = Ledger(
+            self._made = ReplicaRegistry(
                 self._hive,
                 end_post=self._end_post,
                 end_self=self._end_self,
@@ -90,14 +90,14 @@ class LedgerActor:
         if handle is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(handle.stop.remote(END_S), END_S)
-        return await end_post(self._hive, name)
+        return await end_actor(self._hive, name)
 
     async def _holder(self, name: str) -> str | None:
         """The actor that has this name by Ray's word; empty: nobody has it; None: the head does not say."""
         import ray
 
         try:
-            post = await _in_time(ray.get_actor, post_name(self._hive, name), NAMESPACE)
+            post = await _in_time(ray.get_actor, actor_name(self._hive, name), NAMESPACE)
         except ValueError:
             return ""
         except Exception:
@@ -106,19 +106,19 @@ class LedgerActor:
 
     async def _end_self(self) -> None:
         """With what never announced itself, such as a place that waits for room."""
-        for name in await _in_time(post_names, self._hive):
-            await end_post(self._hive, name)
+        for name in await _in_time(actor_names, self._hive):
+            await end_actor(self._hive, name)
         await asyncio.to_thread(_leave)
 
 
-async def end_post(hive: str, name: str, timeout_s: float = END_S) -> bool:
+async def end_actor(hive: str, name: str, timeout_s: float = END_S) -> bool:
     """The engine first, in order; then its actor and its place, whatever became of the engine.
 
     False: the head did not answer, and something may be left.
     """
     import ray
 
-    full, post = post_name(hive, name), None
+    full, post = actor_name(hive, name), None
     try:
         with contextlib.suppress(ValueError):  # there is none
             post = await _in_time(ray.get_actor, full, NAMESPACE)
@@ -127,7 +127,7 @@ async def end_post(hive: str, name: str, timeout_s: float = END_S) -> bool:
                 await asyncio.wait_for(post.stop.remote(timeout_s), timeout_s + 2)
             with contextlib.suppress(Exception):
                 await _in_time(ray.kill, post)
-        await _in_time(remove_plot, full)
+        await _in_time(remove_group, full)
     except Exception:
         return False
     return True

@@ -10,26 +10,26 @@ from typing import Any, Protocol
 from skep.cluster.values import launch_of
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError
-from skep.supervisor.lifecycle import State
+from skep.supervisor.lifecycle import ReplicaState
 from skep.wire.json_pipe import Message
 
-_STATES = {state.value: state for state in State}
+_STATES = {state.value: state for state in ReplicaState}
 AWAY = "away"  # no word from its node
 FETCHING = "fetching"
 
 
-class Host(Protocol):
+class ReplicaHost(Protocol):
     """What a hosted replica asks of the embassy."""
 
-    def came(self, member: Hosted) -> None: ...
-    def went(self, member: Hosted) -> Awaitable[None]: ...
-    def restart(self, member: Hosted) -> bool: ...
+    def came(self, member: RemoteReplica) -> None: ...
+    def went(self, member: RemoteReplica) -> Awaitable[None]: ...
+    def restart(self, member: RemoteReplica) -> bool: ...
     async def log_since(self, name: str, offset: int | None, lines: int) -> Message: ...
 
 
 @dataclass(slots=True)
-class HostedLife:
-    state: State = State.STARTING
+class RemoteLife:
+    state: ReplicaState = ReplicaState.STARTING
     url: str | None = None
     why: str | None = None
     restarts: int = 0
@@ -37,11 +37,11 @@ class HostedLife:
 
     @property
     def serving(self) -> bool:
-        return self.state is State.READY
+        return self.state is ReplicaState.READY
 
 
 @dataclass(slots=True)
-class Spoken:
+class RemoteEngine:
     """How to talk to its engine: as the adapter says, with the version that its node has."""
 
     health_path: str
@@ -54,16 +54,16 @@ class Spoken:
         return self.told
 
 
-class Hosted:
+class RemoteReplica:
     kind = "replica"
 
-    def __init__(self, launch: Launch, host: Host, changed: Callable[[], None]) -> None:
+    def __init__(self, launch: Launch, host: ReplicaHost, changed: Callable[[], None]) -> None:
         self.launch = launch
-        self.life = HostedLife()
+        self.life = RemoteLife()
         self.pid: int | None = None
         self.node: str | None = None
         adapter = engine_named(launch.engine, launch.binary)
-        self.engine = Spoken(adapter.health_path, adapter.confirms, adapter.release_bound_s, adapter.simulated)
+        self.engine = RemoteEngine(adapter.health_path, adapter.confirms, adapter.release_bound_s, adapter.simulated)
         self._host = host
         self._changed = changed
         self._as_started = launch
@@ -73,7 +73,7 @@ class Hosted:
         self._stopping = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Hosted {self.launch.name} {self.life.state.value} on {self.node} url={self.life.url}>"
+        return f"<RemoteReplica {self.launch.name} {self.life.state.value} on {self.node} url={self.life.url}>"
 
     @property
     def model(self) -> str:
@@ -86,7 +86,7 @@ class Hosted:
 
     @property
     def settled(self) -> bool:
-        return self.life.state is State.READY
+        return self.life.state is ReplicaState.READY
 
     def stop(self) -> None:
         self._stopping.set()
@@ -99,14 +99,14 @@ class Hosted:
 
     async def run(self) -> None:
         """Until stopped: then it is ended on its node."""
-        self._become(State.STARTING, None)
+        self._become(ReplicaState.STARTING, None)
         self._host.came(self)
         await self._stopping.wait()
-        self.life.state = State.STOPPING
+        self.life.state = ReplicaState.STOPPING
         self._changed()
         await self._host.went(self)
         self.life.url = self.pid = None
-        self._become(State.STOPPED, self.life.why)
+        self._become(ReplicaState.STOPPED, self.life.why)
 
     async def log_since(self, offset: int | None, lines: int) -> Message:
         return await self._host.log_since(self.launch.name, offset, lines)
@@ -143,15 +143,15 @@ class Hosted:
     def _explain(self) -> None:
         self.life.why = (self._note if self.life.serving else None) or self._said
 
-    def _become(self, state: State, why: str | None) -> None:
+    def _become(self, state: ReplicaState, why: str | None) -> None:
         self.life.state, self.life.why = state, why
         self._changed()
 
 
-def _state(row: dict[str, Any]) -> tuple[State, str | None]:
+def _state(row: dict[str, Any]) -> tuple[ReplicaState, str | None]:
     """A node that is silent is not sent anything: Ray moves what stood there."""
     if row["state"] == AWAY:
-        return State.BACKOFF, row["why"]
+        return ReplicaState.BACKOFF, row["why"]
     if row["state"] == FETCHING:
-        return State.STARTING, row["why"]
-    return _STATES.get(row["state"], State.STARTING), row["why"]
+        return ReplicaState.STARTING, row["why"]
+    return _STATES.get(row["state"], ReplicaState.STARTING), row["why"]

@@ -20,26 +20,26 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from skep.cluster.nodes import named_apart, nodes_of
-from skep.cluster.placement_groups import ledger_name
+from skep.cluster.placement_groups import registry_name
 from skep.cluster.ray_command import engine_ports
 from skep.cluster.replica_registry import ANNOUNCE_EVERY_S, Row
 from skep.cluster.values import launch_document, launch_of
-from skep.deploy.gpus import DEFAULT_SHARES, Card, check_free, room_of
+from skep.deploy.gpus import DEFAULT_SHARES, GpuCard, check_free, room_of
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import Launch, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.nvidia import read_gpu_memory
 from skep.host.processes import kill_marked
 from skep.paths import user_paths
-from skep.supervisor.lifecycle import RestartPolicy, State
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
-from skep.supervisor.start_order import Company
+from skep.supervisor.start_order import StartOrder
 from skep.weights.pull import pull
 
 TELL_TIMEOUT_S = 2.5  # one that is lost leaves time for the next before the post counts as away
 
 
-class Announcer:
+class HeartbeatSender:
     """`find` returns the ledger or raises; without a head it takes a minute. `me`: the post's own handle.
 
     `heard` gets each answer, in the loop that announces. Not more than one thread looks at a time.
@@ -136,7 +136,7 @@ def _begin_of(file: BinaryIO, size: int, lines: int) -> int:
     return size - sum(map(len, found[-lines:] if lines else ()))
 
 
-def localized(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:
+def with_local_weights(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:
     """The launch with its weights as they lie here. Raises WeightsError where there are none to be had."""
     source = launch.place.source if launch.place is not None else None
     if launch.weights is not None:
@@ -176,7 +176,7 @@ INSTRUCTED_S = 5.0  # without a word from a ledger for so long, what it was crea
 ReplicaRow = dict[str, Any]
 
 
-class Post:
+class ReplicaActor:
     """Created with plain documents: they outlive the process that made it. One whose engine was ended is over."""
 
     def __init__(self, hive: str, launch: ReplicaRow, policy: ReplicaRow, key: str) -> None:
@@ -198,7 +198,7 @@ class Post:
         self._again = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._instructed = asyncio.Event()
-        self._announcer = Announcer(
+        self._announcer = HeartbeatSender(
             launch["name"], self._row, _own_handle(), lambda: _find_ledger(hive), heard=self._heed
         )
         threading.Thread(target=self._run, name="post", daemon=True).start()
@@ -286,7 +286,7 @@ class Post:
         await self._until_instructed()
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         self._log = folder / f"{launch.name}.log"
-        with contextlib.closing(Company(engine_ports(os.environ))) as company:
+        with contextlib.closing(StartOrder(engine_ports(os.environ))) as company:
             replica = Replica(launch, engine, self._log, self._announcer.wake, self._policy, company)
             await asyncio.to_thread(kill_marked, replica.mark)
             await asyncio.to_thread(check_cards, launch)
@@ -298,7 +298,7 @@ class Post:
         launch = replace(self._asked, host=self._node["address"], api_key=self._key, gpus=own_cards(self._node["gpus"]))
         if launch.place is not None and not launch.place.cards:
             os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray lent it none: it sees none
-        return localized(launch, lambda done, total: self._say("fetching", _fetched(done, total)))
+        return with_local_weights(launch, lambda done, total: self._say("fetching", _fetched(done, total)))
 
     async def _until_instructed(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -355,7 +355,7 @@ class Post:
             "engine": None,
             **self._state,
         }
-        if replica is not None and replica.life.state is not State.STOPPED:
+        if replica is not None and replica.life.state is not ReplicaState.STOPPED:
             row |= {
                 "state": replica.life.state.value,
                 "why": replica.life.why,
@@ -389,7 +389,7 @@ def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
 
 
 def _check_cards_now(launch: Launch) -> None:
-    cards = [Card(card.index, card.total_bytes, card.used_bytes) for card in read_gpu_memory()]
+    cards = [GpuCard(card.index, card.total_bytes, card.used_bytes) for card in read_gpu_memory()]
     try:
         check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
     except DoesNotFit as error:
@@ -419,7 +419,7 @@ def _own_life() -> ReplicaRow:
 def _find_ledger(hive: str) -> Any:
     import ray
 
-    return ray.get_actor(ledger_name(hive))
+    return ray.get_actor(registry_name(hive))
 
 
 def _own_node() -> ReplicaRow:

@@ -35,7 +35,7 @@ def _incarnation(row: Row) -> str:
     return incarnation
 
 
-class Ledger:
+class ReplicaRegistry:
     """`end_post` ends one by its name and its own handle, and says whether; `end_self` ends this when nobody wants it.
 
     `holder`: which actor has a post's name by Ray's word; "" for none, None where the head does not say.

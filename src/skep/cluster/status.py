@@ -12,19 +12,19 @@ from dataclasses import asdict
 from typing import Any
 
 from skep.cluster import ray_subprocess
-from skep.cluster.connect import checked_way, join, require_ray
+from skep.cluster.connect import checked_connection, join, require_ray
 from skep.cluster.nodes import named_apart, nodes_of
-from skep.cluster.placement_groups import free_by_node, ledger_name
+from skep.cluster.placement_groups import free_by_node, registry_name
 
 ROLL_S = 60.0
 LEDGER_S = 5.0
-_LEDGER = ledger_name("")
+_LEDGER = registry_name("")
 _SHOWN = ("name", "model", "state", "why", "slots", "url")
 
 
-def ask_roll(address: str) -> dict[str, Any]:
+def ask_status(address: str) -> dict[str, Any]:
     require_ray()
-    checked_way(address)
+    checked_connection(address)
     return ray_subprocess.send(__name__, [address], asked=f"the cluster at {address}", wait_s=ROLL_S)
 
 

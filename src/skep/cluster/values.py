@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.catalog.options import options_of
-from skep.engines.base import Launch, Place
+from skep.engines.base import Launch, PlacementRequest
 from skep.units import format_bytes
 
 NAMESPACE = "skep"
@@ -73,7 +73,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ClusterSurvey:
     """A cluster at one moment."""
 
     address: str  # of its head
@@ -91,17 +91,17 @@ class Survey:
         return found
 
 
-def survey_document(survey: Survey) -> dict[str, Any]:
+def survey_document(survey: ClusterSurvey) -> dict[str, Any]:
     return {**asdict(survey), "standing": [launch_document(launch) for launch in survey.standing]}
 
 
-def survey_of(document: Mapping[str, Any]) -> Survey:
+def survey_of(document: Mapping[str, Any]) -> ClusterSurvey:
     told = {
         "nodes": tuple(node_of(node) for node in document["nodes"]),
         "standing": tuple(launch_of(launch) for launch in document["standing"]),
         "housed": None if document["housed"] is None else tuple(document["housed"]),
     }
-    return Survey(**{**document, **told})
+    return ClusterSurvey(**{**document, **told})
 
 
 def node_of(document: Mapping[str, Any]) -> Node:
@@ -129,7 +129,7 @@ def launch_of(document: Mapping[str, Any]) -> Launch:
     place = document.get("place")
     if place is not None:
         names = {key: tuple(place.get(key, ())) for key in ("nodes", "shunned")}
-        place = Place(**{**place, **names})
+        place = PlacementRequest(**{**place, **names})
     told = {
         "weights": None if document["weights"] is None else Path(document["weights"]),
         "extra": tuple(document["extra"]),
@@ -147,7 +147,7 @@ def _pairs(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowChunk:
     """Some of many rows, so that no message of theirs grows with the cluster."""
 
     rows: list[dict[str, Any]]
@@ -155,12 +155,12 @@ class Part:
     last: bool
 
 
-def in_parts(rows: Sequence[dict[str, Any]], size: int = PART_ROWS) -> list[Part]:
+def in_chunks(rows: Sequence[dict[str, Any]], size: int = PART_ROWS) -> list[RowChunk]:
     """At least one, perhaps an empty one."""
     begins = range(0, max(1, len(rows)), size)
-    return [Part(list(rows[at : at + size]), at == 0, at + size >= len(rows)) for at in begins]
+    return [RowChunk(list(rows[at : at + size]), at == 0, at + size >= len(rows)) for at in begins]
 
 
-def same_post(old: Launch, new: Launch) -> bool:
+def can_keep_actor(old: Launch, new: Launch) -> bool:
     """The post of the one can go on for the other: they differ only in where it may stand and what a gateway does."""
     return replace(old, place=None).same_process(replace(new, place=None))

@@ -52,7 +52,7 @@ class RefusalCode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class KeyRefusal:
     code: RefusalCode
     retry_after_s: float | None = None  # None: it depends on when the key's other answers end
 
@@ -121,23 +121,23 @@ class KeyRing:
                 found = spec
         return found
 
-    def enter(self, name: str, now: float) -> Refusal | None:
+    def enter(self, name: str, now: float) -> KeyRefusal | None:
         """None: the request is counted until `leave`. A refused one is not, and takes no token."""
         spec = self._specs.get(name)
         if spec is None:
-            return Refusal(RefusalCode.GONE)
+            return KeyRefusal(RefusalCode.GONE)
         if spec.max_concurrent is not None and self.in_flight(name) >= spec.max_concurrent:
-            return Refusal(RefusalCode.TOO_MANY)
+            return KeyRefusal(RefusalCode.TOO_MANY)
         refusal = self.charge(name, now)
         if refusal is None:
             self._in_flight[name] = self.in_flight(name) + 1
         return refusal
 
-    def charge(self, name: str, now: float) -> Refusal | None:
+    def charge(self, name: str, now: float) -> KeyRefusal | None:
         """A request that counts for the rate alone."""
         bucket = self._buckets.get(name)
         wait_s = bucket.take(now) if bucket is not None else 0.0
-        return Refusal(RefusalCode.RATE_LIMITED, wait_s) if wait_s else None
+        return KeyRefusal(RefusalCode.RATE_LIMITED, wait_s) if wait_s else None
 
     def leave(self, name: str) -> None:
         """Once for each `enter` that was not refused."""

@@ -11,9 +11,18 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.config.monitor import Monitor, check_command, check_webhook, parse_quiet_hours
-from skep.config.settings import EMBEDDED_MODEL, Cluster, Gateway, Serve, Settings, Upstream, Wishes, default_context
+from skep.config.settings import (
+    EMBEDDED_MODEL,
+    CliOverrides,
+    Cluster,
+    GatewaySettings,
+    Serve,
+    Settings,
+    Upstream,
+    default_context,
+)
 from skep.errors import UserError
 from skep.paths import DEFAULT_PORT, Paths
 from skep.units import parse_bytes, parse_percent, parse_seconds
@@ -24,11 +33,11 @@ MIN_BODY_BYTES = 1024
 DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
 
 
-class _Table(BaseModel):
+class _ConfigTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class OptionsTable(_Table):
+class OptionsTable(_ConfigTable):
     """`[serve.options]`, and the same in a preset."""
 
     quant: str | None = None
@@ -58,15 +67,15 @@ class OptionsTable(_Table):
     tool_parser: str | None = None
     chat_template: str | None = None
 
-    def to_options(self) -> Options:
+    def to_options(self) -> EngineOptions:
         if self.draft_model is not None and self.speculation is None:
             raise UserError("`draft_model` without `speculation`", hint='name the method and depth: "draft:4"')
         draft = parse_draft(self.speculation, self.draft_model) if self.speculation is not None else None
         told = self.model_dump(exclude={"speculation", "draft_model"})
-        return Options(**{**told, "draft": draft, "card_shares": tuple(self.card_shares)})
+        return EngineOptions(**{**told, "draft": draft, "card_shares": tuple(self.card_shares)})
 
 
-class ServeTable(_Table):
+class ServeTable(_ConfigTable):
     model: str = EMBEDDED_MODEL
     engine: str = "embedded"
     replicas: int = Field(default=1, ge=1, le=1024)
@@ -117,7 +126,7 @@ class ServeTable(_Table):
         )
 
 
-class UpstreamTable(_Table):
+class UpstreamTable(_ConfigTable):
     url: str
     slots: int = Field(ge=1, le=65536)
     model: str | None = None
@@ -131,7 +140,7 @@ class UpstreamTable(_Table):
         return make_upstream(**self.model_dump())
 
 
-class GatewayTable(_Table):
+class GatewayTable(_ConfigTable):
     host: str = "127.0.0.1"
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
     max_queue: int = Field(default=256, ge=0)
@@ -148,11 +157,11 @@ class GatewayTable(_Table):
     tls_key: str | None = None
     store_requests: bool = True
 
-    def to_gateway(self, api_key: str | None, folder: Path) -> Gateway:
+    def to_gateway(self, api_key: str | None, folder: Path) -> GatewaySettings:
         if (self.tls_certificate is None) != (self.tls_key is None):
             given, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
             raise UserError(f"`gateway.{given}` without `gateway.{missing}`", hint="TLS wants both files")
-        return Gateway(
+        return GatewaySettings(
             host=self.host,
             port=self.port,
             max_queue=self.max_queue,
@@ -172,7 +181,7 @@ class GatewayTable(_Table):
         )
 
 
-class MonitorTable(_Table):
+class MonitorTable(_ConfigTable):
     with_up: bool = True
     slower: str = "10%"
     ttft: str | None = None
@@ -205,7 +214,7 @@ class MonitorTable(_Table):
         )
 
 
-class ClusterTable(_Table):
+class ClusterTable(_ConfigTable):
     address: str = "auto"
     hive: str = "skep"
 
@@ -213,7 +222,7 @@ class ClusterTable(_Table):
         return make_cluster(self.address, self.hive)
 
 
-class SettingsFile(_Table):
+class SettingsFile(_ConfigTable):
     gateway: GatewayTable = GatewayTable()
     monitor: MonitorTable = MonitorTable()
     cluster: ClusterTable | None = None
@@ -341,7 +350,7 @@ def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str], *, fo
     return parse_settings(_read(found), str(found), env, found.parent.absolute())
 
 
-def wished_settings(wishes: Wishes, paths: Paths, env: Mapping[str, str]) -> Settings:
+def settings_with_overrides(wishes: CliOverrides, paths: Paths, env: Mapping[str, str]) -> Settings:
     """What the file says now, and the command line said then."""
     folder = Path(wishes.folder) if wishes.folder else None
     return wishes.apply(load_settings(Path(wishes.config) if wishes.config else None, paths, env, folder=folder))
@@ -369,7 +378,7 @@ MISSING = {"slots": SLOTS_MATTER, "url": "where the server listens, such as http
 
 
 def _known_keys(place: tuple[int | str, ...]) -> list[str]:
-    tables: dict[str, type[_Table]] = {
+    tables: dict[str, type[_ConfigTable]] = {
         "gateway": GatewayTable,
         "serve": ServeTable,
         "upstream": UpstreamTable,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from skep.catalog.options import Options
+from skep.catalog.options import EngineOptions
 from skep.catalog.presets import Container, Preset
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -35,7 +35,7 @@ def preset_toml(preset: Preset) -> str:
     return "\n".join(parts)
 
 
-def options_table(options: Options) -> dict[str, Any]:
+def options_table(options: EngineOptions) -> dict[str, Any]:
     """As `[options]` has them: a draft is `speculation`, and `draft_model` where it has one."""
     told = options.given
     draft = told.pop("draft", None)

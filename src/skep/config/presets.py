@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.catalog.models import find_geometry
-from skep.catalog.names import did_you_mean, near, squeeze
+from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
 from skep.config.load import OptionsTable, check_words
 from skep.config.settings import OWN_ENGINES, Serve, default_context
@@ -26,14 +26,14 @@ from skep.errors import UserError
 from skep.paths import Paths
 from skep.planner.preset_rules import Contradiction, contradictions
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 _BLANK = " \t"
 _SPACE = " \t\r\n"
 _ENDS_VALUE = ",]}#\r\n"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\"}
 
 
-def toml_lines(text: str) -> dict[Place, int]:
+def toml_lines(text: str) -> dict[KeyPath, int]:
     """The line of every key, table and array element by its path: `("published", 0, "tok_s")`."""
     return _Walk(text).lines
 
@@ -45,7 +45,7 @@ def written(value: object) -> str:
     return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
 
 
-def line_of(place: Sequence[str | int], lines: Mapping[Place, int]) -> int:
+def line_of(place: Sequence[str | int], lines: Mapping[KeyPath, int]) -> int:
     """Of the value itself, or of the nearest thing around it: a missing key has no line of its own."""
     path = tuple(place)
     while path and path not in lines:
@@ -57,22 +57,22 @@ class _Walk:
     """One pass over the text. `lines` is full when the constructor returns."""
 
     def __init__(self, text: str) -> None:
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self._text = text
         self._at = 0
-        self._tables: dict[Place, int] = {}  # arrays of tables: how many there are so far
-        here: Place = ()
+        self._tables: dict[KeyPath, int] = {}  # arrays of tables: how many there are so far
+        here: KeyPath = ()
         while self._skip(_SPACE) < len(text):
             if self._peek() == "[":
                 here = self._header()
             else:
                 self._pair(here)
 
-    def _header(self) -> Place:
+    def _header(self) -> KeyPath:
         """`[a.b]` or `[[a.b]]`; names that stand for an array of tables mean its last one."""
         line, doubled = self._line(), self._text.startswith("[[", self._at)
         self._at += 2 if doubled else 1
-        path: Place = ()
+        path: KeyPath = ()
         *parents, last = self._key()
         for name in parents:
             path = (*path, name)
@@ -88,7 +88,7 @@ class _Walk:
         self._at += 2 if doubled else 1
         return path
 
-    def _pair(self, table: Place) -> None:
+    def _pair(self, table: KeyPath) -> None:
         line, path = self._line(), table
         for name in self._key():
             path = (*path, name)
@@ -113,7 +113,7 @@ class _Walk:
                 return names
             self._at += 1
 
-    def _value(self, path: Place) -> None:
+    def _value(self, path: KeyPath) -> None:
         self._skip(_BLANK)
         first = self._peek()
         if first == "[":
@@ -126,7 +126,7 @@ class _Walk:
             while self._at < len(self._text) and self._peek() not in _ENDS_VALUE:
                 self._at += 1
 
-    def _many(self, end: str, path: Place, *, keyed: bool) -> None:
+    def _many(self, end: str, path: KeyPath, *, keyed: bool) -> None:
         """What stands between brackets, over as many lines as it takes."""
         self._at += 1
         number = 0
@@ -188,17 +188,17 @@ _HINT = "docs/presets.md has every key"
 _TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 
-class _Table(BaseModel):
+class _PresetBase(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class MountTable(_Table):
+class MountTable(_PresetBase):
     host: str = Field(min_length=1)
     inside: str = Field(pattern="^/")
     read_only: bool = True
 
 
-class ContainerTable(_Table):
+class ContainerTable(_PresetBase):
     image: str = Field(min_length=1)
     mounts: list[MountTable] = Field(default_factory=list)
     shm: str | None = Field(default=None, pattern=r"^[0-9]+(\.[0-9]+)?[kmgKMG]?[bB]?$")
@@ -211,7 +211,7 @@ class ContainerTable(_Table):
         return Container(self.image, mounts, self.shm, self.ipc_host, tuple(self.before), self.checkpoint)
 
 
-class NeedTable(_Table):
+class NeedTable(_PresetBase):
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     kind: Literal["image", "patch", "checkpoint", "driver", "step"]
     what: str = Field(min_length=1)
@@ -219,7 +219,7 @@ class NeedTable(_Table):
     source: str | None = None
 
 
-class PublishedTable(_Table):
+class PublishedTable(_PresetBase):
     tok_s: float = Field(gt=0, allow_inf_nan=False)
     metric: Literal["output", "combined", "decode"]
     concurrency: int = Field(ge=1)
@@ -238,7 +238,7 @@ class PublishedTable(_Table):
         return Published(**{**self.model_dump(), "needs": tuple(self.needs)})
 
 
-class PresetTable(_Table):
+class PresetTable(_PresetBase):
     title: str = Field(min_length=1)
     engine: str
     engine_version: str | None = None
@@ -296,7 +296,7 @@ class PresetTable(_Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PresetFolder:
     """A folder's presets by name, and what is wrong with the files that are none."""
 
     presets: Mapping[str, Preset] = field(default_factory=dict)
@@ -312,7 +312,7 @@ def shipped_presets() -> dict[str, Preset]:
     return {name: _shipped(name) for name in _shipped_names()}
 
 
-def read_presets(folder: Path) -> Reading:
+def read_presets(folder: Path) -> PresetFolder:
     """One's own. A broken file hides no other one; a folder that is not there is an empty one."""
     presets: dict[str, Preset] = {}
     broken: list[UserError] = []
@@ -321,7 +321,7 @@ def read_presets(folder: Path) -> Reading:
             presets[path.stem] = read_preset(path)
         except UserError as error:
             broken.append(error)
-    return Reading(presets, tuple(broken))
+    return PresetFolder(presets, tuple(broken))
 
 
 def all_presets(folder: Path) -> dict[str, Preset]:
@@ -344,7 +344,7 @@ def preset(name: str, folder: Path) -> Preset:
     if found is None:
         own = (path.stem for path in folder.glob("*.toml")) if folder.is_dir() else ()
         names = {squeeze(known): known for known in (*_shipped_names(), *own)}
-        hint = did_you_mean(near(name, names), "`skep presets` lists them")
+        hint = did_you_mean(similar_names(name, names), "`skep presets` lists them")
         raise UserError(f"no preset is called `{name}`", hint=hint)
     return found
 
@@ -472,7 +472,7 @@ def _complaints(error: ValidationError) -> list[Contradiction]:
 
 
 def _meant(place: tuple[str | int, ...]) -> tuple[str, ...]:
-    return near(str(place[-1]), {squeeze(name): name for name in _keys(place[:-1])}, count=1)
+    return similar_names(str(place[-1]), {squeeze(name): name for name in _keys(place[:-1])}, count=1)
 
 
 def _complaint(entry: Any) -> Contradiction:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skep.catalog.options import Options, options_of
+from skep.catalog.options import EngineOptions, options_of
 from skep.config.monitor import Monitor as Monitor  # noqa: PLC0414 - part of the settings, whoever defines it
 from skep.paths import DEFAULT_PORT, LOOPBACK
 from skep.units import GIB, MIB
@@ -32,7 +32,7 @@ class Serve:
     soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
     about: str = ""  # for records, where the engine's version does not say what serves
     checkpoint: str | None = None  # folder, file or hub name; None: the model's own name
-    options: Options = field(default_factory=Options)
+    options: EngineOptions = field(default_factory=EngineOptions)
     gpus: tuple[int, ...] = ()  # for all replicas, divided among them in this order; empty: chosen where needed
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the engine's program; None: looked for on PATH
@@ -64,7 +64,7 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     max_queue: int = 256
@@ -96,7 +96,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class CliOverrides:
     """What the command line asked for. It wins over the file, also when `skep reload` reads the file again."""
 
     folder: str | None = None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
@@ -131,7 +131,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    gateway: Gateway = field(default_factory=Gateway)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
     serve: tuple[Serve, ...] = (Serve(),)
     drain_s: float = 30.0
     start_deadline_s: float | None = None  # None: as long as the slowest of its engines may take
@@ -141,7 +141,7 @@ class Settings:
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
     monitor: Monitor = field(default_factory=Monitor)
     cluster: Cluster | None = None  # None: the replicas stand on this machine
-    wishes: Wishes = field(default_factory=Wishes)
+    wishes: CliOverrides = field(default_factory=CliOverrides)
 
 
 def settings_of(document: Mapping[str, Any]) -> Settings:
@@ -149,12 +149,12 @@ def settings_of(document: Mapping[str, Any]) -> Settings:
     gateway, monitor = document["gateway"], document["monitor"]
     told = {name: tuple(monitor[name]) for name in ("command", "quiet_except")}
     tables = {
-        "gateway": Gateway(**{**gateway, "cors_origins": tuple(gateway["cors_origins"])}),
+        "gateway": GatewaySettings(**{**gateway, "cors_origins": tuple(gateway["cors_origins"])}),
         "serve": tuple(_serve_of(table) for table in document["serve"]),
         "upstream": tuple(Upstream(**table) for table in document["upstream"]),
         "monitor": Monitor(**{**monitor, **told}),
         "cluster": _cluster_of(document["cluster"]),
-        "wishes": wishes_of(document["wishes"]),
+        "wishes": overrides_of(document["wishes"]),
     }
     return Settings(**{**document, **tables})
 
@@ -173,10 +173,10 @@ def _serve_of(table: Mapping[str, Any]) -> Serve:
     return Serve(**{**table, **told})
 
 
-def wishes_of(document: Mapping[str, Any]) -> Wishes:
+def overrides_of(document: Mapping[str, Any]) -> CliOverrides:
     told = {
         "upstream": tuple(Upstream(**table) for table in document["upstream"]),
         "served": tuple(_serve_of(table) for table in document["served"]),
         "cluster": _cluster_of(document["cluster"]),
     }
-    return Wishes(**{**document, **told})
+    return CliOverrides(**{**document, **told})

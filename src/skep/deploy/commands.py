@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.engines.adapter import DRAFTED_BY_MODEL, Adapter
 from skep.engines.base import Launch
 from skep.engines.discovery import bare_words
@@ -43,7 +43,7 @@ def shares_experts(setup: Setup) -> bool:
     return setup.layout.replicas > 1 and setup.layout.ep > setup.layout.tp
 
 
-def options_of_setup(setup: Setup, rig: Rig) -> Options:
+def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
     """Quantization is not named: every one of these engines finds it in the checkpoint."""
     layout, cards = setup.layout, used_cards(setup, rig)
     llama = setup.engine in ("llamacpp", "ollama")
@@ -54,7 +54,7 @@ def options_of_setup(setup: Setup, rig: Rig) -> Options:
         ending = ".gguf" if llama else ""
         model = f"path/to/draft{ending}" if setup.spec.method in DRAFTED_BY_MODEL else None
         draft = Draft(setup.spec.method, setup.spec.depth, model)
-    return Options(
+    return EngineOptions(
         dtype="half" if not llama and any("bf16" not in card.formats for card in cards) else None,
         kv=None if setup.kv.family == "half" else _KV.get((setup.engine, setup.kv.id), setup.kv.id),
         tp=layout.tp,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from skep.deploy.export_container import (
-    Contained,
+    ContainerSpec,
     container_of,
     docker,
     docker_words,
@@ -82,7 +82,7 @@ def _service(recipe: Recipe, place: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mounts(one: Contained) -> list[str]:
+def _mounts(one: ContainerSpec) -> list[str]:
     """The long form: a colon in a path divides nothing."""
     lines = ["    volumes:"] if one.mounts else []
     for host, inside, read_only in one.mounts:
@@ -91,7 +91,7 @@ def _mounts(one: Contained) -> list[str]:
     return lines
 
 
-def _environment(one: Contained) -> list[str]:
+def _environment(one: ContainerSpec) -> list[str]:
     lines = ["    environment:"] if one.env or one.passed else []
     lines += [f"      {yaml_word(name)}: {yaml_word(value)}" for name, value in one.env]
     return lines + [f'      {name}: "${{{name}:-}}"' for name in one.passed]
@@ -104,7 +104,7 @@ def _listed(key: str, words: tuple[str, ...], *, above: str | None = None) -> li
     return [*lines, f"{deep}{key}:", *(f"{deep}  - {yaml_word(word)}" for word in words)]
 
 
-def _cards(one: Contained) -> list[str]:
+def _cards(one: ContainerSpec) -> list[str]:
     if one.devices is not None:
         return (
             [f"    devices: [{', '.join(yaml_word(f'{device}:{device}') for device in one.devices)}]"]

@@ -50,7 +50,7 @@ _BUILD = re.compile(r"b([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Contained:
+class ContainerSpec:
     """One replica in its container. `program` None: the image's own entry point gets the arguments."""
 
     name: str
@@ -69,7 +69,7 @@ class Contained:
     health: tuple[str, ...]
 
 
-def container_of(recipe: Recipe, launch: Launch) -> Contained:
+def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     public, _ = image_of(launch.engine, recipe.engine_version)
     own = recipe.container or Container(public, ipc_host=_shares_memory(launch))
     weights, checkpoint = _weights(launch, own)
@@ -84,7 +84,7 @@ def container_of(recipe: Recipe, launch: Launch) -> Contained:
     given = {name: value.replace(f"{HERE}:", f"{EVERYWHERE}:") if name == OLLAMA else value for name, value in told}
     hub = launch.engine != "ollama" and on_hub(checkpoint or "")
     given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
-    return Contained(
+    return ContainerSpec(
         name=launch.name,
         image=own.image,
         gpus=launch.gpus,
@@ -123,7 +123,7 @@ def docker(recipe: Recipe) -> str:
     return "".join(parts)
 
 
-def docker_words(one: Contained) -> list[Word]:
+def docker_words(one: ContainerSpec) -> list[Word]:
     """Behind `docker run`: options, image, command."""
     words: list[Word] = ["--name", one.name]
     if one.devices is None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
-from skep.catalog.needs import moves, stand_in_words
+from skep.catalog.needs import is_moving_tag, stand_in_words
 from skep.catalog.presets import Container, Need, Preset, Published
-from skep.deploy.gpus import Card, divide
+from skep.deploy.gpus import GpuCard, assign_cards
 from skep.engines.adapter import Adapter
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words
@@ -187,7 +187,7 @@ def recipe_of(preset: Preset, *, context_tokens: int, port: int, engine_port: in
     check_engine(preset.engine, preset.name)
     each, cards = preset.options.cards, () if preset.hardware == "cpu" else parse_rig(preset.hardware).cards
     wanted = max((*preset.gpus, each * preset.replicas - 1)) + 1
-    placed = divide(preset.replicas, each, preset.gpus, [Card(number) for number in range(wanted)])
+    placed = assign_cards(preset.replicas, each, preset.gpus, [GpuCard(number) for number in range(wanted)])
     if (not preset.gpus and preset.replicas == 1 and each < len(cards)) or not cards:
         placed = [()] * preset.replicas  # an engine that divides itself over what it sees
     launches = tuple(
@@ -269,7 +269,7 @@ def head(recipe: Recipe, form: str) -> list[str]:
 
 def wants(recipe: Recipe, *, contained: bool) -> list[str]:
     """What the figures rest on beyond flags: what this form cannot give, and what has to be there first."""
-    moved = recipe.container is not None and moves(recipe.container.image)  # its tag is not what was measured
+    moved = recipe.container is not None and is_moving_tag(recipe.container.image)  # its tag is not what was measured
     given = () if not contained else ("step",) if moved else ("image", "step")  # the container brings them
     lacking = IN_A_CONTAINER if not contained else ("image",) if moved else ()
     unmet = [need for need in recipe.needs if need.kind in lacking]

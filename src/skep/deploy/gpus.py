@@ -30,7 +30,7 @@ NOT_ON_CARDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuCard:
     """One GPU of this machine. None: the driver does not say."""
 
     index: int
@@ -42,8 +42,8 @@ class Card:
         return f"gpu{self.index}"
 
 
-def divide(
-    replicas: int, each: int, gpus: Sequence[int], cards: Sequence[Card], taken: Iterable[int] = ()
+def assign_cards(
+    replicas: int, each: int, gpus: Sequence[int], cards: Sequence[GpuCard], taken: Iterable[int] = ()
 ) -> list[tuple[int, ...]]:
     """The cards of each replica. Those named are taken in order; else those free of earlier models come first.
 
@@ -78,7 +78,7 @@ def divide(
 
 
 def room_of(
-    launch: Launch, cards: Sequence[Card], *, weights: int | None, cache: int | None
+    launch: Launch, cards: Sequence[GpuCard], *, weights: int | None, cache: int | None
 ) -> tuple[tuple[str, int], ...]:
     """What a launch takes, by resource; empty where it cannot be told. `weights` and `cache` are of the whole model."""
     totals = {card.index: card.total_bytes for card in cards}
@@ -103,7 +103,7 @@ def spread(room: int, launch: Launch) -> tuple[tuple[str, int], ...]:
     return tuple((f"gpu{gpu}", room // len(launch.gpus)) for gpu in launch.gpus)
 
 
-def have(cards: Sequence[Card], ram: int | None) -> tuple[tuple[str, int], ...]:
+def machine_resources(cards: Sequence[GpuCard], ram: int | None) -> tuple[tuple[str, int], ...]:
     """What the machine has of each resource, as far as it is known."""
     own = [(card.name, card.total_bytes) for card in cards] + [(RAM, ram)]
     return tuple((name, total) for name, total in own if total is not None)
@@ -127,7 +127,7 @@ def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
                          hint=_apart(takers, resource))  # fmt: skip
 
 
-def check_lodging(launches: Sequence[Launch], has: Mapping[str, int], max_loaded: int | None) -> None:
+def check_on_demand(launches: Sequence[Launch], has: Mapping[str, int], max_loaded: int | None) -> None:
     """Whether each model that is loaded on demand could ever be, beside those that never make room."""
     pinned = [launch for launch in launches if launch.pinned]
     kept = sorted({launch.model for launch in pinned})
@@ -150,7 +150,7 @@ def check_lodging(launches: Sequence[Launch], has: Mapping[str, int], max_loaded
                 )
 
 
-def check_free(launches: Sequence[Launch], cards: Sequence[Card]) -> None:
+def check_free(launches: Sequence[Launch], cards: Sequence[GpuCard]) -> None:
     """Whether the cards have free now what the first of their engines wants. For a start, not for a reload."""
     for card in cards:
         takers = [launch for launch in launches if not launch.on_demand and card.name in dict(launch.room)]

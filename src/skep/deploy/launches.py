@@ -11,10 +11,19 @@ from pathlib import Path
 from skep.catalog.gpus import Device
 from skep.catalog.machine import HostFacts
 from skep.catalog.names import model_id
-from skep.config.settings import OWN_ENGINES, Gateway, Serve, Settings, Upstream
-from skep.deploy.gpus import Card, check_free, check_lodging, check_together, divide, have, room_of, spread
+from skep.config.settings import OWN_ENGINES, GatewaySettings, Serve, Settings, Upstream
+from skep.deploy.gpus import (
+    GpuCard,
+    assign_cards,
+    check_free,
+    check_on_demand,
+    check_together,
+    machine_resources,
+    room_of,
+    spread,
+)
 from skep.engines.base import Launch, engine_named
-from skep.engines.diagnosis import before_start
+from skep.engines.diagnosis import predict_failure
 from skep.engines.discovery import find_program
 from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
@@ -37,24 +46,24 @@ KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class LocalMachine:
     """What replicas are placed on."""
 
     cores: int
-    cards: tuple[Card, ...] = ()
+    cards: tuple[GpuCard, ...] = ()
     room: tuple[tuple[str, int], ...] = ()
     devices: tuple[Device, ...] = ()  # what the cards are, in the same order; empty: not known
 
 
-def read_machine() -> Machine:
+def read_machine() -> LocalMachine:
     """Cards that CUDA_VISIBLE_DEVICES hides from skep are not there."""
     seen = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    cards = tuple(Card(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in seen)
+    cards = tuple(GpuCard(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in seen)
     host = read_host() if cards else read_host(NvidiaReport())
-    return Machine(host.cpu_cores, cards, have(cards, host.memory_bytes), _devices(host, cards))
+    return LocalMachine(host.cpu_cores, cards, machine_resources(cards, host.memory_bytes), _devices(host, cards))
 
 
-def _devices(host: HostFacts, cards: Sequence[Card]) -> tuple[Device, ...]:
+def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
     """Empty where one of them is unlike all of the catalogue: then nothing is foreseen."""
     numbers = [gpu.index for gpu in host.gpus]
     if not cards or not {card.index for card in cards} <= set(numbers):
@@ -74,7 +83,7 @@ def plan_launches(
     progress: PullProgress = lambda _done, _total: None,
     *,
     running: Sequence[Launch] = (),
-    machine: Machine | None = None,
+    machine: LocalMachine | None = None,
     starting: bool = True,
     engine_key: str = "",
 ) -> tuple[Launch, ...]:
@@ -91,7 +100,7 @@ def plan_launches(
         taken = {gpu for launch in served for gpu in launch.gpus}
         placed: list[tuple[int, ...]] = []
         if on_cards(serve) and not _divides_itself(serve, machine):
-            placed = divide(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
+            placed = assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
         made = _launches(serve, settings, paths, progress, running, machine, placed)
         served += [replace(launch, api_key=engine_key) for launch in made]
     launches = (*served, *remote_launches(settings))
@@ -106,7 +115,7 @@ def plan_launches(
             engine_named(launch.engine).check(launch)
             _foresee(launch, machine)
     check_together(launches, dict(machine.room))
-    check_lodging(launches, dict(machine.room), settings.max_loaded)
+    check_on_demand(launches, dict(machine.room), settings.max_loaded)
     if starting:
         check_free(launches, machine.cards)
     check_aliases(settings.aliases, launches)
@@ -137,7 +146,7 @@ def remote_launches(settings: Settings) -> tuple[Launch, ...]:
     return tuple(_remote(upstream, settings.gateway) for upstream in settings.upstream)
 
 
-def _remote(upstream: Upstream, gateway: Gateway) -> Launch:
+def _remote(upstream: Upstream, gateway: GatewaySettings) -> Launch:
     origin, _ = parse_url(upstream.url, name="upstream")
     if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
         hint = "choose another --port for the gateway"
@@ -170,16 +179,16 @@ def _check_shares(launch: Launch) -> None:
         raise UserError(f"`{launch.name}`: `soft_slots` {launch.soft_slots} of {launch.slots} slots", hint=hint)
 
 
-def _foresee(launch: Launch, machine: Machine) -> None:
+def _foresee(launch: Launch, machine: LocalMachine) -> None:
     numbers = [card.index for card in machine.cards]
     known = launch.gpus if machine.devices else ()
-    foresee(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
+    check_known_failures(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
 
 
-def foresee(launch: Launch, cards: Sequence[Device]) -> None:
+def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
     """What is certain to fail on these cards is said before the start. Empty: they are not known."""
     _check_heads(launch)
-    found = before_start(launch, cards) if cards else None
+    found = predict_failure(launch, cards) if cards else None
     if found is not None and found.final:
         raise UserError(f"`{launch.name}` would not start: {found.cause}", hint=found.remedy)
 
@@ -206,7 +215,7 @@ def on_cards(serve: Serve) -> bool:
     return True
 
 
-def _divides_itself(serve: Serve, machine: Machine) -> bool:
+def _divides_itself(serve: Serve, machine: LocalMachine) -> bool:
     """Ollama and llama.cpp spread one model over all cards they see, unless they are told otherwise."""
     alone = serve.replicas == 1 and serve.options.cards == 1 and not serve.gpus
     return serve.engine in ("ollama", "llamacpp") and alone and serve.options.split is None and len(machine.cards) > 1
@@ -218,7 +227,7 @@ def _launches(
     paths: Paths,
     progress: PullProgress,
     running: Sequence[Launch],
-    machine: Machine,
+    machine: LocalMachine,
     placed: Sequence[tuple[int, ...]],
 ) -> list[Launch]:
     weights, cache = _weights(serve, paths, progress)

@@ -14,14 +14,14 @@ from skep.deploy.commands import command_lines, gateway_line
 from skep.deploy.stored_calibration import calibrated_basis, calibrated_rig
 from skep.errors import SkepError, UserError, WeightsError
 from skep.host.facts import read_host
-from skep.planner.candidates import ENGINES, Goal, Pins
-from skep.planner.choose import Choice, Plan, account, choose, fits_nowhere
+from skep.planner.candidates import ENGINES, Pins, PlanGoal
+from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
 from skep.planner.findings import runs_cuda_kernels
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant
 from skep.planner.ranking import BasisOf, published_basis
-from skep.planner.rigs import Found, find_rig, parse_spec, rig_of_host
+from skep.planner.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
 from skep.planner.setup import Layout, Speculation
-from skep.stats.slo import Limits
+from skep.stats.slo import SloLimits
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
@@ -34,7 +34,7 @@ METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
+class PlanFlags:
     """As they were typed."""
 
     model: str
@@ -75,23 +75,23 @@ class ModelFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    flags: Flags
+class PlanAnswer:
+    flags: PlanFlags
     model: ModelFound
-    goal: Goal
+    goal: PlanGoal
     pins: Pins
     engines: tuple[str, ...]
-    choices: tuple[Choice, ...]  # one a rig, in the order of --gpu
+    choices: tuple[PlanChoice, ...]  # one a rig, in the order of --gpu
     notes: tuple[str, ...]
 
     @property
-    def ranked(self) -> list[tuple[Choice, Plan]]:
+    def ranked(self) -> list[tuple[PlanChoice, Plan]]:
         """All plans of all rigs, best first."""
         pairs = [(choice, plan) for choice in self.choices for plan in choice.plans]
         return sorted(pairs, key=lambda pair: pair[1].rated.key, reverse=True)
 
 
-def answer(flags: Flags, store: Path, *, files: bool = True) -> Answer:
+def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAnswer:
     """`files`: the model may be a file or a folder of this machine."""
     goal = goal_of(flags)
     model = read_model(flags.model) if files else model_by_name(flags.model)
@@ -115,10 +115,10 @@ def answer(flags: Flags, store: Path, *, files: bool = True) -> Answer:
         *basis_notes,
         *(n for c in choices for n in c.notes),
     )
-    return Answer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(n for n in notes if n)))
+    return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(n for n in notes if n)))
 
 
-def _basis_of(flags: Flags, model: ModelFound, pins: Pins, store: Path) -> BasisOf:
+def _basis_of(flags: PlanFlags, model: ModelFound, pins: Pins, store: Path) -> BasisOf:
     """Calibrations are of this machine: other rigs are planned with the published constants."""
     if flags.gpu or flags.gpu_spec:
         return published_basis
@@ -126,7 +126,7 @@ def _basis_of(flags: Flags, model: ModelFound, pins: Pins, store: Path) -> Basis
     return own_basis(store, model.geometry.id, pins.quant.id if pins.quant else None)
 
 
-def nothing_fits(found: Answer) -> SkepError | None:
+def nothing_fits(found: PlanAnswer) -> SkepError | None:
     """Where no rig has a plan; exit 3 wins over exit 2."""
     if any(choice.plans for choice in found.choices):
         return None
@@ -137,21 +137,21 @@ def nothing_fits(found: Answer) -> SkepError | None:
     return max(errors, key=lambda error: error.exit_code)
 
 
-def _engine_of(found: Answer, choice: Choice) -> str:
+def _engine_of(found: PlanAnswer, choice: PlanChoice) -> str:
     """That was tried on this rig: which one may differ from rig to rig."""
     return choice.rejected[0].engine if choice.rejected else found.engines[0]
 
 
-def goal_of(flags: Flags) -> Goal:
+def goal_of(flags: PlanFlags) -> PlanGoal:
     _one_of("--goal", flags.goal, GOALS)
     _one_of("--shape", flags.shape, SHAPES)
     limits: tuple[tuple[str, float], ...] = ()
     if flags.slo is not None:
-        limits = tuple((limit.name, limit.ms) for limit in Limits.parse(flags.slo).limits)
-    return Goal(flags.goal, flags.agents, flags.input_tokens, flags.output_tokens, flags.shape, limits)
+        limits = tuple((limit.name, limit.ms) for limit in SloLimits.parse(flags.slo).limits)
+    return PlanGoal(flags.goal, flags.agents, flags.input_tokens, flags.output_tokens, flags.shape, limits)
 
 
-def pins_of(flags: Flags, model: ModelFound) -> Pins:
+def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     if flags.utilization is not None and not 0 < flags.utilization <= 1:
         raise UserError(f"--utilization {flags.utilization:g} is no share of a card", hint="write it as 0.9")
     quant = find_quant(flags.quant) if flags.quant else model.quant
@@ -169,14 +169,14 @@ def pins_of(flags: Flags, model: ModelFound) -> Pins:
     )  # fmt: skip
 
 
-def checkpoint_of(flags: Flags, model: ModelFound) -> str | None:
+def checkpoint_of(flags: PlanFlags, model: ModelFound) -> str | None:
     """The files that were named, unless another format is asked for: then they are others, yet to be made."""
     if flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family:
         return model.checkpoint
     return None
 
 
-def engines_of(flags: Flags, model: ModelFound, rig: Found) -> tuple[str, ...]:
+def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
     """GGUF, Apple's chips and NVIDIA's oldest are llama.cpp's; everything else is vLLM's unless said."""
     named = tuple(dict.fromkeys(name.strip().lower() for each in flags.engine for name in each.split(",")))
     if "all" in named:
@@ -192,7 +192,7 @@ def engines_of(flags: Flags, model: ModelFound, rig: Found) -> tuple[str, ...]:
     return ("vllm",)
 
 
-def read_rigs(flags: Flags, store: Path) -> tuple[Found, ...]:
+def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
     known = {spec.id: spec for spec in map(parse_spec, flags.gpu_spec)}
     names = flags.gpu or tuple(known)
     if len(flags.price) > 1 and len(flags.price) != len(names):
@@ -211,10 +211,10 @@ def read_rigs(flags: Flags, store: Path) -> tuple[Found, ...]:
     return _told_apart(found, names)
 
 
-def _told_apart(found: list[Found], names: tuple[str, ...]) -> tuple[Found, ...]:
+def _told_apart(found: list[ResolvedRig], names: tuple[str, ...]) -> tuple[ResolvedRig, ...]:
     """Rigs of the same cards are called as they were written."""
     titles = [one.rig.title for one in found]
-    apart: list[Found] = []
+    apart: list[ResolvedRig] = []
     for one, name in zip(found, names, strict=True):
         title = one.rig.title
         if titles.count(title) > 1:
@@ -346,7 +346,7 @@ def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
         raise UserError(f"{flag} `{value}` is not known", hint="known: " + ", ".join(known))
 
 
-def document(found: Answer, *, explain: bool = False) -> dict[str, Any]:
+def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
     """The JSON of docs/plan.md."""
     runner = [choice.runner_up for choice in found.choices]
     return {
@@ -374,7 +374,7 @@ def document(found: Answer, *, explain: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rig_document(choice: Choice) -> dict[str, Any]:
+def rig_document(choice: PlanChoice) -> dict[str, Any]:
     rig = choice.rig
     return {
         "rig": rig.title,
@@ -390,7 +390,7 @@ def topology(layout: Layout) -> dict[str, int]:
     return {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "replicas": layout.replicas}
 
 
-def plan_document(found: Answer, choice: Choice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
+def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
     setup, memory = plan.setup, plan.memory
     at = plan.rated.outcome.effective_tok_s
     watts = watts_of(plan)
@@ -442,11 +442,11 @@ def watts_of(plan: Plan) -> float | None:
     return sum(known) if len(known) == len(cards) else None
 
 
-def own_rig(store: Path, link: str | None, price: float | None) -> Found:
+def own_rig(store: Path, link: str | None, price: float | None) -> ResolvedRig:
     """Its cards; without any, its CPU as `skep calibrate` described it."""
     host = read_host()
     if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
-        return Found(rig, ("no GPU here: planned for the CPU as `skep calibrate` found it",))
+        return ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` found it",))
     return rig_of_host(host, link, price=price)
 
 

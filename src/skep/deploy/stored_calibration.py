@@ -16,13 +16,13 @@ from skep.catalog.gpus import Device
 from skep.catalog.machine import HostFacts
 from skep.catalog.models import Geometry
 from skep.host.facts import host_json, lasting_json
-from skep.planner.calibration import Fitted, Measured, Seen, fit, foresight
+from skep.planner.calibration import CalibrationData, Fitted, MeasuredLevel, fit, speed_model_maker
 from skep.planner.constants import Constants, published_constants
 from skep.planner.quants import KvType, Quant
 from skep.planner.ranking import Basis, BasisOf
-from skep.planner.setup import Layout, Link, Rig, Setup, Speculation
-from skep.planner.step import Tuning
-from skep.store.calibrations import Calibration
+from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
+from skep.planner.step import StepTuning
+from skep.store.calibrations import CalibrationRecord
 from skep.store.database import Store, open_store
 from skep.units import GIB, Interval, format_seconds
 
@@ -30,14 +30,14 @@ _SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is n
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTuning:
+class StoredCalibration:
     """`match`: "exact", "other quant" or "other model". `sentence` says what is used, from when, and of what."""
 
-    tuning: Tuning
+    tuning: StepTuning
     match: str
     age_s: float
     sentence: str
-    calibration: Calibration
+    calibration: CalibrationRecord
     rig: Rig | None  # as it was calibrated: how a machine without a GPU is planned for. None: not readable any more
 
     @property
@@ -53,9 +53,9 @@ def host_key(host: HostFacts) -> str:
     return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def stored_tuning(
+def find_calibration(
     store: Store, host: HostFacts | str, model_id: str, engine: str, quant_id: str | None, *, now: float | None = None
-) -> StoredTuning | None:
+) -> StoredCalibration | None:
     """The newest for this model and format; else of this model in another format; else of this engine at all.
 
     `host`: this machine's facts, or the address of another one's endpoint. Simulated endpoints count for nothing.
@@ -69,7 +69,7 @@ def stored_tuning(
         if some:
             age_s = max(0.0, (time.time() if now is None else now) - some[0].created_at)
             found = fitted_now(some[0])
-            return StoredTuning(
+            return StoredCalibration(
                 found.tuning, match, age_s, _sentence(some[0], found, match, age_s), some[0], rig_of(some[0].document)
             )
     return None
@@ -85,7 +85,7 @@ def calibrated_basis(path: Path, host: HostFacts, model_id: str, quant_id: str |
     def basis_of(engine: str) -> Basis:
         if path.exists():
             with open_store(path, read_only=True) as store:
-                found = stored_tuning(store, host, model_id, engine, quant_id)
+                found = find_calibration(store, host, model_id, engine, quant_id)
             if found is not None:
                 return Basis(published_constants(), found.tuning, found.same_model, found.sentence)
         return Basis(published_constants())
@@ -102,7 +102,7 @@ def calibrated_rig(path: Path, host: HostFacts) -> Rig | None:
     return rig_of(rows[0].document) if rows else None
 
 
-def fitted_now(row: Calibration) -> Fitted:
+def fitted_now(row: CalibrationRecord) -> Fitted:
     """The factors as stored; fitted anew where the planner has changed since: they correct its predictions."""
     stored = _fitted(row.document["fitted"])
     rig = rig_of(row.document)
@@ -112,7 +112,7 @@ def fitted_now(row: Calibration) -> Fitted:
         setup, measured = setup_of(row.document), measured_of(row.document)
     except (KeyError, TypeError):  # written by a skep that described setups in other words
         return stored
-    return fit(foresight(setup, rig, published_constants(), measured), measured)
+    return fit(speed_model_maker(setup, rig, published_constants(), measured), measured)
 
 
 def basis(constants: Constants | None = None) -> str:
@@ -122,23 +122,32 @@ def basis(constants: Constants | None = None) -> str:
 
 
 def calibration_for(
-    setup: Setup, rig: Rig, measured: Measured, fitted: Fitted, host: HostFacts, *, name: str, at: float, where: str,
-    simulated: bool, more: Mapping[str, Any],
-) -> Calibration:  # fmt: skip
+    setup: Setup,
+    rig: Rig,
+    measured: CalibrationData,
+    fitted: Fitted,
+    host: HostFacts,
+    *,
+    name: str,
+    at: float,
+    where: str,
+    simulated: bool,
+    more: Mapping[str, Any],
+) -> CalibrationRecord:
     """`where`: the host's key. `more`: what else is worth keeping, such as the runs it was made from."""
     document = {
         **more, "basis": basis(), "host": host_json(host), "setup": _setup_json(setup), "rig": _rig_json(rig),
         "measured": asdict(measured), "fitted": asdict(fitted),
     }  # fmt: skip
     tuning = fitted.tuning
-    return Calibration(
+    return CalibrationRecord(
         id=name, created_at=at, host=where, model=setup.model.id, engine=setup.engine, quant=setup.quant.id,
         layout=str(setup.layout), rig=rig.title, simulated=simulated, decode=tuning.decode,
         batch=tuning.batch if fitted.batch else None, prompt=tuning.prompt, document=document, skep_version=__version__,
     )  # fmt: skip
 
 
-def _sentence(row: Calibration, found: Fitted, match: str, age_s: float) -> str:
+def _sentence(row: CalibrationRecord, found: Fitted, match: str, age_s: float) -> str:
     other = {
         "exact": "",
         "other quant": f" with {row.quant} weights, not the format planned",
@@ -185,21 +194,21 @@ def rig_of(document: Mapping[str, Any]) -> Rig | None:
     try:
         told = document["rig"]
         cards = tuple(Device(**{**card, "formats": tuple(card["formats"])}) for card in told["cards"])
-        pairs = tuple((a, b, Link(**link)) for a, b, link in told["pairs"])
-        return Rig(cards, Link(**told["default_link"]) if told["default_link"] else None, pairs, told["title"])
+        pairs = tuple((a, b, CardLink(**link)) for a, b, link in told["pairs"])
+        return Rig(cards, CardLink(**told["default_link"]) if told["default_link"] else None, pairs, told["title"])
     except (KeyError, TypeError):
         return None
 
 
-def measured_of(document: Mapping[str, Any]) -> Measured:
+def measured_of(document: Mapping[str, Any]) -> CalibrationData:
     told = document["measured"]
     crowd = _seen(told["crowd"]) if told["crowd"] else None
-    return Measured(_seen(told["alone"]), crowd, _seen(told["prompts"]), tuple(map(_seen, told["held_back"])))
+    return CalibrationData(_seen(told["alone"]), crowd, _seen(told["prompts"]), tuple(map(_seen, told["held_back"])))
 
 
-def _seen(told: Mapping[str, Any]) -> Seen:
+def _seen(told: Mapping[str, Any]) -> MeasuredLevel:
     intervals = {name: Interval(**told[name]) for name in ("tpot_s", "ttft_s", "effective_tok_s")}
-    return Seen(**{**told, **intervals})
+    return MeasuredLevel(**{**told, **intervals})
 
 
 def _fitted(told: Mapping[str, Any]) -> Fitted:

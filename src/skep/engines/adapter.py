@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from skep.catalog.options import Options, own_flag
+from skep.catalog.options import EngineOptions, own_flag
 from skep.engines.api_key import ENGINE_KEY, key_variables
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
@@ -167,7 +167,7 @@ def check_folder(engine: str, launch: Launch) -> None:
             raise UserError(f"{engine}: the {what} `{name}` has no config.json", hint=hint)
 
 
-def _draft_model(options: Options) -> str | None:
+def _draft_model(options: EngineOptions) -> str | None:
     return options.draft.model if options.draft else None
 
 
@@ -200,11 +200,11 @@ def exact_cards(launch: Launch) -> Iterable[Refusal]:
         )
 
 
-def _layout(options: Options) -> tuple[tuple[str, int], ...]:
+def _layout(options: EngineOptions) -> tuple[tuple[str, int], ...]:
     return ("tp", options.tp), ("pp", options.pp), ("dp", options.dp)
 
 
-def not_taken(options: Options, reasons: dict[str, Refusal]) -> Iterable[Refusal]:
+def unsupported_options(options: EngineOptions, reasons: dict[str, Refusal]) -> Iterable[Refusal]:
     """For each option that is given and stands in the table: `name = value`, the rest of its sentence, what instead."""
     for name, value in options.given.items():
         if name in reasons:

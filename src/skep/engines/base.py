@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from skep.catalog.options import Options
+from skep.catalog.options import EngineOptions
 from skep.errors import UserError
 
 REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
@@ -20,7 +20,7 @@ EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlacementRequest:
     """What a replica asks of a cluster: it stands on one node, wherever that much is free."""
 
     cards: int = 0
@@ -52,7 +52,7 @@ class Launch:
     key_env: str | None = None  # the environment variable with the key that a server of others wants
     about: str = ""  # what it is, where the engine's version does not say it: which rig is simulated
     checkpoint: str | None = None  # folder, file or hub name for engines that read weights themselves
-    options: Options = field(default_factory=Options)
+    options: EngineOptions = field(default_factory=EngineOptions)
     gpus: tuple[int, ...] = ()  # the machine's numbers; empty: the engine sees all
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the program to start; None: looked for on PATH
@@ -62,7 +62,7 @@ class Launch:
     idle_unload_s: float | None = None  # on demand: unloaded after so long without a request; None: stays
     host: str = "127.0.0.1"  # the address that the engine binds
     api_key: str = field(default="", repr=False)  # that the engine wants to see, where others can reach it
-    place: Place | None = None  # it stands on some node of a cluster; None: here
+    place: PlacementRequest | None = None  # it stands on some node of a cluster; None: here
 
     @property
     def authorization(self) -> str:
@@ -96,7 +96,7 @@ class Diagnosis:
         return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
 
 
-class Spoken(Protocol):
+class EngineApi(Protocol):
     """How to talk to an engine that runs."""
 
     @property
@@ -117,7 +117,7 @@ class Spoken(Protocol):
     def version(self) -> str | None: ...
 
 
-class Engine(Spoken, Protocol):
+class Engine(EngineApi, Protocol):
     @property
     def reports_address(self) -> bool:
         """It takes a free port and tells it on the pipe `REPORT_FD`; else it is given `launch.port`, never 0."""

@@ -31,19 +31,19 @@ def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills
     return _unknown(code, tail)
 
 
-def before_start(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
+def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
     """What is certain to fail, said before the start. `cards` are those the launch gets, in its order."""
     from skep.engines import preflight
 
-    return preflight.before_start(launch, cards)
+    return preflight.predict_failure(launch, cards)
 
 
 def _by_rule(launch: Launch, code: int | None, tail: Sequence[str], oom_kills: int | None) -> Diagnosis | None:
-    from skep.engines.diagnosis_rule import explained
-    from skep.engines.diagnosis_rules import find
+    from skep.engines.diagnosis_rule import make_diagnosis
+    from skep.engines.diagnosis_rules import find_rule
 
-    found = find(launch, code, tail, oom_kills=oom_kills)
-    return None if found is None else explained(*found)
+    found = find_rule(launch, code, tail, oom_kills=oom_kills)
+    return None if found is None else make_diagnosis(*found)
 
 
 def _own_words(launch: Launch, code: int, tail: Sequence[str]) -> Diagnosis:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.log_lines import Line
+from skep.engines.log_lines import LogLine
 from skep.errors import UserError
 from skep.units import parse_bytes
 
@@ -27,7 +27,7 @@ _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LaunchChange:
     """Another launch, different in one thing. `what`: "slots 8 -> 4"; `advice`: "lower slots from 8 to 4"."""
 
     launch: Launch
@@ -36,17 +36,17 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FailureCase:
     """A launch that ended, and the line that tells why."""
 
     launch: Launch
     code: int | None
-    lines: tuple[Line, ...]
+    lines: tuple[LogLine, ...]
     at: int | None  # the telling line; None: the exit code tells
     facts: Mapping[str, Any] = field(default_factory=dict)  # the groups of what matched
 
     @property
-    def line(self) -> Line | None:
+    def line(self) -> LogLine | None:
         return None if self.at is None else self.lines[self.at]
 
     def size(self, name: str) -> int | None:
@@ -71,15 +71,15 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Remedy:
     """Something that may be tried. `words` says it for the table in the documentation."""
 
     words: str
-    take: Callable[[Case], Change | None]
+    take: Callable[[FailureCase], LaunchChange | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DiagnosisRule:
     """`looks`: any of them on one line. `near`: also in the traceback above. `example`: lines that it fires on.
 
     A line of source code in a traceback tells less than what was raised, and counts only where nothing else does.
@@ -90,7 +90,7 @@ class Rule:
     example: tuple[str, ...]
     cause: str
     remedy: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Remedy, ...] = ()
     final: bool = True
     engines: tuple[str, ...] = ()  # empty: all
     numbers: tuple[re.Pattern[str], ...] = ()  # further facts, on the telling line and the few below it
@@ -101,10 +101,10 @@ class Rule:
     warnings: bool = False  # a warning is enough
     only_if: Callable[[Launch], bool] | None = None
     last: bool = False  # the last such line tells, not the first
-    value_of: Callable[[Case], Mapping[str, Any]] | None = None  # more facts, worked out
+    value_of: Callable[[FailureCase], Mapping[str, Any]] | None = None  # more facts, worked out
 
 
-def match(rule: Rule, launch: Launch, code: int | None, lines: tuple[Line, ...]) -> Case | None:
+def match(rule: DiagnosisRule, launch: Launch, code: int | None, lines: tuple[LogLine, ...]) -> FailureCase | None:
     if rule.engines and launch.engine not in rule.engines:
         return None
     if rule.only_if is not None and not rule.only_if(launch):
@@ -115,13 +115,13 @@ def match(rule: Rule, launch: Launch, code: int | None, lines: tuple[Line, ...])
     for at in sorted(order, key=lambda at: lines[at].is_source):
         found = _looked(rule, lines, at)
         if found is not None:
-            return _case(rule, Case(launch, code, lines, at, found))
+            return _case(rule, FailureCase(launch, code, lines, at, found))
     if code is not None and _signal(code) in rule.signals:
-        return _case(rule, Case(launch, code, lines, None))
+        return _case(rule, FailureCase(launch, code, lines, None))
     return None
 
 
-def _looked(rule: Rule, lines: tuple[Line, ...], at: int) -> dict[str, Any] | None:
+def _looked(rule: DiagnosisRule, lines: tuple[LogLine, ...], at: int) -> dict[str, Any] | None:
     line = lines[at]
     if line.level in ("DEBUG", "INFO") or (line.quiet and not rule.warnings):
         return None
@@ -143,13 +143,13 @@ def _looked(rule: Rule, lines: tuple[Line, ...], at: int) -> dict[str, Any] | No
     return facts | {name: value for name, value in hit.groupdict().items() if value is not None}
 
 
-def _case(rule: Rule, case: Case) -> Case:
+def _case(rule: DiagnosisRule, case: FailureCase) -> FailureCase:
     if rule.value_of is None:
         return case
-    return Case(case.launch, case.code, case.lines, case.at, {**case.facts, **rule.value_of(case)})
+    return FailureCase(case.launch, case.code, case.lines, case.at, {**case.facts, **rule.value_of(case)})
 
 
-def explained(rule: Rule, case: Case) -> Diagnosis:
+def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
     facts = {**launch_facts(case.launch), **case.facts}
     change = next((found for step in rule.steps if (found := step.take(case)) is not None), None)
     remedy = fill(rule.remedy, facts)

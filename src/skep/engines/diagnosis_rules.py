@@ -11,36 +11,36 @@ from typing import Any
 
 from skep.engines import remedies
 from skep.engines.base import Launch
-from skep.engines.diagnosis_rule import Case, Rule, match
+from skep.engines.diagnosis_rule import DiagnosisRule, FailureCase, match
 from skep.engines.log_lines import plain, plain_lines
 
 _FILE = tomllib.loads(files("skep.engines").joinpath("diagnosis.toml").read_text(encoding="utf-8"))
 _LIBRARIES = ("libcudart", "libcublas", "libnvrtc", "libcublasLt")  # whose number is CUDA's
 
 
-def _capabilities(case: Case) -> dict[str, str]:
+def _capabilities(case: FailureCase) -> dict[str, str]:
     """`86` is compute capability 8.6."""
     told = {name: str(case.facts.get(name, "")) for name in ("least", "has")}
     return {name: f"{int(text) / 10:.1f}" for name, text in told.items() if text.isdecimal()}
 
 
-def _cuda(case: Case) -> dict[str, str]:
+def _cuda(case: FailureCase) -> dict[str, str]:
     library = str(case.facts.get("library", ""))
     version = re.search(r"\.so\.(\d+)", library) if library.startswith(_LIBRARIES) else None
     return {"cuda": version[1] if version is not None else "and the engine"}
 
 
-def _gib(case: Case) -> dict[str, str]:
+def _gib(case: FailureCase) -> dict[str, str]:
     size = case.number("bytes")
     return {} if size is None else {"gib": f"{size / 2**30:.1f}"}
 
 
-def _seconds(case: Case) -> dict[str, int]:
+def _seconds(case: FailureCase) -> dict[str, int]:
     ms = case.number("ms")
     return {} if ms is None else {"s": ms // 1000}
 
 
-def _xid(case: Case) -> dict[str, str]:
+def _xid(case: FailureCase) -> dict[str, str]:
     known = _FILE["xid"].get(str(case.facts.get("xid")))
     return {} if known is None else {"what": known}
 
@@ -52,12 +52,12 @@ _ONLY_IF: Mapping[str, Callable[[Launch], bool]] = {
     "remote_code_forbidden": lambda launch: not launch.options.trust_remote_code,
     "tensor_parallel": lambda launch: launch.options.tp > 1,
 }
-_VALUE_OF: Mapping[str, Callable[[Case], Mapping[str, Any]]] = {
+_VALUE_OF: Mapping[str, Callable[[FailureCase], Mapping[str, Any]]] = {
     "capabilities": _capabilities, "cuda": _cuda, "gib": _gib, "seconds": _seconds, "xid": _xid,
 }  # fmt: skip
 
 
-def _rule(entry: Mapping[str, Any]) -> Rule:
+def _rule(entry: Mapping[str, Any]) -> DiagnosisRule:
     told = dict(entry)
     for name in ("looks", "numbers"):
         found = told.get(name, ())
@@ -70,7 +70,7 @@ def _rule(entry: Mapping[str, Any]) -> Rule:
     told["steps"] = tuple(getattr(remedies, name) for name in told.get("steps", ()))
     told["only_if"] = _ONLY_IF[told["only_if"]] if "only_if" in told else None
     told["value_of"] = _VALUE_OF[told["value_of"]] if "value_of" in told else None
-    return Rule(**told)
+    return DiagnosisRule(**told)
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -93,9 +93,9 @@ SAYS_NOTHING = re.compile(
 )
 
 
-def find(
+def find_rule(
     launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
-) -> tuple[Rule, Case] | None:
+) -> tuple[DiagnosisRule, FailureCase] | None:
     """The rule that tells most, with the line it goes by."""
     lines = plain_lines(tail)
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -110,7 +110,7 @@ def find(
     return None
 
 
-def _by_kernel(launch: Launch) -> Rule:
+def _by_kernel(launch: Launch) -> DiagnosisRule:
     return next(rule for rule in KERNEL if not rule.engines or launch.engine in rule.engines)
 
 

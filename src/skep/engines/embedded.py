@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 
-from skep.engines.adapter import Refusal, common_refusals, flag, not_taken
+from skep.engines.adapter import Refusal, common_refusals, flag, unsupported_options
 from skep.engines.api_key import ENGINE_KEY, key_variables
 from skep.engines.base import REPORT_FD, Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
@@ -50,7 +50,7 @@ class Embedded:
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         """Free of I/O."""
         kv, draft = launch.options.kv, launch.options.draft
-        yield from not_taken(launch.options, _NOT)
+        yield from unsupported_options(launch.options, _NOT)
         if draft is not None and draft.method != "ngram":
             yield f"speculation by `{draft.method}` cannot be: it drafts from the text alone", "use ngram, or llamacpp"
         if kv is not None and kv not in KV_TYPES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from skep.catalog.options import Options
+from skep.catalog.options import EngineOptions
 from skep.engines.base import Launch
 
 BATCH = 2048  # its own default for what one batch holds; a micro-batch cannot be larger
@@ -31,7 +31,7 @@ def least_batch(launch: Launch) -> int:
     return max(LEAST_BATCH, launch.slots * (1 + (draft.depth if draft is not None else 0)))
 
 
-def flash_of(options: Options) -> bool | None:
+def flash_of(options: EngineOptions) -> bool | None:
     """None: llama.cpp finds out. A quantized cache wants it."""
     wanted = options.kv is not None and options.kv not in _PLAIN
     return True if options.flash_attention is None and wanted else options.flash_attention
@@ -41,7 +41,7 @@ def llama_refusals(launch: Launch) -> Iterable[tuple[str, str]]:
     options, least = launch.options, least_batch(launch)
     if options.kv_layout not in (None, *LAYOUTS):
         yield f'kv_layout = "{options.kv_layout}" is none', f"one of {', '.join(LAYOUTS)}"
-    if options.flash_attention is False and flash_of(Options(kv=options.kv)):
+    if options.flash_attention is False and flash_of(EngineOptions(kv=options.kv)):
         yield (
             f'kv = "{options.kv}" wants flash attention, which is off',
             'leave flash_attention out, or write kv = "f16"',

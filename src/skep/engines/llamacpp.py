@@ -6,8 +6,18 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from skep.catalog.options import Draft, Options
-from skep.engines.adapter import P2P, Adapter, Known, Refusal, common_refusals, either, flag, not_taken, source_of
+from skep.catalog.options import Draft, EngineOptions
+from skep.engines.adapter import (
+    P2P,
+    Adapter,
+    Known,
+    Refusal,
+    common_refusals,
+    either,
+    flag,
+    source_of,
+    unsupported_options,
+)
 from skep.engines.api_key import ENGINE_KEY, NO_ORIGIN
 from skep.engines.base import Launch
 from skep.engines.embedded_server import http_threads
@@ -42,13 +52,13 @@ class LlamaCpp(Adapter):
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         options = launch.options
         yield from common_refusals(launch)
-        yield from not_taken(options, _NOT)
+        yield from unsupported_options(options, _NOT)
         yield from llama_refusals(launch)
         if options.tp > 1 and options.pp > 1:
             yield f"tp={options.tp} and pp={options.pp} cannot be both", "split by tensor (tp) or by layer (pp)"
         if options.split is not None and options.split not in SPLITS:
             yield f'split = "{options.split}" is none', f"one of {', '.join(SPLITS)}"
-        wanted = _split(Options(tp=options.tp, pp=options.pp))
+        wanted = _split(EngineOptions(tp=options.tp, pp=options.pp))
         if options.split is not None and wanted is not None and options.split != wanted:
             yield f'split = "{options.split}" does not go with {_layout(options)}', f'write split = "{wanted}", or none'
         if "tensor" in (options.split, wanted) and options.flash_attention is False:
@@ -125,11 +135,11 @@ def _context(launch: Launch, known: Known) -> list[str]:
     return [*words, "--kv-unified"] if layout == "unified" else words
 
 
-def _split(options: Options) -> str | None:
+def _split(options: EngineOptions) -> str | None:
     return "tensor" if options.tp > 1 else "layer" if options.pp > 1 else None
 
 
-def _layout(options: Options) -> str:
+def _layout(options: EngineOptions) -> str:
     return f"tp={options.tp}" if options.tp > 1 else f"pp={options.pp}"
 
 

@@ -39,7 +39,7 @@ _QUIET = ("DEBUG", "INFO", "WARNING")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """`level` "": the line does not say."""
 
     text: str
@@ -56,7 +56,7 @@ class Line:
         return self.text[:SHOWN].rstrip()
 
 
-def plain(raw: str) -> Line:
+def plain(raw: str) -> LogLine:
     """`(EngineCore_DP0 pid=7) ERROR 11-15 10:00:00 [core.py:866] ValueError: no` → `ValueError: no`, ERROR."""
     text = _COLOURS.sub("", raw[:LONGEST])
     level = ""
@@ -76,8 +76,8 @@ def plain(raw: str) -> Line:
     text = text.strip()
     if not level and _PYTHON_WARNING.search(text):
         level = "WARNING"
-    return Line(text, level, _SOURCE.match(text) is not None)
+    return LogLine(text, level, _SOURCE.match(text) is not None)
 
 
-def plain_lines(tail: Sequence[str]) -> tuple[Line, ...]:
+def plain_lines(tail: Sequence[str]) -> tuple[LogLine, ...]:
     return tuple(plain(raw) for raw in tail[-MOST_LINES:])

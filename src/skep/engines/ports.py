@@ -20,7 +20,7 @@ def free_port(host: str = HOST) -> int:
     return port
 
 
-def claim_of(host: str, port: int) -> socket.socket | None:
+def claim_port(host: str, port: int) -> socket.socket | None:
     """A port that nobody holds there now, kept from others of ours until the claim is closed, or its process ends.
 
     An engine may bind it minutes after it was chosen. The name is not in the file system but of this network: who has

@@ -8,7 +8,7 @@ from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
 from skep.engines import remedies as step
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.diagnosis_rule import Case, Change, Step
+from skep.engines.diagnosis_rule import FailureCase, LaunchChange, Remedy
 from skep.planner import rules_formats as formats
 from skep.planner import rules_layout as layout
 from skep.planner.findings import Rule as Planned
@@ -18,7 +18,7 @@ from skep.planner.setup import Layout, Rig, Setup
 
 _HALF_SINCE = 8.0  # bfloat16
 _CRASHED_ON = 8.6
-_RULES: tuple[tuple[Planned, tuple[Step, ...]], ...] = (
+_RULES: tuple[tuple[Planned, tuple[Remedy, ...]], ...] = (
     (layout.heads_divide, (step.tp_of_heads,)),
     (formats.fp8_weights, ()),
     (formats.fp4_weights, ()),
@@ -27,16 +27,16 @@ _RULES: tuple[tuple[Planned, tuple[Step, ...]], ...] = (
 )
 
 
-def before_start(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
+def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
     """`cards` are those the launch gets, in its order. None: nothing is known against it. Pure."""
     if launch.url is not None or launch.engine not in ("vllm", "sglang") or not cards:
         return None
-    options, case = launch.options, Case(launch, None, (), None)
+    options, case = launch.options, FailureCase(launch, None, (), None)
     if options.cards > len(cards):
         cause = (
             f"tp {options.tp} x pp {options.pp} x dp {options.dp} needs {options.cards} cards, {len(cards)} are given"
         )
-        change = step.tp_of_cards.take(Case(launch, None, (), None, {"cards_there": str(len(cards))}))
+        change = step.tp_of_cards.take(FailureCase(launch, None, (), None, {"cards_there": str(len(cards))}))
         return _told(cause, "fewer of each, or more gpus", change)
     plain = next((card for card in cards if (cc := capability(card)) is not None and cc < _HALF_SINCE), None)
     if plain is not None and options.dtype == "bfloat16":
@@ -67,13 +67,13 @@ def _refused(launch: Launch, model: Geometry, cards: Sequence[Device]) -> Diagno
     for rule, steps in _RULES:
         finding = rule(setup, rig)
         if finding is not None and finding.verdict == "refused":
-            case = Case(launch, None, (), None, {"heads": str(model.heads)})
+            case = FailureCase(launch, None, (), None, {"heads": str(model.heads)})
             change = next((found for each in steps if (found := each.take(case)) is not None), None)
             return _told(finding.sentence, finding.remedy or "", change)
     return None
 
 
-def _told(cause: str, remedy: str, change: Change | None, *, final: bool = True) -> Diagnosis:
+def _told(cause: str, remedy: str, change: LaunchChange | None, *, final: bool = True) -> Diagnosis:
     if change is None:
         return Diagnosis(cause, None, remedy or None, final)
     said = change.advice if not remedy or remedy.startswith("--") else f"{change.advice}, or {remedy}"

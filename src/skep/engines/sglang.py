@@ -17,8 +17,8 @@ from skep.engines.adapter import (
     exact_cards,
     flag,
     is_local,
-    not_taken,
     source_of,
+    unsupported_options,
 )
 from skep.engines.api_key import KEY_FILE_HERE, KEY_HERE
 from skep.engines.base import Launch
@@ -40,7 +40,7 @@ class Sglang(Adapter):
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         yield from common_refusals(launch)
         yield from exact_cards(launch)
-        yield from not_taken(launch.options, _NOT)
+        yield from unsupported_options(launch.options, _NOT)
         if launch.options.chunked_prefill is False and launch.options.batched_tokens is not None:
             yield "batched_tokens is the size of a chunk, and chunked_prefill is false", "leave one of the two out"
 

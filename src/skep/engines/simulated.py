@@ -14,7 +14,7 @@ from skep.engines.base import REPORT_FD, Diagnosis, Launch
 from skep.engines.diagnosis import diagnose
 from skep.engines.ports import HOST
 from skep.errors import UserError
-from skep.planner.predict import Prospect
+from skep.planner.predict import SpeedModel
 from skep.planner.step import StepModel
 from skep.units import GIB
 
@@ -62,7 +62,7 @@ def _rebuilt(kind: type[T], fields: dict[str, Any]) -> T:
     return kind(**values)
 
 
-def plan_of(prospect: Prospect, *, context_tokens: int, about: str, weight_bytes: int | None = None) -> SimulatedPlan:
+def plan_of(prospect: SpeedModel, *, context_tokens: int, about: str, weight_bytes: int | None = None) -> SimulatedPlan:
     """`weight_bytes`: of one replica; it loads for as long as they take, made short."""
     load_s = min(LOAD_MOST_S, (weight_bytes or 0) / LOAD_BYTES_PER_S)
     return SimulatedPlan(

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
-from skep.planner.batching import Pass, Replica, Sequence
+from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
             80.0, 160.0, 640.0)  # fmt: skip
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 
-class Histogram:
+class SimulatedHistogram:
     __slots__ = ("_bounds", "_counts", "_sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -37,7 +37,7 @@ class Histogram:
         return [*found, f"{name}_sum{{{label}}} {self._sum!r}", f"{name}_count{{{label}}} {running[-1]}"]
 
 
-class Meters:
+class SimulatedMetrics:
     """What has happened since the start. Counters go up as it happens, request figures when a request ends."""
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class Meters:
         self.ended = {"stop": 0, "length": 0, "abort": 0}
         self.passes = 0
         self.behind_s = 0.0
-        self.ttft = Histogram(_SECONDS)
-        self.between = Histogram(_BETWEEN)
-        self.per_token = Histogram(_BETWEEN)
-        self.queue = Histogram(_SECONDS)
-        self.prefill = Histogram(_SECONDS)
-        self.decode = Histogram(_SECONDS)
-        self.total = Histogram(_SECONDS)
+        self.ttft = SimulatedHistogram(_SECONDS)
+        self.between = SimulatedHistogram(_BETWEEN)
+        self.per_token = SimulatedHistogram(_BETWEEN)
+        self.queue = SimulatedHistogram(_SECONDS)
+        self.prefill = SimulatedHistogram(_SECONDS)
+        self.decode = SimulatedHistogram(_SECONDS)
+        self.total = SimulatedHistogram(_SECONDS)
 
     def text(self, model: str, gauges: dict[str, float]) -> bytes:
         """`gauges`: what holds at this moment, by vLLM's name without its prefix."""
@@ -91,7 +91,7 @@ class Meters:
         ]
         return ("\n".join(lines) + "\n").encode()
 
-    def _histograms(self) -> dict[str, Histogram]:
+    def _histograms(self) -> dict[str, SimulatedHistogram]:
         return {
             "time_to_first_token_seconds": self.ttft,
             "time_per_output_token_seconds": self.between,
@@ -119,7 +119,7 @@ class Timer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class SimulatedRequest:
     """One request inside. `gain` is called with tokens that have come, `end` once after the last of them."""
 
     sequence: Sequence
@@ -134,34 +134,34 @@ class Work:
     base: float = 0.0  # the clockwork's count when its first token came
 
 
-class Clockwork:
+class SimulatedLoop:
     """All times are the loop's, or those the passes should have ended at."""
 
-    def __init__(self, replica: Replica, meters: Meters, loop: Timer) -> None:
+    def __init__(self, replica: SimulatedReplica, meters: SimulatedMetrics, loop: Timer) -> None:
         self.replica = replica
         self.meters = meters
         self._loop = loop
         self._timer: object | None = None  # None: nothing to do
-        self._works: dict[int, Work] = {}
-        self._decoding: dict[int, Work] = {}
+        self._works: dict[int, SimulatedRequest] = {}
+        self._decoding: dict[int, SimulatedRequest] = {}
         self._gained = 0.0
         self._numbers = 0
 
     def __repr__(self) -> str:
         replica = self.replica
-        return f"<Clockwork {replica.running}/{replica.slots} running, {len(replica.waiting)} waiting>"
+        return f"<SimulatedLoop {replica.running}/{replica.slots} running, {len(replica.waiting)} waiting>"
 
-    def submit(self, prompt: int, total: int, gain: Callable[[int], None], end: Callable[[], None]) -> Work:
+    def submit(self, prompt: int, total: int, gain: Callable[[int], None], end: Callable[[], None]) -> SimulatedRequest:
         self._numbers += 1
         sequence = Sequence(self._numbers, float(prompt), float(total))
-        work = Work(sequence, total, gain, end, self._loop.time())
+        work = SimulatedRequest(sequence, total, gain, end, self._loop.time())
         self._works[sequence.id] = work
         self.replica.submit(sequence)
         if self._timer is None:
             self._begin(self._loop.time())
         return work
 
-    def cancel(self, work: Work) -> None:
+    def cancel(self, work: SimulatedRequest) -> None:
         """The client left: its slot is free for the next pass. One that has ended is ignored."""
         if self._works.pop(work.sequence.id, None) is None:
             return
@@ -181,7 +181,7 @@ class Clockwork:
         ends = at + following.seconds
         self._timer = self._loop.call_at(ends, self._finish, following, ends)
 
-    def _finish(self, done: Pass, at: float) -> None:
+    def _finish(self, done: BatchPass, at: float) -> None:
         progress = self.replica.finish(done)
         self._count(done)
         now = self._loop.time()
@@ -210,7 +210,7 @@ class Clockwork:
         for work in ended:
             self._close(work, at)
 
-    def _count(self, done: Pass) -> None:
+    def _count(self, done: BatchPass) -> None:
         meters = self.meters
         meters.passes += 1
         if not done.decoding:
@@ -222,13 +222,13 @@ class Clockwork:
             meters.drafted_tokens += depth * done.decoding
             meters.accepted_tokens += (done.tokens_each - 1.0) * done.decoding
 
-    def _first(self, work: Work, at: float) -> None:
+    def _first(self, work: SimulatedRequest, at: float) -> None:
         work.first_s = work.last_s = at
         self.meters.prompt_tokens += round(work.sequence.prompt)
         self.meters.ttft.observe(at - work.sent_s)
         self._give(work, 1)
 
-    def _more(self, work: Work, at: float, made: int) -> None:
+    def _more(self, work: SimulatedRequest, at: float, made: int) -> None:
         count = made - work.made
         if count <= 0:
             return
@@ -236,12 +236,12 @@ class Clockwork:
         work.last_s = at
         self._give(work, count)
 
-    def _give(self, work: Work, count: int) -> None:
+    def _give(self, work: SimulatedRequest, count: int) -> None:
         work.made += count
         self.meters.output_tokens += count
         work.gain(count)
 
-    def _close(self, work: Work, at: float) -> None:
+    def _close(self, work: SimulatedRequest, at: float) -> None:
         meters = self.meters
         first, let_in = work.first_s or at, work.let_in_s or at
         meters.queue.observe(let_in - work.sent_s)

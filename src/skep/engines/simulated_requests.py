@@ -27,7 +27,7 @@ _SHORTEST, _MEAN_MORE = 40, 240  # of an answer that nothing limits: 280 tokens 
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class SimulatedText:
     """What will be said: `tokens` words, of which the client sees `shown` characters where a stop string cut them."""
 
     seed: int
@@ -54,15 +54,17 @@ def natural_tokens(seed: int) -> int:
     return round(_SHORTEST - _MEAN_MORE * math.log(1.0 - share))
 
 
-def script(seed: int, limit: int, *, min_tokens: int = 0, ignore_eos: bool = False, stop: Sequence[str] = ()) -> Script:
+def script(
+    seed: int, limit: int, *, min_tokens: int = 0, ignore_eos: bool = False, stop: Sequence[str] = ()
+) -> SimulatedText:
     """`limit`: tokens that the client or the context leaves."""
     natural = limit if ignore_eos else max(natural_tokens(seed), min_tokens)
     tokens = min(natural, limit)
     finish = "stop" if natural <= limit and not ignore_eos else "length"
     cut = _first_stop(seed, tokens, min_tokens, stop) if stop else None
     if cut is not None:
-        return Script(seed, cut[0], "stop", cut[1])
-    return Script(seed, tokens, finish)
+        return SimulatedText(seed, cut[0], "stop", cut[1])
+    return SimulatedText(seed, tokens, finish)
 
 
 def _first_stop(seed: int, tokens: int, min_tokens: int, stop: Sequence[str]) -> tuple[int, int] | None:
@@ -86,19 +88,19 @@ _PICTURE_TOKENS = 256.0
 _KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
 
 
-class Refused(Exception):
+class SimulatedRefusal(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SimulatedQuery:
     chat: bool
     stream: bool
     include_usage: bool
     prompt_tokens: int
-    script: Script
+    script: SimulatedText
 
 
 def error_document(status: int, message: str) -> dict[str, Any]:
@@ -106,22 +108,22 @@ def error_document(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": status}, "simulated": True}
 
 
-def parse_ask(body: bytes, *, chat: bool, model: str, context_tokens: int) -> Ask:
+def parse_query(body: bytes, *, chat: bool, model: str, context_tokens: int) -> SimulatedQuery:
     """Raises `Refused` with what the client is told."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(400, "the body is not JSON") from None
+        raise SimulatedRefusal(400, "the body is not JSON") from None
     if not isinstance(fields, dict):
-        raise Refused(400, "the body is not a JSON object")
+        raise SimulatedRefusal(400, "the body is not a JSON object")
     wanted = fields.get("model")
     if wanted is not None and wanted != model:
-        raise Refused(404, f"The model `{wanted}` does not exist.")
+        raise SimulatedRefusal(404, f"The model `{wanted}` does not exist.")
     if fields.get("n") not in (None, 1):
-        raise Refused(400, f"`n` is {fields['n']!r}: the simulated engine gives one choice")
+        raise SimulatedRefusal(400, f"`n` is {fields['n']!r}: the simulated engine gives one choice")
     text, tokens = _chat_prompt(fields) if chat else _plain_prompt(fields.get("prompt"))
     options = fields.get("stream_options")
-    return Ask(
+    return SimulatedQuery(
         chat=chat,
         stream=bool(fields.get("stream")),
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
@@ -130,16 +132,16 @@ def parse_ask(body: bytes, *, chat: bool, model: str, context_tokens: int) -> As
     )
 
 
-def _script(fields: Mapping[str, Any], text: str, tokens: int, context_tokens: int, *, chat: bool) -> Script:
+def _script(fields: Mapping[str, Any], text: str, tokens: int, context_tokens: int, *, chat: bool) -> SimulatedText:
     asked = _count(fields, "max_completion_tokens", 1) or _count(fields, "max_tokens", 1)
     if asked is None and not chat:
         asked = 16  # the completions API has always had so few
     least = _count(fields, "min_tokens", 0) or 0
     if asked is not None and least > asked:
-        raise Refused(400, f"min_tokens must be less than or equal to max_tokens={asked}, got {least}.")
+        raise SimulatedRefusal(400, f"min_tokens must be less than or equal to max_tokens={asked}, got {least}.")
     if tokens >= context_tokens or tokens + (asked or 0) > context_tokens:
         where = "messages" if chat else "prompt"
-        raise Refused(
+        raise SimulatedRefusal(
             400,
             f"This model's maximum context length is {context_tokens} tokens. However, you requested "
             f"{tokens + (asked or 1)} tokens ({tokens} in the {where}, {asked or 1} in the completion). "
@@ -158,11 +160,11 @@ def _script(fields: Mapping[str, Any], text: str, tokens: int, context_tokens: i
 def _chat_prompt(fields: Mapping[str, Any]) -> tuple[str, int]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Refused(400, "`messages` is missing or empty")
+        raise SimulatedRefusal(400, "`messages` is missing or empty")
     texts, tokens = [], _TEMPLATE_TOKENS
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise Refused(400, "each of `messages` wants a `role` and a `content`")
+            raise SimulatedRefusal(400, "each of `messages` wants a `role` and a `content`")
         text, more = _content(message.get("content"))
         calls = message.get("tool_calls")
         text += json.dumps(calls) if calls else ""
@@ -180,7 +182,7 @@ def _content(value: Any) -> tuple[str, float]:
     if isinstance(value, str):
         return value, 0.0
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise Refused(400, "`content` is neither text nor a list of parts")
+        raise SimulatedRefusal(400, "`content` is neither text nor a list of parts")
     texts = [part["text"] for part in value if isinstance(part.get("text"), str)]
     return " ".join(texts), _PICTURE_TOKENS * (len(value) - len(texts))
 
@@ -192,9 +194,9 @@ def _plain_prompt(prompt: Any) -> tuple[str, int]:
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return str(prompt[:64]), len(prompt)
     if isinstance(prompt, list) and prompt:
-        raise Refused(400, f"`prompt` holds {len(prompt)} prompts: the simulated engine takes one at a time")
+        raise SimulatedRefusal(400, f"`prompt` holds {len(prompt)} prompts: the simulated engine takes one at a time")
     if not isinstance(prompt, str) or not prompt:
-        raise Refused(400, "`prompt` is missing or empty")
+        raise SimulatedRefusal(400, "`prompt` is missing or empty")
     return prompt, max(1, round(_tokens(prompt)))
 
 
@@ -208,7 +210,7 @@ def _count(fields: Mapping[str, Any], name: str, least: int) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise Refused(400, f"{name} must be at least {least}, got {value!r}.")
+        raise SimulatedRefusal(400, f"{name} must be at least {least}, got {value!r}.")
     return value
 
 
@@ -218,19 +220,19 @@ def _stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(one, str) for one in strings):
-        raise Refused(400, "`stop` is neither text nor a list of texts")
+        raise SimulatedRefusal(400, "`stop` is neither text nor a list of texts")
     return tuple(one for one in strings if one)
 
 
 DONE = b"data: [DONE]\n\n"
 
 
-class Writer:
+class SimulatedWriter:
     """One answer. What all its events have in common is written once."""
 
     __slots__ = ("_ask", "_fields", "_prefix", "_suffix")
 
-    def __init__(self, ask: Ask, number: int, model: str, created: int) -> None:
+    def __init__(self, ask: SimulatedQuery, number: int, model: str, created: int) -> None:
         kind = ("chat.completion.chunk" if ask.stream else "chat.completion") if ask.chat else "text_completion"
         name = f"{'chatcmpl' if ask.chat else 'cmpl'}-simulated-{number}"
         self._ask = ask

@@ -23,12 +23,18 @@ from skep.engines.api_key import REFUSED, shows_key, take_key
 from skep.engines.base import EXIT_FINAL
 from skep.engines.ports import HOST, cannot_listen, socket_for
 from skep.engines.simulated import SimulatedPlan, plan_from_json
-from skep.engines.simulated_loop import Clockwork, Meters
-from skep.engines.simulated_requests import Ask, Refused, Writer, error_document, parse_ask
+from skep.engines.simulated_loop import SimulatedLoop, SimulatedMetrics
+from skep.engines.simulated_requests import (
+    SimulatedQuery,
+    SimulatedRefusal,
+    SimulatedWriter,
+    error_document,
+    parse_query,
+)
 from skep.errors import UserError
-from skep.planner.batching import Replica
+from skep.planner.batching import SimulatedReplica
 from skep.wire.heads import Origin
-from skep.wire.server import HttpServer, Incoming
+from skep.wire.server import HttpServer, ServerRequest
 
 GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
 _MARK = (b"x-skep-simulated", b"1")
@@ -44,13 +50,13 @@ class SimulatedServer:
         self.plan = plan
         self.model = model
         self._key = key
-        self.meters = Meters()
-        replica = Replica(plan.step, plan.slots, plan.pool_tokens, plan.chunk_tokens)
-        self.clockwork = Clockwork(replica, self.meters, asyncio.get_running_loop())
+        self.meters = SimulatedMetrics()
+        replica = SimulatedReplica(plan.step, plan.slots, plan.pool_tokens, plan.chunk_tokens)
+        self.simulated_loop = SimulatedLoop(replica, self.meters, asyncio.get_running_loop())
         self._created = int(time.time())
         self._ready_s = time.monotonic() + plan.load_s
         self._answers = 0
-        self._routes: dict[tuple[bytes, str], Callable[[Incoming], None]] = {
+        self._routes: dict[tuple[bytes, str], Callable[[ServerRequest], None]] = {
             (b"GET", "/health"): lambda request: _send(request, 200, {"status": "ok", "simulated": True}),
             (b"GET", "/v1/models"): self._models,
             (b"GET", "/metrics"): self._metrics,
@@ -58,7 +64,7 @@ class SimulatedServer:
             (b"GET", "/version"): lambda request: _send(request, 200, {"version": "simulated", "simulated": True}),
         }
 
-    def handle(self, request: Incoming) -> None:
+    def handle(self, request: ServerRequest) -> None:
         path = request.path
         if path != "/health" and not shows_key(self._key, _authorization(request)):
             _refuse(request, 401, REFUSED)
@@ -73,24 +79,24 @@ class SimulatedServer:
         else:
             _refuse(request, 404, f"no route {request.method.decode('latin-1')} {path}")
 
-    def _generate(self, request: Incoming, *, chat: bool) -> None:
+    def _generate(self, request: ServerRequest, *, chat: bool) -> None:
         try:
-            ask = parse_ask(request.body, chat=chat, model=self.model, context_tokens=self.plan.context_tokens)
-        except Refused as refused:
+            ask = parse_query(request.body, chat=chat, model=self.model, context_tokens=self.plan.context_tokens)
+        except SimulatedRefusal as refused:
             _refuse(request, refused.status, str(refused))
             return
         self._answers += 1
-        answer = _Answer(request, ask, Writer(ask, self._answers, self.model, int(time.time())))
-        work = self.clockwork.submit(
+        answer = _SimulatedAnswer(request, ask, SimulatedWriter(ask, self._answers, self.model, int(time.time())))
+        work = self.simulated_loop.submit(
             ask.prompt_tokens, ask.script.tokens, answer.gain, lambda: self._ended(ask, answer)
         )
-        request.on_gone = lambda: self.clockwork.cancel(work)
+        request.on_gone = lambda: self.simulated_loop.cancel(work)
 
-    def _ended(self, ask: Ask, answer: _Answer) -> None:
+    def _ended(self, ask: SimulatedQuery, answer: _SimulatedAnswer) -> None:
         self.meters.ended[ask.script.finish_reason] += 1
         answer.end()
 
-    def _models(self, request: Incoming) -> None:
+    def _models(self, request: ServerRequest) -> None:
         plan = self.plan
         told = {"simulated": True, "engine": f"simulated: {plan.about}", "slots": plan.slots}
         model = {
@@ -99,8 +105,8 @@ class SimulatedServer:
         }  # fmt: skip
         _send(request, 200, {"object": "list", "data": [model], "simulated": True})
 
-    def _metrics(self, request: Incoming) -> None:
-        replica = self.clockwork.replica
+    def _metrics(self, request: ServerRequest) -> None:
+        replica = self.simulated_loop.replica
         used = min(1.0, max(0.0, replica.kv_tokens / replica.pool_tokens)) if replica.pool_tokens else 0.0
         gauges = {
             "num_requests_running": replica.running,
@@ -111,12 +117,12 @@ class SimulatedServer:
         request.respond(200, [_PLAIN, _MARK], self.meters.text(self.model, gauges))
 
 
-class _Answer:
+class _SimulatedAnswer:
     """One answer under way: tokens in, text out."""
 
     __slots__ = ("_ask", "_chars", "_made", "_request", "_writer")
 
-    def __init__(self, request: Incoming, ask: Ask, writer: Writer) -> None:
+    def __init__(self, request: ServerRequest, ask: SimulatedQuery, writer: SimulatedWriter) -> None:
         self._request = request
         self._ask = ask
         self._writer = writer
@@ -148,15 +154,15 @@ class _Answer:
         self._request.respond(200, [_JSON, _MARK], self._writer.whole(text))
 
 
-def _send(request: Incoming, status: int, document: dict[str, Any]) -> None:
+def _send(request: ServerRequest, status: int, document: dict[str, Any]) -> None:
     request.respond(status, [_JSON, _MARK], json.dumps(document).encode())
 
 
-def _refuse(request: Incoming, status: int, message: str) -> None:
+def _refuse(request: ServerRequest, status: int, message: str) -> None:
     _send(request, status, error_document(status, message))
 
 
-def _authorization(request: Incoming) -> bytes | None:
+def _authorization(request: ServerRequest) -> bytes | None:
     return next((value for name, value in request.headers if name == b"authorization"), None)
 
 

@@ -18,8 +18,8 @@ from skep.engines.adapter import (
     exact_cards,
     flag,
     is_local,
-    not_taken,
     source_of,
+    unsupported_options,
 )
 from skep.engines.api_key import ENGINE_KEY
 from skep.engines.base import Launch
@@ -42,7 +42,7 @@ class Vllm(Adapter):
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         yield from common_refusals(launch)
         yield from exact_cards(launch)
-        yield from not_taken(launch.options, _NOT)
+        yield from unsupported_options(launch.options, _NOT)
         if launch.options.ep and launch.options.tp * launch.options.dp == 1:
             yield "ep = true has one card to spread the experts over", "set tp or dp, or leave ep out"
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from skep.config.key_ring import Priority
-from skep.gateway.queue import Waiting
-from skep.gateway.replica_table import Lease, ModelPool, Process, Replica, process_of
-from skep.gateway.routing import REMEMBERED, REMEMBERED_PER_SLOT, Homes
+from skep.gateway.queue import QueuedRequest
+from skep.gateway.replica_table import GatewayReplica, ModelPool, ProcessKey, SlotLease, process_of
+from skep.gateway.routing import REMEMBERED, REMEMBERED_PER_SLOT, ConversationAffinity
 from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 
-class Leases:
+class LeaseTable:
     def __init__(self) -> None:
-        self.by_id: dict[str, Lease] = {}
-        self._releasing: dict[Replica, int] = {}  # how many of a replica's
+        self.by_id: dict[str, SlotLease] = {}
+        self._releasing: dict[GatewayReplica, int] = {}  # how many of a replica's
         self._releases = 0
-        self._bounds: list[tuple[float, str, Lease]] = []  # a heap of all releases, also of those that have ended
+        self._bounds: list[tuple[float, str, SlotLease]] = []  # a heap of all releases, also of those that have ended
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -31,18 +31,18 @@ class Leases:
     def active(self) -> int:
         return len(self.by_id) - self._releases
 
-    def note_release(self, lease: Lease, until: float) -> None:
+    def note_release(self, lease: SlotLease, until: float) -> None:
         self._releases += 1
         self._releasing[lease.home] = self._releasing.get(lease.home, 0) + 1
         heappush(self._bounds, (until, lease.id, lease))
 
-    def note_end_of_release(self, lease: Lease) -> None:
+    def note_end_of_release(self, lease: SlotLease) -> None:
         self._releases -= 1
         self._releasing[lease.home] -= 1
         if not self._releasing[lease.home]:
             del self._releasing[lease.home]
 
-    def overdue(self, now: float) -> list[Lease]:
+    def overdue(self, now: float) -> list[SlotLease]:
         """Those in release whose bound has passed. They are named once: they have to end."""
         found = []
         while self._bounds and self._bounds[0][0] <= now:
@@ -51,7 +51,7 @@ class Leases:
                 found.append(lease)
         return found
 
-    def homes_of_releases(self) -> list[Replica]:
+    def releasing_replicas(self) -> list[GatewayReplica]:
         return sorted(self._releasing, key=lambda replica: replica.order)
 
 
@@ -65,12 +65,12 @@ class Admission:
     def __init__(self, limits: AdmissionLimits | None = None) -> None:
         self.limits = limits or AdmissionLimits()
         self._models: dict[str, ModelPool] = {}
-        self._replicas: dict[str, Replica] = {}
-        self._leaving: dict[Process, Replica] = {}  # taken from the table while answers are still under way
-        self._leases = Leases()
-        self._homes = Homes()
-        self._comers = 0
-        self._phantoms = 0
+        self._replicas: dict[str, GatewayReplica] = {}
+        self._leaving: dict[ProcessKey, GatewayReplica] = {}  # taken from the table while answers are still under way
+        self._leases = LeaseTable()
+        self._affinity = ConversationAffinity()
+        self._replica_count = 0
+        self._placeholder_count = 0
         self._closed = False
 
     def __repr__(self) -> str:
@@ -102,17 +102,17 @@ class Admission:
     def waiting(self, model: str) -> dict[str, int]:
         return {priority.label: self._models[model].queue.waiting(priority) for priority in Priority}
 
-    def table(self) -> tuple[Replica, ...]:
+    def table(self) -> tuple[GatewayReplica, ...]:
         """Those that serve."""
         return tuple(self._replicas.values())
 
-    def replicas(self) -> tuple[Replica, ...]:
+    def replicas(self) -> tuple[GatewayReplica, ...]:
         """Those of the table, and those that left it with answers under way."""
         return (*self._replicas.values(), *self._leaving.values())
 
     def to_confirm(self) -> tuple[ReplicaSpec, ...]:
         """The replicas that should be asked how many slots are busy."""
-        return tuple(replica.spec for replica in self._leases.homes_of_releases() if replica.spec.confirms)
+        return tuple(replica.spec for replica in self._leases.releasing_replicas() if replica.spec.confirms)
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
         """A replica for a request that takes no slot, such as a count of tokens."""
@@ -136,17 +136,17 @@ class Admission:
         """
         wanted = {spec.name: process_of(spec) for spec in specs}
         for name in [name for name, replica in self._replicas.items() if wanted.get(name) != process_of(replica.spec)]:
-            self._let_go(self._replicas.pop(name))
+            self._remove_replica(self._replicas.pop(name))
         changed = set()
         for spec in specs:
             known = self._replicas.get(spec.name)
             if known is None:
-                self._replicas[spec.name] = self._comer(spec, now)
+                self._replicas[spec.name] = self._new_replica(spec, now)
             elif known.spec != spec:
                 known.become(spec)
                 changed.add(known)
         actions: list[Action] = []
-        by_model: dict[str, list[Replica]] = {name: [] for name in {spec.model for spec in specs} | set(models)}
+        by_model: dict[str, list[GatewayReplica]] = {name: [] for name in {spec.model for spec in specs} | set(models)}
         for replica in self._replicas.values():
             by_model[replica.spec.model].append(replica)
         for name in self._models.keys() - by_model.keys():
@@ -154,7 +154,7 @@ class Admission:
             actions.extend(Reject(entry.id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
         for name, replicas in by_model.items():
             self._models.setdefault(name, self.pool(self.limits.aging_s)).become(replicas, changed)
-        self._homes.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * sum(spec.slots for spec in specs))
+        self._affinity.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * sum(spec.slots for spec in specs))
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
@@ -166,9 +166,9 @@ class Admission:
             return [Reject(arrival.request_id, RejectCode.UNKNOWN_MODEL)]
         longest = self.limits.max_wait_s
         wait_s = longest if arrival.max_wait_s is None else min(longest, arrival.max_wait_s)
-        entry = Waiting(arrival, now, now + wait_s)
+        entry = QueuedRequest(arrival, now, now + wait_s)
         if not pool.queue.by_id:
-            replica = pool.choose(entry, self._homes, now)
+            replica = pool.choose(entry, self._affinity, now)
             if replica is not None:
                 return [self._grant(pool, entry, replica, now)]
         evicted: list[Action] = []
@@ -260,7 +260,7 @@ class Admission:
         lease.home.breaker.failed(now)
         self._end(lease)
         if lease.home.listed:
-            self._phantom(lease.home, now)
+            self._placeholder_lease(lease.home, now)
         return self._again(lease, now)
 
     def engine_busy(self, spec: ReplicaSpec, busy: int, asked_at: float, now: float) -> list[Action]:
@@ -321,12 +321,12 @@ class Admission:
 
     # Inside
 
-    def _active(self, request_id: str) -> Lease | None:
+    def _active(self, request_id: str) -> SlotLease | None:
         """What is said of a lease that has ended, or is in release, is said once too often."""
         lease = self._leases.by_id.get(request_id)
         return lease if lease is not None and lease.releasing_until is None else None
 
-    def _find(self, spec: ReplicaSpec) -> Replica | None:
+    def _find(self, spec: ReplicaSpec) -> GatewayReplica | None:
         """The process meant, also if it has left the table."""
         meant, replica = process_of(spec), self._replicas.get(spec.name)
         return replica if replica is not None and process_of(replica.spec) == meant else self._leaving.get(meant)
@@ -345,26 +345,26 @@ class Admission:
             actions.append(self._grant(pool, entry, replica, now))
         return actions
 
-    def _next(self, pool: ModelPool, now: float) -> tuple[Waiting, Replica] | None:
+    def _next(self, pool: ModelPool, now: float) -> tuple[QueuedRequest, GatewayReplica] | None:
         """The next one that fits: a class that may not have the free slot does not hold up one that may."""
         if not pool.has_room(now):
             return None
         for entry in pool.candidates():
-            replica = pool.choose(entry, self._homes, now)
+            replica = pool.choose(entry, self._affinity, now)
             if replica is not None:
                 return entry, replica
         return None
 
-    def _grant(self, pool: ModelPool, entry: Waiting, replica: Replica, now: float) -> Forward:
+    def _grant(self, pool: ModelPool, entry: QueuedRequest, replica: GatewayReplica, now: float) -> Forward:
         entry.attempts += 1
         request_id = entry.arrival.request_id
-        lease = Lease(request_id, replica, entry, now)
+        lease = SlotLease(request_id, replica, entry, now)
         self._leases.by_id[request_id] = lease
         replica.take(lease)
         pool.took(lease)
         return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
-    def _again(self, lease: Lease, now: float) -> list[Action]:
+    def _again(self, lease: SlotLease, now: float) -> list[Action]:
         """A request that a replica failed: once more, or not."""
         entry, model = lease.entry, lease.home.spec.model
         pool = self._models.get(model)
@@ -377,11 +377,11 @@ class Admission:
         pool.queue.put(entry, first=True)
         return self._serve(pool, now)
 
-    def _breaker_changed(self, replica: Replica) -> None:
+    def _breaker_changed(self, replica: GatewayReplica) -> None:
         if replica.listed:
-            self._models[replica.spec.model].roster.changed(replica)
+            self._models[replica.spec.model].ranking.changed(replica)
 
-    def _release(self, lease: Lease, now: float) -> list[Action]:
+    def _release(self, lease: SlotLease, now: float) -> list[Action]:
         home = lease.home
         if not home.listed:
             self._end(lease)
@@ -392,7 +392,7 @@ class Admission:
         (pool := self._models[home.spec.model]).released(lease)
         return self._serve(pool, now)  # a soft limit counts only what is still wanted
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: SlotLease) -> None:
         home = lease.home
         del self._leases.by_id[lease.id]
         if lease.releasing_until is not None:
@@ -403,32 +403,32 @@ class Admission:
         elif not home.leases:
             self._leaving.pop(process_of(home.spec), None)
 
-    def _let_go(self, gone: Replica) -> None:
+    def _remove_replica(self, gone: GatewayReplica) -> None:
         self._models[gone.spec.model].lose(gone)
         for lease in [lease for lease in gone.leases.values() if lease.releasing_until is not None]:
             self._end(lease)
         if gone.leases:
             self._leaving[process_of(gone.spec)] = gone
 
-    def _comer(self, spec: ReplicaSpec, now: float) -> Replica:
+    def _new_replica(self, spec: ReplicaSpec, now: float) -> GatewayReplica:
         """New, or the same process again: then with what it still has under way."""
         replica = self._leaving.pop(process_of(spec), None)
         if replica is None:
-            replica = Replica(spec, now)
+            replica = GatewayReplica(spec, now)
         else:
             replica.become(spec)
-        self._comers += 1
-        replica.order = self._comers
+        self._replica_count += 1
+        replica.order = self._replica_count
         for _ in range(spec.slots - replica.busy if spec.confirms else 0):
-            self._phantom(replica, now)
+            self._placeholder_lease(replica, now)
         return replica
 
-    def _phantom(self, replica: Replica, now: float) -> None:
+    def _placeholder_lease(self, replica: GatewayReplica, now: float) -> None:
         """A slot that works for nobody we know: in release from the beginning."""
-        self._phantoms += 1
-        entry = Waiting(Arrival(f"phantom-{self._phantoms}", replica.spec.model), now, now)
+        self._placeholder_count += 1
+        entry = QueuedRequest(Arrival(f"phantom-{self._placeholder_count}", replica.spec.model), now, now)
         until = now + replica.spec.release_bound_s
-        lease = self._leases.by_id[entry.id] = Lease(entry.id, replica, entry, now, releasing_until=until)
+        lease = self._leases.by_id[entry.id] = SlotLease(entry.id, replica, entry, now, releasing_until=until)
         self._leases.note_release(lease, until)
         replica.take(lease)
         if replica.listed:

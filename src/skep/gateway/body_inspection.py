@@ -55,7 +55,7 @@ _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BodySummary:
     model: str | None  # None: the body names none
     conversation: int | None = None
     name_at: tuple[int, int] | None = None  # where a long body has the name, with its quotes
@@ -65,7 +65,7 @@ class NotAnObject(ValueError):
     """The body is not a JSON object, or its `model` is not a string."""
 
 
-class _Body(msgspec.Struct):
+class _RequestBody(msgspec.Struct):
     model: str | None = None
     messages: msgspec.Raw = msgspec.Raw(b"")
     system: msgspec.Raw = msgspec.Raw(b"")
@@ -79,33 +79,33 @@ class _Message(msgspec.Struct):
     content: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Named(msgspec.Struct):
+class _ModelField(msgspec.Struct):
     model: str | None = None
 
 
-_decoder = msgspec.json.Decoder(_Body)
-_names = msgspec.json.Decoder(_Named)
+_decoder = msgspec.json.Decoder(_RequestBody)
+_names = msgspec.json.Decoder(_ModelField)
 _messages = msgspec.json.Decoder(list[_Message])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def look(body: bytes, *, conversation: bool = True) -> Look:
+def inspect_body(body: bytes, *, conversation: bool = True) -> BodySummary:
     """`conversation`: its digest is wanted too. There is no use for it where one replica serves the model."""
     if len(body) > LONG_BYTES:
-        return _look_at_long(body, conversation=conversation)
+        return _inspect_long(body, conversation=conversation)
     if len(body) > DECODE_BYTES:
-        seen = _glance(body)
+        seen = _inspect_ends(body)
         if seen is not None:
             return seen
     try:
         fields = _decoder.decode(body)
     except _UNREADABLE as error:
         if body.startswith(_BOM):
-            return look(body[len(_BOM) :], conversation=conversation)
+            return inspect_body(body[len(_BOM) :], conversation=conversation)
         raise NotAnObject(str(error)) from None
     if fields.model is not None and len(fields.model) > LONGEST_NAME:
         raise _name_too_long()
-    return Look(fields.model, _conversation(fields) if conversation else None)
+    return BodySummary(fields.model, _conversation(fields) if conversation else None)
 
 
 def _name_too_long() -> NotAnObject:
@@ -176,7 +176,7 @@ def _skip_string(body: bytes, at: int, window: int) -> int:
         at = end
 
 
-def _look_at_long(body: bytes, *, conversation: bool) -> Look:
+def _inspect_long(body: bytes, *, conversation: bool) -> BodySummary:
     """By its beginning and its end, where these suffice; else its model is searched for."""
     start = len(_BOM) if body.startswith(_BOM) else 0
     if _OBJECT.match(body, start, start + _HEAD_BYTES) is None:
@@ -188,10 +188,10 @@ def _look_at_long(body: bytes, *, conversation: bool) -> Look:
         found = _own_model(body, len(body) - LONG_BYTES) or search_model(body)
     name = _name(found["name"]) if found is not None else None
     if found is None or name is None:
-        return Look(None, digest)
+        return BodySummary(None, digest)
     if len(name) > LONGEST_NAME:
         raise _name_too_long()
-    return Look(name, digest, found.span("name"))
+    return BodySummary(name, digest, found.span("name"))
 
 
 def _digest_of_long(body: bytes, start: int) -> int | None:
@@ -238,7 +238,7 @@ def _own_model(body: bytes, start: int = 0) -> re.Match[bytes] | None:
     return None
 
 
-def _glance(body: bytes) -> Look | None:
+def _inspect_ends(body: bytes) -> BodySummary | None:
     """The beginning and the end of a large body. None: it has to be decoded.
 
     Only for OpenAI's `messages` that begin with the system's: those of others may have it in a field anywhere.
@@ -256,15 +256,15 @@ def _glance(body: bytes) -> Look | None:
     named = _NAMED.findall(head[1])
     if named:
         try:
-            return Look(named[-1].decode(), digest)
+            return BodySummary(named[-1].decode(), digest)
         except UnicodeDecodeError:
             return None
     found = _own_model(body)
     name = _name(found["name"]) if found is not None else None
-    return Look(name, digest) if name is not None and len(name) <= LONGEST_NAME else None
+    return BodySummary(name, digest) if name is not None and len(name) <= LONGEST_NAME else None
 
 
-def _conversation(fields: _Body) -> int | None:
+def _conversation(fields: _RequestBody) -> int | None:
     """A digest of everything up to and including the (beginning of the) first user message.
 
     System prompts are shared by many agents, so they alone do not tell a conversation. The digest must not change as

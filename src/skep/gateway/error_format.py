@@ -34,7 +34,7 @@ ERRORS: dict[str, tuple[int, str, str]] = {
 }
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that comes no further than the border. `code` is one of `ERRORS`."""
 
     def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
@@ -43,8 +43,8 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
 
-def limit_reached(key: str, code: str, retry_after_s: float | None) -> Refused:
-    return Refused(code, f"the key `{key}` has reached its limit ({code})", retry_after_s)
+def limit_reached(key: str, code: str, retry_after_s: float | None) -> RequestRefused:
+    return RequestRefused(code, f"the key `{key}` has reached its limit ({code})", retry_after_s)
 
 
 def speaks_anthropic(path: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.gateway.proxy import Proxy
-from skep.gateway.replica_table import Replica
+from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.values import ReplicaSpec
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch
@@ -34,7 +34,7 @@ class HealthTimes:
     health_timeout_s: float = 5.0
 
 
-class Watch:
+class HealthLoop:
     """`run` goes on until cancelled."""
 
     def __init__(self, proxy: Proxy, times: HealthTimes | None = None) -> None:
@@ -64,7 +64,7 @@ class Watch:
         """What one request does to one of these must not stop the clock for all."""
         try:
             self._look_at_exchanges(now)
-            self._proxy.let_go_of_pools()
+            self._proxy.retire_unused_pools()
             self._proxy.accounts.settle()
         except Exception as error:
             print(f"watch.failed why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
@@ -73,13 +73,13 @@ class Watch:
     def _look_at_exchanges(self, now: float) -> None:
         for exchange in list(self._proxy.exchanges.values()):
             if exchange.aloud:
-                exchange.speak(now)
+                exchange.send_keepalive(now)
             if exchange.granted is not None:
                 if exchange.heard_at > exchange.granted_at:
                     self._proxy.admission.heard(exchange.granted.replica, exchange.heard_at)
                 exchange.check_time(now)
 
-    def _check_is_due(self, replica: Replica, now: float) -> bool:
+    def _check_is_due(self, replica: GatewayReplica, now: float) -> bool:
         closed = replica.breaker.state(now) == "closed"
         every_s = self._times.health_every_s if closed else self._times.health_soon_s
         if now - self._checked_at.get(replica.spec.url, float("-inf")) < every_s:

@@ -16,28 +16,28 @@ from itertools import chain
 from pathlib import Path
 
 from skep.gateway.batch.api import QUOTA_BYTES, BatchApi
-from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, Answer
-from skep.gateway.process import Gateway, end, main
+from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer
+from skep.gateway.process import Gateway, exit_now, main
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.proxy import Proxy
 from skep.units import MIB
 from skep.wire.json_pipe import Message
-from skep.wire.server_request import Incoming
+from skep.wire.server_request import ServerRequest
 
 READY_POLL_S = 0.05
 MOST_HELD_BYTES = 512 * MIB  # of all answers together while they come in; beyond it the largest is sent for again later
 
 
-class ProxyErrand:
+class InternalRequest:
     """One request without a connection: its own carrier, which gathers the answer until it is whole or given up."""
 
-    def __init__(self, door: BatchDoor, owner: str) -> None:
+    def __init__(self, door: BatchGatewayPort, owner: str) -> None:
         self._door = door
         self._owner = owner
         self._is_over = False
-        self._answered: Callable[[Answer], None] = lambda _answer: None
+        self._answered: Callable[[BatchAnswer], None] = lambda _answer: None
         self._received: list[bytes] = []
-        self._request: Incoming | None = None
+        self._request: ServerRequest | None = None
         self._exchange: Exchange | None = None
         self.held_bytes = 0
 
@@ -46,19 +46,19 @@ class ProxyErrand:
         exchange = self._exchange
         return not self._is_over and (exchange is None or not exchange.under_way)
 
-    def go(self, endpoint: str, body: bytes, answered: Callable[[Answer], None]) -> None:
+    def go(self, endpoint: str, body: bytes, answered: Callable[[BatchAnswer], None]) -> None:
         """As HTTP/1.0, whose answers have no chunks to be taken apart again."""
-        request = self._request = Incoming(self, b"POST", endpoint.encode(), [], "1.0")
+        request = self._request = ServerRequest(self, b"POST", endpoint.encode(), [], "1.0")
         request.body = body
         self._answered = answered
-        self._exchange = self._door.proxy.hand_in(request, self._owner)
+        self._exchange = self._door.proxy.submit_internal(request, self._owner)
 
     def give_up(self) -> None:
         request = self._end()
         if request is not None:
             _hang_up(request)
 
-    def break_off(self, why: Answer) -> None:
+    def break_off(self, why: BatchAnswer) -> None:
         """Drop what came and end the call to the replica: in the next round, for the exchange is writing just now."""
         request = self._end()
         if request is not None:
@@ -67,22 +67,22 @@ class ProxyErrand:
 
     # The carrier's side
 
-    def send(self, request: Incoming, data: bytes) -> None:  # noqa: ARG002
+    def send(self, request: ServerRequest, data: bytes) -> None:  # noqa: ARG002
         if not self._is_over:
             self._received.append(data)
             self.held_bytes += len(data)
             self._door.received(self, len(data))
 
-    def finished(self, request: Incoming) -> None:  # noqa: ARG002
+    def finished(self, request: ServerRequest) -> None:  # noqa: ARG002
         received = self._received
         if self._end() is not None:
-            self._answered(answer_of(b"".join(received)))
+            self._answered(parse_answer(b"".join(received)))
 
     def abort(self) -> None:
         if self._end() is not None:
-            self._answered(Answer(None))
+            self._answered(BatchAnswer(None))
 
-    def _end(self) -> Incoming | None:
+    def _end(self) -> ServerRequest | None:
         """The request, if it was sent and not over before. What came of its answer is not kept any longer."""
         if self._is_over:
             return None
@@ -92,26 +92,26 @@ class ProxyErrand:
         return request
 
 
-class BatchDoor:
+class BatchGatewayPort:
     """The gateway, as the batch API sees it. Bounds what it holds of answers that are not whole yet."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
-        self._out: dict[str, set[ProxyErrand]] = defaultdict(set)  # by owner
+        self._out: dict[str, set[InternalRequest]] = defaultdict(set)  # by owner
         self._held_bytes = 0
 
-    def received(self, errand: ProxyErrand, more_bytes: int) -> None:
+    def received(self, errand: InternalRequest, more_bytes: int) -> None:
         self._held_bytes += more_bytes
         if errand.held_bytes > MOST_ANSWER_BYTES:
-            errand.break_off(Answer(None, fault="answer_too_large"))
+            errand.break_off(BatchAnswer(None, fault="answer_too_large"))
         elif self._held_bytes > MOST_HELD_BYTES:
-            max(chain(*self._out.values()), key=lambda one: one.held_bytes).break_off(Answer(None))
+            max(chain(*self._out.values()), key=lambda one: one.held_bytes).break_off(BatchAnswer(None))
 
-    def ended(self, errand: ProxyErrand, owner: str) -> None:
+    def ended(self, errand: InternalRequest, owner: str) -> None:
         self._held_bytes -= errand.held_bytes
         self._out[owner].discard(errand)
 
-    def owner_of(self, request: Incoming) -> str | None:
+    def owner_of(self, request: ServerRequest) -> str | None:
         key = self.proxy.key_of(request)
         return None if key is None else key.name
 
@@ -124,12 +124,12 @@ class BatchDoor:
             return None
         return f"the model `{model[:80]}` is not served here; known: {known}"
 
-    def errand(self, owner: str) -> ProxyErrand | None:
+    def errand(self, owner: str) -> InternalRequest | None:
         """All batches of a key have one less than the key may have, so that it can be used beside them."""
         most = next((key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None)
         if most is not None and len(self._out[owner]) >= max(1, most - 1):
             return None
-        errand = ProxyErrand(self, owner)
+        errand = InternalRequest(self, owner)
         self._out[owner].add(errand)
         return errand
 
@@ -138,12 +138,12 @@ class BatchDoor:
             await asyncio.sleep(READY_POLL_S)
 
 
-def _hang_up(request: Incoming) -> None:
+def _hang_up(request: ServerRequest) -> None:
     if request.on_gone is not None:
         request.on_gone()
 
 
-def answer_of(received: bytes) -> Answer:
+def parse_answer(received: bytes) -> BatchAnswer:
     """Of the bytes of a whole answer."""
     head, _, body = received.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
@@ -151,7 +151,9 @@ def answer_of(received: bytes) -> Answer:
     retry_after_s = None
     with contextlib.suppress(KeyError, ValueError):
         retry_after_s = float(fields[b"retry-after"])
-    return Answer(int(first.split(b" ", 2)[1]), body, fields.get(b"x-skep-request-id", b"").decode(), retry_after_s)
+    return BatchAnswer(
+        int(first.split(b" ", 2)[1]), body, fields.get(b"x-skep-request-id", b"").decode(), retry_after_s
+    )
 
 
 def mount_batches(gateway: Gateway, setup: Message) -> BatchApi:
@@ -167,7 +169,7 @@ def mount_batches(gateway: Gateway, setup: Message) -> BatchApi:
 
     places = setup["batches"]
     return BatchApi(
-        BatchDoor(gateway.proxy),
+        BatchGatewayPort(gateway.proxy),
         store=Path(places["store"]),
         folder=Path(places["files"]),
         say=say,
@@ -176,4 +178,4 @@ def mount_batches(gateway: Gateway, setup: Message) -> BatchApi:
 
 
 if __name__ == "__main__":
-    end(main((mount_batches,)))
+    exit_now(main((mount_batches,)))

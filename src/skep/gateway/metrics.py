@@ -133,7 +133,7 @@ class Metrics:
         return ("\n".join(lines) + "\n").encode("utf-8", "replace")
 
 
-def of_replica(text: str, replica: str) -> str:
+def label_samples(text: str, replica: str) -> str:
     """An engine's samples, each with one label more. Descriptions are left out: those of all replicas are the same."""
     label = f'replica="{_escaped(replica)}"'
 

@@ -24,22 +24,22 @@ from urllib.parse import parse_qs, unquote
 
 from skep.config.key_ring import KeySpec, digest_of
 from skep.gateway.admission import Admission
-from skep.gateway.error_format import JSON, Refused
-from skep.gateway.health_loop import HealthTimes, Watch
-from skep.gateway.metrics import Metrics, of_replica
+from skep.gateway.error_format import JSON, RequestRefused
+from skep.gateway.health_loop import HealthLoop, HealthTimes
+from skep.gateway.metrics import Metrics, label_samples
 from skep.gateway.proxied_request import Timeouts
 from skep.gateway.proxy import Policy, Proxy, Route
-from skep.gateway.request_log import Accounts, Journal
+from skep.gateway.request_log import RequestAccounting, RequestLog
 from skep.gateway.status import fill_gauges, model_document, models_document, status_document
 from skep.gateway.values import AdmissionLimits, ReplicaSpec
-from skep.wire.json_pipe import Link, Message
-from skep.wire.server import HttpServer, Incoming, ServerLimits
+from skep.wire.json_pipe import JsonPipe, Message
+from skep.wire.server import HttpServer, ServerLimits, ServerRequest
 
 DRAIN_POLL_S = 0.02
 PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
-class Annex(Protocol):
+class Extension(Protocol):
     """What is served beside the models: its routes, and its work as long as the gateway runs."""
 
     routes: dict[tuple[bytes, str], Route]
@@ -53,23 +53,23 @@ class Annex(Protocol):
         """This gateway is to end: finish what is under way, begin nothing new."""
 
 
-Mount = Callable[["Gateway", Message], Annex]
+MakeExtension = Callable[["Gateway", Message], Extension]
 
 
 class Gateway:
     """One gateway: built from the supervisor's first message, told of changes by later ones."""
 
-    def __init__(self, setup: Message, mounts: Sequence[Mount] = ()) -> None:
+    def __init__(self, setup: Message, mounts: Sequence[MakeExtension] = ()) -> None:
         store = setup.get("store")
         log = setup.get("log")
-        self.journal = Journal(Path(store) if store else None, sys.stderr, log_path=Path(log) if log else None)
+        self.journal = RequestLog(Path(store) if store else None, sys.stderr, log_path=Path(log) if log else None)
         self.metrics = Metrics()
         admission = Admission(AdmissionLimits(**setup.get("limits", {})))
-        self.accounts = Accounts(self.metrics, self.journal.add, admission.knows)
+        self.accounts = RequestAccounting(self.metrics, self.journal.add, admission.knows)
         self.proxy = Proxy(admission, self.accounts, policy_of(setup), keys_wanted=bool(setup.get("keys_wanted")))
         limits = ServerLimits(**setup.get("server", {}))
         self.server = HttpServer(self.proxy.handle, limits, self.proxy.check_head)
-        self.watch = Watch(self.proxy, HealthTimes(**setup.get("watch", {})))
+        self.watch = HealthLoop(self.proxy, HealthTimes(**setup.get("watch", {})))
         self.tls = _tls(setup.get("tls"))
         for path in ("/health", "/healthz"):
             self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')
@@ -79,44 +79,44 @@ class Gateway:
         self.proxy.routes[b"GET", "/metrics"] = self._metrics
         self.proxy.routes[b"GET", "/metrics/engines"] = self._engine_metrics
         self._answering: set[asyncio.Task[None]] = set()
-        self.annexes = [mount(self, setup) for mount in mounts]
-        for annex in self.annexes:
+        self.extensions = [mount(self, setup) for mount in mounts]
+        for annex in self.extensions:
             self.proxy.routes.update(annex.routes)
 
-    def _models(self, request: Incoming) -> None:
+    def _models(self, request: ServerRequest) -> None:
         request.respond(200, [JSON], json.dumps(models_document(self.proxy)).encode())
 
-    def _model(self, request: Incoming) -> None:
+    def _model(self, request: ServerRequest) -> None:
         admission, model = self.proxy.admission, unquote(request.path.partition("models/")[2])
         if not admission.knows(model):
             known = ", ".join(admission.models) or "none"
-            raise Refused("model_not_found", f"the model `{model}` is not served here; known: {known}")
+            raise RequestRefused("model_not_found", f"the model `{model}` is not served here; known: {known}")
         request.respond(200, [JSON], json.dumps(model_document(self.proxy, model)).encode())
 
-    def _metrics(self, request: Incoming) -> None:
+    def _metrics(self, request: ServerRequest) -> None:
         self.accounts.settle()
         lost = {"buffer full": self.journal.dropped, "store": self.journal.unwritten}
         admission, now = self.proxy.admission, self.proxy.now()
         fill_gauges(self.metrics, admission, connections=self.server.connections, lost=lost, now=now)
         request.respond(200, [PROMETHEUS], self.metrics.text())
 
-    def _engine_metrics(self, request: Incoming) -> None:
+    def _engine_metrics(self, request: ServerRequest) -> None:
         task = asyncio.create_task(self._gather_engine_metrics(request))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _gather_engine_metrics(self, request: Incoming) -> None:
+    async def _gather_engine_metrics(self, request: ServerRequest) -> None:
         """Of the replicas of `?model=`, or of all. What an engine does not tell is left out."""
         admission = self.proxy.admission
         (model,) = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("model", [""])[:1]
         specs = [one.spec for one in admission.table() if one.spec.model == model or not admission.knows(model)]
         texts = await asyncio.gather(*(self.watch.engine_metrics(spec) for spec in specs))
-        parts = [of_replica(text, spec.name) for spec, text in zip(specs, texts, strict=True) if text]
+        parts = [label_samples(text, spec.name) for spec, text in zip(specs, texts, strict=True) if text]
         request.respond(200, [PROMETHEUS], "".join(parts).encode())
 
-    async def serve(self, listener: socket.socket, link: Link) -> None:
+    async def serve(self, listener: socket.socket, link: JsonPipe) -> None:
         self.journal.start()
-        beside = [asyncio.create_task(annex.run()) for annex in self.annexes]
+        beside = [asyncio.create_task(annex.run()) for annex in self.extensions]
         await self.server.listen(listener, self.tls)
         self.proxy.on_wanted = lambda model: link.send({"event": "wanted", "model": model})
         link.send({"event": "listening"})
@@ -133,13 +133,13 @@ class Gateway:
             for work in beside:
                 work.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
-            self.proxy.cut_all()
+            self.proxy.abort_requests()
             await self.server.close()
             await self.proxy.close()
             self.accounts.settle()
             self.journal.close()
 
-    async def _follow(self, link: Link) -> None:
+    async def _follow(self, link: JsonPipe) -> None:
         """Carry out the supervisor's messages until it says `exit` or is gone."""
         async with asyncio.TaskGroup() as tasks:
             drains = []
@@ -163,10 +163,10 @@ class Gateway:
             for drain in drains:
                 drain.cancel()
 
-    async def _drain(self, link: Link, message: Message) -> None:
+    async def _drain(self, link: JsonPipe, message: Message) -> None:
         """`hand_over`: a new gateway takes the connections from now on; else new requests are told to come back."""
         admission = self.proxy.admission
-        for annex in self.annexes:
+        for annex in self.extensions:
             annex.leave()
         if message.get("hand_over"):
             self.server.stop_accepting()
@@ -174,7 +174,7 @@ class Gateway:
             self.proxy.carry_out(admission.close())
         try:
             async with asyncio.timeout(message["timeout_s"]):
-                while self.server.active or not self.proxy.drained.is_set() or any(one.busy for one in self.annexes):
+                while self.server.active or not self.proxy.drained.is_set() or any(one.busy for one in self.extensions):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self.proxy.carry_out(admission.close())
@@ -209,7 +209,7 @@ def _tls(files: dict[str, str] | None) -> ssl.SSLContext | None:
     return context
 
 
-def main(mounts: Sequence[Mount] = ()) -> int:
+def main(mounts: Sequence[MakeExtension] = ()) -> int:
     parser = argparse.ArgumentParser(prog="skep-gateway")
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--link-fd", type=int, required=True)
@@ -220,7 +220,7 @@ def main(mounts: Sequence[Mount] = ()) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and 1024 are few
 
     async def run() -> None:
-        link = await Link.over(socket.socket(fileno=args.link_fd))
+        link = await JsonPipe.over(socket.socket(fileno=args.link_fd))
         setup = await link.receive()
         if setup is not None:
             gateway = Gateway(setup, mounts)
@@ -236,11 +236,11 @@ def main(mounts: Sequence[Mount] = ()) -> int:
     return 0
 
 
-def end(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Nothing here needs an orderly interpreter shutdown, and a stop should be instant."""
     sys.stdout.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    end(main())
+    exit_now(main())

@@ -12,16 +12,16 @@ from typing import Protocol
 
 from skep.gateway.admission import Admission
 from skep.gateway.error_format import ERRORS, error_body, error_event, event_of, rejection, retry_headers
-from skep.gateway.request_policy import Plan
-from skep.gateway.stream_keepalive import STREAM_LINES, Aloud, comment
+from skep.gateway.request_policy import RequestPlan
+from skep.gateway.stream_keepalive import STREAM_LINES, KeepaliveReceiver, comment
 from skep.gateway.usage import UNKNOWN, Tokens, tokens_of
 from skep.gateway.values import Action, Forward, Reject, ReplicaSpec
-from skep.wire.client import Call, Pool, WireFailure, unchunked
+from skep.wire.client import Call, Pool, WireFailure, strip_chunk_headers
 from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of
-from skep.wire.server import Incoming
+from skep.wire.server import ServerRequest
 
-COMPLAINTS = frozenset((502, 503, 504))  # the server says that it cannot; another one perhaps can
-ELSEWHERE = COMPLAINTS | {429}
+ERROR_STATUSES = frozenset((502, 503, 504))  # the server says that it cannot; another one perhaps can
+RETRY_STATUSES = ERROR_STATUSES | {429}
 TAIL_PIECES = 64
 TAIL_BYTES = 262_144  # of an answer that is longer, only the last few pieces
 TAIL_PIECES_OF_LONG = 8
@@ -42,7 +42,7 @@ class Timeouts:
     comment_every_s: float = 5.0  # in a stream that waits for its model to be loaded
 
 
-class House(Protocol):
+class ProxyPort(Protocol):
     """What an exchange needs of the proxy it lives in."""
 
     admission: Admission
@@ -82,7 +82,14 @@ class Exchange:
     _first = b""
 
     def __init__(
-        self, request_id: str, request: Incoming, plan: Plan, model: str, body: bytes, house: House, now: float
+        self,
+        request_id: str,
+        request: ServerRequest,
+        plan: RequestPlan,
+        model: str,
+        body: bytes,
+        house: ProxyPort,
+        now: float,
     ) -> None:
         self.id = request_id
         self.request = request
@@ -113,7 +120,7 @@ class Exchange:
             length += b"authorization: %b\r\n" % action.replica.authorization.encode()
         method = b"GET" if request.method == b"HEAD" else request.method  # the parser takes a length for a body
         first = (method, pool.prefix + request.target, pool.host_line)
-        receiver = Aloud(self) if self.aloud else self
+        receiver = KeepaliveReceiver(self) if self.aloud else self
         call = pool.send(b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (*first, plan.lines, length), receiver, body)
         if self._attempt is action:  # it may have failed at once
             self._call = call
@@ -134,7 +141,7 @@ class Exchange:
         """Something of the engine's answer has reached the client: it cannot be asked for elsewhere."""
         return self.request.started and not self.aloud
 
-    def speak(self, now: float) -> None:
+    def send_keepalive(self, now: float) -> None:
         """Send the head of a stream and a comment; from then on a comment every few seconds."""
         if not self.request.started:
             self.aloud = self.streamed = self._endless = True
@@ -146,7 +153,7 @@ class Exchange:
         words = self._house.words(self.model) or f"waiting for {self.model}"
         self.request.write(comment(words, now - self.arrived_at))
 
-    def withdraw(self) -> None:
+    def abandon_replica(self) -> None:
         """The replica shows no sign of life."""
         self._break_call()
         if self.begun:
@@ -184,11 +191,11 @@ class Exchange:
         assert granted is not None
         admission = self._house.admission
         if self.leased:
-            if head.status in ELSEWHERE and admission.may_retry(self.id, at):
+            if head.status in RETRY_STATUSES and admission.may_retry(self.id, at):
                 self._break_call()
-                self._house.carry_out(admission.turned_away(self.id, at, complaint=head.status in COMPLAINTS))
+                self._house.carry_out(admission.turned_away(self.id, at, complaint=head.status in ERROR_STATUSES))
                 return
-            admission.answering(self.id, at, complaint=head.status in COMPLAINTS)
+            admission.answering(self.id, at, complaint=head.status in ERROR_STATUSES)
         self.heard_at = at
         self.status = head.status
         if head.memo.note is None:
@@ -222,7 +229,7 @@ class Exchange:
         self.heard_at = at
         if self.first_at is None:
             self.first_at = at
-            self._first = unchunked(raw)
+            self._first = strip_chunk_headers(raw)
         if self.streamed:
             self.events += raw.count(b"data:")
         self._keep(raw, carried)
@@ -269,7 +276,7 @@ class Exchange:
     def tokens(self) -> Tokens:
         if self.outcome not in ("answered", "broken", "hung_up") or not self._tail:
             return UNKNOWN
-        last = [piece[0] if isinstance(piece, tuple) else unchunked(piece) for piece in self._tail]
+        last = [piece[0] if isinstance(piece, tuple) else strip_chunk_headers(piece) for piece in self._tail]
         return tokens_of(self._first, last, streamed=self.streamed)
 
     def forget(self) -> None:

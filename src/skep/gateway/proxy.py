@@ -18,14 +18,29 @@ from typing import Any
 
 from skep.config.key_ring import PRIORITIES, KeyRing, KeySpec, class_for, given_keys
 from skep.gateway.admission import Admission
-from skep.gateway.body_inspection import LONG_BYTES, Look, NotAnObject, look, model_of_form, session_digest, with_model
-from skep.gateway.error_format import ERRORS, Refused, error_body, limit_reached, preflight_headers, retry_headers
+from skep.gateway.body_inspection import (
+    LONG_BYTES,
+    BodySummary,
+    NotAnObject,
+    inspect_body,
+    model_of_form,
+    session_digest,
+    with_model,
+)
+from skep.gateway.error_format import (
+    ERRORS,
+    RequestRefused,
+    error_body,
+    limit_reached,
+    preflight_headers,
+    retry_headers,
+)
 from skep.gateway.proxied_request import Exchange, Timeouts
-from skep.gateway.request_log import Accounts
+from skep.gateway.request_log import RequestAccounting
 from skep.gateway.request_policy import (
     AMBIGUOUS,
     AMBIGUOUS_NAMES,
-    Plan,
+    RequestPlan,
     batch_plan,
     host_of,
     is_for_clients,
@@ -36,16 +51,16 @@ from skep.gateway.request_policy import (
     takes_no_slot,
 )
 from skep.gateway.stream_keepalive import wants_stream
-from skep.gateway.unloaded_models import Dormancy
+from skep.gateway.unloaded_models import UnloadedModels
 from skep.gateway.values import Action, Arrival, Forward, Reject, RejectCode, ReplicaSpec
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
-from skep.wire.request_validation import Refusal
-from skep.wire.server import Incoming
+from skep.wire.request_validation import InvalidRequest
+from skep.wire.server import ServerRequest
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
 
-Route = Callable[[Incoming], None]
+Route = Callable[[ServerRequest], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +77,12 @@ class Policy:
 
 class Proxy:
     def __init__(
-        self, admission: Admission, accounts: Accounts, policy: Policy | None = None, *, keys_wanted: bool = False
+        self,
+        admission: Admission,
+        accounts: RequestAccounting,
+        policy: Policy | None = None,
+        *,
+        keys_wanted: bool = False,
     ) -> None:
         """`keys_wanted`: requests without a key are refused even while there is none."""
         self.admission = admission
@@ -75,7 +95,7 @@ class Proxy:
         self.something_left = asyncio.Event()  # a slot may be in release: do not wait for the next tick
         self.drained = asyncio.Event()  # set while no exchange is open
         self.drained.set()
-        self.dormancy = Dormancy()
+        self.unloaded = UnloadedModels()
         self.on_wanted: Callable[[str], None] = lambda _model: None  # a model has to be loaded
         self._pools: dict[str, Pool] = {}  # by replica URL
         self._light: Counter[str] = Counter()  # requests without a slot, by replica URL
@@ -94,9 +114,9 @@ class Proxy:
 
     # The border
 
-    def handle(self, request: Incoming) -> None:
+    def handle(self, request: ServerRequest) -> None:
         try:
-            plan: Plan | None = request.memo.note
+            plan: RequestPlan | None = request.memo.note
             if plan is None or plan.rules is not self._rules:
                 plan = self._plan(request)
                 if plan is None:
@@ -105,36 +125,38 @@ class Proxy:
             elif plan.cross_origin is not None:
                 request.extra = plan.cross_origin
             if len(request.body) > LONG_BYTES and not plan.form:
-                self._look_aside(request, plan)
+                self._inspect_in_thread(request, plan)
             else:
-                self._pass(request, plan, self._look(request, plan))
-        except Refused as refusal:
+                self._submit(request, plan, self._look(request, plan))
+        except RequestRefused as refusal:
             self._answer_refusal(request, refusal)
 
-    def check_head(self, request: Incoming) -> None:
+    def check_head(self, request: ServerRequest) -> None:
         """A body is to come: raise `Refusal` where nobody may send one, before it takes up memory."""
-        plan: Plan | None = request.memo.note
+        plan: RequestPlan | None = request.memo.note
         if plan is not None and plan.rules is self._rules:
             return
         try:
             self._admit(request, request.get(b"origin"))
-        except Refused as refusal:
+        except RequestRefused as refusal:
             status, headers, body = self._refusal(request, refusal)
-            raise Refusal(status, str(refusal), answer=(headers, body)) from None
+            raise InvalidRequest(status, str(refusal), answer=(headers, body)) from None
 
-    def hand_in(self, request: Incoming, owner: str) -> Exchange | None:
+    def submit_internal(self, request: ServerRequest, owner: str) -> Exchange | None:
         """A request of a batch, with the rights of the key so named; "": of none. None: it was refused."""
         try:
             key = next((key for key in self.policy.keys if key.name == owner), None)
             if key is None and owner and self.guarded:
-                raise Refused("invalid_api_key", f"the key `{owner}`, which asked for this, is not valid any more")
+                raise RequestRefused(
+                    "invalid_api_key", f"the key `{owner}`, which asked for this, is not valid any more"
+                )
             if key is not None and key.max_concurrent == 1:  # that one is for clients: the batch has one beside it
                 if (refusal := self.ring.charge(owner, self.now())) is not None:
                     raise limit_reached(owner, refusal.code.value, refusal.retry_after_s)
                 key = None
             plan = batch_plan(self._rules, request.path, key, owner)
-            return self._pass(request, plan, self._look(request, plan))
-        except Refused as refusal:
+            return self._submit(request, plan, self._look(request, plan))
+        except RequestRefused as refusal:
             self._answer_refusal(request, refusal)
             return None
 
@@ -156,21 +178,21 @@ class Proxy:
         self._keys_of_ours = any(spec.authorization for spec in specs)
         self._own_models = frozenset({spec.model for spec in specs if spec.own_engine} | {*(dormant or ())})
         self._rules = object()
-        for model in self.dormancy.become(dormant or {}, (spec.model for spec in specs if not spec.draining), models):
+        for model in self.unloaded.become(dormant or {}, (spec.model for spec in specs if not spec.draining), models):
             self.accounts.metrics.loads.add((model, "loaded"))
         self.carry_out(self.admission.set_replicas(specs, self.now(), models=models))
-        for exchange in list(self.exchanges.values()) if self.dormancy.states else ():
-            if exchange.model in self.dormancy.states and not exchange.under_way:
+        for exchange in list(self.exchanges.values()) if self.unloaded.states else ():
+            if exchange.model in self.unloaded.states and not exchange.under_way:
                 self._await_load(exchange, self.now())
         self.something_left.set()
 
     def load_failed(self, model: str, why: str, retry_after_s: float) -> None:
         """Those who wait for it are told; those who come before it is tried again, too."""
         self.accounts.metrics.loads.add((model, "failed"))
-        self.dormancy.failed(model, why, self.now() + retry_after_s)
+        self.unloaded.failed(model, why, self.now() + retry_after_s)
         self.carry_out(self.admission.load_failed(model, why, retry_after_s))
 
-    def let_go_of_pools(self) -> None:
+    def retire_unused_pools(self) -> None:
         """Those of replicas that are gone, their last answers included."""
         if len(self._pools) > len(self.admission.replicas()):
             for url in self._pools.keys() - {replica.spec.url for replica in self.admission.replicas()}:
@@ -186,9 +208,9 @@ class Proxy:
             elif type(action) is Reject:
                 exchange.reject(action)
             else:
-                exchange.withdraw()
+                exchange.abandon_replica()
 
-    def cut_all(self) -> None:
+    def abort_requests(self) -> None:
         """The end of this process: nobody is left without a word."""
         self.carry_out(self.admission.close())
         for exchange in list(self.exchanges.values()):
@@ -202,7 +224,7 @@ class Proxy:
     # For exchanges
 
     def words(self, model: str) -> str | None:
-        return self.dormancy.words(model) if model in self.dormancy.states else None
+        return self.unloaded.words(model) if model in self.unloaded.states else None
 
     def now(self) -> float:
         return time.monotonic()
@@ -234,7 +256,7 @@ class Proxy:
 
     # Inside
 
-    def _plan(self, request: Incoming) -> Plan | None:
+    def _plan(self, request: ServerRequest) -> RequestPlan | None:
         """None: the gateway has answered by itself."""
         method, path = request.method, request.path
         asked = b"GET" if method == b"HEAD" else method
@@ -251,7 +273,7 @@ class Proxy:
             route(request)
             return None
         if AMBIGUOUS.search(path):
-            raise Refused(
+            raise RequestRefused(
                 "bad_request", f"the path {path} could be read in two ways; write it without {AMBIGUOUS_NAMES}"
             )
         if is_for_the_owner(method, path):
@@ -261,10 +283,10 @@ class Proxy:
             priority = PRIORITIES[class_for(key, own.get(b"priority"))]
             max_wait_s = seconds_of(own[b"max-wait"]) if b"max-wait" in own else None
         except ValueError as error:
-            raise Refused("bad_request", str(error)) from None
+            raise RequestRefused("bad_request", str(error)) from None
         agent = own.get(b"agent", "")
         kind = headers.content_type.split(b";")[0].strip().lower()
-        return Plan(
+        return RequestPlan(
             rules=self._rules,
             path=path,
             lines=headers.lines,
@@ -292,25 +314,27 @@ class Proxy:
         return next(above, None)
 
     def _admit(
-        self, request: Incoming, origin: bytes | None
+        self, request: ServerRequest, origin: bytes | None
     ) -> tuple[list[tuple[bytes, bytes]] | None, KeySpec | None]:
         """Headers for a web page that may read the answer, and whose key it is. Raises Refused for strangers."""
         self._check_host(request)
         cross_origin = None
         if origin is not None:
-            cross_origin = request.extra = self._leave_for_page(request, origin)
+            cross_origin = request.extra = self._cors_headers(request, origin)
             if cross_origin is not None and is_preflight(request):
                 return cross_origin, None
         return cross_origin, self.key_of(request)
 
-    def _check_host(self, request: Incoming) -> None:
+    def _check_host(self, request: ServerRequest) -> None:
         hosts, host = self.policy.hosts, request.get(b"host")
         if self.guarded or hosts is None or host is None or host_of(host) in hosts:
             return
         advice = "call it by localhost or 127.0.0.1, or make a key with `skep key add NAME`"
-        raise Refused("host_refused", f"without API keys this does not answer to {host.decode('latin-1')}; {advice}")
+        raise RequestRefused(
+            "host_refused", f"without API keys this does not answer to {host.decode('latin-1')}; {advice}"
+        )
 
-    def _look_aside(self, request: Incoming, plan: Plan) -> None:
+    def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
         loop = asyncio.get_running_loop()
         looking = loop.run_in_executor(self._looks, self._look, request, plan)
 
@@ -320,18 +344,18 @@ class Proxy:
         request.on_gone = gone
         looking.add_done_callback(partial(self._looked, request, plan))
 
-    def _looked(self, request: Incoming, plan: Plan, looking: asyncio.Future[Look]) -> None:
+    def _looked(self, request: ServerRequest, plan: RequestPlan, looking: asyncio.Future[BodySummary]) -> None:
         if looking.cancelled():
             return
         if plan.rules is not self._rules:
             self.handle(request)
             return
         try:
-            self._pass(request, plan, looking.result())
-        except Refused as refusal:
+            self._submit(request, plan, looking.result())
+        except RequestRefused as refusal:
             self._answer_refusal(request, refusal)
 
-    def _pass(self, request: Incoming, plan: Plan, seen: Look) -> Exchange:
+    def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
         model, body = self._model(seen, plan, request)
         if not plan.for_clients and model in self._own_models:
             raise _owners_path(plan.path)
@@ -346,11 +370,11 @@ class Proxy:
         if not self.exchanges:
             self.drained.clear()
         self.exchanges[request_id] = exchange
-        dormant = self.dormancy.states and model in self.dormancy.states
+        dormant = self.unloaded.states and model in self.unloaded.states
         if dormant and self._is_refused(exchange, now):
             return exchange
         if plan.light and not dormant:
-            self._pass_lightly(exchange, now)
+            self._submit_without_slot(exchange, now)
             return exchange
         conversation = seen.conversation if plan.session is None else plan.session
         arrival = Arrival(request_id, model, plan.priority, plan.flow, conversation, len(body), plan.max_wait_s)
@@ -362,7 +386,7 @@ class Proxy:
 
     def _is_refused(self, exchange: Exchange, now: float) -> bool:
         """Its model is not loaded. Only who wants an answer has it loaded; who looks around does not."""
-        failure = self.dormancy.failure(exchange.model, now)
+        failure = self.unloaded.failure(exchange.model, now)
         if failure is not None:
             exchange.leased = False
             exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, failure.retry_after_s(now), failure.why))
@@ -372,12 +396,12 @@ class Proxy:
         return exchange.outcome is not None
 
     def _await_load(self, exchange: Exchange, now: float) -> None:
-        if self.dormancy.is_to_be_told(exchange.model):
+        if self.unloaded.should_request_load(exchange.model):
             self.on_wanted(exchange.model)
         if exchange.outcome is None and (exchange.aloud or wants_stream(exchange.plan.path, exchange.request.body)):
-            exchange.speak(now)
+            exchange.send_keepalive(now)
 
-    def _pass_lightly(self, exchange: Exchange, now: float) -> None:
+    def _submit_without_slot(self, exchange: Exchange, now: float) -> None:
         exchange.leased = False
         if self.admission.closed:
             exchange.refuse("shutting_down", "the endpoint is shutting down")
@@ -394,19 +418,19 @@ class Proxy:
             models = ", ".join(self.admission.models) or "none"
             exchange.refuse("model_not_found", f"`{exchange.model}` is not served here; known: {models}")
 
-    def _look(self, request: Incoming, plan: Plan) -> Look:
+    def _look(self, request: ServerRequest, plan: RequestPlan) -> BodySummary:
         if not request.body:
-            return Look(None)
+            return BodySummary(None)
         if plan.form:
-            return Look(model_of_form(request.body))
+            return BodySummary(model_of_form(request.body))
         try:
-            return look(request.body, conversation=self._several)
+            return inspect_body(request.body, conversation=self._several)
         except NotAnObject as error:
             if not plan.may_be_other:
-                raise Refused("bad_request", f"the body is not a JSON object with a `model`: {error}") from None
-            return Look(None)
+                raise RequestRefused("bad_request", f"the body is not a JSON object with a `model`: {error}") from None
+            return BodySummary(None)
 
-    def _model(self, seen: Look, plan: Plan, request: Incoming) -> tuple[str, bytes]:
+    def _model(self, seen: BodySummary, plan: RequestPlan, request: ServerRequest) -> tuple[str, bytes]:
         """Which pool, and the body for it. An alias is replaced in the body by the name its engine knows."""
         named = plan.model or seen.model
         if named is None:
@@ -414,7 +438,7 @@ class Proxy:
             if len(models) == 1:
                 return models[0], request.body
             where = "name a `model` in the body" if request.body else "name one with the header x-skep-model"
-            raise Refused("bad_request", f"several models are served here: {', '.join(models)}; {where}")
+            raise RequestRefused("bad_request", f"several models are served here: {', '.join(models)}; {where}")
         if self.policy.aliases and not self.admission.knows(named):
             for pattern, model in self.policy.aliases.items():
                 if fnmatchcase(named, pattern):
@@ -422,7 +446,7 @@ class Proxy:
                     return model, changed if changed is not None else request.body
         return named, request.body
 
-    def key_of(self, request: Incoming) -> KeySpec | None:
+    def key_of(self, request: ServerRequest) -> KeySpec | None:
         """None: none is wanted."""
         if not self.guarded:
             return None
@@ -430,11 +454,11 @@ class Proxy:
             found = self.ring.find(given)
             if found is not None:
                 return found
-        raise Refused(
+        raise RequestRefused(
             "invalid_api_key", "this endpoint wants its API key as `Authorization: Bearer KEY` or `x-api-key`"
         )
 
-    def _leave_for_page(self, request: Incoming, origin: bytes) -> list[tuple[bytes, bytes]] | None:
+    def _cors_headers(self, request: ServerRequest, origin: bytes) -> list[tuple[bytes, bytes]] | None:
         """Headers that let a web page read the answer; None where it may not."""
         origins = self.policy.origins
         if "*" in origins or origin.decode("latin-1") in origins:
@@ -442,18 +466,18 @@ class Proxy:
         if self.guarded and request.method != b"OPTIONS":
             return None  # the key decides; without our leave the page cannot read the answer
         allowed = "`cors_origins` under [gateway] in skep.toml names those that may"
-        raise Refused("origin_refused", f"web pages of {origin.decode('latin-1')} may not call this; {allowed}")
+        raise RequestRefused("origin_refused", f"web pages of {origin.decode('latin-1')} may not call this; {allowed}")
 
-    def _answered_preflight(self, request: Incoming) -> bool:
+    def _answered_preflight(self, request: ServerRequest) -> bool:
         if not is_preflight(request):
             return False
         request.respond(204, preflight_headers(request.get(b"access-control-request-headers")), b"")
         return True
 
-    def _answer_refusal(self, request: Incoming, refusal: Refused) -> None:
+    def _answer_refusal(self, request: ServerRequest, refusal: RequestRefused) -> None:
         request.respond(*self._refusal(request, refusal))
 
-    def _refusal(self, request: Incoming, refusal: Refused) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    def _refusal(self, request: ServerRequest, refusal: RequestRefused) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """The answer, which is put down as well."""
         path, status = request.path, ERRORS[refusal.code][0]
         request_id = self._new_id()
@@ -466,6 +490,6 @@ class Proxy:
         return f"{self._prefix}-{self._counter}"
 
 
-def _owners_path(path: str) -> Refused:
+def _owners_path(path: str) -> RequestRefused:
     advice = "use `skep` on the machine itself, or call the engine there"
-    return Refused("admin_path", f"{path} is not among the paths that clients may ask the engine for; {advice}")
+    return RequestRefused("admin_path", f"{path} is not among the paths that clients may ask the engine for; {advice}")

@@ -15,12 +15,12 @@ from heapq import heappop, heappush
 from operator import attrgetter
 
 from skep.config.key_ring import Priority
-from skep.gateway.ranking import Ranking
+from skep.gateway.ranking import TournamentTree
 from skep.gateway.values import Arrival
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedRequest:
     arrival: Arrival
     arrived_at: float
     deadline: float
@@ -44,16 +44,16 @@ class _Flow:
     __slots__ = ("entries", "number", "served")
 
     def __init__(self, number: int, served: int) -> None:
-        self.entries: OrderedDict[str, Waiting] = OrderedDict()
+        self.entries: OrderedDict[str, QueuedRequest] = OrderedDict()
         self.number = number
         self.served = served  # when it was served last, in the queue's own count
 
     @property
-    def head(self) -> Waiting:
+    def head(self) -> QueuedRequest:
         return next(iter(self.entries.values()))
 
 
-class _Class:
+class _PriorityClass:
     """The flows of one class. Ranked only when it is asked who is next, and only where there are several."""
 
     __slots__ = ("_changed", "_fairest", "_oldest", "flows", "waiting")
@@ -62,8 +62,8 @@ class _Class:
         self.flows: dict[str, _Flow] = {}
         self.waiting = 0
         self._changed: dict[_Flow, str] = {}  # since they were ranked, with their names
-        self._oldest: Ranking[_Flow] = Ranking()  # by the arrival of its head
-        self._fairest: Ranking[_Flow] = Ranking()  # by requests under way, then by when it was served
+        self._oldest: TournamentTree[_Flow] = TournamentTree()  # by the arrival of its head
+        self._fairest: TournamentTree[_Flow] = TournamentTree()  # by requests under way, then by when it was served
 
     def changed(self, name: str, flow: _Flow) -> None:
         self._changed[flow] = name
@@ -74,7 +74,7 @@ class _Class:
         self._oldest.drop(flow)
         self._fairest.drop(flow)
 
-    def next(self, active: dict[str, int]) -> tuple[Waiting, Waiting]:
+    def next(self, active: dict[str, int]) -> tuple[QueuedRequest, QueuedRequest]:
         """The oldest of its heads, and the head of the flow whose turn it is."""
         if len(self.flows) == 1:
             (flow,) = self.flows.values()
@@ -100,10 +100,10 @@ class _Deadlines:
     __slots__ = ("_seconds", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[int, dict[str, Waiting]] = {}
+        self._waiting: dict[int, dict[str, QueuedRequest]] = {}
         self._seconds: list[int] = []  # a heap
 
-    def put(self, entry: Waiting) -> None:
+    def put(self, entry: QueuedRequest) -> None:
         second = int(entry.deadline)
         found = self._waiting.get(second)
         if found is None:
@@ -111,14 +111,14 @@ class _Deadlines:
             heappush(self._seconds, second)
         found[entry.id] = entry
 
-    def drop(self, entry: Waiting) -> None:
+    def drop(self, entry: QueuedRequest) -> None:
         found = self._waiting.get(int(entry.deadline))
         if found is not None:
             found.pop(entry.id, None)
 
-    def pop(self, now: float) -> list[Waiting]:
+    def pop(self, now: float) -> list[QueuedRequest]:
         """Those whose time has come; they are named once."""
-        found: list[Waiting] = []
+        found: list[QueuedRequest] = []
         while self._seconds and self._seconds[0] <= now:
             entries = self._waiting[self._seconds[0]]
             due = [entry for entry in entries.values() if entry.deadline <= now]
@@ -134,8 +134,8 @@ class _Deadlines:
 class ModelQueue:
     def __init__(self, aging_s: float) -> None:
         self.aging_s = aging_s
-        self._classes: dict[Priority, _Class] = {priority: _Class() for priority in Priority}
-        self.by_id: dict[str, Waiting] = {}  # empty: nobody waits
+        self._classes: dict[Priority, _PriorityClass] = {priority: _PriorityClass() for priority in Priority}
+        self.by_id: dict[str, QueuedRequest] = {}  # empty: nobody waits
         self._deadlines = _Deadlines()
         self._active: dict[str, int] = {}  # requests under way, by flow
         self._served = 0
@@ -148,7 +148,7 @@ class ModelQueue:
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         return iter(list(self.by_id.values()))
 
     def waiting(self, priority: Priority) -> int:
@@ -157,7 +157,7 @@ class ModelQueue:
     def only_batch(self) -> bool:
         return not self._classes[Priority.INTERACTIVE].flows and not self._classes[Priority.NORMAL].flows
 
-    def put(self, entry: Waiting, *, first: bool = False) -> None:
+    def put(self, entry: QueuedRequest, *, first: bool = False) -> None:
         """At the end of its flow, or (`first`) back at its head."""
         ranks = self._classes[entry.arrival.priority]
         name = entry.arrival.flow
@@ -175,7 +175,7 @@ class ModelQueue:
         self.by_id[entry.id] = entry
         self._deadlines.put(entry)
 
-    def remove(self, request_id: str) -> Waiting | None:
+    def remove(self, request_id: str) -> QueuedRequest | None:
         entry = self.by_id.pop(request_id, None)
         if entry is None:
             return None
@@ -206,7 +206,7 @@ class ModelQueue:
                 return None
         return next(reversed(longest.entries))
 
-    def overdue(self, now: float) -> list[Waiting]:
+    def overdue(self, now: float) -> list[QueuedRequest]:
         """Those whose deadline has come, in the order in which they came. They are named once: they have to go."""
         return sorted(self._deadlines.pop(now), key=lambda entry: entry.place)
 
@@ -226,7 +226,7 @@ class ModelQueue:
                 if flow in ranks.flows:
                     ranks.changed(flow, ranks.flows[flow])
 
-    def candidates(self) -> Iterator[Waiting]:
+    def candidates(self) -> Iterator[QueuedRequest]:
         """At most one per class, the next one first."""
         heads = []
         for priority, ranks in self._classes.items():

@@ -14,7 +14,7 @@ _NOBODY: tuple[Any, ...] = (inf, inf)  # ranks begin with two numbers, and behin
 _SMALL = 64
 
 
-class Ranking(Generic[T]):
+class TournamentTree(Generic[T]):
     """A rank is a tuple that ends with its item. What stands before it differs: items are not compared."""
 
     __slots__ = ("_leaves", "_nodes", "_size", "_spare")
@@ -29,7 +29,7 @@ class Ranking(Generic[T]):
         self._spare: list[int] = []
 
     def __repr__(self) -> str:
-        return f"<Ranking {len(self._leaves)}, first {self.first!r}>"
+        return f"<TournamentTree {len(self._leaves)}, first {self.first!r}>"
 
     def __len__(self) -> int:
         return len(self._leaves)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 
 from skep.config.key_ring import Priority
-from skep.gateway.queue import ModelQueue, Waiting
-from skep.gateway.ranking import Ranking
-from skep.gateway.routing import Homes, Ring, clearly_busier, load, rendezvous, seed_of
+from skep.gateway.queue import ModelQueue, QueuedRequest
+from skep.gateway.ranking import TournamentTree
+from skep.gateway.routing import ConversationAffinity, HashRing, clearly_busier, load, rendezvous, seed_of
 from skep.gateway.values import ReplicaSpec
 
 FIRST_OPEN_S = 0.5
@@ -87,25 +87,25 @@ class Breaker:
                 self.failed(now)
 
 
-Process = tuple[str, str, str]
+ProcessKey = tuple[str, str, str]
 
 
-def process_of(spec: ReplicaSpec) -> Process:
+def process_of(spec: ReplicaSpec) -> ProcessKey:
     """The same process behind the same name: its slots may change, its address may not."""
     return spec.name, spec.url, spec.model
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class SlotLease:
     id: str
-    home: Replica
-    entry: Waiting
+    home: GatewayReplica
+    entry: QueuedRequest
     granted_at: float
     answered: bool = False
     releasing_until: float | None = None  # None: active
 
 
-class Replica:
+class GatewayReplica:
     """`leases` holds active and releasing ones. `order`: its place among all that ever came into the table."""
 
     __slots__ = (
@@ -116,7 +116,7 @@ class Replica:
     def __init__(self, spec: ReplicaSpec, now: float) -> None:
         self.name = spec.name
         self.seed = seed_of(spec.name)
-        self.leases: dict[str, Lease] = {}
+        self.leases: dict[str, SlotLease] = {}
         self.breaker = Breaker(now)
         self.prompt_bytes = 0
         self.order = 0
@@ -126,7 +126,7 @@ class Replica:
         self.become(spec)
 
     def __repr__(self) -> str:
-        return f"<Replica {self.name} {self.busy}/{self.slots} {self.breaker!r}>"
+        return f"<GatewayReplica {self.name} {self.busy}/{self.slots} {self.breaker!r}>"
 
     def become(self, spec: ReplicaSpec) -> None:
         self.spec = spec
@@ -164,7 +164,7 @@ class Replica:
             return quick < spec.soft_slots
         return busy < spec.soft_slots or (quick == 0 and alone)
 
-    def take(self, lease: Lease) -> None:
+    def take(self, lease: SlotLease) -> None:
         self.leases[lease.id] = lease
         self.prompt_bytes += lease.entry.arrival.prompt_bytes
         if not self.plain:
@@ -172,12 +172,12 @@ class Replica:
         if self.breaker.open_until is not None and lease.releasing_until is None:
             self.breaker.granted(lease.id)
 
-    def release(self, lease: Lease, until: float) -> None:
+    def release(self, lease: SlotLease, until: float) -> None:
         self._count(lease, -1)
         lease.releasing_until = until
         self.breaker.ended(lease.id)
 
-    def give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: SlotLease) -> None:
         del self.leases[lease.id]
         self.prompt_bytes -= lease.entry.arrival.prompt_bytes
         if not self.plain:
@@ -185,11 +185,11 @@ class Replica:
         if self.breaker.trial is not None:
             self.breaker.ended(lease.id)
 
-    def _count(self, lease: Lease, more: int) -> None:
+    def _count(self, lease: SlotLease, more: int) -> None:
         if lease.releasing_until is None:
             self._under_way[lease.entry.arrival.priority] += more
 
-    def surely_free(self, busy: int, asked_at: float) -> Iterable[Lease]:
+    def surely_free(self, busy: int, asked_at: float) -> Iterable[SlotLease]:
         """Of the slots in release, those that cannot be among the `busy` ones.
 
         A lease granted after the question before this one may not have reached a slot yet; it is not counted as busy,
@@ -209,27 +209,29 @@ _CLASSES = (*Priority, Priority.BATCH)
 SMALL = 64  # replicas up to which a new conversation asks all of them
 
 
-class Roster:
+class ReplicaRanking:
     """`aside`: replicas that may not be tried. Those with an open breaker come back in time, by `wake`."""
 
     def __init__(self) -> None:
-        self.replicas: list[Replica] = []
-        self.only: Replica | None = None  # where there is one: it needs no ranks
+        self.replicas: list[GatewayReplica] = []
+        self.only: GatewayReplica | None = None  # where there is one: it needs no ranks
         self.wakes_at = inf  # when `wake` has something to do
         self.slots = 0  # of those that may be tried
         self._busy = 0  # leases of all, when they were ranked
         self._all_slots = 0
-        self._aside: set[Replica] = set()
-        self._asleep: Ranking[Replica] = Ranking()
+        self._aside: set[GatewayReplica] = set()
+        self._asleep: TournamentTree[GatewayReplica] = TournamentTree()
         self._plain = True
-        self._changed: set[Replica] = set()  # since they were ranked
-        self._ranks: tuple[Ranking[Replica], ...] = (Ranking(),)  # by audience; one for all where classes do not matter
-        self._ring: Ring[Replica] | None = None
+        self._changed: set[GatewayReplica] = set()  # since they were ranked
+        self._ranks: tuple[TournamentTree[GatewayReplica], ...] = (
+            TournamentTree(),
+        )  # by audience; one for all where classes do not matter
+        self._ring: HashRing[GatewayReplica] | None = None
 
     def __repr__(self) -> str:
-        return f"<Roster {self.usable} of {len(self.replicas)} usable>"
+        return f"<ReplicaRanking {self.usable} of {len(self.replicas)} usable>"
 
-    def become(self, replicas: list[Replica], changed: set[Replica]) -> None:
+    def become(self, replicas: list[GatewayReplica], changed: set[GatewayReplica]) -> None:
         """A table comes anew with every change of a replica: only what has `changed` is ranked anew, if it may be."""
         plain = all(replica.plain for replica in replicas)
         if replicas == self.replicas and plain == self._plain:
@@ -241,11 +243,11 @@ class Roster:
         self._all_slots = sum(replica.slots for replica in replicas)
         self.slots = self._all_slots - sum(replica.slots for replica in self._aside)
 
-    def _start(self, replicas: list[Replica], *, plain: bool) -> None:
+    def _start(self, replicas: list[GatewayReplica], *, plain: bool) -> None:
         self.replicas, self._plain = replicas, plain
         self.only = replicas[0] if len(replicas) == 1 else None
-        self._aside, self._asleep, self._ring, self.wakes_at = set(), Ranking(), None, inf
-        self._ranks = (Ranking(),) if plain else tuple(Ranking() for _ in range(ALONE + 1))
+        self._aside, self._asleep, self._ring, self.wakes_at = set(), TournamentTree(), None, inf
+        self._ranks = (TournamentTree(),) if plain else tuple(TournamentTree() for _ in range(ALONE + 1))
         self._changed = set()
         self._busy = 0
         for replica in replicas:
@@ -261,7 +263,7 @@ class Roster:
         """Of all slots that are busy."""
         return self._busy / self._all_slots if self._all_slots else 0.0
 
-    def changed(self, replica: Replica) -> None:
+    def changed(self, replica: GatewayReplica) -> None:
         """Its leases or its breaker are others than before."""
         if replica.draining or replica.breaker.open_until is not None:
             self._set_aside(replica)
@@ -279,7 +281,7 @@ class Roster:
             self._take_back(replica)
             self._changed.add(replica)
 
-    def least(self, audience: int) -> Replica | None:
+    def least(self, audience: int) -> GatewayReplica | None:
         """By the share of busy slots, then by the prompts under way, then by free slots."""
         if self.only is not None:
             return self.only if self.is_open(self.only, audience) else None
@@ -287,7 +289,7 @@ class Roster:
             self._settle()
         return self._ranks[0 if self._plain else audience].first
 
-    def least_but(self, audience: int, replica: Replica) -> Replica | None:
+    def least_but(self, audience: int, replica: GatewayReplica) -> GatewayReplica | None:
         found = self.least(audience)
         if found is not replica or self.only is not None:
             return None if found is replica else found
@@ -303,19 +305,19 @@ class Roster:
             return self.least(0) is not None
         return any(self.least(audience) is not None for audience in range(len(self._ranks)))
 
-    def is_open(self, replica: Replica, audience: int) -> bool:
+    def is_open(self, replica: GatewayReplica, audience: int) -> bool:
         """Whether it may be tried and has a slot for them."""
         if len(replica.leases) >= replica.slots or (self._aside and replica in self._aside):
             return False
         return replica.plain or replica.allows(_CLASSES[audience], alone=audience == ALONE)
 
-    def may_be_tried(self, replica: Replica) -> bool:
+    def may_be_tried(self, replica: GatewayReplica) -> bool:
         return replica not in self._aside
 
-    def meet(self, conversation: int) -> Replica | None:
+    def hashed_replica(self, conversation: int) -> GatewayReplica | None:
         """The replica that this conversation goes to by itself, of those that may be tried."""
         if len(self.replicas) > SMALL:
-            self._ring = self._ring or Ring(self.replicas)
+            self._ring = self._ring or HashRing(self.replicas)
             return self._ring.next(conversation, self.may_be_tried)
         alive = [replica for replica in self.replicas if replica not in self._aside]
         return rendezvous(conversation, alive) if alive else None
@@ -325,7 +327,7 @@ class Roster:
             self._rank(replica)
         self._changed.clear()
 
-    def _rank(self, replica: Replica) -> None:
+    def _rank(self, replica: GatewayReplica) -> None:
         self._busy += len(replica.leases) - replica.ranked
         replica.ranked = len(replica.leases)
         if len(replica.leases) >= replica.slots:
@@ -341,7 +343,7 @@ class Roster:
                 else:
                     ranks.drop(replica)
 
-    def _set_aside(self, replica: Replica) -> None:
+    def _set_aside(self, replica: GatewayReplica) -> None:
         if replica not in self._aside:
             self._aside.add(replica)
             self._changed.discard(replica)
@@ -355,14 +357,14 @@ class Roster:
             self._asleep.drop(replica)
         self.wakes_at = self._asleep.first_number
 
-    def _take_back(self, replica: Replica) -> None:
+    def _take_back(self, replica: GatewayReplica) -> None:
         self._asleep.drop(replica)
         self.wakes_at = self._asleep.first_number
         self._aside.discard(replica)
         self.slots += replica.slots
 
 
-def _rank_of(replica: Replica) -> tuple[float, int, int, int, Replica]:
+def _rank_of(replica: GatewayReplica) -> tuple[float, int, int, int, GatewayReplica]:
     busy, slots = len(replica.leases), replica.slots
     return busy / slots, replica.prompt_bytes, busy - slots, replica.order, replica
 
@@ -373,24 +375,24 @@ SMOOTHING = 0.2  # weight of the newest request in the measured time of a reques
 class ModelPool:
     def __init__(self, aging_s: float) -> None:
         self.queue = ModelQueue(aging_s)
-        self.roster = Roster()
-        self._by_name: dict[str, Replica] = {}
+        self.ranking = ReplicaRanking()
+        self._by_name: dict[str, GatewayReplica] = {}
         self._counts_flows = False  # in a small pool only while somebody waits: it is quickly counted
         self._service_s: float | None = None  # smoothed duration of a lease
 
     def __repr__(self) -> str:
-        return f"<ModelPool {self.roster!r} {self.queue!r}>"
+        return f"<ModelPool {self.ranking!r} {self.queue!r}>"
 
     @property
-    def replicas(self) -> list[Replica]:
-        return self.roster.replicas
+    def replicas(self) -> list[GatewayReplica]:
+        return self.ranking.replicas
 
     def set_aging(self, aging_s: float) -> None:
         self.queue.aging_s = aging_s
 
     # What happens to its replicas
 
-    def become(self, replicas: list[Replica], changed: set[Replica]) -> None:
+    def become(self, replicas: list[GatewayReplica], changed: set[GatewayReplica]) -> None:
         """These, of which some have `changed` what was said of them."""
         for replica in replicas:
             if not replica.listed:
@@ -399,29 +401,29 @@ class ModelPool:
                     self._count_flows(replica, 1)
         if replicas != self.replicas:
             self._by_name = {replica.name: replica for replica in replicas}
-        self.roster.become(replicas, changed)
+        self.ranking.become(replicas, changed)
 
-    def lose(self, replica: Replica) -> None:
+    def lose(self, replica: GatewayReplica) -> None:
         """It left the table. `become` follows."""
         replica.listed = False
         if self._counts_flows:
             self._count_flows(replica, -1)
 
-    def took(self, lease: Lease) -> None:
+    def took(self, lease: SlotLease) -> None:
         """One of its replicas did."""
-        if self.roster.only is None or lease.home.breaker.open_until is not None:
-            self.roster.changed(lease.home)
+        if self.ranking.only is None or lease.home.breaker.open_until is not None:
+            self.ranking.changed(lease.home)
         if self._counts_flows and lease.releasing_until is None:
             self._count_flow(lease, 1)
 
-    def released(self, lease: Lease) -> None:
-        self.roster.changed(lease.home)
+    def released(self, lease: SlotLease) -> None:
+        self.ranking.changed(lease.home)
         if self._counts_flows:
             self._count_flow(lease, -1)
 
-    def got_back(self, lease: Lease) -> None:
-        if self.roster.only is None or lease.home.breaker.open_until is not None:
-            self.roster.changed(lease.home)
+    def got_back(self, lease: SlotLease) -> None:
+        if self.ranking.only is None or lease.home.breaker.open_until is not None:
+            self.ranking.changed(lease.home)
         if self._counts_flows and lease.releasing_until is None:
             self._count_flow(lease, -1)
 
@@ -431,36 +433,36 @@ class ModelPool:
 
     # What stands
 
-    def alive(self, now: float) -> list[Replica]:
+    def alive(self, now: float) -> list[GatewayReplica]:
         """Those that may be tried, full or not."""
         return [replica for replica in self.replicas if replica.usable(now)]
 
-    def least_busy(self, now: float) -> Replica | None:
+    def least_busy(self, now: float) -> GatewayReplica | None:
         """For a request that takes no slot."""
         if len(self.replicas) > SMALL:
             self._wake(now)
-            found = self.roster.least(Priority.INTERACTIVE)
+            found = self.ranking.least(Priority.INTERACTIVE)
             if found is not None:
                 return found
         return min(self.alive(now), key=_share, default=None)
 
-    def others(self, replica: Replica, now: float) -> bool:
+    def others(self, replica: GatewayReplica, now: float) -> bool:
         """Whether another one than this may be tried."""
         self._wake(now)
-        itself = replica.listed and self.roster.may_be_tried(replica)
-        return self.roster.usable > itself
+        itself = replica.listed and self.ranking.may_be_tried(replica)
+        return self.ranking.usable > itself
 
     def expected_wait_s(self, now: float) -> float:
         """Until a request that came now would have a slot, from the measured time of a request."""
         self._wake(now)
-        drained_per_s = (self.roster.slots or 1) / (self._service_s or 1.0)
+        drained_per_s = (self.ranking.slots or 1) / (self._service_s or 1.0)
         return max(1.0, (len(self.queue) + 1) / drained_per_s)
 
     def has_room(self, now: float) -> bool:
         self._wake(now)
-        return self.roster.has_room()
+        return self.ranking.has_room()
 
-    def candidates(self) -> Iterator[Waiting]:
+    def candidates(self) -> Iterator[QueuedRequest]:
         """Those of the queue who are next, at most one per class, the first one first."""
         if not self._counts_flows:
             self._counts_flows = True
@@ -469,9 +471,9 @@ class ModelPool:
                 self._count_flows(replica, 1)
         return self.queue.candidates()
 
-    def choose(self, entry: Waiting, homes: Homes, now: float) -> Replica | None:
+    def choose(self, entry: QueuedRequest, homes: ConversationAffinity, now: float) -> GatewayReplica | None:
         """Where the request may go now. None: it waits."""
-        roster = self.roster
+        roster = self.ranking
         only = roster.only
         if only is not None and only.plain:
             return only if len(only.leases) < only.slots and only.usable(now) else None
@@ -497,9 +499,14 @@ class ModelPool:
         return chosen
 
     def _at_home(
-        self, conversation: int, homes: Homes, audience: int, least: Replica, avoided: Replica | None
-    ) -> Replica:
-        roster, name = self.roster, homes.of(conversation)
+        self,
+        conversation: int,
+        homes: ConversationAffinity,
+        audience: int,
+        least: GatewayReplica,
+        avoided: GatewayReplica | None,
+    ) -> GatewayReplica:
+        roster, name = self.ranking, homes.of(conversation)
         home = self._by_name.get(name) if name is not None else None
         if home is not None and roster.may_be_tried(home):
             if home is least:
@@ -507,25 +514,25 @@ class ModelPool:
             share = roster.share if len(roster.replicas) > SMALL else least.busy / least.slots
             stays = home is not avoided and roster.is_open(home, audience) and not clearly_busier(home, share)
             return home if stays else least
-        winner = roster.meet(conversation)
+        winner = roster.hashed_replica(conversation)
         if winner is None or winner is avoided or not roster.is_open(winner, audience):
             return least
         return winner if load(winner) == load(least) else least
 
     def _wake(self, now: float) -> None:
-        if self.roster.wakes_at <= now:
-            self.roster.wake(now)
+        if self.ranking.wakes_at <= now:
+            self.ranking.wake(now)
 
-    def _count_flow(self, lease: Lease, more: int) -> None:
+    def _count_flow(self, lease: SlotLease, more: int) -> None:
         self.queue.under_way(lease.entry.arrival.flow, more)
         if not self.queue.by_id and len(self.replicas) <= SMALL:
             self._counts_flows = False
 
-    def _count_flows(self, replica: Replica, sign: int) -> None:
+    def _count_flows(self, replica: GatewayReplica, sign: int) -> None:
         for lease in replica.leases.values():
             if lease.releasing_until is None:
                 self.queue.under_way(lease.entry.arrival.flow, sign)
 
 
-def _share(replica: Replica) -> float:
+def _share(replica: GatewayReplica) -> float:
     return replica.busy / replica.slots if replica.slots else float("inf")

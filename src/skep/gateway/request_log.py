@@ -28,18 +28,18 @@ from skep.store.database import Store, open_store
 from skep.store.errors import is_about_a_row, is_busy
 from skep.store.rows import GATEWAY_COLUMNS
 from skep.units import MIB
-from skep.wire.server import Incoming
+from skep.wire.server import ServerRequest
 
-NOWHERE = ""  # the replica of a request that reached none
+NO_REPLICA = ""  # the replica of a request that reached none
 NORMAL = Priority.NORMAL.label
 UNKNOWN_MODEL = "unknown"  # in metrics: names that clients made up are no labels
 UNSETTLED = 500  # exchanges put aside at most
-STRANGERS = frozenset(("invalid_api_key", "origin_refused", "host_refused"))  # what those are told who may not call
+UNIDENTIFIED = frozenset(("invalid_api_key", "origin_refused", "host_refused"))  # what those are told who may not call
 
 Row = tuple[Any, ...]  # in the order of `records.GatewayRequest`
 
 
-class Accounts:
+class RequestAccounting:
     """`knows` tells whether a model's name is served here."""
 
     def __init__(self, metrics: Metrics, keep: Callable[[Row], None], knows: Callable[[str], bool]) -> None:
@@ -64,10 +64,10 @@ class Accounts:
             self._settle(exchange, now, wall)
             exchange.forget()
 
-    def refused(self, request_id: str, request: Incoming, path: str, status: int, code: str) -> None:
+    def refused(self, request_id: str, request: ServerRequest, path: str, status: int, code: str) -> None:
         """A request that came no further than the border. Strangers' are counted only: rows would fill the disk."""
-        self.metrics.requests.add((UNKNOWN_MODEL, NORMAL, NOWHERE, "refused", str(status), code))
-        if code in STRANGERS:
+        self.metrics.requests.add((UNKNOWN_MODEL, NORMAL, NO_REPLICA, "refused", str(status), code))
+        if code in UNIDENTIFIED:
             return
         self._keep((
             request_id, time.time(), path, None, NORMAL, None, None, 0, "refused", status, code, False,
@@ -83,7 +83,7 @@ class Accounts:
         tokens = exchange.tokens()
         replica = granted.replica.name if granted is not None else None
         model = exchange.model if replica is not None or self._knows(exchange.model) else UNKNOWN_MODEL
-        labels = (model, plan.label, replica or NOWHERE)
+        labels = (model, plan.label, replica or NO_REPLICA)
         metrics = self.metrics
         if replica is not None:
             self.last_ended[model] = now
@@ -139,7 +139,7 @@ class TextSink(Protocol):
     def flush(self) -> None: ...
 
 
-class Journal:
+class RequestLog:
     """`add` is called by one thread, the event loop's; all else happens in the journal's own thread."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Journal:
         self._pending: deque[Values] = deque()
         self._max_pending = max_pending
         self._every_s = every_s
-        self._ledger = Ledger(
+        self._ledger = RequestLogWriter(
             store_path, stream, log_path=log_path, log_bytes=log_bytes, retry_s=retry_s, pause=self._pause
         )
         self._stopping = threading.Event()
@@ -174,7 +174,7 @@ class Journal:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Journal {len(self._pending)} pending, {self.dropped} dropped, {self.unwritten} not in the store>"
+        return f"<RequestLog {len(self._pending)} pending, {self.dropped} dropped, {self.unwritten} not in the store>"
 
     @property
     def unwritten(self) -> int:
@@ -227,7 +227,7 @@ class Journal:
             )  # fmt: skip
 
 
-class Ledger:
+class RequestLogWriter:
     """Writes batches to the log and the store. Used by one thread; raises nothing."""
 
     def __init__(

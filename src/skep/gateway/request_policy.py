@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from skep.config.key_ring import KeySpec, Priority
 from skep.wire.heads import HOP_BY_HOP
-from skep.wire.server_request import Incoming
+from skep.wire.server_request import ServerRequest
 
 # What takes no slot of an engine.
 LIGHT = frozenset(("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/tokenize"))
@@ -44,7 +44,7 @@ AMBIGUOUS_NAMES = "`.` and `..` as parts, `//`, `;`, backslashes and their %-for
 
 
 @dataclass(slots=True)
-class Plan:
+class RequestPlan:
     """Everything about a request but its body. `rules` is the policy it was made under: another one, another plan."""
 
     rules: object
@@ -91,9 +91,9 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> Plan:
+def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:
     """Of a request that the gateway makes by itself, for a batch. `key`: the one whose requests it counts among."""
-    return Plan(
+    return RequestPlan(
         rules=rules,
         path=path,
         lines=b"content-type: application/json\r\naccept: application/json\r\n",
@@ -119,7 +119,7 @@ _REWRITTEN = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _HARMLESS = frozenset((b"close", b"keep-alive"))  # what `Connection` nearly always says
 
 
-def is_preflight(request: Incoming) -> bool:
+def is_preflight(request: ServerRequest) -> bool:
     """A browser asks whether a page may call."""
     return request.method == b"OPTIONS" and request.get(b"access-control-request-method") is not None
 
@@ -131,21 +131,21 @@ def host_of(host: bytes) -> str:
 
 
 @dataclass(slots=True)
-class Sorted:
+class SortedHeaders:
     lines: bytes  # for the replica, each with its line end
     own: dict[bytes, bytes] = field(default_factory=dict)  # x-skep-…, without that prefix
     origin: bytes | None = None
     content_type: bytes = b""
 
 
-def sort_headers(headers: Sequence[tuple[bytes, bytes]], *, hide_keys: bool) -> Sorted:
+def sort_headers(headers: Sequence[tuple[bytes, bytes]], *, hide_keys: bool) -> SortedHeaders:
     """`hide_keys`: the keys are the gateway's and stay here. Otherwise they are the replica's and go on.
 
     Names are lower case, values without CR, LF and NUL: the server sees to that. What a `Connection` names is still
     read here, it only does not go on: a client must not talk its way past the check of its origin.
     """
     lines: list[bytes] = []
-    found = Sorted(b"")
+    found = SortedHeaders(b"")
     named: frozenset[bytes] = frozenset()
     for name, value in headers:
         if name == b"connection" and value.lower() not in _HARMLESS:

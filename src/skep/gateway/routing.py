@@ -21,7 +21,7 @@ _ON_THE_RING = 32  # replicas asked, one after the other
 _MASK = (1 << 64) - 1
 
 
-class Choice(Protocol):
+class RoutableReplica(Protocol):
     """What routing reads of a replica."""
 
     name: str
@@ -33,7 +33,7 @@ class Choice(Protocol):
     def busy(self) -> int: ...
 
 
-C = TypeVar("C", bound=Choice)
+C = TypeVar("C", bound=RoutableReplica)
 
 
 def seed_of(name: str) -> int:
@@ -44,16 +44,16 @@ def rendezvous(conversation: int, replicas: Sequence[C]) -> C:
     return max(replicas, key=lambda replica: _mix(conversation ^ replica.seed))
 
 
-def load(replica: Choice) -> tuple[float, int]:
+def load(replica: RoutableReplica) -> tuple[float, int]:
     return replica.busy / replica.slots, replica.prompt_bytes
 
 
-def clearly_busier(home: Choice, share: float) -> bool:
+def clearly_busier(home: RoutableReplica, share: float) -> bool:
     """Than a share of the slots."""
     return home.busy / home.slots - share > max(CLEARLY_BUSIER, 1 / home.slots)
 
 
-class Ring(Generic[C]):
+class HashRing(Generic[C]):
     """Replicas by their seeds. A conversation's is the next one from where it falls."""
 
     def __init__(self, replicas: Sequence[C]) -> None:
@@ -70,24 +70,24 @@ class Ring(Generic[C]):
         return None
 
 
-class Homes:
+class ConversationAffinity:
     """Where conversations live. Bounded: the one not heard of longest is forgotten."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._homes: OrderedDict[int, str] = OrderedDict()
+        self._affinity: OrderedDict[int, str] = OrderedDict()
         self.remembered = remembered
 
     def __len__(self) -> int:
-        return len(self._homes)
+        return len(self._affinity)
 
     def of(self, conversation: int) -> str | None:
-        return self._homes.get(conversation)
+        return self._affinity.get(conversation)
 
     def remember(self, conversation: int, name: str) -> None:
-        self._homes[conversation] = name
-        self._homes.move_to_end(conversation)
-        while len(self._homes) > self.remembered:
-            self._homes.popitem(last=False)
+        self._affinity[conversation] = name
+        self._affinity.move_to_end(conversation)
+        while len(self._affinity) > self.remembered:
+            self._affinity.popitem(last=False)
 
 
 def _mix(x: int) -> int:

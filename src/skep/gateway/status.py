@@ -9,7 +9,7 @@ from skep.config.key_ring import Priority
 from skep.gateway.admission import Admission
 from skep.gateway.metrics import Labels, Metrics
 from skep.gateway.proxy import Proxy
-from skep.gateway.replica_table import Replica
+from skep.gateway.replica_table import GatewayReplica
 
 
 def models_document(proxy: Proxy) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
     }
     if specs and all(spec.context for spec in specs):
         serving["context"] = min(spec.context or 0 for spec in specs)  # what any of them takes
-    if (state := proxy.dormancy.states.get(model)) is not None:
+    if (state := proxy.unloaded.states.get(model)) is not None:
         serving["state"] = state
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
 
@@ -76,7 +76,7 @@ def figures(proxy: Proxy, now: float) -> dict[str, dict[str, Any]]:
     return counts
 
 
-def _replica(replica: Replica, now: float) -> dict[str, Any]:
+def _replica(replica: GatewayReplica, now: float) -> dict[str, Any]:
     return {
         "name": replica.name,
         "model": replica.spec.model,
@@ -90,7 +90,7 @@ def _replica(replica: Replica, now: float) -> dict[str, Any]:
     }
 
 
-def state_of(replica: Replica, now: float) -> str:
+def state_of(replica: GatewayReplica, now: float) -> str:
     if replica.spec.draining:
         return "draining"
     state = replica.breaker.state(now)

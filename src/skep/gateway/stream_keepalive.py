@@ -13,8 +13,8 @@ import msgspec
 from skep.wire.client import WireFailure
 from skep.wire.heads import ResponseHead, lines_of
 
-SAID_BYTES = 65_536  # of an engine's complaint
-SAID_CHARACTERS = 500  # of it that are repeated
+ERROR_BYTES = 65_536  # of an engine's complaint
+ERROR_CHARACTERS = 500  # of it that are repeated
 STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
 # Where `"stream": true` means server-sent events; elsewhere it may mean something else.
 STREAM_PATHS = frozenset(
@@ -25,18 +25,18 @@ STREAM_PATHS = frozenset(
 )  # fmt: skip
 
 
-class _Wish(msgspec.Struct):
+class _StreamField(msgspec.Struct):
     stream: bool = False
 
 
-_wishes = msgspec.json.Decoder(_Wish)
+_stream_field = msgspec.json.Decoder(_StreamField)
 
 
 def wants_stream(path: str, body: bytes) -> bool:
     if path not in STREAM_PATHS:
         return False
     try:
-        return _wishes.decode(body.removeprefix(b"\xef\xbb\xbf")).stream
+        return _stream_field.decode(body.removeprefix(b"\xef\xbb\xbf")).stream
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
@@ -46,7 +46,7 @@ def comment(words: str, waited_s: float) -> bytes:
     return f": {plain}, {waited_s:.0f} s\n\n".encode()
 
 
-class Speaker(Protocol):
+class KeepaliveExchange(Protocol):
     """The exchange behind it. `aloud`: the engine's own events have not begun."""
 
     aloud: bool
@@ -61,13 +61,13 @@ class Speaker(Protocol):
     def on_complaint(self, why: str, at: float) -> None: ...
 
 
-class Aloud:
+class KeepaliveReceiver:
     """Receives in place of the exchange, so that no other one pays for the question whether its head was sent.
 
     An answer that is no stream of events cannot be handed on any more: it becomes one error event.
     """
 
-    def __init__(self, exchange: Speaker) -> None:
+    def __init__(self, exchange: KeepaliveExchange) -> None:
         self._exchange = exchange
         self._status = 0
         self._said = b""
@@ -83,7 +83,7 @@ class Aloud:
             self._exchange.on_body(data, at)
             return
         self._exchange.heard_at = at
-        if len(self._said) < SAID_BYTES:
+        if len(self._said) < ERROR_BYTES:
             self._said += data
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
@@ -107,4 +107,4 @@ def _message(said: bytes) -> str:
         text = error.get("message", error) if isinstance(error, dict) else error
     except (ValueError, RecursionError):
         text = said.decode("utf-8", "replace")
-    return str(text)[:SAID_CHARACTERS] or "no reason given"
+    return str(text)[:ERROR_CHARACTERS] or "no reason given"

@@ -14,7 +14,7 @@ GIVEN_UP = "failed"  # it is not tried again before the user says so
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class LoadFailure:
     """A model could not be loaded, and is not tried again before that time."""
 
     why: str
@@ -25,14 +25,14 @@ class Failure:
         return self.until - now if self.until > now else None
 
 
-class Dormancy:
+class UnloadedModels:
     def __init__(self) -> None:
         self.states: dict[str, str] = {}  # by model; empty while all are loaded: all that a request then pays for
         self._told: set[str] = set()  # the supervisor was told, and has not said what it makes of it
-        self._failures: dict[str, Failure] = {}
+        self._failures: dict[str, LoadFailure] = {}
 
     def __repr__(self) -> str:
-        return f"<Dormancy {self.states}>"
+        return f"<UnloadedModels {self.states}>"
 
     def become(
         self, table: Mapping[str, Mapping[str, Any]], serving: Iterable[str], models: Iterable[str] = ()
@@ -48,11 +48,11 @@ class Dormancy:
         self._failures = {model: found for model, found in self._failures.items() if model not in moving}
         for model, state in self.states.items():
             if state == GIVEN_UP and model not in self._failures:
-                self._failures[model] = Failure(table[model].get("why") or "it did not start", float("-inf"))
+                self._failures[model] = LoadFailure(table[model].get("why") or "it did not start", float("-inf"))
         self.states |= dict.fromkeys(self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP)
         return [model for model, state in before.items() if state == "loading" and model in served - self.states.keys()]
 
-    def is_to_be_told(self, model: str) -> bool:
+    def should_request_load(self, model: str) -> bool:
         """Whether the supervisor has to hear that it is wanted; once, until it moves."""
         if self.states.get(model) not in NOT_COMING or model in self._told:
             return False
@@ -60,10 +60,10 @@ class Dormancy:
         return True
 
     def failed(self, model: str, why: str, until: float) -> None:
-        self._failures[model] = Failure(why, until)
+        self._failures[model] = LoadFailure(why, until)
         self._told.discard(model)
 
-    def failure(self, model: str, now: float) -> Failure | None:
+    def failure(self, model: str, now: float) -> LoadFailure | None:
         found = self._failures.get(model)
         lasts = found is not None and (now < found.until or self.states.get(model) == GIVEN_UP)
         return found if lasts else None

@@ -53,7 +53,7 @@ class _Inner(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class _Said(msgspec.Struct):
+class _UsageReport(msgspec.Struct):
     usage: _Usage | None = None
     timings: _Timings | None = None
     response: _Inner | str | None = None  # the Responses API's last event; Ollama's `response` is a text
@@ -62,7 +62,7 @@ class _Said(msgspec.Struct):
     eval_count: int | None = None
 
 
-_decoder = msgspec.json.Decoder(_Said)
+_decoder = msgspec.json.Decoder(_UsageReport)
 
 
 def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
@@ -119,7 +119,7 @@ def _payloads(text: bytes) -> Iterator[bytes]:
             at = text.rfind(word, 0, begin)
 
 
-def _ending(text: bytes) -> _Said | None:
+def _ending(text: bytes) -> _UsageReport | None:
     """The document's own counts from its end: JSON with a brace before it exactly if they are not inside another."""
     for word in _COUNTS:
         at = text.rfind(word)
@@ -129,7 +129,7 @@ def _ending(text: bytes) -> _Said | None:
     return None
 
 
-def _read(payload: bytes) -> _Said | None:
+def _read(payload: bytes) -> _UsageReport | None:
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -142,7 +142,7 @@ def _filled(known: Tokens, more: Tokens) -> Tokens:
     return Tokens(source.prompt, source.cached, output)
 
 
-def _tokens(said: _Said) -> Tokens:
+def _tokens(said: _UsageReport) -> Tokens:
     usage, timings = said.usage, said.timings
     begun = False
     if usage is None and isinstance(said.response, _Inner):

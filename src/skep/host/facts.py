@@ -72,7 +72,7 @@ _MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """None where no group on the way to the root sets a limit."""
 
     memory_bytes: int | None = None
@@ -80,7 +80,7 @@ class Limits:
     cpus: float | None = None
 
 
-def read_limits(mount: Path, own_groups: str) -> Limits:
+def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
     """`own_groups` is the text of /proc/self/cgroup. The tightest limit from the own group up to the root counts."""
     paths = parse_own_groups(own_groups)
     unified = list(_folders(mount, paths.get("", "/")))
@@ -90,7 +90,7 @@ def read_limits(mount: Path, own_groups: str) -> Limits:
     available = [free for _, free in memory if free is not None]
     cpus = [parse_cpu_max(_text(folder / "cpu.max")) for folder in unified]
     cpus += [_cpus_v1(folder) for folder in _folders(mount / "cpu", paths.get("cpu", "/"))]
-    return Limits(
+    return CgroupLimits(
         min(limits, default=None),
         min(available, default=None),
         min((n for n in cpus if n is not None), default=None),
@@ -150,7 +150,7 @@ def _bytes(path: Path) -> int | None:
     return int(text) if text.isdecimal() and int(text) < _NO_LIMIT_V1 else None
 
 
-_PASSING = ("memory_available_bytes", "open_files_soft", "open_files_hard")
+_CHANGING = ("memory_available_bytes", "open_files_soft", "open_files_hard")
 
 
 def read_host(
@@ -188,18 +188,18 @@ def host_json(facts: HostFacts) -> dict[str, Any]:
 
 def lasting_json(facts: HostFacts) -> dict[str, Any]:
     """`host_json` without what changes between two runs on the same machine: the part to take a fingerprint of."""
-    lasting = {key: value for key, value in host_json(facts).items() if key not in _PASSING}
+    lasting = {key: value for key, value in host_json(facts).items() if key not in _CHANGING}
     lasting["gpus"] = [{k: v for k, v in gpu.items() if k != "pcie_generation"} for gpu in lasting["gpus"]]
     return lasting
 
 
-def _cores(limits: Limits) -> int:
+def _cores(limits: CgroupLimits) -> int:
     """Logical processors for this process. A share of one is rounded down: a thread more would be throttled."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, cores if limits.cpus is None else int(limits.cpus)))
 
 
-def _memory(meminfo: str, limits: Limits) -> tuple[int | None, int | None]:
+def _memory(meminfo: str, limits: CgroupLimits) -> tuple[int | None, int | None]:
     counters = parse_counters(meminfo)
     total = counters.get("MemTotal", _physical_bytes())
     return _smaller(total, limits.memory_bytes), _smaller(counters.get("MemAvailable"), limits.memory_available_bytes)

@@ -38,14 +38,14 @@ _HW_CAUSES = 0x40 | 0x80  # come together with the hardware slowdown and say why
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class NvmlGpu:
     index: int  # NVML's, by PCI bus: that of nvidia-smi
     uuid: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class GpuSample:
     """One look at one card. None: it does not tell."""
 
     power_w: float | None = None
@@ -57,9 +57,9 @@ class Sample:
 class Nvml(Protocol):
     """What is asked of NVML. No method but `cards` raises; what a card does not tell is None."""
 
-    def cards(self) -> Sequence[Card]: ...
+    def cards(self) -> Sequence[NvmlGpu]: ...
     def energy_j(self, index: int) -> float | None: ...
-    def sample(self, index: int) -> Sample: ...
+    def sample(self, index: int) -> GpuSample: ...
     def memory_used_bytes(self, index: int) -> int | None: ...
     def close(self) -> None: ...
 
@@ -72,13 +72,13 @@ class DriverNvml:
         self._handles: dict[int, Any] = {}
         self._unsupported: set[tuple[int, str]] = set()  # not asked again: 10 times a second, for hours
 
-    def cards(self) -> Sequence[Card]:
+    def cards(self) -> Sequence[NvmlGpu]:
         found = []
         for index in range(self._nvml.nvmlDeviceGetCount()):
             with suppress(self._nvml.NVMLError):  # a card that fell off the bus, or that this user may not open
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 uuid, name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
-                found.append(Card(index, _text(uuid), _text(name)))
+                found.append(NvmlGpu(index, _text(uuid), _text(name)))
                 self._handles[index] = handle
         return found
 
@@ -86,14 +86,14 @@ class DriverNvml:
         millijoules = self._ask(index, "nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 
-    def sample(self, index: int) -> Sample:
+    def sample(self, index: int) -> GpuSample:
         milliwatts = self._instant_mw(index)
         if milliwatts is None:
             milliwatts = self._ask(index, "nvmlDeviceGetPowerUsage")
         reasons = self._ask(index, "nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:
             reasons = self._ask(index, "nvmlDeviceGetCurrentClocksThrottleReasons")  # its name until driver 535
-        return Sample(
+        return GpuSample(
             power_w=None if milliwatts is None else milliwatts / 1000,
             reasons=reasons,
             temperature_c=self._ask(index, "nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
@@ -133,10 +133,10 @@ class DriverNvml:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _GpuEnergy:
     """What one card did in a span: the counter at its beginning, and what the samples add up to."""
 
-    card: Card
+    card: NvmlGpu
     counter_j: float | None
     samples: int = 0
     sampled_j: float = 0.0
@@ -147,7 +147,7 @@ class _Tally:
     throttled: dict[str, int] = field(default_factory=dict)
     _before: tuple[float, float] | None = None  # when, and how many watts
 
-    def add(self, at_s: float, sample: Sample) -> None:
+    def add(self, at_s: float, sample: GpuSample) -> None:
         self.samples += 1
         if sample.power_w is not None:
             if self._before is not None:
@@ -181,7 +181,7 @@ class PowerMeter:
     def __init__(
         self,
         nvml: Nvml,
-        cards: Sequence[Card],
+        cards: Sequence[NvmlGpu],
         *,
         clock: Callable[[], float] = time.monotonic,
         sample_every_s: float = SAMPLE_EVERY_S,
@@ -190,7 +190,7 @@ class PowerMeter:
         self._cards = tuple(cards)
         self._clock = clock
         self._sample_every_s = sample_every_s
-        self._tallies: list[_Tally] = []
+        self._tallies: list[_GpuEnergy] = []
         self._max_w = 0.0  # of all cards together, at one moment
         self._began_s: float | None = None
         self._ending = threading.Event()
@@ -200,7 +200,7 @@ class PowerMeter:
         return f"<PowerMeter of {len(self._cards)} GPUs, {'measuring' if self._began_s is not None else 'idle'}>"
 
     @property
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> tuple[NvmlGpu, ...]:
         return self._cards
 
     def begin(self) -> None:
@@ -208,7 +208,7 @@ class PowerMeter:
         self._stop_sampling()
         self._began_s = self._clock()
         self._max_w = 0.0
-        self._tallies = [_Tally(card, self._nvml.energy_j(card.index)) for card in self._cards]
+        self._tallies = [_GpuEnergy(card, self._nvml.energy_j(card.index)) for card in self._cards]
         self._sample_all()
         self._tallies = [tally for tally in self._tallies if tally.counter_j is not None or tally.max_w is not None]
         self._ending = threading.Event()
@@ -255,7 +255,7 @@ class PowerMeter:
 
 
 def _result(
-    tallies: Sequence[_Tally], drawn: Sequence[tuple[float, str]], seconds: float, together_w: float
+    tallies: Sequence[_GpuEnergy], drawn: Sequence[tuple[float, str]], seconds: float, together_w: float
 ) -> dict[str, Any]:
     joules = sum(joules for joules, _ in drawn)
     reasons = sorted({reason for tally in tallies for reason in tally.throttled})
@@ -291,7 +291,7 @@ def throttle_reasons(bits: int) -> list[str]:
     return [name for bit, name in _THROTTLING.items() if bits & bit]
 
 
-def visible_cards(cards: Sequence[Card], visible: str | None) -> tuple[Card, ...]:
+def visible_cards(cards: Sequence[NvmlGpu], visible: str | None) -> tuple[NvmlGpu, ...]:
     """Those that CUDA_VISIBLE_DEVICES leaves; None: it is not set. Ends at the first it does not know, as CUDA does.
 
     A number counts in the order of the PCI bus, which is CUDA's own where all cards are alike or CUDA_DEVICE_ORDER says
@@ -299,7 +299,7 @@ def visible_cards(cards: Sequence[Card], visible: str | None) -> tuple[Card, ...
     """
     if visible is None:
         return tuple(cards)
-    chosen: list[Card] = []
+    chosen: list[NvmlGpu] = []
     for word in visible.split(","):
         name = word.strip()
         if name.isdecimal():
@@ -330,7 +330,7 @@ def gpu_memory_used(visible: str | None = None) -> list[tuple[int, int]] | None:
         nvml.close()
 
 
-def memory_used(nvml: Nvml, cards: Sequence[Card]) -> list[tuple[int, int]]:
+def memory_used(nvml: Nvml, cards: Sequence[NvmlGpu]) -> list[tuple[int, int]]:
     used = [(card.index, nvml.memory_used_bytes(card.index)) for card in cards]
     return [(index, size) for index, size in used if size is not None]
 
@@ -364,7 +364,7 @@ def wait_until_clear(
         sleep(LOOK_EVERY_S)
 
 
-def _open(visible: str | None) -> tuple[Nvml, tuple[Card, ...]] | None:
+def _open(visible: str | None) -> tuple[Nvml, tuple[NvmlGpu, ...]] | None:
     """The driver's NVML, open, with the visible cards; None where there is nothing to measure."""
     try:
         module = importlib.import_module("pynvml")

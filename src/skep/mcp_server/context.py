@@ -16,7 +16,7 @@ from skep.swarm.store import SwarmStore
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerContext:
     paths: Paths
     env: Mapping[str, str]
     url: str | None = None  # None: what SKEP_URL says, or the hive that runs here

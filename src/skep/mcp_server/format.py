@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skep.mcp_server.schemas import Failure, Page, Row, Standing, Whole
+from skep.mcp_server.schemas import FullResult, ResultPage, ResultRow, RunProgress, TaskFailure
 from skep.store.database import Store
-from skep.swarm.records import Ending, Result, RunState, SwarmRun
+from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.store import SwarmStore
 
 ENDED = ("done", "stopped", "cancelled")
@@ -25,7 +25,7 @@ WHERE swarm_results.run_id = ? AND ending = 'failed' ORDER BY ended_at DESC LIMI
 """
 
 
-def standing_of(
+def run_progress(
     store: Store,
     run: SwarmRun,
     now: float,
@@ -33,17 +33,17 @@ def standing_of(
     last_words: Callable[[str], str | None],
     *,
     whole: bool,
-) -> Standing:
+) -> RunProgress:
     """`at_work`: the process that was started for it still runs."""
-    standing = short_standing(run).model_copy(update={"next": _next(run, run.state.value)})
-    if run.state in (RunState.STOPPED, RunState.CANCELLED) and run.counts.left and at_work:
+    standing = short_progress(run).model_copy(update={"next": _next(run, run.state.value)})
+    if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED) and run.counts.left and at_work:
         standing = standing.model_copy(update={"state": "starting", "next": _next(run, "starting"), "error": None})
-    elif run.state is RunState.STOPPED and not run.sessions and now - run.created_at < STARTING_S:
+    elif run.state is SwarmRunState.STOPPED and not run.sessions and now - run.created_at < STARTING_S:
         if (said := last_words(run.id)) is None:
             standing = standing.model_copy(update={"state": "starting", "next": _next(run, "starting")})
         else:
             standing = standing.model_copy(update={"error": said})
-    elif run.state is RunState.STOPPED and run.error is None:
+    elif run.state is SwarmRunState.STOPPED and run.error is None:
         standing = standing.model_copy(update={"error": last_words(run.id)})
     if not whole:
         return standing
@@ -51,7 +51,7 @@ def standing_of(
     update: dict[str, Any] = {
         "seconds": round(max(0.0, until - run.created_at), 1) if until is not None else None,
         "failures": tuple(
-            Failure(task=row["id"], error=cut(row["error"] or row["error_kind"] or "", ERROR_CHARS))
+            TaskFailure(task=row["id"], error=cut(row["error"] or row["error_kind"] or "", ERROR_CHARS))
             for row in store.read(_NEWEST_FAILED, run.id, NEWEST_FAILURES)
         )
         or None,
@@ -63,10 +63,10 @@ def standing_of(
     return standing.model_copy(update=update)
 
 
-def short_standing(run: SwarmRun) -> Standing:
+def short_progress(run: SwarmRun) -> RunProgress:
     """What the run's row tells, without what to do next: it is one of many."""
     output = run.config.get("output")
-    return Standing(
+    return RunProgress(
         run=run.id,
         state=run.state.value,
         total=run.counts.total,
@@ -80,9 +80,11 @@ def short_standing(run: SwarmRun) -> Standing:
     )
 
 
-def page_of(run: SwarmRun, results: Sequence[Result], *, page: int, size: int, matching: int, most: int) -> Page:
+def page_of(
+    run: SwarmRun, results: Sequence[TaskResult], *, page: int, size: int, matching: int, most: int
+) -> ResultPage:
     pages = -(-matching // size)
-    return Page(
+    return ResultPage(
         run=run.id,
         state=run.state.value,
         results=tuple(row_of(one, most) for one in results),
@@ -94,27 +96,27 @@ def page_of(run: SwarmRun, results: Sequence[Result], *, page: int, size: int, m
     )
 
 
-def row_of(result: Result, most: int) -> Row:
+def row_of(result: TaskResult, most: int) -> ResultRow:
     """A value that is too long is shown as the beginning of its JSON."""
-    ok = result.ending is Ending.DONE
+    ok = result.ending is TaskEnding.DONE
     error = None if ok else cut(result.error or result.error_kind or "", ERROR_CHARS)
     if result.value is not None:
         text = json.dumps(result.value, ensure_ascii=False)
         if len(text) <= most:
-            return Row(id=result.task, ok=ok, value=result.value, error=error)
+            return ResultRow(id=result.task, ok=ok, value=result.value, error=error)
     else:
         text = result.answer or ""
     shortened = len(text) if len(text) > most else None
     answer = cut(text, most) if result.answer is not None or result.value is not None else None
-    return Row(id=result.task, ok=ok, answer=answer, error=error, cut=shortened)
+    return ResultRow(id=result.task, ok=ok, answer=answer, error=error, cut=shortened)
 
 
-def whole_of(run_id: str, result: Result, from_char: int) -> Whole:
+def full_result(run_id: str, result: TaskResult, from_char: int) -> FullResult:
     answer = result.answer
     part = answer[from_char : from_char + WHOLE_CHARS] if answer is not None else None
     rest = answer is not None and len(answer) > from_char + WHOLE_CHARS
-    ok = result.ending is Ending.DONE
-    return Whole(
+    ok = result.ending is TaskEnding.DONE
+    return FullResult(
         run=run_id,
         id=result.task,
         ok=ok,

@@ -21,10 +21,10 @@ from skep.config.access import AcceptedKeys, answer_while
 from skep.config.key_ring import given_keys
 from skep.config.keys import keys_path
 from skep.errors import UserError
-from skep.mcp_server.context import Place
+from skep.mcp_server.context import ServerContext
 from skep.mcp_server.server import make_server
 from skep.paths import LOOPBACK
-from skep.wire.serve_asgi import Listening
+from skep.wire.serve_asgi import AsgiServer
 
 PATH = "/mcp"
 BODY_BYTES = 32 * 1024 * 1024
@@ -33,7 +33,7 @@ SESSION_IDLE_S = 30 * 60.0  # without a request and without an open stream
 MOST_SESSIONS = 256
 
 
-class Guard:
+class AccessCheck:
     """Around every request: the name it was asked by, where it comes from, the key. `keys` None: no key is wanted."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None, keys: AcceptedKeys | None) -> None:
@@ -66,14 +66,14 @@ class Guard:
 
 
 def listen(
-    place: Place,
+    place: ServerContext,
     *,
     host: str,
     port: int,
     session_idle_s: float = SESSION_IDLE_S,
     most_sessions: int = MOST_SESSIONS,
     on_ready: Callable[[str], None] = lambda _url: None,
-) -> Listening:
+) -> AsgiServer:
     """Bound, or refused; its `run` serves. `on_ready` hears the URL."""
     keys, hosts = _keys(place, host), frozenset((*LOOPBACK, host)) if host in LOOPBACK else None
     app = make_server(place).streamable_http_app(
@@ -83,13 +83,13 @@ def listen(
         max_sessions=most_sessions,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Guard` does that
     )
-    guard = Guard(app, hosts, keys)
-    return Listening(
+    guard = AccessCheck(app, hosts, keys)
+    return AsgiServer(
         guard, host=host, port=port, guarded=keys is not None, grace_s=GRACE_S, path=PATH, on_ready=on_ready
     )
 
 
-def _keys(place: Place, host: str) -> AcceptedKeys | None:
+def _keys(place: ServerContext, host: str) -> AcceptedKeys | None:
     """The gateway's rule: beyond loopback a key is wanted."""
     if host in LOOPBACK:
         return None

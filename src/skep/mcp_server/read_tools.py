@@ -16,36 +16,36 @@ from pydantic import Field
 
 from skep.bench.records import LevelSummary
 from skep.errors import EndpointError, SkepError, UserError
-from skep.mcp_server.context import Place
-from skep.mcp_server.format import short_standing
+from skep.mcp_server.context import ServerContext
+from skep.mcp_server.format import short_progress
 from skep.mcp_server.schemas import (
     Benchmark,
+    BenchmarkLevel,
     Benchmarks,
     Capacity,
-    Layout,
-    Level,
+    HiveStatus,
     ModelCapacity,
-    Planned,
-    Status,
+    PlanList,
+    PlannedLayout,
 )
 from skep.store.database import Store
-from skep.store.records import Run, RunState
+from skep.store.records import RunState, StoredRun
 from skep.supervisor.control import NotRunning
 from skep.swarm.journal import as_it_stands
-from skep.swarm.records import RunState as SwarmState
+from skep.swarm.records import SwarmRunState as SwarmState
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 from skep.wire.heads import parse_url
 
 if TYPE_CHECKING:
-    from skep.deploy.plan_request import Answer
+    from skep.deploy.plan_request import PlanAnswer
 
 
 ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     id: str
     slots: int | None = None  # None: it does not say
     replicas: int | None = None
@@ -54,7 +54,7 @@ class Served:
     state: str | None = None
 
 
-async def ask_models(url: str, key: str | None) -> tuple[Served, ...]:
+async def ask_models(url: str, key: str | None) -> tuple[ServedModel, ...]:
     """Raises EndpointError where it does not answer as an OpenAI-compatible server does."""
     origin, path = parse_url(url)
     target = f"{path if path.endswith('/v1') else f'{path}/v1'}/models"
@@ -78,11 +78,11 @@ async def ask_models(url: str, key: str | None) -> tuple[Served, ...]:
     return tuple(_served(entry) for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str))
 
 
-def _served(entry: dict[str, Any]) -> Served:
+def _served(entry: dict[str, Any]) -> ServedModel:
     told = entry.get("skep")
     if not isinstance(told, dict):
-        return Served(entry["id"])
-    return Served(
+        return ServedModel(entry["id"])
+    return ServedModel(
         entry["id"],
         slots=told.get("slots"),
         replicas=told.get("replicas"),
@@ -105,8 +105,8 @@ _PREDICTED = {
 KEPT = ("name", "kind", "state", "slots", "busy", "queued", "model", "restarts", "simulated", "why")
 
 
-class LookTools:
-    def __init__(self, place: Place) -> None:
+class ReadTools:
+    def __init__(self, place: ServerContext) -> None:
         self._place = place
 
     async def capacity(self) -> Capacity:
@@ -124,7 +124,7 @@ class LookTools:
 
         return Capacity(url=url, models=await asyncio.to_thread(described), suggested=_suggested(served))
 
-    def status(self) -> Status:
+    def status(self) -> HiveStatus:
         """What runs on this machine: the hive's replicas with their states, slots and load, as `skep ps` shows them,
         and the swarm runs under way. Says how to start it where nothing runs."""
         swarms = self._swarms()
@@ -133,10 +133,10 @@ class LookTools:
             hint = "start it with `skep up -d` on the shell"
             elsewhere = self._place.named_url()
             where = f"no hive runs here; tasks go to {elsewhere}" if elsewhere else hint
-            return Status(running=False, next=where, runs=swarms)
+            return HiveStatus(running=False, next=where, runs=swarms)
         gateway = told.get("gateway") or {}
         rows = tuple({key: row[key] for key in KEPT if row.get(key) not in (None, "")} for row in told["rows"])
-        return Status(
+        return HiveStatus(
             running=True,
             next="capacity says how many tasks it takes at once; swarm_dispatch sends them",
             url=told["url"],
@@ -160,20 +160,20 @@ class LookTools:
         output_tokens: Annotated[int, Field(ge=1, description="Of a task's answer.")] = 512,
         quant: Annotated[str | None, Field(description="Pin the weights' format: awq, fp8, bf16, q4_k_m.")] = None,
         context: Annotated[int | None, Field(ge=64, description="Pin the tokens of the longest sequence.")] = None,
-    ) -> Planned:
+    ) -> PlanList:
         """Whether a model fits on given GPUs, in which layout, and how fast it would be with so many agents: the
         planner's best layouts with predicted tok/s and the command that starts each. Predictions, not measurements."""
-        from skep.deploy.plan_request import Flags, answer, nothing_fits
+        from skep.deploy.plan_request import PlanFlags, answer_plan, nothing_fits
 
-        flags = Flags(
+        flags = PlanFlags(
             model, (gpu,) if gpu else (), agents=agents, input_tokens=input_tokens, output_tokens=output_tokens,
             quant=quant, context=context,
         )  # fmt: skip
-        found = answer(flags, self._place.paths.store, files=self._place.files)
+        found = answer_plan(flags, self._place.paths.store, files=self._place.files)
         if (error := nothing_fits(found)) is not None:
             raise error
         ranked = found.ranked
-        return Planned(
+        return PlanList(
             model=found.model.geometry.id,
             agents=agents,
             layouts=tuple(_layout(found, place) for place in range(min(MOST_LAYOUTS, len(ranked)))),
@@ -213,9 +213,9 @@ class LookTools:
         with self._place.runs() as runs:
             found = runs.runs(NEWEST_SWARMS)
         standing = (as_it_stands(self._place.paths, run) for run in found)
-        return tuple(short_standing(run) for run in standing if run.state is SwarmState.RUNNING)
+        return tuple(short_progress(run) for run in standing if run.state is SwarmState.RUNNING)
 
-    def _described(self, served: Served, figures: dict[str, Any]) -> ModelCapacity:
+    def _described(self, served: ServedModel, figures: dict[str, Any]) -> ModelCapacity:
         levels, run_id = self._measured(served)
         return ModelCapacity(
             model=served.id,
@@ -230,7 +230,7 @@ class LookTools:
             measured_run=run_id,
         )
 
-    def _measured(self, served: Served) -> tuple[tuple[Level, ...], str | None]:
+    def _measured(self, served: ServedModel) -> tuple[tuple[BenchmarkLevel, ...], str | None]:
         """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
         if not self._place.paths.store.exists():
             return (), None
@@ -251,21 +251,21 @@ def _figures(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _suggested(served: tuple[Served, ...]) -> str:
+def _suggested(served: tuple[ServedModel, ...]) -> str:
     slots = [one.slots for one in served if one.slots is not None]
     if not slots:
         return "dispatch as many tasks as there are: the pace is found by trying"
     return f"{max(slots)} tasks run at once; dispatch as many as there are in one call, the rest wait their turn"
 
 
-def _own(store: Store) -> Iterator[Run]:
+def _own(store: Store) -> Iterator[StoredRun]:
     """Newest first, without what tunings tried: those are many, and of configurations that nobody serves."""
     from skep.bench.stored_run import OF_A_TUNING
 
     return (run for run in store.runs() if run.kind not in OF_A_TUNING)
 
 
-def _levels(store: Store, run: Run) -> tuple[Level, ...]:
+def _levels(store: Store, run: StoredRun) -> tuple[BenchmarkLevel, ...]:
     from skep.bench.stored_run import load_run
 
     try:
@@ -274,20 +274,22 @@ def _levels(store: Store, run: Run) -> tuple[Level, ...]:
         return ()  # nothing was measured
 
 
-def _level(level: LevelSummary) -> Level | None:
+def _level(level: LevelSummary) -> BenchmarkLevel | None:
     if level.effective_tok_s is None:
         return None
     ttft = round(level.ttft_ms.p50, 1) if level.ttft_ms is not None else None
-    return Level(agents=level.concurrency, tok_s=round(level.effective_tok_s, 1), ttft_ms=ttft, failed=level.failed)
+    return BenchmarkLevel(
+        agents=level.concurrency, tok_s=round(level.effective_tok_s, 1), ttft_ms=ttft, failed=level.failed
+    )
 
 
-def _layout(found: Answer, place: int) -> Layout:
+def _layout(found: PlanAnswer, place: int) -> PlannedLayout:
     from skep.deploy.plan_request import plan_document
 
     choice, plan = found.ranked[place]
     told = plan_document(found, choice, plan)
     at: dict[str, Any] = next((one for one in told["predicted"] if one["concurrency"] == found.goal.agents), {})
-    return Layout(
+    return PlannedLayout(
         **{key: told[key] for key in ("rig", "engine", "topology", "quant", "kv_dtype", "slots", "context")},
         launch=tuple(told["launch"]) if place == 0 else (),
         why=tuple(told["why"]) if place == 0 else (),
@@ -295,7 +297,7 @@ def _layout(found: Answer, place: int) -> Layout:
     )
 
 
-def _benchmark(store: Store, run: Run, *, best: bool) -> Benchmark:
+def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Benchmark:
     """`best`: with its fastest level alone."""
     from skep.bench.stored_run import JUDGED, TIMED, TUNE_QUALITY, load_run
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from skep.errors import EngineError
-from skep.files import holder_of, open_log
+from skep.files import lock_holder, open_log
 from skep.paths import Paths
 from skep.swarm.journal import lock_path
 
 TAIL_BYTES = 4096
 
 
-class Launcher:
+class RunLauncher:
     """Knows the processes that it started."""
 
     def __init__(self, paths: Paths, env: Mapping[str, str]) -> None:
@@ -25,7 +25,7 @@ class Launcher:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def __repr__(self) -> str:
-        return f"<Launcher {sum(one.poll() is None for one in self._started.values())} at work>"
+        return f"<RunLauncher {sum(one.poll() is None for one in self._started.values())} at work>"
 
     def start(self, run_id: str, after_cancel: int) -> None:
         """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun.
@@ -59,7 +59,7 @@ class Launcher:
         if started is not None and started.poll() is None:
             return True
         self._started.pop(run_id, None)
-        return holder_of(lock_path(self._paths, run_id)) is not None
+        return lock_holder(lock_path(self._paths, run_id)) is not None
 
     def log_of(self, run_id: str) -> Path:
         return self._paths.logs / f"swarm-{run_id}.log"

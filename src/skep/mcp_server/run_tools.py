@@ -17,14 +17,14 @@ from pydantic import Field
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import EndpointError, UserError
-from skep.mcp_server.context import Place
-from skep.mcp_server.format import ENDED, page_of, short_standing, standing_of, whole_of
-from skep.mcp_server.run_process import Launcher
-from skep.mcp_server.schemas import Dispatched, Listed, Page, Standing, Whole
+from skep.mcp_server.context import ServerContext
+from skep.mcp_server.format import ENDED, full_result, page_of, run_progress, short_progress
+from skep.mcp_server.run_process import RunLauncher
+from skep.mcp_server.schemas import DispatchedRun, FullResult, ResultPage, RunList, RunProgress
 from skep.store.database import Store, open_store
 from skep.swarm.journal import as_it_stands, create_run
-from skep.swarm.records import Ending, RunState, Task
-from skep.swarm.run_options import Order, order_from_json
+from skep.swarm.records import SwarmRunState, Task, TaskEnding
+from skep.swarm.run_options import SwarmRunOptions, run_options_from_json
 from skep.swarm.store import SwarmStore
 from skep.swarm.task_file import read_tasks, tasks_of
 
@@ -49,7 +49,7 @@ Name = Annotated[str, Field(description="A word to find the run by in swarm_list
 
 
 class RunTools:
-    def __init__(self, place: Place, launcher: Launcher, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
+    def __init__(self, place: ServerContext, launcher: RunLauncher, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
         self._place = place
         self._launcher = launcher
         self._longest_wait_s = longest_wait_s
@@ -74,7 +74,7 @@ class RunTools:
         model: Model = None,
         agents: Agents = None,
         name: Name = "",
-    ) -> Dispatched:
+    ) -> DispatchedRun:
         """Send many independent tasks to the local model at once, in the background; returns a run id immediately.
         Use it whenever there are several pieces of work that do not depend on each other. Every task must be
         self-contained: the model sees nothing but its own prompt. Tasks are retried, checked against their schema and
@@ -84,7 +84,7 @@ class RunTools:
             documents = tasks if template is None else [_fields(task) for task in tasks]
             return tasks_of(documents, template=template, system=system, schema=schema, max_tokens=max_tokens)
 
-        return await self._dispatch(await asyncio.to_thread(read), model, Order(agents=agents), name)
+        return await self._dispatch(await asyncio.to_thread(read), model, SwarmRunOptions(agents=agents), name)
 
     async def swarm_dispatch_file(
         self,
@@ -101,11 +101,11 @@ class RunTools:
         model: Model = None,
         agents: Agents = None,
         name: Name = "",
-    ) -> Dispatched:
+    ) -> DispatchedRun:
         """As swarm_dispatch, with the tasks in a file on this machine. Prefer it for more than about 20 tasks or for
         long inputs: write the file with a script, and neither tasks nor results pass through the conversation. With
         `output`, the results are written there as JSON lines with the tasks' ids."""
-        order = Order(agents=agents, output=_absolute("output", output) if output is not None else None)
+        order = SwarmRunOptions(agents=agents, output=_absolute("output", output) if output is not None else None)
 
         def read() -> list[Task]:
             found = Path(_absolute("path", path))
@@ -120,7 +120,7 @@ class RunTools:
         run: Run,
         ctx: Context[Any, Any],
         seconds: Annotated[float, Field(description="How long at most; 45 is the longest.")] = 40.0,
-    ) -> Standing:
+    ) -> RunProgress:
         """Wait until a run has ended or the time is up, whichever is first, and say how it stands: counts, estimated
         time left, speed, the newest failures. Never longer than 45 s a call: while the state is `running`, call it
         again."""
@@ -144,16 +144,20 @@ class RunTools:
         page_size: Annotated[int, Field(description="At most 20.")] = 10,
         only: Annotated[Literal["all", "done", "failed"], Field(description="Which results.")] = "all",
         chars_per_answer: Annotated[int, Field(description="Longer answers are cut; at most 2000.")] = 600,
-    ) -> Page:
+    ) -> ResultPage:
         """A page of a run's results, in the order of its tasks: id, ok, answer (or `value`, for a task with a schema),
         error. `cut` says how long the whole answer is where it was shortened; swarm_result fetches it. Works while
         the run is still going."""
         size, most = min(max(1, page_size), MOST_ROWS), min(max(1, chars_per_answer), MOST_CHARS)
-        ending = None if only == "all" else Ending(only)
+        ending = None if only == "all" else TaskEnding(only)
         with self._place.runs() as runs:
             found = runs.run(run)
             counts = found.counts
-            matching = {None: counts.done + counts.failed, Ending.DONE: counts.done, Ending.FAILED: counts.failed}
+            matching = {
+                None: counts.done + counts.failed,
+                TaskEnding.DONE: counts.done,
+                TaskEnding.FAILED: counts.failed,
+            }
             results = runs.results(found.id, offset=(page - 1) * size, limit=size, ending=ending)
         return page_of(found, results, page=page, size=size, matching=matching[ending], most=most)
 
@@ -162,7 +166,7 @@ class RunTools:
         run: Run,
         task: Annotated[str, Field(description="Id of the task.")],
         from_char: Annotated[int, Field(ge=0, description="Go on from there, where an answer is very long.")] = 0,
-    ) -> Whole:
+    ) -> FullResult:
         """One task's whole result: the full answer, tries, tokens, seconds, and the error where it was set aside."""
         with self._place.runs() as runs:
             found = runs.run(run)
@@ -170,16 +174,16 @@ class RunTools:
             result = runs.result(found.id, known.id)
         if result is None:
             raise UserError(f"task `{known.id}` of run `{found.id}` has no result yet", hint="swarm_wait waits for it")
-        return whole_of(found.id, result, from_char)
+        return full_result(found.id, result, from_char)
 
-    async def swarm_cancel(self, run: Run) -> Standing:
+    async def swarm_cancel(self, run: Run) -> RunProgress:
         """Stop a run. What is done is kept and can be fetched; swarm_resume goes on with the rest."""
 
         def cancel() -> str:
             with self._writing() as store:
                 runs = SwarmStore(store)
                 found = runs.run(run)
-                if found.state is not RunState.DONE:
+                if found.state is not SwarmRunState.DONE:
                     runs.set_cancelled(found.id, self._place.clock())
                 return found.id
 
@@ -191,7 +195,7 @@ class RunTools:
                 return await asyncio.to_thread(self._standing, run_id, whole=True)
             await asyncio.sleep(LOOK_S)
 
-    def swarm_resume(self, run: Run) -> Standing:
+    def swarm_resume(self, run: Run) -> RunProgress:
         """Go on with a run that was cancelled or whose process died: only what has no result yet is done. Tasks that
         failed keep their error: swarm_retry is for those."""
         standing = self._standing(run)
@@ -201,7 +205,7 @@ class RunTools:
             self._launcher.start(standing.run, newest)
         return self._standing(standing.run, whole=True)
 
-    async def swarm_retry(self, run: Run, agents: Agents = None) -> Dispatched:
+    async def swarm_retry(self, run: Run, agents: Agents = None) -> DispatchedRun:
         """Dispatch the failed tasks of a run again, as a new run with the same task ids. For failures that may pass
         (an endpoint that was down, a timeout); where the prompt or the schema was the reason, change it and use
         swarm_dispatch."""
@@ -212,26 +216,26 @@ class RunTools:
                 if found.kind != "map":
                     hint = "swarm_resume goes on with it where it is not finished"
                     raise UserError(f"run `{found.id}` was planned as a whole: its tasks mean nothing alone", hint=hint)
-                ids = {result.task for result in runs.results(found.id, ending=Ending.FAILED)}
+                ids = {result.task for result in runs.results(found.id, ending=TaskEnding.FAILED)}
                 again = [task for task in runs.tasks(found.id) if task.id in ids]
                 return found.id, found.model, found.config, again
 
         run_id, model, config, tasks = await asyncio.to_thread(failed)
         if not tasks:
             raise UserError(f"no task of run `{run_id}` has failed", hint="swarm_wait shows how it stands")
-        before = order_from_json(config)
+        before = run_options_from_json(config)
         order = replace(before, agents=agents or before.agents, output=None, ask=None)
         return await self._dispatch(tasks, model, order, f"retry of {run_id}")
 
-    def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Listed:
+    def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> RunList:
         """The newest runs, also those of other clients and of the command line: id, name, state, counts."""
         if not self._place.paths.store.exists():
-            return Listed(runs=())
+            return RunList(runs=())
         with self._place.runs() as runs:
             found = runs.runs(limit)
-        return Listed(runs=tuple(short_standing(as_it_stands(self._place.paths, run)) for run in found))
+        return RunList(runs=tuple(short_progress(as_it_stands(self._place.paths, run)) for run in found))
 
-    async def _dispatch(self, tasks: list[Task], model: str | None, order: Order, name: str) -> Dispatched:
+    async def _dispatch(self, tasks: list[Task], model: str | None, order: SwarmRunOptions, name: str) -> DispatchedRun:
         """The endpoint is asked first: what could not be done now is not taken."""
         place = self._place
         url = await asyncio.to_thread(place.endpoint_url)
@@ -247,7 +251,7 @@ class RunTools:
         run_id = await asyncio.to_thread(begin)
         slots = endpoint.engine.get("slots")
         counts = [count for count in (slots, order.agents, len(tasks)) if isinstance(count, int)]
-        return Dispatched(
+        return DispatchedRun(
             run=run_id,
             tasks=len(tasks),
             model=endpoint.model,
@@ -262,12 +266,12 @@ class RunTools:
         except EndpointError as error:
             raise EndpointError(f"nothing was dispatched: {error.message}", hint=error.hint) from None
 
-    def _standing(self, run: str, *, whole: bool = False) -> Standing:
+    def _standing(self, run: str, *, whole: bool = False) -> RunProgress:
         """`whole`: with the speed and the newest failures."""
         with self._place.reading() as store:
             found = SwarmStore(store).run(run)
             at_work = self._launcher.is_alive(found.id)
-            return standing_of(store, found, self._place.clock(), at_work, self._launcher.last_words, whole=whole)
+            return run_progress(store, found, self._place.clock(), at_work, self._launcher.last_words, whole=whole)
 
     def _check_free(self, output: Path) -> None:
         if output.is_dir() or not output.parent.is_dir():
@@ -280,7 +284,7 @@ class RunTools:
         with self._place.runs() as runs:
             writers = [run for run in runs.runs(MOST_WRITERS) if run.config.get("output") == str(output)]
         for run in writers:
-            if run.state is not RunState.DONE and self._launcher.is_alive(run.id):
+            if run.state is not SwarmRunState.DONE and self._launcher.is_alive(run.id):
                 raise UserError(f"`output` `{output}` is the file of run `{run.id}`", hint="name another file")
 
     def _writing(self) -> Store:
@@ -300,6 +304,6 @@ def _absolute(name: str, given: str) -> str:
     return str(path)
 
 
-def _progress_words(standing: Standing) -> str:
+def _progress_words(standing: RunProgress) -> str:
     failed = f", {standing.failed} failed" if standing.failed else ""
     return f"{standing.done} of {standing.total} done{failed}, {standing.left} left"

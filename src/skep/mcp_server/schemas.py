@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 
-class Answer(BaseModel):
+class ToolAnswer(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Dispatched(Answer):
+class DispatchedRun(ToolAnswer):
     run: str
     tasks: int
     model: str
@@ -20,12 +20,12 @@ class Dispatched(Answer):
     at_once: int | None = None  # slots of the endpoint, or the cap that was asked for
 
 
-class Failure(Answer):
+class TaskFailure(ToolAnswer):
     task: str
     error: str
 
 
-class Standing(Answer):
+class RunProgress(ToolAnswer):
     """How a run stands."""
 
     run: str
@@ -42,10 +42,10 @@ class Standing(Answer):
     simulated: bool | None = None
     error: str | None = None
     output: str | None = None
-    failures: tuple[Failure, ...] | None = None  # the newest
+    failures: tuple[TaskFailure, ...] | None = None  # the newest
 
 
-class Row(Answer):
+class ResultRow(ToolAnswer):
     """One result, shortened. `value`: of a task with a schema."""
 
     id: str
@@ -56,10 +56,10 @@ class Row(Answer):
     cut: int | None = None  # characters of the whole answer, where it was shortened: swarm_result has it
 
 
-class Page(Answer):
+class ResultPage(ToolAnswer):
     run: str
     state: str
-    results: tuple[Row, ...]
+    results: tuple[ResultRow, ...]
     page: int
     pages: int
     matching: int  # results of the kind that was asked for
@@ -67,7 +67,7 @@ class Page(Answer):
     next_page: int | None = None
 
 
-class Whole(Answer):
+class FullResult(ToolAnswer):
     run: str
     id: str
     ok: bool
@@ -84,18 +84,18 @@ class Whole(Answer):
     next_from: int | None = None  # the rest begins there
 
 
-class Listed(Answer):
-    runs: tuple[Standing, ...]
+class RunList(ToolAnswer):
+    runs: tuple[RunProgress, ...]
 
 
-class Level(Answer):
+class BenchmarkLevel(ToolAnswer):
     agents: int
     tok_s: float  # effective: all agents together
     ttft_ms: float | None = None
     failed: int = 0
 
 
-class ModelCapacity(Answer):
+class ModelCapacity(ToolAnswer):
     model: str
     slots: int | None = None
     replicas: int | None = None
@@ -104,17 +104,17 @@ class ModelCapacity(Answer):
     engine: str | None = None
     simulated: bool | None = None
     state: str | None = None  # of one that is loaded on demand
-    measured: tuple[Level, ...] | None = None
+    measured: tuple[BenchmarkLevel, ...] | None = None
     measured_run: str | None = None
 
 
-class Capacity(Answer):
+class Capacity(ToolAnswer):
     url: str
     models: tuple[ModelCapacity, ...]
     suggested: str
 
 
-class Status(Answer):
+class HiveStatus(ToolAnswer):
     running: bool
     next: str
     url: str | None = None
@@ -122,10 +122,10 @@ class Status(Answer):
     queued: int | None = None
     in_flight: int | None = None
     rows: tuple[dict[str, Any], ...] = ()
-    runs: tuple[Standing, ...] = ()  # of swarms, that somebody works on
+    runs: tuple[RunProgress, ...] = ()  # of swarms, that somebody works on
 
 
-class Layout(Answer):
+class PlannedLayout(ToolAnswer):
     """One plan."""
 
     rig: str
@@ -144,15 +144,15 @@ class Layout(Answer):
     ttft_ms: float | None = None
 
 
-class Planned(Answer):
+class PlanList(ToolAnswer):
     model: str
     agents: int
-    layouts: tuple[Layout, ...]  # best first
+    layouts: tuple[PlannedLayout, ...]  # best first
     more: int
     notes: tuple[str, ...] = ()
 
 
-class Benchmark(Answer):
+class Benchmark(ToolAnswer):
     run: str
     kind: str
     state: str
@@ -161,7 +161,7 @@ class Benchmark(Answer):
     requests: int
     failed: int
     simulated: bool
-    levels: tuple[Level, ...] = ()
+    levels: tuple[BenchmarkLevel, ...] = ()
     knee: int | None = None
     cliff: int | None = None
     speedup: float | None = None
@@ -170,6 +170,6 @@ class Benchmark(Answer):
     error: str | None = None
 
 
-class Benchmarks(Answer):
+class Benchmarks(ToolAnswer):
     runs: tuple[Benchmark, ...]
     next: str

@@ -20,9 +20,9 @@ from pydantic import Field, ValidationError
 
 from skep import __version__
 from skep.errors import SkepError
-from skep.mcp_server.context import Place
-from skep.mcp_server.read_tools import LookTools
-from skep.mcp_server.run_process import Launcher
+from skep.mcp_server.context import ServerContext
+from skep.mcp_server.read_tools import ReadTools
+from skep.mcp_server.run_process import RunLauncher
 from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 
 INSTRUCTIONS = """\
@@ -68,7 +68,7 @@ log = logging.getLogger("skep.mcp")
 _SAID = 200  # characters of a wrong value that are shown
 
 
-class SpokenTool(Tool):
+class SkepTool(Tool):
     @property
     def output_schema(self) -> None:
         """Answers are structured, but how is not announced: it would double what every conversation begins with."""
@@ -78,7 +78,7 @@ class SpokenTool(Tool):
         try:
             answer = await super().run(arguments, context, convert_result)
         except ToolError as error:
-            raise ToolError(words_of(error.__cause__ or error)) from error
+            raise ToolError(describe_error(error.__cause__ or error)) from error
         return compact(answer) if isinstance(answer, CallToolResult) else answer
 
     def _check_names(self, arguments: dict[str, Any]) -> None:
@@ -87,12 +87,12 @@ class SpokenTool(Tool):
             if name not in known:
                 near = get_close_matches(name, known, 1)
                 hint = f"did you mean `{near[0]}`?" if near else f"it takes: {', '.join(known) or 'nothing'}"
-                raise ToolError(spoken(f"{self.name} has no argument `{name[:_SAID]}`", hint))
+                raise ToolError(error_text(f"{self.name} has no argument `{name[:_SAID]}`", hint))
 
 
 def make_tool(
     function: Callable[..., Any], title: str, *, reads: bool, destroys: bool = False, same: bool = True
-) -> SpokenTool:
+) -> SkepTool:
     """`reads`: it changes nothing. `destroys`: it ends something. `same`: twice has the effect of once.
 
     The protocol gives the last two no meaning for a tool that only reads.
@@ -101,31 +101,31 @@ def make_tool(
     if not reads:
         annotations = ToolAnnotations(destructive_hint=destroys, idempotent_hint=same, open_world_hint=False)
     text = " ".join((function.__doc__ or "").split())
-    made = SpokenTool.from_function(
+    made = SkepTool.from_function(
         function, title=title, description=text, annotations=annotations, structured_output=True
     )
-    assert isinstance(made, SpokenTool)
-    made.parameters = terse(made.parameters)
+    assert isinstance(made, SkepTool)
+    made.parameters = compact_schema(made.parameters)
     return made
 
 
-def spoken(message: str, hint: str | None) -> str:
+def error_text(message: str, hint: str | None) -> str:
     return f"error: {message}" + (f"\nhint: {hint}" if hint else "")
 
 
-def words_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     if isinstance(error, SkepError):
-        return spoken(error.message, error.hint)
+        return error_text(error.message, error.hint)
     if isinstance(error, ValidationError):
-        return spoken(
+        return error_text(
             "; ".join(_fault(one) for one in error.errors()[:5]), "the tool's input schema says what it takes"
         )
     if isinstance(error, ToolError):
         return str(error)
     if isinstance(error, OSError):
-        return spoken(f"{error.strerror or error}", "check the disk and the permissions of skep's folders")
+        return error_text(f"{error.strerror or error}", "check the disk and the permissions of skep's folders")
     log.error("tool.failed error=%r", error)
-    return spoken(f"unexpected {type(error).__name__}: {error}", "the same command on the shell may say more")
+    return error_text(f"unexpected {type(error).__name__}: {error}", "the same command on the shell may say more")
 
 
 def compact(answer: CallToolResult) -> CallToolResult:
@@ -144,14 +144,14 @@ def without_unknown(value: Any) -> Any:
     return [without_unknown(one) for one in value] if isinstance(value, list) else value
 
 
-def terse(schema: Any) -> Any:
+def compact_schema(schema: Any) -> Any:
     """Without titles, which only repeat the fields' names, and without `or null`, since what is not wanted can be left
     out. A third of a schema is that, and every client's model reads it."""
     if isinstance(schema, list):
-        return [terse(one) for one in schema]
+        return [compact_schema(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: terse(one) for key, one in schema.items() if key != "title" or not isinstance(one, str)}
+    kept = {key: compact_schema(one) for key, one in schema.items() if key != "title" or not isinstance(one, str)}
     kinds = [one for one in kept.get("anyOf", ()) if one != {"type": "null"}]
     if len(kinds) == 1:
         kept = {**{key: one for key, one in kept.items() if key != "anyOf"}, **kinds[0]}
@@ -167,7 +167,7 @@ def _fault(error: Any) -> str:
 GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-def make_server(place: Place, *, longest_wait_s: float = LONGEST_WAIT_S) -> MCPServer[Any]:
+def make_server(place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S) -> MCPServer[Any]:
     """Files of this machine may be named only where the client is its user."""
     made: MCPServer[Any] = MCPServer(
         "skep",
@@ -186,7 +186,7 @@ def make_server(place: Place, *, longest_wait_s: float = LONGEST_WAIT_S) -> MCPS
     return made
 
 
-def serve_stdio(place: Place) -> None:
+def serve_stdio(place: ServerContext) -> None:
     """Until the client closes our input, or a signal. Runs go on; nothing else is held, so the end is at once.
 
     The thread that reads stdin cannot be interrupted, which is why the process is left and not unwound.
@@ -204,9 +204,9 @@ def serve_stdio(place: Place) -> None:
     os._exit(0)
 
 
-def _tools(place: Place, longest_wait_s: float) -> list[SpokenTool]:
-    runs = RunTools(place, Launcher(place.paths, place.env), longest_wait_s=longest_wait_s)
-    looks = LookTools(place)
+def _tools(place: ServerContext, longest_wait_s: float) -> list[SkepTool]:
+    runs = RunTools(place, RunLauncher(place.paths, place.env), longest_wait_s=longest_wait_s)
+    looks = ReadTools(place)
     by_file = [make_tool(runs.swarm_dispatch_file, "Dispatch tasks of a file", reads=False, same=False)]
     return [
         make_tool(runs.swarm_dispatch, "Dispatch tasks", reads=False, same=False),

@@ -13,9 +13,9 @@ import sys
 import uvloop
 
 from skep.errors import SkepError, first_of
-from skep.mcp_server.context import Place
+from skep.mcp_server.context import ServerContext
 from skep.paths import user_paths
-from skep.swarm.run_options import order_from_json
+from skep.swarm.run_options import run_options_from_json
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 
@@ -44,10 +44,10 @@ async def _work(run_id: str, after_cancel: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
     paths = user_paths(os.environ)
-    place = Place(paths, os.environ)
+    place = ServerContext(paths, os.environ)
     with place.reading() as store:
         run = SwarmStore(store).run(run_id)
-    place = Place(paths, os.environ, key_env=order_from_json(run.config).key_env)
+    place = ServerContext(paths, os.environ, key_env=run_options_from_json(run.config).key_env)
     await carry_out(paths, run.id, key=place.key(run.url), after_cancel=after_cancel)
 
 

@@ -17,11 +17,11 @@ from typing import Any, Self
 from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError
 from skep.monitor import evaluate
-from skep.monitor.evaluate import Action, Alarms, Opened, findings_of, judge
-from skep.monitor.notify import Courier, Log, Notice, Rounds, Secrets, couriers_of, log_line, put_into_words
+from skep.monitor.evaluate import Action, Alarms, AlertOpened, find_alerts, findings_of
+from skep.monitor.notify import Log, Notice, NotificationQueues, Notifier, Secrets, log_line, make_notice, notifiers_of
 from skep.monitor.probe_errors import BUSY
-from skep.monitor.quiet_hours import Discretion, Word
-from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, Sample, Target
+from skep.monitor.quiet_hours import Notification, QuietHoursPolicy
+from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.status import alert_document, fresh_s
 from skep.monitor.store import SeriesStore
 from skep.units import format_seconds
@@ -43,7 +43,7 @@ def free_bytes_of(path: Path) -> int | None:
         return None
 
 
-class Watch:
+class AlertWatcher:
     """`after_probe` after each probe, `tick` every minute or so. `async with` around it lets notices under way end.
 
     Alerts that are open come from the store, so a restart neither forgets nor repeats them, and what was found but
@@ -61,7 +61,7 @@ class Watch:
         free_bytes: FreeBytes,
         zone: tzinfo | None = None,
         host: str | None = None,
-        couriers: list[Courier] | None = None,
+        couriers: list[Notifier] | None = None,
         in_thread: InThread = asyncio.to_thread,
     ) -> None:
         """`zone` None: the machine's own time. `couriers` None: those that are configured."""
@@ -74,21 +74,21 @@ class Watch:
         self._host = host or platform.node() or "this machine"
         self._in_thread = in_thread
         self._secrets = Secrets(self._known_secrets(()))
-        self._couriers = couriers_of(wanted, env, self._secrets, log) if couriers is None else couriers
-        self._rounds = Rounds(self._couriers, self._told, log)
+        self._couriers = notifiers_of(wanted, env, self._secrets, log) if couriers is None else couriers
+        self._rounds = NotificationQueues(self._couriers, self._told, log)
         self._alarms = Alarms()
-        self._discretion = _discretion(wanted, zone)
+        self._discretion = _quiet_hours_policy(wanted, zone)
         self._trend: list[tuple[float, int]] = []  # free bytes of the last day, of this process
         self._unsaved: list[Alert] = []  # opened while nothing could be stored
         self._unended: list[Alert] = []  # closed, and not stored as such yet
-        self._words: list[Word] = []  # to be handed over when the thread is done
+        self._words: list[Notification] = []  # to be handed over when the thread is done
         self._told_before: dict[int | None, set[str]] = {}  # by the last process, of alerts that are open
         self._now = 0.0
         self._begun = False
         self._lock = asyncio.Lock()  # one event at a time changes the alarms, with all that is stored for it
 
     def __repr__(self) -> str:
-        return f"<Watch {self._alarms!r} {self._discretion!r}>"
+        return f"<AlertWatcher {self._alarms!r} {self._discretion!r}>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,7 +104,7 @@ class Watch:
         """Wait for what is under way; False: it took longer."""
         return await self._rounds.delivered(limit_s)
 
-    async def after_probe(self, probe: Probe, samples: Sequence[Sample], now: float) -> None:  # noqa: ARG002
+    async def after_probe(self, probe: Probe, samples: Sequence[ProbeSample], now: float) -> None:  # noqa: ARG002
         """Its rows are in the store already, and what changed has been looked for."""
         if probe.outcome is not ProbeOutcome.MISSED:
             await self._look(now, self._look_at_target, probe.target)
@@ -119,7 +119,7 @@ class Watch:
             words, self._words = self._words, []
             for word in words:
                 told = self._told_before.pop(word.alerts[0].id, ()) if word.what == "opened" else ()
-                self._rounds.hand_over(put_into_words(word, now, self._host, self._zone), told)
+                self._rounds.hand_over(make_notice(word, now, self._host, self._zone), told)
 
     def _look_at_target(self, name: str) -> None:
         with self._never_raising("after_probe"):
@@ -183,10 +183,10 @@ class Watch:
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             alert = self._secrets.scrubbed(action.alert)
-            opened = isinstance(action, Opened)
+            opened = isinstance(action, AlertOpened)
             with self._never_raising("store"):
                 alert = self._keep(alert) if opened else self._end(alert)
-            self._note(Word("opened" if opened else "closed", (alert,)))
+            self._note(Notification("opened" if opened else "closed", (alert,)))
             self._words += (self._discretion.opened if opened else self._discretion.closed)(alert, self._now)
 
     def _keep(self, alert: Alert) -> Alert:
@@ -218,9 +218,9 @@ class Watch:
                 for via in ("log", *(courier.via for courier in self._couriers)):
                     self._series.append_notice(alert.id, "opened", self._now, via, None)
 
-    def _note(self, word: Word) -> None:
+    def _note(self, word: Notification) -> None:
         """The log is told at once, quiet hours or not."""
-        notice = put_into_words(word, self._now, self._host, self._zone)
+        notice = make_notice(word, self._now, self._host, self._zone)
         self._log(log_line(notice))
         self._write_down(notice, "log", None)
 
@@ -236,7 +236,7 @@ class Watch:
             for number in [alert.id for alert in notice.alerts if alert.id is not None]:
                 self._series.append_notice(number, what, self._now, via, error)
 
-    def _known_secrets(self, targets: Sequence[Target]) -> Iterator[str | None]:
+    def _known_secrets(self, targets: Sequence[ProbeTarget]) -> Iterator[str | None]:
         wanted = self._wanted
         yield wanted.webhook
         for name in (wanted.webhook_env, wanted.webhook_token_env, *(target.key_env for target in targets)):
@@ -263,7 +263,7 @@ def check_document(
     free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
     places = {(alert.rule, alert.target) for alert in known}
     judged = [
-        alert for alert in judge(series, wanted, now, free_bytes=free) if (alert.rule, alert.target) not in places
+        alert for alert in find_alerts(series, wanted, now, free_bytes=free) if (alert.rule, alert.target) not in places
     ]
     targets = [_target_document(series, target, now) for target in series.targets()]
     overdue = [target for target in targets if target["overdue"]]
@@ -278,7 +278,7 @@ def check_document(
     }
 
 
-def _target_document(series: SeriesStore, target: Target, now: float) -> dict[str, Any]:
+def _target_document(series: SeriesStore, target: ProbeTarget, now: float) -> dict[str, Any]:
     found = series.latest(target.name)
     last = None if found is None else found[0]
     since = target.added_at if last is None else max(last.ended_at, target.added_at)
@@ -317,6 +317,6 @@ def _unwatched(target: Mapping[str, Any], running: bool | None) -> dict[str, Any
     }
 
 
-def _discretion(wanted: Monitor, zone: tzinfo | None) -> Discretion:
+def _quiet_hours_policy(wanted: Monitor, zone: tzinfo | None) -> QuietHoursPolicy:
     hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
-    return Discretion(hours, wanted.quiet_except, zone)
+    return QuietHoursPolicy(hours, wanted.quiet_except, zone)

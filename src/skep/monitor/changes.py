@@ -11,15 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skep.monitor.describe import cause
-from skep.monitor.records import DAY_S, HOUR_S, Change, Event, Heat, Metric, Point, SeriesKey, Shape
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Heat,
+    MonitorEvent,
+    ProbeShape,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+    SeriesPoint,
+)
 from skep.monitor.store import SeriesStore
-from skep.stats.changepoints import FEWEST, course_of
+from skep.stats.changepoints import FEWEST, changes_in_series
 from skep.stats.rolling import line_through
 
 WINDOW_S = 30 * DAY_S
 SETTLED_S = 5 * DAY_S  # of the window's beginning, where what was found before stays
 _MOST = 5000  # points of a window; a target that is probed oftener is looked at over less time
-_SHAPES = (Shape.SHORT, Shape.LONG)
+_SHAPES = (ProbeShape.SHORT, ProbeShape.LONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +56,18 @@ def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     told = _still_told(series, target)
     found = []
     for concurrency, shape in kinds:
-        wanted = (Metric.EFFECTIVE_TOK_S,) if concurrency > 1 else (Metric.ENGINE_TOK_S, Metric.TOK_S)
+        wanted = (SeriesMetric.EFFECTIVE_TOK_S,) if concurrency > 1 else (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)
         here = [SeriesKey(target, Heat.HOT, _SHAPES[shape], concurrency, metric) for metric in wanted]
         there = [key for key in here if key in keys]
         found += ([key for key in there if key.metric in told] or there)[:1]
-    found += [key for key in sorted(keys) if key.heat is Heat.HOT and key.metric is Metric.QUALITY]
-    found += [SeriesKey(target, Heat.HOT, Shape.SHORT, 1, Metric.TTFT_MS)]
-    seen = (Metric.TOK_S, Metric.TTFT_MS, Metric.REQUESTS)
-    found += [SeriesKey(target, Heat.SEEN, Shape.ANY, 0, metric) for metric in seen]
+    found += [key for key in sorted(keys) if key.heat is Heat.HOT and key.metric is SeriesMetric.QUALITY]
+    found += [SeriesKey(target, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)]
+    seen = (SeriesMetric.TOK_S, SeriesMetric.TTFT_MS, SeriesMetric.REQUESTS)
+    found += [SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric) for metric in seen]
     return [key for key in found if key in keys]
 
 
-def find_changes(series: SeriesStore, target: str, now: float) -> list[Change]:
+def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesChange]:
     """Of every series that stands for the target, oldest first; stored in place of those found before."""
     earlier = series.changes(target)
     every_s = interval_of(series, target)
@@ -74,19 +84,19 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[Change]:
 
 
 def changes_in(
-    key: SeriesKey, points: Sequence[Point], events: Sequence[Event], every_s: float
-) -> tuple[list[Change], list[SlowDrift]]:
+    key: SeriesKey, points: Sequence[SeriesPoint], events: Sequence[MonitorEvent], every_s: float
+) -> tuple[list[SeriesChange], list[SlowDrift]]:
     """Steps and drifts, oldest first. None of a series that is not of hot runs: cold is cold."""
     if key.heat is not Heat.HOT:
         return [], []
     quiet = [point for point in points if not point.busy]
-    course = course_of([point.value for point in quiet])
+    course = changes_in_series([point.value for point in quiet])
     changes = []
     for split in course.splits:
         at = quiet[split.index].at
         between = (quiet[split.bracket[0] - 1].at, quiet[split.bracket[1]].at)
         changes.append(
-            Change(
+            SeriesChange(
                 key=key,
                 at=at,
                 between=between,
@@ -102,7 +112,7 @@ def changes_in(
     return changes, [_slow_drift(quiet[drift.first : drift.last + 1]) for drift in course.drifts]
 
 
-def _slow_drift(points: Sequence[Point]) -> SlowDrift:
+def _slow_drift(points: Sequence[SeriesPoint]) -> SlowDrift:
     first, last = points[0].at, points[-1].at
     logs = min(point.value for point in points) > 0
     line = line_through([(point.at, math.log(point.value) if logs else point.value) for point in points])
@@ -121,7 +131,9 @@ def interval_of(series: SeriesStore, target: str) -> float:
     return next((one.every_s for one in series.targets(removed=True) if one.name == target), HOUR_S)
 
 
-def _renewed(series: SeriesStore, key: SeriesKey, known: Sequence[Change], every_s: float, now: float) -> list[Change]:
+def _renewed(
+    series: SeriesStore, key: SeriesKey, known: Sequence[SeriesChange], every_s: float, now: float
+) -> list[SeriesChange]:
     start = now - WINDOW_S
     older = any(change.at < start for change in known) or bool(series.points(key, 0.0, start, limit=1))
     settled = [change for change in known if change.at < start + SETTLED_S] if older else []
@@ -135,8 +147,8 @@ def _renewed(series: SeriesStore, key: SeriesKey, known: Sequence[Change], every
     return settled + [change for change in changes if change.at >= edge]
 
 
-def _still_told(series: SeriesStore, target: str) -> set[Metric]:
+def _still_told(series: SeriesStore, target: str) -> set[SeriesMetric]:
     """The figures of the newest probe: an engine that was replaced may tell its speed no more."""
     latest = series.latest(target)
     samples = latest[1] if latest else []
-    return {metric for metric in Metric for sample in samples if sample.value(metric) is not None}
+    return {metric for metric in SeriesMetric for sample in samples if sample.value(metric) is not None}

@@ -9,9 +9,9 @@ from datetime import tzinfo
 from skep.monitor import describe
 from skep.monitor.changes import interval_of
 from skep.monitor.history import read_window
-from skep.monitor.records import DAY_S, Event, EventKind, Heat, Metric, SeriesKey, Shape, Target
+from skep.monitor.records import DAY_S, EventKind, Heat, MonitorEvent, ProbeShape, ProbeTarget, SeriesKey, SeriesMetric
 from skep.monitor.store import SeriesStore
-from skep.stats.versus import Judgement, Versus, versus
+from skep.stats.versus import Judgement, SeriesComparison, versus
 
 AROUND_S = 7 * DAY_S
 _BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)  # a restart by itself is not expected to change a speed
@@ -20,14 +20,14 @@ _FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TargetComparisonRow:
     """One figure of one kind of run at both targets. The ratio is B over A."""
 
     heat: Heat
-    shape: Shape
+    shape: ProbeShape
     concurrency: int
-    metric: Metric
-    versus: Versus
+    metric: SeriesMetric
+    versus: SeriesComparison
     sentence: str | None  # None: a side has too few values
 
 
@@ -39,7 +39,7 @@ class TargetComparison:
     until: float
     model_a: str | None
     model_b: str | None
-    rows: tuple[Row, ...]
+    rows: tuple[TargetComparisonRow, ...]
     sentences: tuple[str, ...]
 
     @property
@@ -52,11 +52,11 @@ class TargetComparison:
 class AroundEvent:
     """A series before and after an event. The ratio is after over before."""
 
-    event: Event
+    event: MonitorEvent
     key: SeriesKey
     before: tuple[float, float]  # windows that were compared
     after: tuple[float, float]
-    versus: Versus
+    versus: SeriesComparison
     sentence: str
 
 
@@ -79,7 +79,9 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
     return TargetComparison(a, b, since, until, model_a, model_b, rows, told)
 
 
-def around_event(series: SeriesStore, event: Event, key: SeriesKey, *, zone: tzinfo | None = None) -> AroundEvent:
+def around_event(
+    series: SeriesStore, event: MonitorEvent, key: SeriesKey, *, zone: tzinfo | None = None
+) -> AroundEvent:
     """The week before it and the week after it, each up to whatever else happened or changed."""
     every_s = interval_of(series, key.target)
     start, end = event.at - AROUND_S, event.at + AROUND_S
@@ -101,8 +103,8 @@ def around_event(series: SeriesStore, event: Event, key: SeriesKey, *, zone: tzi
     return AroundEvent(event, key, before, after, found, _around_in_words(event, found, zone))
 
 
-def _around_in_words(event: Event, found: Versus, zone: tzinfo | None) -> str:
-    what = describe.in_words([event]) or event.text
+def _around_in_words(event: MonitorEvent, found: SeriesComparison, zone: tzinfo | None) -> str:
+    what = describe.describe_events([event]) or event.text
     start = f"since {describe.moment(event.at, zone)}, when {what}"
     if found.ratio is None or found.a is None or found.b is None:
         sides = [0 if side is None else side.count for side in (found.a, found.b)]
@@ -122,22 +124,22 @@ def _row(
     *,
     same: bool | None,
     other: str | None,
-) -> Row:
+) -> TargetComparisonRow:
     """`other`: in what the loads differ. Their figures stand side by side, and nothing is said of better or worse."""
     found = versus(*values, more_is_better=kind.metric.more_is_better)
-    told = describe.of_sides(*names, found, kind.metric, same_model=same)
+    told = describe.describe_comparison(*names, found, kind.metric, same_model=same)
     if other is not None:
         found = replace(found, judgement=Judgement.UNKNOWN)
         told = None if told is None else f"not the same load, {other}: {told}"
-    return Row(kind.heat, kind.shape, kind.concurrency, kind.metric, found, told)
+    return TargetComparisonRow(kind.heat, kind.shape, kind.concurrency, kind.metric, found, told)
 
 
-def other_lengths(shape: Shape, a: Target | None, b: Target | None) -> str | None:
+def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | None) -> str | None:
     """Where the probes of two targets ask for other lengths, which. None: alike, or not known."""
-    if a is None or b is None or shape not in (Shape.SHORT, Shape.LONG):
+    if a is None or b is None or shape not in (ProbeShape.SHORT, ProbeShape.LONG):
         return None
     prompts = (a.prompt_tokens, b.prompt_tokens)
-    answers = (a.short_tokens, b.short_tokens) if shape is Shape.SHORT else (a.long_tokens, b.long_tokens)
+    answers = (a.short_tokens, b.short_tokens) if shape is ProbeShape.SHORT else (a.long_tokens, b.long_tokens)
     for what, (first, second) in (("prompts", prompts), ("answers", answers)):
         if max(first, second) > ALIKE * min(first, second):
             return f"{what} of {first} against {second} tokens"
@@ -153,19 +155,27 @@ def _shared(series: SeriesStore, a: str, b: str) -> Iterator[tuple[SeriesKey, Se
     kinds = sorted(sides[0].keys() & sides[1].keys(), key=lambda kind: (_FIRST[kind[0]], kind[2], kind[1] != "short"))
     for heat, shape, concurrency in kinds:
         both = sides[0][heat, shape, concurrency] & sides[1][heat, shape, concurrency]
-        speeds = (Metric.ENGINE_TOK_S, Metric.TOK_S) if concurrency <= 1 else (Metric.EFFECTIVE_TOK_S, Metric.TOK_S)
-        wanted = [next((metric for metric in speeds if metric in both), None), Metric.TTFT_MS, Metric.QUALITY]
+        speeds = (
+            (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)
+            if concurrency <= 1
+            else (SeriesMetric.EFFECTIVE_TOK_S, SeriesMetric.TOK_S)
+        )
+        wanted = [
+            next((metric for metric in speeds if metric in both), None),
+            SeriesMetric.TTFT_MS,
+            SeriesMetric.QUALITY,
+        ]
         for metric in wanted:
             if metric is not None and metric in both:
                 key_a, key_b = (SeriesKey(name, heat, shape, concurrency, metric) for name in (a, b))
                 yield key_a, key_a, key_b
 
 
-def _by_kind(series: SeriesStore, target: str) -> dict[tuple[Heat, Shape, int], set[Metric]]:
+def _by_kind(series: SeriesStore, target: str) -> dict[tuple[Heat, ProbeShape, int], set[SeriesMetric]]:
     keys = series.keys(target)
     if not keys:
         series.target(target, removed=True)
-    found: dict[tuple[Heat, Shape, int], set[Metric]] = {}
+    found: dict[tuple[Heat, ProbeShape, int], set[SeriesMetric]] = {}
     for key in keys:
         found.setdefault((key.heat, key.shape, key.concurrency), set()).add(key.metric)
     return found
@@ -180,10 +190,10 @@ def _model(series: SeriesStore, target: str) -> str | None:
     return None if latest is None else latest[0].model or latest[0].versions.get("model")
 
 
-def _kind_in_words(row: Row) -> str:
+def _kind_in_words(row: TargetComparisonRow) -> str:
     if row.heat is Heat.SEEN:
         return "what the gateway saw"
-    if row.shape is Shape.QUALITY:
+    if row.shape is ProbeShape.QUALITY:
         return "small tasks"
     streams = "one stream" if row.concurrency <= 1 else f"{row.concurrency} streams at once"
     heat = "after a pause" if row.heat is Heat.COLD else "hot"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from skep.monitor.records import DAY_S, HOUR_S, Change, Event, EventKind, Metric
+from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, SeriesChange, SeriesMetric
 from skep.stats.rolling import WindowStats
-from skep.stats.versus import Judgement, Versus
+from skep.stats.versus import Judgement, SeriesComparison
 from skep.units import Interval
 
 CAUSES = (EventKind.VERSION, EventKind.NOTE, EventKind.RESTART)  # what may have changed a figure
@@ -47,12 +47,12 @@ def span_of_time(seconds: float) -> str:
     return f"{round(seconds / DAY_S)} days"
 
 
-def figure(value: float, metric: Metric) -> str:
-    digits = 2 if metric is Metric.QUALITY else 0 if abs(value) >= 100 else 1
+def figure(value: float, metric: SeriesMetric) -> str:
+    digits = 2 if metric is SeriesMetric.QUALITY else 0 if abs(value) >= 100 else 1
     return f"{value:.{digits}f}"
 
 
-def cause(events: Sequence[Event], at: float, between: tuple[float, float], every_s: float) -> str | None:
+def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float) -> str | None:
     """What happened nearest to `at`, of all that lies inside `between` or within one interval of it.
 
     What lies within one interval of the nearest belongs to it: an upgrade is told, and not the restart it took.
@@ -63,10 +63,10 @@ def cause(events: Sequence[Event], at: float, between: tuple[float, float], ever
     if not near:
         return None
     nearest = min(near, key=lambda event: abs(event.at - at))
-    return in_words([event for event in near if abs(event.at - nearest.at) <= every_s])
+    return describe_events([event for event in near if abs(event.at - nearest.at) <= every_s])
 
 
-def in_words(events: Iterable[Event]) -> str | None:
+def describe_events(events: Iterable[MonitorEvent]) -> str | None:
     """To be read after "when"."""
     told: dict[EventKind, list[str]] = {kind: [] for kind in CAUSES}
     for event in events:
@@ -76,7 +76,7 @@ def in_words(events: Iterable[Event]) -> str | None:
     return " and ".join(dict.fromkeys(found)) or None
 
 
-def _told(event: Event) -> str:
+def _told(event: MonitorEvent) -> str:
     detail = event.detail
     if event.kind is EventKind.NOTE:
         return f"it was noted: {event.text}"
@@ -89,7 +89,7 @@ def _told(event: Event) -> str:
     return event.text
 
 
-def of_change(change: Change, zone: tzinfo | None = None) -> str:
+def describe_change(change: SeriesChange, zone: tzinfo | None = None) -> str:
     """ "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00, when the driver changed from 570 to 580"."""
     size = f"{percent(change.ratio)} ({percent_interval(change.ratio_low, change.ratio_high)})"
     since = f"{size} since {moment(change.at, zone)}"
@@ -103,7 +103,7 @@ def of_change(change: Change, zone: tzinfo | None = None) -> str:
     return f"{since}; nothing is known to have happened then"
 
 
-def of_drift(ratio: tuple[float, float, float], first: float, last: float, zone: tzinfo | None = None) -> str:
+def describe_drift(ratio: tuple[float, float, float], first: float, last: float, zone: tzinfo | None = None) -> str:
     """`ratio`: of the end over the beginning, low, estimate and high."""
     days = max((last - first) / DAY_S, 1e-9)
     size = f"{percent(ratio[1])} ({percent_interval(ratio[0], ratio[2])})"
@@ -111,7 +111,7 @@ def of_drift(ratio: tuple[float, float, float], first: float, last: float, zone:
     return f"a slow drift of {size} from {moment(first, zone)} to {moment(last, zone)}, {daily}, and no step"
 
 
-def of_lately(found: Versus, late_s: float, before_s: float) -> str | None:
+def describe_recent(found: SeriesComparison, late_s: float, before_s: float) -> str | None:
     """The late against what was before, with an interval of 99 %; None where they cannot be compared."""
     if found.ratio is None:
         return None
@@ -124,14 +124,14 @@ def of_lately(found: Versus, late_s: float, before_s: float) -> str | None:
     return f"{start} {interval} {before}: more than run-to-run noise (CV {noise}) explains"
 
 
-def of_stats(stats: WindowStats, metric: Metric, span_s: float) -> str:
+def describe_stats(stats: WindowStats, metric: SeriesMetric, span_s: float) -> str:
     steady = "" if stats.cv is None else f", CV {100 * stats.cv:.1f} %"
     unit = f" {metric.unit}" if metric.unit else ""
     reach = f"{figure(stats.low, metric)} .. {figure(stats.high, metric)}{unit}"
     return f"the last {span_of_time(span_s)}: median {figure(stats.median, metric)}{unit}, {reach}{steady}"
 
 
-def of_coverage(coverage: Mapping[str, int]) -> str | None:
+def describe_coverage(coverage: Mapping[str, int]) -> str | None:
     """None: every probe was made and succeeded, or none was due."""
     total = sum(coverage.values())
     missed, failed = coverage.get("missed", 0), coverage.get("failed", 0)
@@ -139,7 +139,9 @@ def of_coverage(coverage: Mapping[str, int]) -> str | None:
     return f"of {total} probes, {' and '.join(parts)}" if parts else None
 
 
-def of_sides(a: str, b: str, found: Versus, metric: Metric, *, same_model: bool | None) -> str | None:
+def describe_comparison(
+    a: str, b: str, found: SeriesComparison, metric: SeriesMetric, *, same_model: bool | None
+) -> str | None:
     """ "local is 2.2x (2.1..2.3) as fast as cloud on the same model; ranges ...; CV 1 % against 31 %"."""
     if found.ratio is None or found.a is None or found.b is None:
         return None
@@ -151,7 +153,7 @@ def of_sides(a: str, b: str, found: Versus, metric: Metric, *, same_model: bool 
     return f"{_ahead(a, b, found, metric)}{on}; ranges {ranges}{unit}; CV {steady}"
 
 
-def _ahead(a: str, b: str, found: Versus, metric: Metric) -> str:
+def _ahead(a: str, b: str, found: SeriesComparison, metric: SeriesMetric) -> str:
     """The one that is ahead is named first."""
     assert found.ratio is not None
     more = _MORE.get(metric, ("faster", "as fast as"))
@@ -167,10 +169,10 @@ def _ahead(a: str, b: str, found: Versus, metric: Metric) -> str:
     return f"{first} is {100 * (ratio.estimate - 1):.1f} % ({low:.1f}..{high:.1f}) {more[0]} than {second}"
 
 
-_WHAT = {Metric.TTFT_MS: "time to first token", Metric.QUALITY: "quality"}
+_WHAT = {SeriesMetric.TTFT_MS: "time to first token", SeriesMetric.QUALITY: "quality"}
 _MORE = {
-    Metric.TTFT_MS: ("quicker to the first token", "as quick to the first token as"),
-    Metric.QUALITY: ("more often right", "as often right as"),
+    SeriesMetric.TTFT_MS: ("quicker to the first token", "as quick to the first token as"),
+    SeriesMetric.QUALITY: ("more often right", "as often right as"),
 }
 
 

@@ -20,29 +20,29 @@ from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Alert,
-    Change,
+    AlertRule,
     Heat,
-    Metric,
-    Point,
     Probe,
     ProbeOutcome,
-    Rule,
+    ProbeShape,
+    ProbeTarget,
+    SeriesChange,
     SeriesKey,
-    Shape,
-    Target,
+    SeriesMetric,
+    SeriesPoint,
 )
 from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import mad, median
 from skep.units import format_bytes, format_seconds
 
-Place = tuple[Rule, str | None]
+Place = tuple[AlertRule, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleFinding:
     """What a rule says of a target now. `message` of a right one says why it is over."""
 
-    rule: Rule
+    rule: AlertRule
     target: str | None
     wrong: bool | None  # None: between the two, so that what is open stays open
     message: str
@@ -52,18 +52,18 @@ class RuleFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class AlertOpened:
     alert: Alert
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class AlertClosed:
     """`alert` has its end and the reason."""
 
     alert: Alert
 
 
-Action = Opened | Closed
+Action = AlertOpened | AlertClosed
 
 
 class Alarms:
@@ -116,15 +116,15 @@ class Alarms:
         last = self._last_opened.get((finding.rule, finding.target))
         return finding.since is None or last is None or finding.since > last
 
-    def _begin(self, finding: RuleFinding, now: float) -> Opened:
+    def _begin(self, finding: RuleFinding, now: float) -> AlertOpened:
         alert = Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit)
         self._open[finding.rule, finding.target] = alert
         self._last_opened[finding.rule, finding.target] = now
-        return Opened(alert)
+        return AlertOpened(alert)
 
-    def _end(self, alert: Alert, because: str, now: float) -> Closed:
+    def _end(self, alert: Alert, because: str, now: float) -> AlertClosed:
         del self._open[alert.rule, alert.target]
-        return Closed(replace(alert, closed_at=now, closed_because=because))
+        return AlertClosed(replace(alert, closed_at=now, closed_because=because))
 
 
 LATE = 3  # a single run says little, the median of three a good deal more
@@ -153,13 +153,13 @@ def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None
     made = tried if refused >= REFUSED_MOST else [probe for probe in tried if probe.error_kind != BUSY]
     failed = next((place for place, probe in enumerate(made) if probe.outcome is ProbeOutcome.DONE), len(made))
     if made and not failed:
-        return RuleFinding(Rule.DOWN, target, wrong=False, message="it answers again")
+        return RuleFinding(AlertRule.DOWN, target, wrong=False, message="it answers again")
     if failed < after:
         return None
     why = (made[0].error or made[0].error_kind or "no answer")[:MAX_ERROR]
     many = "the last probe" if failed == 1 else f"{failed} probes in a row"
     return RuleFinding(
-        Rule.DOWN,
+        AlertRule.DOWN,
         target,
         wrong=True,
         message=f"{target} is down: {many} failed: {why}",
@@ -168,7 +168,7 @@ def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None
     )
 
 
-def slower(key: SeriesKey, points: Sequence[Point], pct: float) -> RuleFinding | None:
+def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFinding | None:
     """The median of the last three against that of the 7 days before them, on the scale of ratios.
 
     It must lie further below than the limit and than three times the deviation from run to run, and none of the three
@@ -187,13 +187,13 @@ def slower(key: SeriesKey, points: Sequence[Point], pct: float) -> RuleFinding |
     drop = 100 * (1 - late / usual)
     if late < limit and max(lately) < usual * (1 - pct / 200):
         text = f"{describe(key)} {late:.4g} {key.metric.unit}, {drop:.1f} % below the median of 7 days, {usual:.4g}"
-        return RuleFinding(Rule.SLOWER, key.target, wrong=True, message=text, value=late, limit=limit)
+        return RuleFinding(AlertRule.SLOWER, key.target, wrong=True, message=text, value=late, limit=limit)
     text = f"{late:.4g} {key.metric.unit}, its median of 7 days is {usual:.4g}"
     over = False if drop <= pct / 2 else None
-    return RuleFinding(Rule.SLOWER, key.target, wrong=over, message=text, value=late, limit=limit)
+    return RuleFinding(AlertRule.SLOWER, key.target, wrong=over, message=text, value=late, limit=limit)
 
 
-def first_token(key: SeriesKey, points: Sequence[Point], limit_ms: float) -> RuleFinding | None:
+def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) -> RuleFinding | None:
     quiet = [point.value for point in points if not point.busy][-LATE:]
     if len(quiet) < LATE:
         return None
@@ -201,16 +201,16 @@ def first_token(key: SeriesKey, points: Sequence[Point], limit_ms: float) -> Rul
     took = format_seconds(late / 1000)
     if late > limit_ms:
         text = f"{describe(key)}: first token after {took}, the limit is {format_seconds(limit_ms / 1000)}"
-        return RuleFinding(Rule.TTFT, key.target, wrong=True, message=text, value=late, limit=limit_ms)
+        return RuleFinding(AlertRule.TTFT, key.target, wrong=True, message=text, value=late, limit=limit_ms)
     if late <= TTFT_CLEARS * limit_ms:
         return RuleFinding(
-            Rule.TTFT, key.target, wrong=False, message=f"first token after {took}", value=late, limit=limit_ms
+            AlertRule.TTFT, key.target, wrong=False, message=f"first token after {took}", value=late, limit=limit_ms
         )
     return None
 
 
 def quality(
-    key: SeriesKey, points: Sequence[Point], items: int, every_s: float, minimum: float | None
+    key: SeriesKey, points: Sequence[SeriesPoint], items: int, every_s: float, minimum: float | None
 ) -> RuleFinding | None:
     """The last probe alone and the last three together, against the median of the 7 days before them.
 
@@ -226,7 +226,7 @@ def quality(
     target, unit = key.target, f"{share:.0%} of the small tasks right in the last {len(late)} probes"
     if minimum is not None and share < minimum:
         text = f"{target}: {unit}, the limit is {minimum:.0%}"
-        return RuleFinding(Rule.QUALITY, target, wrong=True, message=text, value=share, limit=minimum)
+        return RuleFinding(AlertRule.QUALITY, target, wrong=True, message=text, value=share, limit=minimum)
     if len(before) >= MIN_BASELINE:
         counted = items * len(before)
         usual = min(median(before), (counted + 1) / (counted + 2))  # not even a year of right answers is certainty
@@ -235,20 +235,20 @@ def quality(
             asked = items * len(window)
             if chance_of_at_most(round(items * sum(window)), asked, usual) < risk:
                 text = f"{target}: {sum(window) / len(window):.0%} of {asked} small tasks right, usually {usual:.0%}"
-                return RuleFinding(Rule.QUALITY, target, wrong=True, message=text, value=share, limit=usual)
+                return RuleFinding(AlertRule.QUALITY, target, wrong=True, message=text, value=share, limit=usual)
     elif minimum is None:
         return None
-    return RuleFinding(Rule.QUALITY, target, wrong=False, message=unit, value=share, limit=minimum)
+    return RuleFinding(AlertRule.QUALITY, target, wrong=False, message=unit, value=share, limit=minimum)
 
 
-def shift(target: str, changes: Sequence[Change], now: float, zone: tzinfo | None = None) -> RuleFinding:
+def shift(target: str, changes: Sequence[SeriesChange], now: float, zone: tzinfo | None = None) -> RuleFinding:
     """A change for the worse that its series has not made good, in the last 7 days; after them it is the level."""
     last = {change.key: change for change in sorted(changes, key=lambda change: change.at)}
     recent = [change for change in last.values() if now - change.at <= SHIFT_HOLDS_S]
     worse = [change for change in recent if change.worse and abs(change.ratio - 1) >= MIN_SHIFT]
     if not worse:
         text = "it is as it was before" if recent else "no change for the worse in the last 7 days"
-        return RuleFinding(Rule.SHIFT, target, wrong=False, message=text)
+        return RuleFinding(AlertRule.SHIFT, target, wrong=False, message=text)
     change = max(worse, key=lambda change: (change.at, _size(change)))
     when = clock(change.at, zone)
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
@@ -256,7 +256,7 @@ def shift(target: str, changes: Sequence[Change], now: float, zone: tzinfo | Non
     because = f", when {change.because}" if change.because else ""
     text = f"{describe(change.key)}: {_FIGURES.get(change.key.metric, change.key.metric)} {size} since {when}{because}"
     return RuleFinding(
-        Rule.SHIFT, target, wrong=True, message=text, value=change.after, limit=change.before, since=change.at
+        AlertRule.SHIFT, target, wrong=True, message=text, value=change.after, limit=change.before, since=change.at
     )
 
 
@@ -268,15 +268,15 @@ def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFin
     room = format_bytes(free)
     if free < limit:
         text = f"the disk of the store has {room} left, the limit is {format_bytes(limit)}"
-        return RuleFinding(Rule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
+        return RuleFinding(AlertRule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
     if left_s < DISK_FULL_WITHIN_S:
         text = (
             f"the disk of the store has {room} left and is full in {format_seconds(left_s)} at the pace of the last day"
         )
-        return RuleFinding(Rule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
+        return RuleFinding(AlertRule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
     if free > DISK_CLEARS * limit and left_s > DISK_CLEARS * DISK_FULL_WITHIN_S:
         return RuleFinding(
-            Rule.DISK, None, wrong=False, message=f"{room} are free", value=float(free), limit=float(limit)
+            AlertRule.DISK, None, wrong=False, message=f"{room} are free", value=float(free), limit=float(limit)
         )
     return None
 
@@ -290,18 +290,18 @@ def worst(findings: Sequence[RuleFinding]) -> RuleFinding | None:
 
 
 _FIGURES = {
-    Metric.TOK_S: "tok/s",
-    Metric.ENGINE_TOK_S: "tok/s",
-    Metric.EFFECTIVE_TOK_S: "tok/s of all",
-    Metric.TTFT_MS: "time to first token",
-    Metric.QUALITY: "share of right answers",
+    SeriesMetric.TOK_S: "tok/s",
+    SeriesMetric.ENGINE_TOK_S: "tok/s",
+    SeriesMetric.EFFECTIVE_TOK_S: "tok/s of all",
+    SeriesMetric.TTFT_MS: "time to first token",
+    SeriesMetric.QUALITY: "share of right answers",
 }
 
 
 def describe(key: SeriesKey) -> str:
     """`box, long answers, 4 at once`."""
-    shape = {Shape.SHORT: ", short answers", Shape.LONG: ", long answers"}.get(key.shape, "")
-    told = " (engine)" if key.metric is Metric.ENGINE_TOK_S else ""
+    shape = {ProbeShape.SHORT: ", short answers", ProbeShape.LONG: ", long answers"}.get(key.shape, "")
+    told = " (engine)" if key.metric is SeriesMetric.ENGINE_TOK_S else ""
     return f"{key.target}{shape}{f', {key.concurrency} at once' if key.concurrency > 1 else ''}{told}"
 
 
@@ -310,19 +310,19 @@ def chance_of_at_most(right: int, asked: int, share: float) -> float:
     return sum(math.comb(asked, k) * share**k * (1 - share) ** (asked - k) for k in range(right + 1))
 
 
-def _size(change: Change) -> float:
+def _size(change: SeriesChange) -> float:
     """On the scale of ratios; a share of right answers may go down to nothing."""
     return abs(math.log(change.ratio)) if change.ratio > 0 else math.inf
 
 
-def _late(points: Sequence[Point]) -> tuple[list[float], list[float]] | None:
+def _late(points: Sequence[SeriesPoint]) -> tuple[list[float], list[float]] | None:
     quiet = [point for point in points if not point.busy]
     if len(quiet) <= LATE:
         return None
     return [point.value for point in quiet[-LATE:]], _baseline(quiet, quiet[-LATE].at)
 
 
-def _baseline(points: Sequence[Point], until: float) -> list[float]:
+def _baseline(points: Sequence[SeriesPoint], until: float) -> list[float]:
     return [point.value for point in points if until - BASELINE_S <= point.at < until]
 
 
@@ -336,13 +336,13 @@ def _hourly_loss(history: Sequence[tuple[float, int]]) -> float:
     return -median(steps) if len(steps) >= MIN_TREND_HOURS else 0.0
 
 
-SPEEDS = (Metric.TOK_S, Metric.ENGINE_TOK_S, Metric.EFFECTIVE_TOK_S)
+SPEEDS = (SeriesMetric.TOK_S, SeriesMetric.ENGINE_TOK_S, SeriesMetric.EFFECTIVE_TOK_S)
 LOOK_BACK_S = 2 * BASELINE_S  # the three last ones may lie some days back
 MISSED_BETWEEN = 50
 
 
 def findings_of(
-    series: SeriesStore, target: Target, wanted: Monitor, now: float, zone: tzinfo | None = None
+    series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float, zone: tzinfo | None = None
 ) -> list[RuleFinding]:
     """Of one target. Its own limits go before the configured ones."""
     changes = [one for one in series.changes(target.name, now - SHIFT_HOLDS_S) if one.key.heat is Heat.HOT]
@@ -357,7 +357,7 @@ def findings_of(
     return [finding for finding in found if finding is not None]
 
 
-def judge(
+def find_alerts(
     series: SeriesStore,
     wanted: Monitor,
     now: float,
@@ -373,7 +373,7 @@ def judge(
     return [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in found if one.wrong]
 
 
-def _slower(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> RuleFinding | None:
+def _slower(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> RuleFinding | None:
     pct = wanted.slower_pct if target.slower_pct is None else target.slower_pct
     if pct is None:
         return None
@@ -382,23 +382,23 @@ def _slower(series: SeriesStore, target: Target, wanted: Monitor, now: float) ->
     return worst([finding for finding in found if finding is not None])
 
 
-def _first_token(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> RuleFinding | None:
+def _first_token(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> RuleFinding | None:
     limit = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
     if limit is None:
         return None
-    key = SeriesKey(target.name, Heat.HOT, Shape.SHORT, 1, Metric.TTFT_MS)
+    key = SeriesKey(target.name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
     return first_token(key, _fresh(series, key, target, now), limit)
 
 
-def _quality(series: SeriesStore, target: Target, wanted: Monitor, now: float) -> RuleFinding | None:
-    keys = [key for key in series.keys(target.name) if key.metric is Metric.QUALITY and key.heat is not Heat.SEEN]
+def _quality(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> RuleFinding | None:
+    keys = [key for key in series.keys(target.name) if key.metric is SeriesMetric.QUALITY and key.heat is not Heat.SEEN]
     if not keys or not target.quality_items:
         return None
     points = _fresh(series, keys[0], target, now)
     return quality(keys[0], points, target.quality_items, target.every_s, wanted.quality_min)
 
 
-def _fresh(series: SeriesStore, key: SeriesKey, target: Target, now: float) -> list[Point]:
+def _fresh(series: SeriesStore, key: SeriesKey, target: ProbeTarget, now: float) -> list[SeriesPoint]:
     """Nothing where the series has ended: a run that is made no more keeps no alert open."""
     points = series.points(key, now - LOOK_BACK_S, now + 1)
     return points if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s) else []

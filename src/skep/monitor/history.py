@@ -13,12 +13,22 @@ from datetime import tzinfo
 
 from skep.monitor import describe
 from skep.monitor.changes import SlowDrift, changes_in, interval_of, primary_keys
-from skep.monitor.records import DAY_S, HOUR_S, Change, Event, Heat, Point, SeriesKey, Span, SpanKind
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Heat,
+    MonitorEvent,
+    SeriesChange,
+    SeriesKey,
+    SeriesPoint,
+    SeriesSpan,
+    SpanKind,
+)
 from skep.monitor.store import SeriesStore
 from skep.stats.rolling import WindowStats, rolling_median, window_stats
-from skep.stats.versus import Versus, versus
+from skep.stats.versus import SeriesComparison, versus
 
-__all__ = ["History", "Reading", "history_of", "lately", "primary_keys", "read_window", "thinned"]
+__all__ = ["SeriesHistory", "WindowReading", "compare_recent", "history_of", "primary_keys", "read_window", "thinned"]
 
 MOST_POINTS = 2000
 MOST_RAW = 20_000  # samples that are read for one picture; beyond it the hours are
@@ -34,11 +44,11 @@ Band = tuple[_Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class WindowReading:
     """What was read of a window: samples, or the hours or days that stand for them."""
 
-    points: tuple[Point, ...] = ()
-    spans: tuple[Span, ...] = ()
+    points: tuple[SeriesPoint, ...] = ()
+    spans: tuple[SeriesSpan, ...] = ()
     kind: SpanKind | None = None  # None: samples
 
     def quiet(self, since: float, until: float) -> list[tuple[float, float]]:
@@ -50,30 +60,30 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SeriesHistory:
     """Either `points` or `spans` is empty. `band`: moment, median, lower and upper quartile of `band_s` up to it."""
 
     key: SeriesKey
     since: float
     until: float
-    points: tuple[Point, ...] = ()
-    spans: tuple[Span, ...] = ()
+    points: tuple[SeriesPoint, ...] = ()
+    spans: tuple[SeriesSpan, ...] = ()
     span_kind: SpanKind | None = None
     band: Band = ()
     band_s: float = BEFORE_S
     stats: Mapping[str, WindowStats | None] = field(default_factory=dict)  # by "1 d", "7 d", "30 d", up to `until`
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SeriesChange, ...] = ()
     drifts: tuple[SlowDrift, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[MonitorEvent, ...] = ()
     coverage: Mapping[str, int] = field(default_factory=dict)
     busy: int = 0  # values that are left out of what is derived
-    late: Versus | None = None  # the last day against the week before it
+    late: SeriesComparison | None = None  # the last day against the week before it
     sentences: tuple[str, ...] = ()
 
 
 def history_of(
     series: SeriesStore, key: SeriesKey, since: float, until: float, *, zone: tzinfo | None = None
-) -> History:
+) -> SeriesHistory:
     """`zone`: in which the sentences tell the time; None is the machine's own."""
     month = read_window(series, key, until - 30 * DAY_S - BEFORE_S, until)
     band_s = BEFORE_S if until - since > 2 * DAY_S else LATE_S
@@ -91,9 +101,9 @@ def history_of(
     late = None
     if key.heat is Heat.HOT:
         known = [change for change in series.changes(key.target, until - LATE_S - BEFORE_S) if change.key == key]
-        late = lately(month, [*known, *changes], until, more_is_better=key.metric.more_is_better)
+        late = compare_recent(month, [*known, *changes], until, more_is_better=key.metric.more_is_better)
     band = [row for row in rolling_median(shown.quiet(since - band_s, until), band_s) if row[0] >= since]
-    found = History(
+    found = SeriesHistory(
         key=key,
         since=since,
         until=until,
@@ -113,24 +123,26 @@ def history_of(
     return _with_words(found, late, zone)
 
 
-def read_window(series: SeriesStore, key: SeriesKey, since: float, until: float, *, most: int = MOST_RAW) -> Reading:
+def read_window(
+    series: SeriesStore, key: SeriesKey, since: float, until: float, *, most: int = MOST_RAW
+) -> WindowReading:
     """Samples where they are there and not too many, else hours, else days."""
     if (until - since) / HOUR_S > MOST_POINTS:
-        return Reading(spans=tuple(series.spans(key, SpanKind.DAY, since, until)), kind=SpanKind.DAY)
+        return WindowReading(spans=tuple(series.spans(key, SpanKind.DAY, since, until)), kind=SpanKind.DAY)
     hours = series.spans(key, SpanKind.HOUR, since, until)
     known = sum(hour.count + hour.busy for hour in hours)
     if known > most or key.heat is Heat.SEEN:
-        return Reading(spans=tuple(hours), kind=SpanKind.HOUR)
+        return WindowReading(spans=tuple(hours), kind=SpanKind.HOUR)
     points = series.points(key, since, until)
     whole = [hour for hour in hours if since <= hour.start and hour.start + HOUR_S <= until]
     if len(points) < sum(hour.count + hour.busy for hour in whole):  # some were thinned
-        return Reading(spans=tuple(hours), kind=SpanKind.HOUR)
-    return Reading(points=tuple(points))
+        return WindowReading(spans=tuple(hours), kind=SpanKind.HOUR)
+    return WindowReading(points=tuple(points))
 
 
-def lately(
-    reading: Reading, changes: Sequence[Change], until: float, *, more_is_better: bool
-) -> tuple[Versus, float] | None:
+def compare_recent(
+    reading: WindowReading, changes: Sequence[SeriesChange], until: float, *, more_is_better: bool
+) -> tuple[SeriesComparison, float] | None:
     """The last day against the week before, or what of it came after the last change; with that time in seconds.
 
     None where either has too few values to be compared.
@@ -145,12 +157,12 @@ def lately(
 
 
 def _changed(
-    series: SeriesStore, key: SeriesKey, shown: Reading, since: float, until: float
-) -> tuple[list[Change], list[SlowDrift]]:
+    series: SeriesStore, key: SeriesKey, shown: WindowReading, since: float, until: float
+) -> tuple[list[SeriesChange], list[SlowDrift]]:
     """As stored, where they are found after each probe; of other series worked out here. Drifts always are."""
     if key.heat is not Heat.HOT:
         return [], []
-    points = shown.points or tuple(Point(at, value) for at, value in shown.quiet(since, until))
+    points = shown.points or tuple(SeriesPoint(at, value) for at, value in shown.quiet(since, until))
     points = tuple(point for point in points if since <= point.at < until)
     every_s = interval_of(series, key.target)
     changes, drifts = changes_in(key, points, series.events(since - DAY_S, until, key.target), every_s)
@@ -160,31 +172,33 @@ def _changed(
     return changes, [drift for drift in drifts if not any(drift.first < at <= drift.last for at in steps)]
 
 
-def _with_words(found: History, late: tuple[Versus, float] | None, zone: tzinfo | None) -> History:
+def _with_words(
+    found: SeriesHistory, late: tuple[SeriesComparison, float] | None, zone: tzinfo | None
+) -> SeriesHistory:
     metric = found.key.metric
-    told = [describe.of_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
+    told = [describe.describe_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
     told += [
-        describe.of_drift((drift.ratio_low, drift.ratio, drift.ratio_high), drift.first, drift.last, zone)
+        describe.describe_drift((drift.ratio_low, drift.ratio, drift.ratio_high), drift.first, drift.last, zone)
         for drift in found.drifts
     ]
     if late is not None:
-        told.append(describe.of_lately(late[0], LATE_S, late[1]) or "")
+        told.append(describe.describe_recent(late[0], LATE_S, late[1]) or "")
     widest = next((name for name in ("7 d", "30 d") if found.stats.get(name)), None)
     if widest is not None and (stats := found.stats[widest]) is not None:
-        told.append(describe.of_stats(stats, metric, WINDOWS[widest]))
-    told.append(describe.of_coverage(found.coverage) or "")
+        told.append(describe.describe_stats(stats, metric, WINDOWS[widest]))
+    told.append(describe.describe_coverage(found.coverage) or "")
     if found.busy:
         values = "value was" if found.busy == 1 else "values were"
         told.append(f"{found.busy} {values} taken while others used the target: shown, and left out of the rest")
     return replace(found, sentences=tuple(one for one in told if one))
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
+def thinned(points: Sequence[SeriesPoint], most: int = MOST_POINTS) -> tuple[SeriesPoint, ...]:
     """Of too many, the lowest and the highest of each of so many stretches: what stands out still does."""
     if len(points) <= most:
         return tuple(points)
     size = -(-2 * len(points) // most)
-    kept: list[Point] = []
+    kept: list[SeriesPoint] = []
     for start in range(0, len(points), size):
         part = points[start : start + size]
         ends = {id(one): one for one in (min(part, key=_value), max(part, key=_value))}
@@ -192,7 +206,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ..
     return tuple(kept)
 
 
-def _value(point: Point) -> float:
+def _value(point: SeriesPoint) -> float:
     return point.value
 
 

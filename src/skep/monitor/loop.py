@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skep.errors import StoreError
-from skep.files import held
+from skep.files import hold_lock
 from skep.monitor.changes import find_changes
 from skep.monitor.probe import Lengths, probe_target
-from skep.monitor.probe_lock import Turns
-from skep.monitor.records import HOUR_S, Event, EventKind, Probe, ProbeOutcome, Sample, Target
-from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, Schedule
+from skep.monitor.probe_lock import ProbeLock
+from skep.monitor.records import HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
+from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
-from skep.monitor.versions import LastSeen, machine_of, news_of
+from skep.monitor.versions import LastSeen, events_since, machine_of
 from skep.paths import user_paths
 from skep.store.errors import is_about_a_row
 from skep.supervisor.control import replica_key
@@ -36,25 +36,25 @@ _FAULTS_OF_VALUES = (StoreError, OverflowError, ValueError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BufferedProbe:
     probe: Probe | None = None
-    samples: Sequence[Sample] = ()
-    events: Sequence[Event] = ()
+    samples: Sequence[ProbeSample] = ()
+    events: Sequence[MonitorEvent] = ()
 
 
-class Backlog:
+class WriteBuffer:
     """`put` from the event loop; `write` from any thread, as often as wanted."""
 
     def __init__(self, series: SeriesStore, say: Callable[[str], None], most: int = MOST) -> None:
         self._series = series
         self._most = most
         self._say = say
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[BufferedProbe] = deque()
         self._writing = threading.Lock()  # entries are written in the order in which they were put, each once
         self._trouble: str | None = None
 
     def __repr__(self) -> str:
-        return f"<Backlog of {len(self._entries)}{', ' + self._trouble if self._trouble else ''}>"
+        return f"<WriteBuffer of {len(self._entries)}{', ' + self._trouble if self._trouble else ''}>"
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -64,7 +64,7 @@ class Backlog:
         """More would not be safe in memory: no probe is begun until there is room."""
         return len(self._entries) >= self._most
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: BufferedProbe) -> None:
         self._entries.append(entry)
 
     def write(self) -> bool:
@@ -82,7 +82,7 @@ class Backlog:
                 self._say("monitor.writes again=true")
             return True
 
-    def _write_one(self, entry: Entry) -> None:
+    def _write_one(self, entry: BufferedProbe) -> None:
         try:
             for event in entry.events:
                 if not self._is_known(event):
@@ -94,7 +94,7 @@ class Backlog:
                 raise
             self._write_bare(entry, error)
 
-    def _write_bare(self, entry: Entry, error: Exception) -> None:
+    def _write_bare(self, entry: BufferedProbe, error: Exception) -> None:
         """A value has no place in the store: the occasion is kept as one that failed, and does not hold up others."""
         self._say(f"monitor.dropped why={str(error)!r}")
         if entry.probe is None:
@@ -119,7 +119,7 @@ class Backlog:
                 raise
             self._say(f"monitor.lost why={str(again)!r}")
 
-    def _is_known(self, event: Event) -> bool:
+    def _is_known(self, event: MonitorEvent) -> bool:
         """Written before the process was killed: the same news since the same probe."""
         since = event.detail.get("since")
         if since is None:
@@ -163,15 +163,15 @@ BY_HAND = -1  # the era of probes that somebody asked for
 _LOOKED_BACK = 50  # probes, for the versions that were seen last
 _AT_WORK = ("timeout", "cut", "closed", "no_usage", "engine_error")  # it failed, and may have made the target work
 
-Made = tuple[Probe, list[Sample]]
+Made = tuple[Probe, list[ProbeSample]]
 Prober = Callable[[Due, float | None], Awaitable[Made]]  # what is due, and how long the target has been idle
 Say = Callable[[str], None]
 
 
-class Watching(Protocol):
+class ProbeObserver(Protocol):
     """Who looks at what was measured. Neither raises."""
 
-    async def after_probe(self, probe: Probe, samples: Sequence[Sample], now: float) -> None: ...
+    async def after_probe(self, probe: Probe, samples: Sequence[ProbeSample], now: float) -> None: ...
     async def tick(self, now: float) -> None: ...
 
 
@@ -190,11 +190,11 @@ class Loop:
         prober: Prober,
         *,
         say: Say,
-        watch: Watching | None = None,
+        watch: ProbeObserver | None = None,
         moment: Callable[[], Moment] = this_moment,
         look_for_changes: Callable[[SeriesStore, str, float], object] = find_changes,
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
-        turns: Turns | None = None,
+        turns: ProbeLock | None = None,
         is_gone: Callable[[], bool] = lambda: False,
         poll_s: float = POLL_S,
         most_waiting: int = MOST,
@@ -206,13 +206,13 @@ class Loop:
         self._moment = moment
         self._look_for_changes = look_for_changes
         self._in_thread = in_thread
-        self._turns = turns or Turns(None)
+        self._turns = turns or ProbeLock(None)
         self._is_gone = is_gone
         self._poll_s = poll_s
-        self._backlog = Backlog(series, say, most_waiting)
-        self._schedule = Schedule()
+        self._backlog = WriteBuffer(series, say, most_waiting)
+        self._schedule = ProbeSchedule()
         self._passive = PassiveHours()
-        self._targets: list[Target] = []
+        self._targets: list[ProbeTarget] = []
         self._seen: dict[str, LastSeen] = {}
         self._busy: set[str] = set()  # machines that are being probed
         self._was_full = False
@@ -226,7 +226,7 @@ class Loop:
     async def run(self, *, once: bool = False) -> None:
         events = await self._in_thread(self._series.events, -math.inf, math.inf)
         eras = [era for era in map(Era.of, events) if era is not None]
-        self._schedule = Schedule(eras, await self._in_thread(self._series.last_slots))
+        self._schedule = ProbeSchedule(eras, await self._in_thread(self._series.last_slots))
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -271,7 +271,7 @@ class Loop:
                 await self._stirred.wait()
         self._stirred.clear()
 
-    async def _read_targets(self) -> list[Target]:
+    async def _read_targets(self) -> list[ProbeTarget]:
         """Those known last, where the store cannot be read for a moment."""
         with contextlib.suppress(StoreError):
             self._targets = await self._in_thread(self._series.targets)
@@ -281,14 +281,14 @@ class Loop:
         if not agenda.eras and not agenda.missed:
             return
         for era in agenda.eras:
-            self._backlog.put(Entry(events=[era.event()]))
+            self._backlog.put(BufferedProbe(events=[era.event()]))
             self._say(f"monitor.era target={era.target!r} era={era.number} why={era.text!r}")
         for missed in agenda.missed:
-            self._backlog.put(Entry(probe=missed))
+            self._backlog.put(BufferedProbe(probe=missed))
             self._say(f"monitor.missed target={missed.target!r} slots={missed.slots} why={missed.error!r}")
         away = away_event(agenda.missed, now.wall)
         if away is not None:
-            self._backlog.put(Entry(events=[away]))
+            self._backlog.put(BufferedProbe(events=[away]))
         await self._write()
 
     async def _probe(self, due: Due, machine: str) -> None:
@@ -296,7 +296,7 @@ class Loop:
             async with self._turns.at(machine, lambda: self._say(f"monitor.queued target={due.target.name!r}")):
                 probe, samples = await self._made(due)
             self._schedule.finished(due)
-            self._backlog.put(Entry(probe, samples, await self._news(probe)))
+            self._backlog.put(BufferedProbe(probe, samples, await self._news(probe)))
             await self._write()
             self._say(_line(probe, samples))
             await self._look_at(probe, samples)
@@ -327,7 +327,7 @@ class Loop:
             )
             return probe, []
 
-    async def _news(self, probe: Probe) -> list[Event]:
+    async def _news(self, probe: Probe) -> list[MonitorEvent]:
         """What was probed by hand meanwhile has told its own."""
         seen = self._seen.get(probe.target)
         try:
@@ -335,11 +335,11 @@ class Loop:
         except Exception as error:  # what was measured is kept whatever was before it
             self._say(f"monitor.failed before={probe.target!r} why={error!r}")
         seen = self._seen[probe.target] = seen or LastSeen()
-        news = news_of(seen, probe)
+        news = events_since(seen, probe)
         seen.take(probe)
         return news
 
-    async def _look_at(self, probe: Probe, samples: Sequence[Sample]) -> None:
+    async def _look_at(self, probe: Probe, samples: Sequence[ProbeSample]) -> None:
         now = self._moment().wall
         with self._going_on(f"after={probe.target!r}"):
             await self._in_thread(self._look_for_changes, self._series, probe.target, now)
@@ -376,7 +376,7 @@ class Loop:
             self._say(f"monitor.failed {where} why={error!r}")
 
 
-def away_event(missed: Sequence[Probe], now: float) -> Event | None:
+def away_event(missed: Sequence[Probe], now: float) -> MonitorEvent | None:
     """One mark on the axis for the whole time in which nobody watched."""
     told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
     away = [probe for probe in missed if probe.error_kind in told]
@@ -384,7 +384,7 @@ def away_event(missed: Sequence[Probe], now: float) -> Event | None:
         return None
     since = min(probe.due_at for probe in away)
     text = f"nobody watched for {format_seconds(now - since)}: {away[0].error}"
-    return Event(now, EventKind.MONITOR, text, None, {"from": since, "error_kind": away[0].error_kind})
+    return MonitorEvent(now, EventKind.MONITOR, text, None, {"from": since, "error_kind": away[0].error_kind})
 
 
 def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
@@ -429,33 +429,33 @@ def idle_before(series: SeriesStore, target: str, now: float) -> float | None:
 
 async def probe_by_hand(
     series: SeriesStore,
-    target: Target,
+    target: ProbeTarget,
     env: Mapping[str, str],
     *,
-    turns: Turns | None = None,
+    turns: ProbeLock | None = None,
     waits: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
 ) -> Made:
     """Once, now, beside whatever is scheduled. Stored, with the events that it shows."""
-    async with (turns or Turns(None)).at(machine_of(target.url), waits):
+    async with (turns or ProbeLock(None)).at(machine_of(target.url), waits):
         now, seen = clock(), last_seen(series, target.name)
         slot = int(now)  # seconds: two by hand in one second are one
         due = Due(target, BY_HAND, slot, now)
         probe, samples = await prober_with(env)(due, idle_before(series, target.name, now))
-    for event in news_of(seen, probe):
+    for event in events_since(seen, probe):
         series.append_event(event)
     series.append_probe(probe, samples)
     find_changes(series, target.name, clock())
     return probe, samples
 
 
-def only_writer(lock_path: Path) -> contextlib.AbstractContextManager[None]:
+def hold_monitor_lock(lock_path: Path) -> contextlib.AbstractContextManager[None]:
     """One loop for a store."""
     hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
-    return held(lock_path, "the monitor", hint)
+    return hold_lock(lock_path, "the monitor", hint)
 
 
-def _line(probe: Probe, samples: Sequence[Sample]) -> str:
+def _line(probe: Probe, samples: Sequence[ProbeSample]) -> str:
     words = [f"monitor.probed target={probe.target!r} outcome={probe.outcome}"]
     if probe.error_kind is not None:
         words.append(f"kind={probe.error_kind} why={probe.error!r}")

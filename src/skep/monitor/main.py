@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from skep.config.settings import Monitor
-from skep.monitor.alerts import Watch, free_bytes_of
-from skep.monitor.loop import Loop, only_writer, prober_with
-from skep.monitor.probe_lock import Turns
+from skep.monitor.alerts import AlertWatcher, free_bytes_of
+from skep.monitor.loop import Loop, hold_monitor_lock, prober_with
+from skep.monitor.probe_lock import ProbeLock
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths
 from skep.store.database import Store, open_store
@@ -21,10 +21,10 @@ def monitor_lock(paths: Paths) -> Path:
     return paths.state / "monitor.lock"
 
 
-def probing_turns(paths: Paths) -> Turns:
+def probe_lock_for(paths: Paths) -> ProbeLock:
     """Shared by the loop and by probes that somebody asks for."""
 
-    return Turns(paths.state / "probing")
+    return ProbeLock(paths.state / "probing")
 
 
 def replaced(path: Path) -> Callable[[], bool]:
@@ -48,17 +48,17 @@ def run_monitor(
 ) -> None:
     """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
 
-    with only_writer(monitor_lock(paths)), open_store(paths.store) as store:
-        asyncio.run(_watch_over(store, wanted, say, env, probing_turns(paths), once=once))
+    with hold_monitor_lock(monitor_lock(paths)), open_store(paths.store) as store:
+        asyncio.run(_watch_over(store, wanted, say, env, probe_lock_for(paths), once=once))
 
 
 async def _watch_over(
-    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: Turns, *, once: bool
+    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: ProbeLock, *, once: bool
 ) -> None:
     """What waits to be told when it ends gets a moment."""
 
     series = SeriesStore(store)
-    async with Watch(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
+    async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
         is_gone = replaced(store.path)
         watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns, is_gone=is_gone)
         watching = asyncio.ensure_future(watcher.run(once=once))

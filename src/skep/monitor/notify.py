@@ -18,16 +18,16 @@ from typing import Any, Protocol
 
 from skep.config.monitor import Hook, Monitor, Shape, check_webhook
 from skep.errors import UserError
-from skep.monitor.quiet_hours import What, Word
-from skep.monitor.records import Alert, Rule
+from skep.monitor.quiet_hours import Notification, What
+from skep.monitor.records import Alert, AlertRule
 from skep.monitor.status import alert_document
 from skep.units import format_seconds
 from skep.wire.client import WireFailure
-from skep.wire.fetch import Answer, fetch_once
+from skep.wire.fetch import HttpResponse, fetch_once
 
 MAX_TEXT = 1000
 MIN_SECRET = 4  # a shorter one would be found inside of words
-URGENT = (Rule.DOWN, Rule.DISK)
+URGENT = (AlertRule.DOWN, AlertRule.DISK)
 NTFY_HIGH, NTFY_DEFAULT = 4, 3
 
 
@@ -69,7 +69,7 @@ class Secrets:
         return replace(alert, message=self.scrub(alert.message), closed_because=because)
 
 
-def put_into_words(word: Word, now: float, host: str, zone: tzinfo | None = None) -> Notice:
+def make_notice(word: Notification, now: float, host: str, zone: tzinfo | None = None) -> Notice:
     if word.what == "passed":
         many = len(word.alerts)
         text = f"came and went in quiet hours: {'; '.join(_passed(alert, zone) for alert in word.alerts)}"
@@ -141,14 +141,14 @@ def log_line(notice: Notice) -> str:
     return f'alert.{notice.what} rule={rules} target={targets} message="{notice.text.replace(chr(34), chr(39))}"'
 
 
-def _names(rule: Rule) -> str:
+def _names(rule: AlertRule) -> str:
     return {
-        Rule.DOWN: "down",
-        Rule.SLOWER: "slower than usual",
-        Rule.TTFT: "late with its first token",
-        Rule.QUALITY: "wrong more often than usual",
-        Rule.DISK: "short of disk",
-        Rule.SHIFT: "changed for the worse",
+        AlertRule.DOWN: "down",
+        AlertRule.SLOWER: "slower than usual",
+        AlertRule.TTFT: "late with its first token",
+        AlertRule.QUALITY: "wrong more often than usual",
+        AlertRule.DISK: "short of disk",
+        AlertRule.SHIFT: "changed for the worse",
     }[rule]
 
 
@@ -179,7 +179,7 @@ Sleep = Callable[[float], Awaitable[None]]
 Log = Callable[[str], None]
 
 
-class Courier(Protocol):
+class Notifier(Protocol):
     """One way out. `send` is bounded in time, raises nothing but its own cancellation, and returns what went wrong."""
 
     via: str
@@ -304,7 +304,7 @@ _FAILURES = {
 }
 
 
-def _retry_after(answer: Answer) -> float:
+def _retry_after(answer: HttpResponse) -> float:
     told = (answer.head.get(b"retry-after") or b"").strip()
     return min(float(told), MAX_RETRY_AFTER_S) if told.isdigit() else 0.0
 
@@ -325,9 +325,9 @@ def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
     return check_webhook(url, wanted.webhook_shape, name=name)
 
 
-def couriers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Courier]:
+def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Notifier]:
     """All that is configured and can be used; what cannot is told in the log."""
-    couriers: list[Courier] = []
+    couriers: list[Notifier] = []
     if wanted.command:
         couriers.append(Command(wanted.command, env, secrets, log))
     try:
@@ -344,13 +344,13 @@ def couriers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: 
 Done = Callable[[Notice, str, str | None], Awaitable[None]]
 
 
-class Rounds:
+class NotificationQueues:
     """Each courier goes its rounds in a task of its own; whoever hands a notice over does not wait for it.
 
     What was not told when they end has no entry of having been told, and is told by the next process.
     """
 
-    def __init__(self, couriers: list[Courier], done: Done, log: Log) -> None:
+    def __init__(self, couriers: list[Notifier], done: Done, log: Log) -> None:
         self._queues: dict[str, asyncio.Queue[Notice]] = {one.via: asyncio.Queue(MAX_WAITING) for one in couriers}
         self._couriers = couriers
         self._done = done
@@ -359,7 +359,7 @@ class Rounds:
 
     def __repr__(self) -> str:
         waiting = ", ".join(f"{queue.qsize()} for the {via}" for via, queue in self._queues.items())
-        return f"<Rounds {waiting or 'to nobody'}>"
+        return f"<NotificationQueues {waiting or 'to nobody'}>"
 
     def hand_over(self, notice: Notice, told: Collection[str] = ()) -> None:
         """From the loop's own thread. `told`: ways that it has gone already."""
@@ -400,7 +400,7 @@ class Rounds:
             for courier in self._couriers:
                 tasks.create_task(self._walk(courier))
 
-    async def _walk(self, courier: Courier) -> None:
+    async def _walk(self, courier: Notifier) -> None:
         queue = self._queues[courier.via]
         while True:
             notice = await queue.get()

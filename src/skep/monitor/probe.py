@@ -20,17 +20,26 @@ from typing import Any, Protocol
 from skep import __version__
 from skep.bench.counters import parse_counters
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.request import Sender, Task
+from skep.bench.request import BenchTask, Sender
 from skep.bench.token_times import tpot_ms
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.host.power import open_meter
-from skep.monitor.probe_errors import Fault, ProbeFailed, fault_of, fault_of_row
-from skep.monitor.records import PROBES_FLOW, Heat, Probe, ProbeOutcome, Sample, Shape, Target, TargetKind
+from skep.monitor.probe_errors import ProbeFailed, ProbeFault, fault_of, fault_of_row
+from skep.monitor.records import (
+    PROBES_FLOW,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+    TargetKind,
+)
 from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read_versions
 from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
-from skep.workload.calibration import Calibration, calibrate
+from skep.workload.calibration import TokenCalibration, calibrate
 from skep.workload.drills import drills
 from skep.workload.items import Item
 from skep.workload.lengths import CHARS_PER_PIECE
@@ -59,7 +68,7 @@ _TOKENS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TargetLoad:
     """None: the target does not tell."""
 
     running: int | None = None
@@ -72,21 +81,21 @@ class Load:
         return bool(self.running or self.waiting)
 
 
-async def read_load(pool: Pool, headers: Mapping[str, str]) -> Load:
+async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """From `/metrics`, else from llama.cpp's `/slots`. Raises nothing for a target that has neither."""
     try:
         answer = await fetch(pool, "GET", "/metrics", headers=dict(headers), timeout_s=ASK_S)
-        load = load_of(parse_counters(answer.body.decode("utf-8", "replace"))) if answer.status == 200 else Load()
+        load = load_of(parse_counters(answer.body.decode("utf-8", "replace"))) if answer.status == 200 else TargetLoad()
         if load.running is None:
             slots = await fetch(pool, "GET", "/slots", headers=dict(headers), timeout_s=ASK_S)
             busy = count_busy(slots.json()) if slots.status == 200 else None
-            return Load(busy, None, load.tokens_total, load.process_began_at)
+            return TargetLoad(busy, None, load.tokens_total, load.process_began_at)
     except WireFailure:
-        return Load()
+        return TargetLoad()
     return load
 
 
-async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> Load:
+async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """When one's own requests have ended: a slot that is not yet given back must not pass for somebody else."""
     load = await read_load(pool, headers)
     for _ in range(LOOKS - 1):
@@ -97,14 +106,14 @@ async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> Load:
     return load
 
 
-def load_of(counters: Mapping[str, float]) -> Load:
+def load_of(counters: Mapping[str, float]) -> TargetLoad:
     running = waiting = None
     for runs, waits in _GAUGES:
         if runs in counters or _FRONTS.get(runs) in counters:
             running, waiting = _whole(counters.get(runs, 0.0)), _whole(counters.get(waits, 0.0))
             break
     tokens = next((counters[name] for name in _TOKENS if name in counters), None)
-    return Load(running, waiting, tokens, counters.get("process_start_time_seconds"))
+    return TargetLoad(running, waiting, tokens, counters.get("process_start_time_seconds"))
 
 
 def count_busy(slots: object) -> int | None:
@@ -114,7 +123,7 @@ def count_busy(slots: object) -> int | None:
     return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
 
 
-def company(before: Load, after: Load, own_tokens: int | None) -> tuple[int | None, int | None]:
+def other_requests(before: TargetLoad, after: TargetLoad, own_tokens: int | None) -> tuple[int | None, int | None]:
     """Requests of others that ran and waited, at most. `own_tokens`: None where not all of them are known."""
     running, waiting = _most(before.running, after.running), _most(before.waiting, after.waiting)
     if not running and own_tokens is not None and before.tokens_total is not None and after.tokens_total is not None:
@@ -144,7 +153,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self._counted: deque[tuple[str, int]] = deque(maxlen=REMEMBERED)
-        self.calibration = Calibration()
+        self.calibration = TokenCalibration()
 
     def learn(self, prompt: Prompt, tokens: int | None) -> None:
         """A count that cannot be is not believed."""
@@ -179,8 +188,8 @@ class FreshPrompts:
         self._lengths.learn(prompt, tokens)
 
 
-def task_of(prompt: Prompt, index: int, max_tokens: int, *, fixed_output: bool) -> Task:
-    return Task(1, 0, index, prompt.kind, messages(prompt), max_tokens, fixed_output=fixed_output)
+def task_of(prompt: Prompt, index: int, max_tokens: int, *, fixed_output: bool) -> BenchTask:
+    return BenchTask(1, 0, index, prompt.kind, messages(prompt), max_tokens, fixed_output=fixed_output)
 
 
 FIND_S = 10.0  # to tell which models it serves
@@ -194,35 +203,35 @@ THINKING_TOKENS = 1024  # for those that think before they answer
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
 
 
-class Meter(Protocol):
+class ProbeMeter(Protocol):
     def begin(self) -> None: ...
     def end(self) -> Mapping[str, Any] | None: ...
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ProbeMachine:
     """What this machine can tell while a target of its own is probed."""
 
     nvidia: Callable[[], NvidiaReport] = read_nvidia
-    meter: Callable[[], Meter | None] = open_meter
+    meter: Callable[[], ProbeMeter | None] = open_meter
 
 
 @dataclass(slots=True)
-class _Found:
+class _ProbeState:
     """What is known so far, whatever happens next."""
 
     endpoint: Endpoint | None = None
-    before: Load = field(default_factory=Load)
-    after: Load | None = None
+    before: TargetLoad = field(default_factory=TargetLoad)
+    after: TargetLoad | None = None
     versions: dict[str, str] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[ProbeSample] = field(default_factory=list)
     own_tokens: int | None = 0  # None: not all are known
 
 
 async def probe_target(
-    target: Target,
+    target: ProbeTarget,
     *,
     era: int,
     slot: int,
@@ -230,29 +239,29 @@ async def probe_target(
     key: str | None = None,
     idle_s: float | None = None,
     clock: Callable[[], float] = time.time,
-    machine: Machine | None = None,
+    machine: ProbeMachine | None = None,
     lengths: Lengths | None = None,
     nonce: str | None = None,
-) -> tuple[Probe, list[Sample]]:
+) -> tuple[Probe, list[ProbeSample]]:
     """`key`: the value of the variable `target.key_env`, None where it is not set.
 
     `lengths`: what earlier probes of it have learnt, where they are remembered. `nonce`: of this probe alone.
     """
     started_at, began_s = clock(), time.monotonic()
-    found, fault = _Found(versions={"skep": __version__}), None
+    found, fault = _ProbeState(versions={"skep": __version__}), None
     prompts = FreshPrompts(target.prompt_tokens, nonce or secrets.token_hex(8), lengths or Lengths())
-    course = _Course(target, found, clock, prompts)
+    course = _ProbeRun(target, found, clock, prompts)
     whole_s = FIND_S + WHOLE * target.timeout_s
     try:
         if target.key_env and not key:
-            raise ProbeFailed(Fault("auth", f"the variable `{target.key_env}` with its key is not set"))
+            raise ProbeFailed(ProbeFault("auth", f"the variable `{target.key_env}` with its key is not set"))
         async with asyncio.timeout(whole_s):
-            await course.run(key, machine or Machine())
+            await course.run(key, machine or ProbeMachine())
     except TimeoutError:
-        fault = Fault("timeout", f"the whole probe was not done within {whole_s:g} s")
+        fault = ProbeFault("timeout", f"the whole probe was not done within {whole_s:g} s")
     except Exception as error:  # nothing that a target says may end the watch over it
         fault = fault_of(error).without(key)
-    running, waiting = company(found.before, found.after or Load(), found.own_tokens)
+    running, waiting = other_requests(found.before, found.after or TargetLoad(), found.own_tokens)
     probe = Probe(
         target=target.name,
         era=era,
@@ -274,14 +283,16 @@ async def probe_target(
     return probe, [_without(sample, key) for sample in found.samples]
 
 
-def _without(sample: Sample, secret: str | None) -> Sample:
+def _without(sample: ProbeSample, secret: str | None) -> ProbeSample:
     if sample.error_kind is None or sample.error is None:
         return sample
-    return replace(sample, error=Fault(sample.error_kind, sample.error).without(secret).text)
+    return replace(sample, error=ProbeFault(sample.error_kind, sample.error).without(secret).text)
 
 
-class _Course:
-    def __init__(self, target: Target, found: _Found, clock: Callable[[], float], prompts: FreshPrompts) -> None:
+class _ProbeRun:
+    def __init__(
+        self, target: ProbeTarget, found: _ProbeState, clock: Callable[[], float], prompts: FreshPrompts
+    ) -> None:
         self._target = target
         self._found = found
         self._clock = clock
@@ -289,7 +300,7 @@ class _Course:
         self._fixed = True
         self._thinks = False
 
-    async def run(self, key: str | None, machine: Machine) -> None:
+    async def run(self, key: str | None, machine: ProbeMachine) -> None:
         target, found = self._target, self._found
         endpoint = await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=FIND_S)
         if target.kind is TargetKind.GATEWAY:
@@ -311,23 +322,23 @@ class _Course:
             if meter is not None:
                 await asyncio.to_thread(meter.close)
 
-    async def _runs(self, sender: Sender, meter: Meter | None) -> None:
+    async def _runs(self, sender: Sender, meter: ProbeMeter | None) -> None:
         target = self._target
-        await self._timed(sender, Heat.COLD, Shape.SHORT, 1)
+        await self._timed(sender, Heat.COLD, ProbeShape.SHORT, 1)
         if meter is not None:
             await asyncio.to_thread(meter.begin)
-        await self._timed(sender, Heat.HOT, Shape.SHORT, 1)
+        await self._timed(sender, Heat.HOT, ProbeShape.SHORT, 1)
         if target.long_tokens:
-            await self._timed(sender, Heat.HOT, Shape.LONG, 1)
+            await self._timed(sender, Heat.HOT, ProbeShape.LONG, 1)
         if target.concurrency > 1:
-            await self._timed(sender, Heat.HOT, Shape.SHORT, target.concurrency)
+            await self._timed(sender, Heat.HOT, ProbeShape.SHORT, target.concurrency)
         if meter is not None:
             self._found.host |= _host_of(await asyncio.to_thread(meter.end))
         if target.quality_items:
             await self._quality(sender)
 
-    async def _timed(self, sender: Sender, heat: Heat, shape: Shape, concurrency: int) -> None:
-        tokens = self._target.long_tokens if shape is Shape.LONG else self._target.short_tokens
+    async def _timed(self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int) -> None:
+        tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
         prompts = [self._prompts.next() for _ in range(concurrency)]
         tasks = [task_of(one, place, tokens, fixed_output=self._fixed) for place, one in enumerate(prompts)]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
@@ -353,10 +364,10 @@ class _Course:
         self._count(rows)
         fault = next((fault for row in rows if (fault := fault_of_row(row))), None)
         self._found.samples.append(
-            Sample(
+            ProbeSample(
                 at=at,
                 heat=Heat.HOT,
-                shape=Shape.QUALITY,
+                shape=ProbeShape.QUALITY,
                 concurrency=1,
                 quality=right / len(items) if fault is None else None,
                 output_tokens=_sum(row.output_tokens for row in rows),
@@ -367,9 +378,9 @@ class _Course:
         )
         _stop_at_fault(rows)
 
-    def _drill(self, place: int, item: Item) -> Task:
+    def _drill(self, place: int, item: Item) -> BenchTask:
         room = item.max_tokens + (THINKING_TOKENS if self._thinks else 0)
-        return Task(1, 0, place, item.family, [dict(one) for one in item.messages], room)
+        return BenchTask(1, 0, place, item.family, [dict(one) for one in item.messages], room)
 
     def _count(self, rows: Sequence[Request]) -> None:
         for row in rows:
@@ -384,7 +395,7 @@ class _Course:
         found.host |= {name: value for name, value in told.items() if value is not None}
 
 
-def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: Shape, concurrency: int) -> Sample:
+def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape, concurrency: int) -> ProbeSample:
     """Of a stream: medians over the streams that succeeded. Of the run: all their tokens over its wall time.
 
     An answer of a few words has no speed: a model may end when it likes where it cannot be told to go on.
@@ -397,7 +408,7 @@ def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: Shape, conc
     first = [(row.first_token_s - row.due_s) * 1000 for row in good if row.first_token_s is not None]
     wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
     tokens = _sum(row.output_tokens for row in good)
-    return Sample(
+    return ProbeSample(
         at=at,
         heat=heat,
         shape=shape,
@@ -417,7 +428,7 @@ def _came_bit_by_bit(row: Request) -> bool:
     return not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS
 
 
-def knows_fixed_output(target: Target, endpoint: Endpoint) -> bool:
+def knows_fixed_output(target: ProbeTarget, endpoint: Endpoint) -> bool:
     told = endpoint.engine
     engine = str(told.get("engine", "")).lower()
     return target.kind is not TargetKind.ENDPOINT or engine in _KNOWS_FIXED_OUTPUT or "build" in told

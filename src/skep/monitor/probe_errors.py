@@ -16,44 +16,44 @@ _MARKUP = re.compile(r"<\s*(?:!doctype|html|head|title)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ProbeFault:
     """`kind`: url, connect, timeout, closed, protocol, auth, busy, http, not_json, no_model, no_usage, ..."""
 
     kind: str
     text: str
 
-    def without(self, secret: str | None) -> Fault:
+    def without(self, secret: str | None) -> ProbeFault:
         """A server may repeat the key that it refuses."""
-        return Fault(self.kind, self.text.replace(secret, "***")) if secret else self
+        return ProbeFault(self.kind, self.text.replace(secret, "***")) if secret else self
 
 
 class ProbeFailed(Exception):
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: ProbeFault) -> None:
         super().__init__(fault.text)
         self.fault = fault
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: Exception) -> ProbeFault:
     """Of whatever ended a probe before its requests were made."""
     if isinstance(error, ProbeFailed):
         return error.fault
     if isinstance(error, WireFailure):
-        return Fault(error.kind, _line(str(error)))
+        return ProbeFault(error.kind, _line(str(error)))
     if isinstance(error, EndpointError):
         behind = error.__context__
         if isinstance(behind, WireFailure):
-            return Fault(behind.kind, _line(error.message))
+            return ProbeFault(behind.kind, _line(error.message))
         status = _STATUS.search(error.message)
-        return Fault(_kind_of_status(int(status[1])) if status else "not_json", _line(error.message))
+        return ProbeFault(_kind_of_status(int(status[1])) if status else "not_json", _line(error.message))
     if isinstance(error, UserError):
         kind = "url" if "URL" in error.message else "no_model" if "serve" in error.message else "settings"
-        return Fault(kind, _line(error.message))
+        return ProbeFault(kind, _line(error.message))
     if isinstance(error, SkepError):
-        return Fault("error", _line(error.message))
-    return Fault("error", _line(f"{type(error).__name__}: {error}"))
+        return ProbeFault("error", _line(error.message))
+    return ProbeFault("error", _line(f"{type(error).__name__}: {error}"))
 
 
-def fault_of_row(row: Request) -> Fault | None:
+def fault_of_row(row: Request) -> ProbeFault | None:
     """Of a request; None: it succeeded."""
     if row.error_kind is None:
         return None
@@ -62,10 +62,10 @@ def fault_of_row(row: Request) -> Fault | None:
         text = "a page instead of JSON" if _MARKUP.search(text) else text
         status = row.status or 0
         kind = "no_model" if status == 404 and "model" in text.lower() else _kind_of_status(status)
-        return Fault(kind, _line(f"HTTP {status}: {text}"))
+        return ProbeFault(kind, _line(f"HTTP {status}: {text}"))
     if kind == "garbage":
-        return Fault("not_json", _line(text))
-    return Fault(kind, _line(text))
+        return ProbeFault("not_json", _line(text))
+    return ProbeFault(kind, _line(text))
 
 
 def _kind_of_status(status: int) -> str:

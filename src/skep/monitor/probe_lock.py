@@ -19,7 +19,7 @@ LONGEST_S = 900.0  # nobody is waited for longer: who has stopped with Ctrl-Z ne
 LOOK_S = 0.1  # between two looks whether it is one's turn; a wait inside the kernel could not be broken off
 
 
-class Turns:
+class ProbeLock:
     """`folder` has one empty file for each machine."""
 
     def __init__(self, folder: Path | None, *, longest_s: float = LONGEST_S) -> None:

@@ -8,50 +8,51 @@ from datetime import tzinfo
 from typing import Literal
 
 from skep.config.monitor import QuietHours
-from skep.monitor.records import Alert, Rule
+from skep.monitor.records import Alert, AlertRule
 
 What = Literal["opened", "closed", "passed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Notification:
     """What is to be told. `passed`: several that came and went unseen, told together."""
 
     what: What
     alerts: tuple[Alert, ...]
 
 
-class Discretion:
+class QuietHoursPolicy:
     """Decides whether an alert is told now or at the end of the quiet hours. Each is told as open once at most."""
 
     def __init__(self, hours: QuietHours | None = None, exempt: Sequence[str] = (), zone: tzinfo | None = None) -> None:
         self._hours = hours
         self._exempt = frozenset(exempt)
         self._zone = zone
-        self._opened: dict[tuple[Rule, str | None, float], Alert] = {}
+        self._opened: dict[tuple[AlertRule, str | None, float], Alert] = {}
         self._closed: list[Alert] = []
         self._passed: list[Alert] = []
 
     def __repr__(self) -> str:
-        return f"<Discretion {len(self._opened)} opened, {len(self._closed)} closed, {len(self._passed)} passed held>"
+        held = f"{len(self._opened)} opened, {len(self._closed)} closed, {len(self._passed)} passed"
+        return f"<QuietHoursPolicy {held} held>"
 
     def quiet(self, now: float) -> bool:
         return self._hours is not None and self._hours.hold(now, self._zone)
 
-    def opened(self, alert: Alert, now: float) -> list[Word]:
+    def opened(self, alert: Alert, now: float) -> list[Notification]:
         if self._silent(alert, now):
             self._opened[_identity(alert)] = alert
             return []
-        return [Word("opened", (alert,))]
+        return [Notification("opened", (alert,))]
 
-    def closed(self, alert: Alert, now: float) -> list[Word]:
+    def closed(self, alert: Alert, now: float) -> list[Notification]:
         if self._opened.pop(_identity(alert), None) is not None:
             self._passed.append(alert)
             return []
         if self._silent(alert, now):
             self._closed.append(alert)
             return []
-        return [Word("closed", (alert,))]
+        return [Notification("closed", (alert,))]
 
     def stored(self, alert: Alert) -> bool:
         """It has a number now. False: it is not among those held back."""
@@ -64,13 +65,13 @@ class Discretion:
         """It came and went while nobody could be told, before this process began."""
         self._passed.append(alert)
 
-    def release(self, now: float) -> list[Word]:
+    def release(self, now: float) -> list[Notification]:
         """What was held back, once the quiet hours are over."""
         if self.quiet(now):
             return []
-        words = [Word("passed", tuple(self._passed))] if self._passed else []
-        words += [Word("closed", (alert,)) for alert in self._closed]
-        words += [Word("opened", (alert,)) for alert in self._opened.values()]
+        words = [Notification("passed", tuple(self._passed))] if self._passed else []
+        words += [Notification("closed", (alert,)) for alert in self._closed]
+        words += [Notification("opened", (alert,)) for alert in self._opened.values()]
         self._passed, self._closed, self._opened = [], [], {}
         return words
 
@@ -78,5 +79,5 @@ class Discretion:
         return self.quiet(now) and alert.rule not in self._exempt
 
 
-def _identity(alert: Alert) -> tuple[Rule, str | None, float]:
+def _identity(alert: Alert) -> tuple[AlertRule, str | None, float]:
     return alert.rule, alert.target, alert.opened_at

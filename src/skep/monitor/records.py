@@ -25,14 +25,14 @@ class Heat(StrEnum):
     SEEN = "seen"
 
 
-class Shape(StrEnum):
+class ProbeShape(StrEnum):
     SHORT = "short"
     LONG = "long"
     QUALITY = "quality"  # small tasks with known answers
     ANY = "any"  # of passive series: whatever was asked
 
 
-class Metric(StrEnum):
+class SeriesMetric(StrEnum):
     TOK_S = "tok_s"  # of one stream, after its first token, on the client's clock
     ENGINE_TOK_S = "engine_tok_s"  # the same as the engine reports it
     EFFECTIVE_TOK_S = "effective_tok_s"  # all output tokens of the run over its wall time
@@ -43,7 +43,7 @@ class Metric(StrEnum):
 
     @property
     def more_is_better(self) -> bool:
-        return self not in (Metric.TTFT_MS, Metric.FAILED)
+        return self not in (SeriesMetric.TTFT_MS, SeriesMetric.FAILED)
 
     @property
     def unit(self) -> str:
@@ -56,9 +56,9 @@ class SeriesKey:
 
     target: str
     heat: Heat
-    shape: Shape
+    shape: ProbeShape
     concurrency: int  # 0 for passive series: as many as there were
-    metric: Metric
+    metric: SeriesMetric
 
     def __str__(self) -> str:
         return f"{self.target}/{self.heat}/{self.shape}/c{self.concurrency}/{self.metric}"
@@ -69,7 +69,7 @@ class SeriesKey:
         target, heat, shape, many, metric = name.rsplit("/", 4)
         if not many.startswith("c") or not many[1:].isdecimal():
             raise ValueError(name)
-        return cls(target, Heat(heat), Shape(shape), int(many[1:]), Metric(metric))
+        return cls(target, Heat(heat), ProbeShape(shape), int(many[1:]), SeriesMetric(metric))
 
 
 class TargetKind(StrEnum):
@@ -79,7 +79,7 @@ class TargetKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProbeTarget:
     """What is probed, how and how often. Keys are never kept: `key_env` names the variable that holds one."""
 
     name: str
@@ -145,12 +145,12 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProbeSample:
     """One run of a probe. With several streams at once, figures of a stream are medians over them."""
 
     at: float  # when it began
     heat: Heat
-    shape: Shape
+    shape: ProbeShape
     concurrency: int
     tok_s: float | None = None
     engine_tok_s: float | None = None
@@ -164,13 +164,13 @@ class Sample:
     id: int | None = None
     probe_id: int | None = None
 
-    def value(self, metric: Metric) -> float | None:
+    def value(self, metric: SeriesMetric) -> float | None:
         found = getattr(self, str(metric), None)
         return None if found is None else float(found)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SeriesPoint:
     """One value of a series."""
 
     at: float
@@ -189,7 +189,7 @@ class SpanKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SeriesSpan:
     """What a series did in an hour or a day, kept up to date as samples come. Busy samples are only counted."""
 
     start: float
@@ -215,7 +215,7 @@ class EventKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class MonitorEvent:
     at: float
     kind: EventKind
     text: str
@@ -225,7 +225,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SeriesChange:
     """A series that went from one level to another. `ratio` is after over before."""
 
     key: SeriesKey
@@ -248,7 +248,7 @@ class Change:
         return (self.ratio < 1) is self.key.metric.more_is_better
 
 
-class Rule(StrEnum):
+class AlertRule(StrEnum):
     DOWN = "down"
     SLOWER = "slower"
     TTFT = "ttft"
@@ -261,7 +261,7 @@ class Rule(StrEnum):
 class Alert:
     """Something that is wrong, from when it was found to when it was right again."""
 
-    rule: Rule
+    rule: AlertRule
     target: str | None  # None: of the machine itself
     opened_at: float
     message: str

@@ -13,28 +13,34 @@ from typing import Any
 from skep.monitor.records import (
     DAY_S,
     Alert,
-    Change,
-    Event,
+    AlertRule,
     EventKind,
     Heat,
-    Metric,
+    MonitorEvent,
     Probe,
     ProbeOutcome,
-    Rule,
-    Sample,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+    SeriesChange,
     SeriesKey,
-    Shape,
-    Span,
+    SeriesMetric,
+    SeriesSpan,
     SpanKind,
-    Target,
     TargetKind,
 )
 from skep.stats.percentiles import mad, percentile
 from skep.store.rows import insert, json_text, storable
 
-RAW_METRICS = (Metric.TOK_S, Metric.ENGINE_TOK_S, Metric.EFFECTIVE_TOK_S, Metric.TTFT_MS, Metric.QUALITY)
+RAW_METRICS = (
+    SeriesMetric.TOK_S,
+    SeriesMetric.ENGINE_TOK_S,
+    SeriesMetric.EFFECTIVE_TOK_S,
+    SeriesMetric.TTFT_MS,
+    SeriesMetric.QUALITY,
+)
 
-_TARGET_FIELDS = tuple(field.name for field in fields(Target))
+_TARGET_FIELDS = tuple(field.name for field in fields(ProbeTarget))
 _PROBE_PLAIN = ("era", "slot", "slots", "due_at", "started_at", "ended_at", "running", "waiting", "idle_s")
 _PROBE_TEXTS = ("target", "error_kind", "error", "model")
 PROBE_COLUMNS = (*_PROBE_PLAIN, *_PROBE_TEXTS, "outcome", "versions", "host", "simulated")
@@ -54,16 +60,16 @@ INSERT_SAMPLE = insert("samples", SAMPLE_COLUMNS)
 INSERT_CHANGE = insert("changes", CHANGE_COLUMNS)
 
 
-def target_row(target: Target) -> tuple[Any, ...]:
+def target_row(target: ProbeTarget) -> tuple[Any, ...]:
     document = asdict(target)
     del document["removed_at"]
     return target.name, json_text(document), target.added_at, target.removed_at
 
 
-def target_of(row: Row) -> Target:
+def target_of(row: Row) -> ProbeTarget:
     """What a later skep added to the document is left out, what an earlier one did not know is as usual."""
     known = {name: value for name, value in json.loads(row["document"]).items() if name in _TARGET_FIELDS}
-    return Target(**known | {"kind": TargetKind(known["kind"]), "removed_at": row["removed_at"]})
+    return ProbeTarget(**known | {"kind": TargetKind(known["kind"]), "removed_at": row["removed_at"]})
 
 
 def probe_row(probe: Probe) -> tuple[Any, ...]:
@@ -86,7 +92,7 @@ def probe_of(row: Row) -> Probe:
     return Probe(**values | changed)
 
 
-def sample_row(probe_id: int, probe: Probe, sample: Sample) -> tuple[Any, ...]:
+def sample_row(probe_id: int, probe: Probe, sample: ProbeSample) -> tuple[Any, ...]:
     """Values in the order of `SAMPLE_COLUMNS`."""
     figures = (_number(sample.value(metric)) for metric in RAW_METRICS)
     counts = (getattr(sample, name) for name in _SAMPLE_COUNTS)
@@ -97,23 +103,25 @@ def sample_row(probe_id: int, probe: Probe, sample: Sample) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def sample_of(row: Row) -> Sample:
+def sample_of(row: Row) -> ProbeSample:
     values = _named(row)
     del values["target"], values["busy"]  # the probe has them
-    return Sample(**values | {"heat": Heat(values["heat"]), "shape": Shape(values["shape"])})
+    return ProbeSample(**values | {"heat": Heat(values["heat"]), "shape": ProbeShape(values["shape"])})
 
 
 def key_of(row: Row) -> SeriesKey:
-    return SeriesKey(row["target"], Heat(row["heat"]), Shape(row["shape"]), row["concurrency"], Metric(row["metric"]))
+    return SeriesKey(
+        row["target"], Heat(row["heat"]), ProbeShape(row["shape"]), row["concurrency"], SeriesMetric(row["metric"])
+    )
 
 
-def event_row(event: Event) -> tuple[Any, ...]:
+def event_row(event: MonitorEvent) -> tuple[Any, ...]:
     return event.at, event.kind.value, storable(event.target), storable(event.text), json_text(event.detail)
 
 
-def event_of(row: Row) -> Event:
+def event_of(row: Row) -> MonitorEvent:
     kind, detail = EventKind(row["kind"]), json.loads(row["detail"])
-    return Event(row["at"], kind, row["text"], target=row["target"], detail=detail, id=row["id"])
+    return MonitorEvent(row["at"], kind, row["text"], target=row["target"], detail=detail, id=row["id"])
 
 
 def alert_row(alert: Alert) -> tuple[Any, ...]:
@@ -125,7 +133,7 @@ def alert_row(alert: Alert) -> tuple[Any, ...]:
 
 def alert_of(row: Row) -> Alert:
     return Alert(
-        rule=Rule(row["rule"]),
+        rule=AlertRule(row["rule"]),
         target=row["target"],
         opened_at=row["opened_at"],
         message=row["message"],
@@ -137,7 +145,7 @@ def alert_of(row: Row) -> Alert:
     )
 
 
-def change_row(series_id: int, change: Change) -> tuple[Any, ...]:
+def change_row(series_id: int, change: SeriesChange) -> tuple[Any, ...]:
     """Values in the order of `CHANGE_COLUMNS`."""
     return (
         series_id, change.at, *change.between, change.before, change.after, change.ratio_low, change.ratio_high,
@@ -145,8 +153,8 @@ def change_row(series_id: int, change: Change) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def change_of(row: Row) -> Change:
-    return Change(
+def change_of(row: Row) -> SeriesChange:
+    return SeriesChange(
         key=key_of(row),
         at=row["at"],
         between=(row["earliest_at"], row["latest_at"]),
@@ -179,7 +187,7 @@ def _finite(value: Any) -> Any:
     return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-SPAN_COLUMNS = tuple(field.name for field in fields(Span))
+SPAN_COLUMNS = tuple(field.name for field in fields(SeriesSpan))
 KEY_MATCHES = "target = ? AND heat = ? AND shape = ? AND concurrency = ?"
 SERIES_OF = f"SELECT id FROM series WHERE {KEY_MATCHES} AND metric = ?"  # noqa: S608
 _INSERT_KEY = "INSERT INTO series (target, heat, shape, concurrency, metric) VALUES (?, ?, ?, ?, ?)"
@@ -233,7 +241,7 @@ def span_row(
     return series, kind.value, start, len(ordered), *_figures(ordered), busy
 
 
-def update_spans(connection: Connection, target: str, samples: Iterable[Sample], thinned_before: float) -> None:
+def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSample], thinned_before: float) -> None:
     """Write the hours and days that these samples, stored already, belong to.
 
     A day whose samples were thinned stays as it is: what is left of it would tell of a part only.
@@ -249,9 +257,9 @@ def update_spans(connection: Connection, target: str, samples: Iterable[Sample],
                 _update_series(connection, series_id(connection, key), metric, rows, told)
 
 
-def _by_day(samples: Iterable[Sample]) -> Iterator[tuple[Sample, list[Sample]]]:
+def _by_day(samples: Iterable[ProbeSample]) -> Iterator[tuple[ProbeSample, list[ProbeSample]]]:
     """One of a kind of run and day, with all of them. What failed has no figures that count."""
-    days: dict[tuple[object, ...], list[Sample]] = {}
+    days: dict[tuple[object, ...], list[ProbeSample]] = {}
     for sample in samples:
         if sample.error_kind is None:
             kind = (sample.heat, sample.shape, sample.concurrency, start_of(sample.at, DAY_S))
@@ -261,7 +269,7 @@ def _by_day(samples: Iterable[Sample]) -> Iterator[tuple[Sample, list[Sample]]]:
 
 
 def _update_series(
-    connection: Connection, series: int, metric: Metric, rows: Sequence[Row], told: Iterable[float]
+    connection: Connection, series: int, metric: SeriesMetric, rows: Sequence[Row], told: Iterable[float]
 ) -> None:
     known = [(row["at"], row["busy"], row[metric]) for row in rows if row[metric] is not None]
     touched = {(kind, start_of(at, kind.seconds)) for kind in SpanKind for at in told}

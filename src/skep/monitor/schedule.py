@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skep.monitor.records import Event, EventKind, Probe, ProbeOutcome, Target
+from skep.monitor.records import EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeTarget
 from skep.units import format_seconds
 
 LATEST_SHARE = 0.9  # of a slot: no probe is due after it
@@ -49,12 +49,12 @@ class Era:
     kind: EventKind = EventKind.MONITOR
     text: str = ""
 
-    def event(self) -> Event:
+    def event(self) -> MonitorEvent:
         detail = {"era": self.number, "slot": self.slot, "every_s": self.every_s, "added_at": self.added_at}
-        return Event(self.at, self.kind, self.text, self.target, detail)
+        return MonitorEvent(self.at, self.kind, self.text, self.target, detail)
 
     @classmethod
-    def of(cls, event: Event) -> Era | None:
+    def of(cls, event: MonitorEvent) -> Era | None:
         """None: the event is not the beginning of one."""
         told = event.detail
         if event.target is None or not {"era", "slot", "every_s", "added_at"} <= told.keys():
@@ -65,7 +65,7 @@ class Era:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    target: Target
+    target: ProbeTarget
     era: int
     slot: int
     at: float
@@ -82,12 +82,12 @@ class Agenda:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _TargetProgress:
     era: Era
     covered: int  # the last slot that is accounted for
 
 
-class Schedule:
+class ProbeSchedule:
     """`look` as often as wanted; what it returns as eras and missed ones counts as written from then on.
 
     `started`, then `finished` or `broken_off`, for each probe. A target under way is left alone.
@@ -95,20 +95,20 @@ class Schedule:
 
     def __init__(self, eras: Iterable[Era] = (), last: Mapping[str, tuple[int, int]] | None = None) -> None:
         """`last`: of each target, the era and slot that its rows have come to."""
-        self._standing: dict[str, _Standing] = {}
+        self._standing: dict[str, _TargetProgress] = {}
         self._under_way: dict[str, Cause | None] = {}  # and what happened to the machine meanwhile
         self._excuses: dict[str, Cause] = {}  # for what was missed while a probe was under way
         self._looked: Moment | None = None
         for era in sorted(eras, key=lambda era: era.number):
-            self._standing[era.target] = _Standing(era, era.slot - 1)
+            self._standing[era.target] = _TargetProgress(era, era.slot - 1)
         for name, (number, slot) in (last or {}).items():
             if number >= 0:
                 self._take_up(name, number, slot)
 
     def __repr__(self) -> str:
-        return f"<Schedule of {len(self._standing)} targets, {len(self._under_way)} under way>"
+        return f"<ProbeSchedule of {len(self._standing)} targets, {len(self._under_way)} under way>"
 
-    def look(self, targets: Sequence[Target], now: Moment, excuse: Cause | None = None) -> Agenda:
+    def look(self, targets: Sequence[ProbeTarget], now: Moment, excuse: Cause | None = None) -> Agenda:
         """`excuse`: why slots were missed, where the caller knows it."""
         seen = None if self._looked is None else what_happened(self._looked, now)
         cause = excuse or seen or (NOT_RUNNING if self._looked is None else LATE)
@@ -125,7 +125,7 @@ class Schedule:
             era = self._new_era(target, now.wall)
             if era is not None:
                 eras.append(era)
-                self._standing[target.name] = _Standing(era, era.slot - 1)
+                self._standing[target.name] = _TargetProgress(era, era.slot - 1)
             standing = self._standing[target.name]
             gap = _gap(target, standing, now.wall, self._excuses.pop(target.name, cause))
             if gap is not None:
@@ -160,21 +160,21 @@ class Schedule:
         standing = self._standing.get(name)
         if standing is None or standing.era.number < number:
             era = Era(name, number, slot, 0.0, 0.0, 0.0)  # nobody wrote down how its slots count: the next one does
-            self._standing[name] = _Standing(era, slot)
+            self._standing[name] = _TargetProgress(era, slot)
         elif standing.era.number == number:
             standing.covered = max(standing.covered, slot)
 
-    def _new_era(self, target: Target, now: float) -> Era | None:
+    def _new_era(self, target: ProbeTarget, now: float) -> Era | None:
         slot = int(now // target.every_s)
         standing = self._standing.get(target.name)
         before = None if standing is None else standing.era
-        kind, every = EventKind.MONITOR, pace(target.every_s)
+        kind, every = EventKind.MONITOR, format_interval(target.every_s)
         if standing is None or before is None:
             text = f"watched from now on, every {every}"
         elif before.added_at != target.added_at:
             text = f"watched again, every {every}"
         elif before.every_s != target.every_s:
-            text = f"watched every {every} from now on, not every {pace(before.every_s)}"
+            text = f"watched every {every} from now on, not every {format_interval(before.every_s)}"
         elif now < (standing.covered - 1) * target.every_s:
             back_s = standing.covered * target.every_s - now
             kind, text = EventKind.CLOCK, f"the machine's clock was set back, by {format_seconds(back_s)} or more"
@@ -184,13 +184,13 @@ class Schedule:
         return Era(target.name, number, slot, target.every_s, target.added_at, now, kind, text)
 
 
-def due_at(target: Target, slot: int) -> float:
+def due_at(target: ProbeTarget, slot: int) -> float:
     digest = hashlib.sha256(f"{target.name}/{slot}".encode()).digest()
     share = int.from_bytes(digest[:6], "big") / (1 << 48)
     return slot * target.every_s + share * min(max(0.0, target.jitter), LATEST_SHARE * target.every_s)
 
 
-def pace(every_s: float) -> str:
+def format_interval(every_s: float) -> str:
     """As somebody would have written it: "1 h", "90 min", "45 s"."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if every_s >= size and every_s % size == 0:
@@ -210,7 +210,7 @@ def what_happened(before: Moment, now: Moment) -> Cause | None:
     return ASLEEP if slept >= jumped else CLOCK_FORWARD
 
 
-def _gap(target: Target, standing: _Standing, now: float, cause: Cause) -> Probe | None:
+def _gap(target: ProbeTarget, standing: _TargetProgress, now: float, cause: Cause) -> Probe | None:
     """The slots that are wholly past and that nothing accounts for."""
     first, last = standing.covered + 1, int(now // target.every_s) - 1
     if last < first or standing.era.every_s != target.every_s:
@@ -229,7 +229,7 @@ def _gap(target: Target, standing: _Standing, now: float, cause: Cause) -> Probe
     )
 
 
-def _next(target: Target, standing: _Standing, now: float) -> Due:
+def _next(target: ProbeTarget, standing: _TargetProgress, now: float) -> Due:
     """The first slot of an era is due at once."""
     slot = max(int(now // target.every_s), standing.covered + 1)
     at = now if slot == standing.era.slot and slot * target.every_s <= now else due_at(target, slot)

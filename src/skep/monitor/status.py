@@ -12,7 +12,17 @@ from typing import Any
 
 from skep.monitor.changes import primary_keys
 from skep.monitor.probe_errors import BUSY
-from skep.monitor.records import DAY_S, HOUR_S, Alert, Point, Probe, ProbeOutcome, SeriesKey, SpanKind, Target
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Alert,
+    Probe,
+    ProbeOutcome,
+    ProbeTarget,
+    SeriesKey,
+    SeriesPoint,
+    SpanKind,
+)
 from skep.monitor.schedule import due_at
 from skep.monitor.store import SeriesStore
 from skep.stats.rolling import WindowStats, window_stats
@@ -21,7 +31,7 @@ WINDOW_S = 7 * DAY_S
 MOST_POINTS_AN_HOUR = 4  # beyond it, hours stand for their samples
 
 
-class State(StrEnum):
+class TargetState(StrEnum):
     NEW = "new"  # never probed
     OK = "ok"
     ALERT = "alert"  # it answers, and something about it is wrong
@@ -31,11 +41,11 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SeriesStatus:
     """One series now. `latest` is None where the newest value is too old to speak of the present."""
 
     key: SeriesKey
-    latest: Point | None
+    latest: SeriesPoint | None
     week: WindowStats | None  # of 7 days, busy samples left out
 
     @property
@@ -62,13 +72,13 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    target: Target
-    state: State
+class TargetStatus:
+    target: ProbeTarget
+    state: TargetState
     last: Probe | None  # that was really made
     due_at: float  # of the next probe, if the loop runs
     coverage: Mapping[str, int]  # of 7 days: done, failed, missed
-    readings: tuple[Reading, ...]  # of the series that stand for it, the first one first
+    readings: tuple[SeriesStatus, ...]  # of the series that stand for it, the first one first
     alerts: tuple[Alert, ...]  # that are open
 
     @property
@@ -111,79 +121,79 @@ def alert_document(alert: Alert) -> dict[str, Any]:
     }
 
 
-def standings(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[Standing]:
+def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[TargetStatus]:
     """Of every target that is watched, by name."""
     alerts = series.alerts(open_only=True)
     slots = series.last_slots()
     return [
-        _standing(series, target, now, slots.get(target.name), alerts, with_readings=with_readings)
+        _target_status(series, target, now, slots.get(target.name), alerts, with_readings=with_readings)
         for target in series.targets()
     ]
 
 
-def reading_of(series: SeriesStore, key: SeriesKey, now: float, fresh_s: float) -> Reading:
+def series_status_of(series: SeriesStore, key: SeriesKey, now: float, fresh_s: float) -> SeriesStatus:
     """A value older than `fresh_s` is not the latest one: it tells of another time."""
     newest, quiet = latest_and_week(series, key, now, fresh_s)
-    return Reading(key, newest, window_stats(quiet))
+    return SeriesStatus(key, newest, window_stats(quiet))
 
 
 def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
-) -> tuple[Point | None, list[float]]:
+) -> tuple[SeriesPoint | None, list[float]]:
     """The latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones."""
     points = _points(series, key, now)
     newest = points[-1] if points and now - points[-1].at <= fresh_s else None
     return newest, [point.value for point in points if not point.busy]
 
 
-def fresh_s(target: Target) -> float:
+def fresh_s(target: ProbeTarget) -> float:
     """For how long a value speaks of the present: two intervals, and the time that a probe may take."""
     return 2 * target.every_s + target.jitter + target.timeout_s
 
 
-def _standing(
+def _target_status(
     series: SeriesStore,
-    target: Target,
+    target: ProbeTarget,
     now: float,
     covered: tuple[int, int] | None,
     alerts: list[Alert],
     *,
     with_readings: bool,
-) -> Standing:
+) -> TargetStatus:
     found = series.latest(target.name)
     last = None if found is None else found[0]
     keys = primary_keys(series, target.name) if with_readings else []
     slot = None if covered is None or covered[0] < 0 else covered[1]  # below 0: only asked for by hand
-    return Standing(
+    return TargetStatus(
         target=target,
         state=_state(target, last, now, alerts=any(alert.target == target.name for alert in alerts)),
         last=last,
         due_at=now if slot is None else due_at(target, max(slot + 1, int(now // target.every_s))),
         coverage=series.coverage(target.name, now - WINDOW_S, now),
-        readings=tuple(reading_of(series, key, now, fresh_s(target)) for key in keys),
+        readings=tuple(series_status_of(series, key, now, fresh_s(target)) for key in keys),
         alerts=tuple(alert for alert in alerts if alert.target == target.name),
     )
 
 
-def _state(target: Target, last: Probe | None, now: float, *, alerts: bool) -> State:
+def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool) -> TargetState:
     if last is None:
-        return State.NEW
+        return TargetState.NEW
     if now - last.ended_at > fresh_s(target):
-        return State.SILENT
+        return TargetState.SILENT
     if last.error_kind == BUSY:
-        return State.BUSY
+        return TargetState.BUSY
     if last.outcome is ProbeOutcome.FAILED:
-        return State.FAILING
+        return TargetState.FAILING
     if alerts:
-        return State.ALERT
-    return State.BUSY if last.busy else State.OK
+        return TargetState.ALERT
+    return TargetState.BUSY if last.busy else TargetState.OK
 
 
-def _points(series: SeriesStore, key: SeriesKey, now: float) -> list[Point]:
+def _points(series: SeriesStore, key: SeriesKey, now: float) -> list[SeriesPoint]:
     """Of 7 days; where a target is probed so often that a week is many samples, hours stand for them."""
     since, most = now - WINDOW_S, int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
     points = series.points(key, since, now, limit=most + 1)
     if len(points) <= most:
         return points
-    hours = [Point(span.start, span.median) for span in series.spans(key, SpanKind.HOUR, since, now)]
+    hours = [SeriesPoint(span.start, span.median) for span in series.spans(key, SpanKind.HOUR, since, now)]
     return [*hours, points[-1]]

@@ -14,26 +14,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from sqlite3 import Connection, Row
 
-from skep.catalog.names import did_you_mean, near, squeeze
+from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     PROBES_FLOW,
     Alert,
-    Change,
-    Event,
     Heat,
-    Metric,
-    Point,
+    MonitorEvent,
     Probe,
     ProbeOutcome,
-    Sample,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+    SeriesChange,
     SeriesKey,
-    Shape,
-    Span,
+    SeriesMetric,
+    SeriesPoint,
+    SeriesSpan,
     SpanKind,
-    Target,
 )
 from skep.monitor.rows import (
     INSERT_CHANGE,
@@ -88,7 +88,7 @@ _KNOWN = "SELECT DISTINCT target FROM series WHERE heat = ?"
 
 
 @dataclass(slots=True)
-class _Seen:
+class _GatewayHour:
     """What was seen of one model in one hour."""
 
     requests: int = 0
@@ -106,14 +106,14 @@ class _Seen:
         if tok_s is not None:
             self.tok_s.append(tok_s)
 
-    def join(self, other: _Seen) -> None:
+    def join(self, other: _GatewayHour) -> None:
         self.requests += other.requests
         self.failed += other.failed
         self.ttft_ms += other.ttft_ms
         self.tok_s += other.tok_s
 
 
-_Hours = dict[float, dict[str | None, _Seen]]  # by the start of the hour and the model
+_Hours = dict[float, dict[str | None, _GatewayHour]]  # by the start of the hour and the model
 
 
 def close_hours(store: Store, until: float) -> int:
@@ -168,13 +168,13 @@ def _whole_day_until(store: Store, at: float) -> _Hours:
 
 def _gather(hours: _Hours, rows: Iterable[Row]) -> None:
     for model, served, failed, ttft_ms, tok_s, end in rows:
-        models = hours.setdefault(start_of(end, HOUR_S), defaultdict(_Seen))
+        models = hours.setdefault(start_of(end, HOUR_S), defaultdict(_GatewayHour))
         models[model].add(served, failed, ttft_ms, tok_s)
 
 
-def _by_target(connection: Connection, models: dict[str | None, _Seen]) -> dict[str, _Seen]:
+def _by_target(connection: Connection, models: dict[str | None, _GatewayHour]) -> dict[str, _GatewayHour]:
     known = {row["target"] for row in connection.execute(_KNOWN, (Heat.SEEN.value,))}
-    found: dict[str, _Seen] = defaultdict(_Seen)
+    found: dict[str, _GatewayHour] = defaultdict(_GatewayHour)
     for model, seen in models.items():
         name = f"gateway:{model}"
         found[name if seen.served and model else name if name in known else f"gateway:{NO_MODEL}"].join(seen)
@@ -187,7 +187,7 @@ def _write_hour(connection: Connection, at: float, hours: _Hours) -> None:
 
 
 def _write_day(connection: Connection, day: float, hours: _Hours) -> None:
-    by_target: dict[str, list[_Seen]] = defaultdict(list)
+    by_target: dict[str, list[_GatewayHour]] = defaultdict(list)
     for hour in sorted(hour for hour in hours if day <= hour < day + DAY_S):
         for target, seen in _by_target(connection, hours[hour]).items():
             by_target[target].append(seen)
@@ -195,19 +195,19 @@ def _write_day(connection: Connection, day: float, hours: _Hours) -> None:
         _write(connection, target, SpanKind.DAY, day, seens)
 
 
-def _write(connection: Connection, target: str, kind: SpanKind, start: float, hours: list[_Seen]) -> None:
+def _write(connection: Connection, target: str, kind: SpanKind, start: float, hours: list[_GatewayHour]) -> None:
     """Times and speeds are over all requests; numbers of requests are one for each hour, so a day has a median hour."""
     for metric, values in _figures(hours):
         if values:
-            key = SeriesKey(target, Heat.SEEN, Shape.ANY, 0, metric)
+            key = SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric)
             put_span(connection, series_id(connection, key), kind, start, values)
 
 
-def _figures(hours: list[_Seen]) -> Iterator[tuple[Metric, list[float]]]:
-    yield Metric.TTFT_MS, [value for hour in hours for value in hour.ttft_ms]
-    yield Metric.TOK_S, [value for hour in hours for value in hour.tok_s]
-    yield Metric.REQUESTS, [float(hour.requests) for hour in hours]
-    yield Metric.FAILED, [float(hour.failed) for hour in hours]
+def _figures(hours: list[_GatewayHour]) -> Iterator[tuple[SeriesMetric, list[float]]]:
+    yield SeriesMetric.TTFT_MS, [value for hour in hours for value in hour.ttft_ms]
+    yield SeriesMetric.TOK_S, [value for hour in hours for value in hour.tok_s]
+    yield SeriesMetric.REQUESTS, [float(hour.requests) for hour in hours]
+    yield SeriesMetric.FAILED, [float(hour.failed) for hour in hours]
 
 
 _DELETED_AT_ONCE = 5000
@@ -277,7 +277,7 @@ class SeriesStore:
     def __repr__(self) -> str:
         return f"<SeriesStore {self._store.path}>"
 
-    def put_target(self, target: Target) -> None:
+    def put_target(self, target: ProbeTarget) -> None:
         """New, changed, or back again after it was removed."""
         with self._store.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?)", target_row(target))
@@ -288,12 +288,12 @@ class SeriesStore:
         with self._store.transaction() as connection:
             connection.execute("UPDATE targets SET removed_at = ? WHERE name = ?", (at, name))
 
-    def targets(self, *, removed: bool = False) -> list[Target]:
+    def targets(self, *, removed: bool = False) -> list[ProbeTarget]:
         """By name; with `removed` also those that are probed no more."""
         rows = self._store.read("SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed)
         return [target_of(row) for row in rows]
 
-    def target(self, name: str, *, removed: bool = False) -> Target:
+    def target(self, name: str, *, removed: bool = False) -> ProbeTarget:
         known = {target.name: target for target in self.targets(removed=True)}
         found = known.get(name)
         if found is not None and (removed or found.removed_at is None):
@@ -304,9 +304,9 @@ class SeriesStore:
             )
         live = {squeeze(target.name): target.name for target in known.values() if removed or target.removed_at is None}
         hint = "`skep monitor list` shows them" if live else "`skep monitor add` makes one"
-        raise UserError(f"there is no target `{name}`", hint=did_you_mean(near(name, live), hint))
+        raise UserError(f"there is no target `{name}`", hint=did_you_mean(similar_names(name, live), hint))
 
-    def append_probe(self, probe: Probe, samples: Sequence[Sample] = ()) -> int | None:
+    def append_probe(self, probe: Probe, samples: Sequence[ProbeSample] = ()) -> int | None:
         """The probe, its samples, their hours and days, or nothing. None: a slot of it was covered already."""
         with self._store.transaction() as connection:
             end = connection.execute(_ROW_BEFORE, (probe.target, probe.era, probe.slot + probe.slots)).fetchone()
@@ -324,12 +324,12 @@ class SeriesStore:
         found = ((name, self._store.read(_LAST_SLOT, name)[0]) for name in names)
         return {name: (row[0], row[1]) for name, row in found}
 
-    def latest(self, target: str) -> tuple[Probe, list[Sample]] | None:
+    def latest(self, target: str) -> tuple[Probe, list[ProbeSample]] | None:
         """The last probe that was really made."""
         rows = self._store.read(_LAST_MADE, target)
         return self._with_samples(rows[0]) if rows else None
 
-    def probe(self, probe_id: int) -> tuple[Probe, list[Sample]]:
+    def probe(self, probe_id: int) -> tuple[Probe, list[ProbeSample]]:
         rows = self._store.read("SELECT * FROM probes WHERE id = ?", probe_id)
         if not rows:
             raise UserError(f"there is no probe {probe_id}", hint="`skep monitor status` shows the newest")
@@ -344,24 +344,24 @@ class SeriesStore:
         """In order, passive ones included."""
         return sorted(key_of(row) for row in self._store.read(_KEYS, target))
 
-    def points(self, key: SeriesKey, since: float, until: float, *, limit: int | None = None) -> list[Point]:
+    def points(self, key: SeriesKey, since: float, until: float, *, limit: int | None = None) -> list[SeriesPoint]:
         """Oldest first; the newest `limit` of them. A passive series has a point for each hour: its median."""
         if key.heat is Heat.SEEN:
             hours = self.spans(key, SpanKind.HOUR, since, until)
             return [
-                Point(hour.start, hour.median)
+                SeriesPoint(hour.start, hour.median)
                 for hour in hours[max(0, len(hours) - limit) if limit is not None else 0 :]
             ]
         if key.metric not in RAW_METRICS:
             return []
         values = (*key_values(key), since, until, -1 if limit is None else limit)
         rows = self._store.read(_POINTS.format(metric=key.metric.value), *values)
-        return [Point(at, value, bool(busy), probe_id) for at, value, busy, probe_id in reversed(rows)]
+        return [SeriesPoint(at, value, bool(busy), probe_id) for at, value, busy, probe_id in reversed(rows)]
 
-    def spans(self, key: SeriesKey, kind: SpanKind, since: float, until: float) -> list[Span]:
+    def spans(self, key: SeriesKey, kind: SpanKind, since: float, until: float) -> list[SeriesSpan]:
         """Oldest first, those that begin in the window and have figures."""
         values = (*key_values(key), key.metric.value, kind.value, since, until)
-        return [Span(*row) for row in self._store.read(_SPANS, *values)]
+        return [SeriesSpan(*row) for row in self._store.read(_SPANS, *values)]
 
     def coverage(self, target: str, since: float, until: float) -> dict[str, int]:
         """How many occasions of the window were probed, failed or missed: each slot of a gap is one."""
@@ -371,11 +371,11 @@ class SeriesStore:
             found[row["outcome"]] += _slots_inside(row, since, until)
         return found
 
-    def append_event(self, event: Event) -> int:
+    def append_event(self, event: MonitorEvent) -> int:
         sql = "INSERT INTO events (at, kind, target, text, detail) VALUES (?, ?, ?, ?, ?)"
         return self._append(sql, event_row(event))
 
-    def events(self, since: float, until: float, target: str | None = None) -> list[Event]:
+    def events(self, since: float, until: float, target: str | None = None) -> list[MonitorEvent]:
         """Oldest first; with a target those of it and those of all."""
         of, values = ("AND (target IS NULL OR target = ?3)", (target,)) if target is not None else ("", ())
         return [event_of(row) for row in self._store.read(_EVENTS.format(of=of), since, until, *values)]
@@ -402,7 +402,7 @@ class SeriesStore:
         rows = self._store.read("SELECT what, at, via, error FROM notices WHERE alert_id = ? ORDER BY id", alert_id)
         return [(row["what"], row["at"], row["via"], row["error"]) for row in rows]
 
-    def set_changes(self, key: SeriesKey, changes: Sequence[Change]) -> None:
+    def set_changes(self, key: SeriesKey, changes: Sequence[SeriesChange]) -> None:
         """In place of those found before. Nothing is written where nothing is new."""
         if list(changes) == [change for change in self.changes(key.target) if change.key == key]:
             return
@@ -411,7 +411,7 @@ class SeriesStore:
             connection.execute("DELETE FROM changes WHERE series = ?", (series,))
             connection.executemany(INSERT_CHANGE, [change_row(series, change) for change in changes])
 
-    def changes(self, target: str | None = None, since: float | None = None) -> list[Change]:
+    def changes(self, target: str | None = None, since: float | None = None) -> list[SeriesChange]:
         """Oldest first."""
         rows = self._store.read(_CHANGES, target, float("-inf") if since is None else since)
         return [change_of(row) for row in rows]
@@ -438,7 +438,7 @@ class SeriesStore:
     def count_samples(self) -> int:
         return int(self._store.read("SELECT count(*) FROM samples")[0][0])
 
-    def _with_samples(self, row: Row) -> tuple[Probe, list[Sample]]:
+    def _with_samples(self, row: Row) -> tuple[Probe, list[ProbeSample]]:
         rows = self._store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", row["id"])
         return probe_of(row), [sample_of(one) for one in rows]
 

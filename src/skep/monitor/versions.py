@@ -13,7 +13,7 @@ from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
 from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe_errors import BUSY
-from skep.monitor.records import Event, EventKind, Probe, ProbeOutcome
+from skep.monitor.records import EventKind, MonitorEvent, Probe, ProbeOutcome
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 from skep.wire.heads import parse_url
@@ -95,27 +95,27 @@ class LastSeen:
         self.tokens_total = _number(probe.host, TOKENS_TOTAL) or self.tokens_total
 
 
-def news_of(seen: LastSeen, probe: Probe) -> list[Event]:
+def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
     """Events between what was seen and this probe. Nothing is said of what was not known before."""
     at = probe.due_at if probe.started_at is None else probe.started_at
     since = {"since": seen.ended_at}
-    news: list[Event] = []
+    news: list[MonitorEvent] = []
     failed = probe.outcome is ProbeOutcome.FAILED
     if probe.error_kind == BUSY:
         pass
     elif failed and seen.outcome is not ProbeOutcome.FAILED:
         detail = {**since, "error_kind": probe.error_kind}
-        news.append(Event(at, EventKind.DOWN, f"down: {probe.error or probe.error_kind}", probe.target, detail))
+        news.append(MonitorEvent(at, EventKind.DOWN, f"down: {probe.error or probe.error_kind}", probe.target, detail))
     elif not failed and seen.outcome is ProbeOutcome.FAILED:
-        news.append(Event(at, EventKind.UP, "up again", probe.target, since))
+        news.append(MonitorEvent(at, EventKind.UP, "up again", probe.target, since))
     if _began_anew(seen, probe):
-        news.append(Event(at, EventKind.RESTART, "started anew", probe.target, since))
+        news.append(MonitorEvent(at, EventKind.RESTART, "started anew", probe.target, since))
     for name, value in sorted(probe.versions.items()):
         before = seen.versions.get(name)
         if before is not None and before != value and name not in _NO_EVENT:
             text = f"{name.replace('_', ' ')} changed from {before} to {value}"
             detail = {**since, "what": name, "from": before, "to": value}
-            news.append(Event(at, EventKind.VERSION, text, probe.target, detail))
+            news.append(MonitorEvent(at, EventKind.VERSION, text, probe.target, detail))
     return news
 
 

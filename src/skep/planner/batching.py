@@ -35,7 +35,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class BatchPass:
     """`steps` passes of the same make-up, one after the other. `pieces`: whose prompt is carried, how much of it."""
 
     steps: int
@@ -46,12 +46,12 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PassResult:
     started: tuple[Sequence, ...]  # got their first token with this pass
     ended: tuple[Sequence, ...]
 
 
-class Replica:
+class SimulatedReplica:
     """`pool_tokens`: KV that fits beside the weights. All decoding sequences gain tokens at one pace, so that only the
     count of what each has gained so far is kept, and the place on that count where each ends.
     """
@@ -102,7 +102,7 @@ class Replica:
             heapify(self._ends)
         self._kept -= sequence.need
 
-    def next_pass(self, at_most: int = 1 << 30) -> Pass | None:
+    def next_pass(self, at_most: int = 1 << 30) -> BatchPass | None:
         """As many equal steps as nothing new happens in, at most `at_most`; None where there is nothing to do."""
         self._admit()
         if not self.running:
@@ -122,9 +122,9 @@ class Replica:
             weighed += prompt * prompt * (steps - 1) / 2
         mean = weighed / prompt if prompt else 0.0
         seconds = self.step.seconds(sequences, context, prompt, mean) * steps
-        return Pass(steps, seconds, sequences, tuple(pieces), tokens_each)
+        return BatchPass(steps, seconds, sequences, tuple(pieces), tokens_each)
 
-    def finish(self, done: Pass) -> Progress:
+    def finish(self, done: BatchPass) -> PassResult:
         gained = done.tokens_each * done.steps if done.decoding else 0.0
         self._gained += gained
         self._context += gained * self.decoding
@@ -144,7 +144,7 @@ class Replica:
         for sequence in ended:
             sequence.gone = True
             self._kept -= sequence.need
-        return Progress(tuple(started), tuple(ended))
+        return PassResult(tuple(started), tuple(ended))
 
     def _start(self, sequence: Sequence, ended: list[Sequence]) -> None:
         sequence.ends_at = self._gained + sequence.output - 1.0

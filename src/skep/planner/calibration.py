@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from skep.planner.constants import Constants
-from skep.planner.predict import Outcome, Prospect, prospect
-from skep.planner.setup import Load, Rig, Setup
-from skep.planner.step import UNTUNED, Tuning
+from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
+from skep.planner.setup import PlannedLoad, Rig, Setup
+from skep.planner.step import UNTUNED, StepTuning
 from skep.units import Interval
 
 _LEAST, _MOST = 0.1, 10.0
@@ -25,7 +25,7 @@ _SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # in half of a 95 % in
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MeasuredLevel:
     """One level as it was measured. The intervals are 95 %, over its runs; `tpot_s` is of their median tasks."""
 
     concurrency: int
@@ -37,21 +37,21 @@ class Seen:
     runs: int
     cached_share: float = 0.0
 
-    def load(self) -> Load:
-        return Load(self.concurrency, self.input_tokens, self.output_tokens, cached_share=self.cached_share)
+    def load(self) -> PlannedLoad:
+        return PlannedLoad(self.concurrency, self.input_tokens, self.output_tokens, cached_share=self.cached_share)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CalibrationData:
     """What a calibration measured: one agent alone, perhaps a higher level, long prompts, levels held back."""
 
-    alone: Seen
-    crowd: Seen | None
-    prompts: Seen
-    held_back: tuple[Seen, ...] = ()  # not fitted to: the fit is held against them
+    alone: MeasuredLevel
+    crowd: MeasuredLevel | None
+    prompts: MeasuredLevel
+    held_back: tuple[MeasuredLevel, ...] = ()  # not fitted to: the fit is held against them
 
     @property
-    def levels(self) -> tuple[Seen, ...]:
+    def levels(self) -> tuple[MeasuredLevel, ...]:
         return tuple(sorted(filter(None, (self.alone, self.crowd, *self.held_back)), key=lambda s: s.concurrency))
 
     @property
@@ -69,8 +69,8 @@ class Fitted:
     at_limit: tuple[str, ...] = ()  # whose factor was cut to what may be believed
 
     @property
-    def tuning(self) -> Tuning:
-        return Tuning(self.decode.estimate, self.batch.estimate if self.batch else 1.0, self.prompt.estimate)
+    def tuning(self) -> StepTuning:
+        return StepTuning(self.decode.estimate, self.batch.estimate if self.batch else 1.0, self.prompt.estimate)
 
     def __str__(self) -> str:
         told = [f"steps take {_words(self.decode)} as long as predicted"]
@@ -80,13 +80,13 @@ class Fitted:
         return ", ".join(told)
 
 
-Foresee = Callable[[Tuning], Prospect]
+SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
-def foresight(setup: Setup, rig: Rig, constants: Constants, measured: Measured) -> Foresee:
+def speed_model_maker(setup: Setup, rig: Rig, constants: Constants, measured: CalibrationData) -> SpeedModelMaker:
     """The setup with any tuning. What was measured fitted, so the pool holds it whatever the arithmetic says."""
 
-    def foresee(tuning: Tuning) -> Prospect:
+    def foresee(tuning: StepTuning) -> SpeedModel:
         found = prospect(setup, rig, constants, context=measured.context, tuning=tuning)
         widest = max(seen.concurrency for seen in measured.levels)
         return replace(found, pool_tokens=max(found.pool_tokens, 1.1 * widest * measured.context))
@@ -94,7 +94,7 @@ def foresight(setup: Setup, rig: Rig, constants: Constants, measured: Measured) 
     return foresee
 
 
-def fit(foresee: Foresee, measured: Measured) -> Fitted:
+def fit(foresee: SpeedModelMaker, measured: CalibrationData) -> Fitted:
     """Times of one agent alone are proportional to their factor; those of many grow with theirs in a straight line."""
     plain = foresee(UNTUNED)
     alone = plain.outcome(measured.alone.load())
@@ -107,16 +107,18 @@ def fit(foresee: Foresee, measured: Measured) -> Fitted:
     return Fitted(_bounded(decode), _bounded(batch) if batch else None, _bounded(prompt), cut)
 
 
-def before_and_after(foresee: Foresee, fitted: Fitted, seen: Seen) -> tuple[Outcome, Outcome]:
+def before_and_after(
+    foresee: SpeedModelMaker, fitted: Fitted, seen: MeasuredLevel
+) -> tuple[PredictedOutcome, PredictedOutcome]:
     """What was predicted for a level without the calibration, and what is with it."""
     return foresee(UNTUNED).outcome(seen.load()), foresee(fitted.tuning).outcome(seen.load())
 
 
-def _batch(foresee: Foresee, crowd: Seen, decode: Interval) -> Interval | None:
+def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> Interval | None:
     """Where further sequences cost next to nothing, noise decides: then the factor stays near 1."""
 
     def tpot(batch: float) -> float:
-        return _crowded_tpot(foresee(Tuning(decode.estimate, batch)), crowd)
+        return _crowded_tpot(foresee(StepTuning(decode.estimate, batch)), crowd)
 
     low, high = tpot(_LEAST), tpot(1.0)
     slope = (high - low) / (1.0 - _LEAST)
@@ -130,7 +132,7 @@ def _batch(foresee: Foresee, crowd: Seen, decode: Interval) -> Interval | None:
     return Interval(max(0.0, found - unsure), found, found + unsure)
 
 
-def _crowded_tpot(found: Prospect, crowd: Seen) -> float:
+def _crowded_tpot(found: SpeedModel, crowd: MeasuredLevel) -> float:
     """Of the median task: tasks of one length end and begin together, so it meets no prompt while it decodes."""
     step, sequences = found.step, max(1, round(crowd.concurrency / found.setup.layout.replicas))
     context = sequences * (crowd.input_tokens + crowd.output_tokens / 2)

@@ -12,13 +12,13 @@ from math import ceil
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.errors import UserError
-from skep.planner.fit import Verdict, fits, smallest
+from skep.planner.fit import FitResult, fits, smallest
 from skep.planner.memory import defaults, has_pool, memory
 from skep.planner.parts import part_bits
 from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant
 from skep.planner.rigs import of_machines
 from skep.planner.rules_engine import SAFE_HYBRID_UTILIZATION
-from skep.planner.setup import Layout, Link, Load, Rig, Setup, Speculation
+from skep.planner.setup import CardLink, Layout, PlannedLoad, Rig, Setup, Speculation
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 DEFAULT_CONTEXT = 8192
@@ -54,7 +54,7 @@ class Pins:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class PlanGoal:
     """`limits`: (ttft | tpot | total, milliseconds at most)."""
 
     kind: str = "throughput"  # throughput, latency, context
@@ -69,13 +69,13 @@ class Goal:
         """Of one whole sequence."""
         return ceil(self.input_tokens + self.output_tokens)
 
-    def load(self, concurrency: int | None = None) -> Load:
+    def load(self, concurrency: int | None = None) -> PlannedLoad:
         spread = _SPREAD_MIXED if self.shape == "mixed" else 0.0
         agents = self.agents if concurrency is None else concurrency
-        return Load(agents, self.input_tokens, self.output_tokens, shape=self.shape, spread=spread)
+        return PlannedLoad(agents, self.input_tokens, self.output_tokens, shape=self.shape, spread=spread)
 
 
-def layouts(rig: Rig, model: Geometry, engine: str, goal: Goal, pins: Pins) -> list[Layout]:
+def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) -> list[Layout]:
     """As many replicas as cards and agents allow; on mixed cards fewer too, as the slow ones may be better left out."""
     count = len(rig.cards)
     mixed = len({card.id for card in rig.cards}) > 1
@@ -168,7 +168,7 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
     return smallest(rig.cards[: layout.cards])
 
 
-def place(setup: Setup, card: Device, goal: Goal, pins: Pins) -> Setup | None:
+def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | None:
     """The setup with slots, context and utilization that fit; None where not even its smallest form does.
 
     Slots are enough for the agents where memory allows. An engine with a pool needs room for one sequence of the whole
@@ -189,13 +189,13 @@ def place(setup: Setup, card: Device, goal: Goal, pins: Pins) -> Setup | None:
     return None
 
 
-def shortfall(setup: Setup, card: Device, goal: Goal, pins: Pins) -> Verdict:
+def shortfall(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> FitResult:
     """On the smallest form of a setup that has no place."""
     fewest = pins.slots or 1
     return fits(setup, card, context=_contexts(setup, goal, pins)[-1], slots=fewest, at_once=fewest)
 
 
-def _contexts(setup: Setup, goal: Goal, pins: Pins) -> list[int]:
+def _contexts(setup: Setup, goal: PlanGoal, pins: Pins) -> list[int]:
     if pins.context:
         return [pins.context]
     need = -(-goal.need_tokens // 256) * 256
@@ -204,7 +204,7 @@ def _contexts(setup: Setup, goal: Goal, pins: Pins) -> list[int]:
     return list(dict.fromkeys(min(c, most) if most and most >= goal.need_tokens else c for c in (usual, need)))
 
 
-def _utilizations(setup: Setup, card: Device, goal: Goal, pins: Pins) -> tuple[float | None, ...]:
+def _utilizations(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> tuple[float | None, ...]:
     """Said even where it is the engine's own: that has changed from version to version. Hybrids stay where they are
     safe."""
     if pins.utilization or not has_pool(setup.engine):
@@ -249,11 +249,11 @@ def arranged(rig: Rig) -> tuple[Rig, tuple[int, ...]]:
     return replace(rig, cards=tuple(rig.cards[n] for n in order), pairs=pairs), tuple(order)
 
 
-def _is_nvlink(link: Link | None) -> bool:
+def _is_nvlink(link: CardLink | None) -> bool:
     return link is not None and link.kind == "nvlink"
 
 
-def contradiction(rig: Rig, goal: Goal, pins: Pins, model: Geometry | None = None) -> None:
+def contradiction(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
     """Flags that cannot all be meant, or not of this model."""
     most = model.max_context if model is not None else None
     if model is not None and most is not None and (pins.context or 0) > most:

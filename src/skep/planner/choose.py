@@ -9,8 +9,8 @@ from typing import Any
 from skep.catalog.models import Geometry
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import (
-    Goal,
     Pins,
+    PlanGoal,
     arranged,
     base_setups,
     contradiction,
@@ -22,10 +22,10 @@ from skep.planner.candidates import (
     variants,
 )
 from skep.planner.findings import Finding
-from skep.planner.fit import Verdict, largest
+from skep.planner.fit import FitResult, largest
 from skep.planner.memory import MemoryPlan
 from skep.planner.parts import part_bits, parts_of
-from skep.planner.predict import Prospect
+from skep.planner.predict import SpeedModel
 from skep.planner.quants import QUANTS
 from skep.planner.ranking import (
     Basis,
@@ -36,14 +36,14 @@ from skep.planner.ranking import (
     figure,
     levels,
     predict_levels,
-    prospect_of,
     published_basis,
     rate,
+    speed_model_of,
     why_second,
 )  # fmt: skip
 from skep.planner.rigs import default_link, of_machines, slot_link
 from skep.planner.rules import check, refusal
-from skep.planner.setup import Layout, Link, Rig, Setup
+from skep.planner.setup import CardLink, Layout, Rig, Setup
 from skep.planner.step import StepModel
 from skep.units import format_bytes
 
@@ -66,7 +66,7 @@ _WORTH_SHOWING = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class StepShare:
     name: str
     seconds: float
     share: float
@@ -81,14 +81,14 @@ class StepAccount:
     context: float
     seconds: float
     tokens: float  # that the step brings, all sequences together
-    terms: tuple[Spent, ...]
+    terms: tuple[StepShare, ...]
 
     @property
     def tok_s(self) -> float:
         return self.tokens / self.seconds
 
 
-def account(found: Prospect, goal: Goal, agents: int) -> StepAccount:
+def account(found: SpeedModel, goal: PlanGoal, agents: int) -> StepAccount:
     sequences = max(1, min(found.slots, -(-agents // found.setup.layout.replicas)))
     each = goal.input_tokens + goal.output_tokens / 2
     step, context = found.step, sequences * each
@@ -100,15 +100,15 @@ def account(found: Prospect, goal: Goal, agents: int) -> StepAccount:
         rest = replace(rest, **nothing)
         after = rest.seconds(sequences, context)
         if left - after > _WORTH_SHOWING * whole:
-            terms.append(Spent(name, left - after, (left - after) / whole, _how(name, found, sequences, each)))
+            terms.append(StepShare(name, left - after, (left - after) / whole, _how(name, found, sequences, each)))
         left = after
     if left > _WORTH_SHOWING * whole:
-        terms.append(Spent("the rest", left, left / whole, "not told apart"))
+        terms.append(StepShare("the rest", left, left / whole, "not told apart"))
     terms.sort(key=lambda term: -term.seconds)
     return StepAccount(sequences, each, whole, sequences * step.tokens_per_step(sequences), tuple(terms))
 
 
-def _how(name: str, found: Prospect, sequences: int, each: float) -> str:
+def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
     """The formula with its values."""
     setup, step, card = found.setup, found.step, found.card
     model, tp = setup.model, setup.layout.tp
@@ -157,7 +157,7 @@ def _reached(size: float, seconds: float, gbs: float) -> str:
     return f"{size / seconds / gbs / 1e9 * 100:.0f} % of {gbs:,.0f} GB/s"
 
 
-def reasons(best: Rated, goal: Goal, rejected_replica: str | None, rejected_wider: str | None) -> tuple[str, ...]:
+def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_wider: str | None) -> tuple[str, ...]:
     """Why this one, in sentences. The two last arguments: why a replica a card, and why more cards, would not do."""
     setup, layout = best.setup, best.setup.layout
     rig_cards, found = len(best.rig.cards), []
@@ -216,22 +216,22 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class SetupSurvey:
     rated: tuple[Rated, ...]  # the best form of every pair of layout and quantization, best first
     rejected: tuple[Rejected, ...]
     notes: tuple[str, ...]
 
 
 def survey(
-    model: Geometry, rig: Rig, goal: Goal, pins: Pins, engine: str, basis: Basis, *, narrow: bool = False,
+    model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis, *, narrow: bool = False,
     top: bool = False,
-) -> Survey:  # fmt: skip
+) -> SetupSurvey:  # fmt: skip
     """All candidates of one engine. `top`: only the best few pairs of layout and quantization, without the reasons of
     those that do not fit; `narrow`: those in fewer forms still, for a figure beside others.
     """
     few = narrow or top
     found, rejected = bases(model, rig, goal, pins, engine, say_why=not few)
-    scored = sorted(((coarse(prospect_of(s, rig, goal, basis), goal), s) for s in found), key=lambda p: -p[0])
+    scored = sorted(((coarse(speed_model_of(s, rig, goal, basis), goal), s) for s in found), key=lambda p: -p[0])
     notes: list[str] = []
     for setup in [s for _, s in scored[: 3 if narrow else _EXPANDED]]:
         for other in variants(setup, rig, pins):
@@ -243,7 +243,7 @@ def survey(
                 continue
             placed = place(other, sizing_card(rig, other.layout), goal, pins)
             if placed is not None:
-                scored.append((coarse(prospect_of(placed, rig, goal, basis), goal), placed))
+                scored.append((coarse(speed_model_of(placed, rig, goal, basis), goal), placed))
     groups: dict[tuple[object, ...], list[tuple[float, Setup]]] = {}
     for score, setup in sorted(scored, key=lambda pair: -pair[0]):
         layout = setup.layout
@@ -256,11 +256,11 @@ def survey(
     best.sort(key=lambda r: r.key, reverse=True)
     if any(r.setup.spec is not None for r in best):
         notes.clear()
-    return Survey(tuple(best), tuple(rejected), tuple(notes))
+    return SetupSurvey(tuple(best), tuple(rejected), tuple(notes))
 
 
 def bases(
-    model: Geometry, rig: Rig, goal: Goal, pins: Pins, engine: str, *, say_why: bool = True
+    model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, *, say_why: bool = True
 ) -> tuple[list[Setup], list[Rejected]]:  # fmt: skip
     found: list[Setup] = []
     rejected: list[Rejected] = []
@@ -298,7 +298,7 @@ def _drop(dropped: dict[str, Rejected], new: Rejected) -> None:
     dropped[new.rule] = new if old is None else replace(old, quants=(*old.quants, *new.quants))
 
 
-def _placed(setup: Setup, rig: Rig, goal: Goal, pins: Pins) -> Setup | None:
+def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
     """With the smaller KV where the 16-bit one does not fit."""
     card = sizing_card(rig, setup.layout)
     placed = place(setup, card, goal, pins)
@@ -311,7 +311,7 @@ def _placed(setup: Setup, rig: Rig, goal: Goal, pins: Pins) -> Setup | None:
     return None
 
 
-def _largest(verdict: Verdict) -> str:
+def _largest(verdict: FitResult) -> str:
     size = max(verdict.largest.bytes, verdict.plan.needed_kv_bytes if verdict.largest.name == "KV pool" else 0)
     return f"{verdict.largest.name} ({format_bytes(size)} a card)"
 
@@ -360,7 +360,7 @@ class RunnerUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Further:
+class ScalingPoint:
     """The same rig with so many of its cards; None where the model does not fit them."""
 
     cards: int
@@ -370,7 +370,7 @@ class Further:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlanChoice:
     """`order`: the machine's number of each card of `rig`, which was rearranged so that neighbours belong together."""
 
     rig: Rig
@@ -379,14 +379,14 @@ class Choice:
     rejected: tuple[Rejected, ...]
     others: tuple[Plan, ...]  # the best of each engine that was not asked for
     runner_up: RunnerUp | None
-    further: tuple[Further, ...]
+    further: tuple[ScalingPoint, ...]
     notes: tuple[str, ...]
 
 
 def choose(
-    model: Geometry, rig: Rig, goal: Goal, pins: Pins | None = None, *, engines: Sequence[str] = ("vllm",),
+    model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins | None = None, *, engines: Sequence[str] = ("vllm",),
     others: Sequence[str] = (), basis_of: BasisOf = published_basis, checkpoint: str | None = None, scale: bool = True,
-) -> Choice:  # fmt: skip
+) -> PlanChoice:  # fmt: skip
     """`others`: engines whose best is shown beside, unranked. Nothing fits: the plans are empty."""
     pins = pins or Pins()
     contradiction(rig, goal, pins, model)
@@ -406,10 +406,10 @@ def choose(
     notes = tuple(dict.fromkeys(note for s in surveys for note in s.notes))
     runner = _runner_up(plans, goal, pins, basis_of) if len(plans) > 1 else None
     further = _further(rated[0], goal, pins, basis_of) if rated and scale and goal.agents <= CROWD else ()
-    return Choice(rig, order, plans, rejected, tuple(beside), runner, further, notes)
+    return PlanChoice(rig, order, plans, rejected, tuple(beside), runner, further, notes)
 
 
-def _levels(goal: Goal, place: int) -> tuple[int, ...]:
+def _levels(goal: PlanGoal, place: int) -> tuple[int, ...]:
     """All for the best three, the two ends for the others where many agents make it long."""
     return levels(goal.agents) if place < 3 or goal.agents <= FEW else (1, goal.agents)
 
@@ -420,9 +420,14 @@ def _unquantized(pins: Pins) -> Pins:
 
 
 def _plan(
-    rated: Rated, goal: Goal, basis: Basis, at: tuple[int, ...], rejected: Sequence[Rejected], checkpoint: str | None,
+    rated: Rated,
+    goal: PlanGoal,
+    basis: Basis,
+    at: tuple[int, ...],
+    rejected: Sequence[Rejected],
+    checkpoint: str | None,
     order: tuple[int, ...],
-) -> Plan:  # fmt: skip
+) -> Plan:
     setup, layout = rated.setup, rated.setup.layout
     alone = next((r for r in rejected if r.rule == "memory" and r.layout.cards_each == 1), None)
     wider = next((r.reason for r in rejected if r.rule == "heads" and layout.cards < r.layout.tp), None)
@@ -433,7 +438,7 @@ def _plan(
     return Plan(rated, predicted, rated.memory(), context, slots, checkpoint, order, why)
 
 
-def _runner_up(plans: Sequence[Plan], goal: Goal, pins: Pins, basis_of: BasisOf) -> RunnerUp:
+def _runner_up(plans: Sequence[Plan], goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> RunnerUp:
     """The best with another layout, or else the second; and a few changes of rig or load, tried on both."""
     best = plans[0].rated
 
@@ -452,7 +457,7 @@ def _runner_up(plans: Sequence[Plan], goal: Goal, pins: Pins, basis_of: BasisOf)
     return RunnerUp(other, behind, why_second(best, other.rated, alone), tuple(wins), tuple(tried))
 
 
-def _changes(best: Rated, other: Rated, goal: Goal) -> Iterable[tuple[str, Rig, Goal]]:
+def _changes(best: Rated, other: Rated, goal: PlanGoal) -> Iterable[tuple[str, Rig, PlanGoal]]:
     rig = best.rig
     links = [r.prospect.link for r in (best, other) if r.prospect.link is not None]
     if any(link.kind != "nvlink" for link in links) and all(card.nvlink_gbs for card in rig.cards):
@@ -474,12 +479,12 @@ def _changes(best: Rated, other: Rated, goal: Goal) -> Iterable[tuple[str, Rig, 
             yield f"--goal {kind}", rig, replace(goal, kind=kind)
 
 
-def _nvlink(rig: Rig) -> Link:
+def _nvlink(rig: Rig) -> CardLink:
     speed = min(card.nvlink_gbs or 0.0 for card in rig.cards)
-    return Link("nvlink", speed, p2p=True, title="NVLink")
+    return CardLink("nvlink", speed, p2p=True, title="NVLink")
 
 
-def _again(rated: Rated, rig: Rig, goal: Goal, pins: Pins, basis_of: BasisOf) -> Rated | None:
+def _again(rated: Rated, rig: Rig, goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> Rated | None:
     """The same layout and formats elsewhere, with the speculation that is best there. None: they do not fit."""
     setup, layout = rated.setup, rated.setup.layout
     fixed = replace(pins, quant=setup.quant, kv=setup.kv, tp=layout.tp, pp=layout.pp, ep=layout.ep,
@@ -488,7 +493,7 @@ def _again(rated: Rated, rig: Rig, goal: Goal, pins: Pins, basis_of: BasisOf) ->
     return found[0] if found else None
 
 
-def _further(best: Rated, goal: Goal, pins: Pins, basis_of: BasisOf) -> tuple[Further, ...]:
+def _further(best: Rated, goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> tuple[ScalingPoint, ...]:
     """What each further card of the same kind adds, weights as the best has them: each is the plan of so many cards."""
     cards, setup = best.rig.cards, best.setup
     if len(cards) < 2 or len({card.id for card in cards}) > 1 or pins.layout_words:
@@ -503,11 +508,11 @@ def _further(best: Rated, goal: Goal, pins: Pins, basis_of: BasisOf) -> tuple[Fu
         rated = survey(setup.model, part, goal, fixed, setup.engine, basis_of(setup.engine), top=True).rated
         speed = rated[0].outcome.effective_tok_s if rated else None
         layout = rated[0].setup.layout if rated else None
-        found.append(Further(count, layout, speed, speed / whole if speed else None))
-    return (*found, Further(len(cards), setup.layout, whole, 1.0))
+        found.append(ScalingPoint(count, layout, speed, speed / whole if speed else None))
+    return (*found, ScalingPoint(len(cards), setup.layout, whole, 1.0))
 
 
-def fits_nowhere(model: Geometry, choice: Choice, goal: Goal, pins: Pins, engine: str) -> UserError:
+def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins, engine: str) -> UserError:
     """The error for a choice without plans: exit 3 where memory is to blame, 2 where the flags are."""
     short = [r for r in choice.rejected if r.rule == "memory"]
     if not short:
@@ -520,7 +525,7 @@ def fits_nowhere(model: Geometry, choice: Choice, goal: Goal, pins: Pins, engine
                       hint="what would fit: " + ("; ".join(ways) if ways else _TRIED))  # fmt: skip
 
 
-def would_fit(model: Geometry, rig: Rig, goal: Goal, pins: Pins, engine: str) -> tuple[str, ...]:
+def would_fit(model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str) -> tuple[str, ...]:
     """Fewer bits on the same cards, less context, more cards of the same kind, or another engine: each tried."""
     ways: list[str] = []
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from skep.catalog.gpus import Device
-from skep.planner.setup import Link, Rig, Setup
+from skep.planner.setup import CardLink, Rig, Setup
 
 Answer = Literal["refused", "costs", "depends", "fine"]
 
@@ -44,7 +44,7 @@ def without(setup: Setup, rig: Rig, form: str) -> Device | None:
     return next((card for card in used_cards(setup, rig) if form not in card.formats), None)
 
 
-def worst_link(setup: Setup, rig: Rig) -> Link | None:
+def worst_link(setup: Setup, rig: Rig) -> CardLink | None:
     """The slowest link inside the first tensor-parallel group; None: nobody told."""
     size = min(setup.layout.tp, len(rig.cards))
     links = [rig.link(a, b) for a in range(size) for b in range(a + 1, size)]

@@ -16,7 +16,7 @@ SLOTS_MOST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FitResult:
     """`over_bytes` is 0 where it fits. `at_once`: how many sequences of that context the card holds at a time."""
 
     fits: bool
@@ -36,7 +36,7 @@ def fits(
     slots: int | None = None,
     at_once: int | None = None,
     vision: bool = True,
-) -> Verdict:
+) -> FitResult:
     """With a pool and no `at_once`: whether the engine starts. The arguments are those of `memory`."""
     plan = memory(setup, card, context=context, slots=slots, at_once=at_once, vision=vision)
     inside, outside = plan.over_inside_bytes, plan.over_outside_bytes
@@ -49,8 +49,8 @@ def fits(
             f"{setup.model.id} {setup.quant.title} fits {card.id} with {format_bytes(spare)} to spare: "
             f"{held:.1f} sequences of {context} tokens at once"
         )
-        return Verdict(True, plan, 0, largest, held, sentence)
-    return Verdict(False, plan, over, largest, 0.0, _too_large(setup, plan), _remedies(setup, plan, vision=vision))
+        return FitResult(True, plan, 0, largest, held, sentence)
+    return FitResult(False, plan, over, largest, 0.0, _too_large(setup, plan), _remedies(setup, plan, vision=vision))
 
 
 def smallest(cards: Sequence[Device]) -> Device:

@@ -69,7 +69,7 @@ LLAMACPP_SLOTS = 4  # without --parallel (llama.cpp pull 16736); that they then 
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
+class EngineDefaults:
     utilization: float
     slots: int
     batched_tokens: int
@@ -89,16 +89,16 @@ def usable_bytes(card: Device) -> int:
     return 0
 
 
-def defaults(engine: str, card: Device) -> Defaults:
+def defaults(engine: str, card: Device) -> EngineDefaults:
     """vLLM: EngineArgs.get_batch_defaults for its server: 70 GiB and more, but for the A100, have larger ones."""
     large = card.memory_gib >= 70 and not card.id.startswith("a100") and not card.unified_memory
     if engine == "sglang":
         # mem_fraction_static is worked out at start, near 0.88; requests are bounded by memory: the slots are a guess
-        return Defaults(0.88, 256 if large else 64, 8192 if large else 2048)
+        return EngineDefaults(0.88, 256 if large else 64, 8192 if large else 2048)
     if not has_pool(engine):
-        return Defaults(1.0, LLAMACPP_SLOTS, LLAMACPP_BATCH_TOKENS)
+        return EngineDefaults(1.0, LLAMACPP_SLOTS, LLAMACPP_BATCH_TOKENS)
     use = UNIFIED_UTILIZATION if card.unified_memory else 0.9
-    return Defaults(use, 1024 if large else 256, 8192 if large else 2048)
+    return EngineDefaults(use, 1024 if large else 256, 8192 if large else 2048)
 
 
 def has_pool(engine: str) -> bool:

@@ -13,7 +13,7 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.errors import UserError
 from skep.planner.quants import KvType, Quant, find_kv, find_quant, known_kv, known_quant
 from skep.planner.rigs import default_link, pace_setter, pcie_gbs
-from skep.planner.setup import Layout, Link, Load, Speculation
+from skep.planner.setup import CardLink, Layout, PlannedLoad, Speculation
 from skep.planner.step import LLAMACPP
 
 _PROMPT, _ANSWER = 128.0, 512.0  # where a row does not tell: a question, an answer
@@ -24,7 +24,7 @@ class Unpredictable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PublishedCase:
     """What was measured, and on what. `metric`: effective (tokens over wall time) or decode (agents x task speed)."""
 
     row: int
@@ -36,7 +36,7 @@ class Case:
     kv: KvType
     engine: str
     layout: Layout
-    link: Link | None
+    link: CardLink | None
     split: bool
     slots: int | None
     pool_tokens: float | None
@@ -45,7 +45,7 @@ class Case:
     spec: Speculation | None
     graphs: bool
     weight_only: bool
-    load: Load
+    load: PlannedLoad
     metric: str
     published: float
 
@@ -61,7 +61,7 @@ def source_of(url: str) -> str:
     return host or url
 
 
-def read_case(row: int, cells: Mapping[str, str]) -> Case:
+def read_case(row: int, cells: Mapping[str, str]) -> PublishedCase:
     text = {key: (value or "").strip() for key, value in cells.items() if key}
     notes = text.get("notes", "").lower()
     if "diffusion" in text.get("spec", "").lower() or "dllm" in text.get("model", "").lower():
@@ -84,7 +84,7 @@ def read_case(row: int, cells: Mapping[str, str]) -> Case:
     chunk = re.search(r"(?:max-num-batched-tokens|max_num_tokens)[= ](\d+)", notes)
     if slots is None and engine == "llamacpp":
         slots = load.concurrency
-    return Case(
+    return PublishedCase(
         row=row,
         source=source_of(text.get("source_url", "")),
         model=model,
@@ -210,7 +210,7 @@ def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model:
     return split, Layout(tp=int(tp), pp=max(1, pp), ep=ep, replicas=replicas)
 
 
-def _load(text: Mapping[str, str], notes: str, card: Device) -> tuple[Load, int | None]:
+def _load(text: Mapping[str, str], notes: str, card: Device) -> tuple[PlannedLoad, int | None]:
     prompt = _positive(text.get("input_len", "")) or _PROMPT
     answer = _positive(text.get("output_len", "")) or _ANSWER
     slots = _whole(text.get("max_num_seqs", ""))
@@ -228,12 +228,12 @@ def _load(text: Mapping[str, str], notes: str, card: Device) -> tuple[Load, int 
         here = fewer is not None and card.memory_gib == float(fewer[3])
         if fewer and here and any(part in text.get("model", "").lower() for part in fewer[2].split("/")):
             slots = int(fewer[1])
-        return Load(4 * slots, prompt, answer, shape="burst"), slots
+        return PlannedLoad(4 * slots, prompt, answer, shape="burst"), slots
     rate = re.search(r"rate ([\d.]+)", told)
     if rate:
         per_s = float(rate[1])
         tasks = 200
-        return Load(tasks, prompt, answer, tasks=tasks, rate_per_s=per_s, spread=chat), slots
+        return PlannedLoad(tasks, prompt, answer, tasks=tasks, rate_per_s=per_s, spread=chat), slots
     c = _positive(told)
     if c is None:
         raise Unpredictable("concurrency: not stated")
@@ -243,11 +243,11 @@ def _load(text: Mapping[str, str], notes: str, card: Device) -> tuple[Load, int 
     burst = at_once or any(word in notes for word in ("llama-benchy", "swarm", "agent shape"))
     spread = chat if at_once else (0.5 if "swarm" in notes else 0.0)
     cached = 0.75 if "prefix-cache hits" in notes else 0.0
-    load = Load(int(c), prompt, answer, shape="burst" if burst else "steady", spread=spread, cached_share=cached)
+    load = PlannedLoad(int(c), prompt, answer, shape="burst" if burst else "steady", spread=spread, cached_share=cached)
     return load, slots
 
 
-def _published(text: Mapping[str, str], load: Load) -> tuple[float, str]:
+def _published(text: Mapping[str, str], load: PlannedLoad) -> tuple[float, str]:
     """What the row says in tokens a second over all agents, and whether prompts are part of the time."""
     aggregate, stream = _positive(text.get("agg_tok_s", "")), _positive(text.get("stream_tok_s", ""))
     tpot = _positive(text.get("tpot_ms", ""))
@@ -264,13 +264,13 @@ def _published(text: Mapping[str, str], load: Load) -> tuple[float, str]:
     raise Unpredictable("measurement: the row has no tok/s and no time per token")
 
 
-def _link(text: str, card: Device, tp: int) -> Link:
+def _link(text: str, card: Device, tp: int) -> CardLink:
     lower = text.lower()
     if "nvlink" in lower and "no nvlink" not in lower and "removed" not in lower:
         if "sxm" in lower or (card.nvlink_gbs or 0) > 100:
-            return Link("nvlink", card.nvlink_gbs or 300.0, title="NVLink")
+            return CardLink("nvlink", card.nvlink_gbs or 300.0, title="NVLink")
         if tp <= 2:
-            return Link("nvlink", card.nvlink_gbs or 50.0, title="NVLink")
+            return CardLink("nvlink", card.nvlink_gbs or 50.0, title="NVLink")
     no_p2p = "no p2p" in lower or "p2p disabled" in lower or "no nvlink" in lower
     geforce = (
         card.vendor == "nvidia" and card.id.startswith("rtx-") and re.fullmatch(r"rtx-\d{4}.*", card.id) is not None
@@ -282,10 +282,10 @@ def _link(text: str, card: Device, tp: int) -> Link:
         built_in = default_link(card)
         if built_in.kind == "nvlink":
             return built_in
-        return Link("pcie", pcie_gbs(card.pcie or "4.0 x16"), p2p=p2p, title="PCIe")
+        return CardLink("pcie", pcie_gbs(card.pcie or "4.0 x16"), p2p=p2p, title="PCIe")
     own = (card.pcie or "4.0 x16").split(" ")[0]
     gen = f"{generation[1]}.0" if generation else own
-    return Link("pcie", pcie_gbs(f"{gen} x{min(lanes) if lanes else 16}"), p2p=p2p, title=text)
+    return CardLink("pcie", pcie_gbs(f"{gen} x{min(lanes) if lanes else 16}"), p2p=p2p, title=text)
 
 
 def _kv(name: str) -> KvType:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from skep.catalog.gpus import Device
-from skep.planner.batching import Pass, Replica, Sequence
+from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
 from skep.planner.constants import Constants
 from skep.planner.fit import kv_capacity_tokens, pool_tokens_as_reported
 from skep.planner.memory import defaults, kv_bytes_per_token, memory, state_bytes, weights_bytes, window_bytes
-from skep.planner.points import Case, Unpredictable
+from skep.planner.points import PublishedCase, Unpredictable
 from skep.planner.rigs import group_link, groups, pace_setter
-from skep.planner.setup import Link, Load, Rig, Setup
-from skep.planner.step import LLAMACPP, UNTUNED, StepModel, Tuning, step_model
+from skep.planner.setup import CardLink, PlannedLoad, Rig, Setup
+from skep.planner.step import LLAMACPP, UNTUNED, StepModel, StepTuning, step_model
 from skep.units import GIB
 
 _GOLDEN = 0.6180339887498949
@@ -23,7 +23,7 @@ _ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the lev
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PredictedOutcome:
     """`task_tok_s` and `tpot_s` are of the decoding alone; `ttft_s` counts from when the task was sent."""
 
     effective_tok_s: float
@@ -35,16 +35,16 @@ class Outcome:
     running: float  # sequences in the engine at once, on average
 
 
-def play(
-    step: StepModel, load: Load, *, slots: int, pool_tokens: float, chunk_tokens: int, replicas: int = 1
-) -> Outcome:
+def simulate_load(
+    step: StepModel, load: PlannedLoad, *, slots: int, pool_tokens: float, chunk_tokens: int, replicas: int = 1
+) -> PredictedOutcome:
     """On replicas that are all alike."""
-    return play_on([Replica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)], load)
+    return simulate_load_on([SimulatedReplica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)], load)
 
 
-def play_on(replicas: Several[Replica], load: Load) -> Outcome:
+def simulate_load_on(replicas: Several[SimulatedReplica], load: PlannedLoad) -> PredictedOutcome:
     """On empty replicas, each at its own pace: a task goes where the least wait for their share of slots."""
-    return _Play(replicas, load).run()
+    return _LoadSimulation(replicas, load).run()
 
 
 def lengths(count: int, mean: float, spread: float) -> list[float]:
@@ -59,12 +59,12 @@ def lengths(count: int, mean: float, spread: float) -> list[float]:
     return [max(1.0, value * scale) for value in drawn]
 
 
-class _Play:
-    def __init__(self, replicas: Several[Replica], load: Load) -> None:
+class _LoadSimulation:
+    def __init__(self, replicas: Several[SimulatedReplica], load: PlannedLoad) -> None:
         self.load = load
         self.replicas = list(replicas)
         self.pace = [1.0 / replica.step.seconds(1, 1000.0) for replica in self.replicas]
-        self.busy: list[tuple[float, int, Pass]] = []
+        self.busy: list[tuple[float, int, BatchPass]] = []
         self.idle = set(range(len(self.replicas)))
         self.sent: dict[int, float] = {}
         self.first: dict[int, float] = {}
@@ -77,7 +77,7 @@ class _Play:
         self.upcoming = 0
         self.area = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> PredictedOutcome:
         now = 0.0
         total = len(self.outputs)
         arrivals: list[float] = []
@@ -105,7 +105,7 @@ class _Play:
         self.sent[place] = now
         self._target().submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
 
-    def _target(self) -> Replica:
+    def _target(self) -> SimulatedReplica:
         """The fewest in it; of several with a free slot the fastest."""
         order = range(len(self.replicas))
         best = min(
@@ -128,7 +128,7 @@ class _Play:
             self.area += following.seconds * (following.decoding + len(following.pieces))
             heappush(self.busy, (now + following.seconds, index, following))
 
-    def _finish(self, index: int, done: Pass, now: float) -> None:
+    def _finish(self, index: int, done: BatchPass, now: float) -> None:
         progress = self.replicas[index].finish(done)
         self.idle.add(index)
         for sequence in progress.started:
@@ -138,13 +138,13 @@ class _Play:
             if self.load.shape != "burst" and not self.load.rate_per_s and self.upcoming < len(self.outputs):
                 self._send(now)
 
-    def _outcome(self, wall: float) -> Outcome:
+    def _outcome(self, wall: float) -> PredictedOutcome:
         count = max(1, len(self.ended))
         produced = sum(self.outputs[place] for place in self.ended)
         ttft = sum(self.first[p] - self.sent[p] for p in self.ended) / count
         decode = [(self.ended[p] - self.first[p], self.outputs[p] - 1) for p in self.ended if self.outputs[p] > 1]
         tpot = sum(seconds / tokens for seconds, tokens in decode) / max(1, len(decode))
-        return Outcome(
+        return PredictedOutcome(
             effective_tok_s=produced / wall if wall else 0.0,
             task_tok_s=sum(tokens / seconds for seconds, tokens in decode if seconds) / max(1, len(decode)),
             ttft_s=ttft,
@@ -162,21 +162,21 @@ _FILLED = 0.96
 _PUSHED_OUT = 0.2  # of what the prefix cache could have answered, where the pool is too small to keep it
 
 
-def case_setup(case: Case) -> Setup:
+def case_setup(case: PublishedCase) -> Setup:
     return Setup(
         case.model, case.quant, case.kv, case.engine, case.layout, slots=case.slots, utilization=case.utilization,
         graphs=case.graphs, spec=case.spec, batched_tokens=case.chunk_tokens,
     )  # fmt: skip
 
 
-def case_step(case: Case, constants: Constants, tuning: Tuning = UNTUNED) -> StepModel:
+def case_step(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> StepModel:
     return step_model(
         case.model, case.quant, case.kv, case.card, case.layout, case.link, engine=case.engine, graphs=case.graphs,
         spec=case.spec, constants=constants, split=case.split, tuning=tuning, weight_only=case.weight_only,
     )  # fmt: skip
 
 
-def case_pool_tokens(case: Case) -> float:
+def case_pool_tokens(case: PublishedCase) -> float:
     """Tokens of KV beside the weights. The row was measured, so one sequence fits whatever the arithmetic says."""
     setup = case_setup(case)
     context = int(case.load.input_tokens + case.load.output_tokens)
@@ -202,24 +202,24 @@ def case_pool_tokens(case: Case) -> float:
     return max(1.1 * context, held)
 
 
-def predict(case: Case, constants: Constants, tuning: Tuning = UNTUNED) -> Outcome:
+def predict(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> PredictedOutcome:
     step = case_step(case, constants, tuning)
     usual = defaults(case.engine, case.card)
     pool, load = case_pool_tokens(case), case.load
     if load.cached_share and pool < 1.5 * load.concurrency * (load.input_tokens + load.output_tokens):
         load = replace(load, cached_share=_PUSHED_OUT * load.cached_share)
-    return play(
+    return simulate_load(
         step, load, slots=case.slots or _slots(case, usual.slots), pool_tokens=pool,
         chunk_tokens=case.chunk_tokens or usual.batched_tokens, replicas=case.layout.replicas,
     )  # fmt: skip
 
 
-def _slots(case: Case, usual: int) -> int:
+def _slots(case: PublishedCase, usual: int) -> int:
     drafting = _AT_ONCE_DRAFTING.get(case.engine) if case.spec is not None else None
     return drafting or _AT_ONCE.get(case.engine, usual)
 
 
-def value_of(case: Case, outcome: Outcome, constants: Constants) -> float:
+def value_of(case: PublishedCase, outcome: PredictedOutcome, constants: Constants) -> float:
     """In the row's own terms."""
     if case.metric == "decode":
         return outcome.task_tok_s * case.load.concurrency
@@ -227,12 +227,12 @@ def value_of(case: Case, outcome: Outcome, constants: Constants) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class SpeedModel:
     """`card`, `link`, `step` and `pool_tokens` are of the slowest replica; `steps` of each."""
 
     setup: Setup
     card: Device
-    link: Link | None
+    link: CardLink | None
     step: StepModel
     slots: int  # of one replica
     pool_tokens: float  # of one replica
@@ -240,18 +240,20 @@ class Prospect:
     constants: Constants
     steps: tuple[StepModel, ...] = ()
 
-    def outcome(self, load: Load) -> Outcome:
+    def outcome(self, load: PlannedLoad) -> PredictedOutcome:
         """As a user would measure it: output tokens over wall time, run-to-run losses counted."""
         steps = self.steps or (self.step,) * self.setup.layout.replicas
-        played = play_on([Replica(step, self.slots, self.pool_tokens, self.chunk_tokens) for step in steps], load)
+        played = simulate_load_on(
+            [SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens) for step in steps], load
+        )
         tail = self.constants.run_tail if load.concurrency > 1 else 1.0
         return replace(played, effective_tok_s=played.effective_tok_s * tail)
 
 
-def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuning: Tuning = UNTUNED) -> Prospect:
+def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuning: StepTuning = UNTUNED) -> SpeedModel:
     """`context`: tokens of a whole sequence, prompt and answer. `tuning`: what a calibration of this machine found."""
     split = setup.engine in LLAMACPP and setup.layout.tp == 1 and setup.layout.pp > 1
-    found: dict[tuple[Device, Link | None], StepModel] = {}
+    found: dict[tuple[Device, CardLink | None], StepModel] = {}
     replicas = []
     for group in groups(setup.layout):
         card = pace_setter([rig.cards[place] for place in group], in_turn=setup.layout.tp == 1)
@@ -269,7 +271,7 @@ def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuni
     pool = kv_capacity_tokens(setup, smallest, context=context, slots=slots)
     chunk = setup.batched_tokens or usual.batched_tokens
     steps = tuple(one for one, _, _ in replicas)
-    return Prospect(setup, card, link, step, slots, float(pool), chunk, constants, steps)
+    return SpeedModel(setup, card, link, step, slots, float(pool), chunk, constants, steps)
 
 
 def _weight_only(setup: Setup, card: Device) -> bool:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from skep.catalog.fitted import fitted_bands
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
-from skep.planner.candidates import Goal, sizing_card
+from skep.planner.candidates import PlanGoal, sizing_card
 from skep.planner.constants import Constants, published_constants
 from skep.planner.findings import Finding
 from skep.planner.fit import largest
 from skep.planner.memory import MemoryPlan, memory
-from skep.planner.predict import Outcome, Prospect, prospect
+from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
 from skep.planner.setup import Layout, Rig, Setup, Speculation
-from skep.planner.step import UNTUNED, Tuning
+from skep.planner.step import UNTUNED, StepTuning
 
 FEATURES = ("everybody", "agents", "crowd", "spec", "tp", "moe", "elsewhere", "engine")
 _WORDS = {
@@ -80,7 +80,7 @@ class Basis:
     """What speeds are computed with. `tuning`: what a calibration on this machine found."""
 
     constants: Constants
-    tuning: Tuning = UNTUNED
+    tuning: StepTuning = UNTUNED
     calibrated: bool = False
     note: str = ""
 
@@ -114,8 +114,8 @@ class Rated:
     rig: Rig
     card: Device  # that sizes the pool
     findings: tuple[Finding, ...]
-    prospect: Prospect
-    outcome: Outcome
+    prospect: SpeedModel
+    outcome: PredictedOutcome
     context_each: int  # the longest with every slot full; 0 unless the goal asks for it
     over_limit: float  # the worst figure as a share of its limit; 1 or less is within
     score: float
@@ -134,7 +134,7 @@ class Rated:
         return largest(self.setup, self.card, context=self.setup.context, slots=self.setup.slots)
 
 
-def coarse(found: Prospect, goal: Goal) -> float:
+def coarse(found: SpeedModel, goal: PlanGoal) -> float:
     """Tokens a second of one decode step with the agents' sequences in it; queues and prompts left out."""
     replicas = found.setup.layout.replicas
     sequences = max(1, min(found.slots, -(-goal.agents // replicas)))
@@ -145,16 +145,16 @@ def coarse(found: Prospect, goal: Goal) -> float:
     return speed * _weight(found.setup, ())
 
 
-def prospect_of(setup: Setup, rig: Rig, goal: Goal, basis: Basis) -> Prospect:
+def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis) -> SpeedModel:
     return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=basis.tuning)
 
 
-def rate(setup: Setup, rig: Rig, goal: Goal, findings: tuple[Finding, ...], basis: Basis) -> Rated:
+def rate(setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis) -> Rated:
     card, context = sizing_card(rig, setup.layout), 0
     if goal.kind == "context":
         context = largest(setup, card, slots=setup.slots)[0]
         setup = replace(setup, context=max(context, setup.context or 0))
-    found = prospect_of(setup, rig, goal, basis)
+    found = speed_model_of(setup, rig, goal, basis)
     outcome = found.outcome(goal.load())
     figures = {
         "ttft": outcome.ttft_s * 1000,
@@ -166,7 +166,7 @@ def rate(setup: Setup, rig: Rig, goal: Goal, findings: tuple[Finding, ...], basi
     return Rated(setup, rig, card, findings, found, outcome, context, over, value)
 
 
-def _value(goal: Goal, outcome: Outcome, context: int, found: Prospect) -> float:
+def _value(goal: PlanGoal, outcome: PredictedOutcome, context: int, found: SpeedModel) -> float:
     """More is better. Of equal contexts the quicker wins, of near equal throughputs the one quicker for one agent."""
     if goal.kind == "latency":
         return 1.0 / max(1e-9, outcome.ttft_s + outcome.tpot_s * goal.output_tokens)
@@ -176,7 +176,7 @@ def _value(goal: Goal, outcome: Outcome, context: int, found: Prospect) -> float
     return float(outcome.effective_tok_s * alone**_ALONE)
 
 
-def figure(rated: Rated, goal: Goal) -> float:
+def figure(rated: Rated, goal: PlanGoal) -> float:
     """What the goal asks for, as it is shown: no weights for near ties in it. More is better."""
     if goal.kind == "latency":
         return 1.0 / max(1e-9, rated.outcome.ttft_s + rated.outcome.tpot_s * goal.output_tokens)
@@ -217,7 +217,7 @@ def levels(agents: int) -> tuple[int, ...]:
     return (*steps, agents, 2 * agents)
 
 
-def predict_levels(rated: Rated, goal: Goal, basis: Basis, at: tuple[int, ...]) -> tuple[Predicted, ...]:
+def predict_levels(rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...]) -> tuple[Predicted, ...]:
     found = []
     setup = rated.setup
     for level in at:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from skep.catalog.gpus import Device, Origin, also_meant, device, devices, find_device
+from skep.catalog.gpus import Device, ValueOrigin, device, devices, find_device, other_matches
 from skep.catalog.machine import Gpu, HostFacts
 from skep.errors import UserError
 from skep.planner.constants import Constants
-from skep.planner.setup import Layout, Link, Rig
+from skep.planner.setup import CardLink, Layout, Rig
 from skep.units import GIB, parse_bytes
 
 PCIE_GBS = {
@@ -29,7 +29,7 @@ _SLOT = re.compile(r"^(?:pcie)? ?(\d(?:\.\d)?)?(?:\s*x\s*(\d{1,2}))?$", re.IGNOR
 _SMALL_US = {"nvlink": (4.8, 0.12), "bridge": (6.3, 0.5), "pcie": (6.5, 0.95)}
 _OLDER = {"ampere", "turing", "volta", "pascal"}
 _OLDER_US = 3.8  # more for each call of NCCL
-_NETWORK = Link("pcie", 22.0, p2p=False, title="200 Gbit/s network")
+_NETWORK = CardLink("pcie", 22.0, p2p=False, title="200 Gbit/s network")
 # Share of the link that a large one reaches on 2 cards, and how it falls with more.
 _LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1.2)}
 _BRIDGE_GBS = 120.0  # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
@@ -50,7 +50,7 @@ class AllReduce:
 NO_LINK = AllReduce(0.0, 0.0)
 
 
-def all_reduce(cards: int, link: Link, constants: Constants, *, graphs: bool = True, family: str = "") -> AllReduce:
+def all_reduce(cards: int, link: CardLink, constants: Constants, *, graphs: bool = True, family: str = "") -> AllReduce:
     if cards < 2:
         return NO_LINK
     kind = "pcie" if link.kind != "nvlink" else "bridge" if link.gbs < _BRIDGE_GBS else "nvlink"
@@ -66,18 +66,18 @@ def all_reduce(cards: int, link: Link, constants: Constants, *, graphs: bool = T
     return AllReduce(fixed_us * 1e-6, constants.link_bytes / (rate * 1e9))
 
 
-def is_built_in(link: Link) -> bool:
+def is_built_in(link: CardLink) -> bool:
     """NVLink or xGMI of a board, not a bridge between two cards."""
     return link.kind == "nvlink" and link.gbs >= _BRIDGE_GBS
 
 
-def default_link(card: Device) -> Link:
+def default_link(card: Device) -> CardLink:
     """Without a word from the user: NVLink where the board has it built in, PCIe of the card's slot otherwise."""
     if card.nvlink_gbs is not None and card.nvlink_gbs >= _BRIDGE_GBS and not _is_bridged(card):
-        return Link("nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink")
+        return CardLink("nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink")
     if card.pcie is not None and _SLOT.match(card.pcie.strip()) is None:
         return _NETWORK  # machines of their own, joined by a cable
-    return Link("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
+    return CardLink("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
 
 
 def _is_bridged(card: Device) -> bool:
@@ -112,7 +112,7 @@ def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
     return replace(slowest, fp16_tflops=min(known) if known else None, memory_gib=memory)
 
 
-def group_link(rig: Rig, cards: Sequence[int]) -> Link | None:
+def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
     """The slowest link inside a group: an all-reduce waits for it. A bridge helps only where every pair has one."""
     links = []
     for place, a in enumerate(cards):
@@ -137,11 +137,11 @@ _SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
 _AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
 _LANES = (1, 2, 4, 8, 12, 16, 32)
 _LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
-_CABLE = Link("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
+_CABLE = CardLink("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedRig:
     """A rig with what had to be assumed about it."""
 
     rig: Rig
@@ -157,7 +157,7 @@ def parse_rig(
 
 def find_rig(
     text: str, link: str | None = None, *, price: float | None = None, known: Mapping[str, Device] | None = None
-) -> Found:
+) -> ResolvedRig:
     """`parse_rig`, with what a short name was taken for and what joins machines of their own."""
     names, _, links = text.partition(":")
     cards: list[Device] = []
@@ -167,7 +167,7 @@ def find_rig(
         name, count, each = _part(part.strip(), text)
         described = (known or {}).get("-".join(name.casefold().split()))
         found = described or device(name)
-        if described is None and (others := also_meant(name)):
+        if described is None and (others := other_matches(name)):
             notes.append(f"`{name}` is taken as {found.id}; there is also {', '.join(others)}")
         if len(cards) + count > MOST_CARDS:
             raise UserError(f"--gpu `{text}` has {len(cards) + count} cards", hint=f"a rig has at most {MOST_CARDS}")
@@ -183,7 +183,7 @@ def find_rig(
         rig = _with_links(rig, links, text)
     if of_machines(rig) and link is None and not links.strip() and rig.default_link is not None:
         notes.append(f"{rig.title} is {len(cards)} machines, taken as joined by a {rig.default_link.title}")
-    return Found(rig, tuple(dict.fromkeys(notes)))
+    return ResolvedRig(rig, tuple(dict.fromkeys(notes)))
 
 
 def of_machines(rig: Rig) -> bool:
@@ -217,22 +217,22 @@ def is_geforce(card: Device) -> bool:
     return card.vendor == "nvidia" and _GEFORCE.match(card.id) is not None
 
 
-def _usual(cards: Sequence[Device]) -> Link:
+def _usual(cards: Sequence[Device]) -> CardLink:
     """Of all pairs, without a word from the user: the board's NVLink where it is built in, else the slowest slot."""
     slow = min((_own_link(card) for card in cards), key=lambda link: (link.kind == "nvlink", link.gbs))
     return slow if slow.kind == "nvlink" else _over_pcie(slow, cards)
 
 
-def slot_link(cards: Sequence[Device]) -> Link:
+def slot_link(cards: Sequence[Device]) -> CardLink:
     """Without any NVLink: the slowest slot."""
     return _over_pcie(min((_own_link(replace(c, nvlink_gbs=None)) for c in cards), key=lambda link: link.gbs), cards)
 
 
-def _over_pcie(link: Link, cards: Sequence[Device]) -> Link:
+def _over_pcie(link: CardLink, cards: Sequence[Device]) -> CardLink:
     return replace(link, p2p=link.p2p and not any(is_geforce(card) for card in cards))
 
 
-def _own_link(card: Device) -> Link:
+def _own_link(card: Device) -> CardLink:
     own = default_link(card)
     return _CABLE if card.unified_memory and own.kind != "nvlink" and own.title.startswith("PCIe") else own
 
@@ -298,14 +298,14 @@ def _members(member: str, count: int, text: str) -> list[tuple[int, int]]:
     return [(min(own, other), max(own, other)) for other in range(count) if other != own]
 
 
-def _make(word: str, rig: Rig, a: int, b: int, text: str) -> Link:
+def _make(word: str, rig: Rig, a: int, b: int, text: str) -> CardLink:
     cards = (rig.cards[a], rig.cards[b])
     lower = word.lower()
     if lower == "nvlink":
         lacking = next((card for card in cards if not card.nvlink_gbs), None)
         if lacking is not None:
             raise UserError(f"{lacking.id} has no NVLink", hint="--link pcie, or leave --link out")
-        return Link("nvlink", min(card.nvlink_gbs or 0.0 for card in cards), p2p=True, title="NVLink")
+        return CardLink("nvlink", min(card.nvlink_gbs or 0.0 for card in cards), p2p=True, title="NVLink")
     old = rig.link(a, b) or _usual(cards)
     if lower == "p2p":
         return replace(old, p2p=True)
@@ -315,14 +315,14 @@ def _make(word: str, rig: Rig, a: int, b: int, text: str) -> Link:
     p2p = old.p2p if old.kind == "pcie" else not any(is_geforce(card) for card in cards)
     if match[1] is None and match[2] is None:
         slot = min((card.pcie or "4.0 x16" for card in cards), key=pcie_gbs)
-        return Link("pcie", pcie_gbs(slot), p2p=p2p, title=f"PCIe {slot}")
+        return CardLink("pcie", pcie_gbs(slot), p2p=p2p, title=f"PCIe {slot}")
     generation = match[1] if match[1] and "." in match[1] else f"{match[1] or '4'}.0"
     if generation not in PCIE_GBS:
         raise UserError(f"`{word}` is no PCIe generation in `{text}`", hint="known: " + ", ".join(PCIE_GBS))
     if int(match[2] or 16) not in _LANES:
         raise UserError(f"`{word}` is no slot in `{text}`", hint="lanes are 1, 2, 4, 8 or 16")
     written = f"{generation} x{match[2] or '16'}"
-    return Link("pcie", pcie_gbs(written), p2p=p2p, title=f"PCIe {written}")
+    return CardLink("pcie", pcie_gbs(written), p2p=p2p, title=f"PCIe {written}")
 
 
 def parse_spec(text: str) -> Device:
@@ -348,7 +348,7 @@ def parse_spec(text: str) -> Device:
         int8_tops=numbers.get("int8"), compute_capability=numbers.get("cc"),
         formats=tuple(values["formats"].replace("+", " ").split()) if "formats" in values else _formats(numbers),
         pcie=values.get("pcie"), nvlink="bridge" if "nvlink" in numbers else None, nvlink_gbs=numbers.get("nvlink"),
-        tdp_w=numbers.get("tdp"), origins={"memory_gib": Origin("--gpu-spec", "C")},
+        tdp_w=numbers.get("tdp"), origins={"memory_gib": ValueOrigin("--gpu-spec", "C")},
     )  # fmt: skip
 
 
@@ -385,7 +385,7 @@ def _number(text: str, whole: str) -> float:
     return value
 
 
-def rig_of_host(facts: HostFacts, link: str | None = None, *, price: float | None = None) -> Found:
+def rig_of_host(facts: HostFacts, link: str | None = None, *, price: float | None = None) -> ResolvedRig:
     """This machine's cards. One that is not known by name stands in for by its nearest relative, which is said."""
     if not facts.gpus:
         raise UserError("no GPU was found on this machine", hint='name one: --gpu "2x rtx-3090"')
@@ -402,7 +402,7 @@ def rig_of_host(facts: HostFacts, link: str | None = None, *, price: float | Non
     rig = Rig(tuple(cards), _usual(cards), tuple(pairs), f"this machine ({_title(cards)})", total)
     if link is not None:
         rig = _all_linked(replace(rig, pairs=()), link)
-    return Found(rig, tuple(dict.fromkeys(notes)))
+    return ResolvedRig(rig, tuple(dict.fromkeys(notes)))
 
 
 def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
@@ -426,19 +426,19 @@ def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
     return replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
 
 
-def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> Link:
+def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> CardLink:
     """`NV4` is NVLink with four links; everything else in nvidia-smi's matrix goes over PCIe."""
     if kind.startswith("NV"):
         told = min(card.nvlink_gbs or 0.0, other.nvlink_gbs or 0.0)
         links = float(kind[2:] or 1)
-        return Link("nvlink", told or links * 14.0, p2p=True, title=f"NVLink ({kind})")
+        return CardLink("nvlink", told or links * 14.0, p2p=True, title=f"NVLink ({kind})")
     generation = min((g.pcie_generation_max for g in (one, two) if g.pcie_generation_max), default=None)
     lanes = min((g.pcie_lanes for g in (one, two) if g.pcie_lanes), default=None)
     usual = _usual((card, other))
     if generation is None or lanes is None:
-        return replace(usual, kind="pcie") if usual.kind == "pcie" else Link("pcie", 31.5, title="PCIe")
+        return replace(usual, kind="pcie") if usual.kind == "pcie" else CardLink("pcie", 31.5, title="PCIe")
     written = f"{generation}.0 x{lanes}"
-    return Link("pcie", pcie_gbs(written), p2p=not (is_geforce(card) or is_geforce(other)), title=f"PCIe {written}")
+    return CardLink("pcie", pcie_gbs(written), p2p=not (is_geforce(card) or is_geforce(other)), title=f"PCIe {written}")
 
 
 _CLOCK_GHZ = 3.0  # a guess: the clock under load is not known
@@ -451,12 +451,12 @@ _LEAST_PER_CYCLE = 4
 def cpu_device(facts: HostFacts, bandwidth_gbs: float, *, measured: bool) -> Device:
     per_cycle = next((width for name, width in _PER_CYCLE if name in facts.cpu_features), _LEAST_PER_CYCLE)
     tflops = facts.cpu_cores * _CLOCK_GHZ * per_cycle / 1000
-    told = Origin("copying a large buffer" if measured else "--bandwidth", "C")
+    told = ValueOrigin("copying a large buffer" if measured else "--bandwidth", "C")
     return Device(
         id="cpu", title=facts.cpu_model or "CPU", vendor="cpu", arch="CPU",
         memory_gib=round((facts.memory_bytes or 0) / GIB, 1), bandwidth_gbs=round(bandwidth_gbs, 1),
         fp16_tflops=round(tflops, 3), units=facts.cpu_cores, formats=("fp16", "int8"),
-        origins={"bandwidth_gbs": told, "fp16_tflops": Origin("cores x 3 GHz x width of the units", "C")},
+        origins={"bandwidth_gbs": told, "fp16_tflops": ValueOrigin("cores x 3 GHz x width of the units", "C")},
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from skep.planner.quants import KvType, Quant
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CardLink:
     """How two cards talk. `gbs` is one direction of the slower end; `p2p` False: every transfer goes through memory."""
 
     kind: str  # nvlink, pcie, none
@@ -24,12 +24,12 @@ class Rig:
     """Cards of one box, in the order the user named them, with the link of every pair that is not the default."""
 
     cards: tuple[Device, ...]
-    default_link: Link | None = None  # None: not known, taken as PCIe of the slower card
-    pairs: tuple[tuple[int, int, Link], ...] = ()
+    default_link: CardLink | None = None  # None: not known, taken as PCIe of the slower card
+    pairs: tuple[tuple[int, int, CardLink], ...] = ()
     title: str = ""
     price: float | None = None
 
-    def link(self, a: int, b: int) -> Link | None:
+    def link(self, a: int, b: int) -> CardLink | None:
         for first, second, link in self.pairs:
             if {first, second} == {a, b}:
                 return link
@@ -94,7 +94,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlannedLoad:
     """`concurrency` agents: each sends its next task when the last is answered (steady), or all at once (burst)."""
 
     concurrency: int

@@ -14,7 +14,7 @@ from skep.planner.constants import Constants
 from skep.planner.parts import part_bits, parts_of
 from skep.planner.quants import KvType, Quant
 from skep.planner.rigs import NO_LINK, all_reduce, is_built_in
-from skep.planner.setup import Layout, Link, Speculation
+from skep.planner.setup import CardLink, Layout, Speculation
 
 LLAMACPP = ("llamacpp", "ollama", "ik_llamacpp")
 _DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cdna"}
@@ -173,7 +173,7 @@ _ATTENTION_SHARE = 0.6  # of the rate of plain multiplications that attention ov
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class StepTuning:
     """What a measurement on one machine multiplies: a step with one sequence, what further ones add, prompts."""
 
     decode: float = 1.0
@@ -181,7 +181,7 @@ class Tuning:
     prompt: float = 1.0
 
 
-UNTUNED = Tuning()
+UNTUNED = StepTuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class StepModel:
     draft_s: float  # drafting for a batch, bytes and launches
     draft_token_s: float  # computing it for one sequence
     engine_slow: float  # times everything
-    tuning: Tuning
+    tuning: StepTuning
     hop_s: float
     batch_s: float  # llama.cpp's small batches: more for every further token, up to 16
     half_gain_sequences: float  # llama.cpp: speculation stops paying as sequences grow
@@ -272,14 +272,14 @@ def step_model(
     kv: KvType,
     card: Device,
     layout: Layout,
-    link: Link | None,
+    link: CardLink | None,
     *,
     engine: str = "vllm",
     graphs: bool = True,
     spec: Speculation | None = None,
     constants: Constants | None = None,
     split: bool = False,
-    tuning: Tuning = UNTUNED,
+    tuning: StepTuning = UNTUNED,
     weight_only: bool = False,
 ) -> StepModel:
     """`weight_only`: a format the card could compute in is unpacked first (Marlin).

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from skep.planner.constants import honest_constants
 from skep.planner.memory import defaults
 from skep.planner.parts import part_bits, parts_of
-from skep.planner.points import Case, Unpredictable, read_case
+from skep.planner.points import PublishedCase, Unpredictable, read_case
 from skep.planner.predict import predict, value_of
 from skep.planner.ranking import band
-from skep.planner.step import UNTUNED, Tuning
+from skep.planner.step import UNTUNED, StepTuning
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ValidationPoint:
     """One row. `error` is a fraction of what was published: 0.2 is 20 %, whichever side."""
 
-    case: Case
+    case: PublishedCase
     predicted: float
     low: float
     high: float
@@ -37,9 +37,9 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ValidationReport:
     rows: int
-    points: tuple[Point, ...]
+    points: tuple[ValidationPoint, ...]
     unpredicted: tuple[tuple[int, str], ...]
 
     @property
@@ -63,25 +63,27 @@ class Report:
         }
 
 
-def validate(rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None) -> Report:
+def validate(
+    rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None
+) -> ValidationReport:
     """Predict every row with constants that were never fitted on its source."""
-    points, unpredicted = list[Point](), list[tuple[int, str]]()
+    points, unpredicted = list[ValidationPoint](), list[tuple[int, str]]()
     for row, cells in rows:
         tick(len(points) + len(unpredicted))
         try:
             points.append(predicted(read_case(row, cells)))
         except Unpredictable as missing:
             unpredicted.append((row, str(missing)))
-    return Report(len(points) + len(unpredicted), tuple(points), tuple(unpredicted))
+    return ValidationReport(len(points) + len(unpredicted), tuple(points), tuple(unpredicted))
 
 
-def predicted(case: Case, tuning: Tuning = UNTUNED) -> Point:
+def predicted(case: PublishedCase, tuning: StepTuning = UNTUNED) -> ValidationPoint:
     """Raises Unpredictable where the weights do not fit the cards."""
     constants = honest_constants(case.source)
     value = value_of(case, predict(case, constants, tuning), constants)
     around = band(case.model, case.card, case.layout, case.spec, case.load.concurrency, engine=case.engine,
                   calibrated=tuning is not UNTUNED)  # fmt: skip
-    return Point(case, value, value * around.low, value * around.high)
+    return ValidationPoint(case, value, value * around.low, value * around.high)
 
 
 def spread(errors: Sequence[float]) -> Spread:
@@ -91,7 +93,7 @@ def spread(errors: Sequence[float]) -> Spread:
     return Spread(len(ordered), _quantile(ordered, 0.5), _quantile(ordered, 0.9))
 
 
-def _spreads(errors: Sequence[tuple[Case, float]]) -> dict[str, Spread]:
+def _spreads(errors: Sequence[tuple[PublishedCase, float]]) -> dict[str, Spread]:
     alone = [error for case, error in errors if case.load.concurrency == 1]
     several = [error for case, error in errors if case.load.concurrency > 1]
     return {"all": spread(alone + several), "C=1": spread(alone), "C>1": spread(several)}
@@ -104,13 +106,13 @@ def _quantile(ordered: list[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _bandwidth(case: Case) -> float:
+def _bandwidth(case: PublishedCase) -> float:
     """The calculators on the web: bandwidth over the model's size, times a constant, for each agent."""
     size = case.model.params_total * case.quant.nominal / 8
     return 0.55 * case.card.bandwidth_gbs * 1e9 * case.layout.tp / size * _agents(case)
 
 
-def _roofline(case: Case) -> float:
+def _roofline(case: PublishedCase) -> float:
     """The larger of reading weights and KV once a step and of computing the batch, both at the data sheet's rate."""
     each = max(1.0, _agents(case) / case.layout.replicas)
     kv = case.model.kv_bytes_per_token(case.kv.bytes) * (case.load.input_tokens + case.load.output_tokens / 2)
@@ -121,7 +123,7 @@ def _roofline(case: Case) -> float:
     return _agents(case) / max(read, compute)
 
 
-def _active_bytes(case: Case) -> float:
+def _active_bytes(case: PublishedCase) -> float:
     parts, bits = parts_of(case.model), part_bits(case.quant, case.model)
     share = case.model.experts_per_token / case.model.experts if case.model.experts else 0.0
     return (
@@ -130,7 +132,7 @@ def _active_bytes(case: Case) -> float:
     ) / 8  # fmt: skip
 
 
-def _agents(case: Case) -> float:
+def _agents(case: PublishedCase) -> float:
     """At once: not more than the engine's slots."""
     slots = case.slots or defaults(case.engine, case.card).slots
     if case.load.rate_per_s is not None:
@@ -139,4 +141,7 @@ def _agents(case: Case) -> float:
 
 
 # Tokens a second over all agents; agents share a replica's cards, replicas do not share anything.
-BASELINES: Mapping[str, Callable[[Case], float]] = {"bandwidth / size x 0.55": _bandwidth, "roofline": _roofline}
+BASELINES: Mapping[str, Callable[[PublishedCase], float]] = {
+    "bandwidth / size x 0.55": _bandwidth,
+    "roofline": _roofline,
+}

@@ -47,7 +47,7 @@ Answer with the whole function, imports included, in one ```python block and not
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class HumanEvalTask:
     """One task as published; `solution` is the body of its canonical solution."""
 
     id: str
@@ -108,7 +108,7 @@ def _path(cache_dir: Path, wheel: PullableModel) -> Path:
     return cache_dir / "banks" / wheel.id / wheel.file_name
 
 
-def humaneval_tasks(path: Path) -> list[Task]:
+def humaneval_tasks(path: Path) -> list[HumanEvalTask]:
     """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [_task(json.loads(line)) for line in lines if line.strip()]
@@ -118,11 +118,11 @@ def humaneval_items(path: Path) -> list[Item]:
     return [_item(task) for task in humaneval_tasks(path)]
 
 
-def _task(row: dict[str, Any]) -> Task:
-    return Task(row["task_id"], row["prompt"], row["entry_point"], row["canonical_solution"], row["test"])
+def _task(row: dict[str, Any]) -> HumanEvalTask:
+    return HumanEvalTask(row["task_id"], row["prompt"], row["entry_point"], row["canonical_solution"], row["test"])
 
 
-def _item(task: Task) -> Item:
+def _item(task: HumanEvalTask) -> Item:
     return Item(
         id=task.id,
         messages=({"role": "user", "content": _ASK.format(prompt=task.prompt.strip("\n").rstrip())},),

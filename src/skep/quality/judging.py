@@ -20,10 +20,10 @@ from typing import Any
 
 from skep.errors import SkepError, UserError, first_of
 from skep.sandbox.runner import Sandbox
-from skep.sandbox.script import Ending, Limits, Result, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult
 from skep.store.records import Request
-from skep.store.verdicts import Check, Outcome, Verdict
-from skep.workload.extraction import python_blocks, spoken
+from skep.store.verdicts import Check, Verdict, VerdictOutcome
+from skep.workload.extraction import python_blocks, split_answer
 from skep.workload.items import EXECUTED, READ, Item
 from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
 
@@ -32,12 +32,12 @@ LONGEST_DETAIL = 300
 _TRIES = 3
 _PAUSE_S = 0.2  # before a run is tried again
 _MOST_CHECKS = 100
-_LIGHT = Limits(seconds=10, memory_bytes=512 << 20)
-_HEAVY = Limits(seconds=20, memory_bytes=768 << 20)  # of items with packages: they have to be loaded first
+_LIGHT = SandboxLimits(seconds=10, memory_bytes=512 << 20)
+_HEAVY = SandboxLimits(seconds=20, memory_bytes=768 << 20)  # of items with packages: they have to be loaded first
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredItem:
     """A request with the item it asked."""
 
     row: Request
@@ -48,7 +48,7 @@ class Answered:
 class AnswerFinding:
     """What was found of an answer, before it is a verdict of a request."""
 
-    outcome: Outcome
+    outcome: VerdictOutcome
     detail: str = ""
     checks: tuple[Check, ...] = ()
     sandbox: str | None = None
@@ -71,17 +71,19 @@ def _unheard(_done: int) -> None:
 class Judge:
     """`parallel`: runs at once, as many as there are cores unless told. `limits`: of a run, by kind unless told."""
 
-    def __init__(self, sandbox: Sandbox | None, *, parallel: int | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, sandbox: Sandbox | None, *, parallel: int | None = None, limits: SandboxLimits | None = None
+    ) -> None:
         self._sandbox = sandbox
         self._limits = limits
         self._room = asyncio.Semaphore(parallel or len(os.sched_getaffinity(0)))
 
-    async def judge(self, answered: Sequence[Answered], on_done: Callable[[int], None] = _unheard) -> list[Verdict]:
+    async def judge(self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = _unheard) -> list[Verdict]:
         """In the order given; `on_done` hears how many there are so far."""
         self._check_means([one.item for one in answered])
         done = 0
 
-        async def one(which: Answered) -> Verdict:
+        async def one(which: AnsweredItem) -> Verdict:
             nonlocal done
             verdict = await self._verdict(which)
             done += 1
@@ -95,11 +97,11 @@ class Judge:
             raise first_of(group) from None
         return [task.result() for task in under_way]
 
-    async def look_at(self, item: Item, text: str) -> AnswerFinding:
+    async def judge_text(self, item: Item, text: str) -> AnswerFinding:
         """Of a whole answer that belongs to no measured request, its thinking taken away already."""
         self._check_means([item])
         async with self._room:
-            return await self._walled(self._said(text, item))
+            return await self._catch_check_errors(self._said(text, item))
 
     def _check_means(self, items: Sequence[Item]) -> None:
         gone = sorted({item.checker.kind for item in items} - {*READ, *EXECUTED})
@@ -117,11 +119,11 @@ class Judge:
             hint = "pip install 'skep[quality]'"
             raise UserError(f"not installed, but the answers may use it: {', '.join(missing)}", hint=hint)
 
-    async def _verdict(self, which: Answered) -> Verdict:
+    async def _verdict(self, which: AnsweredItem) -> Verdict:
         row, item = which.row, which.item
         async with self._room:
             began = time.perf_counter()
-            found = await self._walled(self._finding(which))
+            found = await self._catch_check_errors(self._finding(which))
             seconds = time.perf_counter() - began
         said, missing = keyword_check(item.keywords, row.answer or "") if item.keywords else (None, ())
         return Verdict(
@@ -139,37 +141,37 @@ class Judge:
             seconds=seconds,
         )
 
-    async def _walled(self, finding: Awaitable[AnswerFinding]) -> AnswerFinding:
+    async def _catch_check_errors(self, finding: Awaitable[AnswerFinding]) -> AnswerFinding:
         """A check of ours that fails on one answer is told with that answer, and does not cost the others."""
         try:
             return await finding
         except SkepError:
             raise
         except Exception as error:
-            return AnswerFinding(Outcome.BROKEN, f"the check itself failed: {type(error).__name__}: {error}")
+            return AnswerFinding(VerdictOutcome.BROKEN, f"the check itself failed: {type(error).__name__}: {error}")
 
-    async def _finding(self, which: Answered) -> AnswerFinding:
+    async def _finding(self, which: AnsweredItem) -> AnswerFinding:
         row = which.row
         if not row.ok:
-            outcome = Outcome.TIMED_OUT if row.error_kind == "timeout" else Outcome.FAILED
+            outcome = VerdictOutcome.TIMED_OUT if row.error_kind == "timeout" else VerdictOutcome.FAILED
             return AnswerFinding(outcome, row.error or row.error_kind or "")
         if row.finish_reason == "length":
             return _truncated(row, which.item, await self._of_text(which))
         return await self._of_text(which)
 
-    async def _of_text(self, which: Answered) -> AnswerFinding:
+    async def _of_text(self, which: AnsweredItem) -> AnswerFinding:
         row, item = which.row, which.item
         if row.answer is None and row.reasoning is None:
-            return AnswerFinding(Outcome.NO_ANSWER, "the answer was not stored")
-        said = spoken(row.answer or "", row.reasoning)
+            return AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
+        said = split_answer(row.answer or "", row.reasoning)
         if not said.text.strip():
-            return AnswerFinding(Outcome.NO_ANSWER, _silence(row, thought=bool((said.reasoning or "").strip())))
+            return AnswerFinding(VerdictOutcome.NO_ANSWER, _silence(row, thought=bool((said.reasoning or "").strip())))
         return await self._said(said.text, item)
 
     async def _said(self, text: str, item: Item) -> AnswerFinding:
         if not item.checker.is_executed:
             passed, detail = read_check(item.checker, text)
-            return AnswerFinding(Outcome.PASSED if passed else Outcome.WRONG, detail)
+            return AnswerFinding(VerdictOutcome.PASSED if passed else VerdictOutcome.WRONG, detail)
         return await self._executed(text, item)
 
     async def _executed(self, text: str, item: Item) -> AnswerFinding:
@@ -177,7 +179,7 @@ class Judge:
         asked = "\n".join(one.get("content", "") for one in item.messages)
         blocks = python_blocks(text, asked)
         if not blocks and checker.kind != "regex":
-            return AnswerFinding(Outcome.NO_ANSWER, "no code in the answer")
+            return AnswerFinding(VerdictOutcome.NO_ANSWER, "no code in the answer")
         limits = self._limits or (_HEAVY if checker.values.get("packages") else _LIGHT)
         mark = secrets.token_hex(16)
         job = {
@@ -187,7 +189,7 @@ class Judge:
             "blocks": blocks,
             "said": text[-LONGEST_READ:],
         }
-        script = Script(
+        script = SandboxScript(
             argv=("-m", "harness.driver", checker.kind),
             files=harness_files(),
             stdin=json.dumps(job).encode(),
@@ -198,7 +200,7 @@ class Judge:
         return replace(finding_of(result, mark), sandbox=self._sandbox.name)
 
 
-async def _run(sandbox: Sandbox, script: Script, limits: Limits) -> Result:
+async def _run(sandbox: Sandbox, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
     """Again where the sandbox itself failed: a busy machine may lose a run, and that is not the model's fault."""
     for left in reversed(range(_TRIES)):
         try:
@@ -216,21 +218,23 @@ def harness_files() -> Mapping[str, bytes]:
     return {f"harness/{one.name}": one.read_bytes() for one in folder.iterdir() if one.name.endswith(".py")}
 
 
-def finding_of(result: Result, mark: str) -> AnswerFinding:
+def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
     """Of what the harness reported; without a report there is no pass, whatever was printed or returned."""
     for line in reversed(result.stdout.splitlines()):
         if line.startswith(mark.encode()):
             try:
                 report = json.loads(line[len(mark) :])
                 checks = tuple(_check(one) for one in report["checks"][:_MOST_CHECKS])
-                return AnswerFinding(Outcome(report["outcome"]), str(report["detail"]), checks)
+                return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), checks)
             except (ValueError, KeyError, TypeError, AttributeError):
                 break
-    if result.ending in (Ending.OUT_OF_TIME, Ending.OUT_OF_MEMORY, Ending.TOO_MUCH_OUTPUT):
-        return AnswerFinding(Outcome.EXCEEDED, result.ending.value)
+    if result.ending in (ScriptEnding.OUT_OF_TIME, ScriptEnding.OUT_OF_MEMORY, ScriptEnding.TOO_MUCH_OUTPUT):
+        return AnswerFinding(VerdictOutcome.EXCEEDED, result.ending.value)
     last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    how = f"ended by signal {result.signal}" if result.ending is Ending.KILLED else f"ended with {result.exit_code}"
-    return AnswerFinding(Outcome.BROKEN, f"{how} before there was a report{f': {last}' if last else ''}")
+    how = (
+        f"ended by signal {result.signal}" if result.ending is ScriptEnding.KILLED else f"ended with {result.exit_code}"
+    )
+    return AnswerFinding(VerdictOutcome.BROKEN, f"{how} before there was a report{f': {last}' if last else ''}")
 
 
 def _check(one: Mapping[str, Any]) -> Check:
@@ -246,7 +250,7 @@ def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
     if tokens is not None and tokens < allowed:
         why = f"cut after {tokens} of {allowed} tokens: the context of its slot was full"
     told = "the checks pass all the same" if found.outcome.passed else found.detail or found.outcome.value
-    return replace(found, outcome=Outcome.TRUNCATED, detail=f"{why}; {told}")
+    return replace(found, outcome=VerdictOutcome.TRUNCATED, detail=f"{why}; {told}")
 
 
 def _silence(row: Request, *, thought: bool) -> str:

@@ -19,7 +19,7 @@ from statistics import median
 
 from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, PassLoss, TaskFigures
 from skep.store.records import Request
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import format_seconds
 from skep.workload.coding_tasks import AXES, LEVEL_NAMES, PRIMARY, SIDE, TITLES, AxisRule
 
@@ -270,7 +270,7 @@ def _time_with(wanted: int, spans: Iterable[Span], within: Span) -> float:
 
 def _outcomes(found: Iterable[Verdict], not_asked: int) -> tuple[tuple[str, int], ...]:
     counts = Counter(verdict.outcome for verdict in found)
-    named = [(outcome.value, counts[outcome]) for outcome in Outcome if counts[outcome]]
+    named = [(outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]]
     return (*named, (NOT_ASKED, not_asked)) if not_asked else tuple(named)
 
 

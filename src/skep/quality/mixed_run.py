@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import Meter
+from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import Load, OnRow
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import Sender, Task
+from skep.bench.request import BenchTask, Sender
 from skep.catalog.machine import HostFacts
 from skep.host.facts import lasting_json
-from skep.quality.judging import Answered, Judge
+from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.mixed_figures import PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
 from skep.quality.records import MixedSummary
 from skep.quality.run_session import OnProgress, RunShell
@@ -34,7 +34,7 @@ from skep.sandbox.runner import Sandbox
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
-from skep.workload.extraction import spoken
+from skep.workload.extraction import split_answer
 from skep.workload.items import Item, item_json
 
 Form = Literal["published", "sustained"]
@@ -68,7 +68,7 @@ async def run_mixed(
     sandbox: Sandbox,
     on_progress: OnProgress = lambda _: None,
     *,
-    meter: Meter | None = None,
+    meter: EnergyMeter | None = None,
 ) -> MixedSummary:
     """Faults of single requests become rows. The items are stored first, so that also a run that was cut short can be
     judged later; answers are executed when all has been measured.
@@ -102,26 +102,26 @@ def items_of(levels: Sequence[int]) -> list[Item]:
     return [*PRIMARY, *SIDE[: max(levels) - 1]]
 
 
-def answers_of(rows: Iterable[Request], items: Iterable[Item]) -> list[Answered]:
+def answers_of(rows: Iterable[Request], items: Iterable[Item]) -> list[AnsweredItem]:
     """Every stored answer with its item."""
     by_id = {item.id: item for item in items}
-    return [Answered(row, by_id[row.kind]) for row in rows if row.level and row.kind in by_id]
+    return [AnsweredItem(row, by_id[row.kind]) for row in rows if row.level and row.kind in by_id]
 
 
 def mixed_load(plan: MixedPlan, level: int, repeat: int) -> Load:
     """One run of one level."""
 
     async def load(sender: Sender, on_row: OnRow) -> None:
-        one = _Round(plan, level, repeat, sender, on_row)
+        one = _MixedRound(plan, level, repeat, sender, on_row)
         async with asyncio.TaskGroup() as group:
-            group.create_task(one.converse())
+            group.create_task(one.run_conversation())
             for place in range(level - 1):
                 group.create_task(one.beside(place))
 
     return load
 
 
-class _Round:
+class _MixedRound:
     """The conversation and its side tasks, once."""
 
     def __init__(self, plan: MixedPlan, level: int, repeat: int, sender: Sender, on_row: OnRow) -> None:
@@ -132,7 +132,7 @@ class _Round:
         self._on_row = on_row
         self._over = asyncio.Event()  # the conversation is
 
-    async def converse(self) -> None:
+    async def run_conversation(self) -> None:
         """Answers become part of what is asked next, reasoning does not. A failed turn ends it."""
         said: list[dict[str, str]] = []
         try:
@@ -142,7 +142,7 @@ class _Round:
                 row, answer = await self._ask(task)
                 if not row.ok:
                     return
-                said = [*said, {"role": "assistant", "content": spoken(answer, None).text}]
+                said = [*said, {"role": "assistant", "content": split_answer(answer, None).text}]
         finally:
             self._over.set()
 
@@ -161,13 +161,13 @@ class _Round:
             if self._over.is_set():
                 return
 
-    async def _ask(self, task: Task) -> tuple[Request, str]:
+    async def _ask(self, task: BenchTask) -> tuple[Request, str]:
         row, answer = await self._sender.ask(self._sender.letter(task))
         self._on_row(row)
         return row, answer
 
-    def _task(self, item: Item, index: int, traffic: str) -> Task:
-        return Task(
+    def _task(self, item: Item, index: int, traffic: str) -> BenchTask:
+        return BenchTask(
             level=self._level,
             repeat=self._repeat,
             index=index,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import Driver, Meter, Pace
+from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace
 from skep.bench.recording import Recording
 from skep.bench.tasks import TaskMaker, Workload
 from skep.errors import EndpointError
@@ -50,7 +50,7 @@ class RunShell:
         *,
         timeout_s: float,
         widest: int,
-        meter: Meter | None,
+        meter: EnergyMeter | None,
         left_s: Callable[[TrialProgress], float | None] = lambda _: None,
     ) -> None:
         self._endpoint = endpoint
@@ -58,9 +58,9 @@ class RunShell:
         self._on_progress = on_progress
         self._widest = widest
         self._left_s = left_s
-        self._pace = Pace()
+        self._pace = TokenPace()
         self.now = TrialProgress("warming up")
-        self.driver = Driver(
+        self.driver = LoadGenerator(
             endpoint,
             recording,
             timeout_s=timeout_s,

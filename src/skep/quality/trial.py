@@ -18,18 +18,28 @@ from random import Random
 from typing import Any, Protocol
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import Meter
+from skep.bench.load_generator import EnergyMeter
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import Task
+from skep.bench.request import BenchTask
 from skep.catalog.machine import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.host.facts import lasting_json
-from skep.quality.judging import Answered
+from skep.quality.judging import AnsweredItem
 from skep.quality.records import LevelQuality, QualitySummary
 from skep.quality.run_session import OnProgress, RunShell, TrialProgress
 from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, POWER, WHOLE_BLOCK, discordance_of, quality_summary
 from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
-from skep.quality.trial_plan import BASE, LOAD, MOST_DELTA, Cold, Pass, Passes, TrialPlan, blocks_of, order_of
+from skep.quality.trial_plan import (
+    BASE,
+    LOAD,
+    MOST_DELTA,
+    CacheBypass,
+    ItemPass,
+    Passes,
+    TrialPlan,
+    blocks_of,
+    order_of,
+)
 from skep.quality.words import points
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, delta_shown, items_needed
 from skep.store.database import Store
@@ -49,8 +59,8 @@ class Questions(Protocol):
     def items(self) -> Sequence[Item]: ...
 
 
-class Judges(Protocol):
-    async def judge(self, answered: Sequence[Answered], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
+class ItemJudge(Protocol):
+    async def judge(self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
 
 
 OnLevel = Callable[[QualitySummary], None]
@@ -62,11 +72,11 @@ async def run_trial(
     endpoint: Endpoint,
     store: Store,
     host: HostFacts,
-    judge: Judges,
+    judge: ItemJudge,
     on_progress: OnProgress = lambda _: None,
     *,
     on_level: OnLevel = lambda _: None,
-    meter: Meter | None = None,
+    meter: EnergyMeter | None = None,
 ) -> QualitySummary:
     """`on_level` hears what is known after each level.
 
@@ -80,7 +90,7 @@ async def run_trial(
     async with Recording(store, endpoint, host, _identity(plan, bank, items, endpoint, host)) as recording:
         store.append_items(recording.run_id, items)
         shown = (on_progress, on_level)
-        trial = _Trial(plan, bank.name, items, endpoint, recording, store, judge, shown, meter)
+        trial = _QualityTrial(plan, bank.name, items, endpoint, recording, store, judge, shown, meter)
         await trial.run()
     return trial.summary()
 
@@ -96,7 +106,7 @@ def _identity(plan: TrialPlan, bank: Questions, items: Sequence[Item], endpoint:
     return Identity("quality", hashlib.sha256(text.encode()).hexdigest()[:16], config)
 
 
-class _Trial:
+class _QualityTrial:
     def __init__(
         self,
         plan: TrialPlan,
@@ -105,9 +115,9 @@ class _Trial:
         endpoint: Endpoint,
         recording: Recording,
         store: Store,
-        judge: Judges,
+        judge: ItemJudge,
         shown: tuple[OnProgress, OnLevel],
-        meter: Meter | None,
+        meter: EnergyMeter | None,
     ) -> None:
         self._plan = plan
         self._bank = bank
@@ -127,7 +137,7 @@ class _Trial:
             left_s=self._left_s,
         )
         self._passes = Passes()
-        self._cold = Cold.for_engine(endpoint.engine, secrets.token_hex(8))
+        self._cold = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8))
         self._verdicts: list[Verdict] = []
         self._began = time.monotonic()
         self._block = (0.0, 0)  # when the one under way began, and how many of it have ended
@@ -182,7 +192,7 @@ class _Trial:
                     return False
         return True
 
-    async def _ask(self, one: Pass, begin: int, end: int) -> None:
+    async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
         self._shell.begin(arm=one.arm)
         tasks = [self._task(one, index) for index in range(begin, end)]
         began = time.monotonic()
@@ -210,9 +220,9 @@ class _Trial:
             )
         return EndpointError(f"{url} answers nothing at C=1, one request after the other: {row.error}", hint=hint)
 
-    def _task(self, one: Pass, index: int) -> Task:
+    def _task(self, one: ItemPass, index: int) -> BenchTask:
         item = self._items[index]
-        return Task(
+        return BenchTask(
             level=one.level,
             repeat=one.repeat,
             index=index,
@@ -229,7 +239,7 @@ class _Trial:
         known = {(verdict.level, verdict.repeat, verdict.index) for verdict in self._verdicts}
         rows = [row for row in self._recording.rows if row.level and (row.level, row.repeat, row.index) not in known]
         self._shell.begin(stage="judging", done=0, total=len(rows))
-        answered = [Answered(row, self._items[row.index]) for row in rows]
+        answered = [AnsweredItem(row, self._items[row.index]) for row in rows]
         verdicts = await self._judge.judge(answered, self._shell.judged)
         self._store.append_verdicts(self._recording.run_id, verdicts)
         self._verdicts.extend(verdicts)

@@ -24,13 +24,13 @@ from skep.stats.noninferiority import (
     paired_difference,
 )
 from skep.stats.percentiles import percentiles
-from skep.store.records import Request, Run, RunState
+from skep.store.records import Request, RunState, StoredRun
 from skep.store.rows import LevelFact
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Item
 
 POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show what holds
-UNANSWERED = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
+UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
 PAIRED_WITH, WHOLE_BLOCK, CUT_SHORT = "paired_with", "whole_block", "cut_short"
 Key = tuple[int, int]  # level and repeat: a pass
 Block = tuple[int, int]  # from one index to before another
@@ -72,7 +72,7 @@ def quality_summary(
 
 
 def summary_of_run(
-    run: Run,
+    run: StoredRun,
     rows: Iterable[Request],
     verdicts: Iterable[Verdict],
     facts: Iterable[LevelFact],
@@ -245,7 +245,7 @@ def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]])
     return ArmFigures(
         concurrency=level,
         requests=len(rows),
-        outcomes=tuple((outcome.value, counts[outcome]) for outcome in Outcome if counts[outcome]),
+        outcomes=tuple((outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]),
         keyword_rate=sum(found) / len(found) if found else None,
         ttft_p50_ms=ttft.p50 if ttft else None,
         ttft_p95_ms=ttft.p95 if ttft else None,

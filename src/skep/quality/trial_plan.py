@@ -49,7 +49,7 @@ class TrialPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ItemPass:
     """All items once in one arm: rows are told apart by its level and repeat."""
 
     level: int
@@ -63,11 +63,11 @@ class Passes:
     def __init__(self) -> None:
         self._begun: Counter[int] = Counter()
 
-    def begin(self, level: int, arm: str) -> Pass:
+    def begin(self, level: int, arm: str) -> ItemPass:
         self._begun[level] += 1
-        return Pass(level, self._begun[level] - 1, arm)
+        return ItemPass(level, self._begun[level] - 1, arm)
 
-    def round(self, level: int, *, again: bool) -> dict[str, Pass]:
+    def round(self, level: int, *, again: bool) -> dict[str, ItemPass]:
         """`again`: with C=1 twice, which shows what changes by itself."""
         found = {BASE: self.begin(1, BASE)}
         if again:
@@ -82,7 +82,7 @@ def blocks_of(count: int, level: int) -> list[tuple[int, int]]:
     return [(place * size, (place + 1) * size if place + 1 < number else count) for place in range(number)]
 
 
-def order_of(arms: Mapping[str, Pass], seed: int, level: int, round_: int, block: int) -> list[Pass]:
+def order_of(arms: Mapping[str, ItemPass], seed: int, level: int, round_: int, block: int) -> list[ItemPass]:
     """One way in this block, the other way in the next; a coin of the seed says which begins."""
     first = Random(f"{seed}/{level}").randrange(2)
     forth = [arms[arm] for arm in (BASE, LOAD, AGAIN) if arm in arms]
@@ -90,7 +90,7 @@ def order_of(arms: Mapping[str, Pass], seed: int, level: int, round_: int, block
 
 
 @dataclass(frozen=True, slots=True)
-class Cold:
+class CacheBypass:
     """What keeps an engine from answering out of its prompt cache, which would flatter the second arm.
 
     llama.cpp takes `cache_prompt`: false, and gives other greedy answers with a cache than without; vLLM takes a
@@ -102,12 +102,12 @@ class Cold:
     salt: str = field(default="", repr=False)
 
     @classmethod
-    def for_engine(cls, told: Mapping[str, Any], salt: str) -> Cold:
+    def for_engine(cls, told: Mapping[str, Any], salt: str) -> CacheBypass:
         """By what an endpoint told of itself: "vllm 0.19.1", or several where a gateway stands before them."""
         names = {name.strip().partition(" ")[0].lower() for name in str(told.get("engine", "")).split(",")}
         return cls(bool(names & LLAMA) or "build" in told, bool(names & VLLM), salt)
 
-    def fields(self, one: Pass, index: int) -> dict[str, Any]:
+    def fields(self, one: ItemPass, index: int) -> dict[str, Any]:
         found: dict[str, Any] = {"cache_prompt": False} if self.llama else {}
         if self.vllm:
             found["cache_salt"] = f"{self.salt}-{one.level}-{one.repeat}-{index}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skep.quality.records import LevelQuality, QualitySummary
 from skep.stats.noninferiority import Claim
-from skep.store.verdicts import Outcome
+from skep.store.verdicts import VerdictOutcome
 
 
 def points(share: float, digits: int = 1) -> str:
@@ -21,7 +21,7 @@ def claim_words(level: LevelQuality, delta: float) -> str:
         return f"no worse than {points(delta)}{small}"
     if level.claim is Claim.LOST:
         return f"worse: at least {points(-found.high)} lost"
-    cut = dict(level.base.outcomes).get(Outcome.TRUNCATED.value, 0)
+    cut = dict(level.base.outcomes).get(VerdictOutcome.TRUNCATED.value, 0)
     if 2 * cut > level.base.requests:
         return (
             f"not shown: {cut:,} of {level.base.requests:,} answers at C=1 were cut at the token limit; "

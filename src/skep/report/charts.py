@@ -416,7 +416,7 @@ _WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ChartCurve:
     """`points` are (C, milliseconds), by C; `ranges` (C, low, high) stand upright at their points."""
 
     points: tuple[tuple[int, float], ...]
@@ -428,7 +428,7 @@ class Curve:
     ranges: tuple[tuple[int, float, float], ...] = ()
 
 
-def time_chart(curves: Sequence[Curve], *, height: int = 200, labelled: bool = False) -> Spec | None:
+def time_chart(curves: Sequence[ChartCurve], *, height: int = 200, labelled: bool = False) -> Spec | None:
     """Milliseconds, or seconds where they are many. `labelled`: each point but the last has its value above it."""
     curves = [curve for curve in curves if curve.points]
     if not curves:
@@ -456,7 +456,7 @@ def time_chart(curves: Sequence[Curve], *, height: int = 200, labelled: bool = F
     return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 5 + spare}, "layer": layers}
 
 
-def _values(curves: Sequence[Curve], scale: float, x: Spec, y: Spec) -> list[Spec]:
+def _values(curves: Sequence[ChartCurve], scale: float, x: Spec, y: Spec) -> list[Spec]:
     layers: list[Spec] = []
     for curve in curves:
         axis = [c for c, _ in curve.points]
@@ -470,7 +470,7 @@ def _values(curves: Sequence[Curve], scale: float, x: Spec, y: Spec) -> list[Spe
     return layers
 
 
-def _ends(curves: Sequence[Curve], scale: float, gap: float, top: float, x: Spec, y: Spec) -> list[Spec]:
+def _ends(curves: Sequence[ChartCurve], scale: float, gap: float, top: float, x: Spec, y: Spec) -> list[Spec]:
     """Beside the last point of each; apart from each other where curves end at the same C."""
     layers: list[Spec] = []
     for c in sorted({curve.points[-1][0] for curve in curves}):

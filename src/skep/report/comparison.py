@@ -33,7 +33,7 @@ from skep.report.svg import chart_figure, standalone
 from skep.report.sweep import incomplete
 from skep.report.tables import Entry, effective_table, shown
 from skep.stats.versus import Judgement
-from skep.store.records import Run
+from skep.store.records import StoredRun
 from skep.units import (
     UNKNOWN,
     fact_list,
@@ -58,7 +58,7 @@ class Series:
 
     letter: str
     name: str
-    run: Run
+    run: StoredRun
     summary: SweepSummary
     place: int
 
@@ -79,7 +79,9 @@ class Series:
         return sorted(self.summary.levels, key=lambda level: level.concurrency)
 
 
-def series_of(entries: Sequence[tuple[Run, SweepSummary]], labels: Sequence[str] | None = None) -> tuple[Series, ...]:
+def series_of(
+    entries: Sequence[tuple[StoredRun, SweepSummary]], labels: Sequence[str] | None = None
+) -> tuple[Series, ...]:
     """Lettered from A. Without labels a run is called by its model and time; its id is added where two are alike."""
     if labels is None:
         names = [f"{run.model} @ {moment(run.created_at)}" for run, _ in entries]
@@ -181,7 +183,7 @@ def _rows(one: Series, of: Callable[[LevelSummary], float | None], *, banded: bo
     return rows
 
 
-Entries = Sequence[tuple[Run, SweepSummary]]
+Entries = Sequence[tuple[StoredRun, SweepSummary]]
 
 # What may differ between repeats of the same work: chance, patience and how the client is built.
 _NO_MATTER = frozenset({"seed", "chars_per_token", "processes", "budget_s", "timeout_s", "keep_text"})

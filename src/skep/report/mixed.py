@@ -18,7 +18,7 @@ from skep.report.markup import Markup, banner, join, section, table, tag, text, 
 from skep.report.style import document, mark
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
-from skep.store.records import Run
+from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
 from skep.units import (
     UNKNOWN,
@@ -34,7 +34,7 @@ from skep.units import (
     times,
 )
 
-Entries = Sequence[tuple[Run, MixedSummary]]
+Entries = Sequence[tuple[StoredRun, MixedSummary]]
 Row = tuple[str, ...]
 Verdicts = Mapping[str, Sequence[Verdict]]  # by run
 
@@ -260,11 +260,11 @@ def _heading(entries: Entries) -> str:
     return printable(" / ".join(names)) if len(names) < 3 else f"{len(names)} models beside each other"
 
 
-def _simulated(run: Run, summary: MixedSummary) -> bool:
+def _simulated(run: StoredRun, summary: MixedSummary) -> bool:
     return summary.simulated or run.simulated
 
 
-def _broken_off(run: Run, summary: MixedSummary) -> bool:
+def _broken_off(run: StoredRun, summary: MixedSummary) -> bool:
     return bool(summary.incomplete) or incomplete(run)
 
 

@@ -11,15 +11,15 @@ from textwrap import wrap
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.words import claim_words, conclusion, points
 from skep.report import theme
-from skep.report.charts import Curve, Spec, halo, label, layer, line, point, quantity, rule, sized, time_chart
+from skep.report.charts import ChartCurve, Spec, halo, label, layer, line, point, quantity, rule, sized, time_chart
 from skep.report.levels import counted
 from skep.report.markup import Markup, banner, card, join, section, table, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
 from skep.stats.noninferiority import Claim, PairedDifference
-from skep.store.records import Run
-from skep.store.verdicts import Outcome
+from skep.store.records import StoredRun
+from skep.store.verdicts import VerdictOutcome
 from skep.units import (
     UNKNOWN,
     known,
@@ -41,14 +41,14 @@ _LOOKS = {
 }
 # Fill, and the colour of a figure on it.
 _FILLS = {
-    Outcome.PASSED: (theme.MOSS, theme.PAPER),
-    Outcome.WRONG: (theme.ROSE, theme.PAPER),
-    Outcome.BROKEN: (theme.PLUM, theme.PAPER),
-    Outcome.NO_ANSWER: (theme.STONE, theme.INK),
-    Outcome.EXCEEDED: (theme.HONEY, theme.PAPER),
-    Outcome.TRUNCATED: (theme.PALE, theme.INK),
-    Outcome.TIMED_OUT: (theme.SKY, theme.PAPER),
-    Outcome.FAILED: (theme.INK, theme.PAPER),
+    VerdictOutcome.PASSED: (theme.MOSS, theme.PAPER),
+    VerdictOutcome.WRONG: (theme.ROSE, theme.PAPER),
+    VerdictOutcome.BROKEN: (theme.PLUM, theme.PAPER),
+    VerdictOutcome.NO_ANSWER: (theme.STONE, theme.INK),
+    VerdictOutcome.EXCEEDED: (theme.HONEY, theme.PAPER),
+    VerdictOutcome.TRUNCATED: (theme.PALE, theme.INK),
+    VerdictOutcome.TIMED_OUT: (theme.SKY, theme.PAPER),
+    VerdictOutcome.FAILED: (theme.INK, theme.PAPER),
 }
 _MOST_NAMED = 5  # levels whose claims fit beside their points
 _BAR, _GAP, _BETWEEN = 22, 5, 16
@@ -202,7 +202,7 @@ def _latency(measured: Sequence[tuple[int, float | None, float | None]], colour:
         points = [(int(row[0]), value) for row in measured if (value := row[place]) is not None and known(value)]
         if points:
             end = f"{name}  {milliseconds(points[-1][1])}"
-            curves.append(Curve(tuple(points), colour, end, dash, hollow=bool(dash)))
+            curves.append(ChartCurve(tuple(points), colour, end, dash, hollow=bool(dash)))
     return time_chart(curves, height=height)
 
 
@@ -320,7 +320,7 @@ _CURVES_PX = 110  # of the part that curves are drawn in
 _LATENCY = "Median whole, 95th percentile dashed."
 
 
-def quality_page(run: Run, summary: QualitySummary) -> str:
+def quality_page(run: StoredRun, summary: QualitySummary) -> str:
     """One HTML document that needs no other file and no network."""
     said = conclusion(summary)
     header = tag(
@@ -346,7 +346,7 @@ def quality_page(run: Run, summary: QualitySummary) -> str:
     return document(f"{heading(run)}: skep quality", header, main, footer)
 
 
-def quality_picture(run: Run, summary: QualitySummary) -> str:
+def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     """One SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
     gain = sized(difference_chart(summary), "Passed, against C = 1 on the same items", _bounds(summary), 440, 330)
     first = sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
@@ -362,7 +362,7 @@ def quality_picture(run: Run, summary: QualitySummary) -> str:
     return standalone(spec, f"Quality under load of {run.model} on {summary.bank}: {conclusion(summary)}")
 
 
-def _title(run: Run, summary: QualitySummary) -> Spec:
+def _title(run: StoredRun, summary: QualitySummary) -> Spec:
     told = (("SIMULATED", _simulated(run, summary)), ("INCOMPLETE", _broken_off(run, summary)))
     marks = [word for word, holds in told if holds]
     first = " · ".join([*marks, f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at),
@@ -372,15 +372,15 @@ def _title(run: Run, summary: QualitySummary) -> Spec:
     return {"text": shortened(printable(run.model), 80), "subtitle": lines, "fontSize": 18, "offset": 24, **warning}
 
 
-def _simulated(run: Run, summary: QualitySummary) -> bool:
+def _simulated(run: StoredRun, summary: QualitySummary) -> bool:
     return run.simulated or summary.simulated
 
 
-def _broken_off(run: Run, summary: QualitySummary) -> bool:
+def _broken_off(run: StoredRun, summary: QualitySummary) -> bool:
     return incomplete(run) or bool(summary.incomplete)
 
 
-def _banners(run: Run, summary: QualitySummary) -> list[Markup]:
+def _banners(run: StoredRun, summary: QualitySummary) -> list[Markup]:
     banners = []
     if _broken_off(run, summary):
         state = f"the run is {run.state.value}" if incomplete(run) else ""

@@ -15,10 +15,10 @@ from datetime import tzinfo
 from html import escape
 from itertools import pairwise
 
-from skep.monitor.records import Point
+from skep.monitor.records import SeriesPoint
 from skep.report import theme
 from skep.report.markup import Markup, join, tag, trusted
-from skep.report.ticks import Scale, offsets, tick_number, time_ticks, value_scale, when
+from skep.report.ticks import ValueScale, offsets, tick_number, time_ticks, value_scale, when
 from skep.units import number, printable, shortened
 
 _FAR = 6.0  # middle halves beyond the middle: drawn at the edge, so that the rest can be seen
@@ -38,7 +38,7 @@ class Frame:
     top: int
     bottom: int
     narrow: bool
-    scale: Scale
+    scale: ValueScale
 
     def x(self, at: float) -> float:
         return self.left + (at - self.since) / (self.until - self.since) * (self.right - self.left)
@@ -48,7 +48,7 @@ class Frame:
         return self.bottom - min(max(share, 0.0), 1.0) * (self.bottom - self.top)
 
 
-def frame_of(window: tuple[float, float], size: tuple[int, int], top: int, scale: Scale, *, narrow: bool) -> Frame:
+def frame_of(window: tuple[float, float], size: tuple[int, int], top: int, scale: ValueScale, *, narrow: bool) -> Frame:
     """With room at the left for the longest value."""
     width, height = size
     longest = max((len(tick_number(tick, scale.ticks)) for tick in scale.ticks), default=1)
@@ -68,7 +68,7 @@ def frame_of(window: tuple[float, float], size: tuple[int, int], top: int, scale
     )
 
 
-def value_range(values: Sequence[float], most: int) -> Scale:
+def value_range(values: Sequence[float], most: int) -> ValueScale:
     """Of all values, but for a few that lie so far off that they would press the others flat."""
     if not values:
         return value_scale(0.0, 1.0, most)
@@ -87,7 +87,7 @@ def axes(frame: Frame, unit: str, zone: tzinfo | None) -> str:
     return "".join([_upright(frame, unit), _along(frame, zone)])
 
 
-def outliers(points: Sequence[Point], frame: Frame, colour: str) -> str:
+def outliers(points: Sequence[SeriesPoint], frame: Frame, colour: str) -> str:
     """Small triangles at the edge for what lies beyond it, with how many there are."""
     above = [point for point in points if point.value > frame.scale.high]
     below = [point for point in points if point.value < frame.scale.low]
@@ -155,7 +155,7 @@ _MARK_LETTER_PX = 6.4  # of 12 px text, on the safe side
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class ChangeMark:
     """A change point. `between` is where it lies with 95 %; `words` is the whole sentence."""
 
     at: float
@@ -183,7 +183,7 @@ def shift_label(ratio: float) -> str:
     return f"{'+' if size > 0 else ''}{number(size, digits=1)} %"
 
 
-def bracket(shift: Shift, frame: Frame) -> str:
+def bracket(shift: ChangeMark, frame: Frame) -> str:
     left, right = (frame.x(min(max(at, frame.since), frame.until)) for at in shift.between)
     if right - left < 2:
         return ""
@@ -192,7 +192,7 @@ def bracket(shift: Shift, frame: Frame) -> str:
     return f'<rect x="{left:.1f}" {size} fill="{colour}" fill-opacity=".1"/>'
 
 
-def levels(shifts: Sequence[Shift], frame: Frame, measured: tuple[float, float]) -> str:
+def levels(shifts: Sequence[ChangeMark], frame: Frame, measured: tuple[float, float]) -> str:
     """The medians on both sides of each change, as far as was `measured`: a rolling one is late to tell of it."""
     told = sorted((one for one in shifts if frame.since <= one.at <= frame.until), key=lambda one: one.at)
     edges = [measured[0], *(one.at for one in told), measured[1]]
@@ -207,7 +207,7 @@ def levels(shifts: Sequence[Shift], frame: Frame, measured: tuple[float, float])
     return "".join(parts)
 
 
-def shift_marks(shifts: Sequence[Shift], frame: Frame) -> Iterable[str]:
+def shift_marks(shifts: Sequence[ChangeMark], frame: Frame) -> Iterable[str]:
     """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
     free_from = -1.0
     for shift in sorted(shifts, key=lambda one: one.at):
@@ -289,7 +289,7 @@ class Track:
     """
 
     name: str
-    points: Sequence[Point] = ()
+    points: Sequence[SeriesPoint] = ()
     band: Sequence[Band] = ()
     colour: str = theme.SKY
     steps: Sequence[float] = ()
@@ -303,7 +303,7 @@ class Picture:
     since: float
     until: float
     tracks: Sequence[Track]
-    shifts: Sequence[Shift] = ()
+    shifts: Sequence[ChangeMark] = ()
     flags: Sequence[Flag] = ()
     failed: Sequence[float] = ()
     missed: Sequence[tuple[float, float]] = ()

@@ -15,7 +15,7 @@ from skep.bench.stored_run import JUDGED, MIXED, QUALITY, TIMED, check_drawn_tog
 from skep.errors import UserError
 from skep.quality.records import MixedSummary, QualitySummary
 from skep.store.database import Store
-from skep.store.records import Request, Run, RunState
+from skep.store.records import Request, RunState, StoredRun
 from skep.store.verdicts import Verdict
 from skep.units import public_name
 
@@ -38,7 +38,7 @@ _LONGEST_WORDS, _LONGEST_NAME = 160, 40
 _REASONS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "abort"})
 
 
-def run_page(store: Store, run: Run, *, texts: bool = True) -> str:
+def run_page(store: Store, run: StoredRun, *, texts: bool = True) -> str:
     """The report of a run. Without `texts`, nothing that a person or a model wrote is on it, nor a server's words."""
     if not texts:
         run = without_texts(run)
@@ -50,14 +50,14 @@ def run_page(store: Store, run: Run, *, texts: bool = True) -> str:
     return measured_page(run, summary, rows)
 
 
-def measured_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
+def measured_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     from skep.report.sweep import sweep_page
     from skep.report.timed import timed_page
 
     return timed_page(run, summary, rows) if run.kind in TIMED else sweep_page(run, summary, rows)
 
 
-def run_picture(store: Store, run: Run) -> str:
+def run_picture(store: Store, run: StoredRun) -> str:
     """One SVG document."""
     from skep.report.mixed import mixed_picture
     from skep.report.quality import quality_picture
@@ -75,7 +75,7 @@ def run_picture(store: Store, run: Run) -> str:
     return sweep_picture(run, summary)
 
 
-def runs_page(store: Store, runs: Sequence[Run], *, texts: bool = True) -> str:
+def runs_page(store: Store, runs: Sequence[StoredRun], *, texts: bool = True) -> str:
     """Several runs of kinds that can stand beside each other; `texts` as in `run_page`."""
     from skep.report.comparison import comparison_page
     from skep.report.mixed import mixed_page
@@ -86,7 +86,7 @@ def runs_page(store: Store, runs: Sequence[Run], *, texts: bool = True) -> str:
     return comparison_page(_summaries(store, runs, texts=texts))
 
 
-def runs_picture(store: Store, runs: Sequence[Run], *, texts: bool = True) -> str:
+def runs_picture(store: Store, runs: Sequence[StoredRun], *, texts: bool = True) -> str:
     """One SVG document of several runs."""
     from skep.report.comparison import comparison_picture
     from skep.report.mixed import mixed_picture
@@ -97,13 +97,13 @@ def runs_picture(store: Store, runs: Sequence[Run], *, texts: bool = True) -> st
     return comparison_picture(_summaries(store, runs, texts=texts))
 
 
-def _summaries(store: Store, runs: Sequence[Run], *, texts: bool) -> list[tuple[Run, SweepSummary]]:
+def _summaries(store: Store, runs: Sequence[StoredRun], *, texts: bool) -> list[tuple[StoredRun, SweepSummary]]:
     shown = runs if texts else [without_texts(run) for run in runs]
     as_read = None if texts else bare_rows
     return [(run, load_run(store, run.id, as_read=as_read)[1]) for run in shown]
 
 
-def quality_of(store: Store, run: Run) -> QualitySummary:
+def quality_of(store: Store, run: StoredRun) -> QualitySummary:
     from skep.quality.trial_figures import summary_of_run
 
     rows = store.requests(run.id)
@@ -112,11 +112,11 @@ def quality_of(store: Store, run: Run) -> QualitySummary:
     return summary_of_run(run, rows, store.verdicts(run.id), store.level_facts(run.id), store.items(run.id))
 
 
-def mixed_of(store: Store, run: Run) -> MixedSummary:
+def mixed_of(store: Store, run: StoredRun) -> MixedSummary:
     return _mixed_entries(store, [run])[0][0][1]
 
 
-def without_texts(run: Run) -> Run:
+def without_texts(run: StoredRun) -> StoredRun:
     """As anybody may see it: no words of a server or a person, no address, and of a file only its name.
 
     Of what was configured and told there are numbers, and words only under names that hold no others.
@@ -163,7 +163,7 @@ def bare_rows(rows: Iterable[Request]) -> Iterable[Request]:
                       finish_reason=reason, kind=kind, traffic=traffic)  # fmt: skip
 
 
-def _judged_page(store: Store, run: Run, *, texts: bool) -> str:
+def _judged_page(store: Store, run: StoredRun, *, texts: bool) -> str:
     from skep.report.mixed import mixed_page
     from skep.report.quality import quality_page
 
@@ -180,8 +180,8 @@ def _without_families(found: QualitySummary) -> QualitySummary:
 
 
 def _mixed_entries(
-    store: Store, runs: Sequence[Run]
-) -> tuple[list[tuple[Run, MixedSummary]], dict[str, list[Verdict]]]:
+    store: Store, runs: Sequence[StoredRun]
+) -> tuple[list[tuple[StoredRun, MixedSummary]], dict[str, list[Verdict]]]:
     from skep.quality.mixed_figures import side_by_side
 
     verdicts = {run.id: store.verdicts(run.id) for run in runs}
@@ -193,7 +193,7 @@ def _mixed_entries(
     return entries, verdicts
 
 
-def _mixed_summary(store: Store, run: Run, verdicts: Sequence[Verdict]) -> MixedSummary:
+def _mixed_summary(store: Store, run: StoredRun, verdicts: Sequence[Verdict]) -> MixedSummary:
     from skep.quality.mixed_figures import mixed_summary
 
     why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"

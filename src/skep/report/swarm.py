@@ -13,7 +13,7 @@ from skep.report.markup import Markup, banner, card, definitions, join, section,
 from skep.report.style import document, mark
 from skep.report.swarm_gantt import gantt, gantt_caption, gantt_element
 from skep.stats.percentiles import Percentiles
-from skep.swarm.records import Attempt, Ending, Outcome, Result, RunState
+from skep.swarm.records import Attempt, AttemptOutcome, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.summary import Account, SwarmStory, task_seconds
 from skep.units import UNKNOWN, fact_list, moment, number, percent, public_name, public_url, seconds, shortened
 
@@ -54,7 +54,7 @@ _SLOW_FROM = 5  # tasks: with fewer, the picture says it all
 
 
 def failure_table(story: SwarmStory) -> Markup | None:
-    failed = [one for one in story.results if one.ending is Ending.FAILED]
+    failed = [one for one in story.results if one.ending is TaskEnding.FAILED]
     if not failed:
         return None
     head = _head("task", "tries", "kind of error", "error", "last answer")
@@ -74,12 +74,12 @@ def error_table(account: Account) -> Markup | None:
 
 def slow_table(story: SwarmStory) -> Markup | None:
     """By the time from the first attempt's start to the result, pauses between sessions left out."""
-    done = [one for one in story.results if one.ending is Ending.DONE]
+    done = [one for one in story.results if one.ending is TaskEnding.DONE]
     if len(done) < _SLOW_FROM:
         return None
     timed = [(task_seconds(one, story.spans), one) for one in done]
     slowest = sorted(timed, key=lambda one: one[0], reverse=True)[:_MOST_SLOW]
-    counted = {one.task: one for one in story.attempts if one.outcome is Outcome.DONE}
+    counted = {one.task: one for one in story.attempts if one.outcome is AttemptOutcome.DONE}
     head = _head("task", "took", "tries", "queued", "first token", "tokens in", "tokens out", "replica", "answer")
     rows = [_slow(one, lasted, counted.get(one.task)) for lasted, one in slowest]
     return table("The slowest tasks", [head], rows)
@@ -143,7 +143,7 @@ def session_table(story: SwarmStory) -> Markup | None:
     return table("Sessions", [head], rows)
 
 
-def _failure(result: Result) -> Markup:
+def _failure(result: TaskResult) -> Markup:
     return _row(
         text(shortened(result.task, 80)),
         _cell(number(result.tries, digits=0)),
@@ -153,7 +153,7 @@ def _failure(result: Result) -> Markup:
     )
 
 
-def _slow(result: Result, lasted: float, attempt: Attempt | None) -> Markup:
+def _slow(result: TaskResult, lasted: float, attempt: Attempt | None) -> Markup:
     queued = attempt.queued_ms / 1000 if attempt and attempt.queued_ms is not None else None
     first = attempt.first_token_at - attempt.started_at if attempt and attempt.first_token_at is not None else None
     return _row(
@@ -254,7 +254,7 @@ def _where(story: SwarmStory) -> str:
 
 def _banners(account: Account, story: SwarmStory) -> list[Markup]:
     banners = []
-    if account.state is not RunState.DONE:
+    if account.state is not SwarmRunState.DONE:
         why = f" The last session ended with: {shortened(story.run.error, 300)}" if story.run.error else ""
         told = f"This run is {account.state.value}; {account.left} of {account.tasks} tasks have no result.{why}"
         banners.append(banner("incomplete", "Incomplete", told))

@@ -13,8 +13,8 @@ from html import escape
 from itertools import pairwise
 
 from skep.report import theme
-from skep.swarm.records import Attempt, Outcome, Why
-from skep.swarm.summary import Span, SwarmStory
+from skep.swarm.records import Attempt, AttemptOutcome, Why
+from skep.swarm.summary import SessionSpan, SwarmStory
 from skep.units import number, printable, seconds, shortened
 
 _GAP_PX = 16.0
@@ -26,18 +26,18 @@ _STEPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class GanttSession:
     """One session. `before_s`: of working time, in the sessions before it."""
 
-    span: Span
+    span: SessionSpan
     left: float
     right: float
     before_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    pieces: tuple[Piece, ...]
+class GanttAxis:
+    pieces: tuple[GanttSession, ...]
     left: float
     right: float
     seconds: float  # of all sessions together
@@ -50,14 +50,14 @@ class Course:
         share = (at - piece.span.started_at) / piece.span.seconds
         return piece.left + min(max(share, 0.0), 1.0) * (piece.right - piece.left)
 
-    def at_any(self, at: float) -> float:
+    def x_of_moment(self, at: float) -> float:
         """Of a moment of whatever session; one in a pause lies at its edge."""
         place = bisect_right([one.span.started_at for one in self.pieces], at) - 1
         found = self.x(self.pieces[max(place, 0)].span.session, at)
         return self.left if found is None else found
 
 
-def course_of(spans: Sequence[Span], left: float, right: float) -> Course | None:
+def make_gantt_axis(spans: Sequence[SessionSpan], left: float, right: float) -> GanttAxis | None:
     """None where nothing lasted: there is nothing to draw."""
     lasting = [span for span in spans if span.seconds > 0]
     total = sum(span.seconds for span in lasting)
@@ -66,17 +66,17 @@ def course_of(spans: Sequence[Span], left: float, right: float) -> Course | None
     gaps = len(lasting) - 1
     gap = min(_GAP_PX, _GAPS_SHARE * (right - left) / gaps) if gaps else 0.0
     each = (right - left - gaps * gap) / total
-    pieces: list[Piece] = []
+    pieces: list[GanttSession] = []
     x, before = left, 0.0
     for span in lasting:
         wide = span.seconds * each
-        pieces.append(Piece(span, x, x + wide, before))
+        pieces.append(GanttSession(span, x, x + wide, before))
         x += wide + gap
         before += span.seconds
-    return Course(tuple(pieces), left, right, total)
+    return GanttAxis(tuple(pieces), left, right, total)
 
 
-def working_ticks(course: Course, most: int = 10) -> list[tuple[float, str]]:
+def working_ticks(course: GanttAxis, most: int = 10) -> list[tuple[float, str]]:
     """Places along the axis and their labels, counted in working time."""
     step = next((one for one in _STEPS if one * most >= course.seconds), _STEPS[-1] * 4)
     found = []
@@ -99,7 +99,9 @@ def _moment_label(at: float, step: float) -> str:
     return f"{at / 3600:g} h"
 
 
-def crowd(course: Course, attempts: Sequence[Attempt]) -> list[tuple[Piece, list[tuple[float, int]]]]:
+def attempts_in_flight(
+    course: GanttAxis, attempts: Sequence[Attempt]
+) -> list[tuple[GanttSession, list[tuple[float, int]]]]:
     """For each session how many were under way: (place, so many from there on), one for each pixel at most."""
     found = []
     for piece in course.pieces:
@@ -130,11 +132,11 @@ WHY_WORDS = {
     Why.RESUMED: "again after a break",
 }
 OUTCOME_WORDS = {
-    Outcome.DONE: "done",
-    Outcome.FAILED: "failed",
-    Outcome.REJECTED: "answer rejected",
-    Outcome.SUPERSEDED: "the other attempt was first",
-    Outcome.CANCELLED: "cancelled",
+    AttemptOutcome.DONE: "done",
+    AttemptOutcome.FAILED: "failed",
+    AttemptOutcome.REJECTED: "answer rejected",
+    AttemptOutcome.SUPERSEDED: "the other attempt was first",
+    AttemptOutcome.CANCELLED: "cancelled",
 }
 
 
@@ -151,14 +153,14 @@ def patterns(name: str) -> str:
     )
 
 
-def lane_bars(attempts: Sequence[Attempt], course: Course, top: float, tall: float, name: str, *, many: bool) -> str:
+def lane_bars(attempts: Sequence[Attempt], course: GanttAxis, top: float, tall: float, name: str, *, many: bool) -> str:
     """All of one agent, by start. `many`: neighbours that are done share a bar."""
     if not many:
         return "".join(bar(one, course, top, tall, name) for one in attempts)
     parts: list[str] = []
     group: list[Attempt] = []
     for one in attempts:
-        if one.outcome is not Outcome.DONE:
+        if one.outcome is not AttemptOutcome.DONE:
             parts.append(bar(one, course, top, tall, name))
             continue
         if group and (group[-1].session != one.session or _wide(group, course) >= _TOGETHER_PX):
@@ -170,7 +172,7 @@ def lane_bars(attempts: Sequence[Attempt], course: Course, top: float, tall: flo
     return "".join(parts)
 
 
-def bar(attempt: Attempt, course: Course, top: float, tall: float, name: str) -> str:
+def bar(attempt: Attempt, course: GanttAxis, top: float, tall: float, name: str) -> str:
     left, right = course.x(attempt.session, attempt.started_at), course.x(attempt.session, attempt.ended_at)
     if left is None or right is None:
         return ""
@@ -180,35 +182,41 @@ def bar(attempt: Attempt, course: Course, top: float, tall: float, name: str) ->
 
 
 def shape(
-    outcome: Outcome, left: float, right: float, top: float, tall: float, name: str, inner: tuple[float, float | None]
+    outcome: AttemptOutcome,
+    left: float,
+    right: float,
+    top: float,
+    tall: float,
+    name: str,
+    inner: tuple[float, float | None],
 ) -> str:
     """`inner`: where the queue ends, and where the first token came."""
     queue, first = inner
     wide = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{tall:.1f}"'
     middle, half = top + tall / 2, max(min(tall / 2 - 0.5, 4.0), 1.5)
     match outcome:
-        case Outcome.DONE:
+        case AttemptOutcome.DONE:
             line = f"M{left:.1f} {middle:.1f}H{queue:.1f}" if queue - left > 0.5 else ""
             queued = f'<path d="{line}" stroke="{theme.STONE}" stroke-width="1.6"/>' if line else ""
             begin = queue if first is None else min(max(first, queue), right)
             waiting = _rect(queue, begin, top, tall, theme.PALE) if begin - queue > 0.3 else ""
             return queued + waiting + _rect(begin, max(right, begin + 0.8), top, tall, theme.SKY)
-        case Outcome.FAILED:
+        case AttemptOutcome.FAILED:
             cross = f"M{right - half:.1f} {middle - half:.1f}l{2 * half:.1f} {2 * half:.1f}m0 {-2 * half:.1f}"
             cross += f"l{-2 * half:.1f} {2 * half:.1f}"
             return (
                 f'<rect {wide} fill="url(#{name}-f)" stroke="{theme.ROSE}" stroke-width=".8"/>'
                 f'<path d="{cross}" stroke="{theme.ROSE}" stroke-width="1.8" fill="none"/>'
             )
-        case Outcome.REJECTED:
+        case AttemptOutcome.REJECTED:
             return (
                 f'<rect {wide} fill="url(#{name}-r)" stroke="{theme.HONEY}" stroke-width=".8"/>'
                 f'<circle cx="{right:.1f}" cy="{middle:.1f}" r="{half:.1f}" fill="{theme.PAPER}" '
                 f'stroke="{theme.HONEY}" stroke-width="1.6"/>'
             )
-        case Outcome.SUPERSEDED:
+        case AttemptOutcome.SUPERSEDED:
             return f'<rect {wide} fill="none" stroke="{theme.MUTED}" stroke-dasharray="3 2"/>'
-        case Outcome.CANCELLED:
+        case AttemptOutcome.CANCELLED:
             path = f"M{right:.1f} {top:.1f}H{left:.1f}v{tall:.1f}H{right:.1f}"
             return f'<path d="{path}" fill="none" stroke="{theme.MUTED}"/>'
 
@@ -251,18 +259,18 @@ def why_sample(why: Why, left: float, top: float, tall: float) -> str:
     return _why(why, left, top, tall)
 
 
-def _parts(attempt: Attempt, course: Course, left: float, right: float) -> tuple[float, float | None]:
+def _parts(attempt: Attempt, course: GanttAxis, left: float, right: float) -> tuple[float, float | None]:
     queued = course.x(attempt.session, attempt.started_at + (attempt.queued_ms or 0.0) / 1000)
     first = None if attempt.first_token_at is None else course.x(attempt.session, attempt.first_token_at)
     return min(max(queued or left, left), right), first
 
 
-def _wide(group: Sequence[Attempt], course: Course) -> float:
+def _wide(group: Sequence[Attempt], course: GanttAxis) -> float:
     left, right = course.x(group[0].session, group[0].started_at), course.x(group[-1].session, group[-1].ended_at)
     return 0.0 if left is None or right is None else right - left
 
 
-def _together(group: Sequence[Attempt], course: Course, top: float, tall: float) -> str:
+def _together(group: Sequence[Attempt], course: GanttAxis, top: float, tall: float) -> str:
     if len(group) == 1:
         return bar(group[0], course, top, tall, "")
     left = course.x(group[0].session, group[0].started_at)
@@ -311,7 +319,7 @@ def gantt(story: SwarmStory) -> str:
 
 def gantt_element(story: SwarmStory) -> str | None:
     """An `<svg>` element that takes the width it is given; None where nothing was tried."""
-    if not story.attempts or course_of(story.spans, _LEFT, _RIGHT) is None:
+    if not story.attempts or make_gantt_axis(story.spans, _LEFT, _RIGHT) is None:
         return None
     inner, height = _drawing(story, 0)
     label = _text(picture_words(story))
@@ -327,7 +335,7 @@ def picture_words(story: SwarmStory) -> str:
 
 
 def _drawing(story: SwarmStory, above: float) -> tuple[str, float]:
-    course = course_of(story.spans, _LEFT, _RIGHT)
+    course = make_gantt_axis(story.spans, _LEFT, _RIGHT)
     if course is None or not story.attempts:
         words = '<text x="{0}" y="{1}" font-size="14" text-anchor="middle" fill="{2}">nothing was tried yet</text>'
         return words.format(_WIDTH / 2, above + 50, theme.MUTED), above + 90
@@ -353,7 +361,7 @@ def _drawing(story: SwarmStory, above: float) -> tuple[str, float]:
     return f'<g transform="translate(0 {above:.0f})">{"".join(parts)}{legend}</g>', above + bottom + 44 + tall
 
 
-def _axis(course: Course, bottom: float) -> str:
+def _axis(course: GanttAxis, bottom: float) -> str:
     parts = []
     free = -1.0
     for x, label in working_ticks(course):
@@ -377,9 +385,9 @@ def _names(agents: Sequence[int], each: float) -> str:
     return "".join(parts)
 
 
-def _panel(story: SwarmStory, course: Course) -> str:
+def _panel(story: SwarmStory, course: GanttAxis) -> str:
     """How many were under way, and the line of how many were allowed."""
-    counted = crowd(course, story.attempts)
+    counted = attempts_in_flight(course, story.attempts)
     allowed = [one.limit for one in story.limits if course.x(one.session, one.at) is not None]
     most = max([many for _, steps in counted for _, many in steps] + allowed, default=1) or 1
     base = _PANEL_TOP + _PANEL_TALL
@@ -402,7 +410,7 @@ def _panel(story: SwarmStory, course: Course) -> str:
     return "".join(parts)
 
 
-def _limit_line(story: SwarmStory, course: Course, span: Span, y: Callable[[float], float]) -> str:
+def _limit_line(story: SwarmStory, course: GanttAxis, span: SessionSpan, y: Callable[[float], float]) -> str:
     own = [one for one in story.limits if one.session == span.session]
     places = [(course.x(span.session, one.at), one) for one in own]
     drawn = [(x, one) for x, one in places if x is not None]
@@ -420,10 +428,10 @@ def _limit_line(story: SwarmStory, course: Course, span: Span, y: Callable[[floa
     return f'<path d="{path}" {look}/>{dots}'
 
 
-def _downs(story: SwarmStory, course: Course, bottom: float) -> str:
+def _downs(story: SwarmStory, course: GanttAxis, bottom: float) -> str:
     parts = []
     for one in story.downs:
-        left, right = course.at_any(one.started_at), course.at_any(one.ended_at)
+        left, right = course.x_of_moment(one.started_at), course.x_of_moment(one.ended_at)
         right = max(right, left + 2)
         told = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
         told += f": {shortened(one.why, 140)}" if one.why else ""
@@ -436,7 +444,7 @@ def _downs(story: SwarmStory, course: Course, bottom: float) -> str:
     return "".join(parts)
 
 
-def _pauses(course: Course, bottom: float) -> str:
+def _pauses(course: GanttAxis, bottom: float) -> str:
     """Where two sessions meet: a torn edge, and for how long nobody worked."""
     parts = []
     for earlier, later in pairwise(course.pieces):
@@ -465,10 +473,10 @@ def _legend(story: SwarmStory, top: float) -> tuple[str, float]:
     entries: list[tuple[str, str]] = []
     if queued:
         entries.append((f'<path d="M0 6H24" stroke="{theme.STONE}" stroke-width="1.6"/>', "in the gateway's queue"))
-    if Outcome.DONE in outcomes:
+    if AttemptOutcome.DONE in outcomes:
         entries.append((f'<rect width="24" height="12" fill="{theme.PALE}"/>', "waiting for the first token"))
         entries.append((f'<rect width="24" height="12" fill="{theme.SKY}"/>', "streaming its answer"))
-    others = [one for one in OUTCOME_WORDS if one in outcomes and one is not Outcome.DONE]
+    others = [one for one in OUTCOME_WORDS if one in outcomes and one is not AttemptOutcome.DONE]
     entries += [(shape(one, 0, 21, 0, 12, "g", (0, None)), OUTCOME_WORDS[one]) for one in others]
     entries += [(why_sample(why, 8, 0, 12), WHY_WORDS[why]) for why in Why if why in whys and why in WHY_WORDS]
     if story.limits:

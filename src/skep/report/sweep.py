@@ -18,7 +18,7 @@ from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.terms import terms
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
-from skep.store.records import Request, Run, RunState
+from skep.store.records import Request, RunState, StoredRun
 from skep.units import (
     UNKNOWN,
     fact_list,
@@ -193,7 +193,7 @@ def _wall_note(summary: SweepSummary) -> str:
     return note if comparable(summary) else f"{note} Not comparable: requests failed."
 
 
-def sweep_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
+def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     """One HTML document that needs no other file and no network."""
     levels = summary.levels
     header = tag(
@@ -224,7 +224,7 @@ def sweep_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
     return document(f"{heading(run)}: skep sweep", header, main, footer)
 
 
-def sweep_picture(run: Run, summary: SweepSummary) -> str:
+def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     """One SVG document of two panels: what concurrency gives, and what it costs."""
     levels = summary.levels
     gain = sized(
@@ -245,7 +245,7 @@ def sweep_picture(run: Run, summary: SweepSummary) -> str:
     return standalone(spec, f"Concurrency sweep of {run.model}: effective tok/s, TTFT and contention against C")
 
 
-def run_banners(run: Run, summary: SweepSummary) -> list[Markup]:
+def run_banners(run: StoredRun, summary: SweepSummary) -> list[Markup]:
     """What a reader has to know before the first figure."""
     banners = []
     if incomplete(run):
@@ -263,18 +263,18 @@ def run_banners(run: Run, summary: SweepSummary) -> list[Markup]:
     return banners
 
 
-def heading(run: Run) -> str:
+def heading(run: StoredRun) -> str:
     return f"{run.model} (simulated)" if run.simulated else run.model
 
 
-def incomplete(run: Run) -> bool:
+def incomplete(run: StoredRun) -> bool:
     return run.state is not RunState.DONE
 
 
 _KINDS = {"serial-vs-swarm": "serial against swarm"}
 
 
-def _title(run: Run) -> Spec:
+def _title(run: StoredRun) -> Spec:
     marks = [word for word, holds in (("SIMULATED", run.simulated), ("INCOMPLETE", incomplete(run))) if holds]
     subtitle = " · ".join([*marks, moment(run.created_at), f"skep {run.skep_version}"])
     warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
@@ -320,7 +320,7 @@ def _timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Markup
     return wide_figure(drawing, f"The requests at {title}", timeline_caption(timeline))
 
 
-def provenance(run: Run) -> Markup:
+def provenance(run: StoredRun) -> Markup:
     what = [
         ("model", run.model),
         ("url", public_url(run.url)),

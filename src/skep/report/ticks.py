@@ -31,7 +31,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class ValueScale:
     """Of values. `low` is not zero where that would press everything against the upper edge."""
 
     low: float
@@ -103,7 +103,7 @@ def time_ticks(since: float, until: float, most: int, zone: tzinfo | None = None
     return _labelled(_monthly(since, until, months, zone), "months" if months < 12 else "years", zone)
 
 
-def value_scale(low: float, high: float, most: int = 5) -> Scale:
+def value_scale(low: float, high: float, most: int = 5) -> ValueScale:
     """Round numbers around `low` to `high`; from zero where the lowest is near it."""
     if not (math.isfinite(low) and math.isfinite(high)):
         low, high = 0.0, 1.0
@@ -118,7 +118,7 @@ def value_scale(low: float, high: float, most: int = 5) -> Scale:
     step = _round_step((top - bottom) / max(most, 1))
     first = math.ceil(bottom / step - 1e-9)
     last = math.floor(top / step + 1e-9)
-    return Scale(bottom, top, tuple(round(i * step, 10) for i in range(first, last + 1)))
+    return ValueScale(bottom, top, tuple(round(i * step, 10) for i in range(first, last + 1)))
 
 
 def tick_number(value: float, ticks: tuple[float, ...]) -> str:

@@ -17,7 +17,7 @@ from skep.report.sweep import heading, provenance, run_banners
 from skep.report.terms import terms
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.stats.percentiles import Percentiles
-from skep.store.records import Request, Run
+from skep.store.records import Request, StoredRun
 from skep.units import milliseconds, moment, number, percent, public_url
 
 TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
@@ -27,7 +27,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def timed_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
+def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     header = tag(
         "header",
         mark(TITLES[run.kind]),
@@ -54,7 +54,7 @@ def timed_page(run: Run, summary: SweepSummary, rows: Sequence[Request]) -> str:
     return document(f"{heading(run)}: skep {run.kind}", header, main, footer)
 
 
-def level_names(run: Run, levels: Sequence[LevelSummary]) -> list[str]:
+def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:
     """What the numbers of the levels stand for."""
     rates = run.config.get("rates")
     if run.kind == "open" and isinstance(rates, list):

@@ -16,16 +16,16 @@ from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.tuning_curve import curve_chart, curve_table, first_token_chart, ladder_chart
 from skep.report.tuning_tables import dead_ends, ladder, settings_table
-from skep.tuner.records import METRICS, CurvePoint, Decision, Stage, Tuning
+from skep.tuner.records import METRICS, CurvePoint, StageDecision, TuneStage, Tuning
 from skep.tuner.summary import (
     baseline_of,
     best_of,
+    count_decisions,
     headline,
     model_words,
     ratio_range,
     ratio_words,
     shape_words,
-    tally,
     total_gain,
     unit_of,
 )
@@ -57,7 +57,7 @@ _TERMS = {
 
 def tuning_page(
     tuning: Tuning,
-    stages: Sequence[Stage],
+    stages: Sequence[TuneStage],
     curve: Sequence[CurvePoint] = (),
     *,
     state: str | None = None,
@@ -77,7 +77,7 @@ def tuning_page(
     return document(f"{title}: skep tune", header, tag("main", tuning_main(tuning, stages, curve)), footer)
 
 
-def tuning_banners(tuning: Tuning, stages: Sequence[Stage], *, state: str | None = None) -> list[Markup]:
+def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], *, state: str | None = None) -> list[Markup]:
     """What a reader has to know before the first figure."""
     told = []
     if state in _STATES:
@@ -92,7 +92,7 @@ def tuning_banners(tuning: Tuning, stages: Sequence[Stage], *, state: str | None
     return told
 
 
-def ladder_picture(tuning: Tuning, stages: Sequence[Stage]) -> str:
+def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     """One SVG document: a bar for each configuration that was the best of its time."""
     spec = ladder_chart(tuning, stages)
     said = headline(tuning, stages)
@@ -105,7 +105,7 @@ def ladder_picture(tuning: Tuning, stages: Sequence[Stage]) -> str:
     return standalone(panel, f"{below}: {said}")
 
 
-def tuning_main(tuning: Tuning, stages: Sequence[Stage], curve: Sequence[CurvePoint] = ()) -> Markup:
+def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = ()) -> Markup:
     """Everything below the headline, without its frame."""
     parts = [
         _cards(tuning, stages),
@@ -118,7 +118,7 @@ def tuning_main(tuning: Tuning, stages: Sequence[Stage], curve: Sequence[CurvePo
     return join(part for part in parts if part)
 
 
-def _ladder_figure(tuning: Tuning, stages: Sequence[Stage]) -> Markup | None:
+def _ladder_figure(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None:
     spec = ladder_chart(tuning, stages)
     if spec is None:
         return None
@@ -127,11 +127,11 @@ def _ladder_figure(tuning: Tuning, stages: Sequence[Stage]) -> Markup | None:
     return wide_figure(trusted(picture({**spec, "width": 860}, headline(tuning, stages))), title, caption)
 
 
-def _cards(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
+def _cards(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
     base, best, gain = baseline_of(stages), best_of(stages), total_gain(stages)
     figure = None if best is None else best.figure
     value = number(None if figure is None else figure.estimate)
-    tried = sum(one.decision is not Decision.BASELINE for one in stages)
+    tried = sum(one.decision is not StageDecision.BASELINE for one in stages)
     climbed = base is not None and best is not None and base is not best
     return tag(
         "dl",
@@ -142,19 +142,19 @@ def _cards(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
             "TTFT p50 of the best",
             f"baseline {milliseconds(base.ttft_ms)}" if climbed and base else "median over requests",
         ),
-        card(number(tried, digits=0), "Changes tried", tally(stages) or "none yet"),
+        card(number(tried, digits=0), "Changes tried", count_decisions(stages) or "none yet"),
         class_="cards",
     )
 
 
-def _gain_note(tuning: Tuning, stages: Sequence[Stage]) -> str:
+def _gain_note(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     gain, base = total_gain(stages), baseline_of(stages)
     if gain is None or base is None or base.figure is None:
         return "nothing was shown to be better"
     return f"95 %: {ratio_range(gain)}; from {number(base.figure.estimate)} {unit_of(tuning)}"
 
 
-def _curve(tuning: Tuning, stages: Sequence[Stage], curve: Sequence[CurvePoint]) -> Markup | None:
+def _curve(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint]) -> Markup | None:
     spec = curve_chart(tuning, stages, curve)
     if spec is None:
         return None
@@ -168,7 +168,7 @@ def _curve(tuning: Tuning, stages: Sequence[Stage], curve: Sequence[CurvePoint])
     return section("curve", "The best against the baseline", drawn, curve_table(tuning, stages, curve))
 
 
-def _facts(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
+def _facts(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
     aim = tuning.aim
     goal = [
         ("goal", str(aim)),

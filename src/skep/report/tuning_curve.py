@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from skep.report import theme
 from skep.report.charts import (
-    Curve,
+    ChartCurve,
     Spec,
     concurrency,
     halo,
@@ -25,7 +25,7 @@ from skep.report.charts import (
 )
 from skep.report.levels import interval_text
 from skep.report.markup import Markup, table, tag, text
-from skep.tuner.records import Config, CurvePoint, Decision, Stage, Tuning
+from skep.tuner.records import CurvePoint, KnobConfig, StageDecision, TuneStage, Tuning
 from skep.tuner.summary import KEPT, best_of, config_name, given_up, ratio_words, unit_of
 from skep.units import UNKNOWN, Interval, known, milliseconds, number, printable, shortened
 
@@ -38,7 +38,7 @@ _LOOKS = (
 )
 
 
-def ladder_chart(tuning: Tuning, stages: Sequence[Stage]) -> Spec | None:
+def ladder_chart(tuning: Tuning, stages: Sequence[TuneStage]) -> Spec | None:
     """Draw a bar for each configuration that was the best of its time. None where nothing was measured."""
     best, lost = best_of(stages), given_up(stages)
     kept = [(one, one.figure) for one in stages if one.decision in KEPT and one.figure is not None]
@@ -66,11 +66,11 @@ def ladder_chart(tuning: Tuning, stages: Sequence[Stage]) -> Spec | None:
     return {"padding": padding, "height": max(90, 36 * len(rows)), "layer": layers}
 
 
-def _ladder_row(stage: Stage, figure: Interval, *, best: bool, lost: bool) -> Spec:
+def _ladder_row(stage: TuneStage, figure: Interval, *, best: bool, lost: bool) -> Spec:
     bounded = known(figure.low) and known(figure.high)
     low, high = (max(0.0, figure.low), figure.high) if bounded else (figure.estimate, figure.estimate)
     words, colour = [number(figure.estimate)], theme.STONE
-    if stage.decision is Decision.ACCEPTED:
+    if stage.decision is StageDecision.ACCEPTED:
         mark, colour = ("died later", theme.ROSE) if lost else ("best", theme.HONEY) if best else ("", theme.SKY)
         words += [ratio_words(stage.ratio), *([mark] if mark else [])]
     name = f"{stage.number}. {shortened(printable(stage.title), 48)}"
@@ -79,7 +79,7 @@ def _ladder_row(stage: Stage, figure: Interval, *, best: bool, lost: bool) -> Sp
 
 
 def curve_chart(
-    tuning: Tuning, stages: Sequence[Stage], points: Sequence[CurvePoint], height: int = 270
+    tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint], height: int = 270
 ) -> Spec | None:
     """A line for each configuration, named at its end. None where nothing was measured."""
     curves = [(config, _rows(config, points)) for config in _configs(tuning, points)]
@@ -108,7 +108,7 @@ def curve_chart(
     return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 24}, "layer": layers}
 
 
-def first_token_chart(tuning: Tuning, stages: Sequence[Stage], points: Sequence[CurvePoint]) -> Spec | None:
+def first_token_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
     """What the queue costs: TTFT over C, in the looks of the other chart."""
     curves = []
     for i, config in enumerate(_configs(tuning, points)):
@@ -117,11 +117,11 @@ def first_token_chart(tuning: Tuning, stages: Sequence[Stage], points: Sequence[
         measured = tuple((c, ms) for c, ms in found if ms is not None)
         if measured:
             end = f"{config_name(config, tuning, stages)}  {milliseconds(measured[-1][1])}"
-            curves.append(Curve(measured, colour, end, dash, mark))
+            curves.append(ChartCurve(measured, colour, end, dash, mark))
     return time_chart(curves, height=270)
 
 
-def curve_table(tuning: Tuning, stages: Sequence[Stage], points: Sequence[CurvePoint]) -> Markup | None:
+def curve_table(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Markup | None:
     """A row for each C; of each configuration its figure, interval, TTFT and TPOT; then the last over the first."""
     configs = _configs(tuning, points)
     if not configs:
@@ -140,13 +140,13 @@ def curve_table(tuning: Tuning, stages: Sequence[Stage], points: Sequence[CurveP
     return table("Effective tok/s over concurrency", head, rows)
 
 
-def _configs(tuning: Tuning, points: Sequence[CurvePoint]) -> list[Config]:
+def _configs(tuning: Tuning, points: Sequence[CurvePoint]) -> list[KnobConfig]:
     """The baseline first, then in the order of the points."""
     met = list(dict.fromkeys(one.config for one in points))
     return sorted(met, key=lambda config: config != tuning.baseline)
 
 
-def _rows(config: Config, points: Sequence[CurvePoint]) -> list[Spec]:
+def _rows(config: KnobConfig, points: Sequence[CurvePoint]) -> list[Spec]:
     rows: list[Spec] = []
     for one in sorted(points, key=lambda found: found.concurrency):
         figure = one.figure
@@ -159,7 +159,7 @@ def _rows(config: Config, points: Sequence[CurvePoint]) -> list[Spec]:
     return rows
 
 
-def _values(curves: Sequence[tuple[Config, list[Spec]]], axis: Sequence[int], x: Spec, y: Spec) -> list[Spec]:
+def _values(curves: Sequence[tuple[KnobConfig, list[Spec]]], axis: Sequence[int], x: Spec, y: Spec) -> list[Spec]:
     """Above the points of the last curve, which is the one that was climbed to, where there is room."""
     layers: list[Spec] = []
     before: float | None = None
@@ -172,7 +172,7 @@ def _values(curves: Sequence[tuple[Config, list[Spec]]], axis: Sequence[int], x:
 
 
 def _names(
-    curves: Sequence[tuple[Config, list[Spec]]], names: Sequence[str], gap: float, top: float, x: Spec, y: Spec
+    curves: Sequence[tuple[KnobConfig, list[Spec]]], names: Sequence[str], gap: float, top: float, x: Spec, y: Spec
 ) -> list[Spec]:
     """At the end of each, apart from each other."""
     heights = spread([rows[-1]["value"] for _, rows in curves], min(gap, top / len(curves)), 0.0, top)
@@ -184,7 +184,7 @@ def _names(
     return layers
 
 
-def _row(c: int, configs: Sequence[Config], points: Sequence[CurvePoint]) -> Markup:
+def _row(c: int, configs: Sequence[KnobConfig], points: Sequence[CurvePoint]) -> Markup:
     met = {one.config: one for one in points if one.concurrency == c}
     cells = [tag("th", text(c), scope="row")]
     for config in configs:

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 from skep.report.levels import interval_text
 from skep.report.markup import Markup, join, table, tag, text
-from skep.tuner.records import Decision, Stage, Tuning, value_words
+from skep.tuner.records import StageDecision, TuneStage, Tuning, value_words
 from skep.tuner.summary import (
     KEPT,
     after_each,
     best_of,
+    count_decisions,
     decision_words,
     given_up,
     ratio_range,
     ratio_words,
-    tally,
     unit_of,
 )
 from skep.units import UNKNOWN, known, milliseconds, number, seconds, shortened
@@ -26,15 +26,15 @@ from skep.units import UNKNOWN, known, milliseconds, number, seconds, shortened
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _LONGEST_WHY = 400
 _STYLES = {
-    Decision.BASELINE: "left",
-    Decision.ACCEPTED: "left",
-    Decision.SAME: "left soft",
-    Decision.UNDECIDED: "left soft",
+    StageDecision.BASELINE: "left",
+    StageDecision.ACCEPTED: "left",
+    StageDecision.SAME: "left soft",
+    StageDecision.UNDECIDED: "left soft",
 }
 _LEFT = ("Change", "Decision", "Why")
 
 
-def ladder(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
+def ladder(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
     """Every attempt in the order in which it was decided. Of many, those that were not kept are folded away."""
     if sum(one.decision not in KEPT for one in stages) <= MOST_OPEN:
         return _rungs("The ladder: every attempt and what became of it", tuning, stages, stages)
@@ -44,16 +44,16 @@ def ladder(tuning: Tuning, stages: Sequence[Stage]) -> Markup:
     return join([steps, *folds] if kept else folds)
 
 
-def _fold(tuning: Tuning, stages: Sequence[Stage], step: Stage | None, left: Sequence[Stage]) -> Markup:
+def _fold(tuning: Tuning, stages: Sequence[TuneStage], step: TuneStage | None, left: Sequence[TuneStage]) -> Markup:
     """What was tried after a step and not kept. Its id lets a page that is read anew keep it open."""
     number = 0 if step is None else step.number
     after = "before the baseline" if step is None else f"after stage {number}, {shortened(step.title, 80)}"
-    said = tag("summary", tag("b", text(f"{len(left)} not kept {after}")), text(f": {tally(left)}"))
+    said = tag("summary", tag("b", text(f"{len(left)} not kept {after}")), text(f": {count_decisions(left)}"))
     made = _rungs(f"Attempts that were not kept {after}", tuning, stages, left)
     return tag("details", said, made, id=f"after-{number}", class_="attempts")
 
 
-def _rungs(caption: str, tuning: Tuning, stages: Sequence[Stage], shown: Sequence[Stage]) -> Markup:
+def _rungs(caption: str, tuning: Tuning, stages: Sequence[TuneStage], shown: Sequence[TuneStage]) -> Markup:
     names = ("#", "Change", "Decision", unit_of(tuning), "95 %", "Over the best then", "95 %", "Foreseen", "TPOT p50",
              "TTFT p50", "Why", "Starts", "Readings", "Took")  # fmt: skip
     head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in _LEFT else None) for name in names))
@@ -61,7 +61,7 @@ def _rungs(caption: str, tuning: Tuning, stages: Sequence[Stage], shown: Sequenc
     return table(caption, [head], [_row(one, lost=one.number in lost) for one in shown])
 
 
-def settings_table(tuning: Tuning, stages: Sequence[Stage]) -> Markup | None:
+def settings_table(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None:
     """Each knob in the baseline and in the best configuration."""
     best = best_of(stages)
     if best is None:
@@ -90,7 +90,7 @@ def settings_table(tuning: Tuning, stages: Sequence[Stage]) -> Markup | None:
     return table("Settings of the baseline and of the best", [head], rows)
 
 
-def dead_ends(stages: Sequence[Stage]) -> Markup | None:
+def dead_ends(stages: Sequence[TuneStage]) -> Markup | None:
     """What happened, the line of the log that says so, and what would mend it."""
     failed = [one for one in stages if one.failure is not None]
     if not failed:
@@ -100,9 +100,9 @@ def dead_ends(stages: Sequence[Stage]) -> Markup | None:
     return table("Dead ends", [head], [_dead_end(one) for one in failed])
 
 
-def _row(stage: Stage, *, lost: bool) -> Markup:
+def _row(stage: TuneStage, *, lost: bool) -> Markup:
     figure = None if stage.figure is None else stage.figure.estimate
-    kept = stage.decision is Decision.ACCEPTED and not lost
+    kept = stage.decision is StageDecision.ACCEPTED and not lost
     style = "left bad" if lost else _STYLES.get(stage.decision, "left bad")
     said = text(decision_words(stage) + (", died later" if lost else ""))
     foreseen = f"{number(stage.predicted, digits=2)}×" if known(stage.predicted) else UNKNOWN
@@ -126,7 +126,7 @@ def _row(stage: Stage, *, lost: bool) -> Markup:
     )
 
 
-def _why(stage: Stage) -> Markup:
+def _why(stage: TuneStage) -> Markup:
     """Of a dead end the short form: its log line and remedy have a table of their own."""
     words = text(shortened(stage.why, _LONGEST_WHY))
     if stage.failure is None:
@@ -134,7 +134,7 @@ def _why(stage: Stage) -> Markup:
     return join([words, text(" "), tag("a", text("log line and remedy"), href="#dead-ends")])
 
 
-def _dead_end(stage: Stage) -> Markup:
+def _dead_end(stage: TuneStage) -> Markup:
     failure = stage.failure
     assert failure is not None
     line = tag("code", text(shortened(failure.evidence, 600))) if failure.evidence else text(UNKNOWN)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from skep.sandbox import seccomp
-from skep.sandbox.script import Ending, Limits, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding
 
 BOX = "/box"  # the one place a script can write to: a tmpfs with a size
 FOLDER = f"{BOX}/work"
@@ -164,7 +164,13 @@ class Bubblewrap:
     """
 
     def __init__(
-        self, program: str, script: Script, limits: Limits, view: ScriptView, streams: tuple[int, int, int], uid: int
+        self,
+        program: str,
+        script: SandboxScript,
+        limits: SandboxLimits,
+        view: ScriptView,
+        streams: tuple[int, int, int],
+        uid: int,
     ) -> None:
         """Fork and start it; `streams` become its stdin, stdout and stderr. Returns in the parent only."""
         files = {f"{FOLDER}/{name}": _readable(data) for name, data in script.files.items()}
@@ -217,7 +223,7 @@ class Bubblewrap:
         os.close(self._gate_fd)
         self.released_s = time.monotonic()
 
-    def ending(self, wait_status: int | None, stderr: bytes) -> tuple[Ending, int | None, int | None] | str:
+    def ending(self, wait_status: int | None, stderr: bytes) -> tuple[ScriptEnding, int | None, int | None] | str:
         """Return the ending, exit code and signal of the script, or why it was never started.
 
         bubblewrap says 128 + n for a signal n, and nothing at all where the script was never started.
@@ -229,8 +235,8 @@ class Bubblewrap:
             if stderr.startswith(b"bwrap: ") or self.init_pid is None:
                 said = stderr.decode(errors="replace").strip()
                 return said or f"bubblewrap ended with wait status {wait_status}"
-            return Ending.KILLED, None, int(signal.SIGKILL)
-        return (Ending.KILLED, None, code - 128) if 128 < code <= 128 + 64 else (Ending.EXITED, code, None)
+            return ScriptEnding.KILLED, None, int(signal.SIGKILL)
+        return (ScriptEnding.KILLED, None, code - 128) if 128 < code <= 128 + 64 else (ScriptEnding.EXITED, code, None)
 
 
 def _become_bubblewrap(
@@ -279,7 +285,7 @@ def checked(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _options(view: ScriptView, limits: Limits) -> list[str]:
+def _options(view: ScriptView, limits: SandboxLimits) -> list[str]:
     """Everything is put together on a small tmpfs, which is read-only in the end; only the box stays writable."""
     options = [*UNSHARED, "--new-session", "--die-with-parent", "--uid", str(UID), "--gid", str(UID)]
     options += ["--hostname", "box", "--clearenv"]
@@ -334,7 +340,7 @@ def _readable(data: bytes) -> int:
     return fd
 
 
-def rlimits(limits: Limits, *, uid: int, files: int = 0) -> dict[int, int]:
+def rlimits(limits: SandboxLimits, *, uid: int, files: int = 0) -> dict[int, int]:
     """Return the kernel's limits by their number. `files`: how many are open already.
 
     Address space is a coarse bound against one sudden allocation; what is really used is watched and bounded for all

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from skep.errors import SkepError, UserError
 from skep.sandbox.runner import Sandbox
-from skep.sandbox.script import Ending, Limits, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding
 
-TRIAL_LIMITS = Limits(seconds=15.0, output_bytes=4096)
+TRIAL_LIMITS = SandboxLimits(seconds=15.0, output_bytes=4096)
 APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")  # Debian's own switch
 MOST = Path("/proc/sys/user/max_user_namespaces")
@@ -34,7 +34,7 @@ open("written", "w").write("here")
 print("closed")
 """
 GREEDY = "x = b'x' * (64 << 20)\nimport time\ntime.sleep(10)"
-GREEDY_LIMITS = Limits(seconds=5.0, memory_bytes=32 << 20)
+GREEDY_LIMITS = SandboxLimits(seconds=5.0, memory_bytes=32 << 20)
 
 
 def open_sandbox() -> Sandbox:
@@ -75,10 +75,10 @@ def remedy() -> str:
 def _failure(sandbox: Sandbox) -> str | None:
     """Say why a trial in it failed. None: it did not."""
     try:
-        result = sandbox.try_out(Script(("-c", TRIAL)), TRIAL_LIMITS)
+        result = sandbox.try_out(SandboxScript(("-c", TRIAL)), TRIAL_LIMITS)
         if result.ok and result.stdout == b"closed\n":
-            result = sandbox.try_out(Script(("-I", "-S", "-c", GREEDY), packages=False), GREEDY_LIMITS)
-            if result.ending is Ending.OUT_OF_MEMORY:
+            result = sandbox.try_out(SandboxScript(("-I", "-S", "-c", GREEDY), packages=False), GREEDY_LIMITS)
+            if result.ending is ScriptEnding.OUT_OF_MEMORY:
                 return None
     except (SkepError, OSError) as error:
         return str(error).removeprefix("the sandbox failed: ")

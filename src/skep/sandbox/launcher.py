@@ -29,11 +29,19 @@ from typing import Any
 
 from skep.sandbox.bubblewrap import Bubblewrap, ScriptView, checked, libc, prctl
 from skep.sandbox.memory_watch import MemoryWatch
-from skep.sandbox.script import Ending, Limits, Result, Script, exactly, pack_result, unpack_order
+from skep.sandbox.script import (
+    SandboxLimits,
+    SandboxScript,
+    ScriptEnding,
+    ScriptResult,
+    exactly,
+    pack_result,
+    unpack_order,
+)
 
 # One of these is covered, in a mount namespace of the launcher's own; nothing is written to the real one.
 STAGES = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108
-FAREWELL_S = 3.0
+EXIT_WAIT_S = 3.0
 FIRST_UID = 65100  # root runs scripts as one of these: no login, no files; low enough for a container's own mapping
 UIDS = 300
 LOOK_S = 0.03
@@ -72,14 +80,14 @@ def main(setup: dict[str, Any]) -> None:
         return
     control.sendall(b"ready")
     gc.disable()  # a collection in a fork would copy every page it looks at
-    Launcher(control, setup["program"], views).run()
+    SandboxLauncher(control, setup["program"], views).run()
 
 
 def _view(told: dict[str, Any]) -> ScriptView:
     return ScriptView(**{**told, "emptied": tuple(told["emptied"])})
 
 
-class Launcher:
+class SandboxLauncher:
     def __init__(self, control: socket.socket, program: str, views: dict[bool, ScriptView]) -> None:
         self._control = control
         self._program = program
@@ -106,7 +114,7 @@ class Launcher:
                     break
                 os.set_inheritable(fds[0], False)  # a script that inherits it could write its own verdict
                 self._fork(fds[0])
-        deadline = time.monotonic() + FAREWELL_S
+        deadline = time.monotonic() + EXIT_WAIT_S
         self._reap()
         while self._slots and (left := deadline - time.monotonic()) > 0:
             select.select([woken], [], [], left)
@@ -134,7 +142,7 @@ class Launcher:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with link, contextlib.suppress(OSError, EOFError):
             script, limits = unpack_order(exactly(link.recv))
-            result: Result | str
+            result: ScriptResult | str
             try:
                 run = SupervisedRun(link, self._life[0], script, limits)
                 result = run.carry_out(self._program, self._views[script.packages], uid)
@@ -187,7 +195,7 @@ class SupervisedRun:
     and one that loses its parent before is never told.
     """
 
-    def __init__(self, link: socket.socket, life_fd: int, script: Script, limits: Limits) -> None:
+    def __init__(self, link: socket.socket, life_fd: int, script: SandboxScript, limits: SandboxLimits) -> None:
         self._link = link
         self._life_fd = life_fd
         self._script = script
@@ -195,12 +203,12 @@ class SupervisedRun:
         self._selector = selectors.DefaultSelector()
         self._taken = {1: bytearray(), 2: bytearray()}
         self._pending = memoryview(script.stdin)
-        self._verdict: Ending | None = None
+        self._verdict: ScriptEnding | None = None
         self._watch: MemoryWatch | None = None
         self._ended: int | None = None
         self._abandoned = False  # nobody waits for it any more, or nobody could clear away after this process
 
-    def carry_out(self, program: str, view: ScriptView, uid: int) -> Result | str:
+    def carry_out(self, program: str, view: ScriptView, uid: int) -> ScriptResult | str:
         """Return how the script ended, or why it was never started."""
         began = time.monotonic()
         bubblewrap = self._start(program, view, uid)
@@ -216,9 +224,9 @@ class SupervisedRun:
         if self._abandoned:
             return "its launcher was killed"
         if self._verdict is not None:
-            return Result(self._verdict, None, None, stdout, stderr, seconds)
+            return ScriptResult(self._verdict, None, None, stdout, stderr, seconds)
         ending = bubblewrap.ending(self._ended, stderr)
-        return ending if isinstance(ending, str) else Result(*ending, stdout, stderr, seconds)
+        return ending if isinstance(ending, str) else ScriptResult(*ending, stdout, stderr, seconds)
 
     def _start(self, program: str, view: ScriptView, uid: int) -> Bubblewrap:
         stdin_read, self._stdin = os.pipe()
@@ -260,7 +268,7 @@ class SupervisedRun:
                 if self._verdict is None and now >= _deadline(bubblewrap, began, self._limits):
                     if bubblewrap.released_s is None:
                         raise OSError(f"bubblewrap was not ready within {SETUP_S:.0f} s")
-                    self._verdict = Ending.OUT_OF_TIME
+                    self._verdict = ScriptEnding.OUT_OF_TIME
                 elif self._verdict is None and now >= look:
                     look = now + LOOK_S
                     self._look(bubblewrap, now)
@@ -272,7 +280,7 @@ class SupervisedRun:
         if self._watch is None and bubblewrap.init_pid is not None:
             self._watch = MemoryWatch(bubblewrap.init_pid)
         if self._watch is not None and self._watch.over(self._limits.memory_bytes):
-            self._verdict = Ending.OUT_OF_MEMORY
+            self._verdict = ScriptEnding.OUT_OF_MEMORY
         seen = self._watch is not None and self._watch.opened
         if not seen and bubblewrap.released_s is not None and now > bubblewrap.released_s + BLIND_S:
             raise OSError("its memory cannot be watched")
@@ -296,7 +304,7 @@ class SupervisedRun:
         room = self._limits.output_bytes - len(kept)
         kept += piece[:room]
         if len(piece) > room and self._verdict is None:
-            self._verdict = Ending.TOO_MUCH_OUTPUT
+            self._verdict = ScriptEnding.TOO_MUCH_OUTPUT
         if not piece and fd in self._selector.get_map():
             self._selector.unregister(fd)
         return bool(piece)
@@ -321,7 +329,7 @@ class SupervisedRun:
                 pass
 
 
-def _deadline(bubblewrap: Bubblewrap, began: float, limits: Limits) -> float:
+def _deadline(bubblewrap: Bubblewrap, began: float, limits: SandboxLimits) -> float:
     released = bubblewrap.released_s
     return began + SETUP_S if released is None else released + limits.seconds
 

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from skep.errors import SkepError
 from skep.sandbox.bubblewrap import view
 from skep.sandbox.launcher import BEGIN, setup_text
-from skep.sandbox.script import Limits, Result, Script, exactly, pack_order, unpack_result
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptResult, exactly, pack_order, unpack_result
 
 START_S = 10.0
 GRACE_S = 30.0  # beyond a run's own limit, for a machine that is very busy
@@ -35,9 +35,9 @@ class Sandbox:
         self._control: socket.socket | None = None
         self._live: set[socket.socket] = set()
 
-    async def run(self, script: Script, limits: Limits | None = None) -> Result:
+    async def run(self, script: SandboxScript, limits: SandboxLimits | None = None) -> ScriptResult:
         """Never raises for what the script does. Cancelled: everything it started is gone."""
-        limits = limits or Limits()
+        limits = limits or SandboxLimits()
         check(script, limits)
         async with self._turn():
             try:
@@ -51,7 +51,7 @@ class Sandbox:
                 link.close()
         return _result(outcome)
 
-    def try_out(self, script: Script, limits: Limits) -> Result:
+    def try_out(self, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
         """The same, blocking: for a trial before there is an event loop."""
         check(script, limits)
         with self._hand_over() as link:
@@ -88,7 +88,7 @@ class Sandbox:
             self._places = (loop, asyncio.Semaphore(len(os.sched_getaffinity(0))))
         return self._places[1]
 
-    async def _exchange(self, link: socket.socket, order: bytes) -> Result | str:
+    async def _exchange(self, link: socket.socket, order: bytes) -> ScriptResult | str:
         """Cancelled: hangs up its half, and waits until the supervisor has cleared away and hung up too."""
         loop = asyncio.get_running_loop()
         link.setblocking(False)
@@ -152,7 +152,7 @@ class Sandbox:
             raise SkepError(f"the sandbox cannot be set up: {why}")
 
 
-def check(script: Script, limits: Limits) -> None:
+def check(script: SandboxScript, limits: SandboxLimits) -> None:
     """ValueError for an order that cannot be carried out as it stands."""
     for word in script.argv:
         if "\0" in word:
@@ -184,14 +184,14 @@ async def _everything(loop: asyncio.AbstractEventLoop, link: socket.socket) -> b
     return bytes(data)
 
 
-def _unpacked(data: bytes) -> Result | str:
+def _unpacked(data: bytes) -> ScriptResult | str:
     try:
         return unpack_result(exactly(io.BytesIO(data).read))
     except EOFError:
         return "its supervising process was killed"
 
 
-def _result(outcome: Result | str) -> Result:
+def _result(outcome: ScriptResult | str) -> ScriptResult:
     if isinstance(outcome, str):
         raise SkepError(f"the sandbox failed: {outcome}", hint="`skep doctor` checks the sandbox")
     return outcome

@@ -14,7 +14,7 @@ Read = Callable[[int], bytes]  # exactly so many bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """Of one run, all its processes together where not said otherwise."""
 
     seconds: float = 10.0  # wall time; CPU time is bounded by it too
@@ -26,7 +26,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class SandboxScript:
     """`argv` for the Python interpreter, in a folder that holds `files` (relative names) and nothing else."""
 
     argv: tuple[str, ...]
@@ -35,7 +35,7 @@ class Script:
     packages: bool = True  # whether the packages installed beside skep may be imported
 
 
-class Ending(Enum):
+class ScriptEnding(Enum):
     EXITED = "exited"
     KILLED = "killed"  # by a signal of its own making, or the kernel's
     OUT_OF_TIME = "out of time"
@@ -44,10 +44,10 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScriptResult:
     """`stdout` and `stderr` are cut at the limit."""
 
-    ending: Ending
+    ending: ScriptEnding
     exit_code: int | None  # None unless it exited
     signal: int | None
     stdout: bytes
@@ -56,10 +56,10 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        return self.ending is Ending.EXITED and self.exit_code == 0
+        return self.ending is ScriptEnding.EXITED and self.exit_code == 0
 
 
-def pack_order(script: Script, limits: Limits) -> bytes:
+def pack_order(script: SandboxScript, limits: SandboxLimits) -> bytes:
     head = {
         "argv": script.argv,
         "names": list(script.files),
@@ -69,13 +69,13 @@ def pack_order(script: Script, limits: Limits) -> bytes:
     return _pack(head, [script.stdin, *script.files.values()])
 
 
-def unpack_order(read: Read) -> tuple[Script, Limits]:
+def unpack_order(read: Read) -> tuple[SandboxScript, SandboxLimits]:
     head, (stdin, *contents) = _unpack(read)
     files = dict(zip(head["names"], contents, strict=True))
-    return Script(tuple(head["argv"]), files, stdin, packages=head["packages"]), Limits(**head["limits"])
+    return SandboxScript(tuple(head["argv"]), files, stdin, packages=head["packages"]), SandboxLimits(**head["limits"])
 
 
-def pack_result(result: Result | str) -> bytes:
+def pack_result(result: ScriptResult | str) -> bytes:
     """A text instead of a result says why the script was never started."""
     if isinstance(result, str):
         return _pack({"failure": result}, [])
@@ -88,12 +88,14 @@ def pack_result(result: Result | str) -> bytes:
     return _pack(head, [result.stdout, result.stderr])
 
 
-def unpack_result(read: Read) -> Result | str:
+def unpack_result(read: Read) -> ScriptResult | str:
     head, blobs = _unpack(read)
     if "ending" not in head:
         return str(head["failure"])
     stdout, stderr = blobs
-    return Result(Ending(head["ending"]), head["exit_code"], head["signal"], stdout, stderr, head["seconds"])
+    return ScriptResult(
+        ScriptEnding(head["ending"]), head["exit_code"], head["signal"], stdout, stderr, head["seconds"]
+    )
 
 
 def _pack(head: dict[str, Any], blobs: Sequence[bytes]) -> bytes:

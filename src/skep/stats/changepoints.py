@@ -67,37 +67,37 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class SeriesChanges:
     splits: tuple[Split, ...] = ()
     drifts: tuple[Drift, ...] = ()
 
 
 def change_points(values: Sequence[float], *, least: float = LEAST) -> list[Split]:
     """In order. Steps that a slow drift explains as well are left out: see `course_of`."""
-    return list(course_of(values, least=least).splits)
+    return list(changes_in_series(values, least=least).splits)
 
 
-def course_of(values: Sequence[float], *, least: float = LEAST) -> Course:
+def changes_in_series(values: Sequence[float], *, least: float = LEAST) -> SeriesChanges:
     """The steps and the drifts of a series, oldest first. A level that is not above zero has no ratio, and no split."""
     skipped = max(0, len(values) - MOST)
     values = values[skipped:]
     if len(values) < FEWEST:
-        return Course()
-    scale = _Scale.of(values)
+        return SeriesChanges()
+    scale = _LogScale.of(values)
     cuts = scale.cuts(1.0)
     if not cuts:
-        return Course()
+        return SeriesChanges()
     slow = scale.slowness(cuts)
     cuts = scale.cuts(slow) if slow > 1 else cuts
     cuts, drifts = _without_drifts(scale, cuts)
     splits = _told(scale, values, cuts, slow, least)
-    return Course(
+    return SeriesChanges(
         tuple(_moved(split, skipped) for split in splits), tuple(_carried(drift, skipped) for drift in drifts)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
+class _LogScale:
     """The values as they are weighed: logarithms where all are above zero."""
 
     xs: Sequence[float]
@@ -105,7 +105,7 @@ class _Scale:
     logs: bool
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> _Scale:
+    def of(cls, values: Sequence[float]) -> _LogScale:
         logs = min(values) > 0
         xs = list(map(math.log, values)) if logs else list(values)
         steps = sorted(map(abs, map(sub, xs[1:], xs)))
@@ -250,7 +250,7 @@ def _bound(bound: float, n: int) -> float:
     return math.sqrt(bound * bound + 2 * math.log(max(n / USUAL, 1.0)))
 
 
-def _bracket(scale: _Scale, first: int, cut: int, last: int, slow: float) -> tuple[int, int]:
+def _bracket(scale: _LogScale, first: int, cut: int, last: int, slow: float) -> tuple[int, int]:
     """Every place of the cut is weighed by its likelihood; 2.5 % of the weight is left out on either side."""
     found = _weighed(scale.clipped(first, last, cut))
     if found is None:
@@ -264,7 +264,7 @@ def _bracket(scale: _Scale, first: int, cut: int, last: int, slow: float) -> tup
     return min(first + SHORTEST + low, cut), max(first + SHORTEST + high, cut)
 
 
-def _told(scale: _Scale, values: Sequence[float], cuts: list[int], slow: float, least: float) -> list[Split]:
+def _told(scale: _LogScale, values: Sequence[float], cuts: list[int], slow: float, least: float) -> list[Split]:
     """The cuts with their figures, without those that are too small to tell."""
     cuts = list(cuts)
     while True:
@@ -280,7 +280,7 @@ def _told(scale: _Scale, values: Sequence[float], cuts: list[int], slow: float, 
         del cuts[weakest]
 
 
-def _split(scale: _Scale, values: Sequence[float], first: int, cut: int, last: int, slow: float) -> Split | None:
+def _split(scale: _LogScale, values: Sequence[float], first: int, cut: int, last: int, slow: float) -> Split | None:
     ratio = ratio_of_medians(values[first:cut], values[cut:last], slow=slow)
     if ratio is None:
         return None
@@ -295,7 +295,7 @@ def _split(scale: _Scale, values: Sequence[float], first: int, cut: int, last: i
     )
 
 
-def _without_drifts(scale: _Scale, cuts: list[int]) -> tuple[list[int], list[Drift]]:
+def _without_drifts(scale: _LogScale, cuts: list[int]) -> tuple[list[int], list[Drift]]:
     """Runs of steps in the same direction that one straight line explains as well are a drift."""
     edges = [0, *cuts, len(scale.xs)]
     levels = [_middle(sorted(scale.xs[a:b])) for a, b in pairwise(edges)]
@@ -320,7 +320,7 @@ def _without_drifts(scale: _Scale, cuts: list[int]) -> tuple[list[int], list[Dri
     return kept, drifts
 
 
-def _slope_if_better(scale: _Scale, first: int, cuts: Sequence[int], last: int) -> float | None:
+def _slope_if_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int) -> float | None:
     """Of the line through the stretch, per value, where it explains the stretch as well as the steps do."""
     xs, n = scale.xs[first:last], last - first
     room = CLIP * scale.spread

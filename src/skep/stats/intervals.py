@@ -112,7 +112,7 @@ def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Int
     sample = sorted(values)
     if len(sample) < 2:
         return None
-    found = Shift.of(sample)
+    found = MeanEstimate.of(sample)
     reach = found.reach(confidence)
     return Interval(found.estimate - reach, found.estimate, found.estimate + reach)
 
@@ -136,29 +136,29 @@ def ratio_of_means_interval(b: Iterable[float], a: Iterable[float], *, confidenc
     above, below = logs(b), logs(a)
     if min(len(above), len(below)) < 2:
         return None
-    return (Shift.of(above) - Shift.of(below)).as_ratio(confidence)
+    return (MeanEstimate.of(above) - MeanEstimate.of(below)).as_ratio(confidence)
 
 
 def paired_ratio_interval(pairs: Iterable[tuple[float, float]], *, confidence: float = 0.95) -> Interval | None:
     """Of b / a over pairs (a, b) measured side by side, so that what both share cancels; None below two pairs."""
     rates = paired_logs(pairs)
-    return Shift.of(rates).as_ratio(confidence) if len(rates) >= 2 else None
+    return MeanEstimate.of(rates).as_ratio(confidence) if len(rates) >= 2 else None
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class MeanEstimate:
     """A mean with what is known of its error: each part a variance and its degrees of freedom."""
 
     estimate: float
     parts: tuple[tuple[float, float], ...]
 
     @classmethod
-    def of(cls, sample: Sequence[float]) -> Shift:
+    def of(cls, sample: Sequence[float]) -> MeanEstimate:
         """Needs two values."""
         return cls(fmean(sample), ((variance(sample) / len(sample), len(sample) - 1),))
 
-    def __sub__(self, other: Shift) -> Shift:
-        return Shift(self.estimate - other.estimate, self.parts + other.parts)
+    def __sub__(self, other: MeanEstimate) -> MeanEstimate:
+        return MeanEstimate(self.estimate - other.estimate, self.parts + other.parts)
 
     @property
     def freedom(self) -> float:
@@ -177,11 +177,11 @@ class Shift:
         return Interval(*(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach)))
 
 
-def mean_shift(shifts: Sequence[Shift]) -> Shift:
+def mean_difference(shifts: Sequence[MeanEstimate]) -> MeanEstimate:
     """Of independent figures, each counting the same."""
     weight = 1 / len(shifts)
     parts = tuple((part * weight**2, freedom) for shift in shifts for part, freedom in shift.parts)
-    return Shift(fmean(shift.estimate for shift in shifts), parts)
+    return MeanEstimate(fmean(shift.estimate for shift in shifts), parts)
 
 
 def logs(values: Iterable[float]) -> list[float]:

@@ -21,7 +21,7 @@ from skep.units import Interval
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class PrecisionGoal:
     """`relative` is the half width of the interval as a share of the mean."""
 
     relative: float = 0.03
@@ -39,8 +39,8 @@ class Goal:
 class Precision:
     """Decides for one level. `enough` means the goal was met; `done` also when repeats ran out."""
 
-    def __init__(self, goal: Goal | None = None) -> None:
-        self.goal = goal or Goal()
+    def __init__(self, goal: PrecisionGoal | None = None) -> None:
+        self.goal = goal or PrecisionGoal()
         self._figures: list[float] = []
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ TOLERANCE = 0.05
 NORMAL_MAD = 1.4826  # times the median deviation of a normal sample is its standard deviation
 
 
-class Settling:
+class WarmUpDetector:
     """Fed one figure per batch of warm-up until it says `settled` or `gave_up`; what it has said it keeps saying.
 
     Settled: all but one of the last `window` figures lie within `tolerance` of their median (all of them where the
@@ -121,7 +121,7 @@ class Settling:
 
     def __repr__(self) -> str:
         state = "settled" if self.settled else "gave up" if self.gave_up else "warming up"
-        return f"<Settling {state} after {self.batches}/{self._most} batches>"
+        return f"<WarmUpDetector {state} after {self.batches}/{self._most} batches>"
 
     def feed(self, figure: float | None) -> None:
         """None: the batch gave no figure. It counts as a batch, and the steadiness has to be shown anew."""

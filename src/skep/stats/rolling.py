@@ -27,7 +27,7 @@ class WindowStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TrendLine:
     """A straight line through a series, by the median of slopes, which outliers do not move."""
 
     slope: float  # per unit of time
@@ -74,7 +74,7 @@ def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> lis
     return found
 
 
-def line_through(points: Sequence[tuple[float, float]], *, most: int = 120) -> Line | None:
+def line_through(points: Sequence[tuple[float, float]], *, most: int = 120) -> TrendLine | None:
     """By Theil and Sen; the interval by Sen's ranks. None below three moments.
 
     Longer series are first gathered into `most` medians of neighbours, which keeps the slope and its interval.
@@ -95,7 +95,7 @@ def line_through(points: Sequence[tuple[float, float]], *, most: int = 120) -> L
     slope = _at(slopes, 0.5)
     middle = _at(sorted(value - slope * (at - gathered[0][0]) for at, value in gathered), 0.5)
     whole = points[-1][0] - gathered[0][0]
-    return Line(
+    return TrendLine(
         slope, slopes[low], slopes[high], middle + slope * (points[0][0] - gathered[0][0]), middle + slope * whole
     )
 

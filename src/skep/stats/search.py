@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
-from skep.stats.turning import MARGIN, Curve, LevelPoint, Place, Side, Turning, estimate_turning
+from skep.stats.turning import MARGIN, CurveSide, LevelPoint, SpeedCurve, Turning, TurningPoint, estimate_turning
 
 RUNS_A_HALVING = 3  # a new level and the repeats that make its side clear; for the estimate of what is to come
 
@@ -27,7 +27,7 @@ class End(Enum):
     BUDGET = "the budget of runs is spent"
 
 
-class Search:
+class SaturationSearch:
     """Ask `next_level`, run it, tell `measured`; until it is None.
 
     `width`: a bracket no wider than this share of its lower end is narrow enough. `most_repeats` of one level leave
@@ -52,7 +52,7 @@ class Search:
         self.runs = 0
 
     def __repr__(self) -> str:
-        return f"<Search {self.runs}/{self._budget} runs, next {self.next_level()}>"
+        return f"<SaturationSearch {self.runs}/{self._budget} runs, next {self.next_level()}>"
 
     def measured(self, concurrency: int, *figures: float, limited: bool = False) -> None:
         """One run of a level, or several. Without a figure, or where the client was the limit, nothing is asked above.
@@ -115,21 +115,21 @@ class Search:
         curve = self._curve()
         return self._next_rung(curve) is not None or next(self._refinements(curve), None) is not None
 
-    def _curve(self) -> Curve:
-        return Curve(self.points, margin=self._margin)
+    def _curve(self) -> SpeedCurve:
+        return SpeedCurve(self.points, margin=self._margin)
 
     def _rungs(self) -> list[int]:
         doubled = [2**power for power in range(self._max.bit_length()) if 2**power < self._max]
         return [*doubled, self._max]
 
-    def _next_rung(self, curve: Curve) -> int | None:
+    def _next_rung(self, curve: SpeedCurve) -> int | None:
         if self._flat_rungs(curve) >= 2:
             return None
         rung = next((rung for rung in self._rungs() if rung not in self._figures), None)
         ceiling = min(self._unusable, default=math.inf)
         return rung if rung is not None and rung < ceiling else None
 
-    def _flat_rungs(self, curve: Curve) -> int:
+    def _flat_rungs(self, curve: SpeedCurve) -> int:
         """How many of the highest rungs in a row brought less than the margin over the best below the first of them."""
         rungs = set(self._rungs())
         places = [place for place, level in enumerate(curve.levels) if level.concurrency in rungs]
@@ -141,7 +141,7 @@ class Search:
             flat += 1
         return flat
 
-    def _refinements(self, curve: Curve) -> Iterator[int]:
+    def _refinements(self, curve: SpeedCurve) -> Iterator[int]:
         knee, cliff = curve.knee(), curve.cliff()
         if knee is not None:
             yield from self._refine(curve, knee, curve.knee_side, curve.rival)
@@ -151,7 +151,11 @@ class Search:
             yield from self._refine(curve, cliff, curve.cliff_side, curve.best_before)
 
     def _refine(
-        self, curve: Curve, place: Place, side: Callable[[int], Side], against: Callable[[int], int | None]
+        self,
+        curve: SpeedCurve,
+        place: TurningPoint,
+        side: Callable[[int], CurveSide],
+        against: Callable[[int], int | None],
     ) -> Iterator[int]:
         low, high = curve.bracket(place)
         if place.sure and self._is_narrow(low, high):
@@ -164,12 +168,16 @@ class Search:
                 yield middle
 
     def _repeats(
-        self, curve: Curve, places: Iterable[int], side: Callable[[int], Side], against: Callable[[int], int | None]
+        self,
+        curve: SpeedCurve,
+        places: Iterable[int],
+        side: Callable[[int], CurveSide],
+        against: Callable[[int], int | None],
     ) -> Iterator[int]:
         """Of each unclear level or of the one it is held against, whichever was run less often."""
         for place in places:
             rival = against(place)
-            if rival is None or side(place) is not Side.UNCLEAR:
+            if rival is None or side(place) is not CurveSide.UNCLEAR:
                 continue
             less = min(curve.levels[place], curve.levels[rival], key=lambda level: level.count)
             if less.count < self._most:

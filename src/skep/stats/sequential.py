@@ -24,14 +24,14 @@ _CLIP = 3.0  # deviations beyond which a reading is pulled in: a five-prompt out
 _MOST_FREEDOM = 40.0
 
 
-class Verdict(Enum):
+class SequentialVerdict(Enum):
     OPEN = "open"
     BETTER = "better"
     WORSE = "worse"
     SAME = "not distinguishable"
 
 
-class Noise:
+class MeasurementNoise:
     """How much readings of one start differ, and starts of one configuration, as shares. Learns from every start."""
 
     def __init__(self, *, reading: float = READING, start: float = START) -> None:
@@ -39,7 +39,7 @@ class Noise:
         self._start_squares, self._start_freedom = _GUESS_START * start**2, _GUESS_START
 
     def __repr__(self) -> str:
-        return f"<Noise {100 * self.reading:.1f} % a reading, {100 * self.start:.1f} % a start>"
+        return f"<MeasurementNoise {100 * self.reading:.1f} % a reading, {100 * self.start:.1f} % a start>"
 
     @property
     def reading(self) -> float:
@@ -53,7 +53,7 @@ class Noise:
     def start_freedom(self) -> float:
         return self._start_freedom
 
-    def took_start(self, logs: Sequence[float]) -> None:
+    def add_start(self, logs: Sequence[float]) -> None:
         """The logarithms of one start's readings."""
         if len(logs) < 2:
             return
@@ -62,7 +62,7 @@ class Noise:
         self._reading_squares += sum((value - middle) ** 2 for value in clipped)
         self._reading_freedom += len(clipped) - 1
 
-    def took_rounds(self, means: Sequence[float], counts: Sequence[int]) -> None:
+    def add_rounds(self, means: Sequence[float], counts: Sequence[int]) -> None:
         """Differences of two configurations, one a round: what readings do not explain is the starts'."""
         if len(means) < 2:
             return
@@ -72,7 +72,7 @@ class Noise:
         self._start_squares += (len(means) - 1) * max(0.0, between - within) / 2
         self._start_freedom += len(means) - 1
 
-    def took_starts(self, means: Sequence[float], counts: Sequence[int]) -> None:
+    def add_starts(self, means: Sequence[float], counts: Sequence[int]) -> None:
         """Of one configuration, one a start."""
         if len(means) < 2:
             return
@@ -93,7 +93,7 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RatioEstimate:
     """The logarithm of B over A, and how far it may be off at this look."""
 
     estimate: float
@@ -106,23 +106,23 @@ class Standing:
         return Interval(math.exp(low), math.exp(self.estimate), math.exp(high))
 
 
-class Contest:
+class SequentialTest:
     """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN.
 
     `chance`: that the true ratio lies outside of the interval at any look. `worth`: a share below which a gain is not
     looked for any longer. At least two rounds, so two starts of either side, before B is called better.
     """
 
-    def __init__(self, noise: Noise, *, rounds: int = 6, chance: float = 0.05, worth: float = 0.01) -> None:
+    def __init__(self, noise: MeasurementNoise, *, rounds: int = 6, chance: float = 0.05, worth: float = 0.01) -> None:
         if rounds < 2:
             raise ValueError(f"{rounds} rounds cannot show what starts differ by")
         self._noise, self._rounds, self._worth = noise, rounds, worth
         self._each = chance / (rounds - 1)
         self._differences: list[list[float]] = []
-        self.verdict = Verdict.OPEN
+        self.verdict = SequentialVerdict.OPEN
 
     def __repr__(self) -> str:
-        return f"<Contest {self.verdict.value} after {len(self._differences)}/{self._rounds} rounds>"
+        return f"<SequentialTest {self.verdict.value} after {len(self._differences)}/{self._rounds} rounds>"
 
     @property
     def rounds(self) -> int:
@@ -134,7 +134,7 @@ class Contest:
 
     def feed(self, pairs: Sequence[tuple[float, float]]) -> None:
         """(A, B), logarithms both. A round without any is one in which nothing could be measured."""
-        if self.verdict is not Verdict.OPEN:
+        if self.verdict is not SequentialVerdict.OPEN:
             return
         if pairs:
             self._differences.append(self._clipped([b - a for a, b in pairs]))
@@ -143,7 +143,7 @@ class Contest:
             self.verdict = self._judged(standing)
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> RatioEstimate | None:
         """None before there are two pairs."""
         if self.pairs < 2:
             return None
@@ -155,23 +155,23 @@ class Contest:
         variance = sum(part for part, _ in parts)
         freedom = variance**2 / sum(part**2 / free for part, free in parts)
         error = math.sqrt(variance)
-        return Standing(estimate, error, t_quantile(1 - self._each, min(freedom, _MOST_FREEDOM)) * error)
+        return RatioEstimate(estimate, error, t_quantile(1 - self._each, min(freedom, _MOST_FREEDOM)) * error)
 
     @property
     def round_means(self) -> tuple[list[float], list[int]]:
         return [fmean(one) for one in self._differences], [len(one) for one in self._differences]
 
-    def _judged(self, now: Standing) -> Verdict:
+    def _judged(self, now: RatioEstimate) -> SequentialVerdict:
         if now.estimate + now.reach < 0:
-            return Verdict.WORSE
+            return SequentialVerdict.WORSE
         if self.rounds < 2:
-            return Verdict.SAME if now.estimate + now.reach < self._worth else Verdict.OPEN
+            return SequentialVerdict.SAME if now.estimate + now.reach < self._worth else SequentialVerdict.OPEN
         if now.estimate - now.reach > 0:
-            return Verdict.BETTER
+            return SequentialVerdict.BETTER
         last = self.rounds >= self._rounds
-        return Verdict.SAME if last or self._is_futile(now) else Verdict.OPEN
+        return SequentialVerdict.SAME if last or self._is_futile(now) else SequentialVerdict.OPEN
 
-    def _is_futile(self, now: Standing) -> bool:
+    def _is_futile(self, now: RatioEstimate) -> bool:
         """Either no gain worth having is left in it, or even a lucky remainder would not show one."""
         if now.estimate + now.reach < self._worth:
             return True
@@ -207,7 +207,9 @@ class Contest:
         return [min(max(value, middle - room), middle + room) for value in differences]
 
 
-def mean_of_starts(starts: Sequence[Sequence[float]], noise: Noise, *, confidence: float = 0.95) -> Interval | None:
+def mean_of_starts(
+    starts: Sequence[Sequence[float]], noise: MeasurementNoise, *, confidence: float = 0.95
+) -> Interval | None:
     """The mean of one configuration, from logarithms of its readings by start; None: there are none."""
     groups = [noise.clipped(one) for one in starts if one]
     if not groups:

@@ -20,7 +20,7 @@ from skep.units import parse_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class SloLimit:
     """At most so many milliseconds in so many of a hundred requests."""
 
     name: str  # "ttft" | "tpot" | "total"
@@ -32,16 +32,16 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SloLimits:
     """What users are promised. Failed requests keep no promise: more than five in a hundred break it as well."""
 
-    limits: tuple[Limit, ...]
+    limits: tuple[SloLimit, ...]
 
     def __str__(self) -> str:
         return ",".join(map(str, self.limits))
 
     @classmethod
-    def parse(cls, text: str) -> Limits:
+    def parse(cls, text: str) -> SloLimits:
         """ "ttft=1s,tpot=50ms" or "ttft_p99=2s"."""
         return cls(tuple(_limit(part.strip(), text) for part in text.split(",") if part.strip()) or _none(text))
 
@@ -52,7 +52,7 @@ KINDS = ("ttft", "tpot", "total")
 _HINT = "write it as --slo ttft=1s,tpot=50ms; the names are ttft, tpot and total, with _p50, _p90, _p95 or _p99"
 
 
-def _limit(part: str, text: str) -> Limit:
+def _limit(part: str, text: str) -> SloLimit:
     name, equals, value = part.partition("=")
     kind, _, tail = name.strip().lower().partition("_p")
     try:
@@ -64,10 +64,10 @@ def _limit(part: str, text: str) -> Limit:
     seconds = parse_seconds(value)
     if seconds <= 0:
         raise UserError(f"--slo `{part}` cannot be met", hint=_HINT)
-    return Limit(kind, seconds * 1000, percent)
+    return SloLimit(kind, seconds * 1000, percent)
 
 
-def _none(text: str) -> tuple[Limit, ...]:
+def _none(text: str) -> tuple[SloLimit, ...]:
     raise UserError(f"--slo `{text}` names no limit", hint=_HINT)
 
 

@@ -43,7 +43,7 @@ class LevelPoint:
     limited: bool = False  # the client was the limit
 
 
-class Side(Enum):
+class CurveSide(Enum):
     """Of a point on the curve: where a level surely lies, or UNCLEAR where the repeats do not say."""
 
     BEFORE = "before"
@@ -52,7 +52,7 @@ class Side(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TurningPoint:
     """A knee or a cliff among the measured levels, by index: it lies between `low` and `high`.
 
     `low` is -1 where even the first level is past it. `sure`: both ends are.
@@ -65,14 +65,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Level:
+class _CurveLevel:
     concurrency: int
     count: int
     estimate: float  # geometric mean; 0 where a repeat brought nothing
     squares: float  # of the deviations of the logarithms
 
 
-class Curve:
+class SpeedCurve:
     """The usable levels in order of C, with what can be said about each pair of them."""
 
     def __init__(self, levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> None:
@@ -110,33 +110,33 @@ class Curve:
         """The best of the smaller levels; None for the first."""
         return max(range(index), key=lambda place: self.levels[place].estimate, default=None)
 
-    def knee_side(self, index: int) -> Side:
+    def knee_side(self, index: int) -> CurveSide:
         """BEFORE: a larger level is surely better by the margin. AFTER: surely none is."""
         later = range(index + 1, len(self.levels))
         if any(self.ratio(place, index, among=len(later))[0] > 1 + self._margin for place in later):
-            return Side.BEFORE
+            return CurveSide.BEFORE
         ratios = [self.ratio(place, index) for place in later]
         if ratios and all(high < 1 + self._margin for _, _, high in ratios):
-            return Side.AFTER
-        return Side.UNCLEAR
+            return CurveSide.AFTER
+        return CurveSide.UNCLEAR
 
-    def cliff_side(self, index: int) -> Side:
+    def cliff_side(self, index: int) -> CurveSide:
         """BEFORE: surely within the margin of the best up to here. AFTER: surely under it."""
         best = self.best_before(index)
         if best is None:
-            return Side.BEFORE
+            return CurveSide.BEFORE
         if self.ratio(index, best)[0] > 1 - self._margin:
-            return Side.BEFORE
-        return Side.AFTER if self.ratio(index, best, among=index)[2] < 1 - self._margin else Side.UNCLEAR
+            return CurveSide.BEFORE
+        return CurveSide.AFTER if self.ratio(index, best, among=index)[2] < 1 - self._margin else CurveSide.UNCLEAR
 
-    def knee(self) -> Place | None:
+    def knee(self) -> TurningPoint | None:
         """None: the last level still brings growth, or there are fewer than two."""
         at = next((place for place in range(len(self.levels) - 1) if not self._grows_after(place)), None)
         if at is None:
             return None
         return self._place(at, at - 1, at, self.knee_side)
 
-    def cliff(self) -> Place | None:
+    def cliff(self) -> TurningPoint | None:
         """None: the last level is not under the best."""
         first_bad = len(self.levels)
         while first_bad > 1 and self._is_under(first_bad - 1):
@@ -145,32 +145,32 @@ class Curve:
             return None
         return self._place(first_bad - 1, first_bad - 1, first_bad, self.cliff_side)
 
-    def bracket(self, place: Place) -> tuple[int, int]:
+    def bracket(self, place: TurningPoint) -> tuple[int, int]:
         """In C; from 0 where even the first level is past the point."""
         low = self.levels[place.low].concurrency if place.low >= 0 else 0
         return low, self.levels[place.high].concurrency
 
-    def drop_pct(self, cliff: Place) -> float:
+    def drop_pct(self, cliff: TurningPoint) -> float:
         estimates = [level.estimate for level in self.levels]
         return 100 * (1 - min(estimates[cliff.at + 1 :]) / max(estimates))
 
     def surely_grows(self) -> bool:
         """Up to the last level."""
-        return len(self.levels) > 1 and self.knee_side(len(self.levels) - 2) is Side.BEFORE
+        return len(self.levels) > 1 and self.knee_side(len(self.levels) - 2) is CurveSide.BEFORE
 
-    def is_known(self, place: Place) -> bool:
+    def is_known(self, place: TurningPoint) -> bool:
         """The repeats show it, and do not leave open whether even the first level is past it."""
         return place.sure and (place.low >= 0 or place.high == 0)
 
-    def _place(self, at: int, low: int, high: int, side: Callable[[int], Side]) -> Place:
+    def _place(self, at: int, low: int, high: int, side: Callable[[int], CurveSide]) -> TurningPoint:
         """Widened over levels that are unclear, where the noise is known; by the estimates alone where it is not."""
-        sure_low = next((place for place in range(low, -1, -1) if side(place) is Side.BEFORE), -1)
-        sure_high = next((place for place in range(high, len(self.levels)) if side(place) is Side.AFTER), None)
+        sure_low = next((place for place in range(low, -1, -1) if side(place) is CurveSide.BEFORE), -1)
+        sure_high = next((place for place in range(high, len(self.levels)) if side(place) is CurveSide.AFTER), None)
         if self.noise is None:
-            return Place(at, low, high, sure=False)
+            return TurningPoint(at, low, high, sure=False)
         if sure_high is None:
-            return Place(at, sure_low, len(self.levels) - 1, sure=False)
-        return Place(at, sure_low, sure_high, sure=True)
+            return TurningPoint(at, sure_low, len(self.levels) - 1, sure=False)
+        return TurningPoint(at, sure_low, sure_high, sure=True)
 
     def _grows_after(self, index: int) -> bool:
         later = range(index + 1, len(self.levels))
@@ -183,7 +183,7 @@ class Curve:
 
 def find_turning(levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> Turning:
     """Knee and cliff as far as the repeats show them, and the levels that they do not tell apart."""
-    curve = Curve(levels, margin=margin)
+    curve = SpeedCurve(levels, margin=margin)
     knee, cliff = curve.knee(), curve.cliff()
     unclear: set[int] = set()
     if knee is not None and not curve.is_known(knee):
@@ -206,11 +206,11 @@ def estimate_turning(levels: Iterable[LevelPoint], *, margin: float = MARGIN) ->
 
     With one repeat each nothing is sure and the brackets are those of the estimates.
     """
-    curve = Curve(levels, margin=margin)
+    curve = SpeedCurve(levels, margin=margin)
     return _turning(curve, curve.knee(), curve.cliff())
 
 
-def _turning(curve: Curve, knee: Place | None, cliff: Place | None) -> Turning:
+def _turning(curve: SpeedCurve, knee: TurningPoint | None, cliff: TurningPoint | None) -> Turning:
     places = [place for place in (knee, cliff) if place is not None]
     return Turning(
         knee=None if knee is None else curve.levels[knee.at].concurrency,
@@ -222,9 +222,9 @@ def _turning(curve: Curve, knee: Place | None, cliff: Place | None) -> Turning:
     )
 
 
-def _level(concurrency: int, values: Sequence[float]) -> _Level:
+def _level(concurrency: int, values: Sequence[float]) -> _CurveLevel:
     if min(values) <= 0:
-        return _Level(concurrency, len(values), 0.0, 0.0)
+        return _CurveLevel(concurrency, len(values), 0.0, 0.0)
     logs = [math.log(value) for value in values]
     mean = fmean(logs)
-    return _Level(concurrency, len(values), math.exp(mean), math.fsum((value - mean) ** 2 for value in logs))
+    return _CurveLevel(concurrency, len(values), math.exp(mean), math.fsum((value - mean) ** 2 for value in logs))

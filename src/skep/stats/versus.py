@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import pairwise
 from statistics import NormalDist
 
-from skep.stats.intervals import Shift, logs, mean_shift, paired_logs, t_quantile
+from skep.stats.intervals import MeanEstimate, logs, mean_difference, paired_logs, t_quantile
 from skep.stats.percentiles import median
 from skep.stats.rolling import WindowStats, window_stats
 from skep.units import Interval
@@ -33,7 +33,7 @@ _HIDDEN = 3.0  # over the number of values: what each fitted level takes away fr
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class SeriesComparison:
     """`ratio` is B over A; better and worse know which way is up."""
 
     a: WindowStats | None
@@ -47,16 +47,18 @@ class Versus:
         return max((side.cv for side in (self.a, self.b) if side is not None and side.cv is not None), default=None)
 
 
-def versus(a: Sequence[float], b: Sequence[float], *, more_is_better: bool = True, confidence: float = 0.95) -> Versus:
+def versus(
+    a: Sequence[float], b: Sequence[float], *, more_is_better: bool = True, confidence: float = 0.95
+) -> SeriesComparison:
     """SAME where the interval holds 1 or the medians lie less than 0.5 % apart; UNKNOWN without a ratio."""
     stats_a, stats_b = window_stats(a), window_stats(b)
     ratio = ratio_of_medians(a, b, slow=slowness([deviations(a), deviations(b)]), confidence=confidence)
     if ratio is None:
-        return Versus(stats_a, stats_b, None, Judgement.UNKNOWN)
+        return SeriesComparison(stats_a, stats_b, None, Judgement.UNKNOWN)
     if ratio.contains(1.0) or abs(ratio.estimate - 1) < INDIFFERENT:
-        return Versus(stats_a, stats_b, ratio, Judgement.SAME)
+        return SeriesComparison(stats_a, stats_b, ratio, Judgement.SAME)
     better = (ratio.estimate > 1) is more_is_better
-    return Versus(stats_a, stats_b, ratio, Judgement.BETTER if better else Judgement.WORSE)
+    return SeriesComparison(stats_a, stats_b, ratio, Judgement.BETTER if better else Judgement.WORSE)
 
 
 def ratio_of_medians(
@@ -159,22 +161,22 @@ def judge_overall(
     return _verdict([shift for shift in shifts if shift is not None], higher_is_better, indifferent, confidence)
 
 
-def _shift(a_values: Sequence[float], b_values: Sequence[float], *, paired: bool) -> Shift | None:
+def _shift(a_values: Sequence[float], b_values: Sequence[float], *, paired: bool) -> MeanEstimate | None:
     if paired and len(a_values) != len(b_values):
         raise ValueError(f"{len(a_values)} values of A and {len(b_values)} of B are not pairs")
     if min(len(a_values), len(b_values)) < 2 or min(*a_values, *b_values) <= 0:
         return None
     if paired:
-        return Shift.of(paired_logs(zip(a_values, b_values, strict=True)))
-    return Shift.of(logs(b_values)) - Shift.of(logs(a_values))
+        return MeanEstimate.of(paired_logs(zip(a_values, b_values, strict=True)))
+    return MeanEstimate.of(logs(b_values)) - MeanEstimate.of(logs(a_values))
 
 
 def _verdict(
-    shifts: Sequence[Shift], higher_is_better: bool, indifferent: float, confidence: float
+    shifts: Sequence[MeanEstimate], higher_is_better: bool, indifferent: float, confidence: float
 ) -> tuple[Interval | None, Judgement]:
     if not shifts:
         return None, Judgement.UNKNOWN
-    ratio = mean_shift(shifts).as_ratio(confidence)
+    ratio = mean_difference(shifts).as_ratio(confidence)
     if ratio.contains(1.0) or abs(ratio.estimate - 1) <= indifferent:
         return ratio, Judgement.SAME
     return ratio, Judgement.BETTER if (ratio.estimate > 1) is higher_is_better else Judgement.WORSE

@@ -16,7 +16,7 @@ from skep.store.rows import json_text
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationRecord:
     """`host` is a fingerprint of the machine, or the address of one elsewhere. Factors multiply predicted times."""
 
     id: str
@@ -35,7 +35,7 @@ class Calibration:
     skep_version: str
 
 
-CALIBRATION_COLUMNS = tuple(field.name for field in fields(Calibration))
+CALIBRATION_COLUMNS = tuple(field.name for field in fields(CalibrationRecord))
 INSERT_CALIBRATION = (
     f"INSERT INTO calibrations ({', '.join(CALIBRATION_COLUMNS)}) VALUES ({', '.join('?' * len(CALIBRATION_COLUMNS))})"  # noqa: S608
 )
@@ -43,16 +43,16 @@ CALIBRATIONS = f"SELECT {', '.join(CALIBRATION_COLUMNS)} FROM calibrations"  # n
 NEWEST_FIRST = " ORDER BY created_at DESC, rowid DESC"
 
 
-def calibration_row(found: Calibration) -> tuple[Any, ...]:
+def calibration_row(found: CalibrationRecord) -> tuple[Any, ...]:
     """Values in the order of `CALIBRATION_COLUMNS`."""
     values = {name: getattr(found, name) for name in CALIBRATION_COLUMNS}
     return tuple((values | {"document": json_text(found.document)}).values())
 
 
-def calibration_of(row: Row) -> Calibration:
+def calibration_of(row: Row) -> CalibrationRecord:
     values = dict(zip(CALIBRATION_COLUMNS, row, strict=True))
     try:
         document = json.loads(values["document"])
     except ValueError as error:
         raise StoreError(f"calibration `{values['id']}` has an unreadable document: {error}") from error
-    return Calibration(**values | {"simulated": bool(values["simulated"]), "document": document})
+    return CalibrationRecord(**values | {"simulated": bool(values["simulated"]), "document": document})

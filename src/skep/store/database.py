@@ -23,13 +23,13 @@ from skep.store.calibrations import (
     CALIBRATIONS,
     INSERT_CALIBRATION,
     NEWEST_FIRST,
-    Calibration,
+    CalibrationRecord,
     calibration_of,
     calibration_row,
 )
 from skep.store.connection import connect, copy_database
 from skep.store.errors import translated
-from skep.store.records import GatewayRequest, Request, Run, RunState
+from skep.store.records import GatewayRequest, Request, RunState, StoredRun
 from skep.store.rows import (
     GATEWAY_COLUMNS,
     GATEWAY_ROWS_AT_ONCE,
@@ -188,7 +188,7 @@ class Store:
                 for start in range(0, len(values), GATEWAY_ROWS_AT_ONCE):
                     self._insert_gateway_rows(values[start : start + GATEWAY_ROWS_AT_ONCE])
 
-    def append_calibration(self, found: Calibration) -> None:
+    def append_calibration(self, found: CalibrationRecord) -> None:
         with self.transaction():
             self._connection.execute(INSERT_CALIBRATION, calibration_row(found))
 
@@ -200,11 +200,11 @@ class Store:
                 "INSERT INTO run_ends VALUES (?, ?, ?, ?)", (run_id, ended_at, outcome, storable(error))
             )
 
-    def runs(self, limit: int | None = None) -> list[Run]:
+    def runs(self, limit: int | None = None) -> list[StoredRun]:
         """Newest first."""
         return [run_of(row) for row in self.read(_RUNS + _NEWEST_FIRST, -1 if limit is None else limit)]
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> StoredRun:
         """By its id, by the beginning of it, "last", or "last~1" for the one before it."""
         back = re.fullmatch(r"last(?:~(\d{1,6}))?", name)
         if back is not None:
@@ -242,7 +242,7 @@ class Store:
         values = (float("-inf") if since is None else since, -1 if limit is None else limit)
         return [gateway_request_of(row) for row in self.read(_GATEWAY_REQUESTS, *values)]
 
-    def calibrations(self, host: str | None = None) -> list[Calibration]:
+    def calibrations(self, host: str | None = None) -> list[CalibrationRecord]:
         """Newest first; of one host, or all."""
         where, values = (" WHERE host = ?", (host,)) if host is not None else ("", ())
         return [calibration_of(row) for row in self.read(CALIBRATIONS + where + NEWEST_FIRST, *values)]
@@ -338,7 +338,7 @@ class Store:
             self._connection.execute("DELETE FROM deleting_before")
         return deleted
 
-    def _last(self, name: str, back: int) -> Run:
+    def _last(self, name: str, back: int) -> StoredRun:
         newest = self.runs(back + 1)
         if not newest:
             raise UserError("there are no runs yet", hint="`skep bench` makes one")

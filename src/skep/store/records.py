@@ -24,7 +24,7 @@ class RunState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """One benchmark run as stored. `config`, `host` and `engine` are JSON objects, kept as they were."""
 
     id: str

@@ -12,8 +12,8 @@ from sqlite3 import Row
 from typing import Any
 
 from skep.errors import StoreError
-from skep.store.records import EngineTimings, GatewayRequest, Request, Run, RunState
-from skep.store.writer_process import Writer, is_alive
+from skep.store.records import EngineTimings, GatewayRequest, Request, RunState, StoredRun
+from skep.store.writer_process import WriterProcess, is_alive
 
 
 def insert(table: str, columns: Iterable[str]) -> str:
@@ -89,8 +89,8 @@ def insert_gateway_rows(count: int) -> str:
     return f"INSERT INTO gateway_requests ({', '.join(GATEWAY_COLUMNS)}) VALUES {', '.join([row] * count)}"  # noqa: S608
 
 
-def run_of(row: Row) -> Run:
-    return Run(
+def run_of(row: Row) -> StoredRun:
+    return StoredRun(
         id=row["id"],
         kind=row["kind"],
         state=_state(row),
@@ -141,7 +141,7 @@ def storable(text: str | None) -> str | None:
 def _state(row: Row) -> RunState:
     if row["outcome"] is not None:
         return RunState(row["outcome"])
-    writer = Writer(row["writer_pid"], row["writer_start_ticks"], row["boot_id"])
+    writer = WriterProcess(row["writer_pid"], row["writer_start_ticks"], row["boot_id"])
     return RunState.RUNNING if is_alive(writer) else RunState.INCOMPLETE
 
 

@@ -12,7 +12,7 @@ from skep.store.rows import json_text, storable
 from skep.workload.items import Item, item_json
 
 
-class Outcome(Enum):
+class VerdictOutcome(Enum):
     """Everything but PASSED counts as a failure, and each is shown apart."""
 
     PASSED = "passed"
@@ -26,7 +26,7 @@ class Outcome(Enum):
 
     @property
     def passed(self) -> bool:
-        return self is Outcome.PASSED
+        return self is VerdictOutcome.PASSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Verdict:
     repeat: int
     index: int
     item: str
-    outcome: Outcome
+    outcome: VerdictOutcome
     detail: str = ""  # one line: why
     checks: tuple[Check, ...] = ()
     keywords: bool | None = None
@@ -83,7 +83,7 @@ def verdict_of(row: Row) -> Verdict:
         repeat=row["repeat"],
         index=row["idx"],
         item=row["item"],
-        outcome=Outcome(row["outcome"]),
+        outcome=VerdictOutcome(row["outcome"]),
         detail=row["detail"],
         checks=tuple(Check(*one) for one in json.loads(row["checks"])),
         keywords=None if row["keywords"] is None else bool(row["keywords"]),

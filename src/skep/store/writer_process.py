@@ -20,18 +20,18 @@ PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class WriterProcess:
     pid: int
     start_ticks: int | None  # since boot; None: the system does not tell
     boot_id: str | None
 
 
-def this_process(proc: Path = PROC) -> Writer:
+def this_process(proc: Path = PROC) -> WriterProcess:
     pid = os.getpid()
-    return Writer(pid, _start_ticks(pid, proc), _boot_id(proc))
+    return WriterProcess(pid, _start_ticks(pid, proc), _boot_id(proc))
 
 
-def is_alive(writer: Writer, proc: Path = PROC) -> bool:
+def is_alive(writer: WriterProcess, proc: Path = PROC) -> bool:
     if writer.boot_id != _boot_id(proc):
         return False
     if writer.start_ticks is None:

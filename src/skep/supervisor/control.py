@@ -12,7 +12,7 @@ from typing import Any
 
 from skep.engines.api_key import ANSWER_S, GATEWAY_KEY, KEY_FILE
 from skep.errors import EngineError, SkepError, UserError
-from skep.files import held
+from skep.files import hold_lock
 from skep.paths import LOOPBACK, Paths
 from skep.wire.heads import parse_url
 
@@ -125,9 +125,9 @@ def socket_of(lock_path: Path, default: Path) -> Path:
 
 
 @contextlib.contextmanager
-def only_one(lock_path: Path, socket_path: Path) -> Iterator[None]:
+def hold_instance_lock(lock_path: Path, socket_path: Path) -> Iterator[None]:
     """Hold the lock of this installation."""
-    with held(lock_path, "skep", "`skep ps` shows it, `skep down` stops it", str(socket_path)):
+    with hold_lock(lock_path, "skep", "`skep ps` shows it, `skep down` stops it", str(socket_path)):
         yield
 
 

@@ -9,21 +9,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from skep.errors import EngineError, SkepError, UserError
-from skep.supervisor.gateway_child import Front
-from skep.supervisor.model_loader import Housing
-from skep.supervisor.reload import Remaking
-from skep.supervisor.replica_protocol import LogKept
-from skep.supervisor.replica_set import Crew
+from skep.supervisor.gateway_child import GatewayChild
+from skep.supervisor.model_loader import ModelLoader
+from skep.supervisor.reload import Reloader
+from skep.supervisor.replica_protocol import RemoteLog
+from skep.supervisor.replica_set import ReplicaSet
 from skep.units import MIB
-from skep.wire.json_pipe import Link, Message
+from skep.wire.json_pipe import JsonPipe, Message
 
 
-class Verbs:
-    def __init__(self, crew: Crew, front: Front, housing: Housing, *, remaking: Remaking) -> None:
-        self._crew = crew
-        self._front = front
-        self._housing = housing
-        self._remaking = remaking
+class ControlCommands:
+    def __init__(self, crew: ReplicaSet, front: GatewayChild, housing: ModelLoader, *, remaking: Reloader) -> None:
+        self._replica_set = crew
+        self._gateway_child = front
+        self._loader = housing
+        self._reloader = remaking
 
     async def answer(self, message: Message) -> Message:
         match message.get("op"):
@@ -40,88 +40,88 @@ class Verbs:
             case "scale":
                 return await self._scale(message)
             case "load":
-                return await self._housing.load(str(message.get("model")), wait=bool(message.get("wait")))
+                return await self._loader.load(str(message.get("model")), wait=bool(message.get("wait")))
             case "unload":
                 model, wait = str(message.get("model")), bool(message.get("wait"))
-                return await self._housing.unload(model, wait=wait, drain_s=message.get("drain_s"))
+                return await self._loader.unload(model, wait=wait, drain_s=message.get("drain_s"))
             case "swap":
                 out, come, wait = str(message.get("out")), str(message.get("in")), bool(message.get("wait"))
-                return await self._housing.swap(out, come, wait=wait, drain_s=message.get("drain_s"))
+                return await self._loader.swap(out, come, wait=wait, drain_s=message.get("drain_s"))
             case "reload":
-                return await self._remaking.reload(message)
+                return await self._reloader.reload(message)
             case other:
                 return {"error": f"unknown request {other!r}"}
 
     async def log_of(self, name: str, lines: int, offset: int | None = None) -> Message | None:
         """As `LogKept` has it; None where its log is a file here, or not known."""
-        member = self._crew.find(name)
-        return await member.log_since(offset, lines) if isinstance(member, LogKept) else None
+        member = self._replica_set.find(name)
+        return await member.log_since(offset, lines) if isinstance(member, RemoteLog) else None
 
     # Inside
 
     def _known(self, name: str, *, besides: Sequence[str] = ()) -> str:
-        if self._crew.find(name) is None:
-            known = ", ".join([*besides, *self._crew.names])
+        if self._replica_set.find(name) is None:
+            known = ", ".join([*besides, *self._replica_set.names])
             raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
         return name
 
     def _meant(self, name: str) -> list[str]:
         """A replica, or all that stand on a node."""
-        meant = [name] if self._crew.find(name) else self._crew.at(name)
+        meant = [name] if self._replica_set.find(name) else self._replica_set.at(name)
         if not meant:
-            nodes = f"; nodes: {', '.join(self._crew.nodes)}" if self._crew.nodes else ""
-            raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(self._crew.names)}{nodes}")
+            nodes = f"; nodes: {', '.join(self._replica_set.nodes)}" if self._replica_set.nodes else ""
+            raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(self._replica_set.names)}{nodes}")
         return meant
 
     async def _restart(self, name: str) -> Message:
         if name == "gateway":
-            await self._front.replace(self._remaking.hive.drain_s)
+            await self._gateway_child.replace(self._reloader.hive.drain_s)
             return {"ok": True}
         self._known(name, besides=["gateway"])
-        member = self._crew.find(name)
-        if member is not None and self._crew.is_dormant(member):
+        member = self._replica_set.find(name)
+        if member is not None and self._replica_set.is_dormant(member):
             raise EngineError(f"`{name}` is not loaded", hint=f"`skep load {member.model}` loads it")
-        await self._crew.rest(name, self._remaking.hive.drain_s)
-        self._crew.restart(name)
+        await self._replica_set.rest(name, self._reloader.hive.drain_s)
+        self._replica_set.restart(name)
         return {"ok": True}
 
     async def _drain_some(self, name: str, *, wait: bool) -> Message:
         meant = self._meant(name)
-        self._crew.drain(name)
-        if wait and not all(await asyncio.gather(*(self._crew.until_idle(one) for one in meant))):
+        self._replica_set.drain(name)
+        if wait and not all(await asyncio.gather(*(self._replica_set.until_idle(one) for one in meant))):
             raise EngineError(f"`{name}` was let in again before it was empty")
-        busy = await asyncio.gather(*(self._crew.busy(one) for one in meant))
+        busy = await asyncio.gather(*(self._replica_set.busy(one) for one in meant))
         return {"ok": True, "busy": sum(busy), "replicas": meant}
 
     def _undrain(self, name: str) -> Message:
-        meant = self._crew.at(name) if name in self._crew.drained else self._meant(name)
-        if node := self._crew.drained_node(name):
+        meant = self._replica_set.at(name) if name in self._replica_set.drained else self._meant(name)
+        if node := self._replica_set.drained_node(name):
             raise EngineError(f"`{name}` stands on node `{node}`, which is drained", hint=f"`skep undrain {node}`")
-        self._crew.undrain(name)
+        self._replica_set.undrain(name)
         return {"ok": True, "replicas": meant or [name]}
 
     async def _scale(self, message: Message) -> Message:
         """Without a number, how many there are; without a model, of all."""
-        model, replicas, known = message.get("model"), message.get("replicas"), self._remaking.models
+        model, replicas, known = message.get("model"), message.get("replicas"), self._reloader.models
         if model is not None and replicas is not None:
-            return await self._remaking.scale(str(model), int(replicas), wait=bool(message.get("wait")))
+            return await self._reloader.scale(str(model), int(replicas), wait=bool(message.get("wait")))
         if model is not None and model not in known:
             hint = f"known: {', '.join(known) or 'none'}"
             raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
         return {"ok": True, "models": [self._count(one) for one in known if model in (None, one)]}
 
     def _count(self, model: str) -> Message:
-        members = [one for one in self._crew.members if one.model == model and one.kind != "upstream"]
+        members = [one for one in self._replica_set.members if one.model == model and one.kind != "upstream"]
         return {"model": model, "replicas": len(members), "ready": sum(one.life.serving for one in members)}
 
 
-Answer = Callable[[Message], Awaitable[Message]]
+CommandHandler = Callable[[Message], Awaitable[Message]]
 
 
 @asynccontextmanager
 async def control_socket(
     path: Path | None,
-    answer: Answer,
+    answer: CommandHandler,
     last_words: Callable[[], Message] = dict,
     released: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[None]:
@@ -140,7 +140,7 @@ async def control_socket(
         assert task is not None
         connections.add(task)
         try:
-            await _serve(Link(reader, writer), answer, last_words, released)
+            await _serve(JsonPipe(reader, writer), answer, last_words, released)
         finally:
             connections.discard(task)
 
@@ -157,7 +157,9 @@ async def control_socket(
             await asyncio.sleep(0)
 
 
-async def _serve(link: Link, answer: Answer, last_words: Callable[[], Message], released: Callable[[], None]) -> None:
+async def _serve(
+    link: JsonPipe, answer: CommandHandler, last_words: Callable[[], Message], released: Callable[[], None]
+) -> None:
     told: Message = {}
     holds = False
     try:
@@ -175,7 +177,7 @@ async def _serve(link: Link, answer: Answer, last_words: Callable[[], Message], 
         await link.close()
 
 
-async def _answered(message: Message, answer: Answer) -> Message:
+async def _answered(message: Message, answer: CommandHandler) -> Message:
     try:
         return await answer(message)
     except (SkepError, OSError) as error:

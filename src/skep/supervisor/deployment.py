@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.engines.base import Launch
-from skep.supervisor.eviction import House
+from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.wire.json_pipe import Message
 
@@ -39,8 +39,8 @@ class Hive:
     avoid: frozenset[str] = frozenset()  # nodes of a cluster on which nothing new is to stand: they are drained
 
     @property
-    def house(self) -> House:
-        return House(dict(self.room), self.max_loaded, self.turn_s)
+    def memory_budget(self) -> MemoryBudget:
+        return MemoryBudget(dict(self.room), self.max_loaded, self.turn_s)
 
 
 Rebuild = Callable[[Message, Hive, Sequence[Launch]], Hive]  # of settings, of the hive as it is, and of what runs

@@ -18,15 +18,15 @@ from typing import Any
 from skep.engines.base import Launch
 from skep.errors import GatewayError
 from skep.files import open_log
-from skep.supervisor.replica_protocol import Member
-from skep.wire.json_pipe import Link, Message
+from skep.supervisor.replica_protocol import ReplicaMember
+from skep.wire.json_pipe import JsonPipe, Message
 
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 LISTEN_DEADLINE_S = 20.0
 
 
-class Front:
+class GatewayChild:
     """Keeps one gateway process running. `argv` gets `--listen-fd N --link-fd M` appended."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Front:
         `complete`: all of them have answered. One that is silent may have streams.
         """
         answers = await asyncio.gather(*(child.ask({"op": "status"}, timeout_s) for child in self._children()))
-        told = merged([answer for answer in answers if answer])
+        told = merge_status([answer for answer in answers if answer])
         return {**told, "complete": all(answers)} if told else {}
 
     async def replace(self, drain_s: float) -> None:
@@ -190,7 +190,7 @@ class Front:
         task.add_done_callback(self._retiring.discard)
 
 
-def merged(told: Sequence[Message]) -> Message:
+def merge_status(told: Sequence[Message]) -> Message:
     """The status of several gateway processes as that of one; the first, which takes the connections, says states."""
     if not told:
         return {}
@@ -204,7 +204,7 @@ def merged(told: Sequence[Message]) -> Message:
         queues[model] = added(queues.get(model, {}), classes)
     models: dict[str, Message] = {}
     for model, figures in (item for answer in told for item in answer.get("models", {}).items()):
-        models[model] = together(models.get(model), figures)
+        models[model] = merge_model_usage(models.get(model), figures)
     sums: dict[str, dict[str, int]] = {"busy": {}, "tokens": {}, "ended": {}}
     for key, answer in itertools.product(sums, told):
         sums[key] = added(sums[key], answer[key])
@@ -212,7 +212,7 @@ def merged(told: Sequence[Message]) -> Message:
     return {**counts, **sums, "queues": queues, "replicas": list(replicas.values()), "models": models}
 
 
-def together(one: Message | None, other: Message) -> Message:
+def merge_model_usage(one: Message | None, other: Message) -> Message:
     """What two gateways say of one model."""
     if one is None:
         return other
@@ -226,7 +226,7 @@ def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 
 class _Child:
-    def __init__(self, process: asyncio.subprocess.Process, link: Link) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, link: JsonPipe) -> None:
         self.process = process
         self.link = link
         self.listening = asyncio.Event()
@@ -258,7 +258,7 @@ class _Child:
             ours.close()
             theirs.close()
             raise
-        return cls(process, await Link.over(ours))
+        return cls(process, await JsonPipe.over(ours))
 
     async def came_to_listen(self, timeout_s: float) -> bool:
         waiting = asyncio.get_running_loop().create_task(self.listening.wait())
@@ -302,7 +302,7 @@ class _Child:
         return await self.process.wait()
 
 
-def row_of(member: Member, *, closed: bool) -> Message:
+def row_of(member: ReplicaMember, *, closed: bool) -> Message:
     """`closed`: it gets nothing new."""
     return {
         "name": member.launch.name,

@@ -8,7 +8,7 @@ from enum import Enum
 RESTART = "restart asked for"
 
 
-class State(Enum):
+class ReplicaState(Enum):
     WAITING = "waiting"  # for others that start on its cards
     STARTING = "starting"  # the process runs, or is about to; it is not healthy yet
     WARMING = "warming"  # healthy; its first generation is under way
@@ -35,7 +35,7 @@ class RestartPolicy:
     fallbacks: int = 0  # changes of a launch that died, one at a time, before it is given up
 
 
-class Do(Enum):
+class LifecycleAction(Enum):
     """What the shell is to do."""
 
     SPAWN = "spawn"
@@ -51,7 +51,7 @@ class Lifecycle:
 
     def __init__(self, policy: RestartPolicy | None = None) -> None:
         self.policy = policy or RestartPolicy()
-        self.state = State.STOPPED
+        self.state = ReplicaState.STOPPED
         self.url: str | None = None
         self.why: str | None = None
         self.note: str | None = None  # what is odd about it, also while it serves
@@ -68,70 +68,70 @@ class Lifecycle:
     @property
     def serving(self) -> bool:
         """Traffic may come: ready, and not being ended."""
-        return self.state is State.READY and self._ending is None
+        return self.state is ReplicaState.READY and self._ending is None
 
     @property
     def being_ended(self) -> bool:
         """Its process goes, or went, because it was told to."""
-        return self._ending is not None or self.state in (State.STOPPING, State.STOPPED)
+        return self._ending is not None or self.state in (ReplicaState.STOPPING, ReplicaState.STOPPED)
 
-    def start(self, now: float) -> list[Do]:
-        if self.state is not State.STOPPED:
+    def start(self, now: float) -> list[LifecycleAction]:
+        if self.state is not ReplicaState.STOPPED:
             return []
         return self._spawn(now)
 
     def must_wait(self) -> None:
         """It is not its turn to be spawned; `granted` says when."""
-        self.state, self.due_at = State.WAITING, None
+        self.state, self.due_at = ReplicaState.WAITING, None
 
-    def granted(self, now: float) -> list[Do]:
-        return self._spawn(now) if self.state is State.WAITING else []
+    def granted(self, now: float) -> list[LifecycleAction]:
+        return self._spawn(now) if self.state is ReplicaState.WAITING else []
 
-    def addressed(self, url: str) -> list[Do]:
-        if self.state is not State.STARTING:
+    def addressed(self, url: str) -> list[LifecycleAction]:
+        if self.state is not ReplicaState.STARTING:
             return []
         self.url = url
-        return [Do.PROBE]
+        return [LifecycleAction.PROBE]
 
-    def healthy(self, now: float) -> list[Do]:
-        if self.state is not State.STARTING:
+    def healthy(self, now: float) -> list[LifecycleAction]:
+        if self.state is not ReplicaState.STARTING:
             return []
-        self.state = State.WARMING
+        self.state = ReplicaState.WARMING
         self.due_at = now + self.policy.warm_deadline_s
-        return [Do.WARM_UP]
+        return [LifecycleAction.WARM_UP]
 
-    def warmed(self, now: float) -> list[Do]:
-        if self.state is not State.WARMING:
+    def warmed(self, now: float) -> list[LifecycleAction]:
+        if self.state is not ReplicaState.WARMING:
             return []
-        self.state = State.READY
+        self.state = ReplicaState.READY
         self.why = self.note
         self.due_at = None
         self._ready_at = now
         self._was_ready = True
-        return [Do.PUBLISH]
+        return [LifecycleAction.PUBLISH]
 
-    def warm_up_failed(self, why: str) -> list[Do]:
-        if self.state is not State.WARMING:
+    def warm_up_failed(self, why: str) -> list[LifecycleAction]:
+        if self.state is not ReplicaState.WARMING:
             return []
         return self._end(f"the warm-up generation failed: {why}")
 
-    def vanished(self) -> list[Do]:
+    def vanished(self) -> list[LifecycleAction]:
         """The process is gone, and why is being found out: `exited` follows. It serves nobody meanwhile."""
         self.url = None
-        if self.state is not State.READY:
+        if self.state is not ReplicaState.READY:
             return []
-        self.state = State.BACKOFF
-        return [Do.RETRACT]
+        self.state = ReplicaState.BACKOFF
+        return [LifecycleAction.RETRACT]
 
-    def exited(self, why: str, now: float, *, final: bool = False, by_itself: bool = False) -> list[Do]:
+    def exited(self, why: str, now: float, *, final: bool = False, by_itself: bool = False) -> list[LifecycleAction]:
         """The process is gone. `final`: it would end in the same way again. `by_itself`: not because we ended it."""
         retract, before = self.vanished(), self.state
-        if before in (State.STOPPING, State.STOPPED):
-            self.state, self.due_at = State.STOPPED, None
+        if before in (ReplicaState.STOPPING, ReplicaState.STOPPED):
+            self.state, self.due_at = ReplicaState.STOPPED, None
             return []
         ending, self._ending = self._ending, None
         if ending == RESTART:
-            self.state, self.due_at = State.BACKOFF, now
+            self.state, self.due_at = ReplicaState.BACKOFF, now
             return retract
         self.why = why if by_itself or ending is None else ending
         if self._ready_at is not None and now - self._ready_at >= self.policy.stable_s:
@@ -140,14 +140,14 @@ class Lifecycle:
         self._failures += 1
         limit = self.policy.failures_after_ready if self._was_ready else self.policy.failures_before_ready
         if final or self._failures >= limit:
-            self.state = State.FAILED
+            self.state = ReplicaState.FAILED
             self.due_at = None
         else:
-            self.state = State.BACKOFF
+            self.state = ReplicaState.BACKOFF
             self.due_at = now + self._delay_s()
         return retract
 
-    def changed_and_again(self, why: str, now: float) -> list[Do]:
+    def restart_changed(self, why: str, now: float) -> list[LifecycleAction]:
         """The process is gone, and its launch was changed since: started at once, the failures before do not count."""
         retract = self.vanished()
         self.why, self._ending = why, None
@@ -155,55 +155,55 @@ class Lifecycle:
         self.restarts += 1
         return [*retract, *self._spawn(now)]
 
-    def tick(self, now: float) -> list[Do]:
+    def tick(self, now: float) -> list[LifecycleAction]:
         if self.due_at is None or now < self.due_at:
             return []
         match self.state:
-            case State.BACKOFF:
+            case ReplicaState.BACKOFF:
                 self.restarts += 1
                 return self._spawn(now)
-            case State.STARTING:
+            case ReplicaState.STARTING:
                 return self._end(f"not healthy within {self.policy.start_deadline_s:g} s")
             case _:
                 return self._end(f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s")
 
-    def unresponsive(self) -> list[Do]:
+    def unresponsive(self) -> list[LifecycleAction]:
         """It was ready and no longer answers: a frozen engine holds its slots and answers nobody."""
-        if self.state is not State.READY:
+        if self.state is not ReplicaState.READY:
             return []
         return self._end(f"no answer to {self.policy.watch_failures} health checks in a row")
 
-    def restart(self, now: float) -> list[Do]:
+    def restart(self, now: float) -> list[LifecycleAction]:
         """Asked for by the user: end the process, its exit leads to a start; or start what waits or was given up."""
         match self.state:
-            case State.STARTING | State.WARMING | State.READY:
+            case ReplicaState.STARTING | ReplicaState.WARMING | ReplicaState.READY:
                 return self._end(RESTART)
-            case State.BACKOFF | State.FAILED:
+            case ReplicaState.BACKOFF | ReplicaState.FAILED:
                 self.restarts += 1
                 self._failures = 0
                 return self._spawn(now)
             case _:
                 return []
 
-    def stop(self) -> list[Do]:
-        retract = [Do.RETRACT] if self.state is State.READY else []
+    def stop(self) -> list[LifecycleAction]:
+        retract = [LifecycleAction.RETRACT] if self.state is ReplicaState.READY else []
         self.due_at = None
-        if self.state in (State.STARTING, State.WARMING, State.READY):
-            self.state = State.STOPPING
-            return [*retract, Do.TERMINATE]
-        if self.state in (State.WAITING, State.BACKOFF, State.FAILED):
-            self.state = State.STOPPED
+        if self.state in (ReplicaState.STARTING, ReplicaState.WARMING, ReplicaState.READY):
+            self.state = ReplicaState.STOPPING
+            return [*retract, LifecycleAction.TERMINATE]
+        if self.state in (ReplicaState.WAITING, ReplicaState.BACKOFF, ReplicaState.FAILED):
+            self.state = ReplicaState.STOPPED
         return []
 
-    def _end(self, why: str) -> list[Do]:
+    def _end(self, why: str) -> list[LifecycleAction]:
         self._ending = why
         self.due_at = None
-        return [Do.TERMINATE]
+        return [LifecycleAction.TERMINATE]
 
-    def _spawn(self, now: float) -> list[Do]:
-        self.state = State.STARTING
+    def _spawn(self, now: float) -> list[LifecycleAction]:
+        self.state = ReplicaState.STARTING
         self.due_at = now + self.policy.start_deadline_s
-        return [Do.SPAWN]
+        return [LifecycleAction.SPAWN]
 
     def _delay_s(self) -> float:
         return float(min(self.policy.max_delay_s, self.policy.first_delay_s * 2 ** (self._failures - 1)))

@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skep.config.keys import keys_path, loose_mode, read_keys
-from skep.config.settings import OWN_ENGINES, Gateway, Settings, settings_of
-from skep.deploy.launches import Machine, PullProgress, plan_launches, read_machine
+from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings, settings_of
+from skep.deploy.launches import LocalMachine, PullProgress, plan_launches, read_machine
 from skep.engines.api_key import kept_key, new_key
 from skep.engines.base import Launch
 from skep.errors import StoreError, UserError
 from skep.host.processes import kill_marked
 from skep.paths import LOOPBACK, Paths, make_private, make_runtime
-from skep.supervisor.control import only_one
+from skep.supervisor.control import hold_instance_lock
 from skep.supervisor.lifecycle import RestartPolicy
-from skep.supervisor.replica_protocol import Elsewhere
-from skep.supervisor.supervisor import Aide, Hive, Rebuild, Supervisor
+from skep.supervisor.replica_protocol import RemoteReplicaFactory
+from skep.supervisor.supervisor import BackgroundService, Hive, Rebuild, Supervisor
 from skep.wire.listen import bind
 
 
-class RemoteReplicas(Aide, Protocol):
+class RemoteReplicas(BackgroundService, Protocol):
     """The replicas that run on other machines, as the supervisor sees them."""
 
     @property
-    def member(self) -> Elsewhere: ...
+    def member(self) -> RemoteReplicaFactory: ...
 
 
 class RemoteNodes(Protocol):
@@ -103,7 +103,7 @@ def _launches(
     nodes: RemoteNodes | None,
     *,
     running: Sequence[Launch] = (),
-    machine: Machine | None = None,
+    machine: LocalMachine | None = None,
     starting: bool = True,
     avoid: Collection[str] = (),
     engine_key: str = "",
@@ -229,7 +229,7 @@ def gateway_setup(settings: Settings, paths: Paths) -> dict[str, Any]:
     }
 
 
-def check_tls(gateway: Gateway) -> dict[str, str] | None:
+def check_tls(gateway: GatewaySettings) -> dict[str, str] | None:
     """Whether certificate and key can be read and belong together."""
     if gateway.tls_certificate is None or gateway.tls_key is None:
         return None
@@ -272,7 +272,7 @@ def run_hive(
     try:
         guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
         host, port = settings.gateway.host, settings.gateway.port
-        with only_one(paths.lock, paths.socket), bind(host, port, guarded=guarded) as listener:
+        with hold_instance_lock(paths.lock, paths.socket), bind(host, port, guarded=guarded) as listener:
             kill_marked(f"{paths.logs}:")  # left by a skep whose keepers were killed with it
             paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
             hive = build_hive(settings, paths, listener, progress, tell, nodes)

@@ -21,7 +21,7 @@ STOP_S = 2.0
 LAST_WORDS_S = 1.0  # of a child that has ended: what it started may hold its output open
 
 
-class Sidecar:
+class MonitorChild:
     """`wake` starts it, `run` keeps it running from then on, `stop` ends it."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Sidecar:
             self.wake()
 
     def __repr__(self) -> str:
-        return f"<Sidecar pid {self.pid}, {self.starts} starts>"
+        return f"<MonitorChild pid {self.pid}, {self.starts} starts>"
 
     @property
     def pid(self) -> int | None:

@@ -33,7 +33,7 @@ POLL_S = 0.2
 TELL_S = 5.0
 
 
-class Keeper:
+class ProcessGuard:
     def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str, key_file: Path) -> None:
         self._mark = mark
         self._link = link
@@ -204,7 +204,7 @@ def main() -> int:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     log = RotatingLog(args.log, hidden=os.environ.get(ENGINE_KEY, ""))
     link, key_file = socket.socket(fileno=args.link_fd), args.log.with_suffix(".key.yaml")
-    return Keeper(link, log, args.argv, args.mark, key_file).run()
+    return ProcessGuard(link, log, args.argv, args.mark, key_file).run()
 
 
 if __name__ == "__main__":

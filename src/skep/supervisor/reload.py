@@ -16,16 +16,16 @@ from skep.catalog.names import model_id
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.supervisor.deployment import Hive, Rebuild
-from skep.supervisor.gateway_child import Front
-from skep.supervisor.lifecycle import RestartPolicy, State
-from skep.supervisor.model_loader import Housing
-from skep.supervisor.monitor_child import Sidecar
-from skep.supervisor.replica_protocol import Member
-from skep.supervisor.replica_set import Changes, Crew, changes
+from skep.supervisor.gateway_child import GatewayChild
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.model_loader import ModelLoader
+from skep.supervisor.monitor_child import MonitorChild
+from skep.supervisor.replica_protocol import ReplicaMember
+from skep.supervisor.replica_set import ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message
 
 
-def check_leave(crew: Crew, going: Collection[str]) -> None:
+def check_removal(crew: ReplicaSet, going: Collection[str]) -> None:
     """Raises EngineError where the best of those that go is better than all of its model that would stay."""
     for model in dict.fromkeys(member.model for member in crew.members if member.launch.name in going):
         of_it = [member for member in crew.members if member.model == model]
@@ -37,27 +37,27 @@ def check_leave(crew: Crew, going: Collection[str]) -> None:
             raise EngineError(f"`{model}` would be left without a replica that serves: {left}", hint=hint)
 
 
-def _worth(crew: Crew, member: Member) -> int:
+def _worth(crew: ReplicaSet, member: ReplicaMember) -> int:
     """2: it serves; 1: it may soon; 0: not before somebody does something."""
-    if crew.is_drained(member) or member.life.state is State.FAILED:
+    if crew.is_drained(member) or member.life.state is ReplicaState.FAILED:
         return 0
     return 2 if member.life.serving and crew.state(member) != "draining" else 1
 
 
-def _lack(crew: Crew, member: Member) -> str:
+def _lack(crew: ReplicaSet, member: ReplicaMember) -> str:
     if crew.is_drained(member):
         return "is drained"
-    if member.life.state is State.FAILED:
+    if member.life.state is ReplicaState.FAILED:
         return "was given up"
     state = crew.state(member)
-    return "is in backoff" if state == State.BACKOFF.value else f"is {state}"
+    return "is in backoff" if state == ReplicaState.BACKOFF.value else f"is {state}"
 
 
-def _remedy(crew: Crew, member: Member) -> str:
+def _remedy(crew: ReplicaSet, member: ReplicaMember) -> str:
     name = member.launch.name
     if crew.is_drained(member):
         return f"`skep undrain {crew.drained_node(name) or name}` lets it in again"
-    if member.life.state is State.FAILED:
+    if member.life.state is ReplicaState.FAILED:
         return f"`skep restart {name}` starts it anew"
     return "try again when it is ready"
 
@@ -116,7 +116,7 @@ def _handed_out(total: int, tables: int) -> Iterator[tuple[int, ...]]:
 MOST_WAYS = 100  # of dividing replicas among the kinds of nodes: more are not tried
 
 
-class Remaking:
+class Reloader:
     """`hive` is as it is now. `phase` tells whether it may change; `tasks` outlive who asked for a change."""
 
     def __init__(
@@ -124,21 +124,21 @@ class Remaking:
         hive: Hive,
         rebuild: Rebuild | None,
         tasks: asyncio.TaskGroup,
-        crew: Crew,
+        crew: ReplicaSet,
         *,
-        front: Front,
-        housing: Housing,
-        monitor: Sidecar,
+        front: GatewayChild,
+        housing: ModelLoader,
+        monitor: MonitorChild,
         phase: Callable[[], str],
         set_policy: Callable[[RestartPolicy], None],
     ) -> None:
         self.hive = hive
-        self.stay = False  # a change brought none up, or left none: wait for the next one instead of giving up
+        self.residency = False  # a change brought none up, or left none: wait for the next one instead of giving up
         self._rebuild = rebuild
         self._tasks = tasks
-        self._crew = crew
-        self._front = front
-        self._housing = housing
+        self._replica_set = crew
+        self._gateway_child = front
+        self._loader = housing
         self._monitor = monitor
         self._phase = phase
         self._set_policy = set_policy
@@ -146,7 +146,7 @@ class Remaking:
         self._carrying: asyncio.Task[SkepError | None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Remaking {self._begun or 'nothing'}>"
+        return f"<Reloader {self._begun or 'nothing'}>"
 
     @property
     def possible(self) -> bool:
@@ -177,27 +177,29 @@ class Remaking:
         await self._outcome(wait=wait)
         for name in plan.added if wait else ():
             hint = f"`skep logs {name}` shows more; `skep scale {model}={before}` takes it back"
-            await self._crew.until_up(name, hint=hint)
+            await self._replica_set.until_up(name, hint=hint)
         return {"ok": True, "model": model, "before": before, "replicas": replicas, **plan.document()}
 
     # Inside
 
-    async def _become(self, ways: Callable[[], Iterable[Document]], *, all_of_it: bool = False) -> tuple[Hive, Changes]:
+    async def _become(
+        self, ways: Callable[[], Iterable[Document]], *, all_of_it: bool = False
+    ) -> tuple[Hive, ReplicaChanges]:
         """The first of these settings that can be. Without `all_of_it`, nothing but the replicas changes."""
         if not self.possible:
             why = f"{self._begun} is under way" if self._begun else f"skep is {self._phase()}"
             raise EngineError(f"nothing is changed now: {why}", hint="try again later; `skep ps` shows the state")
         self._begun = "another reload" if all_of_it else "a change of replicas"
         try:
-            running = [member.launch for member in self._crew.members]
-            now = replace(self.hive, avoid=self._crew.avoided)
+            running = [member.launch for member in self._replica_set.members]
+            now = replace(self.hive, avoid=self._replica_set.avoided)
             hive = await asyncio.to_thread(self._built, ways, now, running)
             if all_of_it:
                 hive = self._as_far_as_can_be(hive, running)
                 await self._set_up(hive)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
-                check_leave(self._crew, changes(running, hive.replicas).removed)
+                check_removal(self._replica_set, changes(running, hive.replicas).removed)
             self.hive = hive
             self._carrying = self._tasks.create_task(self._carry_out(hive, running, patient=all_of_it))
         except BaseException:
@@ -225,14 +227,14 @@ class Remaking:
         return replace(hive, left_out=(*hive.left_out, "room")) if differ else hive
 
     async def _set_up(self, hive: Hive) -> None:
-        await self._front.set_up(hive.gateway_setup)
+        await self._gateway_child.set_up(hive.gateway_setup)
         self._set_policy(hive.policy)
         before = self.hive
         if (before.monitor_argv, before.monitor_setup) != (hive.monitor_argv, hive.monitor_setup):
             await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
 
     def _given_up(self) -> bool:
-        return all(member.life.state is State.FAILED for member in self._crew.members)
+        return all(member.life.state is ReplicaState.FAILED for member in self._replica_set.members)
 
     async def _outcome(self, *, wait: bool) -> None:
         carrying = self._carrying
@@ -245,13 +247,15 @@ class Remaking:
 
     async def _carry_out(self, hive: Hive, running: Sequence[Launch], *, patient: bool) -> SkepError | None:
         def settle() -> None:
-            self._housing.settle_in([member.launch for member in self._crew.members], hive.house)
+            self._loader.configure([member.launch for member in self._replica_set.members], hive.memory_budget)
 
         plan = changes(running, hive.replicas)
-        before, self.stay = self.stay, self.stay or patient or bool(plan.removed)
+        before, self.residency = self.residency, self.residency or patient or bool(plan.removed)
         try:
-            await self._crew.become(plan, hive.replicas, hive.drain_s, self._tasks, known=settle, patient=patient)
-            self.stay = (before and not patient) or (bool(plan.removed) and self._given_up())
+            await self._replica_set.become(
+                plan, hive.replicas, hive.drain_s, self._tasks, known=settle, patient=patient
+            )
+            self.residency = (before and not patient) or (bool(plan.removed) and self._given_up())
         except SkepError as error:
             return error
         finally:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.engines.base import Launch
-from skep.supervisor.lifecycle import State
+from skep.supervisor.lifecycle import ReplicaState
 from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import Answer, fetch
+from skep.wire.fetch import HttpResponse, fetch
 from skep.wire.heads import parse_url
 
 PROBE_EVERY_S = 1.0
@@ -21,7 +21,7 @@ RUNNING = {b"vllm:num_requests_running": "vllm", b"sglang:num_running_reqs": "sg
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class UpstreamInfo:
     """What was found out about a server. Where busy slots cannot be asked, the bound is short: it holds one up."""
 
     model: str = ""
@@ -36,7 +36,7 @@ class Remote:
         return self.name
 
 
-class NotThere(Exception):
+class UpstreamUnavailable(Exception):
     """The server does not answer as one should; the message says how."""
 
 
@@ -45,16 +45,16 @@ class UpstreamLife:
     """As much of a `Lifecycle` as there is to a process of others."""
 
     url: str | None
-    state: State = State.STOPPED
+    state: ReplicaState = ReplicaState.STOPPED
     why: str | None = None
     restarts: int = 0
 
     @property
     def serving(self) -> bool:
-        return self.state is State.READY
+        return self.state is ReplicaState.READY
 
 
-class Upstream:
+class UpstreamReplica:
     """One server of others. `tried`: it was asked once, whatever came of it."""
 
     kind = "upstream"
@@ -62,7 +62,7 @@ class Upstream:
 
     def __init__(self, launch: Launch, changed: Callable[[], None]) -> None:
         self.launch = launch
-        self.engine = Remote(health_path=launch.health_path or "/health")
+        self.engine = UpstreamInfo(health_path=launch.health_path or "/health")
         self.life = UpstreamLife(launch.url)
         self.pid: int | None = None
         self.tried = False
@@ -72,7 +72,7 @@ class Upstream:
         self._stopping = False
 
     def __repr__(self) -> str:
-        return f"<Upstream {self.launch.name} {self.life.state.value} url={self.life.url}>"
+        return f"<UpstreamReplica {self.launch.name} {self.life.state.value} url={self.life.url}>"
 
     @property
     def model(self) -> str:
@@ -94,12 +94,12 @@ class Upstream:
 
     def restart(self) -> None:
         self.life.restarts += 1
-        self._become(State.STARTING, None)
+        self._become(ReplicaState.STARTING, None)
         self._wake.set()
 
     async def run(self) -> None:
         """Until stopped: asks every second until there is an answer, then waits for `restart`."""
-        self.life.state = State.STARTING
+        self.life.state = ReplicaState.STARTING
         self._asking = asyncio.get_running_loop().create_task(self._ask_on())
         try:
             await self._asking
@@ -107,34 +107,34 @@ class Upstream:
             if not self._stopping:
                 raise
         finally:
-            self._become(State.STOPPED, self.life.why)
+            self._become(ReplicaState.STOPPED, self.life.why)
 
     async def _ask_on(self) -> None:
         while not self._stopping:
             self._wake.clear()
-            if self.life.state is State.STARTING:
+            if self.life.state is ReplicaState.STARTING:
                 await self._try()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if self.life.serving else PROBE_EVERY_S):
                     await self._wake.wait()
 
     async def _try(self) -> None:
-        state, why = State.READY, None
+        state, why = ReplicaState.READY, None
         try:
-            self.engine = await find_out(self.launch)
+            self.engine = await probe_upstream(self.launch)
             why = self.engine.note
-        except NotThere as error:
-            state, why = State.STARTING, str(error)
+        except UpstreamUnavailable as error:
+            state, why = ReplicaState.STARTING, str(error)
         if not self.tried or (state, why) != (self.life.state, self.life.why):
             self.tried = True
             self._become(state, why)
 
-    def _become(self, state: State, why: str | None) -> None:
+    def _become(self, state: ReplicaState, why: str | None) -> None:
         self.life.state, self.life.why = state, why
         self._changed()
 
 
-async def find_out(launch: Launch) -> Remote:
+async def probe_upstream(launch: Launch) -> UpstreamInfo:
     """Which model it serves, what it is, and how it tells busy slots. Raises NotThere."""
     origin, prefix = parse_url(launch.url or "", name="upstream")
     pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
@@ -145,11 +145,11 @@ async def find_out(launch: Launch) -> Remote:
         model, note = _choose(launch.model, sorted(listed))
         name, confirms = await _engine(pool, headers)
     except WireFailure as failure:
-        raise NotThere(str(failure)) from None
+        raise UpstreamUnavailable(str(failure)) from None
     finally:
         await pool.close()
     entry = listed.get(model, {})
-    return Remote(
+    return UpstreamInfo(
         model=model,
         name=name,
         confirms=confirms,
@@ -160,16 +160,18 @@ async def find_out(launch: Launch) -> Remote:
     )
 
 
-def _models(answer: Answer, *, given: bool) -> dict[str, dict[str, Any]]:
+def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, Any]]:
     if answer.status in (401, 403):
-        raise NotThere(f"it wants an API key (HTTP {answer.status} from /v1/models): name its variable with `key_env`")
+        raise UpstreamUnavailable(
+            f"it wants an API key (HTTP {answer.status} from /v1/models): name its variable with `key_env`"
+        )
     if answer.status in (404, 405, 501) and given:
         return {}  # no list to be had; the name was given
     document = answer.json()
     data = document.get("data") if isinstance(document, dict) else None
     if answer.status != 200 or not isinstance(data, list):
         what = f"HTTP {answer.status}" if answer.status != 200 else "no list of models"
-        raise NotThere(f"{what} from /v1/models")
+        raise UpstreamUnavailable(f"{what} from /v1/models")
     return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
 
 
@@ -180,7 +182,7 @@ def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
         return wanted, f"it does not list `{wanted}`, but {shown}" if listed and wanted not in listed else None
     if len(listed) != 1:
         what = f"it serves {len(listed)} models ({shown}): choose one with `model`" if listed else "it serves no model"
-        raise NotThere(what)
+        raise UpstreamUnavailable(what)
     return listed[0], None
 
 
@@ -208,7 +210,7 @@ async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
     return f"{name} {version}" if isinstance(version, str) else name, "metrics"
 
 
-async def _ask(pool: Pool, path: str, headers: Mapping[str, str]) -> Answer | None:
+async def _ask(pool: Pool, path: str, headers: Mapping[str, str]) -> HttpResponse | None:
     """The answer if it is one. A server that closes connections on unknown paths has none."""
     try:
         answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=PROBE_TIMEOUT_S)

@@ -19,12 +19,12 @@ from skep.engines.base import EXIT_FINAL, Diagnosis, Engine, Launch
 from skep.engines.ports import cannot_listen, is_final, refusal_of
 from skep.errors import EngineError
 from skep.host.processes import kill_marked
-from skep.supervisor.lifecycle import Do, Lifecycle, RestartPolicy, State
-from skep.supervisor.start_order import Company
+from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy
+from skep.supervisor.start_order import StartOrder
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import Origin, parse_url
-from skep.wire.json_pipe import Link
+from skep.wire.json_pipe import JsonPipe
 
 _V2, _V1, _MACHINE = "memory.events", "memory.oom_control", "vmstat"
 
@@ -83,7 +83,7 @@ class Replica:
         log: Path,
         changed: Callable[[], None],
         policy: RestartPolicy | None = None,
-        company: Company | None = None,
+        company: StartOrder | None = None,
     ) -> None:
         self.launch = launch
         self.engine = engine
@@ -93,8 +93,8 @@ class Replica:
         self.mark = f"{log.parent}:{launch.name};"  # ends with a mark of its own: no name is another's beginning
         self._log = log
         self._changed = changed
-        self._company = company or Company()
-        self._link: Link | None = None  # to the keeper of this process; another process has another one
+        self._start_order = company or StartOrder()
+        self._link: JsonPipe | None = None  # to the keeper of this process; another process has another one
         self._turn: asyncio.Task[None] | None = None  # waits for those that start on its cards
         self._watching: asyncio.Task[None] | None = None
         self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
@@ -116,7 +116,7 @@ class Replica:
 
     @property
     def settled(self) -> bool:
-        return self.life.state is State.READY
+        return self.life.state is ReplicaState.READY
 
     def follow(self, before: Replica) -> None:
         """It was unloaded and comes back: what that one found out holds for this one too."""
@@ -133,7 +133,7 @@ class Replica:
         """Until stopped. A replica that was given up waits here for `restart` or `stop`."""
         async with asyncio.TaskGroup() as tasks:
             await self._carry_out(self.life.start(self._loop.time()), tasks)
-            while not (self.life.state is State.STOPPED and self.pid is None):
+            while not (self.life.state is ReplicaState.STOPPED and self.pid is None):
                 due = self.life.due_at
                 try:
                     async with asyncio.timeout_at(due):
@@ -145,7 +145,7 @@ class Replica:
                 await self._carry_out(actions, tasks)
                 self._changed()
 
-    async def _handle(self, kind: str, *args: Any) -> list[Do]:
+    async def _handle(self, kind: str, *args: Any) -> list[LifecycleAction]:
         now = self._loop.time()
         match kind:
             case "granted":
@@ -161,7 +161,7 @@ class Replica:
             case "warm_failed":
                 return self.life.warm_up_failed(args[1])
             case "exit":
-                return await self._bury(*args)
+                return await self._on_exit(*args)
             case "restart":
                 return self.life.restart(now)
             case "unresponsive":
@@ -170,7 +170,7 @@ class Replica:
                 self._stop_waiting()
                 return self.life.stop()
 
-    async def _bury(self, code: int, tail: list[str]) -> list[Do]:
+    async def _on_exit(self, code: int, tail: list[str]) -> list[LifecycleAction]:
         self._stop_watching()
         self.pid = None
         self._link = None
@@ -181,7 +181,7 @@ class Replica:
         if by_itself or not self.life.being_ended:
             self.diagnosis = found
         if not self.life.being_ended and self._fall_back(found):
-            return self.life.changed_and_again(f"{found.cause}; again with {found.changed}", now)
+            return self.life.restart_changed(f"{found.cause}; again with {found.changed}", now)
         return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
 
     async def _explain(self, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
@@ -194,28 +194,28 @@ class Replica:
             how = "refused" if code is None else f"exit code {code}"
             return Diagnosis(f"{how}, not explained: {type(error).__name__}", evidence=last and last[:200])
 
-    async def _carry_out(self, actions: list[Do], tasks: asyncio.TaskGroup) -> None:
+    async def _carry_out(self, actions: list[LifecycleAction], tasks: asyncio.TaskGroup) -> None:
         for action in actions:
             match action:
-                case Do.SPAWN if not self._company.may_start(self.launch):
+                case LifecycleAction.SPAWN if not self._start_order.may_start(self.launch):
                     self.life.must_wait()
                     self._turn = tasks.create_task(self._await_turn())
-                case Do.SPAWN:
+                case LifecycleAction.SPAWN:
                     await self._spawn(tasks)
-                case Do.PROBE:
+                case LifecycleAction.PROBE:
                     tasks.create_task(self._probe(self.life.url, self._link))
-                case Do.WARM_UP:
+                case LifecycleAction.WARM_UP:
                     tasks.create_task(self._warm_up(self._link))
-                case Do.TERMINATE:
+                case LifecycleAction.TERMINATE:
                     if self._link is not None:
                         self._link.send({"op": "term", "grace_s": self.life.policy.grace_s})
-                case Do.PUBLISH:
+                case LifecycleAction.PUBLISH:
                     self._watching = tasks.create_task(self._watch(self.life.url))
-                case Do.RETRACT:
+                case LifecycleAction.RETRACT:
                     pass  # `changed` tells the supervisor, which reads the state
 
     async def _await_turn(self) -> None:
-        await self._company.until_it_may(self.launch)
+        await self._start_order.await_turn(self.launch)
         self._events.put_nowait(("granted",))
 
     def _stop_waiting(self) -> None:
@@ -245,7 +245,7 @@ class Replica:
             self._events.put_nowait(("exit", *refused))
             return
         try:
-            port = self._company.port_for(launch, finds_one=self.engine.reports_address)
+            port = self._start_order.port_for(launch, finds_one=self.engine.reports_address)
         except EngineError as error:
             self._events.put_nowait(("exit", 1, [f"error: {error.message}; {error.hint}"]))
             return
@@ -259,7 +259,7 @@ class Replica:
                 "--",
                 *self.engine.argv(launch),
                 pass_fds=[theirs.fileno()],
-                env={**self._company.environment(), **self.engine.environment(launch)},
+                env={**self._start_order.environment(), **self.engine.environment(launch)},
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -270,12 +270,12 @@ class Replica:
             return
         finally:
             theirs.close()
-        self._link = await Link.over(ours)
+        self._link = await JsonPipe.over(ours)
         tasks.create_task(self._follow(keeper, self._link))
         if not self.engine.reports_address:
             self._events.put_nowait(("address", str(Origin(launch.host, launch.port))))
 
-    async def _follow(self, keeper: asyncio.subprocess.Process, link: Link) -> None:
+    async def _follow(self, keeper: asyncio.subprocess.Process, link: JsonPipe) -> None:
         """The keeper's messages, as events. If the keeper itself is killed, its engine is ended from here."""
         engine_pid: int | None = None
         ended = (-signal.SIGKILL, ["the keeper process was killed"])
@@ -299,11 +299,11 @@ class Replica:
             await keeper.wait()
             self._events.put_nowait(("exit", *ended))
 
-    async def _probe(self, url: str | None, link: Link | None) -> None:
+    async def _probe(self, url: str | None, link: JsonPipe | None) -> None:
         """Ask the health endpoint until it answers 200, or this process's time is over."""
         assert url is not None
         origin, _ = parse_url(url)
-        while self.life.state is State.STARTING and self._link is link:
+        while self.life.state is ReplicaState.STARTING and self._link is link:
             with contextlib.suppress(WireFailure):
                 answer = await fetch_once(
                     origin, "GET", self.engine.health_path, headers=key_headers(self.launch), timeout_s=5.0
@@ -324,7 +324,7 @@ class Replica:
         origin, _ = parse_url(url or "")
         while True:
             await asyncio.sleep(policy.watch_every_s)
-            if self.life.state is not State.READY or self.life.url != url:
+            if self.life.state is not ReplicaState.READY or self.life.url != url:
                 return
             try:
                 await fetch_once(
@@ -337,7 +337,7 @@ class Replica:
                 self._events.put_nowait(("unresponsive",))
                 return
 
-    async def _warm_up(self, link: Link | None) -> None:
+    async def _warm_up(self, link: JsonPipe | None) -> None:
         """The first generation lies (graphs, caches, page faults): it is made before traffic is let in."""
         origin, _ = parse_url(self.life.url or "")
         body = {

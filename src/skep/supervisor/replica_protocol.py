@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from skep.engines.base import Launch, Spoken
-from skep.supervisor.lifecycle import State
+from skep.engines.base import EngineApi, Launch
+from skep.supervisor.lifecycle import ReplicaState
 from skep.wire.json_pipe import Message
 
 
 class Life(Protocol):
     @property
-    def state(self) -> State: ...
+    def state(self) -> ReplicaState: ...
     @property
     def url(self) -> str | None: ...
     @property
@@ -23,7 +23,7 @@ class Life(Protocol):
     def serving(self) -> bool: ...
 
 
-class Member(Protocol):
+class ReplicaMember(Protocol):
     """What `Replica`, `Upstream` and those that stand elsewhere have in common."""
 
     launch: Launch
@@ -40,7 +40,7 @@ class Member(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def engine(self) -> Spoken: ...
+    def engine(self) -> EngineApi: ...
     @property
     def life(self) -> Life: ...
     @property
@@ -55,11 +55,11 @@ class Member(Protocol):
         """Raises EngineError where who keeps it cannot be told."""
 
 
-Elsewhere = Callable[[Launch, Callable[[], None]], Member]  # what a launch that has a place becomes
+RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # what a launch that has a place becomes
 
 
 @runtime_checkable
-class LogKept(Protocol):
+class RemoteLog(Protocol):
     """A member whose log is no file here."""
 
     async def log_since(self, offset: int | None, lines: int) -> Message:

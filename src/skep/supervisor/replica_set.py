@@ -14,16 +14,16 @@ from pathlib import Path
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError, SkepError
 from skep.supervisor.gateway_child import row_of
-from skep.supervisor.lifecycle import RestartPolicy, State
-from skep.supervisor.remote_replica import Upstream
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.remote_replica import UpstreamReplica
 from skep.supervisor.replica import Replica
-from skep.supervisor.replica_protocol import Elsewhere, Member
-from skep.supervisor.start_order import Company
+from skep.supervisor.replica_protocol import RemoteReplicaFactory, ReplicaMember
+from skep.supervisor.start_order import StartOrder
 from skep.wire.json_pipe import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ReplicaChanges:
     """Names of replicas. `changed` ones are started anew, `adjusted` ones go on: only the gateway is told."""
 
     added: tuple[str, ...] = ()
@@ -36,16 +36,16 @@ class Changes:
         return {key: list(names) for key, names in asdict(self).items()}
 
 
-def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> Changes:
+def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChanges:
     old = {launch.name: launch for launch in running}
     new = {launch.name: launch for launch in wanted}
-    sorts: dict[str, list[str]] = {field.name: [] for field in fields(Changes)}
+    sorts: dict[str, list[str]] = {field.name: [] for field in fields(ReplicaChanges)}
     for name in old:
         if name not in new:
             sorts["removed"].append(name)
     for name, launch in new.items():
         sorts[_sort(old.get(name), launch)].append(name)
-    return Changes(**{key: tuple(names) for key, names in sorts.items()})
+    return ReplicaChanges(**{key: tuple(names) for key, names in sorts.items()})
 
 
 def _sort(old: Launch | None, new: Launch) -> str:
@@ -63,7 +63,7 @@ RESUME_TRIES, RESUME_EVERY_S = 20, 3.0  # a card is given back a moment after it
 RELOAD_ON = "what came before it in the reload is done, what came after is not; mend it and reload again"
 
 
-class Crew:
+class ReplicaSet:
     """`busy` asks the gateway how many slots of a replica are taken; `changed` is called after every change."""
 
     def __init__(
@@ -72,9 +72,9 @@ class Crew:
         policy: RestartPolicy,
         changed: Callable[[], None],
         busy: Callable[[str], Awaitable[int]],
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteReplicaFactory | None = None,
     ) -> None:
-        self.members: list[Member] = []
+        self.members: list[ReplicaMember] = []
         self._policy = policy
         self._log_dir = log_dir
         self._changed = changed
@@ -90,10 +90,10 @@ class Crew:
         self._dormant: set[str] = set()  # without a process until they are woken
         self._held: set[str] = set()  # models that are on their way to sleep
         self._paused: set[str] = set()  # of the dormant, those that `resume` starts again
-        self._company = Company()
+        self._start_order = StartOrder()
 
     def __repr__(self) -> str:
-        return f"<Crew {self.members!r}>"
+        return f"<ReplicaSet {self.members!r}>"
 
     # What stands
 
@@ -113,20 +113,20 @@ class Crew:
         """Who stands there."""
         return [member.launch.name for member in self.members if member.node == node]
 
-    def find(self, name: str) -> Member | None:
+    def find(self, name: str) -> ReplicaMember | None:
         return next((member for member in self.members if member.launch.name == name), None)
 
-    def state(self, member: Member) -> str:
+    def state(self, member: ReplicaMember) -> str:
         name = member.launch.name
         if name in self._dormant:
             return "paused" if name in self._paused else "unloaded"
-        if member.life.state is State.STOPPED and self._company.is_in_line(name):
-            return "starting" if self._company.may_start(member.launch) else "waiting"
+        if member.life.state is ReplicaState.STOPPED and self._start_order.is_waiting(name):
+            return "starting" if self._start_order.may_start(member.launch) else "waiting"
         if member.life.serving and self._gets_nothing(member):
             return "draining"
         return member.life.state.value
 
-    def is_dormant(self, member: Member) -> bool:
+    def is_dormant(self, member: ReplicaMember) -> bool:
         return member.launch.name in self._dormant
 
     def of_model(self, model: str) -> list[Replica]:
@@ -152,10 +152,10 @@ class Crew:
             if isinstance(member, Replica):
                 member.life.policy = policy
 
-    def enlist(self, launches: Iterable[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None) -> None:
+    def add_replicas(self, launches: Iterable[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None) -> None:
         """`asleep` None: those of a model that is on demand stay dormant, unless it is loaded already."""
         launches = list(launches)
-        self._company.hide(launches)
+        self._start_order.hide(launches)
         loaded = {member.model for member in self.members if not self.is_dormant(member)}
         eager = {launch.model for launch in launches if not launch.on_demand} | loaded
         for launch in launches:
@@ -176,10 +176,10 @@ class Crew:
                 fresh.follow(member)
                 self.members[self.members.index(member)] = fresh
                 self._begin(fresh, tasks)
-            elif member.life.state is State.FAILED:
+            elif member.life.state is ReplicaState.FAILED:
                 member.restart()
 
-    async def put_to_sleep(self, model: str) -> None:
+    async def unload_model(self, model: str) -> None:
         """End the processes of a model at once, and return when they have ended."""
         self._held.add(model)  # a reload meanwhile starts none of them
         members = self.of_model(model)
@@ -227,11 +227,11 @@ class Crew:
                 break
             await asyncio.sleep(RESUME_EVERY_S)
             for member in self.members:
-                if member.launch.name in names and member.life.state is State.FAILED:
+                if member.launch.name in names and member.life.state is ReplicaState.FAILED:
                     member.restart()
         return None
 
-    async def dismiss(self, name: str) -> bool:
+    async def remove_replica(self, name: str) -> bool:
         """End it at once, and return when it has ended; whether it was asleep by then, or about to be."""
         member = self.find(name)
         if member is None:
@@ -244,12 +244,12 @@ class Crew:
         self._changed()
         return asleep
 
-    async def dismiss_all(self) -> None:
+    async def end_all(self) -> None:
         await asyncio.gather(*(self._end(name) for name in self.names))
 
     async def become(
         self,
-        plan: Changes,
+        plan: ReplicaChanges,
         wanted: Iterable[Launch],
         drain_s: float,
         tasks: asyncio.TaskGroup,
@@ -267,22 +267,22 @@ class Crew:
         awake |= {member.model for member in self.members if not self.is_dormant(member)}
         dormant = [name for name in plan.added if launches[name].url is None and launches[name].model not in awake]
         self._promised = {launch.model for launch in launches.values() if launch.model}
-        self._company.hide(launches.values())
+        self._start_order.hide(launches.values())
         try:
             for name in plan.adjusted:
                 self.adjust(launches[name])
             if dormant:
-                self.enlist([launches[name] for name in dormant], tasks, asleep=True)
+                self.add_replicas([launches[name] for name in dormant], tasks, asleep=True)
                 known()
-            await asyncio.gather(*(self.send_off(name, drain_s) for name in plan.removed))
+            await asyncio.gather(*(self.drain_and_remove(name, drain_s) for name in plan.removed))
             for name in plan.changed:
                 drained, before, launch = self._drained & {name}, self.find(name), launches[name]
-                asleep = await self.send_off(name, drain_s)
+                asleep = await self.drain_and_remove(name, drain_s)
                 self._drained |= drained
                 same = launch.on_demand or (before is not None and before.model == launch.model)
-                await self._take_on([launch], tasks, asleep=asleep and same, patient=patient)
+                await self._add_and_await([launch], tasks, asleep=asleep and same, patient=patient)
             added = [launches[name] for name in plan.added if name not in dormant]
-            await self._take_on(added, tasks, patient=patient)
+            await self._add_and_await(added, tasks, patient=patient)
         finally:
             self._promised = set()
             self._changed()
@@ -308,7 +308,7 @@ class Crew:
         """Nodes on which nothing new is to stand: they are drained."""
         return frozenset(self._drained_nodes)
 
-    def is_drained(self, member: Member) -> bool:
+    def is_drained(self, member: ReplicaMember) -> bool:
         """By the user: itself, or the node that it stands on. Not while it rests before a restart."""
         return member.launch.name in self._drained or member.node in self._drained_nodes
 
@@ -352,9 +352,9 @@ class Crew:
 
     # Inside
 
-    def _make(self, launch: Launch) -> Member:
+    def _make(self, launch: Launch) -> ReplicaMember:
         if launch.url is not None:
-            return Upstream(launch, self._member_changed)
+            return UpstreamReplica(launch, self._member_changed)
         if launch.place is not None and self._elsewhere is not None:
             return self._elsewhere(launch, self._member_changed)
         return self._replica(launch)
@@ -362,11 +362,11 @@ class Crew:
     def _replica(self, launch: Launch) -> Replica:
         log = self._log_dir / f"{launch.name}.log"
         engine = engine_named(launch.engine, launch.binary)
-        return Replica(launch, engine, log, self._member_changed, self._policy, self._company)
+        return Replica(launch, engine, log, self._member_changed, self._policy, self._start_order)
 
-    def _begin(self, member: Member, tasks: asyncio.TaskGroup) -> None:
+    def _begin(self, member: ReplicaMember, tasks: asyncio.TaskGroup) -> None:
         if isinstance(member, Replica):
-            self._company.may_start(member.launch)  # its place in line
+            self._start_order.may_start(member.launch)  # its place in line
         self._lives[member.launch.name] = tasks.create_task(member.run())
 
     async def _end(self, name: str) -> None:
@@ -378,10 +378,10 @@ class Crew:
         await asyncio.wait({life})
         if self._lives.get(name) is life:
             del self._lives[name]
-            self._company.done([name])
+            self._start_order.done([name])
             self._moved.set()
 
-    def _gets_nothing(self, member: Member) -> bool:
+    def _gets_nothing(self, member: ReplicaMember) -> bool:
         return member.launch.name in self._resting or self.is_drained(member)
 
     def _member_changed(self) -> None:
@@ -389,8 +389,8 @@ class Crew:
         anew = {name for name, before in self._restarting.items() if serving.get(name) != before}
         self._resting = (self._resting & serving.keys()) - anew  # that it did not serve meanwhile may not be told
         self._restarting = {name: before for name, before in self._restarting.items() if name not in anew}
-        still = (State.READY, State.BACKOFF, State.FAILED)
-        self._company.done(member.launch.name for member in self.members if member.life.state in still)
+        still = (ReplicaState.READY, ReplicaState.BACKOFF, ReplicaState.FAILED)
+        self._start_order.done(member.launch.name for member in self.members if member.life.state in still)
         self._moved.set()
         self._changed()
 
@@ -400,15 +400,15 @@ class Crew:
             member.launch = launch
             self._changed()
 
-    async def send_off(self, name: str, drain_s: float) -> bool:
+    async def drain_and_remove(self, name: str, drain_s: float) -> bool:
         """Once its answers are finished, or after so long."""
         await self.rest(name, drain_s)
-        return await self.dismiss(name)
+        return await self.remove_replica(name)
 
-    async def _take_on(
+    async def _add_and_await(
         self, launches: list[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None, patient: bool
     ) -> None:
-        self.enlist(launches, tasks, asleep=asleep)
+        self.add_replicas(launches, tasks, asleep=asleep)
         self._changed()
         for launch in launches if patient else ():
             await self.until_up(launch.name)
@@ -416,7 +416,7 @@ class Crew:
     async def until_up(self, name: str, *, hint: str = RELOAD_ON) -> None:
         """Or gone. Raises EngineError if it is given up."""
         while (member := self.find(name)) is not None and not member.settled and not self.is_dormant(member):
-            if member.life.state is State.FAILED:
+            if member.life.state is ReplicaState.FAILED:
                 raise EngineError(f"replica `{name}` did not start: {member.life.why}", hint=hint)
             self._moved.clear()
             await self._moved.wait()

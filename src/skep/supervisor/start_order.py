@@ -13,13 +13,13 @@ from itertools import chain
 
 from skep.engines.api_key import ENGINE_KEY, GATEWAY_KEY
 from skep.engines.base import Launch
-from skep.engines.ports import HOST, claim_of, free_port
+from skep.engines.ports import HOST, claim_port, free_port
 from skep.errors import EngineError
 
 MANY_PORTS = 5000  # of the 28000 that the kernel gives out: those at first are long forgotten
 
 
-class Company:
+class StartOrder:
     """`ports`: those that engines may have, which others on this machine choose from as well; None: any."""
 
     def __init__(self, ports: range | None = None) -> None:
@@ -31,7 +31,7 @@ class Company:
         self._given: set[int] = set()
 
     def __repr__(self) -> str:
-        return f"<Company {', '.join(self._line) or 'nobody'} starting>"
+        return f"<StartOrder {', '.join(self._line) or 'nobody'} starting>"
 
     # The line
 
@@ -45,12 +45,12 @@ class Company:
                 return False
         return True
 
-    async def until_it_may(self, launch: Launch) -> None:
+    async def await_turn(self, launch: Launch) -> None:
         while not self.may_start(launch):
             self._moved.clear()
             await self._moved.wait()
 
-    def is_in_line(self, name: str) -> bool:
+    def is_waiting(self, name: str) -> bool:
         return name in self._line
 
     def done(self, names: Iterable[str]) -> None:
@@ -90,7 +90,7 @@ class Company:
             claimed.close()
             begin = ports.index(before) + 1
         for port in chain(ports[begin:], ports[:begin]):
-            if (claim := claim_of(host, port)) is not None:
+            if (claim := claim_port(host, port)) is not None:
                 self._held[name] = port, claim
                 return port
         hint = "end what listens there, or start the node with another --port"

@@ -15,7 +15,7 @@ NO_ANSWER = "the gateway gets no answer from its engine"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ReplicaStatus:
     """One replica as the supervisor and the gateway tell of it together."""
 
     name: str
@@ -35,12 +35,12 @@ def unanswered(gateway: Status) -> frozenset[str]:
     return frozenset(row["name"] for row in gateway.get("replicas", ()) if row["state"] in ("open", "half-open"))
 
 
-def state_told(state: str, why: str | None, *, answers: bool) -> Status:
+def displayed_state(state: str, why: str | None, *, answers: bool) -> Status:
     """What its node calls ready and does not answer here is not: that word may be old, or the way there is closed."""
     return {"state": state, "why": why} if answers or state != "ready" else {"state": "backoff", "why": NO_ANSWER}
 
 
-def replicas_of(status: Status) -> list[Shown]:
+def replicas_of(status: Status) -> list[ReplicaStatus]:
     gateway = status.get("gateway") or {}
     rows = {row["name"]: row for row in status["rows"] if row["kind"] not in NO_REPLICAS}
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
@@ -49,7 +49,7 @@ def replicas_of(status: Status) -> list[Shown]:
     return [_shown(rows.get(name, {}), entries, told=bool(gateway)) for name, entries in seen.items()]
 
 
-def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) -> Shown:
+def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) -> ReplicaStatus:
     state, why, told_by = row.get("state", "ready"), row.get("why") or "", row or entries[0]
     if state == "ready" and entries:
         serving = [entry["state"] for entry in entries if entry["state"] != "draining"]
@@ -61,7 +61,7 @@ def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) ->
     model = next((source["model"] for source in (row, *entries) if source.get("model")), "")
     name, slots = told_by["name"], told_by["slots"]
     node, restarts = row.get("node") or "", row.get("restarts")
-    return Shown(name, model, state, slots, active if entries else None, releasing, restarts, mark, why, node)
+    return ReplicaStatus(name, model, state, slots, active if entries else None, releasing, restarts, mark, why, node)
 
 
 def up_s(pid: int) -> float | None:

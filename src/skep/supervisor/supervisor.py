@@ -14,25 +14,25 @@ from typing import Protocol
 
 from skep.errors import EngineError, GatewayError, SkepError
 from skep.supervisor.control import STOP_S
-from skep.supervisor.control_commands import Verbs, control_socket
+from skep.supervisor.control_commands import ControlCommands, control_socket
 from skep.supervisor.deployment import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
 from skep.supervisor.deployment import Rebuild as Rebuild  # noqa: PLC0414
-from skep.supervisor.gateway_child import Front
-from skep.supervisor.lifecycle import RestartPolicy, State
-from skep.supervisor.model_loader import Housing
-from skep.supervisor.monitor_child import Sidecar
-from skep.supervisor.reload import Remaking
-from skep.supervisor.replica_protocol import Elsewhere, Member
-from skep.supervisor.replica_set import Crew
-from skep.supervisor.status import state_told, unanswered
+from skep.supervisor.gateway_child import GatewayChild
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.model_loader import ModelLoader
+from skep.supervisor.monitor_child import MonitorChild
+from skep.supervisor.reload import Reloader
+from skep.supervisor.replica_protocol import RemoteReplicaFactory, ReplicaMember
+from skep.supervisor.replica_set import ReplicaSet
+from skep.supervisor.status import displayed_state, unanswered
 from skep.wire.json_pipe import Message
 
-AIDES_STOP_S = 75.0  # as STOP_S, where replicas stand elsewhere
+SERVICES_STOP_S = 75.0  # as STOP_S, where replicas stand elsewhere
 PAUSED_RETRY_S = 5.0  # for those who wait for an answer when a pause begins
 NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
 
 
-class Aide(Protocol):
+class BackgroundService(Protocol):
     """What runs beside the replicas, such as the link to a cluster. A SkepError of its ends the hive."""
 
     async def run(self, supervisor: Supervisor) -> None:
@@ -66,64 +66,70 @@ class Supervisor:
         notify: Callable[[Supervisor], None],
         rebuild: Rebuild | None = None,
         *,
-        elsewhere: Elsewhere | None = None,
-        aides: Sequence[Aide] = (),
+        elsewhere: RemoteReplicaFactory | None = None,
+        aides: Sequence[BackgroundService] = (),
     ) -> None:
         self._notify = notify
-        self._aides = aides
+        self._services = aides
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._drain_s: float | None = None
-        self._aide_failed: SkepError | None = None
+        self._service_failed: SkepError | None = None
         self._paused_for: str | None = None  # who has the machine, in words; None: it is not paused
         self._watched = False  # the monitor ran when the pause began
         self._resuming: asyncio.Task[SkepError | None] | None = None
         self._tasks = asyncio.TaskGroup()
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
-        self.crew = Crew(hive.log_dir, hive.policy, self._crew_changed, self._busy, elsewhere)
-        self._front = Front(
+        self.replica_set = ReplicaSet(hive.log_dir, hive.policy, self._replicas_changed, self._busy, elsewhere)
+        self._gateway_child = GatewayChild(
             list(hive.gateway_argv),
             listener,
             setup=hive.gateway_setup,
             log=hive.log_dir / "gateway.log",
-            table=lambda: {**self.crew.table(), "dormant": self._dormant()},
+            table=lambda: {**self.replica_set.table(), "dormant": self._dormant()},
             changed=self._changed,
             wanted=self._wanted,
         )
-        self.housing = Housing(
-            self.crew, self._tasks, status=self._front.status, say=self._front.say, changed=self._published
+        self.housing = ModelLoader(
+            self.replica_set,
+            self._tasks,
+            status=self._gateway_child.status,
+            say=self._gateway_child.say,
+            changed=self._published,
         )
-        self._monitor = Sidecar(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
-        self._remaking = Remaking(
+        self._monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
+        self._reloader = Reloader(
             hive,
             rebuild,
             self._tasks,
-            self.crew,
-            front=self._front,
+            self.replica_set,
+            front=self._gateway_child,
             housing=self.housing,
             monitor=self._monitor,
             phase=lambda: self.phase,
             set_policy=self._set_policy,
         )
-        self._verbs = Verbs(self.crew, self._front, self.housing, remaking=self._remaking)
+        self._commands = ControlCommands(self.replica_set, self._gateway_child, self.housing, remaking=self._reloader)
 
     def __repr__(self) -> str:
-        return f"<Supervisor {self.phase} {self.crew!r}>"
+        return f"<Supervisor {self.phase} {self.replica_set!r}>"
 
     @property
     def hive(self) -> Hive:
-        return self._remaking.hive
+        return self._reloader.hive
 
     @property
     def ready(self) -> bool:
-        settled = (*(member.settled for member in self._expected), *(aide.settled for aide in self._aides))
-        return self._front.listening and all(settled)
+        settled = (*(member.settled for member in self._expected), *(aide.settled for aide in self._services))
+        return self._gateway_child.listening and all(settled)
 
     @property
-    def _expected(self) -> list[Member]:
+    def _expected(self) -> list[ReplicaMember]:
         """Those that should serve. Others come when somebody wants them; that one cannot is told to who asks."""
-        return [one for one in self.crew.members if not one.launch.on_demand and not self.crew.is_dormant(one)]
+        return [
+            one for one in self.replica_set.members if not one.launch.on_demand and not self.replica_set.is_dormant(one)
+        ]
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for so long (default: the hive's own time), then end everything. Asked again: end it now."""
@@ -147,22 +153,22 @@ class Supervisor:
     @property
     def avoided(self) -> frozenset[str]:
         """Nodes on which nothing new is to stand."""
-        return self.crew.avoided
+        return self.replica_set.avoided
 
     async def _serve(self) -> SkepError | None:
         """Until it is asked to stop; why it had to."""
         async with self._tasks as tasks:
-            front = tasks.create_task(self._front.run())
-            aides = [tasks.create_task(self._accompany(aide)) for aide in self._aides]
-            self.crew.enlist(self.hive.replicas, tasks)
-            self.housing.settle_in(self.hive.replicas, self.hive.house, begin=True)
+            front = tasks.create_task(self._gateway_child.run())
+            aides = [tasks.create_task(self._accompany(aide)) for aide in self._services]
+            self.replica_set.add_replicas(self.hive.replicas, tasks)
+            self.housing.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
             housing = tasks.create_task(self.housing.run())
             monitor = tasks.create_task(self._monitor.run())
             await self._stop_asked.wait()
             failure = self._failure()
             self.phase = "stopping"
             self._tell()
-            self._remaking.cancel()
+            self._reloader.cancel()
             self._paused_for = None
             if self._resuming is not None:
                 self._resuming.cancel()
@@ -171,22 +177,22 @@ class Supervisor:
             await self._drain()
             self.housing.stop()
             housing.cancel()
-            await self.crew.dismiss_all()
-            for aide, task in zip(self._aides, aides, strict=True):
+            await self.replica_set.end_all()
+            for aide, task in zip(self._services, aides, strict=True):
                 left = await aide.stop()
                 self.left_behind += () if left is None else (left,)
                 task.cancel()
-            await self._front.stop()
+            await self._gateway_child.stop()
             front.cancel()
         if self.left_behind:
             self._tell()
         return failure
 
-    async def _accompany(self, aide: Aide) -> None:
+    async def _accompany(self, aide: BackgroundService) -> None:
         try:
             await aide.run(self)
         except SkepError as error:
-            self._aide_failed = error
+            self._service_failed = error
             self._stop_asked.set()
 
     def rows(self, status: Message) -> list[Message]:
@@ -206,41 +212,41 @@ class Supervisor:
                 "restarts": member.life.restarts,
                 "room": dict(member.launch.room) or None,
                 "node": member.node,
-                **state_told(
-                    self.crew.state(member),
+                **displayed_state(
+                    self.replica_set.state(member),
                     member.life.why,
                     answers=member.node is None or member.launch.name not in silent,
                 ),
             }
-            for member in self.crew.members
+            for member in self.replica_set.members
         ]
         rows.append(
             {
                 "name": "gateway",
                 "kind": "gateway",
-                "state": self._front_state(),
-                "pid": self._front.pid,
+                "state": self._gateway_state(),
+                "pid": self._gateway_child.pid,
                 "url": self.hive.url,
                 "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
                 "busy": status.get("in_flight", 0),
                 "queued": status.get("queued", 0),
-                "restarts": max(0, self._front.restarts),
-                "why": self._front.why,
+                "restarts": max(0, self._gateway_child.restarts),
+                "why": self._gateway_child.why,
             }
         )
-        return rows + [{**NO_FIGURES, **row} for aide in self._aides if (row := aide.row()) is not None]
+        return rows + [{**NO_FIGURES, **row} for aide in self._services if (row := aide.row()) is not None]
 
-    def _front_state(self) -> str:
+    def _gateway_state(self) -> str:
         if self.phase == "stopping":
             return "stopping"
-        return "ready" if self._front.listening else "starting"
+        return "ready" if self._gateway_child.listening else "starting"
 
     def description(self) -> Message:
         """What `skep up --json` prints."""
         return {
             "url": self.hive.url,
             "openai_base_url": f"{self.hive.url}/v1",
-            "models": list(self.crew.models),
+            "models": list(self.replica_set.models),
             "pid": os.getpid(),
             "replicas": [row for row in self.rows({}) if row["kind"] in ("replica", "upstream")],
         }
@@ -248,34 +254,34 @@ class Supervisor:
     # Inside
 
     def _set_policy(self, policy: RestartPolicy) -> None:
-        self.crew.set_policy(policy)
-        for aide in self._aides:
+        self.replica_set.set_policy(policy)
+        for aide in self._services:
             aide.set_policy(policy)
 
     async def _busy(self, name: str) -> int:
         """Slots of the replica in use. A gateway that does not answer may have streams."""
-        status = await self._front.status()
-        return int(status["busy"].get(name, 0)) if status else int(self._front.listening)
+        status = await self._gateway_child.status()
+        return int(status["busy"].get(name, 0)) if status else int(self._gateway_child.listening)
 
     def _wanted(self, model: str) -> None:
         self.housing.wanted(model)
 
-    def _crew_changed(self) -> None:
+    def _replicas_changed(self) -> None:
         self.housing.look()
         self._published()
 
     def _published(self) -> None:
-        self._front.publish()
+        self._gateway_child.publish()
         self._changed()
 
     def _changed(self) -> None:
         if self.ready and self.phase == "starting":
             self.phase = "ready"
         states = [member.life.state for member in self._expected]
-        all_failed = bool(states) and all(state is State.FAILED for state in states)
-        may_stay = self._remaking.stay or self._paused_for is not None  # whoever ends the pause tries again
-        hopeless = all_failed and len(states) == len(self.crew.members) and not may_stay
-        if hopeless or self._front.broken or (self.phase == "starting" and State.FAILED in states):
+        all_failed = bool(states) and all(state is ReplicaState.FAILED for state in states)
+        may_stay = self._reloader.residency or self._paused_for is not None  # whoever ends the pause tries again
+        hopeless = all_failed and len(states) == len(self.replica_set.members) and not may_stay
+        if hopeless or self._gateway_child.broken or (self.phase == "starting" and ReplicaState.FAILED in states):
             self._stop_asked.set()
         self._tell()
 
@@ -286,12 +292,16 @@ class Supervisor:
 
     def _failure(self) -> SkepError | None:
         """Why this hive cannot serve. A replica given up beside others that serve is a note in `ps`, no failure."""
-        if self._front.broken:
-            return GatewayError(f"the gateway does not start: {self._front.why}", hint="the end of its log says why")
-        if self._aide_failed is not None:
-            return self._aide_failed
-        failed = [member for member in self._expected if member.life.state is State.FAILED]
-        if not failed or (self.phase != "starting" and (len(failed) < len(self.crew.members) or self._remaking.stay)):
+        if self._gateway_child.broken:
+            return GatewayError(
+                f"the gateway does not start: {self._gateway_child.why}", hint="the end of its log says why"
+            )
+        if self._service_failed is not None:
+            return self._service_failed
+        failed = [member for member in self._expected if member.life.state is ReplicaState.FAILED]
+        if not failed or (
+            self.phase != "starting" and (len(failed) < len(self.replica_set.members) or self._reloader.residency)
+        ):
             return None
         name, why = failed[0].launch.name, failed[0].life.why
         verb = "did not start" if self.phase == "starting" else "was given up"
@@ -300,7 +310,7 @@ class Supervisor:
         return EngineError(f"replica `{name}` {verb}: {why}", hint=where)
 
     async def _drain(self) -> None:
-        waiting = asyncio.create_task(self._front.drain(self.drain_s))
+        waiting = asyncio.create_task(self._gateway_child.drain(self.drain_s))
         hurry = asyncio.create_task(self._hurry.wait())
         try:
             await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -312,7 +322,7 @@ class Supervisor:
 
     async def _pause(self, pid: object) -> Message:
         """End all engines, once their answers are finished. Gateway, port and settings stay."""
-        if not self._remaking.possible or self.housing.is_moving:
+        if not self._reloader.possible or self.housing.is_moving:
             hint = "try again when `skep ps` shows nothing on its way"
             raise EngineError("skep cannot pause: it is starting, changing, or loading a model", hint=hint)
         why = f"`skep tune --in-place` (pid {pid}) has the machine; it is served again afterwards"
@@ -321,12 +331,12 @@ class Supervisor:
         try:
             self._watched = self._monitor.pid is not None
             await self._monitor.become((), begin=False)
-            await self.crew.pause(self.hive.drain_s)
+            await self.replica_set.pause(self.hive.drain_s)
         except BaseException:
             self._release()
             raise
         for model in self._dormant():  # those who wait already are told
-            self._front.say({"op": "load_failed", "model": model, "why": why, "retry_after_s": PAUSED_RETRY_S})
+            self._gateway_child.say({"op": "load_failed", "model": model, "why": why, "retry_after_s": PAUSED_RETRY_S})
         return {"ok": True, "holds": True}
 
     def _release(self) -> None:
@@ -336,7 +346,7 @@ class Supervisor:
 
     async def _resume(self) -> SkepError | None:
         """What keeps one of them from serving again."""
-        failure = await self.crew.resume(self._tasks)
+        failure = await self.replica_set.resume(self._tasks)
         self._paused_for, self._resuming, self.phase = None, None, "ready"
         self.housing.pause(over=True)
         await self._monitor.become(self.hive.monitor_argv, begin=self._watched)
@@ -355,7 +365,7 @@ class Supervisor:
         """For the gateway: the models that nobody answers for, with the reason."""
         if self._paused_for is None:
             return self.housing.dormant()
-        silent = [model for model in self.crew.models if not self.crew.serves(model)]
+        silent = [model for model in self.replica_set.models if not self.replica_set.serves(model)]
         return {model: {"state": "failed", "why": self._paused_for} for model in silent}
 
     def _last_words(self) -> Message:
@@ -366,14 +376,14 @@ class Supervisor:
     async def _control(self, message: Message) -> Message:
         match message.get("op"):
             case "status":
-                status = await self._front.status()
+                status = await self._gateway_child.status()
                 here = {"phase": self.phase, "url": self.hive.url, "pid": os.getpid()}
                 return {**here, "rows": self.rows(status), "gateway": status}
             case "origin":
                 return {"wishes": self.hive.wishes, "on_cluster": self.hive.settings.get("cluster") is not None}
             case "down":
                 self.stop(message.get("drain_s"))
-                stop_s = AIDES_STOP_S if self._aides else STOP_S
+                stop_s = SERVICES_STOP_S if self._services else STOP_S
                 return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
             case "monitor":
                 return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
@@ -385,4 +395,4 @@ class Supervisor:
             case "pause":
                 return await self._pause(message.get("pid"))
             case _:
-                return await self._verbs.answer(message)
+                return await self._commands.answer(message)

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from skep.errors import UserError
-from skep.swarm.api_run import Failure, Items, Options, Prompt, Run, SwarmError, carried
+from skep.swarm.api_run import Failure, Items, Options, Prompt, Run, SwarmError, run_items
 
 __all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]
 
@@ -29,7 +29,7 @@ async def run(prompt: Prompt, items: Items, *, schema: type[T], **options: Unpac
 async def run(prompt: Prompt, items: Items, *, schema: Mapping[str, Any], **options: Unpack[Options]) -> Run[Any]: ...
 async def run(prompt: Prompt, items: Items, *, schema: Any = None, **options: Unpack[Options]) -> Run[Any]:
     """As `map`, with all that is known of it: tokens, times, what failed and why. Raises nothing for failed tasks."""
-    made = await carried(prompt, items, schema, options)
+    made = await run_items(prompt, items, schema, options)
     if made is None:
         raise UserError("there are no items")
     return made
@@ -70,7 +70,7 @@ async def map(  # noqa: A001 - `swarm.map` says what it is
     """
     if failures not in ("raise", "return"):
         raise UserError(f'`failures` is "raise" or "return", not {failures!r}')
-    made = await carried(prompt, items, schema, options)
+    made = await run_items(prompt, items, schema, options)
     if made is None:
         return []
     if made.failures and failures == "raise":

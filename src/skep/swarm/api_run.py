@@ -19,19 +19,19 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
-from skep.swarm.attempt import ChatWork, Work, WorkMaker
-from skep.swarm.checking.answers import Checking
+from skep.swarm.attempt import ChatWorker, TaskWorker, WorkerFactory
+from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.checking.schemas import check_schema, one_line
-from skep.swarm.client import Line
+from skep.swarm.client import SwarmClient
 from skep.swarm.default_endpoint import key_here, url_here
 from skep.swarm.journal import create_run
-from skep.swarm.progress import Progress
-from skep.swarm.records import Ending, Result, RunState, Task, task_json
-from skep.swarm.run_options import Order
+from skep.swarm.progress import SwarmProgress
+from skep.swarm.records import SwarmRunState, Task, TaskEnding, TaskResult, task_json
+from skep.swarm.run_options import SwarmRunOptions
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import Account, account_of
-from skep.swarm.task_file import FIELDS, Defaults, tasks_of
+from skep.swarm.task_file import FIELDS, TaskDefaults, tasks_of
 from skep.swarm.templates import Template, parse_template
 
 Messages = Sequence[Mapping[str, Any]]
@@ -40,7 +40,7 @@ Prompt = str | Callable[[Any], Made] | Callable[[Any], Awaitable[Made]]
 Items = Iterable[Any] | AsyncIterable[Any]
 
 
-class Form:
+class AnswerForm:
     """The form of an answer: a type, a JSON schema, or none: the text."""
 
     def __init__(self, schema: Any) -> None:
@@ -86,15 +86,15 @@ async def listed(items: Items) -> list[Any]:
     return list(items)
 
 
-async def asked_tasks(
-    prompt: Prompt, items: Sequence[Any], schema: Mapping[str, Any] | None, defaults: Defaults
+async def make_tasks(
+    prompt: Prompt, items: Sequence[Any], schema: Mapping[str, Any] | None, defaults: TaskDefaults
 ) -> list[Task]:
     """A task for each item, in order; ids are 1, 2, ... unless the function gives others."""
     if not isinstance(prompt, str) and not callable(prompt):
         raise UserError(f"a template or a function is wanted, not {type(prompt).__name__}")
     maker = parse_template(prompt) if isinstance(prompt, str) else prompt
     made = [await _made(maker, item) for item in items]
-    told: Defaults = {**defaults, "schema": schema}
+    told: TaskDefaults = {**defaults, "schema": schema}
     tasks = tasks_of([_document(one, number) for number, one in enumerate(made, 1)], **told)
     return [
         replace(task, stage=one.stage) if isinstance(one, Task) else task for task, one in zip(tasks, made, strict=True)
@@ -170,7 +170,7 @@ class Options(TypedDict, total=False):
     journal: str | os.PathLike[str] | Literal[False] | None  # a folder of its own; False: none is kept
     resume: str | None  # a run's id or `last`: what has a result there is not done again
     name: str  # by which `skep swarm ls` shows it
-    watch: Callable[[Progress], None]  # hears how the run stands, a few times a second
+    watch: Callable[[SwarmProgress], None]  # hears how the run stands, a few times a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,9 @@ class Run(Generic[T]):
     """What came of a call. `values` and `results` are in the items' order; a result is None where there is none."""
 
     id: str
-    state: RunState
+    state: SwarmRunState
     values: list[T | Failure]
-    results: list[Result | None]
+    results: list[TaskResult | None]
     account: Account
 
     @property
@@ -214,15 +214,15 @@ class Run(Generic[T]):
         return [one for one in self.values if isinstance(one, Failure)]
 
 
-async def carried(prompt: Prompt, items: Items, schema: Any, options: Options) -> Run[Any] | None:
+async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options) -> Run[Any] | None:
     """None: there are no items. What ends it early says how to go on, if there is something to go on with."""
-    form = Form(schema)
+    form = AnswerForm(schema)
     order = _order(options)
-    defaults: Defaults = {"system": options.get("system"), "temperature": options.get("temperature")}
+    defaults: TaskDefaults = {"system": options.get("system"), "temperature": options.get("temperature")}
     given = await listed(items)
     if not given:
         return None
-    tasks = await asked_tasks(prompt, given, form.schema, defaults)
+    tasks = await make_tasks(prompt, given, form.schema, defaults)
     with _places(options.get("journal"), options.get("resume")) as paths:
         run_id, url, after_cancel = _begun(paths, tasks, order, options)
         try:
@@ -243,7 +243,7 @@ async def carried(prompt: Prompt, items: Items, schema: Any, options: Options) -
         return _told(paths, run_id, state, given, tasks, form)
 
 
-def _begun(paths: Paths, tasks: Sequence[Task], order: Order, options: Options) -> tuple[str, str, int]:
+def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options) -> tuple[str, str, int]:
     """The id of a new run, or of the one to go on with, whose tasks must be these; its endpoint; its newest cancel."""
     resume = options.get("resume")
     with open_store(paths.store) as store:
@@ -260,7 +260,7 @@ def _begun(paths: Paths, tasks: Sequence[Task], order: Order, options: Options) 
 
 
 def _told(
-    paths: Paths, run_id: str, state: RunState, items: Sequence[Any], tasks: Sequence[Task], form: Form
+    paths: Paths, run_id: str, state: SwarmRunState, items: Sequence[Any], tasks: Sequence[Task], form: AnswerForm
 ) -> Run[Any]:
     with open_store(paths.store, read_only=True) as store:
         swarm = SwarmStore(store)
@@ -271,10 +271,10 @@ def _told(
     return Run(run_id, state, values, results, account)
 
 
-def _value(item: Any, task: Task, result: Result | None, form: Form) -> Any:
+def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -> Any:
     if result is None:
         return Failure(task.id, item, "unfinished", "the run was stopped before it was done", 0)
-    if result.ending is not Ending.DONE:
+    if result.ending is not TaskEnding.DONE:
         kind, message = result.error_kind or "failed", result.error or "it failed"
         return Failure(task.id, item, kind, message, result.tries, result.answer)
     if form.schema is None and task.schema is not None:  # the function's own, for this task
@@ -285,7 +285,7 @@ def _value(item: Any, task: Task, result: Result | None, form: Form) -> Any:
     return form.value(result.answer, result.value)
 
 
-def _order(options: Options) -> Order:
+def _order(options: Options) -> SwarmRunOptions:
     for name in ("agents", "tries"):
         value = options.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -295,17 +295,17 @@ def _order(options: Options) -> Order:
         if value is not None and (not isinstance(value, int | float) or not value > 0):
             raise UserError(f"`{name}` must be a number of seconds above 0, not {value!r}")
     names = ("agents", "tries", "timeout_s", "deadline_s", "max_tokens", "priority")
-    return Order(**{name: options[name] for name in names if options.get(name) is not None})  # type: ignore[literal-required]
+    return SwarmRunOptions(**{name: options[name] for name in names if options.get(name) is not None})  # type: ignore[literal-required]
 
 
-def _work(form: Form) -> WorkMaker | None:
+def _work(form: AnswerForm) -> WorkerFactory | None:
     """A type may demand more than a schema can say: an answer counts when the type takes it."""
     if not form.is_type:
         return None
 
-    def make(line: Line, checking: Checking, order: Order) -> Work:
+    def make(line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> TaskWorker:
         checking.require(form.fault)
-        return ChatWork(line, checking, order)
+        return ChatWorker(line, checking, order)
 
     return make
 
@@ -329,5 +329,5 @@ def _places(journal: str | os.PathLike[str] | Literal[False] | None, resume: str
         yield replace(paths, data=folder_of_its_own, state=folder_of_its_own)
 
 
-def _unwatched(_progress: Progress) -> None:
+def _unwatched(_progress: SwarmProgress) -> None:
     pass

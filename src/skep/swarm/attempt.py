@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from skep.swarm.checking.answers import Checking
-from skep.swarm.client import Line, Reply
-from skep.swarm.records import Attempt, Ending, Outcome, Result, Task, Why
-from skep.swarm.run_options import Order
+from skep.swarm.checking.answers import AnswerChecker
+from skep.swarm.client import Reply, SwarmClient
+from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
+from skep.swarm.run_options import SwarmRunOptions
 
 REJECTED = "rejected"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
+class AttemptResult:
     """`error_kind` None: an answer that counts; "rejected": one that does not."""
 
     answer: str | None = None
@@ -34,7 +34,7 @@ class Attempted:
     retry_after_s: float | None = None
 
 
-class UnderWay(Protocol):
+class StartedAttempt(Protocol):
     @property
     def task(self) -> Task: ...
     @property
@@ -48,7 +48,7 @@ class UnderWay(Protocol):
 
 
 def attempt_of(
-    lease: UnderWay, outcome: Outcome, came: Attempted, *, session: int, epoch: float, now: float
+    lease: StartedAttempt, outcome: AttemptOutcome, came: AttemptResult, *, session: int, epoch: float, now: float
 ) -> Attempt:
     """`epoch`: added to a time of the steady clock, it gives unix seconds."""
     return Attempt(
@@ -70,15 +70,15 @@ def attempt_of(
         error=came.error,
         finish_reason=came.finish_reason,
         replica=came.replica,
-        answer=None if outcome is Outcome.DONE else came.answer,
+        answer=None if outcome is AttemptOutcome.DONE else came.answer,
     )
 
 
-def result_of(attempt: Attempt, came: Attempted, *, tries: int, started_at: float) -> Result:
+def result_of(attempt: Attempt, came: AttemptResult, *, tries: int, started_at: float) -> TaskResult:
     """Of an attempt that counts."""
-    return Result(
+    return TaskResult(
         task=attempt.task,
-        ending=Ending.DONE,
+        ending=TaskEnding.DONE,
         answer=came.answer,
         value=came.value,
         error_kind=None,
@@ -93,11 +93,11 @@ def result_of(attempt: Attempt, came: Attempted, *, tries: int, started_at: floa
     )
 
 
-def failed_result(task: str, last: Attempted, *, tries: int, started_at: float, ended_at: float) -> Result:
+def failed_result(task: str, last: AttemptResult, *, tries: int, started_at: float, ended_at: float) -> TaskResult:
     """Of a task that is set aside, with the last thing that went wrong."""
-    return Result(
+    return TaskResult(
         task=task,
-        ending=Ending.FAILED,
+        ending=TaskEnding.FAILED,
         answer=last.answer,
         value=None,
         error_kind=last.error_kind,
@@ -112,28 +112,36 @@ def failed_result(task: str, last: Attempted, *, tries: int, started_at: float, 
     )
 
 
-__all__ = ["REJECTED", "Attempted", "ChatWork", "Work", "WorkMaker", "attempted", "request_fields", "response_format"]
+__all__ = [
+    "REJECTED",
+    "AttemptResult",
+    "ChatWorker",
+    "TaskWorker",
+    "attempted",
+    "request_fields",
+    "response_format",
+]
 
 _NOT_TAKEN = (400, 404, 415, 422, 500, 501)  # what servers say to a `response_format` they do not know
 
 
-class Work(Protocol):
+class TaskWorker(Protocol):
     """Faults are told in what is returned. Cancelled: whatever is under way is broken off."""
 
-    async def attempt(self, task: Task, number: int, complaint: str | None) -> Attempted: ...
+    async def attempt(self, task: Task, number: int, complaint: str | None) -> AttemptResult: ...
 
 
-WorkMaker = Callable[[Line, Checking, Order], Work]
+WorkerFactory = Callable[[SwarmClient, AnswerChecker, SwarmRunOptions], TaskWorker]
 
 
-class ChatWork:
+class ChatWorker:
     """One streamed request an attempt.
 
     After a rejected answer, the next attempt is given that answer and what was wrong with it. The second attempt at a
     task goes to another replica if there is one: it names a session of its own.
     """
 
-    def __init__(self, line: Line, checking: Checking, order: Order) -> None:
+    def __init__(self, line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> None:
         self._line = line
         self._checking = checking
         self._order = order
@@ -141,7 +149,7 @@ class ChatWork:
         self._takes_formats: bool | None = None  # None: nobody knows yet
         self._forms_not_taken: set[str] = set()  # schemas that this engine cannot hold an answer to
 
-    async def attempt(self, task: Task, number: int, complaint: str | None) -> Attempted:
+    async def attempt(self, task: Task, number: int, complaint: str | None) -> AttemptResult:
         reply = await self._ask(task, number, complaint)
         if reply.error_kind is not None:
             return attempted(reply)
@@ -192,7 +200,7 @@ class ChatWork:
         return [*before, {"role": "user", "content": text}]
 
 
-def request_fields(task: Task, order: Order) -> dict[str, Any]:
+def request_fields(task: Task, order: SwarmRunOptions) -> dict[str, Any]:
     """Of the body, beside model and messages. What the task says goes before what the run says."""
     fields: dict[str, Any] = {}
     most = task.max_tokens if task.max_tokens is not None else order.max_tokens
@@ -210,9 +218,9 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def attempted(
     reply: Reply, *, answer: str | None = None, value: Any = None, kind: str | None = None, error: str | None = None
-) -> Attempted:
+) -> AttemptResult:
     """Of a single request."""
-    return Attempted(
+    return AttemptResult(
         answer=answer if answer is not None else reply.text or None,
         value=value,
         error_kind=kind or reply.error_kind,

@@ -15,7 +15,7 @@ from skep.store.rows import storable
 from skep.wire.client import Pool
 from skep.wire.fetch import LARGEST_ANSWER_BYTES
 from skep.wire.heads import ResponseHead
-from skep.wire.stream_reader import Reading
+from skep.wire.stream_reader import StreamReader
 
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
 LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
@@ -41,7 +41,7 @@ class Reply:
     retry_after_s: float | None = None
 
 
-class Line:
+class SwarmClient:
     """One endpoint's connections. `heard` counts by attempt, over all the requests it has made."""
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float, flow: str = "") -> None:
@@ -59,7 +59,7 @@ class Line:
         self._lines = self._fixed_lines()
 
     def __repr__(self) -> str:
-        return f"<Line to {self.endpoint.url}, {len(self._heard)} attempts under way>"
+        return f"<SwarmClient to {self.endpoint.url}, {len(self._heard)} attempts under way>"
 
     async def close(self) -> None:
         await self._pool.close()
@@ -96,7 +96,7 @@ class Line:
         data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         own = self._own_lines(priority, session)
         head = b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, own, len(data))
-        reading = Hearing(self._loop.create_future(), self, attempt)
+        reading = CountingReader(self._loop.create_future(), self, attempt)
         epoch, started = time.time() - time.monotonic(), time.monotonic()
         call = self._pool.send(head, reading, data)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
@@ -119,7 +119,7 @@ class Line:
         self.total += events
         self._heard[attempt] = self._heard.get(attempt, 0) + events
 
-    def _time_out(self, reading: Reading, abort: Any, limit_s: float) -> None:
+    def _time_out(self, reading: StreamReader, abort: Any, limit_s: float) -> None:
         abort()
         reading.give_up("timeout", f"no complete answer within {limit_s:g} s", time.monotonic())
 
@@ -139,10 +139,10 @@ class Line:
         return b"".join(b"x-skep-%b: %b\r\n" % (name.encode(), _visible(value)) for name, value in told if value)
 
 
-class Hearing(Reading):
+class CountingReader(StreamReader):
     """Counts events as they arrive: a read may hold several."""
 
-    def __init__(self, done: asyncio.Future[float], line: Line, attempt: tuple[str, int]) -> None:
+    def __init__(self, done: asyncio.Future[float], line: SwarmClient, attempt: tuple[str, int]) -> None:
         super().__init__(done)
         self._owner = line
         self._whose = attempt
@@ -188,7 +188,7 @@ class Hearing(Reading):
             self._owner.took(self._whose, events)
 
 
-def _reply(reading: Hearing, started_at: float, ended_at: float, epoch: float) -> Reply:
+def _reply(reading: CountingReader, started_at: float, ended_at: float, epoch: float) -> Reply:
     reading.digest()
     head, kind, error = reading.head, reading.error_kind, reading.error
     replica = head.get(b"x-skep-replica") if head else None

@@ -29,7 +29,7 @@ NEWEST = 0.3  # the weight of the newest window in what is held to be the rate
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ConcurrencySample:
     """What the shell sees at one moment."""
 
     now: float
@@ -49,7 +49,7 @@ class Phase(Enum):
     LOWER = "trying one step less: the rate has fallen"
 
 
-class Climb:
+class ConcurrencySearch:
     def __init__(self, most: int = MOST, *, hint: int | None = None) -> None:
         """`hint`: slots that the server has told of."""
         self.most = most
@@ -64,14 +64,14 @@ class Climb:
         self._started = False
 
     def __repr__(self) -> str:
-        return f"<Climb at {self.level} of {self.most}, {self.phase.name.lower()}, best {self._best}>"
+        return f"<ConcurrencySearch at {self.level} of {self.most}, {self.phase.name.lower()}, best {self._best}>"
 
     def lower_to(self, level: int, now: float) -> None:
         """Somebody knows better: the endpoint refuses more."""
         self._move(max(1, min(level, self.most)), Phase.HOLD, now)
         self._best = None
 
-    def look(self, look: Look) -> None:
+    def look(self, look: ConcurrencySample) -> None:
         """Asked often, ten times a second or so."""
         if not self._started:
             self._started, self._since = True, look.now
@@ -93,13 +93,13 @@ class Climb:
         self._window = (look.now, look.tokens)
         self._measured(came / took, look.now)
 
-    def _settled(self, look: Look) -> bool:
+    def _settled(self, look: ConcurrencySample) -> bool:
         if look.streaming >= look.in_flight:
             return True
         slow = 2.5 * look.first_s if look.first_s is not None else SETTLE_S
         return look.now - self._since >= max(SETTLE_S, slow) and (look.streaming > 0 or look.tokens > 0)
 
-    def _length(self, look: Look) -> float:
+    def _length(self, look: ConcurrencySample) -> float:
         longest = LONGEST_WINDOW_S if look.streaming else LONGEST_UNSTREAMED_S
         return WINDOW_S if look.task_s is None else max(WINDOW_S, min(look.task_s, longest))
 
@@ -171,17 +171,17 @@ CROWDED_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EndpointSlots:
     """What the endpoint says of itself. `slots` None: nothing."""
 
     slots: int | None = None
     is_gateway: bool = False
 
 
-class Pace:
+class ConcurrencyLimit:
     """`limit` is never above `cap`, and never below one; `may_start` is none while a refusal has to be waited out."""
 
-    def __init__(self, told: Told, cap: int | None = None) -> None:
+    def __init__(self, told: EndpointSlots, cap: int | None = None) -> None:
         self._cap = cap
         self._told = told
         self._climb = None if told.is_gateway else self._new_climb(told)
@@ -193,7 +193,7 @@ class Pace:
         self._answers: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # seconds in the queue, seconds at work
 
     def __repr__(self) -> str:
-        return f"<Pace {self.limit}: {self.why}>"
+        return f"<ConcurrencyLimit {self.limit}: {self.why}>"
 
     @property
     def limit(self) -> int:
@@ -220,7 +220,7 @@ class Pace:
         """How many may be under way now."""
         return 0 if in_flight == 0 and now < self._hold_until else self.limit
 
-    def told(self, told: Told) -> None:
+    def told(self, told: EndpointSlots) -> None:
         """What it says now: replicas come, go and sleep."""
         if told.is_gateway:
             self._climb = None
@@ -253,7 +253,7 @@ class Pace:
         self._ceiling, self._hold_until, self._recover_s = None, float("-inf"), RECOVER_S
         self._refused_at = None
 
-    def look(self, look: Look) -> None:
+    def look(self, look: ConcurrencySample) -> None:
         if self._climb is not None:
             self._climb.look(look)
         if self._ceiling is None or look.now - self._raised_at < self._recover_s:
@@ -280,9 +280,9 @@ class Pace:
         ours = (usual / slots) * at_work
         return 1 if queued > CROWDED * ours + CROWDED_S else usual
 
-    def _new_climb(self, told: Told) -> Climb:
+    def _new_climb(self, told: EndpointSlots) -> ConcurrencySearch:
         hint = None if told.slots is None else told.slots + backlog_of(told.slots)
-        return Climb(min(MOST, self._cap or MOST), hint=hint)
+        return ConcurrencySearch(min(MOST, self._cap or MOST), hint=hint)
 
 
 def backlog_of(slots: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skep.swarm.error_kinds import Mishap
+from skep.swarm.error_kinds import ErrorKind
 
 FIRST_LOOK_S = 0.25
 USUAL_LOOK_S = 1.0
@@ -19,7 +19,7 @@ DOUBT = 3  # mishaps in a row, after which no more are added to those under way
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeEndpoint:
     """Ask the endpoint whether it is there."""
 
 
@@ -63,23 +63,23 @@ class Outage:
     def wake_at(self) -> float | None:
         return None if self._looking else self._look_at
 
-    def came(self, mishap: Mishap | None, error: str | None, now: float, *, answered: bool) -> None:
+    def came(self, mishap: ErrorKind | None, error: str | None, now: float, *, answered: bool) -> None:
         """What came of an attempt. Any answer to it at all, a rejected one too, shows that the endpoint works."""
         if answered:
             self._clear()
             return
-        if mishap is Mishap.TRY:
+        if mishap is ErrorKind.TRY:
             self.doubt(now)
             return
         self._row += 1
         self.why = error
         if self._trouble is None:
             self._trouble = now
-        if mishap is Mishap.AWAY:
+        if mishap is ErrorKind.AWAY:
             self._away(now)
-        elif mishap is Mishap.KEY:
+        elif mishap is ErrorKind.KEY:
             self._refused_key = True
-        elif mishap is Mishap.BROKEN:
+        elif mishap is ErrorKind.BROKEN:
             self.doubt(now)
 
     def doubt(self, now: float) -> None:
@@ -97,7 +97,7 @@ class Outage:
         self._look_at = now + self._pause_s
         self._pause_s = next_pause_s(self._pause_s, now - (self.since or now))
 
-    def step(self, now: float, *, quiet: bool) -> list[Probe | GiveUp]:
+    def step(self, now: float, *, quiet: bool) -> list[ProbeEndpoint | GiveUp]:
         """`quiet`: none of the answers under way has begun."""
         why = self.why or "it does not answer"
         if self._refused_key:
@@ -107,7 +107,7 @@ class Outage:
             return [GiveUp(why, now - since)]
         if self._look_at is not None and now >= self._look_at and not self._looking:
             self._looking = True
-            return [Probe()]
+            return [ProbeEndpoint()]
         return []
 
     def _away(self, now: float) -> None:

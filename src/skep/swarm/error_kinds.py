@@ -15,7 +15,7 @@ _AWAY = ("connect",)
 _BROKEN = ("closed", "cut", "engine_error", "protocol")
 
 
-class Mishap(Enum):
+class ErrorKind(Enum):
     FINAL = "final"  # the request itself is at fault: asked again, it would be refused again
     KEY = "key"  # the endpoint refuses the key: so it will for every task
     REFUSED = "refused"  # too much at once; says nothing about the task
@@ -24,34 +24,34 @@ class Mishap(Enum):
     TRY = "try"  # the task has had its chance: too slow, nonsense, rejected
 
 
-def mishap_of(error_kind: str | None, status: int | None) -> Mishap | None:
+def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | None:
     """None: it went well."""
     if error_kind is None:
         return None
     if error_kind in _AWAY:
-        return Mishap.AWAY
+        return ErrorKind.AWAY
     if error_kind in _BROKEN:
-        return Mishap.BROKEN
+        return ErrorKind.BROKEN
     if not error_kind.startswith("http_") or status is None:
-        return Mishap.TRY
+        return ErrorKind.TRY
     if status == 401:
-        return Mishap.KEY
+        return ErrorKind.KEY
     if status in REFUSALS:
-        return Mishap.REFUSED
+        return ErrorKind.REFUSED
     if status in TASKS_OWN and status not in NOT_TASKS_OWN:
-        return Mishap.FINAL
-    return Mishap.BROKEN
+        return ErrorKind.FINAL
+    return ErrorKind.BROKEN
 
 
-def wait_s(mishap: Mishap, times: int, rng: Random, retry_after_s: float | None = None) -> float:
+def wait_s(mishap: ErrorKind, times: int, rng: Random, retry_after_s: float | None = None) -> float:
     """Before the same task is tried again, when this has happened to it so often in a row.
 
     With chance in it, so that those who failed together do not come back together. A wait that was asked for is kept,
     and some comes on top.
     """
-    if mishap is Mishap.TRY:
+    if mishap is ErrorKind.TRY:
         return 0.0 if times <= 1 else 0.5 * rng.random()
-    first, longest = (0.5, 30.0) if mishap is Mishap.REFUSED else (0.1, 10.0)
+    first, longest = (0.5, 30.0) if mishap is ErrorKind.REFUSED else (0.1, 10.0)
     backoff = min(longest, first * 2.0 ** min(times - 1, 16)) * (0.5 + rng.random())
     if retry_after_s is None:
         return backoff

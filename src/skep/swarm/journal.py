@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from skep import __version__
-from skep.files import holder_of
+from skep.files import lock_holder
 from skep.paths import Paths
 from skep.store.database import Store
-from skep.swarm.error_kinds import Mishap, mishap_of
-from skep.swarm.records import Attempt, Outcome, RunState, SwarmRun, Task
-from skep.swarm.run_options import Order, order_json
+from skep.swarm.error_kinds import ErrorKind, classify_error
+from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, Task
+from skep.swarm.run_options import SwarmRunOptions, run_options_json
 from skep.swarm.schedule import Pending
 from skep.swarm.store import SwarmStore
 
@@ -21,7 +21,7 @@ from skep.swarm.store import SwarmStore
 def create_run(
     store: Store,
     tasks: Iterable[Task],
-    order: Order,
+    order: SwarmRunOptions,
     *,
     url: str,
     model: str | None,
@@ -35,7 +35,7 @@ def create_run(
         name=name,
         url=url,
         model=model,
-        config=order_json(order),
+        config=run_options_json(order),
         skep_version=__version__,
         tasks=tasks,
     )
@@ -54,10 +54,10 @@ def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
 
 def _pending(task: Task, attempts: Sequence[Attempt], first_at: float | None) -> Pending:
     """A break costs no try here: whether it was the task's own is not in the journal. A suspect stays one."""
-    counted = (Outcome.FAILED, Outcome.REJECTED)
-    mishaps = [mishap_of(one.error_kind, one.status) for one in attempts if one.outcome in counted]
-    breaks = mishaps.count(Mishap.BROKEN)
-    tries = mishaps.count(Mishap.TRY)
+    counted = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
+    mishaps = [classify_error(one.error_kind, one.status) for one in attempts if one.outcome in counted]
+    breaks = mishaps.count(ErrorKind.BROKEN)
+    tries = mishaps.count(ErrorKind.TRY)
     last = max((one.number for one in attempts), default=0)
     return Pending(task, attempts=last, tries=tries, breaks=breaks, first_at=first_at)
 
@@ -71,6 +71,6 @@ def lock_path(paths: Paths, run_id: str) -> Path:
 
 def as_it_stands(paths: Paths, run: SwarmRun) -> SwarmRun:
     """A run without a living session that is held by a process waits for an endpoint that has not answered it yet."""
-    if run.state in (RunState.RUNNING, RunState.DONE) or holder_of(lock_path(paths, run.id)) is None:
+    if run.state in (SwarmRunState.RUNNING, SwarmRunState.DONE) or lock_holder(lock_path(paths, run.id)) is None:
         return run
-    return replace(run, state=RunState.RUNNING, ended_at=None, error=WAITS)
+    return replace(run, state=SwarmRunState.RUNNING, ended_at=None, error=WAITS)

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from skep.swarm.concurrency import Pace
-from skep.swarm.records import Attempt, Counts, Ending, Result, Why
-from skep.swarm.schedule import Schedule, Start
+from skep.swarm.concurrency import ConcurrencyLimit
+from skep.swarm.records import Attempt, Counts, TaskEnding, TaskResult, Why
+from skep.swarm.schedule import Start, TaskSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SwarmProgress:
     run_id: str
     total: int
     done: int
@@ -47,8 +47,8 @@ WINDOW_S = 5.0
 NEWS = 5
 
 
-class Tally:
-    def __init__(self, run_id: str, counts: Counts, watch: Callable[[Progress], None], began: float) -> None:
+class ProgressTracker:
+    def __init__(self, run_id: str, counts: Counts, watch: Callable[[SwarmProgress], None], began: float) -> None:
         self._run_id = run_id
         self._watch = watch
         self._began = began
@@ -69,12 +69,12 @@ class Tally:
     def began(self, start: Start) -> None:
         self._retried += start.why is Why.RETRY
 
-    def ended(self, attempt: Attempt, result: Result | None) -> None:
+    def ended(self, attempt: Attempt, result: TaskResult | None) -> None:
         self._tokens += attempt.output_tokens or 0
         if result is not None:
             self._ended += 1
-            self._done += result.ending is Ending.DONE
-            self._failed += result.ending is Ending.FAILED
+            self._done += result.ending is TaskEnding.DONE
+            self._failed += result.ending is TaskEnding.FAILED
 
     def heard(self, now: float, total: int) -> None:
         self._heard.append((now, total))
@@ -84,7 +84,7 @@ class Tally:
     def away(self, now: float, since: float, why: str) -> None:
         """Before the endpoint has answered for the first time."""
         self._watch(
-            Progress(
+            SwarmProgress(
                 run_id=self._run_id,
                 total=self._total,
                 done=self._done,
@@ -104,7 +104,13 @@ class Tally:
         )
 
     def show(
-        self, schedule: Schedule, pace: Pace, heard: Mapping[int, int], now: float, *, at_once: bool = False
+        self,
+        schedule: TaskSchedule,
+        pace: ConcurrencyLimit,
+        heard: Mapping[int, int],
+        now: float,
+        *,
+        at_once: bool = False,
     ) -> None:
         if now - self._shown < SHOW_EVERY_S and not at_once:
             return
@@ -117,7 +123,7 @@ class Tally:
             for one in schedule.leases.values()
         ]
         self._watch(
-            Progress(
+            SwarmProgress(
                 run_id=self._run_id,
                 total=self._total,
                 done=self._done,

@@ -28,17 +28,17 @@ class Task:
     stage: int = 0  # later ones are made of the results of earlier ones
 
 
-class Ending(StrEnum):
+class TaskEnding(StrEnum):
     DONE = "done"
     FAILED = "failed"  # set aside after so many tries
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TaskResult:
     """What came of a task. Final: written once, never changed."""
 
     task: str
-    ending: Ending
+    ending: TaskEnding
     answer: str | None  # the text; of one set aside: the last that came, if any
     value: Any  # of a task with a schema: the answer as JSON; else None
     error_kind: str | None
@@ -61,7 +61,7 @@ class Why(StrEnum):
     RESUMED = "resumed"  # an earlier session ended while it was under way
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """What came of an attempt."""
 
     DONE = "done"
@@ -78,7 +78,7 @@ class Attempt:
     number: int  # from 1, over all sessions
     agent: int  # from 0: which of those that work at once
     why: Why
-    outcome: Outcome
+    outcome: AttemptOutcome
     started_at: float
     ended_at: float
     first_token_at: float | None = None
@@ -95,7 +95,7 @@ class Attempt:
     answer: str | None = None  # of a rejected one; of one that counted, the result has it
 
 
-class RunState(StrEnum):
+class SwarmRunState(StrEnum):
     RUNNING = "running"  # a living process works on it
     STOPPED = "stopped"  # unfinished, and nobody works on it: `skep swarm resume`
     DONE = "done"  # every task has its result
@@ -126,7 +126,7 @@ class SwarmRun:
     config: Mapping[str, Any]
     skep_version: str
     simulated: bool | None  # None: nobody has answered yet
-    state: RunState
+    state: SwarmRunState
     counts: Counts
     sessions: int
     ended_at: float | None = None

@@ -21,16 +21,16 @@ from typing import Any, TypeVar
 
 from skep.errors import StoreError, UserError
 from skep.store.errors import is_about_a_row, is_busy
-from skep.swarm.records import Ending, Result, Task
+from skep.swarm.records import Task, TaskEnding, TaskResult
 from skep.swarm.store import Recorded, SwarmStore
 
 
-def result_line(task: Task, result: Result) -> str:
+def result_line(task: Task, result: TaskResult) -> str:
     """Without its line end. `result` as the store gives it back, so that the line is always the same."""
-    document: dict[str, Any] = {"id": result.task, "ok": result.ending is Ending.DONE, "answer": result.answer}
+    document: dict[str, Any] = {"id": result.task, "ok": result.ending is TaskEnding.DONE, "answer": result.answer}
     if task.schema is not None:
         document["value"] = result.value
-    if result.ending is not Ending.DONE:
+    if result.ending is not TaskEnding.DONE:
         document["error"] = {"kind": result.error_kind, "message": result.error}
     document["tries"] = result.tries
     document["prompt_tokens"] = result.prompt_tokens
@@ -73,12 +73,12 @@ class ResultsFile:
         if not os.access(where, os.W_OK):
             raise UserError(f"`{where}` cannot be written", hint="check its owner and mode, or name another file")
 
-    def complete(self, tasks: Mapping[str, Task], results: Sequence[Result]) -> int:
+    def complete(self, tasks: Mapping[str, Task], results: Sequence[TaskResult]) -> int:
         """Drop a last line that was cut, append what is missing; how many lines were.
 
         UserError, and nothing is changed, where a line is not the journal's own: ids alone do not tell two runs apart.
         """
-        lines = _Lines(tasks, results)
+        lines = _MissingLines(tasks, results)
         try:
             self._drop_cut_line(lines)
         except OSError as error:
@@ -132,7 +132,7 @@ class ResultsFile:
                 pass  # a file system without locks
         return self._descriptor
 
-    def _drop_cut_line(self, lines: _Lines) -> None:
+    def _drop_cut_line(self, lines: _MissingLines) -> None:
         """In place: whoever is killed here leaves whole lines, and no second file is needed."""
         descriptor = self._open()
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -158,10 +158,10 @@ class ResultsFile:
         return StoreError(f"the results file `{self.path}` cannot be written: {error.strerror or error}", hint=hint)
 
 
-class _Lines:
+class _MissingLines:
     """The lines of a run's results that were not found in its file yet."""
 
-    def __init__(self, tasks: Mapping[str, Task], results: Sequence[Result]) -> None:
+    def __init__(self, tasks: Mapping[str, Task], results: Sequence[TaskResult]) -> None:
         self._tasks = tasks
         self._missing = {result.task: result for result in results}
 
@@ -202,7 +202,7 @@ BUSY_S = 60.0  # another process may hold the store for so long
 PAUSE_S = 0.2
 
 
-class Writer:
+class ResultsWriter:
     """`put` and `fact` return at once. After a fault nothing more is written: `fault` says what it was."""
 
     def __init__(
@@ -213,7 +213,7 @@ class Writer:
         *,
         tasks: Mapping[str, Task],
         output: ResultsFile | None = None,
-        on_result: Callable[[Result], None] = lambda _: None,
+        on_result: Callable[[TaskResult], None] = lambda _: None,
     ) -> None:
         """`tasks` may grow meanwhile."""
         self.fault: Exception | None = None
@@ -279,7 +279,9 @@ class Writer:
                 if self._closing:
                     return
 
-    def _commit(self, rows: Sequence[Recorded], facts: Sequence[tuple[str, float, Mapping[str, Any]]]) -> list[Result]:
+    def _commit(
+        self, rows: Sequence[Recorded], facts: Sequence[tuple[str, float, Mapping[str, Any]]]
+    ) -> list[TaskResult]:
         """In a thread. The results that were written now."""
         fresh = _patiently(lambda: self._record(rows))
         if self._output is not None and fresh:
@@ -288,7 +290,7 @@ class Writer:
             _patiently(partial(self._swarm.append_fact, self._run_id, self._session, name, at, fact))
         return fresh
 
-    def _record(self, rows: Sequence[Recorded]) -> list[Result]:
+    def _record(self, rows: Sequence[Recorded]) -> list[TaskResult]:
         try:
             return self._swarm.record(self._run_id, rows)
         except (StoreError, OverflowError) as error:
@@ -300,7 +302,7 @@ class Writer:
             if result is None:
                 return []  # an attempt that cannot be told of is no reason to stop
             why = f"the answer cannot be stored: {error}"
-            kept = replace(result, ending=Ending.FAILED, answer=None, value=None, error_kind="storage", error=why)
+            kept = replace(result, ending=TaskEnding.FAILED, answer=None, value=None, error_kind="storage", error=why)
             return self._swarm.record(self._run_id, [Recorded(None, kept)])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SwarmRunOptions:
     agents: int | None = None  # at once, at most; None: as many as the endpoint can use
     tries: int = 4  # of one task, before it is set aside
     timeout_s: float = 600.0  # of one request
@@ -22,19 +22,19 @@ class Order:
     ask: Mapping[str, Any] | None = None  # of an `ask` run: goal, plan, root
 
 
-def order_json(order: Order) -> dict[str, Any]:
+def run_options_json(order: SwarmRunOptions) -> dict[str, Any]:
     """What has its default is left out."""
-    told = {field.name: getattr(order, field.name) for field in fields(Order) if field.name != "ask"}
+    told = {field.name: getattr(order, field.name) for field in fields(SwarmRunOptions) if field.name != "ask"}
     document = {name: value for name, value in told.items() if value != getattr(_PLAIN, name)}
     if order.ask is not None:
         document["ask"] = dict(order.ask)
     return document
 
 
-def order_from_json(document: Mapping[str, Any]) -> Order:
+def run_options_from_json(document: Mapping[str, Any]) -> SwarmRunOptions:
     """Of what `order_json` gave; a field of a later version is left aside."""
-    known = {field.name for field in fields(Order)}
-    return Order(**{name: value for name, value in document.items() if name in known})
+    known = {field.name for field in fields(SwarmRunOptions)}
+    return SwarmRunOptions(**{name: value for name, value in document.items() if name in known})
 
 
-_PLAIN = Order()
+_PLAIN = SwarmRunOptions()

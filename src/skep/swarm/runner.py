@@ -15,22 +15,22 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import EndpointError, KeyRefused, SkepError
-from skep.files import held
+from skep.files import hold_lock
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import open_store
-from skep.swarm.attempt import REJECTED, Attempted, ChatWork, Work, WorkMaker
-from skep.swarm.checking.answers import Checking
-from skep.swarm.client import Line
-from skep.swarm.concurrency import Look, Pace, Told
-from skep.swarm.endpoint_health import FIRST_LOOK_S, GiveUp, Probe, next_pause_s
-from skep.swarm.error_kinds import Mishap, mishap_of
+from skep.swarm.attempt import REJECTED, AttemptResult, ChatWorker, TaskWorker, WorkerFactory
+from skep.swarm.checking.answers import AnswerChecker
+from skep.swarm.client import SwarmClient
+from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
+from skep.swarm.endpoint_health import FIRST_LOOK_S, GiveUp, ProbeEndpoint, next_pause_s
+from skep.swarm.error_kinds import ErrorKind, classify_error
 from skep.swarm.journal import lock_path, pending_tasks
-from skep.swarm.progress import Progress, Tally
-from skep.swarm.records import Ending, Result, RunState, SwarmRun, Task
-from skep.swarm.results_file import ResultsFile, Writer
-from skep.swarm.run_options import Order, order_from_json
-from skep.swarm.schedule import Action, Cancel, Pending, Record, Schedule, Start
+from skep.swarm.progress import ProgressTracker, SwarmProgress
+from skep.swarm.records import SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult
+from skep.swarm.results_file import ResultsFile, ResultsWriter
+from skep.swarm.run_options import SwarmRunOptions, run_options_from_json
+from skep.swarm.schedule import Action, Cancel, Pending, Record, Start, TaskSchedule
 from skep.swarm.store import Recorded, SessionOutcome, SwarmStore
 
 TICK_S = 0.1
@@ -45,24 +45,24 @@ class Cancelled(SkepError):
     """Somebody asked for it from another process."""
 
 
-def told_by(endpoint: Endpoint) -> Told:
+def endpoint_slots_of(endpoint: Endpoint) -> EndpointSlots:
     slots = endpoint.engine.get("slots")
     known = slots if isinstance(slots, int) and not isinstance(slots, bool) and slots >= 0 else None
-    return Told(known, is_gateway="replicas" in endpoint.engine)
+    return EndpointSlots(known, is_gateway="replicas" in endpoint.engine)
 
 
-class Shift:
+class SwarmRunner:
     """`work_off` returns when every task of the schedule has its result. It may be called again with more of them."""
 
     def __init__(
         self,
         *,
-        line: Line,
-        work: Work,
-        schedule: Schedule,
-        pace: Pace,
-        writer: Writer,
-        tally: Tally,
+        line: SwarmClient,
+        work: TaskWorker,
+        schedule: TaskSchedule,
+        pace: ConcurrencyLimit,
+        writer: ResultsWriter,
+        tally: ProgressTracker,
         find: Find,
         is_cancelled: Callable[[], bool],
     ) -> None:
@@ -88,7 +88,7 @@ class Shift:
         self._limit_told: tuple[int, str] | None = None
         self._was_away = False
 
-    async def work_off(self) -> None:
+    async def run_tasks(self) -> None:
         """Raises what ended it; what was under way is then written down as cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -149,7 +149,7 @@ class Shift:
         streaming = sum(1 for count in heard.values() if count)
         self._tally.heard(now, self._line.total)
         self._pace.look(
-            Look(
+            ConcurrencySample(
                 now,
                 tokens=self._line.total,
                 in_flight=len(heard),
@@ -190,7 +190,7 @@ class Shift:
                     task.cancel()
             elif isinstance(action, Record):
                 self._record(action)
-            elif isinstance(action, Probe):
+            elif isinstance(action, ProbeEndpoint):
                 self._errand(self._probe())
             elif isinstance(action, GiveUp) and self._fault is None:
                 self._fault = _given_up(action)
@@ -203,7 +203,7 @@ class Shift:
         self._sent.discard((attempt.task, attempt.number))
         self._writer.put(Recorded(attempt, record.result))
         self._tally.ended(attempt, record.result)
-        if record.result is not None and record.result.ending is Ending.FAILED:
+        if record.result is not None and record.result.ending is TaskEnding.FAILED:
             self._tally.say(f"`{attempt.task}` is set aside: {record.result.error}")
 
     async def _attempt(self, start: Start) -> None:
@@ -211,14 +211,14 @@ class Shift:
         try:
             came = await self._work.attempt(start.task, start.number, start.complaint)
         except SkepError as error:
-            came = Attempted(error_kind="unworkable", error=error.message)
+            came = AttemptResult(error_kind="unworkable", error=error.message)
         except Exception as error:  # one task's oddity must not end the others
-            came = Attempted(error_kind="unworkable", error=f"{type(error).__name__}: {error}")
+            came = AttemptResult(error_kind="unworkable", error=f"{type(error).__name__}: {error}")
         now = time.monotonic()
         self._attempts.pop(start.lease, None)
         self._begun.discard(start.lease)
-        mishap = mishap_of(came.error_kind, came.status)
-        if mishap is Mishap.REFUSED:
+        mishap = classify_error(came.error_kind, came.status)
+        if mishap is ErrorKind.REFUSED:
             self._pace.refused(now, len(self.schedule.leases), came.retry_after_s)
         elif mishap is None or came.error_kind == REJECTED:
             self._took.append(now - began)
@@ -251,7 +251,7 @@ class Shift:
     async def _probe(self) -> None:
         why: str | None = None
         try:
-            self._pace.told(told_by(await self._find()))
+            self._pace.told(endpoint_slots_of(await self._find()))
         except SkepError as error:
             why = error.message
         self._carry_out(self.schedule.probed(why, time.monotonic()))
@@ -259,7 +259,7 @@ class Shift:
 
     async def _ask_for_slots(self) -> None:
         try:
-            self._pace.told(told_by(await self._find()))
+            self._pace.told(endpoint_slots_of(await self._find()))
         except SkepError:
             return  # the attempts will tell
         self._step()
@@ -293,10 +293,10 @@ async def carry_out(
     output: Path | None = None,
     after_cancel: int | None = None,
     key: str | None = None,
-    watch: Callable[[Progress], None] = lambda _: None,
-    work: WorkMaker | None = None,
-    on_result: Callable[[Result], None] = lambda _: None,
-) -> RunState:
+    watch: Callable[[SwarmProgress], None] = lambda _: None,
+    work: WorkerFactory | None = None,
+    on_result: Callable[[TaskResult], None] = lambda _: None,
+) -> SwarmRunState:
     """Until every task has its result. What has one already is not sent again.
 
     Cancelled: what is under way is broken off, what is done is kept, and it may be carried out again. An endpoint that
@@ -307,7 +307,7 @@ async def carry_out(
     """
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
-    with held(lock, f"swarm run `{run_id}`", hint), open_store(paths.store) as store:
+    with hold_lock(lock, f"swarm run `{run_id}`", hint), open_store(paths.store) as store:
         swarm = SwarmStore(store)
         run = swarm.run(run_id)
         moved = replace(run, url=url or run.url, model=model or run.model)
@@ -315,7 +315,7 @@ async def carry_out(
             after_cancel = swarm.newest_cancel(run_id) if run.sessions else 0
         session = _Session(swarm, moved, output, after_cancel, key, watch, work, on_result)
         state = await session.carry_out()
-        if state is RunState.DONE:
+        if state is SwarmRunState.DONE:
             with suppress(OSError):
                 lock.unlink()
         return state
@@ -329,24 +329,24 @@ class _Session:
         output: Path | None,
         after_cancel: int,
         key: str | None,
-        watch: Callable[[Progress], None],
-        work: WorkMaker | None,
-        on_result: Callable[[Result], None],
+        watch: Callable[[SwarmProgress], None],
+        work: WorkerFactory | None,
+        on_result: Callable[[TaskResult], None],
     ) -> None:
         self._swarm = swarm
         self._run = run
-        self._order: Order = order_from_json(self._run.config)
+        self._order: SwarmRunOptions = run_options_from_json(self._run.config)
         self._key = key
         self._work = work
         self._on_result = on_result
         self._after_cancel = after_cancel
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
-        self._tally = Tally(self._run.id, self._run.counts, watch, time.monotonic())
+        self._tally = ProgressTracker(self._run.id, self._run.counts, watch, time.monotonic())
         path = output if output is not None or self._order.output is None else Path(self._order.output)
         self._output = None if path is None else ResultsFile(path, self._run.id)
 
-    async def carry_out(self) -> RunState:
+    async def carry_out(self) -> SwarmRunState:
         if self._output is not None:
             self._output.check()
         try:
@@ -354,14 +354,14 @@ class _Session:
             if not pending:
                 pending = await asyncio.to_thread(self._next_stage)
             if pending and self._is_cancelled():
-                return RunState.CANCELLED
+                return SwarmRunState.CANCELLED
             if pending:
                 await self._open_and_work(pending)
-            elif self._run.state is not RunState.DONE:
+            elif self._run.state is not SwarmRunState.DONE:
                 self._say_done()
             self._see_to_the_file()
         except Cancelled:
-            return RunState.CANCELLED
+            return SwarmRunState.CANCELLED
         finally:
             if self._output is not None:
                 self._output.close()
@@ -470,13 +470,13 @@ class _Session:
     async def _work_off(self, endpoint: Endpoint, number: int, pending: list[Pending]) -> None:
         order = self._order
         async with AsyncExitStack() as stack:
-            line = Line(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
+            line = SwarmClient(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
             stack.push_async_callback(line.close)
-            checking = await stack.enter_async_context(Checking())
+            checking = await stack.enter_async_context(AnswerChecker())
             await checking.prepare(one.task for one in pending)
-            make = self._work or ChatWork
+            make = self._work or ChatWorker
             now = time.monotonic()
-            schedule = Schedule(
+            schedule = TaskSchedule(
                 pending,
                 session=number,
                 epoch=time.time() - now,
@@ -485,7 +485,7 @@ class _Session:
                 deadline_s=order.deadline_s,
                 stragglers=order.stragglers,
             )
-            writer = Writer(
+            writer = ResultsWriter(
                 self._swarm,
                 self._run.id,
                 number,
@@ -494,8 +494,8 @@ class _Session:
                 on_result=self._on_result,
             )
             stack.push_async_callback(writer.close)
-            pace = Pace(told_by(endpoint), order.agents)
-            shift = Shift(
+            pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
+            shift = SwarmRunner(
                 line=line,
                 work=make(line, checking, order),
                 schedule=schedule,
@@ -511,9 +511,9 @@ class _Session:
             self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
             await writer.drain()
 
-    async def _all_stages(self, shift: Shift, writer: Writer, checking: Checking) -> None:
+    async def _all_stages(self, shift: SwarmRunner, writer: ResultsWriter, checking: AnswerChecker) -> None:
         while True:
-            await shift.work_off()
+            await shift.run_tasks()
             await writer.drain()
             following = await asyncio.to_thread(self._next_stage)
             if not following:
@@ -525,7 +525,7 @@ class _Session:
 class _Metered:
     """What the GPUs of this machine draw meanwhile, if they are the ones that serve."""
 
-    def __init__(self, endpoint: Endpoint, writer: Writer) -> None:
+    def __init__(self, endpoint: Endpoint, writer: ResultsWriter) -> None:
         self._meter: PowerMeter | None = open_meter() if endpoint.origin.host in LOOPBACK else None
         self._writer = writer
 

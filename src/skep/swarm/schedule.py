@@ -16,10 +16,10 @@ from heapq import heapify, heappop, heappush
 from random import Random
 from statistics import median
 
-from skep.swarm.attempt import REJECTED, Attempted, attempt_of, failed_result, result_of
-from skep.swarm.endpoint_health import GiveUp, Outage, Probe
-from skep.swarm.error_kinds import FREE_BREAKS, Mishap, mishap_of, wait_s
-from skep.swarm.records import Attempt, Outcome, Result, Task, Why
+from skep.swarm.attempt import REJECTED, AttemptResult, attempt_of, failed_result, result_of
+from skep.swarm.endpoint_health import GiveUp, Outage, ProbeEndpoint
+from skep.swarm.error_kinds import FREE_BREAKS, ErrorKind, classify_error, wait_s
+from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskResult, Why
 
 FEWEST = 5  # answers, before anything can be said
 REMEMBERED = 200
@@ -76,10 +76,10 @@ class Record:
     """Write it down; with its result, where the task has come to its end."""
 
     attempt: Attempt
-    result: Result | None = None
+    result: TaskResult | None = None
 
 
-Action = Start | Cancel | Record | Probe | GiveUp
+Action = Start | Cancel | Record | ProbeEndpoint | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class _Job:
+class _TaskState:
     """A task on its way to its result."""
 
     task: Task
@@ -105,9 +105,9 @@ class _Job:
     first_at: float | None
     resumed: bool
     row: int = 0  # mishaps of one kind in a row
-    last: Mishap | None = None
+    last: ErrorKind | None = None
     complaint: str | None = None
-    failed: Attempted | None = None  # the last that failed
+    failed: AttemptResult | None = None  # the last that failed
     doubled: bool = False
     leases: set[int] = field(default_factory=set)
 
@@ -117,7 +117,7 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class AttemptLease:
     """One attempt under way."""
 
     id: int
@@ -129,7 +129,7 @@ class Lease:
     blamed: bool = False  # the only suspect under way: a break is its own
 
 
-class Schedule:
+class TaskSchedule:
     def __init__(
         self,
         pending: Iterable[Pending],
@@ -146,10 +146,10 @@ class Schedule:
         self._rng = rng
         self._tries = tries
         self.outage = Outage(deadline_s)
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, AttemptLease] = {}
         self.retried = 0
         self._stragglers = Stragglers() if stragglers else None
-        self._jobs: dict[str, _Job] = {}  # without a result
+        self._jobs: dict[str, _TaskState] = {}  # without a result
         self._ready: list[tuple[tuple[int, int], str]] = []
         self._later: list[tuple[float, tuple[int, int], str]] = []
         self._suspects: deque[str] = deque()  # ready
@@ -164,7 +164,8 @@ class Schedule:
         self.add(pending)
 
     def __repr__(self) -> str:
-        return f"<Schedule {len(self.leases)} under way, {self.waiting} ready, {len(self._later)} later, {self.outage}>"
+        counts = f"{len(self.leases)} running, {self.waiting} ready, {len(self._later)} later"
+        return f"<TaskSchedule {counts}, {self.outage}>"
 
     @property
     def is_over(self) -> bool:
@@ -188,7 +189,7 @@ class Schedule:
                 continue
             place = (RANKS.get(one.task.priority, 1), self._placed)
             self._placed += 1
-            job = _Job(one.task, place, one.attempts, one.tries, one.breaks, one.first_at, one.attempts > 0)
+            job = _TaskState(one.task, place, one.attempts, one.tries, one.breaks, one.first_at, one.attempts > 0)
             self._jobs[one.task.id] = job
             self._queue(job)
 
@@ -209,28 +210,28 @@ class Schedule:
             actions += self._second_attempts(now, most, counts)
         return actions
 
-    def ended(self, lease_id: int, came: Attempted, now: float) -> list[Action]:
+    def ended(self, lease_id: int, came: AttemptResult, now: float) -> list[Action]:
         """An attempt has ended. One that is not under way any more changes nothing."""
         lease = self._release(lease_id)
         if lease is None:
             return []
         job = self._jobs[lease.task.id]
         job.leases.discard(lease_id)
-        mishap = mishap_of(came.error_kind, came.status)
+        mishap = classify_error(came.error_kind, came.status)
         rejected = came.error_kind == REJECTED
-        self.outage.came(mishap, came.error, now, answered=rejected or mishap in (None, Mishap.FINAL))
+        self.outage.came(mishap, came.error, now, answered=rejected or mishap in (None, ErrorKind.FINAL))
         if mishap is None:
             return self._won(job, lease, came, now)
         job.row = job.row + 1 if job.last is mishap else 1
         job.last, job.failed = mishap, came
         if rejected:
             job.complaint = came.error
-        if mishap is Mishap.BROKEN:
+        if mishap is ErrorKind.BROKEN:
             self._broke(job, lease)
-        if mishap in (Mishap.TRY, Mishap.FINAL) or (mishap is Mishap.BROKEN and lease.blamed):
+        if mishap in (ErrorKind.TRY, ErrorKind.FINAL) or (mishap is ErrorKind.BROKEN and lease.blamed):
             job.tries += 1
-        attempt = self._attempt(lease, Outcome.REJECTED if rejected else Outcome.FAILED, came, now)
-        if (job.tries >= self._tries or mishap is Mishap.FINAL) and not job.leases:
+        attempt = self._attempt(lease, AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED, came, now)
+        if (job.tries >= self._tries or mishap is ErrorKind.FINAL) and not job.leases:
             return [Record(attempt, self._set_aside(job, now))]
         if not job.leases:
             self._again(job, now + wait_s(mishap, job.row, self._rng, came.retry_after_s))
@@ -249,7 +250,7 @@ class Schedule:
             return []
         actions: list[Action] = []
         for lease_id in list(self.leases):
-            actions += [Cancel(lease_id), *self.ended(lease_id, Attempted(error_kind="closed", error=why), now)]
+            actions += [Cancel(lease_id), *self.ended(lease_id, AttemptResult(error_kind="closed", error=why), now)]
         return actions
 
     def stop(self, now: float) -> list[Action]:
@@ -258,7 +259,7 @@ class Schedule:
         for lease in list(self.leases.values()):
             self._release(lease.id)
             self._jobs[lease.task.id].leases.discard(lease.id)
-            attempt = self._attempt(lease, Outcome.CANCELLED, Attempted(), now)
+            attempt = self._attempt(lease, AttemptOutcome.CANCELLED, AttemptResult(), now)
             actions += [Cancel(lease.id), Record(attempt)]
         return actions
 
@@ -270,7 +271,7 @@ class Schedule:
         elif now - self._heard_at >= SILENT_S:
             self.outage.doubt(now)
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _TaskState | None:
         if self._suspects:
             if self._together is None:
                 self._together = max(1, len(self._suspects) // 2)
@@ -282,44 +283,44 @@ class Schedule:
     def _suspects_under_way(self) -> int:
         return sum(1 for one in self.leases.values() if self._jobs[one.task.id].is_suspect)
 
-    def _broke(self, job: _Job, lease: Lease) -> None:
+    def _broke(self, job: _TaskState, lease: AttemptLease) -> None:
         """Those of a group break one after the other in the same moment: only the first of them makes it smaller."""
         if job.is_suspect and lease.id > self._split:
             self._together = max(1, (self._suspects_under_way + 1) // 2)
             self._split = self._last_lease
         job.breaks += 1
 
-    def _queue(self, job: _Job) -> None:
+    def _queue(self, job: _TaskState) -> None:
         if job.is_suspect:
             self._suspects.append(job.task.id)
         else:
             heappush(self._ready, (job.place, job.task.id))
 
-    def _again(self, job: _Job, at: float) -> None:
+    def _again(self, job: _TaskState, at: float) -> None:
         heappush(self._later, (at, job.place, job.task.id))
 
     def _recall(self) -> None:
         """It is back: those who only waited for that need not wait longer."""
-        late = (Mishap.AWAY, Mishap.BROKEN)
+        late = (ErrorKind.AWAY, ErrorKind.BROKEN)
         for _, _, name in self._later:
             if self._jobs[name].last in late:
                 self._queue(self._jobs[name])
         self._later = [one for one in self._later if self._jobs[one[2]].last not in late]
         heapify(self._later)
 
-    def _why(self, job: _Job) -> Why:
+    def _why(self, job: _TaskState) -> Why:
         if job.failed is not None:
             self.retried += 1
             return Why.RETRY
         return Why.RESUMED if job.resumed else Why.FIRST
 
-    def _start(self, job: _Job, why: Why, now: float) -> Start:
+    def _start(self, job: _TaskState, why: Why, now: float) -> Start:
         self._last_lease += 1
         job.attempts += 1
         if job.first_at is None:
             job.first_at = now + self._epoch
         blamed = job.is_suspect and self._together == 1
-        lease = Lease(self._last_lease, job.task, job.attempts, self._agent(), why, now, blamed)
+        lease = AttemptLease(self._last_lease, job.task, job.attempts, self._agent(), why, now, blamed)
         self.leases[lease.id] = lease
         job.leases.add(lease.id)
         return Start(lease.id, job.task, lease.number, lease.agent, why, job.complaint)
@@ -330,38 +331,38 @@ class Schedule:
         self._most_agents += 1
         return self._most_agents - 1
 
-    def _release(self, lease_id: int) -> Lease | None:
+    def _release(self, lease_id: int) -> AttemptLease | None:
         lease = self.leases.pop(lease_id, None)
         if lease is not None:
             heappush(self._agents, lease.agent)
         return lease
 
-    def _won(self, job: _Job, lease: Lease, came: Attempted, now: float) -> list[Action]:
+    def _won(self, job: _TaskState, lease: AttemptLease, came: AttemptResult, now: float) -> list[Action]:
         if self._stragglers is not None:
             self._stragglers.took(now - lease.started, came.output_tokens)
-        attempt = self._attempt(lease, Outcome.DONE, came, now)
+        attempt = self._attempt(lease, AttemptOutcome.DONE, came, now)
         result = result_of(attempt, came, tries=job.tries + 1, started_at=job.first_at or attempt.started_at)
         actions: list[Action] = [Record(attempt, result)]
         for other_id in job.leases:
             other = self._release(other_id)
             if other is not None:
-                late = self._attempt(other, Outcome.SUPERSEDED, Attempted(), now)
+                late = self._attempt(other, AttemptOutcome.SUPERSEDED, AttemptResult(), now)
                 actions += [Cancel(other_id), Record(late)]
         self._drop(job)
         return actions
 
-    def _drop(self, job: _Job) -> None:
+    def _drop(self, job: _TaskState) -> None:
         del self._jobs[job.task.id]
         if self._together is not None and not any(one.is_suspect for one in self._jobs.values()):
             self._together = None
 
-    def _set_aside(self, job: _Job, now: float) -> Result:
+    def _set_aside(self, job: _TaskState, now: float) -> TaskResult:
         assert job.failed is not None
         self._drop(job)
         began = job.first_at if job.first_at is not None else now + self._epoch
         return failed_result(job.task.id, job.failed, tries=job.tries, started_at=began, ended_at=now + self._epoch)
 
-    def _attempt(self, lease: Lease, outcome: Outcome, came: Attempted, now: float) -> Attempt:
+    def _attempt(self, lease: AttemptLease, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
         return attempt_of(lease, outcome, came, session=self._session, epoch=self._epoch, now=now)
 
     def _second_attempts(self, now: float, most: int, heard: Mapping[int, int]) -> list[Action]:

@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from sqlite3 import Connection, Row
 from typing import Any, Literal
 
-from skep.catalog.names import did_you_mean, near, squeeze
+from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.rows import insert, storable
-from skep.store.writer_process import Writer, free_id, is_alive, this_process
+from skep.store.writer_process import WriterProcess, free_id, is_alive, this_process
 from skep.swarm.records import (
     Attempt,
+    AttemptOutcome,
     Counts,
-    Ending,
-    Outcome,
-    Result,
-    RunState,
     SwarmRun,
+    SwarmRunState,
     Task,
+    TaskEnding,
+    TaskResult,
     Why,
     task_from_json,
     task_json,
@@ -72,7 +72,7 @@ class Recorded:
     """What an attempt left behind, written at once or not at all."""
 
     attempt: Attempt | None
-    result: Result | None = None
+    result: TaskResult | None = None
 
     def tasks(self) -> set[str]:
         """The ids it names; one, unless somebody mixed them up."""
@@ -103,7 +103,7 @@ def task_of(row: Row) -> Task:
     return task_from_json(json.loads(row["document"]) | {"id": row["id"]})
 
 
-def result_row(run_id: str, key: int, result: Result) -> tuple[Any, ...]:
+def result_row(run_id: str, key: int, result: TaskResult) -> tuple[Any, ...]:
     """Values in the order of the columns in `INSERT_RESULT`."""
     value = None if result.value is None else document_text(result.value)
     counts = (_count(getattr(result, name)) for name in _RESULT_COUNTS)
@@ -113,14 +113,14 @@ def result_row(run_id: str, key: int, result: Result) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def result_of(row: Row) -> Result:
+def result_of(row: Row) -> TaskResult:
     values = _named(row)
     del values["run_id"]
     value = None if values["value"] is None else json.loads(values["value"])
-    return Result(**values | {"ending": Ending(values["ending"]), "value": value})
+    return TaskResult(**values | {"ending": TaskEnding(values["ending"]), "value": value})
 
 
-def as_stored(result: Result) -> Result:
+def as_stored(result: TaskResult) -> TaskResult:
     """What `result_of` gives back once it was written."""
     counts: dict[str, Any] = {name: _count(getattr(result, name)) for name in _RESULT_COUNTS}
     texts: dict[str, Any] = {name: storable(getattr(result, name)) for name in ("task", *_RESULT_TEXTS)}
@@ -139,7 +139,7 @@ def attempt_row(run_id: str, key: int, attempt: Attempt) -> tuple[Any, ...]:
 def attempt_of(row: Row) -> Attempt:
     values = _named(row)
     del values["run_id"], values["id"]
-    return Attempt(**values | {"why": Why(values["why"]), "outcome": Outcome(values["outcome"])})
+    return Attempt(**values | {"why": Why(values["why"]), "outcome": AttemptOutcome(values["outcome"])})
 
 
 def session_of(row: Row) -> SwarmSession:
@@ -189,20 +189,20 @@ def document_text(value: Any) -> str:
         return "null"
 
 
-def _state(row: Row, counts: Counts) -> RunState:
+def _state(row: Row, counts: Counts) -> SwarmRunState:
     if row["sessions"] and _is_alive(row):
-        return RunState.RUNNING
+        return SwarmRunState.RUNNING
     if row["outcome"] == "done" and not counts.left:
-        return RunState.DONE
+        return SwarmRunState.DONE
     seen = 0 if row["opened"] is None else json.loads(row["opened"])["after_cancel"]
     asked = (row["newest_cancel"] or 0) > seen
-    return RunState.CANCELLED if asked or row["outcome"] == "cancelled" else RunState.STOPPED
+    return SwarmRunState.CANCELLED if asked or row["outcome"] == "cancelled" else SwarmRunState.STOPPED
 
 
 def _is_alive(row: Row) -> bool:
     if row["ended_at"] is not None:
         return False
-    return is_alive(Writer(row["writer_pid"], row["writer_start_ticks"], row["boot_id"]))
+    return is_alive(WriterProcess(row["writer_pid"], row["writer_start_ticks"], row["boot_id"]))
 
 
 def _count(value: int | None) -> int | None:
@@ -361,9 +361,9 @@ class SwarmStore:
             values = (run_id, session, at, outcome, storable(error))
             connection.execute("INSERT INTO swarm_session_ends VALUES (?, ?, ?, ?, ?)", values)
 
-    def record(self, run_id: str, rows: Sequence[Recorded]) -> list[Result]:
+    def record(self, run_id: str, rows: Sequence[Recorded]) -> list[TaskResult]:
         """All of them or none. The first result of a task stays; those that were written now, as `results` has them."""
-        written: list[Result] = []
+        written: list[TaskResult] = []
         if not rows:
             return written
         with self._store.transaction(run_id) as connection:
@@ -403,7 +403,7 @@ class SwarmStore:
         if rows:
             return task_of(rows[0])
         known = {squeeze(name): name for (name,) in self._store.read(_IDS, run_id)}
-        hint = did_you_mean(near(task_id, known), f"`skep swarm show {run_id}` lists them")
+        hint = did_you_mean(similar_names(task_id, known), f"`skep swarm show {run_id}` lists them")
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
     def pending(self, run_id: str) -> list[tuple[Task, int, float | None]]:
@@ -417,13 +417,13 @@ class SwarmStore:
         offset: int = 0,
         limit: int | None = None,
         stage: int | None = None,
-        ending: Ending | None = None,
-    ) -> list[Result]:
+        ending: TaskEnding | None = None,
+    ) -> list[TaskResult]:
         """In the order of the input."""
         wanted = (stage, None if ending is None else ending.value, -1 if limit is None else limit, offset)
         return [result_of(row) for row in self._store.read(_RESULTS, run_id, *wanted)]
 
-    def result(self, run_id: str, task_id: str) -> Result | None:
+    def result(self, run_id: str, task_id: str) -> TaskResult | None:
         rows = self._store.read(_RESULT, run_id, storable(task_id))
         return result_of(rows[0]) if rows else None
 
@@ -464,7 +464,7 @@ class SwarmStore:
             connection.executemany("INSERT INTO deleting VALUES (?)", [(run_id,) for run_id in sorted(set(ids))])
             doomed = connection.execute(_RUNS + "JOIN deleting ON deleting.run_id = swarm_runs.id").fetchall()
             for run in map(swarm_run_of, doomed):
-                if run.state is RunState.RUNNING:
+                if run.state is SwarmRunState.RUNNING:
                     hint = f"`skep swarm cancel {run.id}` stops it"
                     raise UserError(f"a process is at work on run `{run.id}`", hint=hint)
             for table, key in TABLES_OF_A_SWARM_RUN:

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from skep.bench.records import Energy
 from skep.bench.summary import JOULES_PER_KWH
 from skep.stats.percentiles import Percentiles, median, percentiles
-from skep.swarm.records import Attempt, Ending, Outcome, Result, RunState, SwarmRun
+from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.store import SwarmStore
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SessionSpan:
     """One session, as far as it worked on the tasks. `before_s`: the pause since the session before it."""
 
     session: int
@@ -78,7 +78,7 @@ class Account:
     run: str
     kind: str
     name: str
-    state: RunState
+    state: SwarmRunState
     model: str | None
     url: str
     simulated: bool | None
@@ -122,7 +122,7 @@ class Down:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class AgentLimit:
     """From then on so many agents were allowed at once. `session`: no line joins two of them."""
 
     session: int
@@ -137,15 +137,15 @@ class SwarmStory:
 
     run: SwarmRun
     account: Account
-    spans: Sequence[Span]
+    spans: Sequence[SessionSpan]
     attempts: Sequence[Attempt]
-    results: Sequence[Result]
-    limits: Sequence[Limit] = ()
+    results: Sequence[TaskResult]
+    limits: Sequence[AgentLimit] = ()
     downs: Sequence[Down] = ()
     stages: Sequence[tuple[int, int]] = ()  # (stage, tasks in it), where there are several
 
 
-def paused_between(spans: Sequence[Span], begin: float, end: float) -> float:
+def paused_between(spans: Sequence[SessionSpan], begin: float, end: float) -> float:
     """How much of the time from `begin` to `end` lay between two sessions."""
     paused = 0.0
     for earlier, later in pairwise(spans):
@@ -153,7 +153,7 @@ def paused_between(spans: Sequence[Span], begin: float, end: float) -> float:
     return paused
 
 
-def task_seconds(result: Result, spans: Sequence[Span]) -> float:
+def task_seconds(result: TaskResult, spans: Sequence[SessionSpan]) -> float:
     """From the first attempt's start to the result, without the pauses between sessions."""
     paused = paused_between(spans, result.started_at, result.ended_at)
     return max(0.0, result.ended_at - result.started_at - paused)
@@ -188,7 +188,7 @@ def spans_of(
     *,
     now: float,
     finished: bool,
-) -> list[Span]:
+) -> list[SessionSpan]:
     """`finished`: every task has its result, so what a session did after the last attempt is not counted.
 
     A session whose process vanished has no end; it worked at least until the last thing that it wrote.
@@ -200,7 +200,7 @@ def spans_of(
     for session, _, at, _ in facts:
         told_of[session] = max(told_of.get(session, 0.0), at)
     last = max(last_of.values(), default=None)
-    spans: list[Span] = []
+    spans: list[SessionSpan] = []
     for one in sessions:
         end = one.ended_at
         if end is None and one.alive:
@@ -211,11 +211,11 @@ def spans_of(
             end = min(end, max(last, one.started_at))
         end = max(end, one.started_at)
         before = max(0.0, one.started_at - spans[-1].ended_at) if spans else None
-        spans.append(Span(one.number, one.started_at, end, before, one.outcome, one.alive, one.error))
+        spans.append(SessionSpan(one.number, one.started_at, end, before, one.outcome, one.alive, one.error))
     return spans
 
 
-def downs_of(facts: Sequence[Fact], spans: Sequence[Span]) -> list[Down]:
+def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
     """From each word that the endpoint is down to the word that it is back, or to the end of the session."""
     found: list[Down] = []
     for span in spans:
@@ -231,10 +231,10 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[Span]) -> list[Down]:
     return found
 
 
-def limits_of(facts: Sequence[Fact], spans: Sequence[Span]) -> list[Limit]:
+def limits_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[AgentLimit]:
     known = {span.session for span in spans}
     found = [
-        Limit(session, at, int(fact["limit"]), _words(fact) or "")
+        AgentLimit(session, at, int(fact["limit"]), _words(fact) or "")
         for session, name, at, fact in facts
         if name == "limit" and session in known and isinstance(fact.get("limit"), int | float)
     ]
@@ -270,7 +270,7 @@ def _words(fact: Mapping[str, Any]) -> str | None:
 
 __all__ = ["Account", "Rows", "SwarmStory", "account_json", "account_of", "story_of"]
 
-_ERRORS = (Outcome.FAILED, Outcome.REJECTED)
+_ERRORS = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Rows:
     run: SwarmRun
     sessions: Sequence[SessionLike]
     attempts: Sequence[Attempt]
-    results: Sequence[Result]
+    results: Sequence[TaskResult]
     facts: Sequence[Fact]
     model: str | None  # the one that answered, where the run names none
     stages: Sequence[tuple[int, int]] = ()
@@ -315,7 +315,7 @@ def read_rows(swarm: SwarmStore, run: SwarmRun) -> Rows:
 def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> SwarmStory:
     spans = spans_of(rows.sessions, rows.attempts, rows.facts, now=now, finished=rows.run.counts.left == 0)
     downs = downs_of(rows.facts, spans)
-    limits: list[Limit] = limits_of(rows.facts, spans)
+    limits: list[AgentLimit] = limits_of(rows.facts, spans)
     price = price_kwh if price_kwh is not None else _price(rows.run.config)
     account = _account(rows, spans, downs, price)
     return SwarmStory(rows.run, account, spans, rows.attempts, rows.results, limits, downs, rows.stages)
@@ -328,10 +328,10 @@ def account_json(account: Account) -> dict[str, Any]:
     return document
 
 
-def _account(rows: Rows, spans: Sequence[Span], downs: Sequence[Down], price: float | None) -> Account:
+def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], price: float | None) -> Account:
     run, attempts = rows.run, rows.attempts
-    done = [one for one in rows.results if one.ending is Ending.DONE]
-    wasted = [one for one in attempts if one.outcome is not Outcome.DONE]
+    done = [one for one in rows.results if one.ending is TaskEnding.DONE]
+    wasted = [one for one in attempts if one.outcome is not AttemptOutcome.DONE]
     wall_s = sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
     times = [task_seconds(one, spans) for one in done]
@@ -381,7 +381,7 @@ def _ttft(attempts: Iterable[Attempt]) -> Percentiles | None:
         [
             max(0.0, one.first_token_at - one.started_at)
             for one in attempts
-            if one.outcome is Outcome.DONE and one.first_token_at is not None
+            if one.outcome is AttemptOutcome.DONE and one.first_token_at is not None
         ]
     )
 
@@ -397,7 +397,7 @@ def _agents(attempts: Sequence[Attempt], wall_s: float | None) -> Iterable[Agent
     for one in attempts:
         by_agent.setdefault(one.agent, []).append(one)
     for agent, own in sorted(by_agent.items()):
-        done = [one for one in own if one.outcome is Outcome.DONE]
+        done = [one for one in own if one.outcome is AttemptOutcome.DONE]
         busy = busy_s(own)
         share = min(1.0, busy / wall_s) if wall_s else None
         yield AgentRow(agent, len(done), len(own), busy, share, _told(one.output_tokens for one in done))
@@ -409,7 +409,7 @@ def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
         by_name.setdefault(one.replica, []).append(one)
     for name in sorted(by_name, key=lambda name: (name is None, name or "")):
         own = by_name[name]
-        done = [one for one in own if one.outcome is Outcome.DONE]
+        done = [one for one in own if one.outcome is AttemptOutcome.DONE]
         speeds = [speed for one in done if (speed := _decode_tok_s(one)) is not None]
         yield ReplicaRow(
             replica=name,
@@ -436,7 +436,7 @@ def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:
     if not told:
         return None
     sessions = {session for session, _ in told}
-    counted = [one for one in rows.attempts if one.outcome is Outcome.DONE and one.session in sessions]
+    counted = [one for one in rows.attempts if one.outcome is AttemptOutcome.DONE and one.session in sessions]
     tokens = _told(one.output_tokens for one in counted)
     joules = sum(float(fact["joules"]) for _, fact in told)
     seconds = sum(float(fact.get("seconds") or 0.0) for _, fact in told)

@@ -156,7 +156,7 @@ RESERVED = {
 }
 
 
-class Defaults(TypedDict, total=False):
+class TaskDefaults(TypedDict, total=False):
     """For tasks that do not say otherwise."""
 
     system: str | None
@@ -178,7 +178,7 @@ class Faulty(Exception):
 class TaskForm:
     """Makes tasks of documents. Remembers schemas: a thousand lines with the same one share it, checked once."""
 
-    def __init__(self, template: Template | None = None, defaults: Defaults | None = None) -> None:
+    def __init__(self, template: Template | None = None, defaults: TaskDefaults | None = None) -> None:
         self._template = template
         self._defaults: dict[str, Any] = {name: value for name, value in (defaults or {}).items() if value is not None}
         self._schemas: dict[str, tuple[Mapping[str, Any], str | None]] = {}
@@ -343,7 +343,7 @@ FORMS = ("jsonl", "text", "csv")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskRow:
     """`number`: the id of a task that has none. `place`: in words, for messages."""
 
     number: int
@@ -352,7 +352,7 @@ class Row:
     fault: str | None = None
 
 
-def json_rows(text: str) -> Iterator[Row]:
+def json_rows(text: str) -> Iterator[TaskRow]:
     """Blank lines are left out, and counted."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -361,25 +361,25 @@ def json_rows(text: str) -> Iterator[Row]:
         try:
             document = parse(line.strip(), once=True)
         except NotJson as error:
-            yield Row(number, place, fault=_not_json(line, str(error).replace(" at line 1 column ", " at column ")))
+            yield TaskRow(number, place, fault=_not_json(line, str(error).replace(" at line 1 column ", " at column ")))
             continue
         if isinstance(document, dict):
-            yield Row(number, place, document)
+            yield TaskRow(number, place, document)
         else:
-            yield Row(number, place, fault=_no_object(document))
+            yield TaskRow(number, place, fault=_no_object(document))
 
 
-def text_rows(text: str, template: Template | None) -> Iterator[Row]:
+def text_rows(text: str, template: Template | None) -> Iterator[TaskRow]:
     """With a template, `{}` or `{line}` is the line."""
     for number, line in enumerate(text.split("\n"), 1):
         prompt = line.strip()
         if prompt:
-            yield Row(
+            yield TaskRow(
                 number, f"line {number}", {"prompt": prompt} if template is None else {"": prompt, "line": prompt}
             )
 
 
-def csv_rows(text: str, name: str, template: Template | None, delimiter: str) -> Iterator[Row]:
+def csv_rows(text: str, name: str, template: Template | None, delimiter: str) -> Iterator[TaskRow]:
     """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
     before = csv.field_size_limit(len(text) + 1)  # the module's own limit, for all of the process: put back
     try:
@@ -394,11 +394,11 @@ def csv_rows(text: str, name: str, template: Template | None, delimiter: str) ->
             continue
         place = f"line {line}"
         if fault is not None:
-            yield Row(line, place, fault=fault)
+            yield TaskRow(line, place, fault=fault)
         elif len(row) != len(columns):
-            yield Row(line, place, fault=f"{len(row)} fields, and the header has {len(columns)}")
+            yield TaskRow(line, place, fault=f"{len(row)} fields, and the header has {len(columns)}")
         else:
-            yield Row(line, place, _document(dict(zip(columns, row, strict=True)), template))
+            yield TaskRow(line, place, _document(dict(zip(columns, row, strict=True)), template))
 
 
 def _records(text: str, delimiter: str) -> list[tuple[int, list[str], str | None]]:
@@ -449,7 +449,7 @@ def _no_object(document: Any) -> str:
     return 'an object is wanted, such as {"id": "a", "prompt": "..."}'
 
 
-__all__ = ["FORMS", "Defaults", "read_schema", "read_tasks", "tasks_of"]
+__all__ = ["FORMS", "TaskDefaults", "read_schema", "read_tasks", "tasks_of"]
 
 MOST_TOLD = 10
 ENDINGS = {".txt": "text", ".text": "text", ".csv": "csv", ".tsv": "csv"}  # everything else: jsonl
@@ -462,7 +462,7 @@ def read_tasks(
     template: str | None = None,
     form: str | None = None,
     stdin: BinaryIO | None = None,
-    **defaults: Unpack[Defaults],
+    **defaults: Unpack[TaskDefaults],
 ) -> list[Task]:
     """`path`: `-` is stdin. `form`: jsonl, text or csv; by the name's ending unless told."""
     if form is not None and form not in FORMS:
@@ -474,7 +474,7 @@ def read_tasks(
     maker = _maker(parsed, defaults)
     text = _decoded((stdin or sys.stdin.buffer).read() if piped else _read(Path(path)), name)
     if form == "csv":
-        rows: Iterator[Row] = csv_rows(text, name, parsed, "\t" if name.lower().endswith(".tsv") else ",")
+        rows: Iterator[TaskRow] = csv_rows(text, name, parsed, "\t" if name.lower().endswith(".tsv") else ",")
     elif form == "text":
         rows = text_rows(text, parsed)
     else:
@@ -483,19 +483,19 @@ def read_tasks(
     return _gathered(rows, maker, name, hint)
 
 
-def tasks_of(documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[Defaults]) -> list[Task]:
+def tasks_of(documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[TaskDefaults]) -> list[Task]:
     """Of JSON that came another way: a list of objects as a JSONL line has them, or of plain prompts."""
     maker = _maker(None if template is None else parse_template(template), defaults)
     rows = (_row(number, document) for number, document in enumerate(documents, 1))
     return _gathered(rows, maker, "the list", "every task is checked first; nothing was run")
 
 
-def _row(number: int, document: Any) -> Row:
+def _row(number: int, document: Any) -> TaskRow:
     """What Python takes and JSON does not is a fault as well: NaN, sets, circles."""
     try:
-        return Row(number, f"task {number}", parse(json.dumps(document, allow_nan=False)))
+        return TaskRow(number, f"task {number}", parse(json.dumps(document, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
-        return Row(number, f"task {number}", fault=f"not JSON: {error}")
+        return TaskRow(number, f"task {number}", fault=f"not JSON: {error}")
 
 
 def read_schema(path: Path) -> dict[str, Any]:
@@ -512,14 +512,14 @@ def read_schema(path: Path) -> dict[str, Any]:
     return schema
 
 
-def _maker(template: Template | None, defaults: Defaults) -> TaskForm:
+def _maker(template: Template | None, defaults: TaskDefaults) -> TaskForm:
     maker = TaskForm(template, defaults)
     for fault in maker.default_faults():
         raise UserError(fault)
     return maker
 
 
-def _gathered(rows: Iterable[Row], maker: TaskForm, name: str, hint: str) -> list[Task]:
+def _gathered(rows: Iterable[TaskRow], maker: TaskForm, name: str, hint: str) -> list[Task]:
     tasks: list[Task] = []
     faults = _Faults(name, hint)
     places: dict[str, str] = {}

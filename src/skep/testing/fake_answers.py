@@ -20,7 +20,7 @@ DO_NOT_KNOW = "I do not know."
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class FakeRequest:
     """One generation request, read and counted."""
 
     chat: bool
@@ -46,12 +46,12 @@ class StoredAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FakeAnswer:
     tokens: tuple[str, ...]
     finish_reason: str
 
 
-def parse_ask(body: bytes, *, chat: bool) -> Ask:
+def parse_request(body: bytes, *, chat: bool) -> FakeRequest:
     try:
         fields = json.loads(body)
     except ValueError:
@@ -62,7 +62,7 @@ def parse_ask(body: bytes, *, chat: bool) -> Ask:
     if not fields.get(name):
         raise UserError(f"`{name}` is missing")
     prompt = " ".join(_texts(fields[name]))
-    return Ask(
+    return FakeRequest(
         chat=chat,
         stream=bool(fields.get("stream")),
         include_usage=bool((fields.get("stream_options") or {}).get("include_usage")),
@@ -73,7 +73,7 @@ def parse_ask(body: bytes, *, chat: bool) -> Ask:
     )
 
 
-def answer(ask: Ask, *, default_tokens: int, ctx: int, answers: Sequence[tuple[str, str]] = ()) -> Answer:
+def answer(ask: FakeRequest, *, default_tokens: int, ctx: int, answers: Sequence[tuple[str, str]] = ()) -> FakeAnswer:
     """The first stored answer whose key the prompt holds, or the word list over and over; never past the context."""
     words = next((split_words(text) or [""] for key, text in answers if key in ask.prompt), None)
     limit = ask.room(default_tokens=default_tokens, ctx=ctx)
@@ -82,7 +82,7 @@ def answer(ask: Ask, *, default_tokens: int, ctx: int, answers: Sequence[tuple[s
         words = [WORDS[i % len(WORDS)] if i == 0 else " " + WORDS[i % len(WORDS)] for i in range(limit)]
     else:
         natural = len(words)
-    return Answer(tuple(words[:limit]), "stop" if natural <= limit else "length")
+    return FakeAnswer(tuple(words[:limit]), "stop" if natural <= limit else "length")
 
 
 def split_words(text: str) -> list[str]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from skep.testing.fake_options import Options, parse_options
+from skep.testing.fake_options import FakeOptions, parse_options
 from skep.testing.fake_server import Control
 
 GRANDCHILD_LIFE_S = 120
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os._exit(0)  # open streams are cut, as an engine that is told to stop cuts them
 
 
-async def serve(options: Options, grandchildren: tuple[int, ...]) -> None:
+async def serve(options: FakeOptions, grandchildren: tuple[int, ...]) -> None:
     """Until a signal says stop. The address is told last: whoever knows it may send the signal."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT,) if options.ignore_term else (signal.SIGINT, signal.SIGTERM):
@@ -53,7 +53,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def report(options: Options, addresses: dict[str, str]) -> None:
+def report(options: FakeOptions, addresses: dict[str, str]) -> None:
     if options.report_fd is None:
         sys.stdout.write(f"listening on {addresses['url']}\n")
         sys.stdout.flush()

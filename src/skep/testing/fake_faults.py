@@ -43,7 +43,7 @@ class FaultKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     kind: FaultKind
     times: int | None = 1  # requests (connections for slow-accept) it strikes; None: all of them
     after_tokens: int = 0
@@ -55,7 +55,7 @@ class Fault:
     exit_code: int = 1
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Fault:
+    def from_json(cls, values: Mapping[str, Any]) -> InjectedFault:
         known = {field.name for field in fields(cls)}
         if unknown := set(values) - known:
             raise UserError(f"fault has no field `{min(unknown)}`", hint=f"one of {', '.join(sorted(known))}")
@@ -67,7 +67,7 @@ class Fault:
         return cls(**{**values, "kind": kind})
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> InjectedFault:
         """A kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid", "after_tokens": 3}`."""
         return cls.from_json(json.loads(text) if text.startswith("{") else {"kind": text})
 
@@ -81,21 +81,21 @@ class FaultPlan:
     """The faults still to come, oldest first. A fault leaves when it struck its number of times."""
 
     def __init__(self) -> None:
-        self._faults: list[Fault] = []
+        self._faults: list[InjectedFault] = []
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: InjectedFault) -> None:
         self._faults.append(fault)
 
     def clear(self) -> None:
         self._faults.clear()
 
-    def for_request(self, method: str, path: str) -> Fault | None:
+    def for_request(self, method: str, path: str) -> InjectedFault | None:
         return self._take(lambda fault: not fault.kind.is_listener and fault.strikes(method, path))
 
-    def for_connection(self) -> Fault | None:
+    def for_connection(self) -> InjectedFault | None:
         return self._take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
 
-    def _take(self, wanted: Callable[[Fault], bool]) -> Fault | None:
+    def _take(self, wanted: Callable[[InjectedFault], bool]) -> InjectedFault | None:
         for place, fault in enumerate(self._faults):
             if wanted(fault):
                 if fault.times is not None and fault.times > 1:

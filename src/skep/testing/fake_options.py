@@ -24,21 +24,21 @@ from typing import Any
 
 from skep.errors import UserError
 from skep.testing.fake_answers import StoredAnswer, read_answers
-from skep.testing.fake_faults import Fault
-from skep.testing.fake_quality import Above, Quality, parse_share
+from skep.testing.fake_faults import InjectedFault
+from skep.testing.fake_quality import LoadShare, Quality, parse_share
 from skep.testing.fake_streams import StreamForm, parse_form
 
 LATE_S = 0.25  # a process that was stopped for longer than this goes on from now, it does not catch up
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class TokenTimeCurve:
     """Milliseconds per token against busy slots: straight lines between points, flat outside them."""
 
     points: tuple[tuple[float, float], ...]
 
     @classmethod
-    def parse(cls, text: str) -> Curve:
+    def parse(cls, text: str) -> TokenTimeCurve:
         """`1:10,2:12,4:16`: ten milliseconds with one busy slot, twelve with two."""
         try:
             pairs = [part.split(":") for part in text.split(",")]
@@ -62,7 +62,7 @@ class Curve:
 class Speed:
     """All times of one fake replica. `scale` multiplies every one of them."""
 
-    curve: Curve
+    curve: TokenTimeCurve
     ttft_ms: float = 0.0
     prefill_tok_s: float | None = None  # None: the prompt's length costs nothing
     overfill_slowdown: float = 1.0  # factor on each token while requests wait inside the engine
@@ -102,7 +102,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class FakeOptions:
     """Times are real seconds: `--time-scale` is worked in."""
 
     host: str
@@ -122,7 +122,7 @@ class Options:
     accept_delay_s: float
     timings: bool
     form: StreamForm
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     crash_at_start: str | None
     exit_code: int
     grandchildren: int
@@ -133,7 +133,7 @@ class Options:
     key: str = field(default="", repr=False)  # that it wants to see; empty: none
 
 
-def parse_options(argv: Sequence[str]) -> Options:
+def parse_options(argv: Sequence[str]) -> FakeOptions:
     parser = make_parser()
     preset = parser.parse_args(argv).preset
     if preset is not None:
@@ -192,11 +192,11 @@ def add_quality(add: Callable[..., Any]) -> None:
     add("--seed", type=int, default=0, help="of all chance, drawn in the order in which requests come")
 
 
-def _options(args: argparse.Namespace) -> Options:
+def _options(args: argparse.Namespace) -> FakeOptions:
     scale = args.time_scale
     form = parse_form(args.stream_form)
-    curve = Curve.parse(args.token_ms_curve or f"1:{args.token_ms}")
-    return Options(
+    curve = TokenTimeCurve.parse(args.token_ms_curve or f"1:{args.token_ms}")
+    return FakeOptions(
         host=args.host,
         port=args.port,
         control_port=args.control_port,
@@ -214,7 +214,7 @@ def _options(args: argparse.Namespace) -> Options:
         accept_delay_s=args.accept_delay_ms / 1000 * scale,
         timings=not args.no_timings,
         form=form if args.reasoning is None else replace(form, reasoning=True),
-        faults=tuple(Fault.parse(text) for text in args.fault),
+        faults=tuple(InjectedFault.parse(text) for text in args.fault),
         crash_at_start=args.crash_at_start,
         exit_code=args.exit_code,
         grandchildren=args.grandchild,
@@ -223,9 +223,9 @@ def _options(args: argparse.Namespace) -> Options:
         quality=Quality(
             wrong_share=parse_share(args.wrong_share),
             flip_share=parse_share(args.flip_share),
-            worse=Above.parse(args.worse_above),
-            truncate=Above.parse(args.truncate_above),
-            error=Above.parse(args.error_above),
+            worse=LoadShare.parse(args.worse_above),
+            truncate=LoadShare.parse(args.truncate_above),
+            error=LoadShare.parse(args.error_above),
             seed=args.seed,
         ),
         reasoning=args.reasoning,

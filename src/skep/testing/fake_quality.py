@@ -14,11 +14,11 @@ from random import Random
 from typing import Self
 
 from skep.errors import UserError
-from skep.testing.fake_answers import Answer, Ask, StoredAnswer
+from skep.testing.fake_answers import FakeAnswer, FakeRequest, StoredAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Above:
+class LoadShare:
     """Strikes a share of the requests that find more than `load` inside, themselves counted."""
 
     load: int
@@ -51,14 +51,14 @@ class Quality:
 
     wrong_share: float = 0.0
     flip_share: float = 0.0
-    worse: Above | None = None
-    truncate: Above | None = None
-    error: Above | None = None
+    worse: LoadShare | None = None
+    truncate: LoadShare | None = None
+    error: LoadShare | None = None
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class AnswerDecision:
     """`answers` in the form of `fake_answers.answer`: the one to give, or none, where none is stored for the prompt."""
 
     answers: tuple[tuple[str, str], ...] = ()
@@ -66,7 +66,7 @@ class Decision:
     fails: bool = False
 
 
-class Mind:
+class QualityPolicy:
     """Decides each request once, when it comes. A prompt without a stored answer is never answered wrongly."""
 
     def __init__(self, stored: Sequence[StoredAnswer], quality: Quality) -> None:
@@ -77,19 +77,19 @@ class Mind:
         for one in stored:
             self._by_message.setdefault(one.prompt, one)
 
-    def decide(self, ask: Ask, *, inside: int) -> Decision:
+    def decide(self, ask: FakeRequest, *, inside: int) -> AnswerDecision:
         if self._strikes(self._quality.error, inside):
-            return Decision(fails=True)
+            return AnswerDecision(fails=True)
         stored = self._stored_for(ask)
         said = () if stored is None else ((ask.prompt, self._text(stored, ask, inside)),)
-        return Decision(said, cut=self._strikes(self._quality.truncate, inside))
+        return AnswerDecision(said, cut=self._strikes(self._quality.truncate, inside))
 
-    def _stored_for(self, ask: Ask) -> StoredAnswer | None:
+    def _stored_for(self, ask: FakeRequest) -> StoredAnswer | None:
         """The one for exactly this message, else the first whose key the prompt holds."""
         exact = self._by_message.get(ask.last)
         return exact or next((one for one in self._stored if one.prompt in ask.prompt), None)
 
-    def _text(self, stored: StoredAnswer, ask: Ask, inside: int) -> str:
+    def _text(self, stored: StoredAnswer, ask: FakeRequest, inside: int) -> str:
         share, choice = _hashed(ask.prompt)
         by_nature = right = share >= self._quality.wrong_share
         if self._draw(self._quality.flip_share):
@@ -100,19 +100,19 @@ class Mind:
             return stored.text
         return self._chance.choice(stored.wrong) if by_nature else stored.wrong[choice % len(stored.wrong)]
 
-    def _strikes(self, above: Above | None, inside: int) -> bool:
+    def _strikes(self, above: LoadShare | None, inside: int) -> bool:
         return above is not None and inside > above.load and self._draw(above.share)
 
     def _draw(self, share: float) -> bool:
         return share > 0 and self._chance.random() < share
 
 
-def halved(answer: Answer) -> Answer:
+def halved(answer: FakeAnswer) -> FakeAnswer:
     """Half of its tokens, rounded down, but at least one; it ended at a limit."""
-    return Answer(answer.tokens[: max(1, len(answer.tokens) // 2)], "length")
+    return FakeAnswer(answer.tokens[: max(1, len(answer.tokens) // 2)], "length")
 
 
-def thinking(answer: Answer, text: str, *, room: int) -> Answer:
+def thinking(answer: FakeAnswer, text: str, *, room: int) -> FakeAnswer:
     """The reasoning before the answer, both within `room`.
 
     The stream form `reasoning` takes the first quarter of the tokens for reasoning, so the text is divided among a
@@ -125,7 +125,7 @@ def thinking(answer: Answer, text: str, *, room: int) -> Answer:
     places = [len(text) * part // count for part in range(count + 1)]
     thoughts = tuple(text[begin:end] for begin, end in pairwise(places))
     finish = answer.finish_reason if kept == len(answer.tokens) else "length"
-    return Answer(thoughts + answer.tokens[:kept], finish)
+    return FakeAnswer(thoughts + answer.tokens[:kept], finish)
 
 
 def _thoughts(words: int) -> int:

@@ -17,17 +17,17 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from skep.errors import UserError
-from skep.testing.fake_answers import Answer, Ask, answer, parse_ask
-from skep.testing.fake_faults import Fault, FaultKind, FaultPlan
-from skep.testing.fake_http import Connection, HttpRequest
-from skep.testing.fake_options import DecodeClock, Options, Speed
-from skep.testing.fake_quality import Decision, Mind, halved, thinking
+from skep.testing.fake_answers import FakeAnswer, FakeRequest, answer, parse_request
+from skep.testing.fake_faults import FaultKind, FaultPlan, InjectedFault
+from skep.testing.fake_http import FakeConnection, HttpRequest
+from skep.testing.fake_options import DecodeClock, FakeOptions, Speed
+from skep.testing.fake_quality import AnswerDecision, QualityPolicy, halved, thinking
 from skep.testing.fake_streams import AnswerHead, StreamEncoder, StreamForm, whole_answer
 
 J = TypeVar("J")
 
 
-class Entry(Enum):
+class SlotEntry(Enum):
     RUNS = "runs"
     WAITS = "waits"
     TURNED_AWAY = "turned away"
@@ -51,16 +51,16 @@ class SlotTable(Generic[J]):
     def slots(self) -> tuple[J | None, ...]:
         return tuple(self._slots)
 
-    def enter(self, job: J) -> Entry:
+    def enter(self, job: J) -> SlotEntry:
         if None in self._slots:
             self._slots[self._slots.index(None)] = job
             self.running += 1
-            entry = Entry.RUNS
+            entry = SlotEntry.RUNS
         elif self._max_waiting is not None and self.waiting >= self._max_waiting:
-            return Entry.TURNED_AWAY
+            return SlotEntry.TURNED_AWAY
         else:
             self._queue.append(job)
-            entry = Entry.WAITS
+            entry = SlotEntry.WAITS
         self.max_running = max(self.max_running, self.running)
         self.max_inside = max(self.max_inside, self.running + self.waiting)
         return entry
@@ -84,29 +84,35 @@ TIMER_STEP_S = 0.0005  # event loops fire timers to the millisecond: what is due
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class FakeJobSpec:
     """What a job has to say, and how."""
 
-    ask: Ask
-    answer: Answer
+    ask: FakeRequest
+    answer: FakeAnswer
     head: AnswerHead
     form: StreamForm
-    fault: Fault | None
+    fault: InjectedFault | None
     timings: bool
 
 
-class Job:
+class FakeJob:
     """`left` is called once, when the slot is free again or the place in the queue is given up."""
 
     def __init__(
-        self, work: Work, speed: Speed, connection: Connection, *, deaf_s: float, left: Callable[[Job], None]
+        self,
+        work: FakeJobSpec,
+        speed: Speed,
+        connection: FakeConnection,
+        *,
+        deaf_s: float,
+        left: Callable[[FakeJob], None],
     ) -> None:
         self._work = work
         self._speed = speed
         self._connection = connection
         self._deaf_s = deaf_s
         self._left = left
-        self._table: SlotTable[Job] | None = None
+        self._table: SlotTable[FakeJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stream: StreamEncoder | None = None
         self._opened = False  # the answer's head is out
@@ -117,7 +123,7 @@ class Job:
     def prompt_tokens(self) -> int:
         return self._work.ask.prompt_tokens
 
-    def start(self, table: SlotTable[Job]) -> None:
+    def start(self, table: SlotTable[FakeJob]) -> None:
         """A slot is ours: prefill begins."""
         self._table = table
         self._started_s = time.monotonic()
@@ -217,7 +223,7 @@ class Job:
         return timings
 
 
-Route = Callable[[HttpRequest, Connection], None]
+Route = Callable[[HttpRequest, FakeConnection], None]
 GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
 ENDLESS_PIECE = 262_144  # bytes
 
@@ -225,12 +231,12 @@ ENDLESS_PIECE = 262_144  # bytes
 class FakeServer:
     """Everything one fake engine knows. `changed` is called after each change of its state."""
 
-    def __init__(self, options: Options, *, control: Route, changed: Callable[[], None]) -> None:
+    def __init__(self, options: FakeOptions, *, control: Route, changed: Callable[[], None]) -> None:
         self.options = options
-        self.table: SlotTable[Job] = SlotTable(options.slots, options.inner_queue)
+        self.table: SlotTable[FakeJob] = SlotTable(options.slots, options.inner_queue)
         self.faults = FaultPlan()
-        self._mind = Mind(options.answers, options.quality)
-        self.connections: set[Connection] = set()
+        self._mind = QualityPolicy(options.answers, options.quality)
+        self.connections: set[FakeConnection] = set()
         self.connections_total = 0
         self.requests = 0
         self.hangups = 0
@@ -254,7 +260,7 @@ class FakeServer:
 
     # What a connection calls.
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: FakeConnection) -> None:
         self.connections.add(connection)
         self.connections_total += 1
         fault = self.faults.for_connection()
@@ -263,11 +269,11 @@ class FakeServer:
             connection.pause(delay_s)
         self._changed()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: FakeConnection) -> None:
         self.connections.discard(connection)
         self._changed()
 
-    def handle(self, request: HttpRequest, connection: Connection) -> None:
+    def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
         if request.path != "/health" and not request.shows(self.options.key):
             _send_error(connection, 401, "the fake engine wants its key", "authentication_error")
             return
@@ -288,14 +294,14 @@ class FakeServer:
 
     # Generation.
 
-    def _post(self, request: HttpRequest, connection: Connection, fault: Fault | None) -> None:
+    def _post(self, request: HttpRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
         self.requests += 1
         self.last_request = request
         if request.path not in GENERATIONS:
             self._echo(request, connection)
             return
         try:
-            ask = parse_ask(request.body, chat=GENERATIONS[request.path])
+            ask = parse_request(request.body, chat=GENERATIONS[request.path])
         except UserError as error:
             _send_error(connection, 400, error.message, "invalid_request_error")
             return
@@ -310,7 +316,7 @@ class FakeServer:
             self._enter(self._job(ask, decision, fault, connection), connection)
         self._changed()
 
-    def _words(self, ask: Ask, decision: Decision) -> Answer:
+    def _words(self, ask: FakeRequest, decision: AnswerDecision) -> FakeAnswer:
         limits = {"default_tokens": self.options.default_tokens, "ctx": self.options.ctx}
         words = answer(ask, answers=decision.answers, **limits)
         if decision.cut:
@@ -319,24 +325,26 @@ class FakeServer:
             words = thinking(words, self.options.reasoning, room=ask.room(**limits))
         return words
 
-    def _job(self, ask: Ask, decision: Decision, fault: Fault | None, connection: Connection) -> Job:
+    def _job(
+        self, ask: FakeRequest, decision: AnswerDecision, fault: InjectedFault | None, connection: FakeConnection
+    ) -> FakeJob:
         options = self.options
         words = self._words(ask, decision)
         kind = "chatcmpl" if ask.chat else "cmpl"
         head = AnswerHead(f"{kind}-{self.requests}", options.model, int(time.time()), ask.chat, ask.prompt_tokens)
-        work = Work(ask, words, head, options.form, fault, options.timings)
-        return Job(work, options.speed, connection, deaf_s=options.deaf_s, left=self._left)
+        work = FakeJobSpec(ask, words, head, options.form, fault, options.timings)
+        return FakeJob(work, options.speed, connection, deaf_s=options.deaf_s, left=self._left)
 
-    def _enter(self, job: Job, connection: Connection) -> None:
+    def _enter(self, job: FakeJob, connection: FakeConnection) -> None:
         entry = self.table.enter(job)
-        if entry is Entry.TURNED_AWAY:
+        if entry is SlotEntry.TURNED_AWAY:
             _send_error(connection, 503, "the engine's queue is full", "unavailable_error", retry_after_s=1)
             return
         connection.on_hang_up = lambda: self._hung_up(job)
-        if entry is Entry.RUNS:
+        if entry is SlotEntry.RUNS:
             job.start(self.table)
 
-    def _hung_up(self, job: Job) -> None:
+    def _hung_up(self, job: FakeJob) -> None:
         self.hangups += 1
         job.hang_up()
 
@@ -344,7 +352,7 @@ class FakeServer:
         self.hangups += 1
         self._changed()
 
-    def _left(self, job: Job) -> None:
+    def _left(self, job: FakeJob) -> None:
         self._tokens_of_the_gone += job.produced
         self.prompt_tokens += job.prompt_tokens if job.produced else 0
         heir = self.table.leave(job)
@@ -354,7 +362,7 @@ class FakeServer:
 
     # Faults that strike before the answer.
 
-    def _strike(self, fault: Fault, request: HttpRequest, connection: Connection) -> bool:
+    def _strike(self, fault: InjectedFault, request: HttpRequest, connection: FakeConnection) -> bool:
         if fault.kind.is_mid and request.path in GENERATIONS:
             return False
         self.requests += 1
@@ -393,19 +401,19 @@ class FakeServer:
 
     # What the engine tells about itself.
 
-    def _models(self, _request: HttpRequest, connection: Connection) -> None:
+    def _models(self, _request: HttpRequest, connection: FakeConnection) -> None:
         model = {"id": self.options.model, "object": "model", "created": 0, "owned_by": "skep-fake"}
         model["meta"] = {"n_ctx": self.options.ctx, "n_ctx_train": self.options.ctx}
         connection.send_json(200, {"object": "list", "data": [model]})
 
-    def _slots(self, _request: HttpRequest, connection: Connection) -> None:
+    def _slots(self, _request: HttpRequest, connection: FakeConnection) -> None:
         slots = [
             {"id": place, "n_ctx": self.options.ctx, "is_processing": job is not None}
             for place, job in enumerate(self.table.slots())
         ]
         connection.send_json(200, slots)
 
-    def _props(self, _request: HttpRequest, connection: Connection) -> None:
+    def _props(self, _request: HttpRequest, connection: FakeConnection) -> None:
         props = {
             "default_generation_settings": {"n_ctx": self.options.ctx},
             "total_slots": self.options.slots,
@@ -415,7 +423,7 @@ class FakeServer:
         }
         connection.send_json(200, props)
 
-    def _metrics(self, _request: HttpRequest, connection: Connection) -> None:
+    def _metrics(self, _request: HttpRequest, connection: FakeConnection) -> None:
         label = f'{{model_name="{self.options.model}"}}'
         figures = (
             ("gauge", f"vllm:num_requests_running{label}", self.table.running),
@@ -430,13 +438,13 @@ class FakeServer:
         lines = [f"# TYPE {name.partition('{')[0]} {kind}\n{name} {value}\n" for kind, name, value in figures]
         connection.send(200, "".join(lines).encode(), content_type="text/plain; version=0.0.4")
 
-    def _echo(self, request: HttpRequest, connection: Connection) -> None:
+    def _echo(self, request: HttpRequest, connection: FakeConnection) -> None:
         kind = request.headers.get("content-type", "application/octet-stream")
         digest = hashlib.sha256(request.body).hexdigest()
         connection.send(200, request.body, content_type=kind, headers={"x-body-sha256": digest})
 
 
-def _send_invalid_json(request: HttpRequest, connection: Connection) -> None:
+def _send_invalid_json(request: HttpRequest, connection: FakeConnection) -> None:
     if b'"stream": true' in request.body or b'"stream":true' in request.body:
         connection.begin_stream()
         connection.chunk(b'data: {"choices": [\n\ndata: [DONE]\n\n')
@@ -446,7 +454,7 @@ def _send_invalid_json(request: HttpRequest, connection: Connection) -> None:
 
 
 def _send_error(
-    connection: Connection,
+    connection: FakeConnection,
     status: int,
     message: str,
     kind: str,
@@ -465,13 +473,13 @@ COUNTERS = frozenset({"requests", "hangups", "connections_total", "max_running",
 class Control:
     """One fake engine's server, its listeners and those who wait for a state of it."""
 
-    def __init__(self, options: Options, grandchildren: tuple[int, ...] = ()) -> None:
+    def __init__(self, options: FakeOptions, grandchildren: tuple[int, ...] = ()) -> None:
         self._options = options
         self._grandchildren = grandchildren
         self._listener: asyncio.Server | None = None
         self._opening: asyncio.Future[None] | None = None
         self._port = options.port
-        self._waiters: list[tuple[Mapping[str, Any], Connection]] = []
+        self._waiters: list[tuple[Mapping[str, Any], FakeConnection]] = []
         self.server = FakeServer(options, control=self.handle, changed=self._changed)
 
     async def open(self) -> dict[str, str]:
@@ -481,7 +489,7 @@ class Control:
         report = {"url": f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"}
         if self._options.control_port is not None:
             loop = asyncio.get_running_loop()
-            own = await loop.create_server(lambda: Connection(self), "127.0.0.1", self._options.control_port)
+            own = await loop.create_server(lambda: FakeConnection(self), "127.0.0.1", self._options.control_port)
             report["control"] = f"http://127.0.0.1:{own.sockets[0].getsockname()[1]}"
             self._own_listener = own
         for fault in self._options.faults:
@@ -490,24 +498,24 @@ class Control:
 
     # As the control port's handler: its connections are not counted.
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: FakeConnection) -> None:
         pass
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: FakeConnection) -> None:
         self._waiters = [waiter for waiter in self._waiters if waiter[1] is not connection]
 
-    def handle(self, request: HttpRequest, connection: Connection) -> None:
+    def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
         try:
             self._route(request, connection)
         except (UserError, ValueError, TypeError) as error:
             connection.send_json(400, {"error": {"message": str(error)}})
 
-    def _route(self, request: HttpRequest, connection: Connection) -> None:
+    def _route(self, request: HttpRequest, connection: FakeConnection) -> None:
         match request.method, request.path:
             case "GET", "/fake/state":
                 connection.send_json(200, self.state())
             case "POST", "/fake/fault":
-                self._apply(Fault.from_json(json.loads(request.body)))
+                self._apply(InjectedFault.from_json(json.loads(request.body)))
                 self._when_listening(lambda: connection.send_json(200, {}))
             case "POST", "/fake/wait":
                 self._waiters.append((json.loads(request.body), connection))
@@ -543,7 +551,7 @@ class Control:
         for _, connection in met:
             connection.send_json(200, state)
 
-    def _apply(self, fault: Fault) -> None:
+    def _apply(self, fault: InjectedFault) -> None:
         loop = asyncio.get_running_loop()
         if fault.kind is FaultKind.REFUSE:
             self._refuse()
@@ -572,8 +580,8 @@ class Control:
             self._opening.add_done_callback(lambda _: then())
 
     async def _listen(self) -> None:
-        def connect() -> Connection:
-            return Connection(self.server, idle_close_s=self._options.idle_close_s)
+        def connect() -> FakeConnection:
+            return FakeConnection(self.server, idle_close_s=self._options.idle_close_s)
 
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(connect, self._options.host, self._port, backlog=1024)

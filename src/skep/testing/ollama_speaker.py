@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skep.testing.fake_http import Connection, HttpRequest
-from skep.testing.speaker import DEFAULT_TOKENS, Speaker, prompt_tokens, serve
+from skep.testing.fake_http import FakeConnection, HttpRequest
+from skep.testing.speaker import DEFAULT_TOKENS, FakeProtocolServer, prompt_tokens, serve
 
 VERSION = "0.24.3"
 
 
-class OllamaSpeaker(Speaker):
+class FakeOllama(FakeProtocolServer):
     def __init__(self) -> None:
         super().__init__(int(os.environ.get("OLLAMA_NUM_PARALLEL") or 1))
         self.routes = {
@@ -35,24 +35,24 @@ class OllamaSpeaker(Speaker):
     def _has(self, tag: str) -> bool:
         return (tag if ":" in tag else f"{tag}:latest") in tags()
 
-    def _tags(self, _: HttpRequest, connection: Connection) -> None:
+    def _tags(self, _: HttpRequest, connection: FakeConnection) -> None:
         connection.send_json(200, {"models": [{"name": tag, "model": tag, "size": 0} for tag in tags()]})
 
-    def _models(self, _: HttpRequest, connection: Connection) -> None:
+    def _models(self, _: HttpRequest, connection: FakeConnection) -> None:
         data = [{"id": tag, "object": "model", "created": 0, "owned_by": "library"} for tag in tags()]
         connection.send_json(200, {"object": "list", "data": data})
 
-    def _chat_request(self, request: HttpRequest, connection: Connection) -> None:
+    def _chat_request(self, request: HttpRequest, connection: FakeConnection) -> None:
         self.chat(request, connection, "", has=self._has)
 
-    def _native_request(self, request: HttpRequest, connection: Connection) -> None:
+    def _native_request(self, request: HttpRequest, connection: FakeConnection) -> None:
         body = json.loads(request.body)
         if not self._has(str(body.get("model"))):
             connection.send_json(404, {"error": f"model '{body.get('model')}' not found"})
             return
         self.spawn(self._native(body, connection), connection)
 
-    async def _native(self, body: dict[str, Any], connection: Connection) -> None:
+    async def _native(self, body: dict[str, Any], connection: FakeConnection) -> None:
         """Streams unless told not to. Durations are in nanoseconds."""
         begun = time.monotonic_ns()
         count = int((body.get("options") or {}).get("num_predict") or DEFAULT_TOKENS)
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f'Error: unknown command {" ".join(argv)!r} for "ollama"\n')
         return 1
     host, _, port = os.environ.get("OLLAMA_HOST", "127.0.0.1:11434").rpartition(":")
-    return serve(OllamaSpeaker, host.strip("[]"), int(port))
+    return serve(FakeOllama, host.strip("[]"), int(port))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from skep.testing.fake_http import Connection, HttpRequest
-from skep.testing.speaker import Speaker, serve
+from skep.testing.fake_http import FakeConnection, HttpRequest
+from skep.testing.speaker import FakeProtocolServer, serve
 
 VERSION = "0.5.12"
 # Of python/sglang/srt/server_args.py: those that a launch may use, and a few that none does.
@@ -30,7 +30,7 @@ _SWITCHES = (
 )  # fmt: skip
 
 
-class SglangSpeaker(Speaker):
+class FakeSglang(FakeProtocolServer):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(int(args.max_running_requests or 8))
         self._model = args.served_model_name or args.model_path
@@ -44,14 +44,14 @@ class SglangSpeaker(Speaker):
         if args.enable_metrics:
             self.routes["GET", "/metrics"] = self._metrics
 
-    def _models(self, _: HttpRequest, connection: Connection) -> None:
+    def _models(self, _: HttpRequest, connection: FakeConnection) -> None:
         entry = {"id": self._model, "object": "model", "owned_by": "sglang", "root": self._model}
         connection.send_json(200, {"object": "list", "data": [entry]})
 
-    def _chat_request(self, request: HttpRequest, connection: Connection) -> None:
+    def _chat_request(self, request: HttpRequest, connection: FakeConnection) -> None:
         self.chat(request, connection, self._model, has=lambda _: True)  # SGLang answers to any name
 
-    def _metrics(self, _: HttpRequest, connection: Connection) -> None:
+    def _metrics(self, _: HttpRequest, connection: FakeConnection) -> None:
         labels = f'{{engine_type="unified",model_name="{self._model}",tp_rank="0"}}'
         figures = {
             "num_running_reqs": self.running, "num_queue_reqs": self.waiting,
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
     if not Path(args.model_path, "config.json").exists():
         sys.stderr.write(f"OSError: {args.model_path} does not appear to have a file named config.json.\n")
         return 1
-    return serve(lambda: SglangSpeaker(args), args.host or "127.0.0.1", int(args.port or 30000))
+    return serve(lambda: FakeSglang(args), args.host or "127.0.0.1", int(args.port or 30000))
 
 
 if __name__ == "__main__":

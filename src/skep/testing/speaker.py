@@ -15,14 +15,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from skep.testing.fake_http import Connection, HttpRequest
+from skep.testing.fake_http import FakeConnection, HttpRequest
 
 TOKEN_S = 0.004
 DEFAULT_TOKENS = 16
-Route = Callable[[HttpRequest, Connection], None]
+Route = Callable[[HttpRequest, FakeConnection], None]
 
 
-class Speaker:
+class FakeProtocolServer:
     """`routes` by method and path. Requests beyond the slots wait their turn inside, as in the engines themselves."""
 
     def __init__(self, slots: int) -> None:
@@ -37,13 +37,13 @@ class Speaker:
         self._slots = asyncio.Semaphore(slots)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: FakeConnection) -> None:
         pass
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: FakeConnection) -> None:
         pass
 
-    def handle(self, request: HttpRequest, connection: Connection) -> None:
+    def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
         route = self.routes.get((request.method, request.path))
         if not request.path.startswith(self.open_paths) and not request.shows(self.key):
             connection.send_json(401, {"error": "Unauthorized"})
@@ -52,7 +52,7 @@ class Speaker:
         else:
             route(request, connection)
 
-    def spawn(self, work: Any, connection: Connection) -> None:
+    def spawn(self, work: Any, connection: FakeConnection) -> None:
         """A generation, ended when its client hangs up."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -83,7 +83,7 @@ class Speaker:
 
     # The OpenAI form, which both engines have
 
-    def chat(self, request: HttpRequest, connection: Connection, model: str, *, has: Callable[[str], bool]) -> None:
+    def chat(self, request: HttpRequest, connection: FakeConnection, model: str, *, has: Callable[[str], bool]) -> None:
         try:
             body = json.loads(request.body)
             messages = body["messages"]
@@ -97,7 +97,7 @@ class Speaker:
             return
         self.spawn(self._chat(body, messages, asked, connection), connection)
 
-    async def _chat(self, body: dict[str, Any], messages: Any, model: str, connection: Connection) -> None:
+    async def _chat(self, body: dict[str, Any], messages: Any, model: str, connection: FakeConnection) -> None:
         count = int(body.get("max_tokens") or body.get("max_completion_tokens") or DEFAULT_TOKENS)
         prompt = prompt_tokens(messages)
         head = {"id": f"chatcmpl-{self.finished}", "created": int(time.time()), "model": model}
@@ -127,7 +127,7 @@ def _event(value: object) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def serve(make: Callable[[], Speaker], host: str, port: int) -> int:
+def serve(make: Callable[[], FakeProtocolServer], host: str, port: int) -> int:
     """Until SIGTERM or SIGINT. A port that is taken is said in the way that uvicorn and Go's net have in common."""
 
     async def run() -> int:
@@ -136,7 +136,7 @@ def serve(make: Callable[[], Speaker], host: str, port: int) -> int:
             loop.add_signal_handler(number, stop.set)
         speaker, family = make(), socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            server = await loop.create_server(lambda: Connection(speaker), host, port, family=family)
+            server = await loop.create_server(lambda: FakeConnection(speaker), host, port, family=family)
         except OSError as error:
             sys.stderr.write(f"error: bind on {host}:{port}: {os.strerror(error.errno or 0).lower()}\n")
             return 1

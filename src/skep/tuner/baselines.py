@@ -13,11 +13,11 @@ from math import ceil
 from skep.catalog.gpus import Device, devices, find_device
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.needs import NO_CARDS
-from skep.catalog.options import Options
+from skep.catalog.options import EngineOptions
 from skep.catalog.presets import Preset, own_name
 from skep.deploy.commands import checkpoint_name, options_of_setup
 from skep.errors import UserError
-from skep.planner.candidates import Goal, Pins, arranged, contradiction
+from skep.planner.candidates import Pins, PlanGoal, arranged, contradiction
 from skep.planner.choose import bases, choose, fits_nowhere
 from skep.planner.findings import capability
 from skep.planner.fit import smallest
@@ -25,8 +25,8 @@ from skep.planner.memory import defaults
 from skep.planner.preset_rules import contradictions
 from skep.planner.quants import Quant
 from skep.planner.setup import Rig, Setup
-from skep.tuner.knobs import LLAMA, Box, tokens_of
-from skep.tuner.records import Aim
+from skep.tuner.knobs import LLAMA, TuneMachine, tokens_of
+from skep.tuner.records import TuneGoal
 
 SHARE = 0.85  # of each card
 USUAL_CONTEXT = 2048  # at least, unless the model holds less: a preset for the goal's tasks alone is of little use
@@ -36,7 +36,7 @@ _SOURCE = "skep tune"
 _CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
 
 
-def prepared(preset: Preset, aim: Aim, box: Box) -> Preset:
+def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
     """The preset with room for the goal's tasks, and with the numbers said that it leaves to the engine.
 
     What is tuned is then the same on another version with other defaults. Switches are left as they are.
@@ -63,9 +63,15 @@ def prepared(preset: Preset, aim: Aim, box: Box) -> Preset:
 
 
 def baseline_of(
-    model: str, aim: Aim, box: Box, *, engine: str, checkpoint: str | None = None, quant: Quant | None = None,
+    model: str,
+    aim: TuneGoal,
+    box: TuneMachine,
+    *,
+    engine: str,
+    checkpoint: str | None = None,
+    quant: Quant | None = None,
     simulated: bool = False,
-) -> Preset:  # fmt: skip
+) -> Preset:
     """Of a model, by the name it is served as. `quant`: the checkpoint's, or the one wanted; None: chosen.
 
     `simulated`: no checkpoint is needed, and the format is a setting like others.
@@ -88,7 +94,7 @@ def baseline_of(
     return prepared(chosen, aim, box)
 
 
-def needed_context(aim: Aim, model: Geometry | None) -> int:
+def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
     """Of one slot: a whole task with what a chat template adds, and what was asked for."""
     task, most = aim.input_tokens + aim.output_tokens, model.max_context if model is not None else None
     name = model.id if model is not None else ""
@@ -107,19 +113,19 @@ def usual_context(model: Geometry | None) -> int:
     return min(USUAL_CONTEXT, most)
 
 
-def _on_cpu(model: str, aim: Aim, engine: str, checkpoint: str | None, known: Geometry | None) -> Preset:
+def _on_cpu(model: str, aim: TuneGoal, engine: str, checkpoint: str | None, known: Geometry | None) -> Preset:
     alone = engine in LLAMA
     return Preset(
         name=_plain(model), title=f"{model} on this machine's CPU, as plain as it gets", engine=engine,
         model=_called(known, checkpoint or model), checkpoint=checkpoint or model, served_as=model,
         hardware=NO_CARDS, source=_SOURCE, slots=1 if alone else min(aim.concurrency, SLOTS),
-        options=Options() if alone else Options(graphs=False),
+        options=EngineOptions() if alone else EngineOptions(graphs=False),
     )  # fmt: skip
 
 
-def _safe(model: Geometry, rig: Rig, aim: Aim, engine: str, quant: Quant | None) -> list[Setup]:
+def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> list[Setup]:
     """The safest first: on as few cards as it takes, and of what fits there the format with the most bits."""
-    goal = Goal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
+    goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
     context = max(needed_context(aim, model), usual_context(model))
     pooled = engine in ("vllm", "sglang")
     share = SHARE if pooled else None

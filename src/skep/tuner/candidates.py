@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from skep.tuner.measurements import Belief, Measurements
-from skep.tuner.records import Change, Config, Knob, Value
+from skep.tuner.records import Knob, KnobChange, KnobConfig, Value
 from skep.tuner.time_budget import TimeBudget
 
 _DRAWN = 250  # configurations tried for one value
@@ -20,7 +20,7 @@ _PASSES = 2
 _ALIKE = 0.01  # a change that brings less than this is not made
 
 
-def leap(book: Measurements, incumbent: Config, knob: str, value: Value) -> Config | None:
+def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
     """The most promising configuration with this value, with as little else turned as that takes."""
     rng = Random(f"{incumbent.key}/{knob}={value}")
     best, best_gain = None, float("-inf")
@@ -33,12 +33,12 @@ def leap(book: Measurements, incumbent: Config, knob: str, value: Value) -> Conf
     return None if best is None else _back(book, incumbent, _ascended(book, incumbent, best, knob), knob)
 
 
-def _drawn(book: Measurements, incumbent: Config, rng: Random, kept: float) -> Config:
+def _drawn(book: Measurements, incumbent: KnobConfig, rng: Random, kept: float) -> KnobConfig:
     turned = {one.name: rng.choice(one.values) for one in book.terrain.knobs if rng.random() > kept}
     return incumbent.turned(turned)
 
 
-def _ascended(book: Measurements, incumbent: Config, config: Config, pinned: str) -> Config:
+def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
     """Knob by knob to its best value, a few times."""
     gain = book.promise(config, incumbent)
     for _ in range(_PASSES):
@@ -57,7 +57,7 @@ def _ascended(book: Measurements, incumbent: Config, config: Config, pinned: str
     return config
 
 
-def _back(book: Measurements, incumbent: Config, config: Config, pinned: str) -> Config:
+def _back(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
     """What does not matter stays as it was."""
     gain = book.promise(config, incumbent)
     for change in config.changes_from(incumbent):
@@ -81,8 +81,8 @@ _DEAD_ENDS = 3  # of one change, before it is let be for good
 class Move:
     """`kind`: "single" | "pair" | "leap" | "remedy" | "together"."""
 
-    config: Config
-    changes: tuple[Change, ...]
+    config: KnobConfig
+    changes: tuple[KnobChange, ...]
     kind: str
     belief: Belief
     trust: float = 1.0  # that it runs at all
@@ -93,10 +93,10 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class DecidedChange:
     """A change that was decided, and from where it was looked at."""
 
-    incumbent: Config
+    incumbent: KnobConfig
     same: bool  # not to be told apart, so that it may still bring a little
     failed: bool = False  # it may not fail elsewhere
     grain: int = 0  # how finely it was looked at
@@ -111,27 +111,29 @@ class Moves:
             if first in self._knobs and second in self._knobs:
                 self._partners[first].add(second)
                 self._partners[second].add(first)
-        self._closed: dict[tuple[tuple[str, Value], ...], Closed] = {}
+        self._closed: dict[tuple[tuple[str, Value], ...], DecidedChange] = {}
         self._dead_ends: dict[tuple[tuple[str, Value], ...], int] = {}
-        self._remedies: list[Config] = []
-        self._leapt: dict[tuple[Config, str, Value, int], Config | None] = {}
+        self._remedies: list[KnobConfig] = []
+        self._leapt: dict[tuple[KnobConfig, str, Value, int], KnobConfig | None] = {}
         self.grain = 0
 
-    def close(self, changes: Iterable[Change], incumbent: Config, *, same: bool = False, failed: bool = False) -> None:
+    def close(
+        self, changes: Iterable[KnobChange], incumbent: KnobConfig, *, same: bool = False, failed: bool = False
+    ) -> None:
         key = _key(changes)
-        self._closed[key] = Closed(incumbent, same, failed, self.grain)
+        self._closed[key] = DecidedChange(incumbent, same, failed, self.grain)
         self._dead_ends[key] = self._dead_ends.get(key, 0) + failed
 
-    def remedy(self, config: Config) -> None:
+    def remedy(self, config: KnobConfig) -> None:
         """A way out of a dead end, to be tried like any other move."""
         if config not in self._remedies:
             self._remedies.append(config)
 
-    def singles(self, incumbent: Config) -> list[Move]:
+    def singles(self, incumbent: KnobConfig) -> list[Move]:
         """Open ones."""
         return [move for move in self._all_singles(incumbent) if not self.is_closed(move.changes, incumbent)]
 
-    def neighbours(self, config: Config, names: Iterable[str]) -> list[Config]:
+    def neighbours(self, config: KnobConfig, names: Iterable[str]) -> list[KnobConfig]:
         """One rung up and down each of these ladders, where that may be tried."""
         found = []
         for name in names:
@@ -146,7 +148,7 @@ class Moves:
                         found.append(beside)
         return found
 
-    def further(self, incumbent: Config) -> list[Move]:
+    def further(self, incumbent: KnobConfig) -> list[Move]:
         """What is looked at when no single change promises anything: remedies, pairs, several at once."""
         singles = self._all_singles(incumbent)
         found = [*self._pairs(incumbent, singles), *self._combined(incumbent, singles), *self._leaps(incumbent)]
@@ -154,7 +156,7 @@ class Moves:
         found += [move for move in remedies if move is not None]
         return [move for move in found if not self.is_closed(move.changes, incumbent)]
 
-    def is_closed(self, changes: tuple[Change, ...], incumbent: Config) -> bool:
+    def is_closed(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
         """Until a knob that it interacts with has been turned since, or one looks more finely.
 
         A dead end elsewhere is another configuration: it is tried again from another place, but not often.
@@ -168,7 +170,7 @@ class Moves:
         partners = {partner for name in own for partner in self._partners[name]} - own
         return all(closed.incumbent[name] == incumbent[name] for name in partners | own)
 
-    def _all_singles(self, incumbent: Config) -> list[Move]:
+    def _all_singles(self, incumbent: KnobConfig) -> list[Move]:
         found = []
         for knob in self._knobs.values():
             for value in self._values(knob, incumbent):
@@ -176,7 +178,7 @@ class Moves:
                 found += [move] if move is not None else []
         return found
 
-    def _values(self, knob: Knob, incumbent: Config) -> list[Value]:
+    def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
         """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""
         now = incumbent[knob.name]
         others = [value for value in knob.values if value != now]
@@ -192,7 +194,7 @@ class Moves:
         rungs = {peak + step for peak in peaks for step in (-2, -1, 0, 1, 2)}  # two: a dip is no end
         return [knob.values[place] for place in sorted(rungs) if place in worth]
 
-    def _pairs(self, incumbent: Config, singles: list[Move]) -> Iterator[Move]:
+    def _pairs(self, incumbent: KnobConfig, singles: list[Move]) -> Iterator[Move]:
         best: dict[str, list[Move]] = {}
         for move in sorted(singles, key=lambda move: -move.belief.mean):
             best.setdefault(move.changes[0].knob, []).append(move)
@@ -206,12 +208,12 @@ class Moves:
                     if found is not None:
                         yield found
 
-    def _is_dead_end(self, changes: tuple[Change, ...], incumbent: Config) -> bool:
+    def _is_dead_end(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
         """From here: turning something else besides would be trying it again blindly."""
         closed = self._closed.get(_key(changes))
         return closed is not None and closed.failed and self.is_closed(changes, incumbent)
 
-    def _leaps(self, incumbent: Config) -> Iterator[Move]:
+    def _leaps(self, incumbent: KnobConfig) -> Iterator[Move]:
         """For values that are refused from here, and for those that died here, away from what is suspected of it."""
         for knob in self._knobs.values():
             for value in knob.values:
@@ -225,18 +227,18 @@ class Moves:
                 if move is not None:
                     yield move
 
-    def _leap(self, incumbent: Config, knob: str, value: Value) -> Config | None:
+    def _leap(self, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
         """Looked for once, and again where what was found has failed since."""
         for number in range(_LEAPS):
             key = (incumbent, knob, value, number)
             if key not in self._leapt:
-                self._leapt[key] = leap(self._book, incumbent, knob, value)
+                self._leapt[key] = best_config_with(self._book, incumbent, knob, value)
             config = self._leapt[key]
             if config is None or self._book.refusal(config) is None:
                 return config
         return None
 
-    def _combined(self, incumbent: Config, singles: list[Move]) -> Iterator[Move]:
+    def _combined(self, incumbent: KnobConfig, singles: list[Move]) -> Iterator[Move]:
         """Those that could not be told from nothing one by one, all together: what they bring adds up."""
         best: dict[str, Move] = {}
         for move in singles:
@@ -252,14 +254,14 @@ class Moves:
         if together is not None:
             yield together
 
-    def _move(self, config: Config, incumbent: Config, kind: str) -> Move | None:
+    def _move(self, config: KnobConfig, incumbent: KnobConfig, kind: str) -> Move | None:
         changes = config.changes_from(incumbent)
         if not changes or self._book.refusal(config) is not None:
             return None
         return Move(config, changes, kind, self._book.gain(config, incumbent), self._book.trust(config))
 
 
-def _key(changes: Iterable[Change]) -> tuple[tuple[str, Value], ...]:
+def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:
     return tuple(sorted((change.knob, change.after) for change in changes))
 
 
@@ -285,7 +287,7 @@ GRAINS = (Grain(0.004, 0.02, 2, 4), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0
 class Chooser:
     def __init__(self, book: Measurements, moves: Moves, purse: TimeBudget) -> None:
         self._book, self._moves, self._purse = book, moves, purse
-        self._owed: list[Config] = []  # neighbours of a peak that were looked at less often
+        self._owed: list[KnobConfig] = []  # neighbours of a peak that were looked at less often
 
     def __repr__(self) -> str:
         return f"<Chooser at grain {self._moves.grain}, {len(self._owed)} owed>"
@@ -294,7 +296,7 @@ class Chooser:
     def grain(self) -> Grain:
         return GRAINS[self._moves.grain]
 
-    def choose(self, incumbent: Config) -> Move | tuple[Config, ...] | None:
+    def choose(self, incumbent: KnobConfig) -> Move | tuple[KnobConfig, ...] | None:
         """One to decide about, or a few to sort; None: nothing promises anything."""
         while True:
             moves = self._ranked(self._moves.singles(incumbent), incumbent)
@@ -309,16 +311,16 @@ class Chooser:
             else:
                 self._moves.grain += 1
 
-    def ranked(self, incumbent: Config) -> list[Move]:
+    def ranked(self, incumbent: KnobConfig) -> list[Move]:
         """All single changes that are open, best first."""
         moves = self._moves.singles(incumbent)
         return sorted(moves, key=lambda move: self._worth(move, incumbent), reverse=True)
 
-    def minutes(self, move: Move, incumbent: Config) -> float:
+    def minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
         return 2 * self._purse.seconds((incumbent, move.config), self._purse.readings(move.config)) / 60
 
-    def owe(self, config: Config, names: Sequence[str], *, looks: int) -> bool:
+    def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
         """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""
         beside = self._moves.neighbours(config, names)
         self._owed += [one for one in beside if one not in self._owed and len(self._book.sittings(one)) < looks]
@@ -327,7 +329,7 @@ class Chooser:
     def is_promising(self, move: Move) -> bool:
         return move.belief.mean >= self.grain.worth and move.belief.chance >= READY
 
-    def _chosen(self, moves: Sequence[Move]) -> Move | tuple[Config, ...]:
+    def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
         if moves and not self._owed and self._is_decidable(moves[0]):
             move = moves[0]
             looks = self._book.starts(move.config)
@@ -340,11 +342,11 @@ class Chooser:
                 chosen.append(move.config)
         return tuple(chosen) or (moves[0] if moves else ())  # nothing: all that was owed is refused by now
 
-    def _ranked(self, moves: Sequence[Move], incumbent: Config) -> list[Move]:
+    def _ranked(self, moves: Sequence[Move], incumbent: KnobConfig) -> list[Move]:
         hopeful = (move for move in moves if move.hope >= self.grain.floor)
         return sorted(hopeful, key=lambda move: self._worth(move, incumbent), reverse=True)
 
-    def _worth(self, move: Move, incumbent: Config) -> float:
+    def _worth(self, move: Move, incumbent: KnobConfig) -> float:
         """Expected gain a minute."""
         return move.hope / max(1e-6, self.minutes(move, incumbent))
 

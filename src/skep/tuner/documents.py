@@ -13,38 +13,49 @@ from typing import Any
 import msgspec
 
 from skep.errors import StoreError
-from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure
-from skep.tuner.records import Config, Curved, CurvePoint, Decision, Failure, Judged, Round, Stage, Tuning, Value
-from skep.tuner.store import AnswerKind, KeptAnswer, TuningState, packed, unpacked
+from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest
+from skep.tuner.records import (
+    ConfigFailure,
+    CurvePoint,
+    CurveResult,
+    JudgeResult,
+    KnobConfig,
+    MeasurementRound,
+    StageDecision,
+    TuneStage,
+    Tuning,
+    Value,
+)
+from skep.tuner.store import AnswerKind, SavedAnswer, TuningState, from_document, to_document
 from skep.tuner.summary import baseline_of, best_of, total_gain
 from skep.units import Interval
 
-_KINDS: Mapping[type, AnswerKind] = {Round: "round", Judged: "judged", Curved: "curve"}
-_ERRANDS: Mapping[str, type[Errand]] = {"round": Measure, "judged": Judge, "curve": Curve}
-_ANSWERS: Mapping[str, type[Answer]] = {"round": Round, "judged": Judged, "curve": Curved}
+_KINDS: Mapping[type, AnswerKind] = {MeasurementRound: "round", JudgeResult: "judged", CurveResult: "curve"}
+_ERRANDS: Mapping[str, type[BenchRequest]] = {"round": MeasureRequest, "judged": JudgeRequest, "curve": CurveRequest}
+_ANSWERS: Mapping[str, type[BenchResult]] = {"round": MeasurementRound, "judged": JudgeResult, "curve": CurveResult}
 
 
-def kept_answer(number: int, at: float, errand: Errand, answer: Answer) -> KeptAnswer:
-    return KeptAnswer(number, at, _KINDS[type(answer)], answer.seconds, packed(errand), packed(answer))
+def kept_answer(number: int, at: float, errand: BenchRequest, answer: BenchResult) -> SavedAnswer:
+    return SavedAnswer(number, at, _KINDS[type(answer)], answer.seconds, to_document(errand), to_document(answer))
 
 
-def asked_and_answered(kept: KeptAnswer) -> tuple[Errand, Answer]:
+def asked_and_answered(kept: SavedAnswer) -> tuple[BenchRequest, BenchResult]:
     try:
-        return unpacked(kept.errand, _ERRANDS[kept.kind]), unpacked(kept.answer, _ANSWERS[kept.kind])
+        return from_document(kept.errand, _ERRANDS[kept.kind]), from_document(kept.answer, _ANSWERS[kept.kind])
     except msgspec.ValidationError as error:
         raise StoreError(f"this skep cannot read answer {kept.number} of the tuning: {error}") from error
 
 
-def curve_of(answers: Iterable[KeptAnswer]) -> Curved | None:
+def curve_of(answers: Iterable[SavedAnswer]) -> CurveResult | None:
     """The newest, where one was measured."""
     curves = [one for one in answers if one.kind == "curve"]
-    return unpacked(curves[-1].answer, Curved) if curves else None
+    return from_document(curves[-1].answer, CurveResult) if curves else None
 
 
 def tuning_json(
     tuning: Tuning,
-    stages: Sequence[Stage],
-    curve: Curved | None = None,
+    stages: Sequence[TuneStage],
+    curve: CurveResult | None = None,
     *,
     state: TuningState | None = None,
     measured_s: float | None = None,
@@ -61,7 +72,7 @@ def tuning_json(
     }
 
 
-def stage_json(stage: Stage) -> dict[str, Any]:
+def stage_json(stage: TuneStage) -> dict[str, Any]:
     return {
         "number": stage.number,
         "title": stage.title,
@@ -69,7 +80,7 @@ def stage_json(stage: Stage) -> dict[str, Any]:
         "config": _values(stage.config),
         "key": stage.config.key,
         "decision": stage.decision.value,
-        "accepted": stage.decision is Decision.ACCEPTED,
+        "accepted": stage.decision is StageDecision.ACCEPTED,
         "why": stage.why,
         "figure": _interval(stage.figure),
         "ratio": _interval(stage.ratio),
@@ -113,7 +124,7 @@ def _tuning(tuning: Tuning, state: TuningState | None, measured_s: float | None)
     }
 
 
-def _point(point: CurvePoint, stages: Sequence[Stage]) -> dict[str, Any]:
+def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:
     """`stage`: the last one of this configuration; null where none has it."""
     stage = next((one.number for one in reversed(stages) if one.config == point.config), None)
     return {
@@ -126,12 +137,12 @@ def _point(point: CurvePoint, stages: Sequence[Stage]) -> dict[str, Any]:
     }
 
 
-def failure_json(failure: Failure) -> dict[str, Any]:
+def failure_json(failure: ConfigFailure) -> dict[str, Any]:
     told = {name: getattr(failure, name) for name in ("kind", "cause", "evidence", "remedy")}
     return {**told, "mended": {knob: _value(value) for knob, value in failure.mended}}
 
 
-def _values(config: Config) -> dict[str, Value]:
+def _values(config: KnobConfig) -> dict[str, Value]:
     return {knob: _value(value) for knob, value in config.values}
 
 

@@ -15,9 +15,9 @@ from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import TypeGuard
 
-from skep.catalog.options import Options
+from skep.catalog.options import EngineOptions
 from skep.engines.base import Diagnosis, Launch
-from skep.tuner.records import FAILURES, Config, Failure, Knob, Value, value_words
+from skep.tuner.records import FAILURES, ConfigFailure, Knob, KnobConfig, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
 _MORE_IS_MORE = frozenset({"slots", "batched_tokens", "batch", "context", "mtp", "ngram", "replicas"})
@@ -75,32 +75,32 @@ _OTHERWISE = 4.0  # how much speaks for a cause that no pair explains
 Suspect = tuple[tuple[str, Value], ...]  # one value, or two
 
 
-class Suspicion:
+class FailureSuspects:
     def __init__(self) -> None:
         self._ran: set[Suspect] = set()
-        self._failed: dict[Config, None] = {}  # in order
+        self._failed: dict[KnobConfig, None] = {}  # in order
         self._explained: dict[Suspect, int] = {}
-        self._known: dict[Config, frozenset[Suspect]] = {}
+        self._known: dict[KnobConfig, frozenset[Suspect]] = {}
 
     def __repr__(self) -> str:
-        return f"<Suspicion {len(self._failed)} failures>"
+        return f"<FailureSuspects {len(self._failed)} failures>"
 
-    def ran(self, config: Config) -> None:
+    def ran(self, config: KnobConfig) -> None:
         self._ran |= self._suspects(config)
 
-    def failed(self, config: Config) -> None:
+    def failed(self, config: KnobConfig) -> None:
         if config not in self._failed:
             self._failed[config] = None
             for suspect in self._suspects(config):
                 self._explained[suspect] = self._explained.get(suspect, 0) + 1
 
-    def trust(self, config: Config) -> float:
+    def trust(self, config: KnobConfig) -> float:
         """1: nothing of it is under suspicion. Small: it has all that the failures have."""
         mine = self._suspects(config)
         worst = max((self._share(failed, mine) for failed in self._failed), default=0.0)
         return float((1 - worst) ** 2)
 
-    def _share(self, failed: Config, mine: frozenset[Suspect]) -> float:
+    def _share(self, failed: KnobConfig, mine: frozenset[Suspect]) -> float:
         """Of what is suspected of that failure, how much this one has as well."""
         whole = shared = 0.0
         for suspect in self._suspects(failed) - self._ran:
@@ -109,13 +109,13 @@ class Suspicion:
             shared += weight if suspect in mine else 0.0
         return shared / (whole + _OTHERWISE)
 
-    def _suspects(self, config: Config) -> frozenset[Suspect]:
+    def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._known:
             self._known[config] = frozenset(_of(config))
         return self._known[config]
 
 
-def _of(config: Config) -> Iterator[Suspect]:
+def _of(config: KnobConfig) -> Iterator[Suspect]:
     for item in config.values:
         yield (item,)
     yield from combinations(config.values, 2)
@@ -125,17 +125,17 @@ _OUT_OF_MEMORY = re.compile(
     r"\b(?:out of (?:GPU )?memory|(?:no|not enough) (?:GPU )?memory|runs out of memory)\b", re.IGNORECASE
 )
 
-_OPTIONS = tuple(one.name for one in fields(Options) if one.name != "draft")
+_OPTIONS = tuple(one.name for one in fields(EngineOptions) if one.name != "draft")
 
 
-def failure_of(found: Diagnosis, launch: Launch, *, under_load: bool) -> Failure:
+def failure_of(found: Diagnosis, launch: Launch, *, under_load: bool) -> ConfigFailure:
     """`launch` is what was started; `under_load`: it had answered before."""
     cause = f"died under load: {found.cause}" if under_load else found.cause
     kind = "crash-under-load" if under_load else "no-start"
     if _OUT_OF_MEMORY.search(found.cause):
         kind = "out-of-memory"
     mended = () if found.change is None else knobs_between(launch, found.change)
-    return Failure(kind, cause, found.evidence, found.remedy, mended)
+    return ConfigFailure(kind, cause, found.evidence, found.remedy, mended)
 
 
 def knobs_between(old: Launch, new: Launch) -> tuple[tuple[str, Value], ...]:
@@ -198,7 +198,7 @@ _TURNS: dict[str, tuple[Turn, ...]] = {
 }
 
 
-def remedied(config: Config, failure: Failure, knobs: Sequence[Knob]) -> Config | None:
+def apply_remedy(config: KnobConfig, failure: ConfigFailure, knobs: Sequence[Knob]) -> KnobConfig | None:
     """The same with as little turned as may mend it: what the diagnosis says, else one rung of what usually helps.
 
     None: nobody knows a remedy, or it is no matter of these knobs.
@@ -219,7 +219,9 @@ def remedied(config: Config, failure: Failure, knobs: Sequence[Knob]) -> Config 
     return None
 
 
-def hopeless(config: Config, failures: Sequence[tuple[Config, Failure]], knobs: Sequence[Knob]) -> str | None:
+def why_hopeless(
+    config: KnobConfig, failures: Sequence[tuple[KnobConfig, ConfigFailure]], knobs: Sequence[Knob]
+) -> str | None:
     """Why it need not be tried, by what failed before. None: nothing speaks against it."""
     for failed, failure in failures:
         reason = None
@@ -235,7 +237,7 @@ def hopeless(config: Config, failures: Sequence[tuple[Config, Failure]], knobs: 
 
 
 @lru_cache(maxsize=1024)  # asked of every configuration that is thought of
-def is_of_memory(failure: Failure) -> bool:
+def is_of_memory(failure: ConfigFailure) -> bool:
     """A crash under load is, where its log says so."""
     if failure.kind in ("out-of-memory", "refused"):
         return failure.kind == "out-of-memory"
@@ -244,7 +246,7 @@ def is_of_memory(failure: Failure) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def greedy_share(failure: Failure) -> str | None:
+def greedy_share(failure: ConfigFailure) -> str | None:
     """Which way of memory_share asks for more: "down" where the engine's own share was too small for its KV cache,
     "up" where it left too little beside it. None: the words do not tell.
     """
@@ -253,7 +255,7 @@ def greedy_share(failure: Failure) -> str | None:
     return "up" if _BESIDE.search(_advised(failure)) else None
 
 
-def _as_much_again(config: Config, failed: Config, failure: Failure) -> str | None:
+def _as_much_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailure) -> str | None:
     share, had = greedy_share(failure), failed.as_dict
     for name, value in config.values:
         if name not in had or not asks_as_much(name, value, had[name], share=share):
@@ -268,7 +270,7 @@ def _as_much_again(config: Config, failed: Config, failure: Failure) -> str | No
 
 
 @lru_cache(maxsize=1024)
-def _is_refusal(failure: Failure) -> bool:
+def _is_refusal(failure: ConfigFailure) -> bool:
     """Of a value that the engine does not take, by words that name no condition beside it."""
     said = _said(failure)
     if failure.kind not in ("refused", "no-start"):
@@ -276,7 +278,7 @@ def _is_refusal(failure: Failure) -> bool:
     return bool(_UNKNOWN.search(said)) or bool(_UNSUPPORTED.search(said) and not _CONDITION.search(said))
 
 
-def _refused_again(config: Config, failed: Config, failure: Failure, knobs: Iterable[Knob]) -> str | None:
+def _refused_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailure, knobs: Iterable[Knob]) -> str | None:
     said = _said(failure)
     named = [(knob.name, value) for knob in knobs if _names(said, value := failed.get(knob.name))]
     if len(named) != 1:
@@ -294,7 +296,7 @@ def _names(said: str, value: Value) -> bool:
     return re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w-])", said, re.IGNORECASE) is not None
 
 
-def _turns(failure: Failure) -> tuple[Turn, ...]:
+def _turns(failure: ConfigFailure) -> tuple[Turn, ...]:
     if is_of_memory(failure):
         share = greedy_share(failure)
         turns = _POOL_TURNS if share == "down" else _MEMORY_TURNS
@@ -330,11 +332,11 @@ def _rungs(knob: Knob, *besides: Value) -> list[float]:
     return sorted({value for value in (*knob.values, *besides) if is_number(value)})
 
 
-def _said(failure: Failure) -> str:
+def _said(failure: ConfigFailure) -> str:
     return " ".join(filter(None, (failure.cause, failure.evidence)))
 
 
-def _advised(failure: Failure) -> str:
+def _advised(failure: ConfigFailure) -> str:
     return " ".join(filter(None, (failure.cause, failure.evidence, failure.remedy)))
 
 

@@ -8,8 +8,8 @@ from difflib import get_close_matches
 
 from skep.catalog.names import did_you_mean
 from skep.errors import UserError
-from skep.stats.slo import Limits
-from skep.tuner.records import METRICS, Aim
+from skep.stats.slo import SloLimits
+from skep.tuner.records import METRICS, TuneGoal
 
 MOST_AGENTS = 4096
 LEAST_OUTPUT = 8  # tokens: with fewer there is no pace to measure
@@ -17,10 +17,10 @@ _GOAL = re.compile(r"\s*(?P<metric>[^@>=\s]*)\s*(?:@\s*(?P<agents>[^>=]*?))?\s*(
 _HINT = 'write it as --goal "effective_tok_s@4": the metric, and at how many agents; ">=300" behind it ends the climb'
 
 
-def parse_aim(
+def parse_goal(
     goal: str, *, input_tokens: int = 512, output_tokens: int = 128, slo: str | None = None,
     min_context: int | None = None,
-) -> Aim:  # fmt: skip
+) -> TuneGoal:  # fmt: skip
     """The arguments are the flags of `skep tune`, as they were typed."""
     found = _GOAL.fullmatch(goal)
     if found is None or not found["metric"]:
@@ -32,8 +32,8 @@ def parse_aim(
     if min_context is not None and min_context < task:
         hint = "raise it, leave it out, or lower --input-tokens and --output-tokens"
         raise UserError(f"--min-context {min_context} is less than a task's {task} tokens", hint=hint)
-    promise = str(Limits.parse(slo)) if slo is not None else None
-    return Aim(metric, agents, input_tokens, output_tokens, target, promise, min_context)
+    promise = str(SloLimits.parse(slo)) if slo is not None else None
+    return TuneGoal(metric, agents, input_tokens, output_tokens, target, promise, min_context)
 
 
 def _metric(name: str, goal: str) -> str:

@@ -14,14 +14,14 @@ from typing import Self
 from skep import __version__
 from skep.errors import StoreError, UserError, first_of
 from skep.tuner.documents import asked_and_answered, kept_answer
-from skep.tuner.ports import Answer, Errand
-from skep.tuner.records import Curved, Stage, Tuning
-from skep.tuner.store import KeptTuning, TuningOutcome, TuningStore
+from skep.tuner.ports import BenchRequest, BenchResult
+from skep.tuner.records import CurveResult, TuneStage, Tuning
+from skep.tuner.store import SavedTuning, TuningOutcome, TuningStore
 
 Clock = Callable[[], float]  # unix seconds
 
 
-class Journal:
+class TuningJournal:
     """Open from `begin` or `resume` until `end`. `stages` are those stored; they only grow."""
 
     def __init__(self, tunings: TuningStore, tuning: Tuning, session: int, clock: Clock) -> None:
@@ -43,7 +43,7 @@ class Journal:
     @classmethod
     def resume(cls, tunings: TuningStore, name: str, clock: Clock) -> Self:
         """UserError where it has ended, or another process is at work on it."""
-        kept: KeptTuning = tunings.find(name)
+        kept: SavedTuning = tunings.find(name)
         return cls(tunings, kept.tuning, tunings.begin_session(kept.id, clock()), clock)
 
     def __enter__(self) -> Self:
@@ -65,23 +65,23 @@ class Journal:
 
     def __repr__(self) -> str:
         done = f"{self._answers} answers, {len(self._stages)} stages"
-        return f"<Journal of {self.tuning.id}, session {self._session}, {done}>"
+        return f"<TuningJournal of {self.tuning.id}, session {self._session}, {done}>"
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[TuneStage, ...]:
         return tuple(self._stages)
 
     @property
-    def past(self) -> Sequence[tuple[Errand, Answer]]:
+    def past(self) -> Sequence[tuple[BenchRequest, BenchResult]]:
         """What earlier sessions asked for and what came of it."""
         return tuple(self._past)
 
     @property
-    def curve(self) -> Curved | None:
+    def curve(self) -> CurveResult | None:
         """Of an earlier session, where it was measured already."""
-        return next((one for _, one in reversed(self._past) if isinstance(one, Curved)), None)
+        return next((one for _, one in reversed(self._past) if isinstance(one, CurveResult)), None)
 
-    def took(self, errand: Errand, answer: Answer, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    def took(self, errand: BenchRequest, answer: BenchResult, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
         """An answer that came, and all stages of the climb after it. Those that are new."""
         fresh = self._fresh(stages)
         kept = kept_answer(self._answers + 1, self._clock(), errand, answer)
@@ -90,7 +90,7 @@ class Journal:
         self._stages.extend(fresh)
         return fresh
 
-    def decided(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    def decided(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
         """All stages of the climb, after it decided some without a new answer. Those that are new."""
         fresh = self._fresh(stages)
         if fresh:
@@ -111,7 +111,7 @@ class Journal:
             return UserError(f"tuning `{tuning.id}` {begun} ({what})", hint=hint)
         return UserError(f"tuning `{tuning.id}` cannot go on: it was begun on other terms ({what})", hint=hint)
 
-    def _fresh(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    def _fresh(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
         """A climb that is given its answers again may still be on the way to the last of what is stored."""
         for stored, made in zip(self._stages, stages, strict=False):
             if stored != made:

@@ -14,15 +14,15 @@ from typing import Any, cast
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
-from skep.catalog.options import Draft, Options
+from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Preset
 from skep.errors import UserError
-from skep.planner.candidates import Goal, Pins, base_setups, layouts, offered_kv, place, sizing_card
+from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
 from skep.planner.quants import QUANTS, Quant, known_kv, known_quant
-from skep.planner.ranking import Basis, coarse, prospect_of, published_basis
+from skep.planner.ranking import Basis, coarse, published_basis, speed_model_of
 from skep.planner.rules import check, refusal
 from skep.planner.setup import Layout, Rig
-from skep.tuner.records import Aim, Config, Knob, Value
+from skep.tuner.records import Knob, KnobConfig, TuneGoal, Value
 
 MOST_SLOTS = 1024
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -30,7 +30,7 @@ _FEWEST = 8  # slots below an eighth of the agents are not tried
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class TuneMachine:
     """What of a machine bounds the knobs. `model`: read from files; None: by the preset's name of it.
 
     `rig`: its cards, or its CPU as one device; None: not known.
@@ -46,21 +46,21 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KnobContext:
     """`quants`: the formats that may be loaded; `named`: knobs that the user asked for by name."""
 
     base: Preset
-    aim: Aim
-    box: Box
+    aim: TuneGoal
+    box: TuneMachine
     model: Geometry | None
     quants: tuple[str, ...]
     named: frozenset[str]
 
     @property
-    def goal(self) -> Goal:
+    def goal(self) -> PlanGoal:
         aim = self.aim
         kind = "latency" if aim.metric == "task_tok_s" else "throughput"
-        return Goal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
+        return PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
 
     def slots(self, expected: float = 0.15) -> Knob:
         """Of one replica. Twice the agents is more than can be busy; far fewer than they are is a queue."""
@@ -131,14 +131,14 @@ def with_layout(preset: Preset, layout: Layout) -> Preset:
     return replace(preset, replicas=layout.replicas // ranks, options=options, gpus=gpus)
 
 
-def _cut(options: Options, layout: Layout, ranks: int) -> Options:
+def _cut(options: EngineOptions, layout: Layout, ranks: int) -> EngineOptions:
     shares = options.card_shares if options.pp == layout.pp else ()
     return replace(
         options, tp=layout.tp, pp=layout.pp, dp=ranks, ep=layout.ep > 1, split=None, card_shares=shares
     )  # fmt: skip
 
 
-def layout_knobs(asked: Asked) -> Iterator[Knob]:
+def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
     """None on one card, for a model that nobody knows, and where the preset says what no layout does."""
     rig, engine = asked.box.rig, asked.base.engine
     if layout_of(asked.base) is None or rig is None or asked.model is None or len(rig.cards) < 2:
@@ -149,7 +149,7 @@ def layout_knobs(asked: Asked) -> Iterator[Knob]:
 
 
 def offered_layouts(
-    model: Geometry, quants: Sequence[Quant], rig: Rig, engine: str, goal: Goal, basis: Basis
+    model: Geometry, quants: Sequence[Quant], rig: Rig, engine: str, goal: PlanGoal, basis: Basis
 ) -> tuple[Layout, ...]:
     """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first."""
     rated: dict[Layout, float] = {}
@@ -161,7 +161,7 @@ def offered_layouts(
                     continue
                 placed = place(setup, sizing_card(rig, layout), goal, Pins(context=pins.context))
                 if placed is not None:
-                    figure = coarse(prospect_of(placed, rig, goal, basis), goal)
+                    figure = coarse(speed_model_of(placed, rig, goal, basis), goal)
                     rated[layout] = max(figure, rated.get(layout, 0.0))
     widest = max((layout.cards for layout in rated), default=0)
     best = sorted((layout for layout in rated if layout.cards == widest), key=lambda one: -rated[one])
@@ -183,24 +183,24 @@ class Handle:
     write: Callable[[Preset, Any], Preset]
 
 
-def config_of(base: Preset, knobs: Iterable[Knob]) -> Config:
+def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
     """Where the knobs stand in this preset."""
-    return Config.of({knob.name: where(base, knob.name) for knob in knobs})
+    return KnobConfig.of({knob.name: knob_value(base, knob.name) for knob in knobs})
 
 
-def where(preset: Preset, knob: str) -> Value:
+def knob_value(preset: Preset, knob: str) -> Value:
     """Of one knob. What is left to the engine is read as what the engine does."""
     return _depth(preset, knob) if knob in DRAFTS else _handle(knob).read(preset)
 
 
 def tokens_of(preset: Preset, knob: str) -> int:
     """Of a knob that counts tokens."""
-    value = where(preset, knob)
+    value = knob_value(preset, knob)
     assert isinstance(value, int), knob
     return value
 
 
-def turned(base: Preset, config: Config) -> Preset:
+def apply_config(base: Preset, config: KnobConfig) -> Preset:
     """The base with every knob of the configuration where that says.
 
     Cards that the base names are those to choose from: a layout on fewer takes the first of them.
@@ -353,10 +353,10 @@ def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
     return QUANTS["bf16" if bits is None else "mxfp4" if bits < 5 else "fp8"]
 
 
-def own_refusal(config: Config, base: Preset) -> str | None:
+def own_refusal(config: KnobConfig, base: Preset) -> str | None:
     """Why these values cannot go together; None: nothing is known against them."""
     try:
-        preset = turned(base, config)
+        preset = apply_config(base, config)
     except UserError as error:
         return error.message
     rules = _llama if preset.engine in LLAMA else _pooled
@@ -371,8 +371,8 @@ def _llama(preset: Preset) -> Iterator[str]:
     busy = preset.slots * (1 + (draft.depth if draft is not None else 0))
     if busy > batch:
         yield f"a batch of {batch} tokens does not hold the {busy} that {preset.slots} slots and their drafts decode"
-    flash = where(preset, "flash_attention")
-    kv = where(preset, "kv")
+    flash = knob_value(preset, "flash_attention")
+    kv = knob_value(preset, "kv")
     if kv not in (plain_kv(preset.engine), "f32", "bf16") and not flash:
         yield f"a KV cache in {kv} needs flash attention, which is off"
     if preset.options.tp > 1 and not flash:
@@ -381,7 +381,7 @@ def _llama(preset: Preset) -> Iterator[str]:
 
 def _pooled(preset: Preset) -> Iterator[str]:
     tokens, context = tokens_of(preset, "batched_tokens"), preset.context_tokens or 0
-    if where(preset, "chunked_prefill") is False and tokens < context:
+    if knob_value(preset, "chunked_prefill") is False and tokens < context:
         yield f"without chunked prefill a step must hold a whole prompt: {tokens} batched tokens, context {context}"
     slots = -(-preset.slots // preset.options.dp)
     if preset.engine == "vllm" and tokens < slots:
@@ -396,7 +396,7 @@ _WHOLE_PROMPTS = 8192  # a context beyond it is never read in one step
 _KV_WORDS = {("sglang", "fp8"): "fp8_e4m3"}
 
 
-def card_knobs(asked: Asked) -> Iterator[Knob]:
+def card_knobs(asked: KnobContext) -> Iterator[Knob]:
     base, cards = asked.base, asked.box.cards
     yield Knob("graphs", "CUDA graphs" if cards else "graphs", (False, True), expected=0.5)
     yield asked.slots()
@@ -411,7 +411,7 @@ def card_knobs(asked: Asked) -> Iterator[Knob]:
     yield asked.ngram(NGRAM_DEPTHS)
 
 
-def _kv(asked: Asked) -> Iterator[Knob]:
+def _kv(asked: KnobContext) -> Iterator[Knob]:
     """Of a family that the base has already, the base's own word is enough."""
     engine, own = asked.base.engine, known_kv(asked.base.options.kv or "auto")
     words = [plain_kv(engine)]
@@ -423,14 +423,14 @@ def _kv(asked: Asked) -> Iterator[Knob]:
     yield Knob("kv", "KV type", tuple(dict.fromkeys(words)), alters_answers=True, expected=0.04)
 
 
-def _prefill(asked: Asked) -> Iterator[Knob]:
+def _prefill(asked: KnobContext) -> Iterator[Knob]:
     base = asked.base
     chunks, context = asked.prompts(*_CHUNKS), base.context_tokens or 0
     if base.engine == "vllm" and 0 < context <= _WHOLE_PROMPTS:
         chunks = powers(chunks[0], max(chunks[-1], context))
         yield Knob("chunked_prefill", "chunked prefill", (True, False), expected=0.02)
     yield Knob("batched_tokens", "prefill tokens a step", chunks, ordered=True, expected=0.04)
-    if "prefix_cache" in asked.named or where(base, "prefix_cache") is False:
+    if "prefix_cache" in asked.named or knob_value(base, "prefix_cache") is False:
         yield Knob("prefix_cache", "prefix cache", (True, False), expected=0.01)
 
 
@@ -442,7 +442,7 @@ _CORES_EACH = 1  # a replica has at least one to itself
 _MOST_REPLICAS = 4
 
 
-def llama_knobs(asked: Asked) -> Iterator[Knob]:
+def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
     """On cards."""
     yield asked.slots()
     yield from _common(asked, _ON_CARDS)
@@ -452,7 +452,7 @@ def llama_knobs(asked: Asked) -> Iterator[Knob]:
         yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
-def cpu_knobs(asked: Asked) -> Iterator[Knob]:
+def cpu_knobs(asked: KnobContext) -> Iterator[Knob]:
     cores = max(1, asked.box.cores)
     replicas = tuple(n for n in (1, 2, 4) if n <= min(cores // _CORES_EACH, asked.aim.concurrency, _MOST_REPLICAS))
     yield asked.slots(expected=0.4)
@@ -462,7 +462,7 @@ def cpu_knobs(asked: Asked) -> Iterator[Knob]:
     yield from _common(asked, _MICRO_BATCH_RANGE)
 
 
-def _common(asked: Asked, micro_batch: tuple[int, int]) -> Iterator[Knob]:
+def _common(asked: KnobContext, micro_batch: tuple[int, int]) -> Iterator[Knob]:
     yield Knob("kv", "KV type", (plain_kv(asked.base.engine), "q8_0"), alters_answers=True, expected=0.04)
     yield Knob("kv_layout", "KV layout", ("unified", "split"), expected=0.05)
     yield Knob("flash_attention", "flash attention", (True, False), expected=0.06)
@@ -517,21 +517,21 @@ class Space:
 
 
 def knobs_for(
-    base: Preset, aim: Aim, box: Box, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
+    base: Preset, aim: TuneGoal, box: TuneMachine, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
     named: Collection[str] = (),
 ) -> tuple[Knob, ...]:  # fmt: skip
     return space_of(base, aim, box, checkpoints=checkpoints, quants=quants, named=named).knobs
 
 
 def space_of(
-    base: Preset, aim: Aim, box: Box, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
+    base: Preset, aim: TuneGoal, box: TuneMachine, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
     named: Collection[str] = (),
 ) -> Space:  # fmt: skip
     """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded.
 
     `named`: knobs that were asked for by name; a few are offered only then, as this load sees but one side of them.
     """
-    asked = Asked(base, aim, box, box.model or find_geometry(base.model), _quants(base, checkpoints, quants),
+    asked = KnobContext(base, aim, box, box.model or find_geometry(base.model), _quants(base, checkpoints, quants),
                   frozenset(named))  # fmt: skip
     offered = [*_choices(base, checkpoints, quants), *_by_engine(asked), *_drafts(asked)]
     said = said_in_extra(base)
@@ -561,7 +561,7 @@ def said_in_extra(base: Preset) -> dict[str, str]:
 
 def with_own(knob: Knob, base: Preset) -> Knob:
     """Where the base stands is one of the values: the climb begins there."""
-    own = where(base, knob.name)
+    own = knob_value(base, knob.name)
     if own is None or own in knob.values:
         return knob
     values = (*knob.values, own)
@@ -588,7 +588,7 @@ def _choices(base: Preset, checkpoints: Sequence[str], quants: Sequence[str]) ->
         yield Knob("quant", "format of the weights", tuple(quants), alters_answers=True, expected=0.15)
 
 
-def _by_engine(asked: Asked) -> Iterator[Knob]:
+def _by_engine(asked: KnobContext) -> Iterator[Knob]:
     engine = asked.base.engine
     if engine in ("vllm", "sglang"):
         yield from card_knobs(asked)
@@ -601,7 +601,7 @@ def _by_engine(asked: Asked) -> Iterator[Knob]:
         yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
 
 
-def _drafts(asked: Asked) -> Iterator[Knob]:
+def _drafts(asked: KnobContext) -> Iterator[Knob]:
     """Drafts that need a model of their own are turned only where the preset names it."""
     own: Draft | None = asked.base.options.draft
     if own is not None and own.method not in ("mtp", "ngram"):

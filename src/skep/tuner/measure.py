@@ -17,10 +17,10 @@ from statistics import median
 from typing import Any, TypeVar
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import Driver, Meter, Pace
+from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import Task
+from skep.bench.request import BenchTask
 from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
@@ -30,35 +30,50 @@ from skep.catalog.machine import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
 from skep.stats.intervals import mean_t_interval
-from skep.stats.slo import Limits
+from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.tuner.ports import (
     BenchProgress,
-    Curve,
+    CurveRequest,
     DidNotStart,
-    House,
-    Judge,
-    Measure,
+    JudgeRequest,
+    MeasureRequest,
     OnProgress,
-    Served,
-    of_these_knobs,
+    ServedConfig,
+    TrialServerPort,
+    drop_unusable_remedies,
 )
-from skep.tuner.quality_check import Guard, Sheet
+from skep.tuner.quality_check import QualityGuardPort, Sheet
 from skep.tuner.reading_size import CURVE_RUNS, Waves, run_tasks, tasks_for
-from skep.tuner.records import Aim, Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
-from skep.workload.calibration import Calibration
+from skep.tuner.records import (
+    ConfigFailure,
+    CurvePoint,
+    CurveResult,
+    JudgeResult,
+    KnobConfig,
+    MeasurementRound,
+    ServerStart,
+    TuneGoal,
+    TuneReading,
+)
+from skep.workload.calibration import TokenCalibration
 
 
 def reading_of(
-    rows: Sequence[Request], aim: Aim, *, limited: bool = False, slo: Limits | None = None, joules: float | None = None
-) -> Reading:
+    rows: Sequence[Request],
+    aim: TuneGoal,
+    *,
+    limited: bool = False,
+    slo: SloLimits | None = None,
+    joules: float | None = None,
+) -> TuneReading:
     whole = repeat_of(0, rows, None, limited=limited)
     effective = whole.effective_tok_s if whole.output_tokens else None
     each = task_tok_s(rows)
     per_joule = whole.output_tokens / joules if joules and whole.output_tokens else None
     firsts, gaps = ttft_values(rows), tpot_values(rows)
-    return Reading(
+    return TuneReading(
         figure={"effective_tok_s": effective, "task_tok_s": each, "tok_per_joule": per_joule}[aim.metric],
         effective_tok_s=effective,
         task_tok_s=each,
@@ -86,7 +101,7 @@ def foreseen_per_s(batch: Sequence[Request], output_tokens: int) -> float | None
     return len(answered) / (wall_s * max(1.0, whole / max(first + short * each, 1e-9)))
 
 
-def point_of(level: int, config: Config, found: Sequence[Reading]) -> CurvePoint:
+def point_of(level: int, config: KnobConfig, found: Sequence[TuneReading]) -> CurvePoint:
     """Of the runs of one level. A speed is never below nothing, however wide two runs lie apart."""
     speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
     interval = mean_t_interval(speeds)
@@ -109,7 +124,7 @@ FEW_FAILURES = 1  # of a reading: may happen to anybody
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class MeasureTimeouts:
     """How long what may take."""
 
     reading_s: float = 6.0  # at least, by as many tasks as that takes
@@ -118,20 +133,20 @@ class Patience:
     request_s: float = 3600.0  # silence ends it before
 
 
-class SideFailed(Exception):
-    def __init__(self, failure: Failure) -> None:
+class ConfigRunFailed(Exception):
+    def __init__(self, failure: ConfigFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
 
 
-class Side:
+class ConfigRun:
     """`reading` and `readings` are told to who watches."""
 
     def __init__(
         self,
-        config: Config,
-        served: Served,
-        driver: Driver,
+        config: KnobConfig,
+        served: ServedConfig,
+        driver: LoadGenerator,
         recording: Recording,
         hang_s: float,
         on_progress: OnProgress,
@@ -142,14 +157,14 @@ class Side:
         self._driver = driver
         self._hang_s = hang_s
         self._on_progress = on_progress
-        self._pace = Pace()
+        self._pace = TokenPace()
         self._what, self._place = "warming up", (0, 0)
         self._total = self._done = self._failed = 0
         self._error: str | None = None
         self._asked = 0
 
     def __repr__(self) -> str:
-        return f"<Side {self.config.key} {self._what}, {self._done}/{self._total}, {self._failed} failed>"
+        return f"<ConfigRun {self.config.key} {self._what}, {self._done}/{self._total}, {self._failed} failed>"
 
     async def warm_up(self, maker: TaskMaker, width: int, limit_s: float) -> list[Request]:
         """Its last batch."""
@@ -162,7 +177,7 @@ class Side:
         return self.recording.rows[-width:]
 
     async def take(
-        self, level: int, repeat: int, tasks: Sequence[Task], width: int, place: tuple[int, int]
+        self, level: int, repeat: int, tasks: Sequence[BenchTask], width: int, place: tuple[int, int]
     ) -> tuple[list[Request], bool]:
         """The rows, and whether the client was the limit."""
         self._begin("measuring", len(tasks), place)
@@ -212,7 +227,7 @@ class Side:
             await asyncio.sleep(LOOK_EVERY_S)
             now = time.monotonic()
             if (failure := self._served.trouble()) is not None:
-                raise SideFailed(of_these_knobs(failure, self.config))
+                raise ConfigRunFailed(drop_unusable_remedies(failure, self.config))
             if self._too_many:
                 raise await self._errors(self._error)
             moved = self._asked + sender.reads()
@@ -220,7 +235,7 @@ class Side:
                 seen, since = moved, now
             elif now - since > self._hang_s:
                 words = f"no token came for {self._hang_s:g} s with {len(sender.in_flight)} requests under way"
-                raise SideFailed(Failure("hang", words, self._served.last_words()))
+                raise ConfigRunFailed(ConfigFailure("hang", words, self._served.last_words()))
             self._pace.seen(sender.reads(), now)
             self._tell()
 
@@ -228,24 +243,26 @@ class Side:
         with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a reading
             self._on_progress(BenchProgress(self.config, self._what, *self._place, self._pace.per_s))
 
-    async def _errors(self, said: str | None) -> SideFailed:
+    async def _errors(self, said: str | None) -> ConfigRunFailed:
         """Errors of a dead engine are told as its death, once its log has been read."""
         until = time.monotonic() + FIND_OUT_S
         while time.monotonic() < until:
             if (failure := self._served.trouble()) is not None:
-                return SideFailed(of_these_knobs(failure, self.config))
+                return ConfigRunFailed(drop_unusable_remedies(failure, self.config))
             await asyncio.sleep(LOOK_EVERY_S)
         of = f"{self._failed} of {self._total} requests" if self._total else "the requests of the warm-up"
-        return SideFailed(
-            Failure("errors-under-load", f"{of} failed: {said or 'no reason was given'}", self._served.last_words())
+        return ConfigRunFailed(
+            ConfigFailure(
+                "errors-under-load", f"{of} failed: {said or 'no reason was given'}", self._served.last_words()
+            )
         )
 
 
 @asynccontextmanager
 async def driven(
-    endpoint: Endpoint, recording: Recording, width: int, patience: Patience, meter: Meter | None
-) -> AsyncIterator[Driver]:
-    driver = Driver(
+    endpoint: Endpoint, recording: Recording, width: int, patience: MeasureTimeouts, meter: EnergyMeter | None
+) -> AsyncIterator[LoadGenerator]:
+    driver = LoadGenerator(
         endpoint,
         recording,
         timeout_s=patience.request_s,
@@ -267,13 +284,13 @@ SLOWER = 4.0  # than whoever was slowest so far, before it is a hang
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class BenchContext:
     """What all errands of one tuning have in common."""
 
     tuning: str  # id
-    aim: Aim
+    aim: TuneGoal
     seed: int
-    preset_of: Callable[[Config], Preset]
+    preset_of: Callable[[KnobConfig], Preset]
     simulated: bool = False  # its engine makes its speed up
     first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
 
@@ -283,14 +300,14 @@ class EngineBench:
 
     def __init__(
         self,
-        house: House,
-        tuned: Tuned,
+        house: TrialServerPort,
+        tuned: BenchContext,
         store: Store,
         host: HostFacts,
         *,
-        guard: Guard | None = None,
-        meter: Meter | None = None,
-        patience: Patience | None = None,
+        guard: QualityGuardPort | None = None,
+        meter: EnergyMeter | None = None,
+        patience: MeasureTimeouts | None = None,
     ) -> None:
         self._house = house
         self._tuned = tuned
@@ -298,10 +315,10 @@ class EngineBench:
         self._host = host
         self._guard = guard
         self._meter = meter
-        self._patience = patience or Patience()
-        self._slo = Limits.parse(tuned.aim.slo) if tuned.aim.slo else None
+        self._patience = patience or MeasureTimeouts()
+        self._slo = SloLimits.parse(tuned.aim.slo) if tuned.aim.slo else None
         self._round = tuned.first_round
-        self._calibration: Calibration | None = None
+        self._calibration: TokenCalibration | None = None
         self._per_s: dict[str, float] = {}  # tasks a second of each configuration, by its key
         self._sides: list[str] = []  # of this round, by their keys
         self._count: tuple[int, int] = (-1, 0)  # a round, and the tasks of each of its readings
@@ -315,7 +332,7 @@ class EngineBench:
     def simulated(self) -> bool:
         return self._tuned.simulated
 
-    async def measure(self, errand: Measure, on_progress: OnProgress) -> Round:
+    async def measure(self, errand: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, width = time.monotonic(), self._tuned.aim.concurrency
         bouts = self._bouts(errand.configs, errand.purpose, width, on_progress, readings=errand.readings)
         if self._together(errand.configs):
@@ -324,26 +341,26 @@ class EngineBench:
             for bout in bouts if self._round % 2 else bouts[::-1]:  # what drifts favours nobody for long
                 if len(bouts) == 1 or sum(one.failure is None for one in bouts) > 1:
                     await self._side_by_side([bout], errand.readings)
-        return Round(tuple(bout.sitting for bout in bouts), time.monotonic() - began)
+        return MeasurementRound(tuple(bout.sitting for bout in bouts), time.monotonic() - began)
 
-    async def judge(self, errand: Judge, on_progress: OnProgress) -> Judged:
+    async def judge(self, errand: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         """The best so far is asked first. One that does not start answers nothing."""
         if self._guard is None:
-            return Judged(ok=True, words="no quality guard: answers were not compared", seconds=0.0, skipped=True)
+            return JudgeResult(ok=True, words="no quality guard: answers were not compared", seconds=0.0, skipped=True)
         began = time.monotonic()
         try:
             before = await self._sheet(self._guard, errand.incumbent, on_progress)
         except DidNotStart as error:
             words = f"its answers could not be held against the baseline's, which did not start: {error.failure}"
-            return Judged(ok=False, words=words, seconds=time.monotonic() - began, skipped=True)
+            return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began, skipped=True)
         try:
             after = await self._sheet(self._guard, errand.challenger, on_progress)
         except DidNotStart as error:
             words = f"it did not start to be asked: {error.failure}"
-            return Judged(ok=False, words=words, seconds=time.monotonic() - began)
+            return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began)
         return replace(self._guard.compare(before, after), seconds=time.monotonic() - began)
 
-    async def curve(self, errand: Curve, on_progress: OnProgress) -> Curved:
+    async def curve(self, errand: CurveRequest, on_progress: OnProgress) -> CurveResult:
         began, widest = time.monotonic(), max(errand.levels)
         bouts = self._bouts(errand.configs, "curve", widest, on_progress, readings=CURVE_RUNS * len(errand.levels))
         if self._together(errand.configs):
@@ -354,11 +371,11 @@ class EngineBench:
         points = [
             point_of(level, bout.config, bout.by_level.get(level, [])) for level in errand.levels for bout in bouts
         ]
-        return Curved(tuple(points), time.monotonic() - began)
+        return CurveResult(tuple(points), time.monotonic() - began)
 
     # Side by side
 
-    async def _side_by_side(self, bouts: Sequence[_Bout], readings: int) -> None:
+    async def _side_by_side(self, bouts: Sequence[_ConfigRound], readings: int) -> None:
         """Ends when all are read, or when nobody is left to be held against."""
         alone = len(bouts) == 1
         async with AsyncExitStack() as stack:
@@ -369,7 +386,7 @@ class EngineBench:
                     if bout.failure is None and (alone or sum(one.failure is None for one in bouts) > 1):
                         await bout.carry_out(self._reading(bout, number, count, readings))
 
-    async def _curves(self, bouts: Sequence[_Bout], levels: Sequence[int]) -> None:
+    async def _curves(self, bouts: Sequence[_ConfigRound], levels: Sequence[int]) -> None:
         async with AsyncExitStack() as stack:
             await self._begin(stack, bouts)
             for place, (run, level) in enumerate(_steps(levels)):
@@ -377,7 +394,7 @@ class EngineBench:
                     if bout.failure is None:
                         await bout.carry_out(self._point(bout, level, run, CURVE_RUNS * len(levels)))
 
-    async def _begin(self, stack: AsyncExitStack, bouts: Sequence[_Bout]) -> None:
+    async def _begin(self, stack: AsyncExitStack, bouts: Sequence[_ConfigRound]) -> None:
         for bout in bouts:
             await stack.enter_async_context(bout.stack)
             await bout.carry_out(self._up(bout))
@@ -385,7 +402,7 @@ class EngineBench:
             if bout.failure is None:
                 await bout.carry_out(self._warm(bout))
 
-    async def _warm(self, bout: _Bout) -> None:
+    async def _warm(self, bout: _ConfigRound) -> None:
         """No longer than what is measured then, and with no more agents than the goal has."""
         goal, limit_s = self._tuned.aim.concurrency, self._patience.warm_up_s
         if self._reading_s is not None:
@@ -397,7 +414,7 @@ class EngineBench:
         if (known := self._per_s.get(bout.config.key)) is not None:
             bout.waves.took(goal, goal, goal / known)
 
-    async def _up(self, bout: _Bout) -> None:
+    async def _up(self, bout: _ConfigRound) -> None:
         """Started and known; its requests are stored from here on."""
         bout.tell("starting")
         preset, stack = self._preset(bout.config), bout.stack
@@ -411,15 +428,15 @@ class EngineBench:
             endpoint = await find_endpoint(served.url, served.model)
             bout.maker = await self._maker(endpoint, bout)
         except EndpointError as error:
-            failure = served.trouble() or Failure("errors-under-load", error.message, served.last_words())
-            raise SideFailed(of_these_knobs(failure, bout.config)) from None
+            failure = served.trouble() or ConfigFailure("errors-under-load", error.message, served.last_words())
+            raise ConfigRunFailed(drop_unusable_remedies(failure, bout.config)) from None
         recording = await stack.enter_async_context(self._recording(endpoint, bout))
         bout.run_id = recording.run_id
         driver = await stack.enter_async_context(driven(endpoint, recording, bout.width, self._patience, self._meter))
-        bout.side = Side(bout.config, served, driver, recording, self._hang_s(bout), bout.on_progress)
+        bout.side = ConfigRun(bout.config, served, driver, recording, self._hang_s(bout), bout.on_progress)
         stack.callback(bout.tell, "stopping")
 
-    async def _maker(self, endpoint: Endpoint, bout: _Bout) -> TaskMaker:
+    async def _maker(self, endpoint: Endpoint, bout: _ConfigRound) -> TaskMaker:
         """Lengths are measured once: all configurations get the same prompts."""
         aim, seed = self._tuned.aim, seed_of(self._tuned.tuning, self._tuned.seed, bout.round)
         if self._calibration is None:
@@ -428,7 +445,7 @@ class EngineBench:
         load = Workload(prompt_tokens=aim.input_tokens, max_tokens=aim.output_tokens, fixed_output=True, seed=seed)
         return TaskMaker(load, self._calibration)
 
-    def _recording(self, endpoint: Endpoint, bout: _Bout) -> Recording:
+    def _recording(self, endpoint: Endpoint, bout: _ConfigRound) -> Recording:
         plan = SweepPlan(
             concurrency=(bout.width,), runs=bout.readings, budget_s=None, workload=bout.maker.workload,
             slo=self._slo, keep_text=False, kind="tune",
@@ -456,7 +473,7 @@ class EngineBench:
             self._count = (self._round, tasks_for(self._tuned.aim.concurrency, known, self._patience.reading_s))
         return self._count[1]
 
-    async def _reading(self, bout: _Bout, number: int, count: int, readings: int) -> None:
+    async def _reading(self, bout: _ConfigRound, number: int, count: int, readings: int) -> None:
         level = bout.width
         tasks = bout.maker.tasks(level, number, count)
         rows, limited = await bout.side.take(level, number, tasks, level, (number + 1, readings))
@@ -467,7 +484,7 @@ class EngineBench:
         self._reading_s = found.wall_s
         self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
 
-    async def _point(self, bout: _Bout, level: int, run: int, total: int) -> None:
+    async def _point(self, bout: _ConfigRound, level: int, run: int, total: int) -> None:
         """Both runs of a level are as long; one that would take too long is left out."""
         count = run_tasks(level, bout.waves.seconds(level), self._patience.reading_s)
         if count is None:
@@ -479,7 +496,7 @@ class EngineBench:
         bout.by_level.setdefault(level, []).append(found)
         bout.waves.took(level, found.requests, found.wall_s)
 
-    def _hang_s(self, bout: _Bout) -> float:
+    def _hang_s(self, bout: _ConfigRound) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
         read_s = self._tuned.aim.input_tokens * bout.width / FIRST_TOK_S
         return max(self._patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
@@ -487,26 +504,26 @@ class EngineBench:
     # Around them
 
     def _bouts(
-        self, configs: Sequence[Config], purpose: str, width: int, on_progress: OnProgress, *, readings: int
-    ) -> list[_Bout]:
+        self, configs: Sequence[KnobConfig], purpose: str, width: int, on_progress: OnProgress, *, readings: int
+    ) -> list[_ConfigRound]:
         self._round += 1
         self._sides = [config.key for config in configs]
-        return [_Bout(config, purpose, self._round, width, readings, on_progress) for config in configs]
+        return [_ConfigRound(config, purpose, self._round, width, readings, on_progress) for config in configs]
 
-    def _together(self, configs: Sequence[Config]) -> bool:
+    def _together(self, configs: Sequence[KnobConfig]) -> bool:
         try:
             return len(configs) == 1 or self._house.together([self._preset(config) for config in configs])
         except DidNotStart:
             return False
 
-    def _preset(self, config: Config) -> Preset:
+    def _preset(self, config: KnobConfig) -> Preset:
         """Knobs that contradict each other are a start that fails."""
         try:
             return self._tuned.preset_of(config)
         except UserError as error:
-            raise DidNotStart(Failure("refused", error.message, remedy=error.hint)) from None
+            raise DidNotStart(ConfigFailure("refused", error.message, remedy=error.hint)) from None
 
-    async def _sheet(self, guard: Guard, config: Config, on_progress: OnProgress) -> Sheet:
+    async def _sheet(self, guard: QualityGuardPort, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         known = guard.known(config)
         if known is not None:
             return known
@@ -516,10 +533,10 @@ class EngineBench:
 
 
 @dataclass(slots=True)
-class _Bout:
+class _ConfigRound:
     """One configuration in one round: what is open for it, and what came of it."""
 
-    config: Config
+    config: KnobConfig
     purpose: str
     round: int
     width: int
@@ -528,27 +545,27 @@ class _Bout:
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     start_s: float = 0.0
     run_id: str | None = None
-    failure: Failure | None = None
-    readings_taken: list[Reading] = field(default_factory=list)
-    by_level: dict[int, list[Reading]] = field(default_factory=dict)
+    failure: ConfigFailure | None = None
+    readings_taken: list[TuneReading] = field(default_factory=list)
+    by_level: dict[int, list[TuneReading]] = field(default_factory=dict)
     waves: Waves = field(default_factory=Waves)
     maker: TaskMaker = field(init=False)  # once it is up
-    side: Side = field(init=False)
+    side: ConfigRun = field(init=False)
 
     async def carry_out(self, work: Awaitable[None]) -> None:
         """A failure is kept, and what is open for it is closed at once."""
         try:
             await work
-        except (SideFailed, DidNotStart) as error:
-            self.failure = of_these_knobs(error.failure, self.config)
+        except (ConfigRunFailed, DidNotStart) as error:
+            self.failure = drop_unusable_remedies(error.failure, self.config)
             await self.stack.__aexit__(type(error), error, error.__traceback__)
 
     def tell(self, what: str) -> None:
         self.on_progress(BenchProgress(self.config, what, readings=self.readings))
 
     @property
-    def sitting(self) -> Sitting:
-        return Sitting(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
+    def sitting(self) -> ServerStart:
+        return ServerStart(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
 
 
 def _steps(levels: Sequence[int]) -> list[tuple[int, int]]:

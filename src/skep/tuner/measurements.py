@@ -12,10 +12,10 @@ from operator import mul
 from statistics import NormalDist, fmean
 
 from skep.stats.percentiles import median
-from skep.stats.sequential import Noise, mean_of_starts
-from skep.tuner.failures import Suspicion, hopeless, is_of_memory
-from skep.tuner.ports import Terrain
-from skep.tuner.records import Config, Failure, Knob, Reading, Round, Sitting, Value
+from skep.stats.sequential import MeasurementNoise, mean_of_starts
+from skep.tuner.failures import FailureSuspects, is_of_memory, why_hopeless
+from skep.tuner.ports import SearchSpace
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig, MeasurementRound, ServerStart, TuneReading, Value
 from skep.units import Interval
 
 _LEVEL = 1.0  # how far the planner may be off altogether
@@ -49,25 +49,25 @@ class Belief:
 
 
 class Surrogate:
-    def __init__(self, terrain: Terrain, baseline: Config) -> None:
+    def __init__(self, terrain: SearchSpace, baseline: KnobConfig) -> None:
         self._terrain, self._baseline = terrain, baseline
         self._knobs = {knob.name: knob for knob in terrain.knobs}
         self._pairs = [pair for pair in terrain.pairs if pair[0] in self._knobs and pair[1] in self._knobs]
-        self._prior: dict[Config, float] = {}
+        self._prior: dict[KnobConfig, float] = {}
         self._level = self._foreseen(baseline) or 0.0
         self._reach = {name: self._reaches(knob) for name, knob in self._knobs.items()}
         self._places = {name: {value: n for n, value in enumerate(knob.values)} for name, knob in self._knobs.items()}
-        self._columns: dict[Config, dict[Config, float]] = {}  # the kernel, as far as it was asked for
-        self._seen: list[tuple[Config, int]] = []
+        self._columns: dict[KnobConfig, dict[KnobConfig, float]] = {}  # the kernel, as far as it was asked for
+        self._seen: list[tuple[KnobConfig, int]] = []
         self._rows: list[list[float]] = []  # of the Cholesky factor
         self._rest: list[float] = []  # what was measured less the prior, through that factor
         self._weights: list[float] = []
-        self._pull: dict[Config, float] = {}  # the weights of all starts of a configuration
+        self._pull: dict[KnobConfig, float] = {}  # the weights of all starts of a configuration
 
     def __repr__(self) -> str:
         return f"<Surrogate {len(self._seen)} starts>"
 
-    def took(self, config: Config, round_: int, score: float, variance: float) -> None:
+    def took(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
         """One start's mean, with the variance it has as a measure of its configuration."""
         near = self._column(config)
         column = [near[other] + _COMMON**2 * (there == round_) for other, there in self._seen]
@@ -82,7 +82,7 @@ class Surrogate:
         for (other, _), weight in zip(self._seen, self._weights, strict=True):
             self._pull[other] += weight
 
-    def gain(self, config: Config, over: Config) -> Belief:
+    def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         """Of one configuration over another."""
         mine, theirs = self._column(config), self._column(over)
         column = [mine[other] - theirs[other] for other, _ in self._seen]
@@ -91,19 +91,19 @@ class Surrogate:
         variance = self._kernel(config, config) + self._kernel(over, over) - 2 * self._kernel(config, over)
         return Belief(mean, math.sqrt(max(variance - sum(map(mul, through, through)), 0.0)))
 
-    def mean_gain(self, config: Config, over: Config) -> float:
+    def mean_gain(self, config: KnobConfig, over: KnobConfig) -> float:
         """The mean alone, which is had quickly."""
         mine, theirs = self._column(config), self._column(over)
         pulled = sum(weight * (mine[other] - theirs[other]) for other, weight in self._pull.items())
         return self.prior(config) - self.prior(over) + pulled
 
-    def prior(self, config: Config) -> float:
+    def prior(self, config: KnobConfig) -> float:
         if config not in self._prior:
             found = self._foreseen(config)
             self._prior[config] = found if found is not None else self._nearest(config)
         return self._prior[config]
 
-    def _nearest(self, config: Config) -> float:
+    def _nearest(self, config: KnobConfig) -> float:
         """Where the planner says nothing of the whole: what it says of each change by itself, from the baseline."""
         total = self._level
         for change in config.changes_from(self._baseline):
@@ -111,8 +111,8 @@ class Surrogate:
             total += alone - self._level if alone is not None else 0.0
         return total
 
-    def _foreseen(self, config: Config) -> float | None:
-        found = self._terrain.foresee(config)
+    def _foreseen(self, config: KnobConfig) -> float | None:
+        found = self._terrain.predict(config)
         return math.log(found) if found is not None and found > 0 else None
 
     def _reaches(self, knob: Knob) -> dict[Value, float]:
@@ -127,13 +127,13 @@ class Surrogate:
         unforeseen = 1.5 * knob.expected if not predicted else 0.0
         return min(_MOST_OFF, max(_OFF + _OFF_SHARE * abs(predicted), unforeseen))
 
-    def _kernel(self, a: Config, b: Config) -> float:
+    def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
         column = self._columns.setdefault(a, {})
         if b not in column:
             column[b] = self._worked_out(a, b)
         return column[b]
 
-    def _column(self, config: Config) -> dict[Config, float]:
+    def _column(self, config: KnobConfig) -> dict[KnobConfig, float]:
         """The kernel of it with all that were seen."""
         column = self._columns.setdefault(config, {})
         for other in self._pull:
@@ -141,7 +141,7 @@ class Surrogate:
                 column[other] = self._worked_out(config, other)
         return column
 
-    def _worked_out(self, a: Config, b: Config) -> float:
+    def _worked_out(self, a: KnobConfig, b: KnobConfig) -> float:
         total, alike = _LEVEL**2, a == b
         mine, theirs = a.as_dict, b.as_dict
         for name, knob in self._knobs.items():
@@ -189,80 +189,80 @@ _GROUND = ("layout", "replicas", "checkpoint", "quant")  # memory is comparable 
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class StartInRound:
     """A sitting and the round it was of."""
 
     round: int
-    sitting: Sitting
+    sitting: ServerStart
 
 
 class Measurements:
-    def __init__(self, terrain: Terrain, baseline: Config) -> None:
+    def __init__(self, terrain: SearchSpace, baseline: KnobConfig) -> None:
         self.terrain = terrain
-        self.noise = Noise()
+        self.noise = MeasurementNoise()
         self.surrogate = Surrogate(terrain, baseline)
-        self.failures: list[tuple[Config, Failure]] = []
+        self.failures: list[tuple[KnobConfig, ConfigFailure]] = []
         self.rounds = 0
-        self._seats: dict[Config, list[Seat]] = {}
-        self._suspicion = Suspicion()
-        self._refused: dict[Config, str] = {}
-        self._narrow: set[Config] = set()
-        self._looked: dict[Config, int] = {}  # at so many of the failures
+        self._seats: dict[KnobConfig, list[StartInRound]] = {}
+        self._suspicion = FailureSuspects()
+        self._refused: dict[KnobConfig, str] = {}
+        self._narrow: set[KnobConfig] = set()
+        self._looked: dict[KnobConfig, int] = {}  # at so many of the failures
 
     def __repr__(self) -> str:
         return f"<Measurements {self.rounds} rounds, {len(self._seats)} configurations, {len(self.failures)} failures>"
 
-    def took(self, round_: Round, *, spared: Config | None = None) -> None:
+    def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""
         self.rounds += 1
         for sitting in round_.sittings:
-            self._seats.setdefault(sitting.config, []).append(Seat(self.rounds, sitting))
+            self._seats.setdefault(sitting.config, []).append(StartInRound(self.rounds, sitting))
             if sitting.failure is not None:
                 if sitting.config != spared:
                     self.failed(sitting.config, sitting.failure)
                 continue
             self._learn(sitting)
 
-    def failed(self, config: Config, failure: Failure) -> None:
+    def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         if not is_of_memory(failure) or self.terrain.spare_bytes(config) is None:
             self._suspicion.failed(config)
 
-    def _learn(self, sitting: Sitting) -> None:
+    def _learn(self, sitting: ServerStart) -> None:
         logs = speeds(sitting.readings)
         if not logs:
             return
         self._suspicion.ran(sitting.config)
-        self.noise.took_start(logs)
+        self.noise.add_start(logs)
         late = _lateness(sitting.readings)
         variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
         mean = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
         self.surrogate.took(sitting.config, self.rounds, mean, variance)
 
-    def settle(self, config: Config) -> None:
+    def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
         logs = [speeds(one.readings) for one in self.sittings(config)]
         known = [one for one in logs if one]
-        self.noise.took_starts([fmean(self.noise.clipped(one)) for one in known], [len(one) for one in known])
+        self.noise.add_starts([fmean(self.noise.clipped(one)) for one in known], [len(one) for one in known])
 
-    def figure(self, sittings: Sequence[Sitting]) -> Interval | None:
+    def figure(self, sittings: Sequence[ServerStart]) -> Interval | None:
         """The mean with a 95 % interval; None: nothing counts."""
         return mean_of_starts([speeds(one.readings) for one in sittings], self.noise)
 
-    def gain(self, config: Config, over: Config) -> Belief:
+    def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         return self.surrogate.gain(config, over)
 
-    def starts(self, config: Config) -> int:
+    def starts(self, config: KnobConfig) -> int:
         """That gave a figure."""
         return sum(bool(seat.sitting.figures) for seat in self._seats.get(config, ()))
 
-    def readings(self, config: Config) -> int:
+    def readings(self, config: KnobConfig) -> int:
         return sum(len(seat.sitting.figures) for seat in self._seats.get(config, ()))
 
-    def sittings(self, config: Config, since: int = 0) -> list[Sitting]:
+    def sittings(self, config: KnobConfig, since: int = 0) -> list[ServerStart]:
         return [seat.sitting for seat in self._seats.get(config, ()) if seat.round > since]
 
-    def refusal(self, config: Config) -> str | None:
+    def refusal(self, config: KnobConfig) -> str | None:
         """Why it is not to be started: a rule, or a dead end that it would run into again."""
         if config in self._refused:
             return self._refused[config]
@@ -270,7 +270,7 @@ class Measurements:
         new = self.failures[looked or 0 :]
         narrow = self.terrain.refusal(config) if looked is None else None
         narrow = narrow or self._no_more_room(config, new)
-        reason = narrow or hopeless(config, new, self.terrain.knobs)
+        reason = narrow or why_hopeless(config, new, self.terrain.knobs)
         self._looked[config] = len(self.failures)
         if reason is not None:
             self._refused[config] = reason
@@ -278,11 +278,11 @@ class Measurements:
             self._narrow.add(config)
         return reason
 
-    def is_narrow(self, config: Config) -> bool:
+    def is_narrow(self, config: KnobConfig) -> bool:
         """Refused by a rule or for want of memory, so that it may do with something else turned as well."""
         return self.refusal(config) is not None and config in self._narrow
 
-    def _no_more_room(self, config: Config, failures: Sequence[tuple[Config, Failure]]) -> str | None:
+    def _no_more_room(self, config: KnobConfig, failures: Sequence[tuple[KnobConfig, ConfigFailure]]) -> str | None:
         """The planner may be off by some memory, but of two configurations it knows which leaves more."""
         for failed, failure in failures:
             if not is_of_memory(failure) or any(config.get(name) != failed.get(name) for name in _GROUND):
@@ -296,47 +296,49 @@ class Measurements:
         """How many configurations with this value failed for another reason than memory."""
         return sum(config.get(knob) == value and not is_of_memory(failure) for config, failure in self.failures)
 
-    def trust(self, config: Config) -> float:
+    def trust(self, config: KnobConfig) -> float:
         """That it runs at all."""
         return self._suspicion.trust(config)
 
-    def promise(self, config: Config, over: Config) -> float:
+    def promise(self, config: KnobConfig, over: KnobConfig) -> float:
         """The gain that is believed, less for what looks like something that failed."""
         return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(max(1e-3, self.trust(config)))
 
 
-def speeds(readings: Iterable[Reading]) -> list[float]:
+def speeds(readings: Iterable[TuneReading]) -> list[float]:
     """The logarithms of those that count."""
     return [math.log(one.figure) for one in readings if one.counts and one.figure is not None]
 
 
-def paired(a: Sequence[Reading], b: Sequence[Reading], of: Callable[[Reading], float]) -> list[tuple[float, float]]:
+def paired(
+    a: Sequence[TuneReading], b: Sequence[TuneReading], of: Callable[[TuneReading], float]
+) -> list[tuple[float, float]]:
     """The nth of both, where both count."""
     return [(of(one), of(other)) for one, other in zip(a, b, strict=False) if one.counts and other.counts]
 
 
-def speed(reading: Reading) -> float:
+def speed(reading: TuneReading) -> float:
     assert reading.figure is not None
     return math.log(reading.figure)
 
 
-def nearness(reading: Reading) -> float:
+def nearness(reading: TuneReading) -> float:
     """To its limits: more is better."""
     return -min(math.log(max(reading.over_limit, 1e-3)), _HOPELESSLY_LATE)
 
 
-def _lateness(readings: Sequence[Reading]) -> float:
+def _lateness(readings: Sequence[TuneReading]) -> float:
     shares = [one.over_limit for one in readings if one.counts]
     return min(math.log(max(1.0, median(shares))), _HOPELESSLY_LATE) if shares else 0.0
 
 
-def over_limit(sittings: Sequence[Sitting]) -> float:
+def over_limit(sittings: Sequence[ServerStart]) -> float:
     """The median share of the limits; 0 where there are none."""
     shares = [one.over_limit for sitting in sittings for one in sitting.readings if one.counts]
     return median(shares) if shares else 0.0
 
 
-def typical(sittings: Sequence[Sitting], name: str) -> float | None:
+def typical(sittings: Sequence[ServerStart], name: str) -> float | None:
     """The median of `ttft_ms` or `tpot_ms` over the readings that count."""
     values = [getattr(one, name) for sitting in sittings for one in sitting.readings if one.counts]
     known = [value for value in values if value is not None]

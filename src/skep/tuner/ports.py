@@ -12,40 +12,40 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from skep.catalog.presets import Preset
-from skep.tuner.records import Config, Curved, Failure, Judged, Knob, Round
+from skep.tuner.records import ConfigFailure, CurveResult, JudgeResult, Knob, KnobConfig, MeasurementRound
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MeasureRequest:
     """Start each of these once and take so many readings of each, in turns: A B, B A, A B, ..."""
 
-    configs: tuple[Config, ...]  # the best so far first, then its challengers
+    configs: tuple[KnobConfig, ...]  # the best so far first, then its challengers
     readings: int
     purpose: str  # "baseline" | "screen" | "confirm"
     words: str  # for who watches: "graphs off → on, start 2"
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class JudgeRequest:
     """Does the second answer as well as the first?"""
 
-    incumbent: Config
-    challenger: Config
+    incumbent: KnobConfig
+    challenger: KnobConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class CurveRequest:
     """Effective tok/s of these over concurrency, in turns."""
 
-    configs: tuple[Config, ...]
+    configs: tuple[KnobConfig, ...]
     levels: tuple[int, ...]
 
 
-Errand = Measure | Judge | Curve
-Answer = Round | Judged | Curved
+BenchRequest = MeasureRequest | JudgeRequest | CurveRequest
+BenchResult = MeasurementRound | JudgeResult | CurveResult
 
 
-class Terrain(Protocol):
+class SearchSpace(Protocol):
     """What can be turned here, and what is known of it before anything is measured. Pure."""
 
     @property
@@ -55,19 +55,19 @@ class Terrain(Protocol):
     def pairs(self) -> Sequence[tuple[str, str]]:
         """Knobs that are worth turning again, or together, when the other one has been turned."""
 
-    def refusal(self, config: Config) -> str | None:
+    def refusal(self, config: KnobConfig) -> str | None:
         """Why it cannot be started at all, by a rule or by memory; None: it may be tried."""
 
-    def foresee(self, config: Config) -> float | None:
+    def predict(self, config: KnobConfig) -> float | None:
         """The goal's figure as the planner expects it; None: it has nothing to say on this."""
 
-    def spare_bytes(self, config: Config) -> float | None:
+    def spare_bytes(self, config: KnobConfig) -> float | None:
         """What the planner expects to be left of a card's memory; None: it has nothing to say on this."""
 
-    def start_s(self, config: Config) -> float:
+    def start_s(self, config: KnobConfig) -> float:
         """How long a start is expected to take."""
 
-    def reading_s(self, config: Config) -> float:
+    def reading_s(self, config: KnobConfig) -> float:
         """How long one reading is expected to take."""
 
 
@@ -75,7 +75,7 @@ class Terrain(Protocol):
 class BenchProgress:
     """What goes on inside an errand."""
 
-    config: Config
+    config: KnobConfig
     what: str  # "starting" | "warming up" | "measuring" | "stopping" | "judging"
     reading: int = 0  # of this configuration, from 1
     readings: int = 0
@@ -91,39 +91,39 @@ class Bench(Protocol):
     @property
     def simulated(self) -> bool: ...
 
-    async def measure(self, errand: Measure, on_progress: OnProgress) -> Round: ...
+    async def measure(self, errand: MeasureRequest, on_progress: OnProgress) -> MeasurementRound: ...
 
-    async def judge(self, errand: Judge, on_progress: OnProgress) -> Judged: ...
+    async def judge(self, errand: JudgeRequest, on_progress: OnProgress) -> JudgeResult: ...
 
-    async def curve(self, errand: Curve, on_progress: OnProgress) -> Curved: ...
+    async def curve(self, errand: CurveRequest, on_progress: OnProgress) -> CurveResult: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedConfig:
     """One configuration that answers. `trouble`: why it no longer does; None while it does."""
 
     url: str
     model: str
     start_s: float  # from the start of its first process until it answered
-    trouble: Callable[[], Failure | None]
+    trouble: Callable[[], ConfigFailure | None]
     last_words: Callable[[], str | None] = lambda: None  # the last line of its logs that complains
 
 
 class DidNotStart(Exception):
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: ConfigFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
 
 
-class House(Protocol):
+class TrialServerPort(Protocol):
     def together(self, presets: Sequence[Preset]) -> bool:
         """Whether they may be up at the same time without taking memory or cards from each other."""
 
-    def open(self, preset: Preset) -> AbstractAsyncContextManager[Served]:
+    def open(self, preset: Preset) -> AbstractAsyncContextManager[ServedConfig]:
         """Up until the block ends, on any end. Raises DidNotStart."""
 
 
-def of_these_knobs(failure: Failure, config: Config) -> Failure:
+def drop_unusable_remedies(failure: ConfigFailure, config: KnobConfig) -> ConfigFailure:
     """Without remedies that are no knob of this configuration, or that it has already."""
     known = config.as_dict
     mended = tuple((knob, value) for knob, value in failure.mended if knob in known and known[knob] != value)

@@ -19,19 +19,33 @@ from skep.planner.candidates import sizing_card
 from skep.planner.constants import published_constants
 from skep.planner.fit import fits
 from skep.planner.memory import memory, usable_bytes, weights_bytes
-from skep.planner.predict import Outcome, prospect
+from skep.planner.predict import PredictedOutcome, prospect
 from skep.planner.preset_rules import contradictions
 from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import check, refusal
-from skep.planner.setup import Layout, Load, Rig, Setup, Speculation
-from skep.tuner.knobs import DRAFTS, layout_of, own_refusal, pairs_of, quant_of, turned
+from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of
 from skep.tuner.reading_size import tasks_for
-from skep.tuner.records import Aim, Config, Knob
+from skep.tuner.records import Knob, KnobConfig, TuneGoal
 from skep.units import GIB
 
-FORESEEN = ("layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens",
-            "threads", "mtp", "eagle", "draft", "dflash")  # fmt: skip
+PREDICTED_KNOBS = (
+    "layout",
+    "replicas",
+    "checkpoint",
+    "quant",
+    "slots",
+    "graphs",
+    "memory_share",
+    "kv",
+    "batched_tokens",
+    "threads",
+    "mtp",
+    "eagle",
+    "draft",
+    "dflash",
+)
 READING_S = 15.0  # where nothing is foreseen
 _SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
 _STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
@@ -42,14 +56,14 @@ _DRAWN = 0.85  # of its limit, while it decodes
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class PredictionInputs:
     """What configurations are turned from and on what they run. None: not known, and then nothing is foreseen.
 
     `quants`: the format of each checkpoint that may be taken.
     """
 
     base: Preset
-    aim: Aim
+    aim: TuneGoal
     model: Geometry | None = None
     quant: Quant | None = None
     rig: Rig | None = None
@@ -65,7 +79,7 @@ class Ground:
         return self.rig is not None and all(card.vendor == "cpu" for card in self.rig.cards)
 
 
-def setup_of(config: Config, ground: Ground) -> Setup | None:
+def setup_of(config: KnobConfig, ground: PredictionInputs) -> Setup | None:
     """As the planner sees it; None where model or format are not known, or it contradicts itself."""
     preset = _preset(config, ground)
     if preset is None:
@@ -89,7 +103,7 @@ def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
     )  # fmt: skip
 
 
-def rig_of(config: Config, ground: Ground) -> Rig | None:
+def rig_of(config: KnobConfig, ground: PredictionInputs) -> Rig | None:
     """Of a CPU what its replicas can use: they share it evenly, and fewer threads than cores leave some of it idle.
 
     More threads than cores wait for each other at every layer.
@@ -112,20 +126,20 @@ def rig_of(config: Config, ground: Ground) -> Rig | None:
     return replace(rig, cards=(share,) * replicas)
 
 
-class Foresight:
+class Predictor:
     """A `skep.tuner.ports.Terrain`. Answers are remembered: a climb asks for the same ones many times."""
 
-    def __init__(self, ground: Ground, knobs: Sequence[Knob]) -> None:
+    def __init__(self, ground: PredictionInputs, knobs: Sequence[Knob]) -> None:
         self.ground = ground
         self._knobs = tuple(knobs)
-        self._outcomes: dict[tuple[object, ...], Outcome | None] = {}
-        self._refusals: dict[Config, str | None] = {}
+        self._outcomes: dict[tuple[object, ...], PredictedOutcome | None] = {}
+        self._refusals: dict[KnobConfig, str | None] = {}
         self._odd = {wrong.message for wrong in contradictions(ground.base)}  # the base's own affair
-        self._known = tuple(sorted(knob.name for knob in self._knobs if knob.name in (*FORESEEN, *DRAFTS)))
+        self._known = tuple(sorted(knob.name for knob in self._knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS)))
 
     def __repr__(self) -> str:
         where = self.ground.rig.title if self.ground.rig is not None else "an unknown machine"
-        return f"<Foresight of {self.ground.base.name} on {where}, {len(self._knobs)} knobs>"
+        return f"<Predictor of {self.ground.base.name} on {where}, {len(self._knobs)} knobs>"
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
@@ -135,12 +149,12 @@ class Foresight:
     def pairs(self) -> Sequence[tuple[str, str]]:
         return pairs_of(self._knobs)
 
-    def refusal(self, config: Config) -> str | None:
+    def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
             self._refusals[config] = self._refused(config)
         return self._refusals[config]
 
-    def foresee(self, config: Config) -> float | None:
+    def predict(self, config: KnobConfig) -> float | None:
         found = self.outcome(config)
         if found is None:
             return None
@@ -151,7 +165,7 @@ class Foresight:
             return found.effective_tok_s / watts if watts else None
         return found.effective_tok_s
 
-    def start_s(self, config: Config) -> float:
+    def start_s(self, config: KnobConfig) -> float:
         engine, setup = self.ground.base.engine, self.setup(config)
         seconds = _STARTS_S.get(engine, 10.0)
         if config.get("graphs", self.ground.base.options.graphs) is not False:
@@ -161,7 +175,7 @@ class Foresight:
         drafts = setup.spec is not None and setup.spec.method == "mtp"
         return seconds + weights_bytes(setup.model, setup.quant, with_draft=drafts) / _READ_BYTES_S
 
-    def reading_s(self, config: Config) -> float:
+    def reading_s(self, config: KnobConfig) -> float:
         found, aim = self.outcome(config), self.ground.aim
         if found is None or found.effective_tok_s <= 0:
             return READING_S
@@ -170,7 +184,7 @@ class Foresight:
 
     # What the planner is asked, for those who want more than one figure of it
 
-    def spare_bytes(self, config: Config) -> float | None:
+    def spare_bytes(self, config: KnobConfig) -> float | None:
         setup, rig = self.setup(config), rig_of(config, self.ground)
         if setup is None or rig is None or setup.layout.cards > len(rig.cards):
             return None
@@ -178,10 +192,10 @@ class Foresight:
         plan = memory(setup, sizing_card(rig, setup.layout), context=context, slots=setup.slots)
         return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
 
-    def setup(self, config: Config) -> Setup | None:
+    def setup(self, config: KnobConfig) -> Setup | None:
         return setup_of(config, self.ground)
 
-    def outcome(self, config: Config, concurrency: int | None = None) -> Outcome | None:
+    def outcome(self, config: KnobConfig, concurrency: int | None = None) -> PredictedOutcome | None:
         """Of the goal's load, or of the same with another number of agents; None: it has nothing to say."""
         agents = concurrency or self.ground.aim.concurrency
         values = config.as_dict
@@ -190,7 +204,7 @@ class Foresight:
             self._outcomes[key] = self._played(config, agents)
         return self._outcomes[key]
 
-    def watts(self, config: Config) -> float | None:
+    def watts(self, config: KnobConfig) -> float | None:
         """What its cards draw under load, roughly; None: nobody told what they are made for."""
         setup, rig = self.setup(config), rig_of(config, self.ground)
         if setup is None or rig is None:
@@ -200,7 +214,7 @@ class Foresight:
             return None
         return sum(each or 0.0 for each in drawn) * _DRAWN
 
-    def _played(self, config: Config, agents: int) -> Outcome | None:
+    def _played(self, config: KnobConfig, agents: int) -> PredictedOutcome | None:
         setup, rig, aim = self.setup(config), rig_of(config, self.ground), self.ground.aim
         if setup is None or rig is None or setup.layout.cards > len(rig.cards):
             return None
@@ -210,14 +224,14 @@ class Foresight:
         found = prospect(setup, rig, basis.constants, context=self.ground.need_tokens, tuning=basis.tuning)
         if found.pool_tokens <= 0:
             return None
-        return found.outcome(Load(agents, aim.input_tokens, aim.output_tokens))
+        return found.outcome(PlannedLoad(agents, aim.input_tokens, aim.output_tokens))
 
-    def _refused(self, config: Config) -> str | None:
+    def _refused(self, config: KnobConfig) -> str | None:
         """The engine's own rules first: a contradiction has no setup."""
         said = own_refusal(config, self.ground.base)
         if said is not None:
             return said
-        preset = turned(self.ground.base, config)
+        preset = apply_config(self.ground.base, config)
         odd = next((wrong.message for wrong in contradictions(preset) if wrong.message not in self._odd), None)
         if odd is not None:
             return odd
@@ -234,10 +248,10 @@ class Foresight:
         return verdict.sentence if verdict.over_bytes > _SLACK * usable_bytes(card) else None
 
 
-def foresight_for(
-    base: Preset, rig: Rig | None, aim: Aim, knobs: Sequence[Knob], basis: Basis | None = None, *,
+def predictor_for(
+    base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None, *,
     model: Geometry | None = None, quant: Quant | None = None, checkpoints: Iterable[str] = (),
-) -> Foresight:  # fmt: skip
+) -> Predictor:  # fmt: skip
     """`model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is foreseen."""
     model = model or find_geometry(base.model)
     quants = {name: found for name in checkpoints if (found := quant_of(replace(base, checkpoint=name,
@@ -245,13 +259,13 @@ def foresight_for(
     told = quant or quant_of(base, model)
     if told is not None:
         quants[base.checkpoint] = told
-    ground = Ground(base, aim, model, told, rig, basis or Basis(published_constants()), quants)
-    return Foresight(ground, knobs)
+    ground = PredictionInputs(base, aim, model, told, rig, basis or Basis(published_constants()), quants)
+    return Predictor(ground, knobs)
 
 
-def _preset(config: Config, ground: Ground) -> Preset | None:
+def _preset(config: KnobConfig, ground: PredictionInputs) -> Preset | None:
     try:
-        return turned(ground.base, config)
+        return apply_config(ground.base, config)
     except UserError:
         return None
 

@@ -23,35 +23,35 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import Driver
+from skep.bench.load_generator import LoadGenerator
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import Task
+from skep.bench.request import BenchTask
 from skep.bench.stored_run import TUNE_QUALITY
 from skep.catalog.machine import HostFacts
 from skep.errors import SkepError
 from skep.host.facts import lasting_json
 from skep.quality.banks import DRILLS, Bank, choose_bank
-from skep.quality.judging import Answered, Judge, needs_sandbox
-from skep.quality.trial_plan import LOAD, Cold, Pass
+from skep.quality.judging import AnsweredItem, Judge, needs_sandbox
+from skep.quality.trial_plan import LOAD, CacheBypass, ItemPass
 from skep.quality.words import points
 from skep.sandbox.detect import open_sandbox
 from skep.stats.noninferiority import Claim, PairedDifference, claim_of, paired_difference
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.store.verdicts import Outcome, Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.tuner.ports import BenchProgress, OnProgress
-from skep.tuner.records import Config, Judged
+from skep.tuner.records import JudgeResult, KnobConfig
 from skep.workload.items import Item
 
 FLOOR = 0.10  # of the items: who answers fewer rightly has nothing to lose that could be seen
-UNANSWERED = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
+UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """What became of one item. `text`: the whole answer, None where there was none."""
 
-    outcome: Outcome
+    outcome: VerdictOutcome
     text: str | None = None
     why: str = ""
 
@@ -60,7 +60,7 @@ class Mark:
 class Sheet:
     """One configuration's answers to a bank, each asked once, greedily and under the goal's load."""
 
-    config: Config
+    config: KnobConfig
     bank: str
     marks: Mapping[str, Mark] = field(default_factory=dict)  # by item
     seconds: float = 0.0  # of asking and judging
@@ -73,7 +73,7 @@ class Sheet:
 
     @property
     def right(self) -> int:
-        return self.count(Outcome.PASSED)
+        return self.count(VerdictOutcome.PASSED)
 
     @property
     def rate(self) -> float:
@@ -82,7 +82,7 @@ class Sheet:
     @property
     def cut(self) -> float:
         """Share of the answers that ended at the token limit."""
-        return self.count(Outcome.TRUNCATED) / self.asked if self.asked else 0.0
+        return self.count(VerdictOutcome.TRUNCATED) / self.asked if self.asked else 0.0
 
     @property
     def unanswered(self) -> int:
@@ -102,32 +102,32 @@ class Sheet:
     def of_items(self, items: Collection[str]) -> Sheet:
         return replace(self, marks={item: mark for item, mark in self.marks.items() if item in items})
 
-    def count(self, *outcomes: Outcome) -> int:
+    def count(self, *outcomes: VerdictOutcome) -> int:
         return sum(mark.outcome in outcomes for mark in self.marks.values())
 
 
-def compared(before: Sheet, after: Sheet, delta: float) -> Judged:
+def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
     """Against what the climb began with, not the step before, small losses cannot add up from step to step."""
     seconds = before.seconds + after.seconds
     if before.is_silent:
-        return Judged(
+        return JudgeResult(
             ok=True,
             skipped=True,
             seconds=seconds,
             words=f"not judged: what it is held against answered nothing: {before.fault}",
         )
     if after.is_silent:
-        return Judged(ok=False, seconds=seconds, words=f"none of its requests was answered: {after.fault}")
+        return JudgeResult(ok=False, seconds=seconds, words=f"none of its requests was answered: {after.fault}")
     both = before.marks.keys() & after.marks.keys()
     if before.bank != after.bank or not both:
         words = f"not judged: one was asked {before.bank}, the other {after.bank}"
-        return Judged(ok=True, skipped=True, seconds=seconds, words=words)
+        return JudgeResult(ok=True, skipped=True, seconds=seconds, words=words)
     before, after = before.of_items(both), after.of_items(both)
     found = difference_of(before, after)
     if max(before.rate, after.rate) < max(FLOOR, delta):
-        return Judged(ok=True, skipped=True, seconds=seconds, words=_nothing_told(before, after))
+        return JudgeResult(ok=True, skipped=True, seconds=seconds, words=_nothing_told(before, after))
     ok, words = _claimed(before, after, found, delta)
-    return Judged(ok=ok, seconds=seconds, words=f"{words}; {_texts(before, after)}")
+    return JudgeResult(ok=ok, seconds=seconds, words=f"{words}; {_texts(before, after)}")
 
 
 def difference_of(before: Sheet, after: Sheet) -> PairedDifference:
@@ -156,7 +156,7 @@ def _claimed(before: Sheet, after: Sheet, found: PairedDifference, delta: float)
 def _nothing_told(before: Sheet, after: Sheet) -> str:
     score = f"{after.right} of {after.asked} right against {before.right} of {before.asked} ({after.bank})"
     if before.cut > 0.5:
-        cut = before.count(Outcome.TRUNCATED)
+        cut = before.count(VerdictOutcome.TRUNCATED)
         return f"not judged: {score}; {cut} of {before.asked} answers were cut at the token limit"
     return f"not judged: {score}; these items are too hard for this model, so that nothing can be told"
 
@@ -190,19 +190,19 @@ class Answering(Protocol):
     def model(self) -> str: ...
 
 
-class Guard(Protocol):
-    def known(self, config: Config) -> Sheet | None:
+class QualityGuardPort(Protocol):
+    def known(self, config: KnobConfig) -> Sheet | None:
         """Its sheet, where it was asked before: nothing need be started."""
 
-    async def answers(self, served: Answering, config: Config, on_progress: OnProgress) -> Sheet:
+    async def answers(self, served: Answering, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         """Asked and judged now. The first to be asked is the incumbent, never a challenger."""
 
-    def compare(self, incumbent: Sheet, challenger: Sheet) -> Judged:
+    def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
         """`seconds` are those of asking; who had to start engines for it puts his own."""
 
 
-class Judges(Protocol):
-    async def judge(self, answered: Sequence[Answered], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
+class AnswerJudge(Protocol):
+    async def judge(self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ async def open_guard(bank: Bank, plan: GuardPlan, store: Store, host: HostFacts)
 class QualityGuard:
     """All sheets that are kept are of one bank."""
 
-    def __init__(self, bank: Bank, plan: GuardPlan, judge: Judges, store: Store, host: HostFacts) -> None:
+    def __init__(self, bank: Bank, plan: GuardPlan, judge: AnswerJudge, store: Store, host: HostFacts) -> None:
         self._bank = bank
         self._plan = plan
         self._judge = judge
@@ -248,10 +248,10 @@ class QualityGuard:
     def __repr__(self) -> str:
         return f"<QualityGuard {self._bank.name}, {len(self._bank.items)} items, {len(self._sheets)} sheets>"
 
-    def known(self, config: Config) -> Sheet | None:
+    def known(self, config: KnobConfig) -> Sheet | None:
         return self._sheets.get(config.key)
 
-    async def answers(self, served: Answering, config: Config, on_progress: OnProgress = lambda _: None) -> Sheet:
+    async def answers(self, served: Answering, config: KnobConfig, on_progress: OnProgress = lambda _: None) -> Sheet:
         sheet = await self._asked(served, config, on_progress)
         spent = sheet.seconds
         while not self._settled and not sheet.is_silent and (easier := self._easier(sheet)) is not None:
@@ -266,15 +266,15 @@ class QualityGuard:
             self._sheets[config.key] = sheet
         return sheet
 
-    def compare(self, incumbent: Sheet, challenger: Sheet) -> Judged:
+    def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
         return compared(incumbent, challenger, self._plan.delta)
 
     async def judge(
         self,
-        incumbent: tuple[Answering, Config],
-        challenger: tuple[Answering, Config],
+        incumbent: tuple[Answering, KnobConfig],
+        challenger: tuple[Answering, KnobConfig],
         on_progress: OnProgress = lambda _: None,
-    ) -> Judged:
+    ) -> JudgeResult:
         """Both resident at once."""
         before = self.known(incumbent[1]) or await self.answers(*incumbent, on_progress)
         after = self.known(challenger[1]) or await self.answers(*challenger, on_progress)
@@ -295,7 +295,7 @@ class QualityGuard:
         room = max(item.max_tokens for item in items) >= ROOM_TOKENS
         return replace(easier, items=tuple(_roomier(item) for item in easier.items)) if room else easier
 
-    async def _asked(self, served: Answering, config: Config, on_progress: OnProgress) -> Sheet:
+    async def _asked(self, served: Answering, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         began = time.monotonic()
         try:
             endpoint = await find_endpoint(served.url, served.model)
@@ -306,17 +306,17 @@ class QualityGuard:
         async with Recording(self._store, endpoint, self._host, identity) as recording:
             self._store.append_items(recording.run_id, items)
             rows = await self._rows(endpoint, recording, config, on_progress)
-            verdicts = await self._judge.judge([Answered(row, items[row.index]) for row in rows])
+            verdicts = await self._judge.judge([AnsweredItem(row, items[row.index]) for row in rows])
             self._store.append_verdicts(recording.run_id, verdicts)
         marks = {verdict.item: _mark(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
         return Sheet(config, self._bank.name, marks, time.monotonic() - began, recording.run_id)
 
     async def _rows(
-        self, endpoint: Endpoint, recording: Recording, config: Config, on_progress: OnProgress
+        self, endpoint: Endpoint, recording: Recording, config: KnobConfig, on_progress: OnProgress
     ) -> list[Request]:
         """In the order in which they ended. Prompts are never taken from a cache: that alone can change an answer."""
         items, width = self._bank.items, self._plan.concurrency
-        cold, one = Cold.for_engine(endpoint.engine, secrets.token_hex(8)), Pass(width, 0, LOAD)
+        cold, one = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8)), ItemPass(width, 0, LOAD)
         tasks = [_task(item, one, index, cold) for index, item in enumerate(items)]
         done = 0
 
@@ -325,7 +325,9 @@ class QualityGuard:
             done += 1
             on_progress(BenchProgress(config, "judging", done, len(items)))
 
-        driver = Driver(endpoint, recording, timeout_s=self._plan.timeout_s, keep_text=True, most_connections=width)
+        driver = LoadGenerator(
+            endpoint, recording, timeout_s=self._plan.timeout_s, keep_text=True, most_connections=width
+        )
         try:
             until_s = driver.sender.now() + self._plan.most_s
             rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)
@@ -336,8 +338,8 @@ class QualityGuard:
         return rows
 
 
-def _task(item: Item, one: Pass, index: int, cold: Cold) -> Task:
-    return Task(
+def _task(item: Item, one: ItemPass, index: int, cold: CacheBypass) -> BenchTask:
+    return BenchTask(
         level=one.level,
         repeat=one.repeat,
         index=index,
@@ -356,10 +358,10 @@ def _roomier(item: Item) -> Item:
 
 def _mark(row: Request, verdict: Verdict) -> Mark:
     text = None if not row.ok or row.answer is None else f"{row.reasoning or ''}\0{row.answer}"
-    return Mark(verdict.outcome, text, verdict.detail if verdict.outcome is not Outcome.PASSED else "")
+    return Mark(verdict.outcome, text, verdict.detail if verdict.outcome is not VerdictOutcome.PASSED else "")
 
 
-def _identity(plan: GuardPlan, bank: Bank, config: Config, endpoint: Endpoint, host: HostFacts) -> Identity:
+def _identity(plan: GuardPlan, bank: Bank, config: KnobConfig, endpoint: Endpoint, host: HostFacts) -> Identity:
     """The fingerprint is equal for repeats: the tuning it belongs to and the address may differ."""
     ids = hashlib.sha256(json.dumps([item.id for item in bank.items]).encode()).hexdigest()[:16]
     same: dict[str, Any] = {

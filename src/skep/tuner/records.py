@@ -16,7 +16,7 @@ Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KnobChange:
     """One knob turned."""
 
     knob: str
@@ -28,7 +28,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Config:
+class KnobConfig:
     """One configuration: a value for every knob, in the order of their names."""
 
     values: tuple[tuple[str, Value], ...]
@@ -36,9 +36,9 @@ class Config:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Config], tuple[tuple[tuple[str, Value], ...]]]:
+    def __reduce__(self) -> tuple[type[KnobConfig], tuple[tuple[tuple[str, Value], ...]]]:
         """Without the hash: another process has others."""
-        return Config, (self.values,)
+        return KnobConfig, (self.values,)
 
     @cached_property
     def _hash(self) -> int:
@@ -49,7 +49,7 @@ class Config:
         return dict(self.values)
 
     @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Config:
+    def of(cls, values: Mapping[str, Value]) -> KnobConfig:
         return cls(tuple(sorted(values.items())))
 
     def __getitem__(self, knob: str) -> Value:
@@ -62,13 +62,15 @@ class Config:
     def as_dict(self) -> dict[str, Value]:
         return dict(self._by_knob)
 
-    def turned(self, changes: Mapping[str, Value]) -> Config:
-        return Config.of({**self.as_dict, **changes})
+    def turned(self, changes: Mapping[str, Value]) -> KnobConfig:
+        return KnobConfig.of({**self.as_dict, **changes})
 
-    def changes_from(self, other: Config) -> tuple[Change, ...]:
+    def changes_from(self, other: KnobConfig) -> tuple[KnobChange, ...]:
         """What makes this one out of the other."""
         there = other._by_knob
-        return tuple(Change(knob, there.get(knob), value) for knob, value in self.values if there.get(knob) != value)
+        return tuple(
+            KnobChange(knob, there.get(knob), value) for knob, value in self.values if there.get(knob) != value
+        )
 
     @property
     def key(self) -> str:
@@ -89,7 +91,7 @@ class Knob:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ConfigFailure:
     """A dead end: what happened, the line of the log that says so, and what would mend it."""
 
     kind: str  # of FAILURES
@@ -114,7 +116,7 @@ FAILURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TuneReading:
     """One run of the goal's load. `figure`: of the goal's metric, more is better; None: nothing was answered."""
 
     figure: float | None
@@ -135,13 +137,13 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class ServerStart:
     """One start of one configuration, and what was measured until it was stopped."""
 
-    config: Config
+    config: KnobConfig
     start_s: float  # until it answered
-    readings: tuple[Reading, ...] = ()
-    failure: Failure | None = None
+    readings: tuple[TuneReading, ...] = ()
+    failure: ConfigFailure | None = None
     run_id: str | None = None  # under which its requests are stored
 
     @property
@@ -150,15 +152,15 @@ class Sitting:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class MeasurementRound:
     """Several configurations measured in turns, each started once. The nth readings of all stood side by side."""
 
-    sittings: tuple[Sitting, ...]  # in the errand's order of configurations
+    sittings: tuple[ServerStart, ...]  # in the errand's order of configurations
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgeResult:
     """What the quality guard found: whether the second configuration answers as well as the first."""
 
     ok: bool
@@ -170,19 +172,19 @@ class Judged:
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
     concurrency: int
-    config: Config
+    config: KnobConfig
     figure: Interval | None  # effective tok/s
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Curved:
+class CurveResult:
     points: tuple[CurvePoint, ...]
     seconds: float
 
 
-class Decision(StrEnum):
+class StageDecision(StrEnum):
     BASELINE = "baseline"
     ACCEPTED = "accepted"
     WORSE = "worse"
@@ -194,13 +196,13 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TuneStage:
     """One step of the ladder. `figure` and `ratio` have 95 % intervals, from the readings that decided."""
 
     number: int  # 0: the baseline
-    changes: tuple[Change, ...]  # against the best of that moment
-    config: Config
-    decision: Decision
+    changes: tuple[KnobChange, ...]  # against the best of that moment
+    config: KnobConfig
+    decision: StageDecision
     why: str
     figure: Interval | None = None
     ratio: Interval | None = None  # over the best of that moment
@@ -210,7 +212,7 @@ class Stage:
     starts: int = 0
     readings: int = 0
     seconds: float = 0.0  # that deciding it took, the other side's share included
-    failure: Failure | None = None
+    failure: ConfigFailure | None = None
     runs: tuple[str, ...] = ()
 
     @property
@@ -219,7 +221,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class TuneGoal:
     """What is to grow: `metric` at `concurrency` agents under one shape of load, within limits."""
 
     metric: str  # of METRICS
@@ -256,11 +258,11 @@ class Tuning:
     model: str
     engine: str
     rig: str  # in words: "2x rtx-3090", "this machine's CPU (2 cores)"
-    aim: Aim
+    aim: TuneGoal
     budget_s: float
     seed: int
     simulated: bool
-    baseline: Config
+    baseline: KnobConfig
     knobs: tuple[Knob, ...]
     base: Mapping[str, Any]  # the preset that configurations are turned from, as a document
     host: Mapping[str, Any]

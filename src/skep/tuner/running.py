@@ -12,70 +12,70 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from skep.errors import EngineError
-from skep.tuner.journal import Journal
-from skep.tuner.ports import Answer, Bench, BenchProgress, Curve, Errand, Judge, OnProgress
-from skep.tuner.records import Config, Curved, Stage, Tuning
+from skep.tuner.journal import TuningJournal
+from skep.tuner.ports import Bench, BenchProgress, BenchRequest, BenchResult, CurveRequest, JudgeRequest, OnProgress
+from skep.tuner.records import CurveResult, KnobConfig, TuneStage, Tuning
 from skep.units import format_seconds
 
 SHORTEST_LIMIT_S = 1800.0  # an errand may take that long, however short the budget is
 
 
-class Climbing(Protocol):
+class SearchPort(Protocol):
     """Given the same answers, it asks for the same errands and decides the same stages."""
 
     @property
-    def stages(self) -> Sequence[Stage]: ...
+    def stages(self) -> Sequence[TuneStage]: ...
 
     @property
-    def incumbent(self) -> Config: ...
+    def incumbent(self) -> KnobConfig: ...
 
     @property
     def ended(self) -> str | None:
         """Why there is nothing more to ask; None while there is."""
 
-    def following(self) -> Errand | None:
+    def following(self) -> BenchRequest | None:
         """None: there is nothing left to ask, or no time for it. May decide stages."""
 
-    def took(self, answer: Answer) -> None: ...
+    def took(self, answer: BenchResult) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestStarted:
     """An errand begins."""
 
-    errand: Errand
+    errand: BenchRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class RequestFinished:
     """An errand has ended, and its answer is stored."""
 
-    errand: Errand
-    answer: Answer
+    errand: BenchRequest
+    answer: BenchResult
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class StageDecided:
     """A stage is decided, and stored."""
 
-    stage: Stage
+    stage: TuneStage
 
 
-Event = Asked | BenchProgress | Answered | Decided
-OnEvent = Callable[[Event], None]
+TuneEvent = RequestStarted | BenchProgress | RequestFinished | StageDecided
+OnEvent = Callable[[TuneEvent], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TuneOutcome:
     """Of a climb that came to its end."""
 
     tuning: Tuning
-    stages: tuple[Stage, ...]
-    best: Config
-    curve: Curved | None
+    stages: tuple[TuneStage, ...]
+    best: KnobConfig
+    curve: CurveResult | None
 
 
-def resumed(journal: Journal, climb: Climbing) -> float:
+def replay_answers(journal: TuningJournal, climb: SearchPort) -> float:
     """Give the climb its stored answers again; how many seconds they took. UserError where it asks for other things."""
     spent_s = 0.0
     for number, (stored, answer) in enumerate(journal.past, start=1):
@@ -88,14 +88,14 @@ def resumed(journal: Journal, climb: Climbing) -> float:
     return spent_s
 
 
-async def climb_on(
-    climb: Climbing,
+async def run_search(
+    climb: SearchPort,
     bench: Bench,
-    journal: Journal,
+    journal: TuningJournal,
     *,
     on_event: OnEvent = lambda _: None,
     longest_s: float | None = None,
-) -> Outcome:
+) -> TuneOutcome:
     """Until the climb asks for nothing more. `longest_s`: for one errand; by default no less than the whole budget.
 
     Cancelled: the errand under way is broken off and leaves nothing, what was decided stands; `climb.incumbent` and
@@ -106,25 +106,25 @@ async def climb_on(
     with journal:
         while (errand := climb.following()) is not None:
             _tell(journal.decided(climb.stages), on_event)
-            on_event(Asked(errand))
+            on_event(RequestStarted(errand))
             await asyncio.sleep(0)  # a bench in virtual time never waits: Ctrl-C is heard here
             answer = await _carried_out(errand, bench, on_event, limit_s)
             climb.took(answer)
             fresh = journal.took(errand, answer, climb.stages)
-            on_event(Answered(errand, answer))
+            on_event(RequestFinished(errand, answer))
             _tell(fresh, on_event)
-            curve = answer if isinstance(answer, Curved) else curve
+            curve = answer if isinstance(answer, CurveResult) else curve
         _tell(journal.decided(climb.stages), on_event)
         journal.end("done", climb.ended)
-    return Outcome(journal.tuning, journal.stages, climb.incumbent, curve)
+    return TuneOutcome(journal.tuning, journal.stages, climb.incumbent, curve)
 
 
-async def _carried_out(errand: Errand, bench: Bench, on_progress: OnProgress, limit_s: float) -> Answer:
+async def _carried_out(errand: BenchRequest, bench: Bench, on_progress: OnProgress, limit_s: float) -> BenchResult:
     try:
         async with asyncio.timeout(limit_s) as deadline:
-            if isinstance(errand, Judge):
+            if isinstance(errand, JudgeRequest):
                 return await bench.judge(errand, on_progress)
-            if isinstance(errand, Curve):
+            if isinstance(errand, CurveRequest):
                 return await bench.curve(errand, on_progress)
             return await bench.measure(errand, on_progress)
     except TimeoutError as error:
@@ -134,16 +134,16 @@ async def _carried_out(errand: Errand, bench: Bench, on_progress: OnProgress, li
         raise EngineError(f"{_words(errand)} was broken off after {format_seconds(limit_s)}", hint=hint) from error
 
 
-def _tell(stages: Sequence[Stage], on_event: OnEvent) -> None:
+def _tell(stages: Sequence[TuneStage], on_event: OnEvent) -> None:
     for stage in stages:
-        on_event(Decided(stage))
+        on_event(StageDecided(stage))
 
 
-def _words(errand: Errand | None) -> str:
+def _words(errand: BenchRequest | None) -> str:
     if errand is None:
         return "none"
-    if isinstance(errand, Curve):
+    if isinstance(errand, CurveRequest):
         return "a curve over concurrency"
-    if isinstance(errand, Judge):
+    if isinstance(errand, JudgeRequest):
         return f"a look at the answers of {errand.challenger.key} beside {errand.incumbent.key}"
     return f"`{errand.words}` ({errand.readings} readings of {', '.join(one.key for one in errand.configs)})"

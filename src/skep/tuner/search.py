@@ -13,12 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.stats.sequential import Contest, Noise, Verdict
+from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
 from skep.tuner.candidates import READY, Chooser, Grain, Move, Moves
-from skep.tuner.failures import remedied
+from skep.tuner.failures import apply_remedy
 from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed
-from skep.tuner.ports import Answer, Curve, Errand, Judge, Measure, Terrain
-from skep.tuner.records import Aim, Config, Curved, Decision, Failure, Judged, Round, Sitting, Stage
+from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest, SearchSpace
+from skep.tuner.records import (
+    ConfigFailure,
+    CurveResult,
+    JudgeResult,
+    KnobConfig,
+    MeasurementRound,
+    ServerStart,
+    StageDecision,
+    TuneGoal,
+    TuneStage,
+)
 from skep.tuner.step_text import Evidence, failure_words, limit_words, speed_words, stage_of
 from skep.tuner.time_budget import CURVE_SHARE, TimeBudget, curve_levels
 from skep.units import Interval
@@ -28,19 +38,23 @@ _FAR = 1.1  # times a limit: clear after one start
 _LATE_NOISE = 0.08  # of percentiles of a reading, until something better is known
 
 
-class Trial:
+class ConfigTrial:
     """`verdict` is final once it is not OPEN. `late`: limits decided, not speed."""
 
-    def __init__(self, move: Move, incumbent: Config, noise: Noise, grain: Grain, predicted: float | None) -> None:
+    def __init__(
+        self, move: Move, incumbent: KnobConfig, noise: MeasurementNoise, grain: Grain, predicted: float | None
+    ) -> None:
         self.move = move
         self.evidence = Evidence(move.config, incumbent, (), (), 0.0, predicted)
-        self._speed = Contest(noise, rounds=grain.rounds, worth=grain.worth)
-        self._near = Contest(Noise(reading=_LATE_NOISE, start=_LATE_NOISE / 2), rounds=grain.rounds, worth=grain.worth)
-        self.verdict = Verdict.OPEN
+        self._speed = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
+        self._near = SequentialTest(
+            MeasurementNoise(reading=_LATE_NOISE, start=_LATE_NOISE / 2), rounds=grain.rounds, worth=grain.worth
+        )
+        self.verdict = SequentialVerdict.OPEN
         self.late = False
 
     def __repr__(self) -> str:
-        return f"<Trial {self.move.changes} {self.verdict.value} after {len(self.evidence.sittings)} starts>"
+        return f"<ConfigTrial {self.move.changes} {self.verdict.value} after {len(self.evidence.sittings)} starts>"
 
     @property
     def rounds(self) -> int:
@@ -53,85 +67,85 @@ class Trial:
         return standing.ratio if standing is not None else None
 
     @property
-    def speeds(self) -> Contest:
+    def speeds(self) -> SequentialTest:
         return self._speed
 
     def spent(self, seconds: float) -> None:
         self.evidence = self.evidence.also((), (), seconds)
 
-    def took(self, first: Sitting, second: Sitting, seconds: float) -> None:
+    def took(self, first: ServerStart, second: ServerStart, seconds: float) -> None:
         """One round, in which neither failed."""
         self.evidence = self.evidence.also((second,), (first,), seconds)
         pairs = paired(first.readings, second.readings, speed)
         self._speed.feed(pairs)
         self._near.feed(paired(first.readings, second.readings, nearness))
         self.verdict = self._judged()
-        if self.verdict is Verdict.OPEN and not self._speed.pairs and self.rounds >= STARTS:
-            self.verdict = Verdict.SAME
+        if self.verdict is SequentialVerdict.OPEN and not self._speed.pairs and self.rounds >= STARTS:
+            self.verdict = SequentialVerdict.SAME
 
-    def _judged(self) -> Verdict:
+    def _judged(self) -> SequentialVerdict:
         here, there = over_limit(self.evidence.sittings), over_limit(self.evidence.beside)
         self.late = max(here, there) > 1
         if not self.late:
             return self._speed.verdict
         if here <= 1:  # the other one is late
-            return Verdict.BETTER if self.rounds >= STARTS else Verdict.OPEN
+            return SequentialVerdict.BETTER if self.rounds >= STARTS else SequentialVerdict.OPEN
         if there <= 1:
-            return Verdict.WORSE if here > _FAR or self.rounds >= STARTS else Verdict.OPEN
+            return SequentialVerdict.WORSE if here > _FAR or self.rounds >= STARTS else SequentialVerdict.OPEN
         return self._near.verdict
 
 
 SCREENED = 3  # readings of a start that only sorts
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back
 MOST_JUDGING_S, JUDGING_SHARE = 600.0, 0.1
-_TURNED_DOWN = {Verdict.WORSE: Decision.WORSE, Verdict.SAME: Decision.SAME}
+_TURNED_DOWN = {SequentialVerdict.WORSE: StageDecision.WORSE, SequentialVerdict.SAME: StageDecision.SAME}
 
 
-class Climb:
-    def __init__(self, terrain: Terrain, baseline: Config, aim: Aim, *, budget_s: float) -> None:
+class KnobSearch:
+    def __init__(self, terrain: SearchSpace, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float) -> None:
         self.aim, self.baseline, self.incumbent = aim, baseline, baseline
-        self.stages: list[Stage] = []
-        self.curve: Curved | None = None
-        self.failure: Failure | None = None  # of the baseline: nothing can be tuned
+        self.stages: list[TuneStage] = []
+        self.curve: CurveResult | None = None
+        self.failure: ConfigFailure | None = None  # of the baseline: nothing can be tuned
         self.ended: str | None = None  # why
         self._terrain = terrain
         self.purse = TimeBudget(terrain, aim, budget_s)
         self._book = Measurements(terrain, baseline)
         self._moves = Moves(self._book)
         self._chooser = Chooser(self._book, self._moves, self.purse)
-        self._asked: Errand | None = None
-        self._trial: Trial | None = None
+        self._asked: BenchRequest | None = None
+        self._trial: ConfigTrial | None = None
         self._judging = False
         self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)  # what it is expected to take
-        self._before: list[Config] = []  # what was best before
-        self._alarms: dict[Config, int] = {}
+        self._before: list[KnobConfig] = []  # what was best before
+        self._alarms: dict[KnobConfig, int] = {}
 
     def __repr__(self) -> str:
-        accepted = sum(stage.decision is Decision.ACCEPTED for stage in self.stages)
-        return f"<Climb {accepted} accepted, {len(self.stages)} stages, {self.purse!r}>"
+        accepted = sum(stage.decision is StageDecision.ACCEPTED for stage in self.stages)
+        return f"<KnobSearch {accepted} accepted, {len(self.stages)} stages, {self.purse!r}>"
 
     # What is asked and answered
 
-    def following(self) -> Errand | None:
+    def following(self) -> BenchRequest | None:
         """The same until it is answered; None: the climb is over."""
         if self._asked is None and not self._is_over:
             self._asked = self._next()
         return self._asked
 
-    def took(self, answer: Answer) -> None:
+    def took(self, answer: BenchResult) -> None:
         errand, self._asked = self._asked, None
         assert errand is not None, "nothing was asked"
         self.purse.spend(answer.seconds)
-        if isinstance(answer, Curved):
+        if isinstance(answer, CurveResult):
             self.curve = answer
-        elif isinstance(answer, Judged):
+        elif isinstance(answer, JudgeResult):
             self._took_judged(answer)
         else:
-            assert isinstance(errand, Measure)
+            assert isinstance(errand, MeasureRequest)
             self._took_round(errand, answer)
 
     @property
-    def best_stage(self) -> Stage | None:
+    def best_stage(self) -> TuneStage | None:
         """Of the incumbent."""
         own = [stage for stage in self.stages if stage.config == self.incumbent and stage.figure is not None]
         return own[-1] if own else None
@@ -154,7 +168,7 @@ class Climb:
     def _is_over(self) -> bool:
         return self.failure is not None or self.curve is not None
 
-    def _next(self) -> Errand | None:
+    def _next(self) -> BenchRequest | None:
         if self._book.starts(self.baseline) < STARTS and not self.stages:
             return self._measure((self.baseline,), self.purse.readings(self.baseline), "baseline")
         if self._trial is not None:
@@ -163,37 +177,37 @@ class Climb:
             return self._close("the target is reached")
         return self._choose()
 
-    def _choose(self) -> Errand | None:
+    def _choose(self) -> BenchRequest | None:
         chosen = self._chooser.choose(self.incumbent)
         if chosen is None:
             return self._close("nothing is left that promises anything")
         if isinstance(chosen, Move):
             predicted = self._predicted(chosen.config)
-            self._trial = Trial(chosen, self.incumbent, self._book.noise, self._chooser.grain, predicted)
+            self._trial = ConfigTrial(chosen, self.incumbent, self._book.noise, self._chooser.grain, predicted)
             return self._confirm(self._trial)
         while len(chosen) > 1 and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
         return self._measure((self.incumbent, *chosen), SCREENED, "screen")
 
-    def _judge(self, trial: Trial) -> Errand | None:
+    def _judge(self, trial: ConfigTrial) -> BenchRequest | None:
         """Against the baseline, so that a little worse each time does not add up."""
-        if not self.purse.affords(self._judging_s, (self.baseline, self.incumbent)):
+        if not self.purse.can_afford(self._judging_s, (self.baseline, self.incumbent)):
             return self._out_of_time("no time was left to judge its answers")
-        return Judge(self.baseline, trial.move.config)
+        return JudgeRequest(self.baseline, trial.move.config)
 
-    def _confirm(self, trial: Trial) -> Errand | None:
+    def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
         configs = (self.incumbent, trial.move.config)
         readings = self.purse.readings(trial.move.config)
         if not self._affords(configs, readings):
             return self._out_of_time("time ran out before it was decided")
         return self._measure(configs, readings, "confirm")
 
-    def _measure(self, configs: tuple[Config, ...], readings: int, purpose: str) -> Errand | None:
+    def _measure(self, configs: tuple[KnobConfig, ...], readings: int, purpose: str) -> BenchRequest | None:
         if purpose != "baseline" and not self._affords(configs, readings):
             return self._close("the budget is spent")
-        return Measure(configs, readings, purpose, self._words(configs, purpose))
+        return MeasureRequest(configs, readings, purpose, self._words(configs, purpose))
 
-    def _words(self, configs: Sequence[Config], purpose: str) -> str:
+    def _words(self, configs: Sequence[KnobConfig], purpose: str) -> str:
         if purpose == "baseline":
             return f"the baseline, start {self._book.starts(self.baseline) + 1}"
         told = "; ".join(", ".join(map(str, one.changes_from(self.incumbent))) for one in configs[1:])
@@ -201,33 +215,33 @@ class Climb:
             return f"{told}: start {self._trial.rounds + 1} of each"
         return f"a first look at {told}"
 
-    def _out_of_time(self, why: str) -> Errand | None:
+    def _out_of_time(self, why: str) -> BenchRequest | None:
         trial, self._trial = self._trial, None
         assert trial is not None
         if trial.evidence.sittings:
-            self._note(trial.evidence, Decision.UNDECIDED, why, ratio=trial.ratio)
+            self._note(trial.evidence, StageDecision.UNDECIDED, why, ratio=trial.ratio)
         return self._close("the budget is spent")
 
-    def _close(self, why: str) -> Errand | None:
+    def _close(self, why: str) -> BenchRequest | None:
         self.ended = self.ended or why
         if self.curve is not None or not self.stages:
             return None
         configs = (self.baseline, self.incumbent) if self.incumbent != self.baseline else (self.baseline,)
-        return Curve(configs, self._curve_levels(configs))
+        return CurveRequest(configs, self._curve_levels(configs))
 
-    def _curve_levels(self, configs: Sequence[Config]) -> tuple[int, ...]:
+    def _curve_levels(self, configs: Sequence[KnobConfig]) -> tuple[int, ...]:
         """All, or only the goal's where the time is over."""
         levels = curve_levels(self.aim.concurrency)
         left_s = self.purse.budget_s - self.spent_s
         affordable = self.purse.seconds(configs, 2 * len(levels)) <= max(left_s, CURVE_SHARE * self.purse.budget_s / 2)
         return levels if affordable else (self.aim.concurrency,)
 
-    def _affords(self, configs: Sequence[Config], readings: int) -> bool:
-        return self.purse.affords(self.purse.seconds(configs, readings), (self.baseline, self.incumbent))
+    def _affords(self, configs: Sequence[KnobConfig], readings: int) -> bool:
+        return self.purse.can_afford(self.purse.seconds(configs, readings), (self.baseline, self.incumbent))
 
     # What answers make of it
 
-    def _took_round(self, errand: Measure, answer: Round) -> None:
+    def _took_round(self, errand: MeasureRequest, answer: MeasurementRound) -> None:
         self.purse.learn(errand.configs, errand.readings, answer.seconds)
         self._book.took(answer, spared=self.incumbent)
         if errand.purpose == "baseline":
@@ -243,7 +257,7 @@ class Climb:
             self._took_failures(answer)
             self._took_screening(answer)
 
-    def _took_baseline(self, answer: Round) -> None:
+    def _took_baseline(self, answer: MeasurementRound) -> None:
         self.failure = answer.sittings[0].failure
         if self.failure is not None:
             self.ended = "the baseline does not run"
@@ -255,16 +269,16 @@ class Climb:
         evidence = Evidence(self.baseline, self.baseline, tuple(sittings), (), self.spent_s, None)
         if self._book.figure(sittings) is None:
             why = "no reading counts: the client was the limit, or nothing was answered"
-            self.failure, self.ended = Failure("errors-under-load", why), "the baseline gives no figure"
+            self.failure, self.ended = ConfigFailure("errors-under-load", why), "the baseline gives no figure"
             return
-        self._note(evidence, Decision.BASELINE, f"{len(sittings)} starts")
+        self._note(evidence, StageDecision.BASELINE, f"{len(sittings)} starts")
 
-    def _took_failures(self, answer: Round) -> None:
+    def _took_failures(self, answer: MeasurementRound) -> None:
         for sitting in answer.sittings[1:]:
             if sitting.failure is not None:
                 self._dead_end(self._looked_at(sitting, answer), sitting.failure)
 
-    def _took_screening(self, answer: Round) -> None:
+    def _took_screening(self, answer: MeasurementRound) -> None:
         grain = self._chooser.grain
         for sitting in answer.sittings[1:]:
             evidence = self._looked_at(sitting, answer)
@@ -277,31 +291,35 @@ class Climb:
                 if belief.hope < grain.floor or (seen_often and not promising):
                     self._turned_down(evidence)
 
-    def _looked_at(self, sitting: Sitting, answer: Round) -> Evidence:
+    def _looked_at(self, sitting: ServerStart, answer: MeasurementRound) -> Evidence:
         seconds, predicted = answer.seconds / len(answer.sittings), self._predicted(sitting.config)
         return Evidence(sitting.config, self.incumbent, (sitting,), (answer.sittings[0],), seconds, predicted)
 
     def _unread(self, evidence: Evidence) -> None:
         """Up, but without a reading that counts: twice is enough."""
         if len(self._book.sittings(evidence.config)) >= STARTS:
-            self._note(evidence, Decision.SAME, speed_words(evidence, Verdict.SAME, None))
+            self._note(evidence, StageDecision.SAME, speed_words(evidence, SequentialVerdict.SAME, None))
             self._moves.close(evidence.changes, self.incumbent)
 
     def _turned_down(self, evidence: Evidence) -> None:
         """After a first look: that is enough to say no, and never to say yes."""
         first, second = evidence.beside[0], evidence.sittings[0]
-        contest = Contest(self._book.noise, rounds=2, worth=self._chooser.grain.worth)
+        contest = SequentialTest(self._book.noise, rounds=2, worth=self._chooser.grain.worth)
         contest.feed(paired(first.readings, second.readings, speed))
         ratio = contest.standing.ratio if contest.standing is not None else None
         if over_limit(evidence.sittings) > max(1.0, over_limit(evidence.beside)):
-            self._note(evidence, Decision.OVER_LIMIT, limit_words(evidence, self.aim.slo, ratio), ratio=ratio)
+            self._note(evidence, StageDecision.OVER_LIMIT, limit_words(evidence, self.aim.slo, ratio), ratio=ratio)
         else:
-            worse = contest.verdict is Verdict.WORSE
-            verdict, decision = (Verdict.WORSE, Decision.WORSE) if worse else (Verdict.SAME, Decision.SAME)
+            worse = contest.verdict is SequentialVerdict.WORSE
+            verdict, decision = (
+                (SequentialVerdict.WORSE, StageDecision.WORSE)
+                if worse
+                else (SequentialVerdict.SAME, StageDecision.SAME)
+            )
             self._note(evidence, decision, speed_words(evidence, verdict, ratio), ratio=ratio)
-        self._moves.close(evidence.changes, self.incumbent, same=self.stages[-1].decision is Decision.SAME)
+        self._moves.close(evidence.changes, self.incumbent, same=self.stages[-1].decision is StageDecision.SAME)
 
-    def _took_confirmation(self, answer: Round) -> None:
+    def _took_confirmation(self, answer: MeasurementRound) -> None:
         trial = self._trial
         assert trial is not None
         first, second = answer.sittings
@@ -310,17 +328,17 @@ class Climb:
             self._dead_end(trial.evidence.also((second,), (first,), answer.seconds), second.failure)
             return
         trial.took(first, second, answer.seconds)
-        if trial.verdict is Verdict.OPEN:
+        if trial.verdict is SequentialVerdict.OPEN:
             return
-        self._book.noise.took_rounds(*trial.speeds.round_means)
-        if trial.verdict is not Verdict.BETTER:
-            self._reject(trial, _TURNED_DOWN[trial.verdict] if not trial.late else Decision.OVER_LIMIT)
+        self._book.noise.add_rounds(*trial.speeds.round_means)
+        if trial.verdict is not SequentialVerdict.BETTER:
+            self._reject(trial, _TURNED_DOWN[trial.verdict] if not trial.late else StageDecision.OVER_LIMIT)
         elif any(self._alters(change.knob) for change in trial.evidence.changes):
             self._judging = True
         else:
             self._accept(trial)
 
-    def _took_judged(self, judged: Judged) -> None:
+    def _took_judged(self, judged: JudgeResult) -> None:
         trial, self._judging = self._trial, False
         assert trial is not None
         trial.spent(judged.seconds)
@@ -328,37 +346,37 @@ class Climb:
         if judged.ok:
             self._accept(trial, judged.words)
         else:
-            unknown = Decision.UNDECIDED if judged.skipped else Decision.ANSWERS_WORSE
+            unknown = StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE
             self._reject(trial, unknown, judged.words)
 
-    def _accept(self, trial: Trial, words: str = "") -> None:
+    def _accept(self, trial: ConfigTrial, words: str = "") -> None:
         self._trial = None
         why = "; ".join(filter(None, (self._said(trial), words)))
-        self._note(trial.evidence, Decision.ACCEPTED, why, ratio=trial.ratio)
+        self._note(trial.evidence, StageDecision.ACCEPTED, why, ratio=trial.ratio)
         self._before.append(self.incumbent)
         self.incumbent = trial.move.config
         self._chooser.owe(self.incumbent, [change.knob for change in trial.evidence.changes], looks=1)
 
-    def _reject(self, trial: Trial, decision: Decision, words: str = "") -> None:
+    def _reject(self, trial: ConfigTrial, decision: StageDecision, words: str = "") -> None:
         self._trial = None
         why = "; ".join(filter(None, (words, self._said(trial))))
         self._note(trial.evidence, decision, why, ratio=trial.ratio)
-        self._moves.close(trial.move.changes, self.incumbent, same=decision is Decision.SAME)
+        self._moves.close(trial.move.changes, self.incumbent, same=decision is StageDecision.SAME)
 
-    def _said(self, trial: Trial) -> str:
+    def _said(self, trial: ConfigTrial) -> str:
         if trial.late:
             return limit_words(trial.evidence, self.aim.slo, trial.ratio)
         return speed_words(trial.evidence, trial.verdict, trial.ratio)
 
-    def _dead_end(self, evidence: Evidence, failure: Failure) -> None:
+    def _dead_end(self, evidence: Evidence, failure: ConfigFailure) -> None:
         """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
-        self._note(evidence, Decision.FAILED, failure_words(failure), failure=failure)
+        self._note(evidence, StageDecision.FAILED, failure_words(failure), failure=failure)
         self._moves.close(evidence.changes, self.incumbent, failed=True)
-        way = remedied(evidence.config, failure, self._terrain.knobs)
+        way = apply_remedy(evidence.config, failure, self._terrain.knobs)
         if way is not None and self._book.refusal(way) is None:
             self._moves.remedy(way)
 
-    def _alarm(self, sitting: Sitting) -> None:
+    def _alarm(self, sitting: ServerStart) -> None:
         """The best so far died. Once may be chance; after that it is a failure of that configuration."""
         assert sitting.failure is not None
         count = self._alarms[sitting.config] = self._alarms.get(sitting.config, 0) + 1
@@ -370,13 +388,13 @@ class Climb:
             self.failure, self.ended = sitting.failure, "the baseline does not run reliably"
             return
         evidence = Evidence(sitting.config, self._before[-1], (sitting,), (), 0.0, None)
-        self._note(evidence, Decision.FAILED, failure_words(sitting.failure), failure=sitting.failure)
+        self._note(evidence, StageDecision.FAILED, failure_words(sitting.failure), failure=sitting.failure)
         self.incumbent = self._before.pop()
         self._moves.close(evidence.changes, self.incumbent, failed=True)
 
     def _note(
-        self, evidence: Evidence, decision: Decision, why: str, *, ratio: Interval | None = None,
-        failure: Failure | None = None,
+        self, evidence: Evidence, decision: StageDecision, why: str, *, ratio: Interval | None = None,
+        failure: ConfigFailure | None = None,
     ) -> None:  # fmt: skip
         """One more stage of the ladder."""
         figure = self._book.figure(evidence.sittings)
@@ -386,9 +404,9 @@ class Climb:
     def _alters(self, name: str) -> bool:
         return any(knob.name == name and knob.alters_answers for knob in self._terrain.knobs)
 
-    def _predicted(self, config: Config) -> float | None:
+    def _predicted(self, config: KnobConfig) -> float | None:
         """None: the planner has nothing to say on what was turned."""
-        there, here = self._terrain.foresee(config), self._terrain.foresee(self.incumbent)
+        there, here = self._terrain.predict(config), self._terrain.predict(self.incumbent)
         return there / here if there and here and there != here else None
 
     def _has_reached_target(self) -> bool:

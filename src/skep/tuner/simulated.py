@@ -13,12 +13,21 @@ from typing import Protocol
 
 from skep.planner.candidates import sizing_card
 from skep.planner.fit import fits
-from skep.planner.predict import Outcome
-from skep.stats.slo import Limits
-from skep.tuner.ports import BenchProgress, Curve, Judge, Measure, OnProgress
-from skep.tuner.predictions import Foresight, rig_of
+from skep.planner.predict import PredictedOutcome
+from skep.stats.slo import SloLimits
+from skep.tuner.ports import BenchProgress, CurveRequest, JudgeRequest, MeasureRequest, OnProgress
+from skep.tuner.predictions import Predictor, rig_of
 from skep.tuner.reading_size import tasks_for
-from skep.tuner.records import Config, Curved, CurvePoint, Failure, Judged, Reading, Round, Sitting
+from skep.tuner.records import (
+    ConfigFailure,
+    CurvePoint,
+    CurveResult,
+    JudgeResult,
+    KnobConfig,
+    MeasurementRound,
+    ServerStart,
+    TuneReading,
+)
 from skep.units import Interval
 
 START_DEADLINE_S = 600.0  # a hang costs all of it
@@ -34,20 +43,20 @@ _START_SHARE = {"refused": 0.0, "no-start": 0.5, "out-of-memory": 0.7}  # of a s
 class Truth(Protocol):
     """What each configuration really does. Pure: the same for every question."""
 
-    def figure(self, config: Config) -> Reading | Failure:
+    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
         """One reading of the goal's load without noise, `wall_s` long; or why it does not start."""
 
-    def dies(self, config: Config) -> Failure | None:
+    def dies(self, config: KnobConfig) -> ConfigFailure | None:
         """What becomes of it under load, after a good start and a first reading; None: it lives."""
 
-    def at(self, config: Config, concurrency: int) -> Reading | Failure:
+    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
         """The same load at another number of agents; `figure` is effective tok/s."""
 
-    def start_s(self, config: Config) -> float: ...
+    def start_s(self, config: KnobConfig) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class SimulatedNoise:
     """Shares. `drift` is how far the machine as a whole goes up and down within `drift_period_s`."""
 
     reading: float = 0.03
@@ -58,16 +67,16 @@ class Noise:
 
 
 @dataclass(slots=True)
-class _Side:
-    config: Config
-    truth: Reading | None = None  # None: it is not up
-    failure: Failure | None = None
+class _SimulatedStart:
+    config: KnobConfig
+    truth: TuneReading | None = None  # None: it is not up
+    failure: ConfigFailure | None = None
     start_s: float = 0.0
     effect: float = 1.0
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[TuneReading, ...] = ()
 
-    def sitting(self) -> Sitting:
-        return Sitting(self.config, self.start_s, self.readings, self.failure)
+    def sitting(self) -> ServerStart:
+        return ServerStart(self.config, self.start_s, self.readings, self.failure)
 
 
 class SimulatedBench:
@@ -79,11 +88,17 @@ class SimulatedBench:
     simulated = True
 
     def __init__(
-        self, truth: Truth, *, seed: int, noise: Noise | None = None, together: bool = True, began_s: float = 0.0
+        self,
+        truth: Truth,
+        *,
+        seed: int,
+        noise: SimulatedNoise | None = None,
+        together: bool = True,
+        began_s: float = 0.0,
     ) -> None:
         self.truth = truth
         self.seed = seed
-        self.noise = noise or Noise()
+        self.noise = noise or SimulatedNoise()
         self.together = together
         self.now_s = began_s
         self._phase = Random(f"{seed} drift").uniform(0.0, 2 * math.pi)
@@ -91,35 +106,35 @@ class SimulatedBench:
     def __repr__(self) -> str:
         return f"<SimulatedBench seed {self.seed}, {self.now_s:.0f} virtual seconds>"
 
-    async def measure(self, errand: Measure, on_progress: OnProgress) -> Round:
+    async def measure(self, errand: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         return self.measured(errand, on_progress)
 
-    async def judge(self, errand: Judge, on_progress: OnProgress) -> Judged:
+    async def judge(self, errand: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         on_progress(BenchProgress(errand.challenger, "judging"))
-        return Judged(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
+        return JudgeResult(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
 
-    async def curve(self, errand: Curve, on_progress: OnProgress) -> Curved:
+    async def curve(self, errand: CurveRequest, on_progress: OnProgress) -> CurveResult:
         return self.curved(errand, on_progress)
 
-    def measured(self, errand: Measure, on_progress: OnProgress = lambda _: None) -> Round:
+    def measured(self, errand: MeasureRequest, on_progress: OnProgress = lambda _: None) -> MeasurementRound:
         """What `measure` answers: nothing in it waits."""
         began_s, rng = self.now_s, self._rng("measure")
-        sides = [_Side(config) for config in errand.configs]
+        sides = [_SimulatedStart(config) for config in errand.configs]
         if self.together:
             self._side_by_side(sides, errand.readings, rng, on_progress)
         else:
             self._one_by_one(sides, errand.readings, rng, on_progress)
-        return Round(tuple(side.sitting() for side in sides), self.now_s - began_s)
+        return MeasurementRound(tuple(side.sitting() for side in sides), self.now_s - began_s)
 
-    def curved(self, errand: Curve, on_progress: OnProgress = lambda _: None) -> Curved:
+    def curved(self, errand: CurveRequest, on_progress: OnProgress = lambda _: None) -> CurveResult:
         began_s, rng = self.now_s, self._rng("curve")
         points = []
         for config in errand.configs:
-            side = _Side(config)
+            side = _SimulatedStart(config)
             self._start(side, rng, on_progress)
             points += [self._point(side, level, rng, on_progress) for level in errand.levels]
             self.now_s += STOP_S
-        return Curved(tuple(points), self.now_s - began_s)
+        return CurveResult(tuple(points), self.now_s - began_s)
 
     def drift(self, at_s: float) -> float:
         """How the machine as a whole does at that time, of what it does on average."""
@@ -128,7 +143,7 @@ class SimulatedBench:
     def _rng(self, what: str) -> Random:
         return Random(f"{self.seed} {what} {self.now_s:.6f}")
 
-    def _side_by_side(self, sides: list[_Side], readings: int, rng: Random, on_progress: OnProgress) -> None:
+    def _side_by_side(self, sides: list[_SimulatedStart], readings: int, rng: Random, on_progress: OnProgress) -> None:
         """A B, B A, A B, ... until all is read, or only one is left of several: alone it tells nothing."""
         for side in sides:
             self._start(side, rng, on_progress)
@@ -139,7 +154,7 @@ class SimulatedBench:
                     self._read(side, turn, readings, rng, on_progress)
         self.now_s += STOP_S * len(sides)
 
-    def _one_by_one(self, sides: list[_Side], readings: int, rng: Random, on_progress: OnProgress) -> None:
+    def _one_by_one(self, sides: list[_SimulatedStart], readings: int, rng: Random, on_progress: OnProgress) -> None:
         """Which side goes first is drawn, lest a drift always favours the same one."""
         for side in sides if rng.random() < 0.5 else sides[::-1]:
             self._start(side, rng, on_progress)
@@ -148,12 +163,12 @@ class SimulatedBench:
                     self._read(side, turn, readings, rng, on_progress)
             self.now_s += STOP_S
 
-    def _start(self, side: _Side, rng: Random, on_progress: OnProgress) -> None:
+    def _start(self, side: _SimulatedStart, rng: Random, on_progress: OnProgress) -> None:
         on_progress(BenchProgress(side.config, "starting"))
         found = self.truth.figure(side.config)
         start_s = self.truth.start_s(side.config)
         side.effect = math.exp(rng.gauss(0.0, self.noise.start))
-        if isinstance(found, Failure):
+        if isinstance(found, ConfigFailure):
             side.failure = found
             side.start_s = START_DEADLINE_S if found.kind == "hang" else start_s * _START_SHARE.get(found.kind, 1.0)
             self.now_s += side.start_s
@@ -162,7 +177,7 @@ class SimulatedBench:
         on_progress(BenchProgress(side.config, "warming up"))
         self.now_s += start_s + _WARM_UP * found.wall_s
 
-    def _read(self, side: _Side, turn: int, readings: int, rng: Random, on_progress: OnProgress) -> None:
+    def _read(self, side: _SimulatedStart, turn: int, readings: int, rng: Random, on_progress: OnProgress) -> None:
         assert side.truth is not None
         reading = self._seen(side.truth, side.effect, rng)
         self.now_s += reading.wall_s
@@ -172,15 +187,15 @@ class SimulatedBench:
         if side.failure is not None:
             side.truth = None
 
-    def _seen(self, truth: Reading, effect: float, rng: Random) -> Reading:
+    def _seen(self, truth: TuneReading, effect: float, rng: Random) -> TuneReading:
         factor = effect * self.drift(self.now_s) * math.exp(rng.gauss(0.0, self.noise.reading))
         if rng.random() < self.noise.outliers:
             factor *= rng.choice(_OUTLIER_FACTORS)
         return _scaled(truth, factor)
 
-    def _point(self, side: _Side, level: int, rng: Random, on_progress: OnProgress) -> CurvePoint:
+    def _point(self, side: _SimulatedStart, level: int, rng: Random, on_progress: OnProgress) -> CurvePoint:
         truth = self.truth.at(side.config, level)
-        if side.truth is None or isinstance(truth, Failure):
+        if side.truth is None or isinstance(truth, ConfigFailure):
             return CurvePoint(level, side.config, None)
         seen = []
         for turn in range(_CURVE_RUNS):
@@ -193,7 +208,7 @@ class SimulatedBench:
         return CurvePoint(level, side.config, figure, seen[0].ttft_ms, seen[0].tpot_ms)
 
 
-def _scaled(truth: Reading, factor: float) -> Reading:
+def _scaled(truth: TuneReading, factor: float) -> TuneReading:
     def more(value: float | None) -> float | None:
         return None if value is None else value * factor
 
@@ -210,37 +225,37 @@ def _scaled(truth: Reading, factor: float) -> Reading:
 class PlannedTruth:
     """A `skep.tuner.simulated.Truth` over what is foreseen."""
 
-    def __init__(self, terrain: Foresight) -> None:
+    def __init__(self, terrain: Predictor) -> None:
         self._terrain = terrain
         self._aim = terrain.ground.aim
-        self._limits = Limits.parse(self._aim.slo).limits if self._aim.slo else ()
+        self._limits = SloLimits.parse(self._aim.slo).limits if self._aim.slo else ()
 
-    def figure(self, config: Config) -> Reading | Failure:
+    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
         found = self.at(config, self._aim.concurrency)
-        if isinstance(found, Failure):
+        if isinstance(found, ConfigFailure):
             return found
-        figure, watts = self._terrain.foresee(config), self._terrain.watts(config)
-        return Reading(
+        figure, watts = self._terrain.predict(config), self._terrain.watts(config)
+        return TuneReading(
             figure, found.effective_tok_s, found.task_tok_s, found.ttft_ms, found.tpot_ms, found.wall_s, found.requests,
             over_limit=found.over_limit, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None,
         )  # fmt: skip
 
-    def dies(self, config: Config) -> Failure | None:  # noqa: ARG002
+    def dies(self, config: KnobConfig) -> ConfigFailure | None:  # noqa: ARG002
         return None
 
-    def at(self, config: Config, concurrency: int) -> Reading | Failure:
+    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
         failure = self._out_of_memory(config)
         if failure is not None:
             return failure
         outcome = self._terrain.outcome(config, concurrency)
         if outcome is None:
-            return Failure("no-start", "the planner has no figure for it")
+            return ConfigFailure("no-start", "the planner has no figure for it")
         return self._reading(outcome, concurrency)
 
-    def start_s(self, config: Config) -> float:
+    def start_s(self, config: KnobConfig) -> float:
         return self._terrain.start_s(config)
 
-    def _reading(self, outcome: Outcome, concurrency: int) -> Reading:
+    def _reading(self, outcome: PredictedOutcome, concurrency: int) -> TuneReading:
         per_s = outcome.effective_tok_s / self._aim.output_tokens
         tasks = tasks_for(concurrency, [per_s])
         ttft_ms, tpot_ms = 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
@@ -248,9 +263,9 @@ class PlannedTruth:
         seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": total_ms}
         over = max((seen[limit.name] / limit.ms for limit in self._limits), default=0.0)
         speed = outcome.effective_tok_s
-        return Reading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
+        return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
 
-    def _out_of_memory(self, config: Config) -> Failure | None:
+    def _out_of_memory(self, config: KnobConfig) -> ConfigFailure | None:
         ground = self._terrain.ground
         setup, rig = self._terrain.setup(config), rig_of(config, ground)
         if setup is None or rig is None:
@@ -260,4 +275,6 @@ class PlannedTruth:
         if verdict.over_bytes <= 0:
             return None
         words = f"SIMULATED: {verdict.sentence}"
-        return Failure("out-of-memory", words, remedy="fewer slots, a smaller KV type, or another share of the card")
+        return ConfigFailure(
+            "out-of-memory", words, remedy="fewer slots, a smaller KV type, or another share of the card"
+        )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from skep.stats.sequential import Verdict
+from skep.stats.sequential import SequentialVerdict
 from skep.tuner.measurements import over_limit, typical
-from skep.tuner.records import FAILURES, Change, Config, Decision, Failure, Sitting, Stage
+from skep.tuner.records import FAILURES, ConfigFailure, KnobChange, KnobConfig, ServerStart, StageDecision, TuneStage
 from skep.units import Interval
 
 
@@ -15,14 +15,14 @@ from skep.units import Interval
 class Evidence:
     """What decided about a configuration: its own sittings, the incumbent's beside them, and how long all took."""
 
-    config: Config
-    incumbent: Config
-    sittings: tuple[Sitting, ...]
-    beside: tuple[Sitting, ...]
+    config: KnobConfig
+    incumbent: KnobConfig
+    sittings: tuple[ServerStart, ...]
+    beside: tuple[ServerStart, ...]
     seconds: float
     predicted: float | None  # ratio
 
-    def also(self, sittings: Sequence[Sitting], beside: Sequence[Sitting], seconds: float) -> Evidence:
+    def also(self, sittings: Sequence[ServerStart], beside: Sequence[ServerStart], seconds: float) -> Evidence:
         return replace(
             self,
             sittings=(*self.sittings, *sittings),
@@ -31,16 +31,16 @@ class Evidence:
         )
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[KnobChange, ...]:
         return self.config.changes_from(self.incumbent)
 
 
 def stage_of(
-    number: int, evidence: Evidence, decision: Decision, why: str, figure: Interval | None, *,
-    ratio: Interval | None = None, failure: Failure | None = None,
-) -> Stage:  # fmt: skip
+    number: int, evidence: Evidence, decision: StageDecision, why: str, figure: Interval | None, *,
+    ratio: Interval | None = None, failure: ConfigFailure | None = None,
+) -> TuneStage:  # fmt: skip
     read = [one for one in evidence.sittings if one.figures]
-    return Stage(
+    return TuneStage(
         number=number,
         changes=evidence.changes,
         config=evidence.config,
@@ -59,11 +59,11 @@ def stage_of(
     )
 
 
-def speed_words(evidence: Evidence, verdict: Verdict, ratio: Interval | None) -> str:
+def speed_words(evidence: Evidence, verdict: SequentialVerdict, ratio: Interval | None) -> str:
     """How a contest of speeds ended."""
     if ratio is None:
         return "no reading of both sides counts: the client was the limit, or nothing was answered"
-    if verdict is not Verdict.SAME:
+    if verdict is not SequentialVerdict.SAME:
         return f"{share_words(ratio)}, {_starts(evidence)}"
     if ratio.low > 1:
         return f"{share_words(ratio)} in {_starts(evidence)}, but by all that is known not worth another look"
@@ -78,7 +78,7 @@ def limit_words(evidence: Evidence, slo: str | None, ratio: Interval | None) -> 
     return f"{what} {slo or 'its limits'}: {here:.2f} times the limit against {there:.2f}; speed {share_words(ratio)}"
 
 
-def failure_words(failure: Failure) -> str:
+def failure_words(failure: ConfigFailure) -> str:
     return f"{FAILURES.get(failure.kind, failure.kind)}: {failure}"
 
 

@@ -20,8 +20,8 @@ import msgspec
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.rows import insert, storable
-from skep.store.writer_process import Writer, free_id, is_alive, new_suffix, this_process
-from skep.tuner.records import Stage, Tuning
+from skep.store.writer_process import WriterProcess, free_id, is_alive, new_suffix, this_process
+from skep.tuner.records import TuneStage, Tuning
 from skep.units import Interval
 
 # Those that point at others come first: they are deleted in this order.
@@ -64,7 +64,7 @@ class TuningState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTuning:
+class SavedTuning:
     """A tuning as the store has it. Its state is derived, never stored."""
 
     tuning: Tuning
@@ -89,7 +89,7 @@ class KeptTuning:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAnswer:
+class SavedAnswer:
     """What was asked of the bench and what came, as documents. `number` from 1, over all sessions."""
 
     number: int
@@ -112,12 +112,12 @@ class TuningSession:
     alive: bool
 
 
-def packed(value: Any) -> Any:
+def to_document(value: Any) -> Any:
     """A frozen value as its document."""
     return _open_ended(msgspec.to_builtins(value))
 
 
-def unpacked(document: Any, kind: type[T]) -> T:
+def from_document(document: Any, kind: type[T]) -> T:
     """What `packed` was given. Fields that an older skep did not know have their defaults."""
     return msgspec.convert(_numbers(document), kind)
 
@@ -131,25 +131,25 @@ def tuning_row(tuning: Tuning) -> tuple[Any, ...]:
     """Values in the order of the columns in `INSERT_TUNING`."""
     aim = tuning.aim
     texts = map(storable, (tuning.model, tuning.engine, tuning.rig, str(aim), aim.shape, aim.slo))
-    document = document_text(packed(tuning))
+    document = document_text(to_document(tuning))
     return (
         tuning.id, tuning.created_at, *texts, tuning.budget_s, tuning.simulated, document, tuning.skep_version
     )  # fmt: skip
 
 
-def stage_row(tuning_id: str, stage: Stage, *, at: float, answers: int) -> tuple[Any, ...]:
+def stage_row(tuning_id: str, stage: TuneStage, *, at: float, answers: int) -> tuple[Any, ...]:
     """Values in the order of the columns in `INSERT_STAGE`."""
-    document = packed(stage)
+    document = to_document(stage)
     texts = (stage.decision.value, storable(stage.title), storable(stage.why))
     failure = (None, None) if stage.failure is None else (stage.failure.kind, storable(str(stage.failure)))
     return (
-        tuning_id, stage.number, at, answers, *texts, document_text(packed(stage.config.as_dict)),
+        tuning_id, stage.number, at, answers, *texts, document_text(to_document(stage.config.as_dict)),
         *_bounds(stage.figure), *_bounds(stage.ratio), stage.predicted, stage.ttft_ms, stage.tpot_ms,
         stage.starts, stage.readings, stage.seconds, *failure, document_text(document),
     )  # fmt: skip
 
 
-def answer_row(tuning_id: str, session: int, answer: KeptAnswer) -> tuple[Any, ...]:
+def answer_row(tuning_id: str, session: int, answer: SavedAnswer) -> tuple[Any, ...]:
     """Values in the order of the columns in `INSERT_ANSWER`."""
     texts = (document_text(answer.errand), document_text(answer.answer))
     return (tuning_id, answer.number, session, answer.at, answer.kind, answer.seconds, *texts)
@@ -160,17 +160,17 @@ def tuning_of(row: Row) -> Tuning:
     return replace(_value(row, "document", Tuning, row["id"]), id=row["id"])
 
 
-def stage_of(row: Row) -> Stage:
-    return _value(row, "document", Stage, row["tuning_id"])
+def stage_of(row: Row) -> TuneStage:
+    return _value(row, "document", TuneStage, row["tuning_id"])
 
 
-def answer_of(row: Row) -> KeptAnswer:
+def answer_of(row: Row) -> SavedAnswer:
     errand, answer = (_document(row, column, row["tuning_id"]) for column in ("errand", "answer"))
-    return KeptAnswer(row["number"], row["at"], row["kind"], row["seconds"], errand, answer)
+    return SavedAnswer(row["number"], row["at"], row["kind"], row["seconds"], errand, answer)
 
 
-def kept_of(row: Row, presets: tuple[str, ...] = ()) -> KeptTuning:
-    return KeptTuning(
+def kept_of(row: Row, presets: tuple[str, ...] = ()) -> SavedTuning:
+    return SavedTuning(
         tuning=tuning_of(row),
         state=state_of(row),
         sessions=row["sessions"],
@@ -204,7 +204,7 @@ def state_of(row: Row) -> TuningState:
 def _is_alive(row: Row) -> bool:
     if row["ended_at"] is not None:
         return False
-    return is_alive(Writer(row["writer_pid"], row["writer_start_ticks"], row["boot_id"]))
+    return is_alive(WriterProcess(row["writer_pid"], row["writer_start_ticks"], row["boot_id"]))
 
 
 def _bounds(interval: Interval | None) -> tuple[float | None, ...]:
@@ -215,7 +215,7 @@ def _bounds(interval: Interval | None) -> tuple[float | None, ...]:
 
 def _value(row: Row, column: str, kind: type[T], tuning_id: str) -> T:
     try:
-        return unpacked(_document(row, column, tuning_id), kind)
+        return from_document(_document(row, column, tuning_id), kind)
     except msgspec.ValidationError as error:
         raise StoreError(f"tuning `{tuning_id}` has a row that this skep cannot read: {error}") from error
 
@@ -243,7 +243,7 @@ def _numbers(value: Any) -> Any:
     return [_numbers(one) for one in value] if isinstance(value, list) else value
 
 
-__all__ = ["KeptAnswer", "KeptTuning", "TuningOutcome", "TuningSession", "TuningState", "TuningStore"]
+__all__ = ["SavedAnswer", "SavedTuning", "TuningOutcome", "TuningSession", "TuningState", "TuningStore"]
 
 # A tuning's last session is the one that counts.
 _TUNINGS = """
@@ -309,13 +309,15 @@ class TuningStore:
             values = (tuning_id, session, at, outcome, storable(reason))
             connection.execute("INSERT INTO tuning_session_ends VALUES (?, ?, ?, ?, ?)", values)
 
-    def append_answer(self, tuning_id: str, session: int, answer: KeptAnswer, stages: Sequence[Stage] = ()) -> None:
+    def append_answer(
+        self, tuning_id: str, session: int, answer: SavedAnswer, stages: Sequence[TuneStage] = ()
+    ) -> None:
         """With the stages that it decided, or nothing. Each number is written once, whoever comes second."""
         with self._store.transaction() as connection:
             connection.execute(INSERT_ANSWER, answer_row(tuning_id, session, answer))
             _insert_stages(connection, tuning_id, stages, answer.at)
 
-    def append_stages(self, tuning_id: str, stages: Sequence[Stage], at: float) -> None:
+    def append_stages(self, tuning_id: str, stages: Sequence[TuneStage], at: float) -> None:
         """Those that were decided without a new answer. All of them or none."""
         with self._store.transaction() as connection:
             _insert_stages(connection, tuning_id, stages, at)
@@ -326,7 +328,7 @@ class TuningStore:
             sql = "INSERT INTO tuning_presets (tuning_id, name, stage, at) VALUES (?, ?, ?, ?)"
             connection.execute(sql, (tuning_id, storable(name), stage, at))
 
-    def find(self, name: str) -> KeptTuning:
+    def find(self, name: str) -> SavedTuning:
         """By its id, by the beginning of it, or "last"."""
         if name == "last":
             return self._last()
@@ -342,17 +344,17 @@ class TuningStore:
     def state(self, name: str) -> TuningState:
         return self.find(name).state
 
-    def tunings(self, limit: int | None = None) -> list[KeptTuning]:
+    def tunings(self, limit: int | None = None) -> list[SavedTuning]:
         """Newest first."""
         presets = self._presets()
         rows = self._store.read(_TUNINGS + _NEWEST_FIRST, -1 if limit is None else limit)
         return [kept_of(row, presets.get(row["id"], ())) for row in rows]
 
-    def stages(self, tuning_id: str) -> list[Stage]:
+    def stages(self, tuning_id: str) -> list[TuneStage]:
         """In the order in which they were decided."""
         return [stage_of(row) for row in self._store.read(_STAGES, tuning_id)]
 
-    def answers(self, tuning_id: str, kind: str | None = None) -> list[KeptAnswer]:
+    def answers(self, tuning_id: str, kind: str | None = None) -> list[SavedAnswer]:
         """In the order in which they came."""
         return [answer_of(row) for row in self._store.read(_ANSWERS, tuning_id, kind)]
 
@@ -383,7 +385,7 @@ class TuningStore:
             made[whose] = (*made.get(whose, ()), name)
         return made
 
-    def _last(self) -> KeptTuning:
+    def _last(self) -> SavedTuning:
         newest = self.tunings(1)
         if not newest:
             raise UserError("there are no tunings yet", hint="`skep tune MODEL` makes one")
@@ -394,7 +396,7 @@ class TuningStore:
         return [name for (name,) in self._store.read(sql)]
 
 
-def _insert_stages(connection: Connection, tuning_id: str, stages: Sequence[Stage], at: float) -> None:
+def _insert_stages(connection: Connection, tuning_id: str, stages: Sequence[TuneStage], at: float) -> None:
     asked = "SELECT count(*) FROM tuning_answers WHERE tuning_id = ?"
     answers = int(connection.execute(asked, (tuning_id,)).fetchone()[0])
     connection.executemany(INSERT_STAGE, [stage_row(tuning_id, one, at=at, answers=answers) for one in stages])

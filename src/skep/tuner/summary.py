@@ -10,11 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from skep.tuner.records import FAILURES, Config, Decision, Stage, Tuning
+from skep.tuner.records import FAILURES, KnobConfig, StageDecision, TuneStage, Tuning
 from skep.units import UNKNOWN, Interval, known, number, public_name
 
 UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tok/J"}
-KEPT = (Decision.BASELINE, Decision.ACCEPTED)
+KEPT = (StageDecision.BASELINE, StageDecision.ACCEPTED)
 _FINE = 0.02  # an interval of ratios that is narrower is told with one digit more
 
 
@@ -22,31 +22,31 @@ def unit_of(tuning: Tuning) -> str:
     return UNITS.get(tuning.aim.metric, tuning.aim.metric)
 
 
-def baseline_of(stages: Sequence[Stage]) -> Stage | None:
+def baseline_of(stages: Sequence[TuneStage]) -> TuneStage | None:
     """None: it was not measured yet, or could not be."""
-    return next((one for one in stages if one.decision is Decision.BASELINE and one.figure is not None), None)
+    return next((one for one in stages if one.decision is StageDecision.BASELINE and one.figure is not None), None)
 
 
-def best_of(stages: Sequence[Stage]) -> Stage | None:
+def best_of(stages: Sequence[TuneStage]) -> TuneStage | None:
     """The last step that stands; the baseline where there is none."""
     steps = [one for one in accepted(stages) if one.figure is not None]
     return steps[-1] if steps else baseline_of(stages)
 
 
-def accepted(stages: Sequence[Stage]) -> list[Stage]:
+def accepted(stages: Sequence[TuneStage]) -> list[TuneStage]:
     """The steps that the best stands on: one that was accepted and died later is none of them."""
-    steps: list[Stage] = []
+    steps: list[TuneStage] = []
     for one in stages:
-        if one.decision is Decision.ACCEPTED:
+        if one.decision is StageDecision.ACCEPTED:
             steps.append(one)
-        elif one.decision is Decision.FAILED and steps and steps[-1].config == one.config:
+        elif one.decision is StageDecision.FAILED and steps and steps[-1].config == one.config:
             steps.pop()
     return steps
 
 
-def after_each(stages: Sequence[Stage]) -> list[tuple[Stage | None, list[Stage]]]:
+def after_each(stages: Sequence[TuneStage]) -> list[tuple[TuneStage | None, list[TuneStage]]]:
     """Each configuration that was kept, with the attempts between it and the next one that were not."""
-    groups: list[tuple[Stage | None, list[Stage]]] = []
+    groups: list[tuple[TuneStage | None, list[TuneStage]]] = []
     for one in stages:
         if one.decision in KEPT:
             groups.append((one, []))
@@ -57,13 +57,15 @@ def after_each(stages: Sequence[Stage]) -> list[tuple[Stage | None, list[Stage]]
     return groups
 
 
-def given_up(stages: Sequence[Stage]) -> frozenset[int]:
+def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
     """The numbers of those that were accepted and died later."""
     standing = {one.number for one in accepted(stages)}
-    return frozenset(one.number for one in stages if one.decision is Decision.ACCEPTED and one.number not in standing)
+    return frozenset(
+        one.number for one in stages if one.decision is StageDecision.ACCEPTED and one.number not in standing
+    )
 
 
-def total_gain(stages: Sequence[Stage]) -> Interval | None:
+def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
     """All accepted steps together, over the baseline; their errors are taken as independent of each other.
 
     None where nothing was accepted, or a step has no ratio.
@@ -82,7 +84,7 @@ def _log(larger: float, smaller: float) -> float:
     return math.log(larger / smaller) if smaller > 0 and math.isfinite(larger) else math.inf
 
 
-def headline(tuning: Tuning, stages: Sequence[Stage]) -> str:
+def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     """One sentence without its full stop."""
     base, best, unit = baseline_of(stages), best_of(stages), unit_of(tuning)
     at = f"at C\u00a0=\u00a0{tuning.aim.concurrency}"
@@ -101,22 +103,22 @@ def headline(tuning: Tuning, stages: Sequence[Stage]) -> str:
     return f"{climbed} in one step: {told}" if steps == 1 else f"{climbed}: {many} that multiply to {told}"
 
 
-def _nothing(stages: Sequence[Stage]) -> str:
-    failed = next((one for one in stages if one.decision is Decision.FAILED), None)
+def _nothing(stages: Sequence[TuneStage]) -> str:
+    failed = next((one for one in stages if one.decision is StageDecision.FAILED), None)
     if failed is None:
         return "Nothing is measured yet" if not stages else "Nothing could be measured"
     return f"Nothing could be measured: {failed_words(failed)}"
 
 
-def failed_words(stage: Stage) -> str:
+def failed_words(stage: TuneStage) -> str:
     """What a dead end was, in a few words."""
     if stage.failure is None:
         return "it failed"
     return f"it {FAILURES.get(stage.failure.kind, 'failed: ' + stage.failure.kind)}"
 
 
-def decision_words(stage: Stage) -> str:
-    return failed_words(stage).removeprefix("it ") if stage.decision is Decision.FAILED else stage.decision.value
+def decision_words(stage: TuneStage) -> str:
+    return failed_words(stage).removeprefix("it ") if stage.decision is StageDecision.FAILED else stage.decision.value
 
 
 def ratio_words(ratio: Interval | None) -> str:
@@ -139,10 +141,10 @@ def _digits(ratio: Interval) -> int:
     return 3 if ratio.high - ratio.low < _FINE else 2
 
 
-def tally(stages: Sequence[Stage]) -> str:
+def count_decisions(stages: Sequence[TuneStage]) -> str:
     """ "3 accepted, 2 worse, 1 failed"; empty while nothing but the baseline is decided."""
     found = Counter(one.decision for one in stages)
-    told = [one for one in Decision if one is not Decision.BASELINE and found[one]]
+    told = [one for one in StageDecision if one is not StageDecision.BASELINE and found[one]]
     return ", ".join(f"{found[one]} {one.value}" for one in told)
 
 
@@ -152,7 +154,7 @@ def shape_words(tuning: Tuning) -> str:
     return f"{number(aim.input_tokens, digits=0)} tokens in, {number(aim.output_tokens, digits=0)} out, {agents}"
 
 
-def config_name(config: Config, tuning: Tuning, stages: Sequence[Stage]) -> str:
+def config_name(config: KnobConfig, tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     """What a reader calls a configuration: the baseline, the best, or the stage that measured it."""
     if config == tuning.baseline:
         return "baseline"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from skep.tuner.ports import Terrain
-from skep.tuner.records import Aim, Config
+from skep.tuner.ports import SearchSpace
+from skep.tuner.records import KnobConfig, TuneGoal
 
 FEWEST, MOST = 3, 8  # readings of a start that decides
 CURVE_SHARE = 0.15  # of the budget kept for the curve, at most
@@ -14,7 +14,7 @@ _FASTEST, _SLOWEST = 0.1, 10.0  # what is measured over what was expected
 
 
 class TimeBudget:
-    def __init__(self, terrain: Terrain, aim: Aim, budget_s: float) -> None:
+    def __init__(self, terrain: SearchSpace, aim: TuneGoal, budget_s: float) -> None:
         self.budget_s, self.spent_s = budget_s, 0.0
         self._terrain, self._aim = terrain, aim
         self._pace = 1.0  # measured over expected seconds
@@ -25,22 +25,22 @@ class TimeBudget:
     def spend(self, seconds: float) -> None:
         self.spent_s += seconds
 
-    def learn(self, configs: Sequence[Config], readings: int, seconds: float) -> None:
+    def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
         """What an errand really took."""
         expected = self.seconds(configs, readings) / self._pace
         self._pace = 0.7 * self._pace + 0.3 * min(_SLOWEST, max(_FASTEST, seconds / max(1e-6, expected)))
 
-    def seconds(self, configs: Sequence[Config], readings: int) -> float:
+    def seconds(self, configs: Sequence[KnobConfig], readings: int) -> float:
         """One start, a warm-up and so many readings of each."""
         each = (self._terrain.start_s(one) + (readings + 1) * self._terrain.reading_s(one) for one in configs)
         return self._pace * sum(each)
 
-    def readings(self, config: Config) -> int:
+    def readings(self, config: KnobConfig) -> int:
         """As long as a start takes is measured: more readings would tell ever less than another start."""
         wanted = self._terrain.start_s(config) / max(0.1, self._terrain.reading_s(config))
         return min(MOST, max(FEWEST, round(wanted)))
 
-    def affords(self, seconds: float, ends: Sequence[Config]) -> bool:
+    def can_afford(self, seconds: float, ends: Sequence[KnobConfig]) -> bool:
         """`ends`: what the curve will be drawn of."""
         wanted = self.seconds(ends, 2 * len(curve_levels(self._aim.concurrency)))
         return seconds <= self.budget_s - self.spent_s - min(CURVE_SHARE * self.budget_s, wanted)

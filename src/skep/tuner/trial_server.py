@@ -19,25 +19,25 @@ from pathlib import Path
 
 from skep.catalog.presets import Preset
 from skep.config.presets import serve_of
-from skep.config.settings import OWN_ENGINES, Gateway, Monitor, Settings
+from skep.config.settings import OWN_ENGINES, GatewaySettings, Monitor, Settings
 from skep.deploy.gpus import RAM
 from skep.deploy.launches import PullProgress, plan_launches, read_machine
 from skep.engines.base import Launch
 from skep.errors import SkepError, first_of
-from skep.files import held
+from skep.files import hold_lock
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.processes import kill_marked
 from skep.paths import Paths, make_private
-from skep.supervisor.lifecycle import State
+from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import build_hive
 from skep.supervisor.replica import Replica
-from skep.supervisor.replica_protocol import Member
+from skep.supervisor.replica_protocol import ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
-from skep.tuner.ports import DidNotStart, Served
-from skep.tuner.records import Failure
+from skep.tuner.ports import DidNotStart, ServedConfig
+from skep.tuner.records import ConfigFailure
 from skep.wire.listen import bind
 
 CLEAR_S = 60.0  # for a card to be given back by the engine that was there before
@@ -47,10 +47,10 @@ _COMPLAINT = ("error", "failed", "exception", "fatal", "out of memory", "cannot"
 
 def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
     """One tuner at a time: two would measure each other."""
-    return held(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
+    return hold_lock(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
 
 
-class Tryout:
+class TrialServers:
     """The house of `skep.tuner.ports`. `work`: a folder of this tuning's own; logs of what failed stay in it."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Tryout:
         self._rooms: dict[Preset, int | None] = {}
 
     def __repr__(self) -> str:
-        return f"<Tryout {self._open} open in {self._work}>"
+        return f"<TrialServers {self._open} open in {self._work}>"
 
     def together(self, presets: Sequence[Preset]) -> bool:
         """On cards never: they would share memory and the bus. On the CPU where all of them fit."""
@@ -86,7 +86,7 @@ class Tryout:
         return len(known) == len(wanted) and free is not None and sum(known) <= (1 - SPARE_RAM) * free
 
     @asynccontextmanager
-    async def open(self, preset: Preset) -> AsyncIterator[Served]:
+    async def open(self, preset: Preset) -> AsyncIterator[ServedConfig]:
         number = next(number for number in self._numbers if not self._folder(number).exists())
         paths = self._paths(number)
         if not self._open:
@@ -96,7 +96,7 @@ class Tryout:
             make_private(paths.logs)
             with bind(_GATEWAY.host, _GATEWAY.port, guarded=False) as listener:
                 hive = await self._hive(preset, paths, listener)
-                async with _Trial(hive, listener).up() as served:
+                async with _TrialServer(hive, listener).up() as served:
                     yield served
             shutil.rmtree(self._folder(number), ignore_errors=True)
         except asyncio.CancelledError:  # nothing that its log could tell
@@ -111,7 +111,7 @@ class Tryout:
         try:
             hive = await asyncio.to_thread(build_hive, settings, paths, listener, self._progress)
         except SkepError as error:
-            raise DidNotStart(Failure("refused", error.message, remedy=error.hint)) from None
+            raise DidNotStart(ConfigFailure("refused", error.message, remedy=error.hint)) from None
         policy = replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0)
         return replace(hive, policy=policy, socket_path=None)  # nobody controls it but us
 
@@ -147,10 +147,10 @@ class Tryout:
         return self._rooms[preset]
 
 
-_GATEWAY = Gateway(port=0, store_requests=False)
+_GATEWAY = GatewaySettings(port=0, store_requests=False)
 
 
-class _Trial:
+class _TrialServer:
     """A supervisor in this event loop, from its start to its end."""
 
     def __init__(self, hive: Hive, listener: socket.socket) -> None:
@@ -159,17 +159,17 @@ class _Trial:
         self._moved = asyncio.Event()
         self._over = asyncio.Event()
         self._ready = False
-        self._failure: Failure | None = None
+        self._failure: ConfigFailure | None = None
 
     @asynccontextmanager
-    async def up(self) -> AsyncIterator[Served]:
+    async def up(self) -> AsyncIterator[ServedConfig]:
         began = time.monotonic()
         async with _unwrapped(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._run())
             try:
                 await self._until_ready()
                 start_s = time.monotonic() - began
-                yield Served(self._hive.url, self._model, start_s, self._trouble, self._last_words)
+                yield ServedConfig(self._hive.url, self._model, start_s, self._trouble, self._last_words)
             finally:
                 self._supervisor.stop(0.0)
                 await self._over.wait()
@@ -183,7 +183,7 @@ class _Trial:
         try:
             await self._supervisor.run()
         except SkepError as error:
-            self._failure = self._failure or Failure("no-start", error.message, remedy=error.hint)
+            self._failure = self._failure or ConfigFailure("no-start", error.message, remedy=error.hint)
         finally:
             self._over.set()
             self._moved.set()
@@ -193,25 +193,25 @@ class _Trial:
             self._moved.clear()
             await self._moved.wait()
         if not self._ready:
-            raise DidNotStart(self._failure or Failure("no-start", "it ended before it was ready"))
+            raise DidNotStart(self._failure or ConfigFailure("no-start", "it ended before it was ready"))
 
     def _changed(self, supervisor: Supervisor) -> None:
         """The first failure is the one to tell: the others are ended for it."""
         if self._failure is None:
-            failed = [member for member in supervisor.crew.members if member.life.state is State.FAILED]
+            failed = [member for member in supervisor.replica_set.members if member.life.state is ReplicaState.FAILED]
             self._failure = next((self._told(member) for member in failed), None)
         self._ready = self._ready or supervisor.phase == "ready"
         self._moved.set()
 
-    def _told(self, member: Member) -> Failure:
+    def _told(self, member: ReplicaMember) -> ConfigFailure:
         found = member.diagnosis if isinstance(member, Replica) else None
         if found is None:
-            return Failure("hang", member.life.why or "it did not answer", self._last_words())
+            return ConfigFailure("hang", member.life.why or "it did not answer", self._last_words())
         return failure_of(found, member.started, under_load=self._ready)
 
-    def _trouble(self) -> Failure | None:
+    def _trouble(self) -> ConfigFailure | None:
         if self._failure is None and self._over.is_set():
-            return Failure("crash-under-load", "it ended by itself", self._last_words())
+            return ConfigFailure("crash-under-load", "it ended by itself", self._last_words())
         return self._failure
 
     def _last_words(self) -> str | None:

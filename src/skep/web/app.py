@@ -19,9 +19,9 @@ from skep.web import auth, compare, history, notes, now, plan, runs, tuning
 from skep.web.assets import answer_static
 from skep.web.context import Site
 from skep.web.live import Live
-from skep.web.middleware import Guard, as_error
+from skep.web.middleware import AccessMiddleware, as_error
 from skep.web.responses import problem, wants_json
-from skep.wire.serve_asgi import Listening
+from skep.wire.serve_asgi import AsgiServer
 
 log = logging.getLogger("skep.web")
 WARM_S = 1.0  # a store or a hive that takes longer is waited for by nobody
@@ -30,7 +30,7 @@ WARM_AFTER_S = 2.0  # the first page comes before the pictures' engine
 
 def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Starlette:
     """`app.state.live` is its reader of the hive: closing it ends every stream."""
-    door = auth.Door(site)
+    door = auth.Authenticator(site)
     reader = live or Live(site)
 
     @contextlib.asynccontextmanager
@@ -55,7 +55,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
 
     app = Starlette(
         routes=[*_page_routes(site, reader), *auth.routes(site, door), *notes.routes(site), *_plain_routes(site)],
-        middleware=[Middleware(Guard, site=site, door=door)],
+        middleware=[Middleware(AccessMiddleware, site=site, door=door)],
         exception_handlers={HTTPException: refuse, SkepError: refuse},
         lifespan=running,
     )
@@ -105,7 +105,7 @@ def serve(site: Site, *, host: str, port: int, on_ready: Callable[[str], None] =
     """Until Ctrl-C or SIGTERM. `on_ready` hears the URL once it answers. A port in use is a GatewayError."""
     app = make_app(site)
     guarded, end_streams = site.public or site.guarded, app.state.live.close
-    with Listening(
+    with AsgiServer(
         app, host=host, port=port, guarded=guarded, grace_s=GRACE_S, on_ready=on_ready, on_end=end_streams
     ) as listening:
         listening.run()

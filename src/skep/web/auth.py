@@ -30,14 +30,14 @@ WITHIN_S = 60.0
 MOST_SOURCES = 4096
 
 
-class Attempts:
+class LoginThrottle:
     """Remembers the last wrong keys of each source, and the sources that were wrong last."""
 
     def __init__(self) -> None:
         self._wrong: dict[str, deque[float]] = {}
 
     def __repr__(self) -> str:
-        return f"<Attempts of {len(self._wrong)} sources>"
+        return f"<LoginThrottle of {len(self._wrong)} sources>"
 
     def wait_s(self, source: str, now: float) -> float:
         """How long the source has to wait before a key of its is looked at; 0.0: not at all."""
@@ -46,7 +46,7 @@ class Attempts:
             return 0.0
         return max(0.0, wrong[0] + WITHIN_S - now)
 
-    def note_wrong(self, source: str, now: float) -> None:
+    def add_wrong_key(self, source: str, now: float) -> None:
         name = network_of(source)
         wrong = self._wrong.pop(name, None) or deque(maxlen=MOST_WRONG)
         wrong.append(now)
@@ -69,17 +69,17 @@ MOST_SESSIONS = 256
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Door:
+class Authenticator:
     """Opens to keys and to sessions. Where no key is wanted, to everybody."""
 
     def __init__(self, site: Site) -> None:
         self._keys = AcceptedKeys(keys_path(site.paths), site.api_key) if site.guarded else None
         self._site = site
         self._sessions: dict[bytes, tuple[float, KeySpec]] = {}  # by digest of a token: its end, its key; oldest first
-        self._attempts = Attempts()
+        self._attempts = LoginThrottle()
 
     def __repr__(self) -> str:
-        return f"<Door {self._keys}, {len(self._sessions)} sessions>"
+        return f"<Authenticator {self._keys}, {len(self._sessions)} sessions>"
 
     def wait_s(self, source: str) -> float:
         """How long keys from there are not looked at, after too many wrong ones."""
@@ -90,10 +90,10 @@ class Door:
         given = list(given_keys(headers))
         return bool(given) and self._find(given, source) is not None
 
-    def admits(self, headers: Headers, source: str) -> bool:
+    def is_admitted(self, headers: Headers, source: str) -> bool:
         return self._keys is None or self._in_session(headers) or self.has_key(headers, source)
 
-    def still_admits(self, headers: Headers) -> bool:
+    def is_still_admitted(self, headers: Headers) -> bool:
         """The same for a request that was admitted and is still being answered: nothing counts as a wrong key."""
         return self._keys is None or self._in_session(headers) or self._keys.find(given_keys(headers)) is not None
 
@@ -120,7 +120,7 @@ class Door:
             return None
         spec = self._keys.find(given)
         if spec is None:
-            self._attempts.note_wrong(source, now)
+            self._attempts.add_wrong_key(source, now)
         return spec
 
     def _in_session(self, headers: Headers) -> bool:
@@ -131,12 +131,12 @@ class Door:
         return ends > self._site.clock() and self._keys.accepts(spec)
 
 
-def routes(site: Site, door: Door) -> list[BaseRoute]:
+def routes(site: Site, door: Authenticator) -> list[BaseRoute]:
     async def show(request: Request) -> Response:
         wanted = way_back(request.query_params.get("next"))
         return (
             RedirectResponse(wanted, 303)
-            if door.admits(request.headers.raw, source_of(request))
+            if door.is_admitted(request.headers.raw, source_of(request))
             else login_page(site, wanted)
         )
 

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.compare import Side, compare
+from skep.bench.compare import ComparedRun, compare
 from skep.bench.records import Comparison
 from skep.bench.stored_run import JUDGED, TIMED, check_drawn_together, load_run
 from skep.errors import UserError
-from skep.monitor.compare import Row, TargetComparison, compare_targets
-from skep.monitor.history import History, history_of
-from skep.monitor.records import Heat, SeriesKey, Shape
+from skep.monitor.compare import TargetComparison, TargetComparisonRow, compare_targets
+from skep.monitor.history import SeriesHistory, history_of
+from skep.monitor.records import Heat, ProbeShape, SeriesKey
 from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.comparison import comparison_table
@@ -27,12 +27,12 @@ from skep.report.ticks import when, zone_name
 from skep.stats.rolling import WindowStats
 from skep.stats.versus import Judgement
 from skep.store.database import Store
-from skep.store.records import Run
+from skep.store.records import StoredRun
 from skep.units import UNKNOWN, moment, number, percent
 from skep.web.context import Site
 from skep.web.history_data import all_targets, chosen_key, first_moment, known_target, simulated_share, with_steps
 from skep.web.history_parts import simulated_words, track_of, value_text, window_links
-from skep.web.history_query import Asked, in_order, in_words, key_of, read_query, series_of
+from skep.web.history_query import HistoryQuery, in_order, in_words, key_of, read_query, series_of
 from skep.web.layout import PLACE, downloads, page, streamed, void
 from skep.web.pictures import Pictures, body_of
 from skep.web.responses import csv_answer, json_answer
@@ -49,7 +49,7 @@ def runs_named(names: str) -> list[str]:
     return ids
 
 
-def found_runs(store: Store | None, ids: Sequence[str]) -> list[Run]:
+def found_runs(store: Store | None, ids: Sequence[str]) -> list[StoredRun]:
     if store is None:
         raise UserError(f"there is no run `{ids[0]}`", hint="nothing was measured yet; `skep bench` does")
     runs = [store.run(name) for name in ids]
@@ -57,7 +57,7 @@ def found_runs(store: Store | None, ids: Sequence[str]) -> list[Run]:
     return runs
 
 
-def comparisons_of(store: Store, runs: Sequence[Run]) -> list[Comparison]:
+def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
     """Of the second against the first; empty where their levels are not of one kind, or there are more than two."""
     if len(runs) != 2 or any(run.kind in JUDGED for run in runs):
         return []
@@ -66,11 +66,11 @@ def comparisons_of(store: Store, runs: Sequence[Run]) -> list[Comparison]:
         return []
     if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
         return []
-    sides = [Side(summary, rows) for _, summary, rows in (load_run(store, run.id) for run in runs)]
+    sides = [ComparedRun(summary, rows) for _, summary, rows in (load_run(store, run.id) for run in runs)]
     return compare(*sides)
 
 
-def runs_parts(site: Site, store: Store, runs: Sequence[Run]) -> Iterator[Markup]:
+def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[Markup]:
     """The figures first: drawing the pictures for the first time takes a second."""
     yield _names(site, runs)
     found = comparisons_of(store, runs)
@@ -79,7 +79,7 @@ def runs_parts(site: Site, store: Store, runs: Sequence[Run]) -> Iterator[Markup
     yield body_of(Pictures(site).comparison(store, runs))
 
 
-def runs_document(site: Site, store: Store, runs: Sequence[Run]) -> dict[str, Any]:
+def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
     shown = [without_texts(run) if site.public else run for run in runs]
     levels = {
         run.id: load_run(store, run.id, as_read=bare_rows if site.public else None)[1].levels
@@ -103,7 +103,7 @@ def runs_document(site: Site, store: Store, runs: Sequence[Run]) -> dict[str, An
     }
 
 
-def runs_rows(store: Store, runs: Sequence[Run]) -> list[tuple[Any, ...]]:
+def runs_rows(store: Store, runs: Sequence[StoredRun]) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for one in comparisons_of(store, runs):
         ratio = one.ratio
@@ -112,7 +112,7 @@ def runs_rows(store: Store, runs: Sequence[Run]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _names(site: Site, runs: Sequence[Run]) -> Markup:
+def _names(site: Site, runs: Sequence[StoredRun]) -> Markup:
     links = [
         tag(
             "li",
@@ -130,10 +130,10 @@ TARGET_CSV_COLUMNS = (
 )  # fmt: skip
 _TARGET_STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
 _STRIP = 150  # pixels of the picture of two ranges
-Stepped = tuple[History, tuple[float, ...]]  # with the moments at which its band begins anew
+Stepped = tuple[SeriesHistory, tuple[float, ...]]  # with the moments at which its band begins anew
 
 
-def pick(asked: Asked, known: Sequence[str], series: Sequence[SeriesKey]) -> Markup:
+def pick(asked: HistoryQuery, known: Sequence[str], series: Sequence[SeriesKey]) -> Markup:
     """Boxes for targets, the series, and links for the window."""
     boxes = [
         tag(
@@ -155,7 +155,7 @@ def pick(asked: Asked, known: Sequence[str], series: Sequence[SeriesKey]) -> Mar
     return tag("div", form, window_links("/compare", asked), class_="panel picker")
 
 
-def kinds(store: Store, asked: Asked) -> list[SeriesKey]:
+def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
     """Series that every picked target has, as those of the first; where they share none, all of the first."""
     series = SeriesStore(store)
     first = asked.targets[0]
@@ -165,7 +165,7 @@ def kinds(store: Store, asked: Asked) -> list[SeriesKey]:
     return [key_of(first, name) for name in shared or own]
 
 
-def parts(site: Site, store: Store, asked: Asked) -> Iterator[Markup]:
+def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[Markup]:
     """The pictures first; the figures of each pair as they are worked out."""
     since, histories = _histories(store, asked, _chosen(store, asked))
     shares = {name: simulated_share(store, name, since, asked.until) for name in asked.targets}
@@ -182,7 +182,7 @@ def parts(site: Site, store: Store, asked: Asked) -> Iterator[Markup]:
         yield tag("p", text("Pick a second target to compare it with."), class_="below")
 
 
-def pairs(site: Site, store: Store, asked: Asked, since: float) -> Iterator[TargetComparison]:
+def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
     """Every other target against the first."""
     series = SeriesStore(store)
     first, *others = asked.targets
@@ -192,7 +192,7 @@ def pairs(site: Site, store: Store, asked: Asked, since: float) -> Iterator[Targ
         yield replace(found, model_a=models[0], model_b=models[1])
 
 
-def document(site: Site, store: Store, asked: Asked) -> dict[str, Any]:
+def document(site: Site, store: Store, asked: HistoryQuery) -> dict[str, Any]:
     since, histories = _histories(store, asked, _chosen(store, asked))
     return {
         "since": since,
@@ -231,7 +231,7 @@ def _pair_document(pair: TargetComparison) -> dict[str, Any]:
     return {**sides, "same_model": pair.same_model, "rows": rows_told}
 
 
-def target_rows(site: Site, store: Store, asked: Asked) -> Iterator[tuple[Any, ...]]:
+def target_rows(site: Site, store: Store, asked: HistoryQuery) -> Iterator[tuple[Any, ...]]:
     since = _since(store, asked, _chosen(store, asked))
     for pair in pairs(site, store, asked, since) if asked.targets else ():
         for row in pair.rows:
@@ -247,7 +247,7 @@ def target_rows(site: Site, store: Store, asked: Asked) -> Iterator[tuple[Any, .
             )  # fmt: skip
 
 
-def _chosen(store: Store, asked: Asked) -> list[SeriesKey]:
+def _chosen(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
     """The same series of each where all have it, else the one that stands for each."""
     series = SeriesStore(store)
     name = asked.series
@@ -278,20 +278,20 @@ def _cold(store: Store, hot: Sequence[Stepped]) -> list[SeriesKey]:
     return found
 
 
-def _since(store: Store, asked: Asked, keys: Sequence[SeriesKey]) -> float:
+def _since(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> float:
     if asked.since is not None:
         return asked.since
     series = SeriesStore(store)
     return min((first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
 
 
-def _histories(store: Store, asked: Asked, keys: Sequence[SeriesKey]) -> tuple[float, list[Stepped]]:
+def _histories(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> tuple[float, list[Stepped]]:
     since = _since(store, asked, keys)
     series = SeriesStore(store)
     return since, [with_steps(series, history_of(series, key, since, asked.until)) for key in keys]
 
 
-def _figure(asked: Asked, since: float, histories: Sequence[Stepped], name: str) -> Markup:
+def _figure(asked: HistoryQuery, since: float, histories: Sequence[Stepped], name: str) -> Markup:
     """Only what is told in the same unit stands on one axis."""
     unit = histories[0][0].key.metric.unit
     drawn_steps = [(one, steps) for one, steps in histories if one.key.metric.unit == unit]
@@ -318,7 +318,7 @@ def _figure(asked: Asked, since: float, histories: Sequence[Stepped], name: str)
     return tag("figure", heading, series_picture(drawn, f"compare-{name}"), legend(drawn), class_="wide")
 
 
-def _label(history: History, kinds_drawn: int) -> str:
+def _label(history: SeriesHistory, kinds_drawn: int) -> str:
     return history.key.target if kinds_drawn == 1 else f"{history.key.target} ({in_words(history.key)})"
 
 
@@ -327,7 +327,7 @@ def _pair(pair: TargetComparison, place: int) -> Markup:
     usual = [
         words
         for row, words in zip(told_rows, pair.sentences, strict=True)
-        if row.concurrency <= 1 and row.shape is not Shape.LONG
+        if row.concurrency <= 1 and row.shape is not ProbeShape.LONG
     ]
     told = tag("ul", *(tag("li", text(one)) for one in usual), class_="told") if usual else None
     title = f"{pair.b} against {pair.a}"
@@ -346,7 +346,7 @@ def _pair(pair: TargetComparison, place: int) -> Markup:
     return section(f"pair{place}", title, told, drawn, tag("p", text(below), class_="below"))
 
 
-def _pair_row(row: Row, pair: TargetComparison) -> Markup:
+def _pair_row(row: TargetComparisonRow, pair: TargetComparison) -> Markup:
     found, metric = row.versus, row.metric
     ratio = found.ratio
     interval = "" if ratio is None else f"{number(ratio.low, digits=2)} to {number(ratio.high, digits=2)}"
@@ -364,7 +364,7 @@ def _pair_row(row: Row, pair: TargetComparison) -> Markup:
     )  # fmt: skip
 
 
-def _range(side: WindowStats | None, row: Row) -> str:
+def _range(side: WindowStats | None, row: TargetComparisonRow) -> str:
     return UNKNOWN if side is None else f"{value_text(row.metric, side.low)} to {value_text(row.metric, side.high)}"
 
 
@@ -432,7 +432,7 @@ def routes(site: Site) -> list[BaseRoute]:
     ]
 
 
-def _asked(store: Store | None, asked: Asked) -> Asked:
+def _asked(store: Store | None, asked: HistoryQuery) -> HistoryQuery:
     """With targets: those that were named, else the first few that are probed."""
     series = SeriesStore(store) if store else None
     known = all_targets(series) if series else []
@@ -445,7 +445,7 @@ def _asked(store: Store | None, asked: Asked) -> Asked:
     return asked.of(*live[:_AT_FIRST], series=asked.series)
 
 
-def _targets_page(site: Site, store: Store | None, asked: Asked) -> Response:
+def _targets_page(site: Site, store: Store | None, asked: HistoryQuery) -> Response:
     full = _asked(store, asked)
     if store is None or not full.targets:
         return page(site, "compare", "Compare", _nothing_yet(), styles=_STYLES)
@@ -458,7 +458,7 @@ def _targets_page(site: Site, store: Store | None, asked: Asked) -> Response:
     return streamed(site, frame, _parts(site, full))
 
 
-def _parts(site: Site, asked: Asked) -> Iterator[Markup]:
+def _parts(site: Site, asked: HistoryQuery) -> Iterator[Markup]:
     with site.store() as store:
         if store is not None:
             yield from parts(site, store, asked)

@@ -13,7 +13,7 @@ from skep.monitor.store import SeriesStore
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import Store, open_store
 from skep.units import UNKNOWN, public_name, public_url
-from skep.web.public_mode import veil
+from skep.web.public_mode import hide_private_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Site:
             yield None
             return
         with open_store(self.paths.store, read_only=True) as store:
-            yield veil(store) if self.public else store
+            yield hide_private_columns(store) if self.public else store
 
     @contextmanager
     def series(self) -> Iterator[SeriesStore | None]:

@@ -15,20 +15,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.monitor.describe import of_stats
-from skep.monitor.history import History
-from skep.monitor.records import DAY_S, Change, SeriesKey, Span, SpanKind
+from skep.monitor.describe import describe_stats
+from skep.monitor.history import SeriesHistory
+from skep.monitor.records import DAY_S, SeriesChange, SeriesKey, SeriesSpan, SpanKind
 from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.markup import Markup, join, section, tag, text, trusted
-from skep.report.series_chart import Band, Frame, Shift, Track, band_path, frame_of, line_path, value_range
+from skep.report.series_chart import Band, ChangeMark, Frame, Track, band_path, frame_of, line_path, value_range
 from skep.report.ticks import tick_number, time_ticks, when
 from skep.stats.rolling import window_stats
 from skep.store.database import Store
 from skep.units import printable
 from skep.web.context import Site
 from skep.web.history_data import (
-    View,
+    TargetHistory,
     all_targets,
     begin,
     chosen_key,
@@ -54,7 +54,7 @@ from skep.web.history_parts import (
     stats_table,
     value_text,
 )
-from skep.web.history_query import Asked, in_words, read_query
+from skep.web.history_query import HistoryQuery, in_words, read_query
 from skep.web.layout import PLACE, downloads, page, streamed
 from skep.web.notes import note_form
 from skep.web.responses import csv_answer, json_answer
@@ -64,7 +64,13 @@ _MOST_DAYS = 5  # moments told beneath it
 
 
 def spark(
-    track: Track, since: float, until: float, words: str, *, shifts: Sequence[Shift] = (), zone: tzinfo | None = None
+    track: Track,
+    since: float,
+    until: float,
+    words: str,
+    *,
+    shifts: Sequence[ChangeMark] = (),
+    zone: tzinfo | None = None,
 ) -> Markup:
     """Lowest and highest tick at the side, first and last day beneath; the last value is a dot."""
     edges = [edge for one in track.band for edge in one[1:]]
@@ -112,7 +118,7 @@ _BY_DAYS_S = 45 * DAY_S  # of a longer window the days are drawn
 _SMOOTH = 24  # neighbours whose median is drawn
 
 
-def target_cards(store: Store, asked: Asked, targets: Sequence[str]) -> Iterator[Markup]:
+def target_cards(store: Store, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[Markup]:
     series = SeriesStore(store)
     open_now = {alert.target for alert in series.alerts(open_only=True)}
     yield trusted('<div class="series-cards">')
@@ -122,7 +128,7 @@ def target_cards(store: Store, asked: Asked, targets: Sequence[str]) -> Iterator
     yield trusted("</div>")
 
 
-def _card(series: SeriesStore, asked: Asked, target: str, *, alarmed: bool, simulated: bool) -> Markup:
+def _card(series: SeriesStore, asked: HistoryQuery, target: str, *, alarmed: bool, simulated: bool) -> Markup:
     key, _ = chosen_key(series, target, asked.series)
     link = tag("a", text(target), href=f"/history?{asked.of(target).query()}")
     flags = [tag("span", text("alert"), class_="flag rose")] if alarmed else []
@@ -154,17 +160,17 @@ def _card(series: SeriesStore, asked: Asked, target: str, *, alarmed: bool, simu
     return tag("article", heading, now, picture, tag("p", text(says), class_="says"), class_="series-card")
 
 
-def _band(spans: Sequence[Span], steps: Sequence[float], width_s: float, half_s: float) -> list[Band]:
+def _band(spans: Sequence[SeriesSpan], steps: Sequence[float], width_s: float, half_s: float) -> list[Band]:
     """The median of a day of hours or a week of days, with its quartiles; a point for every other pixel at most."""
     rows = stepped([(span.start + half_s, span.median) for span in spans], steps, width_s)
     return [*rows[: -1 : 1 + len(rows) // 160], rows[-1]]
 
 
-def _words(key: SeriesKey, spans: Sequence[Span], change: str | None, length_s: float) -> str:
+def _words(key: SeriesKey, spans: Sequence[SeriesSpan], change: str | None, length_s: float) -> str:
     if change is not None:
         return change
     stats = window_stats(span.median for span in spans)
-    return "" if stats is None else of_stats(stats, key.metric, length_s)
+    return "" if stats is None else describe_stats(stats, key.metric, length_s)
 
 
 CSV_COLUMNS = (
@@ -172,7 +178,7 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def view_document(view: View) -> dict[str, Any]:
+def view_document(view: TargetHistory) -> dict[str, Any]:
     history = view.history
     return {
         "target": view.target,
@@ -196,7 +202,7 @@ def view_document(view: View) -> dict[str, Any]:
     }
 
 
-def history_document(history: History) -> dict[str, Any]:
+def history_document(history: SeriesHistory) -> dict[str, Any]:
     return {
         "series": str(history.key),
         "words": in_words(history.key),
@@ -212,7 +218,7 @@ def history_document(history: History) -> dict[str, Any]:
     }
 
 
-def change_document(change: Change) -> dict[str, Any]:
+def change_document(change: SeriesChange) -> dict[str, Any]:
     return {
         "series": str(change.key),
         "at": change.at,
@@ -227,7 +233,7 @@ def change_document(change: Change) -> dict[str, Any]:
     }
 
 
-def csv_rows(view: View) -> Iterator[tuple[Any, ...]]:
+def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
     """One kind of row after the other; what a kind does not have is empty."""
     for history in (view.history, view.cold):
         if history is not None:
@@ -247,7 +253,7 @@ def csv_rows(view: View) -> Iterator[tuple[Any, ...]]:
                    until=alert.closed_at, value=alert.value, text=alert.message)  # fmt: skip
 
 
-def _history_rows(view: View, history: History) -> Iterator[tuple[Any, ...]]:
+def _history_rows(view: TargetHistory, history: SeriesHistory) -> Iterator[tuple[Any, ...]]:
     series = str(history.key)
     for point in history.points:
         yield _row(view.target, series, "point", point.at, value=point.value, busy=int(point.busy))
@@ -308,7 +314,7 @@ def routes(site: Site) -> list[BaseRoute]:
 
 
 def _frame(
-    site: Site, asked: Asked, targets: Sequence[str], key: SeriesKey | None, keys: Sequence[SeriesKey]
+    site: Site, asked: HistoryQuery, targets: Sequence[str], key: SeriesKey | None, keys: Sequence[SeriesKey]
 ) -> HTMLResponse:
     """All of the page but its parts: what can be shown before the store was asked for a figure."""
     parts = [pick_form(asked, targets, key, keys), PLACE]
@@ -323,7 +329,7 @@ def _frame(
     return page(site, "history", title, whole, scripts=_SCRIPTS, styles=_STYLES, lead=lead)
 
 
-def _parts(site: Site, asked: Asked, targets: Sequence[str]) -> Iterator[Markup]:
+def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[Markup]:
     with site.store() as store:
         if store is None:
             return
@@ -335,7 +341,7 @@ def _parts(site: Site, asked: Asked, targets: Sequence[str]) -> Iterator[Markup]
             yield _rest(_shown(site, complete(store, view)), place)
 
 
-def _views(site: Site, store: Store | None, asked: Asked) -> list[View]:
+def _views(site: Site, store: Store | None, asked: HistoryQuery) -> list[TargetHistory]:
     """Of the targets that were asked for, or of all."""
     if store is None:
         return []
@@ -345,7 +351,7 @@ def _views(site: Site, store: Store | None, asked: Asked) -> list[View]:
     return [_shown(site, gather(store, asked, name)) for name in asked.targets or targets]
 
 
-def _shown(site: Site, view: View) -> View:
+def _shown(site: Site, view: TargetHistory) -> TargetHistory:
     """In public, alerts without their words, which may come from a server's answer."""
     if not site.public:
         return view
@@ -353,7 +359,7 @@ def _shown(site: Site, view: View) -> View:
     return replace(view, alerts=bare)
 
 
-def _first(view: View, place: int, *, alone: bool) -> Markup:
+def _first(view: TargetHistory, place: int, *, alone: bool) -> Markup:
     """What the series did, in words and as a picture."""
     anchor = f"t{place}"
     if view.key is None or view.history is None:
@@ -372,7 +378,7 @@ def _first(view: View, place: int, *, alone: bool) -> Markup:
     )
 
 
-def _rest(view: View, place: int) -> Markup:
+def _rest(view: TargetHistory, place: int) -> Markup:
     if view.history is None:
         return join([])
     parts = [
@@ -385,7 +391,7 @@ def _rest(view: View, place: int) -> Markup:
     return tag("section", *parts, aria_label=f"More of {view.target}")
 
 
-def _cold(view: View, place: int) -> Markup | None:
+def _cold(view: TargetHistory, place: int) -> Markup | None:
     """The first request after a pause, beside the hot ones that hide it."""
     if view.cold is None:
         return None
@@ -403,7 +409,7 @@ def _cold(view: View, place: int) -> Markup | None:
     )
 
 
-def _machine(view: View) -> Markup | None:
+def _machine(view: TargetHistory) -> Markup | None:
     figures = host_figures(view)
     if figures is None:
         return None

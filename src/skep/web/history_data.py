@@ -9,28 +9,28 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from skep.catalog.names import did_you_mean, near, squeeze
+from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
 from skep.monitor.compare import around_event
-from skep.monitor.history import MOST_POINTS, History, history_of, primary_keys, read_window
+from skep.monitor.history import MOST_POINTS, SeriesHistory, history_of, primary_keys, read_window
 from skep.monitor.records import (
     DAY_S,
     Alert,
     EventKind,
     Heat,
-    Metric,
-    Point,
     Probe,
     ProbeOutcome,
+    ProbeShape,
     SeriesKey,
-    Shape,
+    SeriesMetric,
+    SeriesPoint,
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
 from skep.report.series_chart import Band
 from skep.stats.rolling import rolling_median
 from skep.store.database import Store
-from skep.web.history_query import Asked, in_order, key_of
+from skep.web.history_query import HistoryQuery, in_order, key_of
 
 _UNSURE = 4  # values after a change whose median tells little
 
@@ -40,12 +40,12 @@ def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) ->
     found = [change for change in series.changes(key.target, since) if change.at < until]
     own = [change for change in found if change.key == key]
     if not own and key.heat is not Heat.SEEN:
-        speed = key.metric is not Metric.TTFT_MS
-        own = [one for one in found if (one.key.metric is not Metric.TTFT_MS) is speed and _alike(one.key, key)]
+        speed = key.metric is not SeriesMetric.TTFT_MS
+        own = [one for one in found if (one.key.metric is not SeriesMetric.TTFT_MS) is speed and _alike(one.key, key)]
     return tuple(sorted({change.at for change in own}))
 
 
-def with_steps(series: SeriesStore, history: History) -> tuple[History, tuple[float, ...]]:
+def with_steps(series: SeriesStore, history: SeriesHistory) -> tuple[SeriesHistory, tuple[float, ...]]:
     """The history with its band in pieces, and the moments at which a piece begins."""
     far = history.since - history.band_s
     known = {*steps_of(series, history.key, far, history.until), *(change.at for change in history.changes)}
@@ -73,7 +73,7 @@ def _settled(piece: Sequence[Band]) -> Sequence[Band]:
 
 def _alike(one: SeriesKey, other: SeriesKey) -> bool:
     """Whether a change of the one may stand for a change of the other."""
-    quality = Metric.QUALITY
+    quality = SeriesMetric.QUALITY
     return one.heat is Heat.HOT and (one.metric is quality) is (other.metric is quality)
 
 
@@ -108,7 +108,7 @@ class HostLine:
 
     name: str
     unit: str
-    points: tuple[Point, ...]
+    points: tuple[SeriesPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class IdleRow:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TargetHistory:
     """One target over the window. `history` is None where nothing was measured yet."""
 
     target: str
@@ -131,9 +131,9 @@ class View:
     keys: tuple[SeriesKey, ...]
     since: float
     until: float
-    history: History | None = None
+    history: SeriesHistory | None = None
     steps: tuple[float, ...] = ()  # where the band begins anew
-    cold: History | None = None
+    cold: SeriesHistory | None = None
     cold_steps: tuple[float, ...] = ()
     idle: tuple[IdleRow, ...] = ()
     failed: tuple[float, ...] = ()
@@ -156,7 +156,8 @@ def known_target(name: str, known: Sequence[str]) -> None:
     if name not in known:
         hint = "the page without a target shows all" if known else "`skep monitor add` makes one"
         raise UserError(
-            f"there is no target `{name}`", hint=did_you_mean(near(name, {squeeze(one): one for one in known}), hint)
+            f"there is no target `{name}`",
+            hint=did_you_mean(similar_names(name, {squeeze(one): one for one in known}), hint),
         )
 
 
@@ -175,23 +176,23 @@ def first_moment(series: SeriesStore, key: SeriesKey, until: float) -> float:
     return days[0].start if days else until - DAY_S
 
 
-def gather(store: Store, asked: Asked, target: str) -> View:
+def gather(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
     """Everything there is to show of a target."""
     return complete(store, begin(store, asked, target))
 
 
-def begin(store: Store, asked: Asked, target: str) -> View:
+def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
     """What the first picture needs."""
     series = SeriesStore(store)
     key, keys = chosen_key(series, target, asked.series)
     if key is None:
         since = asked.until - DAY_S if asked.since is None else asked.since
         failed, missed = _not_done(store, target, since, asked.until)
-        return View(target, None, (), since, asked.until, failed=failed, missed=missed)
+        return TargetHistory(target, None, (), since, asked.until, failed=failed, missed=missed)
     since = first_moment(series, key, asked.until) if asked.since is None else asked.since
     failed, missed = _not_done(store, target, since, asked.until)
     history, steps = with_steps(series, history_of(series, key, since, asked.until))
-    return View(
+    return TargetHistory(
         target=target,
         key=key,
         keys=keys,
@@ -205,7 +206,7 @@ def begin(store: Store, asked: Asked, target: str) -> View:
     )
 
 
-def complete(store: Store, view: View) -> View:
+def complete(store: Store, view: TargetHistory) -> TargetHistory:
     """With the rest: cold runs, the machine, what happened before and after an event, alerts."""
     if view.key is None or view.history is None:
         return view
@@ -213,7 +214,7 @@ def complete(store: Store, view: View) -> View:
     brief = view.until - view.since <= _IN_DETAIL_S
     probes = series.probes(view.target, view.since, view.until, _MOST_PROBES) if brief else []
     cold_key = _cold_beside(view.key, view.keys)
-    cold: History | None = None
+    cold: SeriesHistory | None = None
     cold_steps: tuple[float, ...] = ()
     if cold_key:
         cold, cold_steps = with_steps(series, history_of(series, cold_key, view.since, view.until))
@@ -230,7 +231,7 @@ def complete(store: Store, view: View) -> View:
     )
 
 
-def around_events(series: SeriesStore, history: History) -> dict[int, str]:
+def around_events(series: SeriesStore, history: SeriesHistory) -> dict[int, str]:
     """Notes and versions divide a series: what was before and what came after are compared by themselves."""
     if history.key.heat is Heat.SEEN:
         return {}
@@ -238,7 +239,7 @@ def around_events(series: SeriesStore, history: History) -> dict[int, str]:
     return {event.id: around_event(series, event, history.key).sentence for event in told if event.id is not None}
 
 
-def idle_rows(points: Iterable[Point], probes: Iterable[Probe]) -> tuple[IdleRow, ...]:
+def idle_rows(points: Iterable[SeriesPoint], probes: Iterable[Probe]) -> tuple[IdleRow, ...]:
     """Cold figures by how long the target had been idle; only where it is known."""
     idle = {probe.id: probe.idle_s for probe in probes if probe.idle_s is not None}
     bins: dict[str, list[float]] = {}
@@ -263,7 +264,7 @@ def host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
         ("highest temperature", "°C", "temperature_max_c"),
     ):
         points = [
-            Point(probe.started_at or probe.due_at, value, probe.busy, probe.id)
+            SeriesPoint(probe.started_at or probe.due_at, value, probe.busy, probe.id)
             for probe in reversed(probes)
             if (value := _number(probe.host, key)) is not None
         ]
@@ -302,7 +303,7 @@ def _cold_beside(key: SeriesKey, keys: Sequence[SeriesKey]) -> SeriesKey | None:
         return None
     cold = [one for one in keys if one.heat is Heat.COLD]
     same = [one for one in cold if one.metric is key.metric]
-    if not same and key.metric is Metric.ENGINE_TOK_S:
-        same = [one for one in cold if one.metric is Metric.TOK_S]
-    short = [one for one in same if one.shape in (key.shape, Shape.SHORT)]
+    if not same and key.metric is SeriesMetric.ENGINE_TOK_S:
+        same = [one for one in cold if one.metric is SeriesMetric.TOK_S]
+    short = [one for one in same if one.shape in (key.shape, ProbeShape.SHORT)]
     return next(iter(short or same), None)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from skep.monitor.describe import of_change, span_of_time
-from skep.monitor.history import History
-from skep.monitor.records import Alert, Change, Event, Metric, SeriesKey
+from skep.monitor.describe import describe_change, span_of_time
+from skep.monitor.history import SeriesHistory
+from skep.monitor.records import Alert, MonitorEvent, SeriesChange, SeriesKey, SeriesMetric
 from skep.report import theme
 from skep.report.markup import Markup, banner, join, table, tag, text
-from skep.report.series_chart import Band, Flag, Picture, Shift, Track, legend, series_picture, shift_label
+from skep.report.series_chart import Band, ChangeMark, Flag, Picture, Track, legend, series_picture, shift_label
 from skep.report.ticks import when, zone_name
 from skep.units import UNKNOWN, milliseconds, number, percent
-from skep.web.history_data import HostLine, IdleRow, View
-from skep.web.history_query import ALL, WINDOWS, Asked, day_text, in_words, series_of
+from skep.web.history_data import HostLine, IdleRow, TargetHistory
+from skep.web.history_query import ALL, WINDOWS, HistoryQuery, day_text, in_words, series_of
 from skep.web.layout import void
 
 _MOST_ROWS = 300  # of the table behind a picture
@@ -22,7 +22,7 @@ _KINDS = {"monitor": "skep"}
 
 
 def pick_form(
-    asked: Asked, targets: Sequence[str], key: SeriesKey | None = None, keys: Sequence[SeriesKey] = ()
+    asked: HistoryQuery, targets: Sequence[str], key: SeriesKey | None = None, keys: Sequence[SeriesKey] = ()
 ) -> Markup:
     """Everything that is chosen goes into the address; links for the usual windows, fields for others."""
     chosen = asked.targets[0] if asked.targets else ""
@@ -52,7 +52,7 @@ def pick_form(
     return tag("div", pick, window_links("/history", asked), other, class_="panel picker")
 
 
-def window_links(page: str, asked: Asked, more: str = "") -> Markup:
+def window_links(page: str, asked: HistoryQuery, more: str = "") -> Markup:
     names = [*((name, words) for name, _, words in WINDOWS), (ALL, "all")]
     links = join(
         tag(
@@ -66,7 +66,7 @@ def window_links(page: str, asked: Asked, more: str = "") -> Markup:
     return tag("nav", links, class_="windows", aria_label="Window")
 
 
-def _days_form(asked: Asked, days: Markup) -> Markup:
+def _days_form(asked: HistoryQuery, days: Markup) -> Markup:
     hidden = [void("input", type="hidden", name="target", value=name) for name in asked.targets]
     if asked.series:
         hidden.append(void("input", type="hidden", name="series", value=asked.series))
@@ -74,8 +74,8 @@ def _days_form(asked: Asked, days: Markup) -> Markup:
 
 
 def history_figure(
-    view: View,
-    history: History,
+    view: TargetHistory,
+    history: SeriesHistory,
     name: str,
     *,
     title: str,
@@ -101,7 +101,9 @@ def history_figure(
     )
 
 
-def picture_of(view: View, history: History, title: str, *, flags: bool = True, steps: Sequence[float] = ()) -> Picture:
+def picture_of(
+    view: TargetHistory, history: SeriesHistory, title: str, *, flags: bool = True, steps: Sequence[float] = ()
+) -> Picture:
     events = history.events[-_MOST_FLAGS:] if flags else ()
     first = len(history.events) - len(events) + 1
     return Picture(
@@ -119,25 +121,25 @@ def picture_of(view: View, history: History, title: str, *, flags: bool = True, 
     )
 
 
-def track_of(history: History, colour: str, name: str | None = None, steps: Sequence[float] = ()) -> Track:
+def track_of(history: SeriesHistory, colour: str, name: str | None = None, steps: Sequence[float] = ()) -> Track:
     """Where the window is long there are hours or days instead of points: their middle, from p10 to p90."""
     return Track(name or history.key.target, history.points, band_of(history), colour, steps)
 
 
-def band_of(history: History) -> Sequence[Band]:
+def band_of(history: SeriesHistory) -> Sequence[Band]:
     return history.band or [(span.start, span.median, span.p10, span.p90) for span in history.spans]
 
 
-def shift_of(change: Change) -> Shift:
+def shift_of(change: SeriesChange) -> ChangeMark:
     levels = (change.before, change.after)
-    return Shift(change.at, change.between, shift_label(change.ratio), change_words(change), change.worse, levels)
+    return ChangeMark(change.at, change.between, shift_label(change.ratio), change_words(change), change.worse, levels)
 
 
-def change_words(change: Change) -> str:
-    return of_change(change).replace("-", "−")
+def change_words(change: SeriesChange) -> str:
+    return describe_change(change).replace("-", "−")
 
 
-def data_table(history: History, title: str) -> Markup:
+def data_table(history: SeriesHistory, title: str) -> Markup:
     """For those who read rather than look; the newest rows, and where all are."""
     metric = history.key.metric
     if history.points:
@@ -172,7 +174,7 @@ def data_table(history: History, title: str) -> Markup:
     )
 
 
-def stats_table(history: History) -> Markup | None:
+def stats_table(history: SeriesHistory) -> Markup | None:
     """One row for each of the usual windows, up to now."""
     metric = history.key.metric
     names = ("Last", "Median", "MAD", "CV", "p5", "p25", "p75", "p95", "Lowest", "Highest", "n")
@@ -204,7 +206,7 @@ def coverage_words(coverage: Mapping[str, int]) -> str:
     return f"Of {total:,} probes that were due in this window: {parts}."
 
 
-def changes_table(changes: Iterable[Change]) -> Markup | None:
+def changes_table(changes: Iterable[SeriesChange]) -> Markup | None:
     rows = []
     for change in reversed(list(changes)):
         metric = change.key.metric
@@ -227,7 +229,7 @@ def changes_table(changes: Iterable[Change]) -> Markup | None:
     return table("Changes", [_head(*names, left=("When", "What happened then"))], rows)
 
 
-def events_table(events: Sequence[Event], around: Mapping[int, str]) -> Markup | None:
+def events_table(events: Sequence[MonitorEvent], around: Mapping[int, str]) -> Markup | None:
     """Numbered as the flags of the picture; of notes and versions also how it was before and after."""
     rows = [
         tag(
@@ -268,7 +270,7 @@ def _alert_row(alert: Alert) -> Markup:
     )
 
 
-def idle_table(rows: Sequence[IdleRow], metric: Metric) -> Markup | None:
+def idle_table(rows: Sequence[IdleRow], metric: SeriesMetric) -> Markup | None:
     if not rows:
         return None
     drawn = [
@@ -279,7 +281,7 @@ def idle_table(rows: Sequence[IdleRow], metric: Metric) -> Markup | None:
     return table("Cold runs by idle time", [_head(*names, left=names[:1])], drawn)
 
 
-def host_figures(view: View) -> Markup | None:
+def host_figures(view: TargetHistory) -> Markup | None:
     figures = []
     for line in view.host:
         drawn = Picture(
@@ -296,7 +298,7 @@ def host_figures(view: View) -> Markup | None:
     return tag("div", *figures, class_="charts thirds") if figures else None
 
 
-def simulated_banner(view: View) -> Markup | None:
+def simulated_banner(view: TargetHistory) -> Markup | None:
     said = simulated_words({view.target: view.simulated})
     return None if said is None else banner("simulated", "Simulated", said)
 
@@ -312,10 +314,10 @@ def simulated_words(shares: Mapping[str, float]) -> str | None:
     return f"No model answered some of these probes: {', '.join(of_whom)} are a prediction."
 
 
-def value_text(metric: Metric, value: float | None) -> str:
-    if metric is Metric.TTFT_MS:
+def value_text(metric: SeriesMetric, value: float | None) -> str:
+    if metric is SeriesMetric.TTFT_MS:
         return milliseconds(value)
-    if metric is Metric.QUALITY:
+    if metric is SeriesMetric.QUALITY:
         return percent(None if value is None else 100 * value)
     return number(value)
 

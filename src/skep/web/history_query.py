@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from starlette.datastructures import QueryParams
 
 from skep.errors import UserError
-from skep.monitor.records import DAY_S, Heat, Metric, SeriesKey, Shape
+from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
 from skep.report.ticks import local, stamp
 
 WINDOWS = (
@@ -25,24 +25,24 @@ _MOST_TARGETS = 8
 _FIRST_YEAR, _LAST_YEAR = 1971, 2999  # whatever the zone, a clock can tell them
 _HEATS = {Heat.HOT: "hot", Heat.COLD: "cold", Heat.SEEN: "as the gateway saw it"}
 _SHAPES = {
-    Shape.SHORT: "short answer",
-    Shape.LONG: "long answer",
-    Shape.QUALITY: "small tasks",
-    Shape.ANY: "any request",
+    ProbeShape.SHORT: "short answer",
+    ProbeShape.LONG: "long answer",
+    ProbeShape.QUALITY: "small tasks",
+    ProbeShape.ANY: "any request",
 }
 _METRICS = {
-    Metric.TOK_S: "tok/s",
-    Metric.ENGINE_TOK_S: "tok/s by the engine",
-    Metric.EFFECTIVE_TOK_S: "effective tok/s",
-    Metric.TTFT_MS: "time to first token",
-    Metric.QUALITY: "share answered rightly",
-    Metric.REQUESTS: "requests an hour",
-    Metric.FAILED: "failed requests an hour",
+    SeriesMetric.TOK_S: "tok/s",
+    SeriesMetric.ENGINE_TOK_S: "tok/s by the engine",
+    SeriesMetric.EFFECTIVE_TOK_S: "effective tok/s",
+    SeriesMetric.TTFT_MS: "time to first token",
+    SeriesMetric.QUALITY: "share answered rightly",
+    SeriesMetric.REQUESTS: "requests an hour",
+    SeriesMetric.FAILED: "failed requests an hour",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HistoryQuery:
     """`series` is the name of a series without its target; None: the one that stands for the target.
 
     `since` is None where all there is was asked for: only the store knows when it began.
@@ -68,10 +68,10 @@ class Asked:
         ]
         return urlencode(parts)
 
-    def over(self, window: str) -> Asked:
+    def over(self, window: str) -> HistoryQuery:
         return replace(self, window=window, begin="", end="")
 
-    def of(self, *targets: str, series: str | None = None) -> Asked:
+    def of(self, *targets: str, series: str | None = None) -> HistoryQuery:
         return replace(self, targets=targets, series=series)
 
     @property
@@ -79,7 +79,7 @@ class Asked:
         return None if self.since is None else self.until - self.since
 
 
-def read_query(query: QueryParams, now: float, zone: tzinfo | None = None) -> Asked:
+def read_query(query: QueryParams, now: float, zone: tzinfo | None = None) -> HistoryQuery:
     """Raises UserError for what cannot be understood, with what could be."""
     targets = tuple(dict.fromkeys(name for word in ("target", "a", "b") for name in query.getlist(word) if name))
     if len(targets) > _MOST_TARGETS:
@@ -94,17 +94,17 @@ def read_query(query: QueryParams, now: float, zone: tzinfo | None = None) -> As
         until = _moment(end, zone, end=True) if end else now
         if since is not None and since >= until:
             raise UserError(f"`from={begin}` is not before `to={end or 'now'}`", hint="swap the two")
-        return Asked(targets, series, "", since, until, begin, end)
+        return HistoryQuery(targets, series, "", since, until, begin, end)
     window = window or DEFAULT_WINDOW
     if window == ALL:
-        return Asked(targets, series, ALL, None, now)
+        return HistoryQuery(targets, series, ALL, None, now)
     length = next((length for name, length, _ in WINDOWS if name == window), None)
     if length is None:
         known = ", ".join([*(name for name, _, _ in WINDOWS), ALL])
         raise UserError(
             f"`window={window}` is not a window", hint=f"one of {known}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
         )
-    return Asked(targets, series, window, now - length, now)
+    return HistoryQuery(targets, series, window, now - length, now)
 
 
 def check_series(series: str) -> None:
@@ -135,7 +135,7 @@ def in_words(key: SeriesKey) -> str:
 def in_order(keys: Sequence[SeriesKey], first: Sequence[SeriesKey]) -> list[SeriesKey]:
     """Those that stand for a target first, then hot before cold, short before long, one stream before several."""
     places = {key: place for place, key in enumerate(first)}
-    heats, shapes, metrics = list(Heat), list(Shape), list(Metric)
+    heats, shapes, metrics = list(Heat), list(ProbeShape), list(SeriesMetric)
 
     def order(key: SeriesKey) -> tuple[int, ...]:
         hot = 0 if key.heat is Heat.HOT else 1 + heats.index(key.heat)

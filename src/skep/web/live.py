@@ -19,15 +19,15 @@ from starlette.types import Receive, Scope, Send
 from skep.errors import EngineError, SkepError
 from skep.stats.rates import Rate, TokenRates
 from skep.supervisor.control import NotRunning, ask, socket_of
-from skep.supervisor.status import OUTCOMES, Shown, Status, replicas_of, up_s
+from skep.supervisor.status import OUTCOMES, ReplicaStatus, Status, replicas_of, up_s
 from skep.web.context import Site
-from skep.web.queries import TTFT_WINDOW_S, Ttft, Watched, read_ttft, read_watched
+from skep.web.queries import TTFT_WINDOW_S, MonitorSnapshot, Ttft, read_monitor, read_ttft
 from skep.web.responses import json_answer, json_text
 
 HISTORY = 120  # readings
 
 
-class Pulse:
+class HiveReadings:
     """All readings of one hive so far; another pid is another hive."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Pulse:
         self._queued: deque[float | None] = deque(maxlen=HISTORY)
 
     def __repr__(self) -> str:
-        return f"<Pulse {len(self._speeds)} readings>"
+        return f"<HiveReadings {len(self._speeds)} readings>"
 
     @property
     def pid(self) -> int | None:
@@ -85,7 +85,7 @@ class Pulse:
             "history": {"tok_s": list(self._speeds), "queued": list(self._queued)},
         }
 
-    def _replica(self, site: Site, shown: Shown, number: int, *, told: bool) -> dict[str, Any]:
+    def _replica(self, site: Site, shown: ReplicaStatus, number: int, *, told: bool) -> dict[str, Any]:
         """In public by its number: the name of a server elsewhere is made of its address."""
         return {
             "name": f"replica-{number}" if site.public else shown.name,
@@ -101,7 +101,7 @@ class Pulse:
         }
 
 
-def _slots(replicas: list[Shown]) -> dict[str, int | None]:
+def _slots(replicas: list[ReplicaStatus]) -> dict[str, int | None]:
     """Over all replicas that the gateway knows."""
     known = [replica for replica in replicas if replica.active is not None]
     if not known:
@@ -124,7 +124,7 @@ RETRY_MS = 2000
 MOST_STREAMS = 64
 
 Parts = dict[str, str]
-Render = Callable[[dict[str, Any], Watched], Parts]
+Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
 
 
 def read_status(site: Site) -> Status:
@@ -149,10 +149,10 @@ class Live:
         first_paint_s: float = FIRST_PAINT_S,
     ) -> None:
         self.document: dict[str, Any] = {}
-        self.watched = Watched()
+        self.watched = MonitorSnapshot()
         self._site, self._read_status, self._every_s, self._clock = site, read, every_s, clock
         self._first_paint_s = first_paint_s
-        self._pulse = Pulse()
+        self._pulse = HiveReadings()
         self._ttft: Ttft | None = None
         self._ttft_at = self._watched_at = self._read_at = self._left_at = float("-inf")
         self._streams = 0
@@ -172,7 +172,7 @@ class Live:
             await asyncio.sleep(max(0.0, began + self._every_s - self._clock()))
             if not self._streams and self._clock() - self._left_at > LINGER_S:
                 self._wanted.clear()
-                self._pulse = Pulse()  # rates over a rest would be rates of long ago
+                self._pulse = HiveReadings()  # rates over a rest would be rates of long ago
                 self.document = {}  # and so would all the rest be
 
     async def warm(self) -> None:
@@ -228,7 +228,7 @@ class Live:
                 self.document = self._document(found, now)
             except (AttributeError, LookupError, TypeError, ValueError) as error:  # a hive of another version
                 log.error("hive.unknown error=%r", error)
-                self._pulse = Pulse()
+                self._pulse = HiveReadings()
                 self.document = self._document(EngineError("the hive answers what this skep does not know"), now)
         self._wake()
 
@@ -245,18 +245,18 @@ class Live:
             self.watched = watched
             self._watched_at = began if watched.fault is None else float("-inf")
 
-    def _told(self, ttft_due: bool, watched_due: bool) -> tuple[Ttft | None, Watched | None]:
+    def _told(self, ttft_due: bool, watched_due: bool) -> tuple[Ttft | None, MonitorSnapshot | None]:
         """In a thread of its own."""
         now = self._site.clock()
         try:
             ttft = read_ttft(self._site, now) if ttft_due else None
-            return ttft, read_watched(self._site, now) if watched_due else None
+            return ttft, read_monitor(self._site, now) if watched_due else None
         except SkepError as error:
             said = "the store cannot be read right now" if self._site.public else error.message
-            return None, Watched(fault=said) if watched_due else None
+            return None, MonitorSnapshot(fault=said) if watched_due else None
         except Exception as error:  # whatever it was, the dashboard goes on
             log.error("store.failed error=%r", error)
-            return None, Watched(fault="the store cannot be read right now") if watched_due else None
+            return None, MonitorSnapshot(fault="the store cannot be read right now") if watched_due else None
 
     def _ask_hive(self) -> Status | SkepError:
         """In a thread of its own."""
@@ -276,10 +276,10 @@ class Live:
             document |= {"state": "down" if gone else "silent", "message": found.message if gone or told else None}
             document["hint"] = found.hint if told else None
             if gone:
-                self._pulse = Pulse()
+                self._pulse = HiveReadings()
         else:
             if self._pulse.pid not in (None, found["pid"]):
-                self._pulse = Pulse()
+                self._pulse = HiveReadings()
             self._pulse.take(found, now)
         ttft = None if self._ttft is None else {**asdict(self._ttft), "window_s": TTFT_WINDOW_S}
         return {**document, "hive": self._pulse.document(self._site) or None, "ttft": ttft}

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skep.config.access import answer_while
 from skep.errors import SkepError, UserError
-from skep.web.auth import Door, source_of
+from skep.web.auth import Authenticator, source_of
 from skep.web.context import Site
 from skep.web.responses import json_answer, plain_problem, problem, wants_json
 
@@ -40,10 +40,10 @@ OPEN_PATHS = ("/login", "/static/", "/healthz")
 _READING = ("GET", "HEAD")
 
 
-class Guard:
+class AccessMiddleware:
     """ASGI middleware; the outermost one."""
 
-    def __init__(self, app: ASGIApp, site: Site, door: Door) -> None:
+    def __init__(self, app: ASGIApp, site: Site, door: Authenticator) -> None:
         self.app, self._site, self._door = app, site, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +67,9 @@ class Guard:
                 await refused(scope, receive, send_guarded)
             elif self._site.guarded and not _is_open(request):
                 headers = request.headers.raw
-                await answer_while(lambda: self._door.still_admits(headers), self.app, scope, receive, send_guarded)
+                await answer_while(
+                    lambda: self._door.is_still_admitted(headers), self.app, scope, receive, send_guarded
+                )
             else:
                 await self.app(scope, receive, send_guarded)
         except SkepError as error:
@@ -96,7 +98,7 @@ class Guard:
                 return self._say(request, 405, "this dashboard is read-only")
             if not (same_origin(headers) or (site.guarded and self._door.has_key(headers.raw, source_of(request)))):
                 return self._say(request, 403, "forms are taken from this dashboard's own pages only")
-        if not _is_open(request) and not self._door.admits(headers.raw, source_of(request)):
+        if not _is_open(request) and not self._door.is_admitted(headers.raw, source_of(request)):
             return self._unknown(request)
         return None
 

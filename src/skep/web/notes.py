@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import UserError
-from skep.monitor.records import Event, EventKind
+from skep.monitor.records import EventKind, MonitorEvent
 from skep.monitor.store import SeriesStore
 from skep.report.markup import Markup, join, tag, text
 from skep.store.database import open_store
@@ -45,7 +45,7 @@ def write_note(site: Site, note: str, target: str) -> None:
         series = SeriesStore(store)
         if target:
             series.target(target)  # raises for an unknown one
-        series.append_event(Event(site.clock(), EventKind.NOTE, words, target or None))
+        series.append_event(MonitorEvent(site.clock(), EventKind.NOTE, words, target or None))
 
 
 def note_form(site: Site, targets: Sequence[str], back: str = "/", chosen: str = "") -> Markup | None:

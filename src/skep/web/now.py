@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from skep.monitor.records import DAY_S, HOUR_S, Alert, Point
-from skep.monitor.status import Reading, Standing
-from skep.monitor.status import State as Stands
+from skep.monitor.records import DAY_S, HOUR_S, Alert, SeriesPoint
+from skep.monitor.status import SeriesStatus, TargetStatus
+from skep.monitor.status import TargetState as Stands
 from skep.report.markup import Markup, join, table, tag, text, trusted
 from skep.report.ticks import when
 from skep.units import UNKNOWN, milliseconds, moment, number
@@ -21,7 +21,7 @@ from skep.web.history_query import in_words
 from skep.web.layout import downloads, page
 from skep.web.live import Live, Stream
 from skep.web.notes import note_form
-from skep.web.queries import Watched
+from skep.web.queries import MonitorSnapshot
 from skep.web.responses import csv_answer, json_answer, marked
 
 WIDTH, HEIGHT = 160.0, 36.0
@@ -133,7 +133,7 @@ def state_part(document: Document) -> Markup:
     return _state(kind, [tag("strong", text(words[0])), text(" " + " ".join(words[1:])), *told])
 
 
-def alerts_part(site: Site, watched: Watched, now: float) -> Markup:
+def alerts_part(site: Site, watched: MonitorSnapshot, now: float) -> Markup:
     if not watched.alerts:
         return tag("p", text("No open alerts"), class_="quiet") if watched.standings else Markup("")
     shown = [_alert(site, alert, now) for alert in watched.alerts[:_MOST_SHOWN]]
@@ -210,7 +210,7 @@ def queues_part(document: Document) -> Markup:
     return tag("section", tag("h2", text("Waiting by class")), table("Requests that wait, by class", [head], rows))
 
 
-def watched_part(watched: Watched, now: float) -> Markup:
+def watched_part(watched: MonitorSnapshot, now: float) -> Markup:
     if watched.fault is not None:
         return tag("section", tag("h2", text("Watched")), tag("p", marked(watched.fault), class_="quiet"))
     if not watched.standings:
@@ -221,7 +221,7 @@ def watched_part(watched: Watched, now: float) -> Markup:
     return tag("section", tag("h2", text("Watched")), body, tag("p", text(how), class_="below"))
 
 
-def lately_part(watched: Watched, now: float) -> Markup:
+def lately_part(watched: MonitorSnapshot, now: float) -> Markup:
     """What happened in the last week, newest first."""
     if not watched.notes:
         return Markup("")
@@ -236,7 +236,7 @@ def lately_part(watched: Watched, now: float) -> Markup:
     return tag("section", tag("h2", text("What happened lately")), tag("ul", *rows, class_="lately"))
 
 
-def begin_part(site: Site, document: Document, watched: Watched) -> Markup:
+def begin_part(site: Site, document: Document, watched: MonitorSnapshot) -> Markup:
     """What to do first, as long as there is something to do: a page of dashes would tell nothing."""
     rows = []
     if document.get("state") == "down":
@@ -256,7 +256,7 @@ def begin_part(site: Site, document: Document, watched: Watched) -> Markup:
     return tag("section", tag("h2", text(title)), tag("ul", *steps, class_="begin"), plan)
 
 
-def parts(site: Site, document: Document, watched: Watched) -> dict[str, str]:
+def parts(site: Site, document: Document, watched: MonitorSnapshot) -> dict[str, str]:
     """By the name that the page has for each."""
     now = site.clock()
     return {
@@ -311,7 +311,7 @@ def _replica(replica: Document) -> Markup:
     )
 
 
-def _target(standing: Standing, line: tuple[Point, ...], now: float) -> Markup:
+def _target(standing: TargetStatus, line: tuple[SeriesPoint, ...], now: float) -> Markup:
     reading = standing.readings[0] if standing.readings else None
     name = standing.target.name
     unit = reading.key.metric.unit if reading else ""
@@ -342,7 +342,7 @@ def _target(standing: Standing, line: tuple[Point, ...], now: float) -> Markup:
     )
 
 
-def _against(reading: Reading | None) -> list[Markup]:
+def _against(reading: SeriesStatus | None) -> list[Markup]:
     if reading is None or reading.week is None:
         return [text("no median yet")]
     against = f"7-day median {number(reading.week.median)}"
@@ -411,7 +411,7 @@ def routes(site: Site, live: Live) -> list[BaseRoute]:
     ]
 
 
-def now_page(site: Site, document: dict[str, Any], watched: Watched) -> Response:
+def now_page(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> Response:
     made = parts(site, document, watched)
     lamp = tag("p", text("not live"), id="live", class_="live-lamp", hidden="")
     said = tag("p", id="said", class_="unseen", role="status", aria_live="polite")

@@ -18,7 +18,7 @@ from skep import __version__
 from skep.report.markup import Markup, join, tag, text, trusted
 from skep.report.stored import run_page, run_picture, runs_page, runs_picture, without_texts
 from skep.store.database import Store
-from skep.store.records import Run, RunState
+from skep.store.records import RunState, StoredRun
 from skep.web.context import Site
 from skep.web.layout import void
 
@@ -31,7 +31,7 @@ _STYLED = re.compile(r' style="[^"]*"')  # headings that begin a little lower
 _LEAD = re.compile(r'<p class="lead">.*?</p>', re.DOTALL)
 
 
-class Shelf:
+class FileCache:
     """Texts in files of one folder, by name. What cannot be written is only not kept; now and then the oldest go."""
 
     def __init__(self, folder: Path, most: int = 400) -> None:
@@ -40,7 +40,7 @@ class Shelf:
         self._put = 0
 
     def __repr__(self) -> str:
-        return f"<Shelf {self.folder}>"
+        return f"<FileCache {self.folder}>"
 
     def get(self, name: str) -> str | None:
         if not _FILE.fullmatch(name):
@@ -67,7 +67,7 @@ class Shelf:
             if self._put % min(_PRUNED_EVERY, self._most) == 1:
                 self._prune()
 
-    def kept(self, name: str, runs: Sequence[Run], make: Callable[[], str]) -> str:
+    def kept(self, name: str, runs: Sequence[StoredRun], make: Callable[[], str]) -> str:
         """From the shelf, or made now. Only what is made of ended runs is kept."""
         final = all(run.state in (RunState.DONE, RunState.FAILED) for run in runs)
         found = self.get(name) if final else None
@@ -90,37 +90,37 @@ class Pictures:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._shelf = Shelf(site.paths.cache / "web" / "pages")
+        self._file_cache = FileCache(site.paths.cache / "web" / "pages")
 
-    def report(self, store: Store, run: Run) -> str:
+    def report(self, store: Store, run: StoredRun) -> str:
         """The whole HTML document that `skep report` writes."""
         texts = not self._site.public
         name = f"{run.id}{'' if texts else '-public'}.html"
-        return self._shelf.kept(name, [run], lambda: run_page(store, run, texts=texts))
+        return self._file_cache.kept(name, [run], lambda: run_page(store, run, texts=texts))
 
-    def ready(self, run: Run) -> str | None:
+    def ready(self, run: StoredRun) -> str | None:
         """The report, where it was drawn before and cannot change any more."""
         if run.state not in (RunState.DONE, RunState.FAILED):
             return None
-        return self._shelf.get(f"{run.id}{'-public' if self._site.public else ''}.html")
+        return self._file_cache.get(f"{run.id}{'-public' if self._site.public else ''}.html")
 
-    def picture(self, store: Store, run: Run) -> str:
+    def picture(self, store: Store, run: StoredRun) -> str:
         """One SVG document for a README."""
         shown = without_texts(run) if self._site.public else run
         name = f"{run.id}{'-public' if self._site.public else ''}.svg"
-        return self._shelf.kept(name, [run], lambda: run_picture(store, shown))
+        return self._file_cache.kept(name, [run], lambda: run_picture(store, shown))
 
-    def comparison(self, store: Store, runs: Sequence[Run]) -> str:
+    def comparison(self, store: Store, runs: Sequence[StoredRun]) -> str:
         """The HTML document that `skep report A B` writes. Raises UserError where they cannot be drawn together."""
         name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".html"
         shown = [without_texts(run) if self._site.public else run for run in runs]
-        return self._shelf.kept(name, runs, lambda: runs_page(store, shown, texts=not self._site.public))
+        return self._file_cache.kept(name, runs, lambda: runs_page(store, shown, texts=not self._site.public))
 
-    def comparison_picture(self, store: Store, runs: Sequence[Run]) -> str:
+    def comparison_picture(self, store: Store, runs: Sequence[StoredRun]) -> str:
         """One SVG document of several runs."""
         name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".svg"
         shown = [without_texts(run) if self._site.public else run for run in runs]
-        return self._shelf.kept(name, runs, lambda: runs_picture(store, shown, texts=not self._site.public))
+        return self._file_cache.kept(name, runs, lambda: runs_picture(store, shown, texts=not self._site.public))
 
 
 def body_of(report: str) -> Markup:

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
-from skep.deploy.plan_request import GOALS, SHAPES, Flags, answer, document, nothing_fits
+from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, document, nothing_fits
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.candidates import ENGINES
@@ -27,10 +27,10 @@ from skep.report.markup import Markup, join, tag, text
 from skep.web.context import Site
 from skep.web.layout import downloads, page, void
 from skep.web.pictures import fetched
-from skep.web.plan_measured import Measured, measured_of
+from skep.web.plan_measured import MeasuredRun, measured_of
 from skep.web.plan_parts import COLUMNS, plan_parts, plan_rows
 from skep.web.responses import csv_answer, json_answer, marked
-from skep.web.run_cache import RunBook
+from skep.web.run_cache import RunCache
 
 OWN = "this"  # machine
 MOST_CARDS, MOST_AGENTS, MOST_TOKENS = 64, 4096, 1_000_000
@@ -39,7 +39,7 @@ _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanQuery:
     """All of it is in the address. Without a model nothing was asked yet."""
 
     model: str = ""
@@ -58,10 +58,10 @@ class Asked:
     def own_machine(self) -> bool:
         return not self.rig and self.card == OWN
 
-    def flags(self) -> Flags:
+    def flags(self) -> PlanFlags:
         """As `skep plan` would get them."""
         rigs = () if self.own_machine else (self.rig or f"{self.count}x {self.card}",)
-        return Flags(
+        return PlanFlags(
             self.model,
             gpu=rigs,
             agents=self.agents,
@@ -96,12 +96,12 @@ class Asked:
         return " ".join(words)
 
 
-USUAL = Asked()
+USUAL = PlanQuery()
 
 
-def read_query(query: QueryParams) -> Asked:
+def read_query(query: QueryParams) -> PlanQuery:
     """Raises UserError with what could be meant."""
-    asked = Asked(
+    asked = PlanQuery(
         _model(query.get("model", "").strip()),
         _card(query.get("card", "").strip()),
         _number(query, "count", 1, MOST_CARDS),
@@ -117,7 +117,7 @@ def read_query(query: QueryParams) -> Asked:
     return replace(asked, count=1) if asked.own_machine or asked.rig else asked
 
 
-def plan_form(asked: Asked) -> Markup:
+def plan_form(asked: PlanQuery) -> Markup:
     models = [("", "choose a model"), *((one.id, one.title) for one in geometries().values())]
     engines = [("", "as the model wants"), *((name, name) for name in ENGINES), ("all", "all, side by side")]
     quants = [("", "the best that fits"), *((one.id, one.title) for one in QUANTS.values())]
@@ -217,8 +217,8 @@ _EXAMPLES = (
 class PlanPages:
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.book = RunBook(site)
-        self._plans: OrderedDict[Asked, dict[str, Any]] = OrderedDict()
+        self.book = RunCache(site)
+        self._plans: OrderedDict[PlanQuery, dict[str, Any]] = OrderedDict()
         self._lock = threading.Lock()  # the plans that are kept
         self._one_at_a_time = threading.Lock()  # planning is all CPU: two at once would only be slower
         self._queue = threading.BoundedSemaphore(MOST_WAITING)  # so that other pages are still answered
@@ -258,13 +258,13 @@ class PlanPages:
         found = self._plan(asked)
         return csv_answer("plan", COLUMNS, plan_rows(found, self._measured(asked, found)))
 
-    def _wanted(self, request: Request) -> Asked:
+    def _wanted(self, request: Request) -> PlanQuery:
         asked = read_query(request.query_params)
         if not asked.model:
             raise UserError("no model was named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2")
         return asked
 
-    def _shown(self, asked: Asked) -> Markup:
+    def _shown(self, asked: PlanQuery) -> Markup:
         """The plan, or why there is none."""
         try:
             return self._drawn(asked, self._plan(asked))
@@ -274,13 +274,13 @@ class PlanPages:
             said = tag("p", marked(error.message), class_="banner incomplete", role="alert")
             return join([said, tag("p", marked(error.hint), class_="below") if error.hint else text("")])
 
-    def _drawn(self, asked: Asked, found: dict[str, Any]) -> Markup:
+    def _drawn(self, asked: PlanQuery, found: dict[str, Any]) -> Markup:
         def again(input_tokens: int, output_tokens: int) -> str:
             return f"/plan?{replace(asked, input_tokens=input_tokens, output_tokens=output_tokens).query()}"
 
         return tag("div", plan_parts(found, self._measured(asked, found), asked.command(), again), class_="planned")
 
-    def _plan(self, asked: Asked) -> dict[str, Any]:
+    def _plan(self, asked: PlanQuery) -> dict[str, Any]:
         """The document of `skep plan --json`. Raises DoesNotFit where no layout does."""
         kept = self._kept(asked)
         if kept is not None:
@@ -293,8 +293,8 @@ class PlanPages:
         finally:
             self._queue.release()
 
-    def _made(self, asked: Asked) -> dict[str, Any]:
-        found = answer(asked.flags(), self.site.paths.store)
+    def _made(self, asked: PlanQuery) -> dict[str, Any]:
+        found = answer_plan(asked.flags(), self.site.paths.store)
         error = nothing_fits(found)
         if error is not None:
             raise error
@@ -306,11 +306,11 @@ class PlanPages:
                     self._plans.popitem(last=False)
         return made
 
-    def _kept(self, asked: Asked) -> dict[str, Any] | None:
+    def _kept(self, asked: PlanQuery) -> dict[str, Any] | None:
         with self._lock:
             return self._plans.get(asked)
 
-    def _measured(self, asked: Asked, found: dict[str, Any]) -> list[Measured]:
+    def _measured(self, asked: PlanQuery, found: dict[str, Any]) -> list[MeasuredRun]:
         with self.site.store() as store:
             if store is None:
                 return []

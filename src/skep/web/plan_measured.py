@@ -14,15 +14,15 @@ from skep.catalog.models import find_geometry
 from skep.errors import SkepError
 from skep.planner.rigs import find_rig
 from skep.store.database import Store
-from skep.store.records import Run, RunState
-from skep.web.run_cache import RunBook, engine_of, is_near, layout_of, machine_of
+from skep.store.records import RunState, StoredRun
+from skep.web.run_cache import RunCache, engine_of, is_near, layout_of, machine_of
 
 Facts = Mapping[str, Any]
 MOST_DRAWN, MOST_TOLD = 3, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MeasuredPoint:
     concurrency: int
     effective_tok_s: float
     low: float | None  # 95 % of the mean, where runs were repeated
@@ -32,7 +32,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """One stored run of the model. `same_rig`: on cards of the kind and number that are planned."""
 
     run_id: str
@@ -42,14 +42,14 @@ class Measured:
     layout: str
     simulated: bool
     same_rig: bool
-    points: tuple[Point, ...]
+    points: tuple[MeasuredPoint, ...]
     input_tokens: int | None = None  # of a request, on the average: a plan is for a load, and the run had its own
     output_tokens: int | None = None
 
 
 def measured_of(
-    store: Store, book: RunBook, model: str, cards: Sequence[str], host: Facts | None = None, *, public: bool = False
-) -> list[Measured]:
+    store: Store, book: RunCache, model: str, cards: Sequence[str], host: Facts | None = None, *, public: bool = False
+) -> list[MeasuredRun]:
     """Of this model; on the same cards first, measured before simulated, then newest first.
 
     `host` are the facts of this machine, where it is this machine that is planned for.
@@ -62,27 +62,27 @@ def measured_of(
         points = _points(levels)
         if points:
             found.append(
-                Measured(run.id, run.created_at, machine_of(run, public=public), engine_of(run), layout_of(run),
+                MeasuredRun(run.id, run.created_at, machine_of(run, public=public), engine_of(run), layout_of(run),
                          run.simulated, _same(run, cards, host), points,
                          _mean(levels, "prompt_tokens"), _mean(levels, "output_tokens_each"))
             )  # fmt: skip
     return found
 
 
-def _takes(run: Run, model: str) -> bool:
+def _takes(run: StoredRun, model: str) -> bool:
     if run.kind in (*JUDGED, *TIMED, *OF_A_TUNING) or run.state is not RunState.DONE:
         return False
     found = find_geometry(run.model)
     return found is not None and found.id == model
 
 
-def _same(run: Run, cards: Sequence[str], host: Facts | None) -> bool:
+def _same(run: StoredRun, cards: Sequence[str], host: Facts | None) -> bool:
     if host is not None:
         return not run.simulated and is_near(run.url) and _likeness(run.host) == _likeness(host)
     return bool(cards) and Counter(cards_of(run)) == Counter(cards)
 
 
-def cards_of(run: Run) -> tuple[str, ...]:
+def cards_of(run: StoredRun) -> tuple[str, ...]:
     """The catalogue's names of the cards it ran on; none where they are not known."""
     if run.simulated:
         try:
@@ -109,9 +109,9 @@ def _mean(levels: Sequence[LevelSummary], name: str) -> int | None:
     return max(1, round(sum(told) / len(told))) if told else None
 
 
-def _points(levels: Sequence[LevelSummary]) -> tuple[Point, ...]:
+def _points(levels: Sequence[LevelSummary]) -> tuple[MeasuredPoint, ...]:
     return tuple(
-        Point(
+        MeasuredPoint(
             level.concurrency,
             level.effective_tok_s,
             level.effective_interval.low if level.effective_interval else None,

@@ -12,7 +12,7 @@ from skep.report.charts import spread
 from skep.report.markup import Markup, banner, card, figure, join, section, table, tag, text
 from skep.report.ticks import tick_number, value_scale
 from skep.units import GIB, UNKNOWN, milliseconds, moment, number
-from skep.web.plan_measured import MOST_DRAWN, Measured
+from skep.web.plan_measured import MOST_DRAWN, MeasuredRun
 
 Axis = Callable[[float], float]
 Dot = tuple[int, float, float | None, float | None]  # C, value, low, high
@@ -25,7 +25,7 @@ _AROUND = tuple((15 * math.cos(turn * math.pi / 4), 15 * math.sin(turn * math.pi
 _WIDE = 24  # from this ratio of the levels on, the axis is logarithmic
 
 
-def speed_chart(plans: Sequence[Document], measured: Sequence[Measured]) -> Markup:
+def speed_chart(plans: Sequence[Document], measured: Sequence[MeasuredRun]) -> Markup:
     """Effective tok/s against C, with the band of the first plan. Letters name layouts, numbers measured runs."""
     first = plans[0]["predicted"]
     most = [min(point["high"], 2.5 * point["effective_tok_s"]) for point in first]
@@ -34,7 +34,7 @@ def speed_chart(plans: Sequence[Document], measured: Sequence[Measured]) -> Mark
     return _chart(plans, measured, points, "effective_tok_s", "tok/s", label, most)
 
 
-def wait_chart(plans: Sequence[Document], measured: Sequence[Measured]) -> Markup:
+def wait_chart(plans: Sequence[Document], measured: Sequence[MeasuredRun]) -> Markup:
     """Time to the first token against C."""
     points = [[(p.concurrency, p.ttft_ms, None, None) for p in one.points if p.ttft_ms is not None] for one in measured]
     label = "Predicted time to the first token against agents at once" + (", and measured" if measured else "")
@@ -43,7 +43,7 @@ def wait_chart(plans: Sequence[Document], measured: Sequence[Measured]) -> Marku
 
 def _chart(
     plans: Sequence[Document],
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredRun],
     points: Sequence[Sequence[Dot]],
     field: str,
     unit: str,
@@ -169,7 +169,7 @@ def _letters(plans: Sequence[Document], field: str, x: Axis, y: Axis) -> Markup:
     )
 
 
-def _dots(one: Measured, dots: Sequence[Dot], place: int, unit: str, x: Axis, y: Axis) -> Markup:
+def _dots(one: MeasuredRun, dots: Sequence[Dot], place: int, unit: str, x: Axis, y: Axis) -> Markup:
     """Each run has its own shape, hollow where nothing real ran; upright the interval of the mean."""
     parts = []
     for level, value, low, high in dots:
@@ -191,7 +191,7 @@ def _mark(a: float, b: float, place: int, inside: Markup | None = None, *, hollo
                stroke=theme.ROSE, stroke_width="1.5")  # fmt: skip
 
 
-def mark_of(one: Measured, place: int) -> Markup:
+def mark_of(one: MeasuredRun, place: int) -> Markup:
     """The shape of a measured run, for the list below the pictures."""
     shape = _mark(8, 8, place, hollow=one.simulated)
     return tag("svg", shape, viewBox="0 0 16 16", aria_hidden="true", class_="mark-of")
@@ -240,7 +240,7 @@ COLUMNS = ("rig", "layout", "engine", "quant", "kv_dtype", "slots", "context", "
            "high", "task_tok_s", "ttft_ms", "tpot_ms", "source", "run")  # fmt: skip
 
 
-def plan_parts(found: Document, measured: Sequence[Measured], command: str, again: Again) -> Markup:
+def plan_parts(found: Document, measured: Sequence[MeasuredRun], command: str, again: Again) -> Markup:
     """`again` gives the address of the same plan for another load, by tokens of a prompt and of an answer."""
     plans: Sequence[Document] = found["plans"]
     best, agents = plans[0], found["goal"]["agents"]
@@ -272,7 +272,7 @@ def layout_name(plan: Document) -> str:
     return ", ".join(filter(None, (where, plan["quant"], plan["spec"], plan["engine"])))
 
 
-def plan_rows(found: Document, measured: Sequence[Measured]) -> list[list[Any]]:
+def plan_rows(found: Document, measured: Sequence[MeasuredRun]) -> list[list[Any]]:
     """The layouts and their predicted levels for `/api/plan.csv`, and the levels of the runs beside them."""
     rows: list[list[Any]] = [
         [plan["rig"], layout_name(plan), plan["engine"], plan["quant"], plan["kv_dtype"], plan["slots"],
@@ -320,7 +320,7 @@ def _context(best: Document) -> tuple[str, str, str]:
     return f"{most:,}" if most else UNKNOWN, "Tokens of context", told
 
 
-def _curves(drawn: Sequence[Document], beside: Sequence[Measured], goal: Document, again: Again) -> list[Markup]:
+def _curves(drawn: Sequence[Document], beside: Sequence[MeasuredRun], goal: Document, again: Again) -> list[Markup]:
     dots = " Numbers: runs on such cards, hollow where simulated." if beside else ""
     pictures = tag(
         "div",
@@ -331,7 +331,7 @@ def _curves(drawn: Sequence[Document], beside: Sequence[Measured], goal: Documen
     return [pictures, _legend(drawn, beside, goal, again)]
 
 
-def _legend(drawn: Sequence[Document], beside: Sequence[Measured], goal: Document, again: Again) -> Markup:
+def _legend(drawn: Sequence[Document], beside: Sequence[MeasuredRun], goal: Document, again: Again) -> Markup:
     entries = [tag("li", tag("b", text(chr(65 + place))), text(layout_name(plan))) for place, plan in enumerate(drawn)]
     for place, one in enumerate(beside, 1):
         told = f"{'simulated' if one.simulated else 'measured'} {moment(one.created_at)}, {one.engine} {one.layout}"
@@ -341,7 +341,7 @@ def _legend(drawn: Sequence[Document], beside: Sequence[Measured], goal: Documen
     return tag("ul", *entries, class_="legend")
 
 
-def _other_load(one: Measured, goal: Document, again: Again) -> list[Markup]:
+def _other_load(one: MeasuredRun, goal: Document, again: Again) -> list[Markup]:
     """A curve for other prompts and answers than those of the run says little about it: a way to the one that does."""
     if one.input_tokens is None or one.output_tokens is None:
         return []
@@ -395,7 +395,7 @@ def _layouts(plans: Sequence[Document], agents: int) -> Markup:
     return table(f"Expected with {agents} agents at once", [head], rows)
 
 
-def _measured(measured: Sequence[Measured]) -> Markup:
+def _measured(measured: Sequence[MeasuredRun]) -> Markup:
     if not measured:
         said = "None is stored. After `skep bench sweep` on this model its points stand beside the curve."
         return tag("p", text(said), class_="below")

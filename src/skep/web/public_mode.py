@@ -66,7 +66,7 @@ def _document(column: str) -> str:
 
 
 # Table, column, what stands in its place. Words of servers may hold addresses and paths; kinds of errors do not.
-VEILED: dict[str, dict[str, str]] = {
+HIDDEN_COLUMNS: dict[str, dict[str, str]] = {
     "runs": {
         "url": "''",
         "model": _MODEL,
@@ -110,12 +110,12 @@ VEILED: dict[str, dict[str, str]] = {
 _WITHOUT_ROWID = ("changes", "probes", "samples", "events", "alerts")  # or with an `id` that is the same
 
 
-def veil(store: Store) -> Store:
+def hide_private_columns(store: Store) -> Store:
     """The same store, which from now on has nothing that is not for the public."""
     store.add_function("names_place", names_place)
     store.add_function("public_name", lambda model: None if model is None else public_name(model))
     store.read("BEGIN")
-    for table, hidden in VEILED.items():
+    for table, hidden in HIDDEN_COLUMNS.items():
         columns = [row["name"] for row in store.read(f"PRAGMA main.table_info({table})")]
         assert hidden.keys() <= set(columns), table
         shown = [] if table in _WITHOUT_ROWID else ["rowid AS rowid"]

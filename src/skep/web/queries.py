@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from skep.monitor.records import HOUR_S, Alert, Event, Point, SpanKind
-from skep.monitor.status import Standing, alert_document, standings
+from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
+from skep.monitor.status import TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import percentile
 from skep.store.database import Store
@@ -34,11 +34,11 @@ class Ttft:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    standings: tuple[Standing, ...] = ()
-    lines: tuple[tuple[Point, ...], ...] = ()  # of the first series of each: hours of 7 days
+class MonitorSnapshot:
+    standings: tuple[TargetStatus, ...] = ()
+    lines: tuple[tuple[SeriesPoint, ...], ...] = ()  # of the first series of each: hours of 7 days
     alerts: tuple[Alert, ...] = ()
-    notes: tuple[Event, ...] = ()  # the newest events, newest first
+    notes: tuple[MonitorEvent, ...] = ()  # the newest events, newest first
     fault: str | None = READING  # why nothing is known; None: the store was read
 
     def document(self, site: Site) -> dict[str, Any]:
@@ -65,13 +65,13 @@ def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in alert.items() if key not in ("message", "closed_because")}
 
 
-def read_watched(site: Site, now: float) -> Watched:
+def read_monitor(site: Site, now: float) -> MonitorSnapshot:
     with site.series() as series:
         if series is None:
-            return Watched(fault=None)
-        found = tuple(standings(series, now))
+            return MonitorSnapshot(fault=None)
+        found = tuple(target_statuses(series, now))
         newest = series.events(now - WEEK_S, now)[-5:]
-        return Watched(
+        return MonitorSnapshot(
             standings=found,
             lines=tuple(_line(series, standing, now) for standing in found),
             alerts=tuple(series.alerts(open_only=True)),
@@ -94,8 +94,8 @@ def _first_bytes(store: Store, now: float) -> list[float]:
     return [float(row[0]) for row in store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)]
 
 
-def _line(series: SeriesStore, standing: Standing, now: float) -> tuple[Point, ...]:
+def _line(series: SeriesStore, standing: TargetStatus, now: float) -> tuple[SeriesPoint, ...]:
     if not standing.readings:
         return ()
     spans = series.spans(standing.readings[0].key, SpanKind.HOUR, now - WEEK_S, now)
-    return tuple(Point(span.start, span.median) for span in spans if span.count)
+    return tuple(SeriesPoint(span.start, span.median) for span in spans if span.count)

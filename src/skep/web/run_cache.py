@@ -22,9 +22,9 @@ from skep.paths import LOOPBACK
 from skep.quality.words import conclusion
 from skep.report.stored import mixed_of, quality_of, without_texts
 from skep.store.database import Store
-from skep.store.records import Run, RunState
+from skep.store.records import RunState, StoredRun
 from skep.web.context import Site
-from skep.web.pictures import Shelf
+from skep.web.pictures import FileCache
 
 # What a hive with `--simulate` says of itself.
 _SIMULATED = re.compile(
@@ -35,7 +35,7 @@ _LONGEST = 400  # letters of such a sentence
 _MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
 
 
-def machine_of(run: Run, *, public: bool = False) -> str:
+def machine_of(run: StoredRun, *, public: bool = False) -> str:
     """The cards, or the CPU where there is none. Of a far endpoint only its address is known."""
     if found := _simulated(run):
         return found["rig"]
@@ -71,7 +71,7 @@ def host_words(host: Mapping[str, Any]) -> str:
     return f"{cpu}, {cores} cores" if cpu and cores else str(cpu or "unknown machine")
 
 
-def engine_of(run: Run) -> str:
+def engine_of(run: StoredRun) -> str:
     """Its name and version, as the endpoint told."""
     if found := _simulated(run):
         return f"{found['engine']} (simulated)"
@@ -82,7 +82,7 @@ def engine_of(run: Run) -> str:
     return told if not version or str(version) in told or "unknown" in str(version) else f"{told} {version}"
 
 
-def layout_of(run: Run) -> str:
+def layout_of(run: StoredRun) -> str:
     """Replicas and slots, where the endpoint told; of a simulated rig how its cards are divided."""
     if found := _simulated(run):
         return found["layout"]
@@ -92,7 +92,7 @@ def layout_of(run: Run) -> str:
     return f"{replicas} x {slots} slots" if isinstance(replicas, int) and replicas > 1 else f"{slots} slots"
 
 
-def _simulated(run: Run) -> re.Match[str] | None:
+def _simulated(run: StoredRun) -> re.Match[str] | None:
     told = run.engine.get("engine")
     return _SIMULATED.match(told[:_LONGEST]) if run.simulated and isinstance(told, str) else None
 
@@ -108,7 +108,7 @@ PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown 
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunFigures:
     """What a list tells of a run. None: not measured, or not of that kind."""
 
     best_tok_s: float | None = None  # effective
@@ -119,23 +119,23 @@ class Figures:
     conclusion: str = ""  # of judged runs
 
 
-class RunBook:
+class RunCache:
     """One for a dashboard. Safe to be asked by several threads."""
 
     def __init__(self, site: Site, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shelf = Shelf(site.paths.cache / "web" / "figures", most=_MOST)
+        self._file_cache = FileCache(site.paths.cache / "web" / "figures", most=_MOST)
         self._clock = clock
         self._site = site
-        self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._figures: OrderedDict[str, Figures] = OrderedDict()
+        self._runs: OrderedDict[str, StoredRun] = OrderedDict()
+        self._figures: OrderedDict[str, RunFigures] = OrderedDict()
         self._levels: OrderedDict[str, tuple[LevelSummary, ...]] = OrderedDict()
         self._lock = threading.Lock()  # the dictionaries
         self._making = threading.Lock()  # figures: two that ask at once share what is worked out
 
     def __repr__(self) -> str:
-        return f"<RunBook {len(self._runs)} runs, {len(self._figures)} figures>"
+        return f"<RunCache {len(self._runs)} runs, {len(self._figures)} figures>"
 
-    def runs(self, store: Store) -> list[Run]:
+    def runs(self, store: Store) -> list[StoredRun]:
         """All of them, newest first."""
         ids = [row[0] for row in store.read("SELECT id FROM runs ORDER BY created_at DESC, rowid DESC")]
         with self._lock:
@@ -151,20 +151,22 @@ class RunBook:
                 _keep(self._runs, run.id, run, final=run.state in _KEPT)
         return [known[name] for name in ids if name in known]
 
-    def run(self, store: Store, name: str) -> Run:
+    def run(self, store: Store, name: str) -> StoredRun:
         """By its id, by the beginning of it, or "last". Raises UserError where there is none."""
         return self._placed(store, [store.run(name)])[0]
 
-    def _placed(self, store: Store, runs: Sequence[Run]) -> list[Run]:
+    def _placed(self, store: Store, runs: Sequence[StoredRun]) -> list[StoredRun]:
         """In public nothing private is left; whether it was the client's own machine decides whose cards are told."""
         if not self._site.public or not runs:
             return list(runs)
         near = {row["id"]: is_near(row["url"]) for row in store.read("SELECT id, url FROM main.runs")}
         return [replace(without_texts(run), url="" if near.get(run.id) else ELSEWHERE) for run in runs]
 
-    def figures(self, store: Store, runs: Sequence[Run], patience_s: float | None = None) -> dict[str, Figures]:
+    def figures(
+        self, store: Store, runs: Sequence[StoredRun], patience_s: float | None = None
+    ) -> dict[str, RunFigures]:
         """By run. With a patience, those that would take longer are left out, and found the next time."""
-        found: dict[str, Figures] = {}
+        found: dict[str, RunFigures] = {}
         began = self._clock()
         for run in runs:
             known = self._known(run)
@@ -176,7 +178,7 @@ class RunBook:
                 found[run.id] = known
         return found
 
-    def levels(self, store: Store, run: Run) -> tuple[LevelSummary, ...]:
+    def levels(self, store: Store, run: StoredRun) -> tuple[LevelSummary, ...]:
         """Of one run, as measured; empty where nothing was."""
         with self._lock:
             if run.id in self._levels:
@@ -189,15 +191,15 @@ class RunBook:
             _keep(self._levels, run.id, found, final=run.state in _KEPT, most=_MOST_LEVELS)
         return found
 
-    def _known(self, run: Run) -> Figures | None:
+    def _known(self, run: StoredRun) -> RunFigures | None:
         if run.state not in _KEPT:
             return None
         with self._lock:
             if run.id in self._figures:
                 return self._figures[run.id]
-        stored = self._shelf.get(f"{run.id}.json")
+        stored = self._file_cache.get(f"{run.id}.json")
         try:
-            figures = Figures(**json.loads(stored)) if stored else None
+            figures = RunFigures(**json.loads(stored)) if stored else None
         except (ValueError, TypeError):
             return None
         if figures is not None:
@@ -205,33 +207,33 @@ class RunBook:
                 _keep(self._figures, run.id, figures, final=True)
         return figures
 
-    def _made(self, store: Store, run: Run) -> Figures:
+    def _made(self, store: Store, run: StoredRun) -> RunFigures:
         figures = figures_of(store, run)
         if run.state in _KEPT:
             with self._lock:
                 _keep(self._figures, run.id, figures, final=True)
-            self._shelf.put(f"{run.id}.json", json.dumps(asdict(figures)))
+            self._file_cache.put(f"{run.id}.json", json.dumps(asdict(figures)))
         return figures
 
 
-def figures_of(store: Store, run: Run) -> Figures:
+def figures_of(store: Store, run: StoredRun) -> RunFigures:
     """Worked out from the rows."""
     try:
         if run.kind in JUDGED:
             return _judged(store, run)
         _, summary, rows = load_run(store, run.id)
     except SkepError:
-        return Figures()  # nothing was measured
+        return RunFigures()  # nothing was measured
     failed = sum(not row.ok for row in rows)
     if run.kind == TUNE_QUALITY:
-        return Figures(failed=failed, conclusion="answers judged for a tuning")
+        return RunFigures(failed=failed, conclusion="answers judged for a tuning")
     measured = [level for level in summary.levels if level.effective_tok_s is not None]
     if not measured:
-        return Figures(failed=failed)
+        return RunFigures(failed=failed)
     best = max(measured, key=lambda level: level.effective_tok_s or 0.0)
     closed = run.kind not in TIMED
     alone = next((level for level in summary.levels if closed and level.concurrency == 1), None)
-    return Figures(
+    return RunFigures(
         best.effective_tok_s,
         best.concurrency if closed else None,
         alone.ttft_ms.p50 if alone and alone.ttft_ms else None,
@@ -240,16 +242,16 @@ def figures_of(store: Store, run: Run) -> Figures:
     )
 
 
-def _judged(store: Store, run: Run) -> Figures:
+def _judged(store: Store, run: StoredRun) -> RunFigures:
     failed = int(store.read("SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id)[0][0])
     if run.kind == QUALITY:
-        return Figures(failed=failed, conclusion=conclusion(quality_of(store, run)))
+        return RunFigures(failed=failed, conclusion=conclusion(quality_of(store, run)))
     advice = mixed_of(store, run).advice
     spot = f"sweet spot at C = {advice.concurrency}" if advice.concurrency is not None else "no sweet spot"
-    return Figures(failed=failed, conclusion=spot)
+    return RunFigures(failed=failed, conclusion=spot)
 
 
-def _maybe(store: Store, name: str) -> Run | None:
+def _maybe(store: Store, name: str) -> StoredRun | None:
     """None where it was deleted between two reads."""
     try:
         return store.run(name)

@@ -19,18 +19,18 @@ from skep.report.markup import Markup, banner, card, join, section, table, tag, 
 from skep.report.stored import bare_rows, without_texts
 from skep.store.database import Store
 from skep.store.records import Request as StoredRequest
-from skep.store.records import Run, RunState
+from skep.store.records import RunState, StoredRun
 from skep.units import UNKNOWN, milliseconds, moment, number, shortened
 from skep.web.context import Site
 from skep.web.layout import downloads, page
 from skep.web.pictures import MOST_COMPARED, Pictures, fetched, report_parts, svg_answer
 from skep.web.responses import csv_answer, json_answer, problem, wants_json
-from skep.web.run_cache import PATIENCE_S, Figures, RunBook, engine_of, layout_of, machine_of
+from skep.web.run_cache import PATIENCE_S, RunCache, RunFigures, engine_of, layout_of, machine_of
 from skep.web.runs_list import (
     COLUMNS,
     SORTS,
-    Asked,
-    Listed,
+    RunListing,
+    RunsQuery,
     filter_form,
     listed,
     pager,
@@ -48,7 +48,7 @@ REQUEST_COLUMNS = (
 )  # fmt: skip
 
 
-def run_body(run: Run, figures: Figures | None, site: Site, report: str | None) -> Markup:
+def run_body(run: StoredRun, figures: RunFigures | None, site: Site, report: str | None) -> Markup:
     """With the report where it is there already; else it is fetched once the page is shown."""
     if report is not None:
         drawn = report_parts(report)
@@ -58,7 +58,7 @@ def run_body(run: Run, figures: Figures | None, site: Site, report: str | None) 
     return join([_facts(run, site), *_banners(run), drawn])
 
 
-def links(run: Run, site: Site) -> Markup:
+def links(run: StoredRun, site: Site) -> Markup:
     """The ways on from a run."""
     entries = [
         ("Every request" if not site.public else "Requests", f"/runs/{run.id}/requests", None),
@@ -74,7 +74,7 @@ def links(run: Run, site: Site) -> Markup:
     return tag("p", *made, class_="ways")
 
 
-def _facts(run: Run, site: Site) -> Markup:
+def _facts(run: StoredRun, site: Site) -> Markup:
     where = " · ".join(filter(None, (machine_of(run, public=site.public), engine_of(run), layout_of(run))))
     address = "" if site.public else f"{site.hide(run.url)} · "
     return join(
@@ -86,7 +86,7 @@ def _facts(run: Run, site: Site) -> Markup:
     )
 
 
-def _banners(run: Run) -> list[Markup]:
+def _banners(run: StoredRun) -> list[Markup]:
     told = []
     if run.state is RunState.RUNNING:
         told.append(banner("note", "Still running", f"{run.requests} requests are stored so far."))
@@ -98,7 +98,7 @@ def _banners(run: Run) -> list[Markup]:
     return told
 
 
-def _cards(run: Run, figures: Figures | None) -> Markup:
+def _cards(run: StoredRun, figures: RunFigures | None) -> Markup:
     """Shown while the report is drawn."""
     if figures is None or (figures.best_tok_s is None and not figures.conclusion):
         return text("")
@@ -114,7 +114,7 @@ def _cards(run: Run, figures: Figures | None) -> Markup:
     )
 
 
-def run_json(run: Run, figures: Figures | None, site: Site, levels: Sequence[Any]) -> dict[str, Any]:
+def run_json(run: StoredRun, figures: RunFigures | None, site: Site, levels: Sequence[Any]) -> dict[str, Any]:
     """`/api/run.json`: the run as the list tells it, its configuration and every level's figures."""
     return {**run_document(run, figures, site), "config": run.config, "host": run.host, "engine_facts": run.engine,
             "levels": list(levels)}  # fmt: skip
@@ -132,7 +132,7 @@ def chosen_rows(rows: Sequence[StoredRequest], query: QueryParams) -> tuple[list
     return found, level, failed, int(page[:9])
 
 
-def requests_body(run: Run, rows: Sequence[StoredRequest], query: QueryParams, site: Site) -> Markup:
+def requests_body(run: StoredRun, rows: Sequence[StoredRequest], query: QueryParams, site: Site) -> Markup:
     """What became of each request; what was asked and answered only where the dashboard is not public."""
     found, level, failed, page = chosen_rows(rows, query)
     pages = max(1, -(-len(found) // ROWS))
@@ -223,7 +223,7 @@ class RunsPages:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.book = RunBook(site)
+        self.book = RunCache(site)
         self.pictures = Pictures(site)
 
     def __repr__(self) -> str:
@@ -342,9 +342,11 @@ class RunsPages:
     def leaderboard(self, request: Request) -> Response:
         """Was a page of its own: its address leads to the best runs."""
         model = request.query_params.get("model", "")
-        return RedirectResponse(Asked(model=model, sort="best").address())
+        return RedirectResponse(RunsQuery(model=model, sort="best").address())
 
-    def _found(self, store: Store, asked: Asked, patience_s: float | None = None) -> tuple[Listed, dict[str, Figures]]:
+    def _found(
+        self, store: Store, asked: RunsQuery, patience_s: float | None = None
+    ) -> tuple[RunListing, dict[str, RunFigures]]:
         """One page of runs with their figures; of all that are asked for, where the figures decide the order."""
         runs, public = self.book.runs(store), self.site.public
         if not asked.sort:
@@ -354,14 +356,14 @@ class RunsPages:
         figures = self.book.figures(store, taken, patience_s)
         return listed(runs, asked, figures, public=public), figures
 
-    def _documents(self, request: Request) -> tuple[Listed, list[dict[str, Any]]]:
+    def _documents(self, request: Request) -> tuple[RunListing, list[dict[str, Any]]]:
         asked = read_query(request.query_params)
         with self.site.store() as store:
             found, figures = self._found(store, asked) if store is not None else (listed([], asked), {})
         return found, [run_document(run, figures.get(run.id), self.site) for run in found.runs]
 
     @contextmanager
-    def _stored(self, name: str) -> Iterator[tuple[Store, Run]]:
+    def _stored(self, name: str) -> Iterator[tuple[Store, StoredRun]]:
         """The run of that name, while the store is open. One that is not there is told as such."""
         with self.site.store() as store:
             try:
@@ -372,13 +374,13 @@ class RunsPages:
                 raise NoSuchRun(error.message, hint=error.hint) from None
             yield store, run
 
-    def _report(self, store: Store, run: Run) -> str | None:
+    def _report(self, store: Store, run: StoredRun) -> str | None:
         try:
             return self.pictures.report(store, run)
         except UserError:
             return None
 
-    def _table(self, found: Listed, rows: Markup, waiting: str | None) -> Markup:
+    def _table(self, found: RunListing, rows: Markup, waiting: str | None) -> Markup:
         if not found.runs:
             return tag("p", text("No run is like that."), class_="empty")
         left = ("", "When", "Model", "Kind", "Where")
@@ -403,7 +405,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _counted(found: Listed) -> str:
+def _counted(found: RunListing) -> str:
     if not found.stored:
         return "Nothing is stored but runs of tunings."
     if found.total == found.stored:
@@ -411,7 +413,7 @@ def _counted(found: Listed) -> str:
     return f"{found.total} of {found.stored} benchmark runs."
 
 
-def _aside(found: Listed) -> Markup:
+def _aside(found: RunListing) -> Markup:
     if not found.aside:
         return text("")
     many = f"{found.aside} runs of tunings are" if found.aside > 1 else "One run of a tuning is"

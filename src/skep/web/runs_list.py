@@ -12,11 +12,11 @@ from starlette.datastructures import QueryParams
 from skep.bench.stored_run import OF_A_TUNING
 from skep.errors import UserError
 from skep.report.markup import Markup, join, tag, text
-from skep.store.records import Run, RunState
+from skep.store.records import RunState, StoredRun
 from skep.units import UNKNOWN, milliseconds, moment, number, shortened
 from skep.web.context import Site
 from skep.web.layout import void
-from skep.web.run_cache import Figures, engine_of, layout_of, machine_of
+from skep.web.run_cache import RunFigures, engine_of, layout_of, machine_of
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunsQuery:
     """All of it is in the address. `page` counts from 1; 0: all of them, for files."""
 
     kind: str = ""
@@ -51,7 +51,7 @@ class Asked:
         query = self.query(**changed)
         return f"/runs?{query}" if query else "/runs"
 
-    def takes(self, run: Run, *, public: bool = False) -> bool:
+    def takes(self, run: StoredRun, *, public: bool = False) -> bool:
         """Runs of tunings are many and small: they are listed where their kind, or words of them, are asked for."""
         if run.kind in OF_A_TUNING and not (self.kind or self.text):
             return False
@@ -65,11 +65,11 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class RunListing:
     """One page of the runs that were asked for."""
 
-    asked: Asked
-    runs: tuple[Run, ...]
+    asked: RunsQuery
+    runs: tuple[StoredRun, ...]
     total: int  # of those asked for
     stored: int  # in all
     models: tuple[str, ...]
@@ -81,7 +81,7 @@ class Listed:
         return max(1, -(-self.total // PAGE))
 
 
-def read_query(query: QueryParams) -> Asked:
+def read_query(query: QueryParams) -> RunsQuery:
     state, simulated = query.get("state", ""), query.get("simulated", "")
     states = [one.value for one in RunState]
     if state and state not in states:
@@ -91,13 +91,17 @@ def read_query(query: QueryParams) -> Asked:
     sort = query.get("sort", "")
     if sort not in SORTS:
         raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
-    return Asked(query.get("kind", ""), query.get("model", ""), state, simulated, query.get("q", "").strip()[:200],
+    return RunsQuery(query.get("kind", ""), query.get("model", ""), state, simulated, query.get("q", "").strip()[:200],
                  _page(query.get("page", "")), sort)  # fmt: skip
 
 
 def listed(
-    runs: Sequence[Run], asked: Asked, figures: Mapping[str, Figures] | None = None, *, public: bool = False
-) -> Listed:
+    runs: Sequence[StoredRun],
+    asked: RunsQuery,
+    figures: Mapping[str, RunFigures] | None = None,
+    *,
+    public: bool = False,
+) -> RunListing:
     """`runs` are newest first. `figures` decide the order where the best are asked for."""
     found = [run for run in runs if asked.takes(run, public=public)]
     if asked.sort:
@@ -108,10 +112,10 @@ def listed(
     models = tuple(sorted({run.model for run in runs}))
     kinds = tuple(sorted({run.kind for run in runs}))
     aside = 0 if asked.kind or asked.text else sum(run.kind in OF_A_TUNING for run in runs)
-    return Listed(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside)
+    return RunListing(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside)
 
 
-def filter_form(found: Listed, site: Site) -> Markup:
+def filter_form(found: RunListing, site: Site) -> Markup:
     asked = found.asked
     models = [("", "every model"), *((name, site.label(name)) for name in found.models)]
     kinds = [("", "every kind"), *((name, name) for name in found.kinds)]
@@ -145,17 +149,17 @@ def select(name: str, label: str, options: Iterable[tuple[str, str]], chosen: st
     return tag("select", made, name=name, aria_label=label)
 
 
-def table_rows(found: Listed, figures: Mapping[str, Figures], site: Site) -> Markup:
+def table_rows(found: RunListing, figures: Mapping[str, RunFigures], site: Site) -> Markup:
     return join(_row(run, figures.get(run.id), site) for run in found.runs)
 
 
-def tuning_of(run: Run) -> str | None:
+def tuning_of(run: StoredRun) -> str | None:
     """The id of the tuning that it was made for."""
     told = run.config.get("tuning")
     return told if run.kind in OF_A_TUNING and isinstance(told, str) and told else None
 
 
-def kind_words(run: Run) -> Markup:
+def kind_words(run: StoredRun) -> Markup:
     """With the way to the tuning, where it is of one."""
     tuning = tuning_of(run)
     return text(run.kind) if tuning is None else tag("a", text(run.kind), href=f"/tuning/{quote(tuning)}")
@@ -166,7 +170,7 @@ def minute(unix_time: float) -> str:
     return moment(unix_time)[: len("2026-11-15 20:52")]
 
 
-def pager(found: Listed) -> Markup | None:
+def pager(found: RunListing) -> Markup | None:
     if found.pages == 1 or found.asked.page == 0:
         return None
     here = found.asked.page
@@ -177,9 +181,9 @@ def pager(found: Listed) -> Markup | None:
     return tag("nav", newer, place, older if here < found.pages else None, class_="pager", aria_label="More runs")
 
 
-def run_document(run: Run, figures: Figures | None, site: Site) -> dict[str, Any]:
+def run_document(run: StoredRun, figures: RunFigures | None, site: Site) -> dict[str, Any]:
     """One run of `/api/runs.json`: the names of COLUMNS."""
-    told = figures or Figures()
+    told = figures or RunFigures()
     error = "error" if site.public and run.error else run.error
     return {
         "id": run.id, "created_at": run.created_at, "ended_at": run.ended_at, "kind": run.kind,
@@ -192,7 +196,7 @@ def run_document(run: Run, figures: Figures | None, site: Site) -> dict[str, Any
     }  # fmt: skip
 
 
-def _row(run: Run, figures: Figures | None, site: Site) -> Markup:
+def _row(run: StoredRun, figures: RunFigures | None, site: Site) -> Markup:
     tick = void("input", type="checkbox", name="run", value=run.id, aria_label=f"Compare run {run.id}")
     when = tag("a", text(minute(run.created_at)), href=f"/runs/{run.id}", title=moment(run.created_at))
     flags = [tag("span", text("simulated"), class_="flag sky") if run.simulated else None]
@@ -214,7 +218,7 @@ def _row(run: Run, figures: Figures | None, site: Site) -> Markup:
     )
 
 
-def _figure_cells(figures: Figures | None) -> list[Markup]:
+def _figure_cells(figures: RunFigures | None) -> list[Markup]:
     if figures is None:
         return [labelled(name, text("…"), "soft") for name in ("Best tok/s", "TTFT p50, C = 1", "Failed")]
     if figures.conclusion:
@@ -237,7 +241,7 @@ def labelled(label: str, shown: Markup, style: str | None) -> Markup:
     return tag("td", tag("span", shown), class_=style, data_label=label)
 
 
-def _rank(run: Run, figures: Figures | None) -> tuple[bool, bool, float]:
+def _rank(run: StoredRun, figures: RunFigures | None) -> tuple[bool, bool, float]:
     """Simulated runs come after measured ones, and last what has not ended well or has no figure."""
     best = figures.best_tok_s if figures and run.state is RunState.DONE else None
     return best is None, run.simulated, -(best or 0.0)
@@ -251,7 +255,7 @@ def _page(said: str) -> int:
     return int(said[:9]) if said else 1
 
 
-def _haystack(run: Run, *, public: bool) -> str:
+def _haystack(run: StoredRun, *, public: bool) -> str:
     """In public, words find nothing that is not shown."""
     where = (machine_of(run, public=public), engine_of(run), layout_of(run))
     hidden = () if public else (run.url, run.error or "")

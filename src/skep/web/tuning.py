@@ -15,17 +15,17 @@ from skep.errors import UserError
 from skep.report.markup import Markup, banner, join, section, table, tag, text
 from skep.report.tuning import ladder_picture, tuning_banners, tuning_main, tuning_page
 from skep.tuner.documents import curve_of, tuning_json
-from skep.tuner.records import Curved, CurvePoint, Stage, Tuning
-from skep.tuner.store import KeptTuning, TuningState, TuningStore
+from skep.tuner.records import CurvePoint, CurveResult, TuneStage, Tuning
+from skep.tuner.store import SavedTuning, TuningState, TuningStore
 from skep.tuner.summary import (
     accepted,
     baseline_of,
     best_of,
+    count_decisions,
     headline,
     ratio_range,
     ratio_words,
     shape_words,
-    tally,
     total_gain,
     unit_of,
 )
@@ -48,11 +48,11 @@ _STATE_STYLES = {TuningState.RUNNING: "left up", TuningState.INTERRUPTED: "left 
 
 
 @dataclass(frozen=True, slots=True)
-class Climbed:
+class TuningEntry:
     """A stored tuning with its stages."""
 
-    kept: KeptTuning
-    stages: tuple[Stage, ...]
+    kept: SavedTuning
+    stages: tuple[TuneStage, ...]
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -61,28 +61,28 @@ class Climbed:
         return tuning.simulated, tuning.model, tuning.rig, tuning.aim.shape
 
 
-def climbed(tunings: TuningStore, model: str = "", limit: int | None = None) -> list[Climbed]:
+def read_tunings(tunings: TuningStore, model: str = "", limit: int | None = None) -> list[TuningEntry]:
     """Newest first; of one model, where one is named."""
     found = [one for one in tunings.tunings() if not model or one.tuning.model == model]
-    return [Climbed(one, tuple(tunings.stages(one.id))) for one in found[:limit]]
+    return [TuningEntry(one, tuple(tunings.stages(one.id))) for one in found[:limit]]
 
 
-def grouped(found: Sequence[Climbed]) -> list[list[Climbed]]:
+def grouped(found: Sequence[TuningEntry]) -> list[list[TuningEntry]]:
     """Measured ones before simulated ones, then by model, machine and shape."""
-    groups: dict[tuple[object, ...], list[Climbed]] = {}
+    groups: dict[tuple[object, ...], list[TuningEntry]] = {}
     for one in found:
         groups.setdefault(one.group, []).append(one)
     return [groups[key] for key in sorted(groups, key=lambda key: tuple(map(str, key)))]
 
 
-def list_body(found: Sequence[Climbed], site: Site) -> Markup:
+def list_body(found: Sequence[TuningEntry], site: Site) -> Markup:
     parts = [_section(place, group, site) for place, group in enumerate(grouped(found), 1)]
     if len(found) >= MOST:
         parts.append(tag("p", text(f"The newest {MOST}; JSON and CSV have all."), class_="below"))
     return join(parts)
 
 
-def tuning_row(one: Climbed, site: Site) -> dict[str, Any]:
+def tuning_row(one: TuningEntry, site: Site) -> dict[str, Any]:
     """One tuning of `/api/tuning.json`: the names of COLUMNS."""
     tuning, stages = one.kept.tuning, one.stages
     base, best, gain = baseline_of(stages), best_of(stages), total_gain(stages)
@@ -101,7 +101,7 @@ def tuning_row(one: Climbed, site: Site) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _section(place: int, group: Sequence[Climbed], site: Site) -> Markup:
+def _section(place: int, group: Sequence[TuningEntry], site: Site) -> Markup:
     tuning = group[0].kept.tuning
     title = f"{site.label(tuning.model)} on {tuning.rig}: {shape_words(tuning)}"
     story = None
@@ -113,7 +113,7 @@ def _section(place: int, group: Sequence[Climbed], site: Site) -> Markup:
     return section(f"group-{place}", title, story, tag("div", made, class_="stacked"))
 
 
-def _row(one: Climbed) -> Markup:
+def _row(one: TuningEntry) -> Markup:
     tuning, stages = one.kept.tuning, one.stages
     base, best, gain = baseline_of(stages), best_of(stages), total_gain(stages)
     unit, won = unit_of(tuning), accepted(stages)
@@ -128,7 +128,7 @@ def _row(one: Climbed) -> Markup:
         join([tag("b", text(to)), tag("small", text(f" {unit}"))]),
         join([text(ratio_words(gain)), spread]),
         text(shortened(won[-1].title, 80) if won else "none"),
-        text(tally(stages) or "nothing yet"),
+        text(count_decisions(stages) or "nothing yet"),
         text(one.kept.state.value),
     )
     state = _STATE_STYLES.get(one.kept.state, "left")
@@ -154,12 +154,12 @@ class NoSuchTuning(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class TuningDetails:
     """All that is stored of one, as it may be shown here."""
 
-    kept: KeptTuning
-    stages: list[Stage]
-    curve: Curved | None
+    kept: SavedTuning
+    stages: list[TuneStage]
+    curve: CurveResult | None
 
     @property
     def tuning(self) -> Tuning:
@@ -256,14 +256,14 @@ class TuningPages:
         with self._stored(request) as whole:
             return csv_answer(f"tuning-{whole.tuning.id}", STAGE_COLUMNS, [_stage_cells(one) for one in whole.stages])
 
-    def _found(self, request: Request, limit: int | None = None) -> list[Climbed]:
+    def _found(self, request: Request, limit: int | None = None) -> list[TuningEntry]:
         with self.site.store() as store:
             if store is None:
                 return []
-            return climbed(TuningStore(store), request.query_params.get("model", ""), limit)
+            return read_tunings(TuningStore(store), request.query_params.get("model", ""), limit)
 
     @contextmanager
-    def _stored(self, request: Request) -> Iterator[Whole]:
+    def _stored(self, request: Request) -> Iterator[TuningDetails]:
         """The tuning that the address names. One that is not there is told as such."""
         with self.site.store() as store:
             try:
@@ -275,7 +275,7 @@ class TuningPages:
                 raise NoSuchTuning(error.message, hint=error.hint) from None
             shown = replace(kept.tuning, model=self.site.label(kept.tuning.model))
             curve = curve_of(tunings.answers(kept.id, "curve"))
-            yield Whole(replace(kept, tuning=shown), tunings.stages(kept.id), curve)
+            yield TuningDetails(replace(kept, tuning=shown), tunings.stages(kept.id), curve)
 
 
 def _ways(tuning: Tuning) -> Markup:
@@ -289,7 +289,7 @@ def _ways(tuning: Tuning) -> Markup:
     return tag("p", *(tag("a", text(name), href=way, download=file) for name, way, file in entries), class_="ways")
 
 
-def _stage_cells(stage: Stage) -> list[object]:
+def _stage_cells(stage: TuneStage) -> list[object]:
     bounds = [
         value
         for one in (stage.figure, stage.ratio)

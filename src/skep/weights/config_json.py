@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skep.catalog.gpus import Origin
+from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.weights.counting import counted
 
 _HINT = "take the config.json that lies beside the model's weights"
 _MAX_CHARACTERS = 4 << 20
-_SPOKEN = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
+_TYPE_NAMES = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
@@ -33,13 +33,13 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
         what = error.msg + f" in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "damaged text"
         raise UserError(f"`{name}` is not JSON: {what}", hint=_HINT) from None
     if not isinstance(document, dict):
-        what = _SPOKEN.get(type(document), "a number")
+        what = _TYPE_NAMES.get(type(document), "a number")
         raise UserError(f"`{name}` holds {what}, not an object of settings", hint=_HINT)
     return document
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ModelConfig:
     """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
 
     name: str
@@ -47,7 +47,7 @@ class Settings:
     outer: Mapping[str, Any]
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], name: str) -> Settings:
+    def of(cls, document: Mapping[str, Any], name: str) -> ModelConfig:
         inner = document
         for _ in range(2):  # Qwen Omni: thinker_config.text_config
             inner = next((inner[key] for key in _INNER if isinstance(inner.get(key), Mapping)), inner)
@@ -126,7 +126,7 @@ _NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class LayerCounts:
     """Counts by kind, and the widths of the linear ones."""
 
     full: int
@@ -140,7 +140,7 @@ class Layers:
     conv: int = 0
 
 
-def block_pattern(settings: Settings) -> str:
+def block_pattern(settings: ModelConfig) -> str:
     """Nemotron-H: a letter for each layer, which is either Mamba, attention, an MLP or experts. Empty for others."""
     blocks = settings.list_of("layers_block_type")
     if blocks is None or settings.text("hybrid_override_pattern"):
@@ -148,7 +148,7 @@ def block_pattern(settings: Settings) -> str:
     return "".join(_LETTERS.get(str(block), "?") for block in blocks)
 
 
-def layers_of(settings: Settings, layers: int) -> Layers:
+def layers_of(settings: ModelConfig, layers: int) -> LayerCounts:
     window = settings.whole(
         "sliding_window", "attention_chunk_size", "sliding_window_size", low=0, high=_MAX_WINDOW, default=0
     )
@@ -158,12 +158,12 @@ def layers_of(settings: Settings, layers: int) -> Layers:
             "sliding_window", settings.get("sliding_window"), "a window, which some of its layers need"
         )
     if not linear:
-        return Layers(full, sliding, window if sliding else 0)
+        return LayerCounts(full, sliding, window if sliding else 0)
     k_heads, v_heads, k_dim, v_dim, conv = _linear_widths(settings)
-    return Layers(full, sliding, window if sliding else 0, linear, k_heads, v_heads, k_dim, v_dim, conv)
+    return LayerCounts(full, sliding, window if sliding else 0, linear, k_heads, v_heads, k_dim, v_dim, conv)
 
 
-def _counts(settings: Settings, layers: int, window: int) -> tuple[int, int, int]:
+def _counts(settings: ModelConfig, layers: int, window: int) -> tuple[int, int, int]:
     """How many layers are full, sliding, linear; the rest keeps nothing."""
     if pattern := block_pattern(settings):
         if len(pattern) != layers or set(pattern) - set("M*-E"):
@@ -194,7 +194,7 @@ def _counts(settings: Settings, layers: int, window: int) -> tuple[int, int, int
     return *_windows(settings, layers, window), 0
 
 
-def _by_names(settings: Settings, kinds: list[str], layers: int, window: int) -> tuple[int, int, int]:
+def _by_names(settings: ModelConfig, kinds: list[str], layers: int, window: int) -> tuple[int, int, int]:
     if len(kinds) != layers:
         raise settings.wrong("layer_types", kinds, f"a list of {layers}, one for each layer")
     linear = sum(1 for kind in kinds if any(word in kind for word in _LINEAR))
@@ -205,7 +205,7 @@ def _by_names(settings: Settings, kinds: list[str], layers: int, window: int) ->
     return layers - linear - sliding - nothing, sliding, linear
 
 
-def _windows(settings: Settings, layers: int, window: int) -> tuple[int, int]:
+def _windows(settings: ModelConfig, layers: int, window: int) -> tuple[int, int]:
     """Full and sliding layers of a model that states a window and perhaps a pattern."""
     context = settings.whole("max_position_embeddings", high=_MAX_WINDOW, default=_MAX_WINDOW)
     if not window or window >= context or not settings.flag("use_sliding_window", default=True):
@@ -229,7 +229,7 @@ def _without_attention(block: object) -> bool:
     return isinstance(attention, Mapping) and bool(attention.get("no_op") or attention.get("replace_with_linear"))
 
 
-def _linear_widths(settings: Settings) -> tuple[int, int, int, int, int]:
+def _linear_widths(settings: ModelConfig) -> tuple[int, int, int, int, int]:
     """Key heads, value heads, key width, value width, convolution. Mamba-2: groups and state stand for the keys."""
     if settings.get("linear_num_value_heads") is not None:
         return (
@@ -240,7 +240,7 @@ def _linear_widths(settings: Settings) -> tuple[int, int, int, int, int]:
             settings.whole("linear_conv_kernel_dim", low=0, high=1024, default=4),
         )
     if (kda := settings.table("linear_attn_config")) is not None:
-        inner = Settings(f"{settings.name}, linear_attn_config", kda, kda)
+        inner = ModelConfig(f"{settings.name}, linear_attn_config", kda, kda)
         heads, width = inner.whole("num_heads", high=1 << 16), inner.whole("head_dim", high=_MAX_WIDTH)
         return heads, heads, width, width, inner.whole("short_conv_kernel_size", low=0, high=1024, default=4)
     if settings.get("attn_type_list") is not None:  # lightning attention: a state as wide as a head
@@ -275,7 +275,7 @@ class Experts:
     shared_width: int = 0
 
 
-def experts_of(settings: Settings, layers: int) -> Experts:
+def experts_of(settings: ModelConfig, layers: int) -> Experts:
     count = settings.whole(*_COUNT, low=0, high=_MAX_EXPERTS, default=0)
     pattern = block_pattern(settings)
     gated = 1.0 if settings.text("mlp_hidden_act") != "relu2" else 2 / 3
@@ -298,7 +298,7 @@ def experts_of(settings: Settings, layers: int) -> Experts:
     )  # fmt: skip
 
 
-def _width(settings: Settings) -> int:
+def _width(settings: ModelConfig) -> int:
     """Some models have one width a layer: their mean."""
     said = settings.get("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
     if isinstance(said, list) and said and all(type(width) is int and 0 < width <= _MAX_WIDTH for width in said):
@@ -308,7 +308,7 @@ def _width(settings: Settings) -> int:
     return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", high=_MAX_WIDTH)
 
 
-def _mean_of_blocks(settings: Settings, blocks: object) -> int:
+def _mean_of_blocks(settings: ModelConfig, blocks: object) -> int:
     """nemotron-nas: a multiple of the hidden size for each layer, two thirds of it rounded up to 256."""
     hidden = settings.whole("hidden_size", high=_MAX_WIDTH)
     widths = []
@@ -324,14 +324,14 @@ def _mean_of_blocks(settings: Settings, blocks: object) -> int:
     return round(sum(widths) / len(widths))
 
 
-def _dense_width(settings: Settings) -> int:
+def _dense_width(settings: ModelConfig) -> int:
     """Of the layers without experts, where those have a width of their own."""
     return settings.whole("intermediate_size_mlp", "dense_intermediate_size", high=_MAX_WIDTH, default=0) or _width(
         settings
     )
 
 
-def _shared(settings: Settings, width: int) -> int:
+def _shared(settings: ModelConfig, width: int) -> int:
     if settings.get("enable_moe_block"):  # Gemma 4: a dense MLP beside the experts
         return _width(settings)
     if settings.text("model_type").casefold().startswith("llama4"):
@@ -342,7 +342,7 @@ def _shared(settings: Settings, width: int) -> int:
     return width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
 
 
-def _expert_layers(settings: Settings, layers: int) -> int:
+def _expert_layers(settings: ModelConfig, layers: int) -> int:
     if (kinds := settings.list_of("mlp_layer_types", layers)) is not None:
         return sum(1 for kind in kinds if kind == "sparse")
     if isinstance(settings.get("moe_layer_freq"), list):
@@ -391,7 +391,7 @@ def geometry_from_config(
 ) -> Geometry:
     """`name` is what errors call the file, and the geometry's title where it has no other."""
     document = parsed(text_or_mapping, name)
-    settings = Settings.of(document, name)
+    settings = ModelConfig.of(document, name)
     _writes(settings)
     title = title or name
     listed = len(block_pattern(settings)) or None
@@ -418,16 +418,19 @@ def geometry_from_config(
     return replace(
         counted(drawn),
         native_bits=None if quantization is None else quantization.bits,
-        origins={"geometry": Origin(f"`{name}`", "A"), "params_total": Origin("counted from the widths", "B")},
+        origins={
+            "geometry": ValueOrigin(f"`{name}`", "A"),
+            "params_total": ValueOrigin("counted from the widths", "B"),
+        },
     )
 
 
 def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Quantization | None:
-    settings = Settings.of(parsed(text_or_mapping, name), name)
+    settings = ModelConfig.of(parsed(text_or_mapping, name), name)
     said = settings.table("quantization_config")
     if said is None:
         return None
-    inner = Settings(name, said, said)
+    inner = ModelConfig(name, said, said)
     method = (inner.text("quant_method") or inner.text("quant_algo") or "unknown").casefold()
     bits = inner.number("bits", low=1, high=32) or inner.number("w_bit", low=1, high=32)
     if bits is None:
@@ -465,7 +468,7 @@ def _shown(path: Path) -> str:
     return folder.name or folder.resolve().name or path.name
 
 
-def _writes(settings: Settings) -> None:
+def _writes(settings: ModelConfig) -> None:
     """Raises on encoders: they write no tokens, so no speed that is planned here applies to them."""
     kinds = settings.outer.get("architectures")
     names = [name for name in kinds if isinstance(name, str)] if isinstance(kinds, list) else []
@@ -477,7 +480,7 @@ def _writes(settings: Settings) -> None:
                         hint="plans are for models that generate tokens")  # fmt: skip
 
 
-def _attention(settings: Settings, hidden: int) -> dict[str, Any]:
+def _attention(settings: ModelConfig, hidden: int) -> dict[str, Any]:
     heads = settings.whole("num_attention_heads", "n_head", "num_heads", "n_heads", high=1 << 16)
     rank = settings.whole("kv_lora_rank", low=0, high=_MAX_WIDTH, default=0)
     if rank:
@@ -509,7 +512,7 @@ def _attention(settings: Settings, hidden: int) -> dict[str, Any]:
     return found
 
 
-def _grouped(settings: Settings, heads: int) -> int:
+def _grouped(settings: ModelConfig, heads: int) -> int:
     """Where KV heads are not stated, every head has its own; nemotron-nas states them by block."""
     for block in settings.list_of("block_configs") or ():
         attention = block.get("attention") if isinstance(block, Mapping) else None
@@ -519,7 +522,7 @@ def _grouped(settings: Settings, heads: int) -> int:
     return heads
 
 
-def _kinds(kinds: Layers) -> dict[str, Any]:
+def _kinds(kinds: LayerCounts) -> dict[str, Any]:
     return {
         "full_layers": kinds.full,
         "sliding_layers": kinds.sliding,
@@ -544,18 +547,18 @@ def _mlp(experts: Experts) -> dict[str, Any]:
     }
 
 
-def _draft_layers(settings: Settings) -> int:
+def _draft_layers(settings: ModelConfig) -> int:
     return settings.whole(
         "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", low=0, high=64, default=0
     )
 
 
-def _vision(settings: Settings) -> float:
+def _vision(settings: ModelConfig) -> float:
     """Near enough: attention and MLP of the tower's layers; the projector is small beside them."""
     tower = settings.table("vision_config")
     if tower is None:
         return 0.0
-    inner = Settings(f"{settings.name}, vision_config", tower, tower)
+    inner = ModelConfig(f"{settings.name}, vision_config", tower, tower)
     depth = inner.whole("depth", "num_hidden_layers", "layers", low=0, high=_MAX_LAYERS, default=0)
     width = inner.whole("hidden_size", "width", "embed_dim", low=0, high=_MAX_WIDTH, default=0)
     mlp = inner.whole("intermediate_size", low=0, high=_MAX_WIDTH, default=4 * width)
@@ -585,5 +588,5 @@ def _compressed_bits(said: Mapping[str, Any]) -> float | None:
     return min(found, default=None)
 
 
-def _tied_by_default(settings: Settings) -> bool:
+def _tied_by_default(settings: ModelConfig) -> bool:
     return settings.text("model_type").casefold().startswith(_TIED_BY_DEFAULT)

@@ -84,7 +84,7 @@ _NESTED_STEPS = 16  # no model known nests arrays; each costs an object
 _MAX_DEPTH = 4
 
 
-class Damaged(Exception):
+class DamagedFile(Exception):
     """What is wrong with the file, as the end of a sentence about it."""
 
     def __init__(self, what: str, *, hint: str = "delete it and pull it again") -> None:
@@ -99,7 +99,7 @@ class SkippedArray:
     count: int
 
 
-class Reader:
+class GgufReader:
     """Reads forward only. Each key, text and array element is a step; steps are limited for the whole header."""
 
     def __init__(self, file: BinaryIO, size: int, *, keep_arrays: bool) -> None:
@@ -110,7 +110,7 @@ class Reader:
         self._text_bytes_left = _MAX_TEXT_BYTES
 
     def __repr__(self) -> str:
-        return f"<Reader at {self.position} of {self._size}, {self._steps_left} steps left>"
+        return f"<GgufReader at {self.position} of {self._size}, {self._steps_left} steps left>"
 
     @property
     def position(self) -> int:
@@ -123,7 +123,7 @@ class Reader:
         """A number of things that follow: rejected when the rest of the file cannot hold that many."""
         count = self.unsigned(8)
         if count > limit:
-            raise Damaged(f"its header is damaged: it claims {count} {what}")
+            raise DamagedFile(f"its header is damaged: it claims {count} {what}")
         self._need(count * bytes_each)
         return count
 
@@ -133,7 +133,7 @@ class Reader:
         self._need(length)
         self._text_bytes_left -= length
         if self._text_bytes_left < 0:
-            raise Damaged(f"its header is damaged: it claims a text of {length} bytes")
+            raise DamagedFile(f"its header is damaged: it claims a text of {length} bytes")
         return self._take(length).decode("utf-8", errors="replace")
 
     def value(self) -> Any:
@@ -150,7 +150,7 @@ class Reader:
 
     def _array(self, depth: int) -> tuple[Any, ...] | SkippedArray:
         if depth > _MAX_DEPTH:
-            raise Damaged("its header is damaged: arrays are nested too deep")
+            raise DamagedFile("its header is damaged: arrays are nested too deep")
         type_id, count = self.unsigned(4), self.unsigned(8)
         kept = self._keep_arrays or count <= _SMALL_ARRAY
         if type_id == _TEXT_VALUE:
@@ -211,17 +211,17 @@ class Reader:
     def _spend(self, steps: int) -> None:
         self._steps_left -= steps
         if self._steps_left < 0:
-            raise Damaged("its header is damaged: it holds more values than any model needs")
+            raise DamagedFile("its header is damaged: it holds more values than any model needs")
 
-    def _cut(self) -> Damaged:
-        return Damaged(f"it has {self._size} bytes and ends inside its own header, so it is truncated or damaged")
+    def _cut(self) -> DamagedFile:
+        return DamagedFile(f"it has {self._size} bytes and ends inside its own header, so it is truncated or damaged")
 
 
 def _layout(type_id: int) -> str:
     try:
         return _SCALARS[type_id]
     except KeyError:
-        raise Damaged(f"its header is damaged: value type {type_id} is not known") from None
+        raise DamagedFile(f"its header is damaged: value type {type_id} is not known") from None
 
 
 _AGAIN = "delete it and pull it again"
@@ -312,7 +312,7 @@ def read_header(path: Path, *, keep_arrays: bool = False) -> GgufHeader:
     try:
         with _open_regular(path) as file:
             return _parse(file, keep_arrays=keep_arrays)
-    except Damaged as error:
+    except DamagedFile as error:
         raise WeightsError(f"`{path}` is not a usable GGUF: {error}", hint=error.hint) from None
     except OSError as error:
         raise WeightsError(f"cannot read `{path}`: {error.strerror or error}") from error
@@ -349,9 +349,9 @@ def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
     start = file.read(512)
     if not start.startswith(MAGIC):
         what, hint = looks_like(start)
-        raise Damaged(what, hint=hint)
+        raise DamagedFile(what, hint=hint)
     file.seek(len(MAGIC))
-    reader = Reader(file, size, keep_arrays=keep_arrays)
+    reader = GgufReader(file, size, keep_arrays=keep_arrays)
     version = _version(reader.unsigned(4))
     tensor_count = reader.count("tensors", _MAX_TENSORS, bytes_each=24)
     key_count = reader.count("metadata keys", _MAX_KEYS, bytes_each=13)
@@ -384,17 +384,17 @@ def _version(version: int) -> int:
     if version in _VERSIONS:
         return version
     if version == 1:
-        raise Damaged("it is a GGUF of version 1, which engines no longer read", hint=_CONVERT)
+        raise DamagedFile("it is a GGUF of version 1, which engines no longer read", hint=_CONVERT)
     if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
-        raise Damaged("it is a big-endian GGUF", hint=_CONVERT)
-    raise Damaged(f"it is a GGUF of version {version}, known are 2 and 3", hint=_CONVERT)
+        raise DamagedFile("it is a big-endian GGUF", hint=_CONVERT)
+    raise DamagedFile(f"it is a GGUF of version {version}, known are 2 and 3", hint=_CONVERT)
 
 
-def _tensor(reader: Reader) -> TensorInfo:
+def _tensor(reader: GgufReader) -> TensorInfo:
     name = reader.text()
     dimensions = reader.unsigned(4)
     if dimensions > _MAX_DIMENSIONS:
-        raise Damaged(f"its header is damaged: tensor {name[:64]!r} has {dimensions} dimensions")
+        raise DamagedFile(f"its header is damaged: tensor {name[:64]!r} has {dimensions} dimensions")
     shape = tuple(reader.unsigned(8) for _ in range(dimensions))
     return TensorInfo(name, shape, type_id=reader.unsigned(4), offset=reader.unsigned(8))
 
@@ -403,7 +403,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0:
         return int(alignment)
-    raise Damaged(f"its header is damaged: the alignment is {repr(alignment)[:20]}, not a power of two")
+    raise DamagedFile(f"its header is damaged: the alignment is {repr(alignment)[:20]}, not a power of two")
 
 
 def _expected_bytes(tensors: tuple[TensorInfo, ...], header_end: int, data_offset: int) -> int | None:
@@ -414,7 +414,7 @@ def _expected_bytes(tensors: tuple[TensorInfo, ...], header_end: int, data_offse
             return None
         end = max(end, data_offset + tensor.offset + size)
     if end > _MAX_FILE_BYTES:
-        raise Damaged("its header is damaged: its tensors claim more than 1024 TiB")
+        raise DamagedFile("its header is damaged: its tensors claim more than 1024 TiB")
     return end
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from skep.catalog.gpus import Origin
+from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.weights.counting import counted
@@ -59,8 +59,8 @@ def geometry_of(header: GgufHeader) -> Geometry:
         native_bits=average_bits(header),
     )
     origins = {
-        "geometry": Origin("keys of the GGUF file", "A"),
-        "params_total": Origin("its tensors", "A"),
+        "geometry": ValueOrigin("keys of the GGUF file", "A"),
+        "params_total": ValueOrigin("its tensors", "A"),
     }
     return replace(counted(drawn, _tensors_total(header, drawn)), origins=origins)
 

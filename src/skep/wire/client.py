@@ -18,7 +18,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from skep.wire.head_cache import Heads, Known
+from skep.wire.head_cache import CachedHead, HeadCache
 from skep.wire.heads import Headers, Origin, ResponseHead
 
 
@@ -39,7 +39,7 @@ class Receiver(Protocol):
     def on_failure(self, failure: WireFailure, at: float) -> None: ...
 
 
-class Unchunked:
+class UnchunkedReceiver:
     """For receivers that want the body alone."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class WireFailure(Exception):
         self.kind = kind
 
 
-class Carrier(Protocol):
+class CallConnection(Protocol):
     """What a call needs of its connection."""
 
     def close(self) -> None: ...
@@ -76,7 +76,7 @@ class Call:
         self.receiver = receiver
         self.retried = False
         self.aborted = False
-        self.carrier: Carrier | None = None  # the connection it is on
+        self.carrier: CallConnection | None = None  # the connection it is on
 
     def abort(self) -> None:
         self.aborted = True
@@ -95,7 +95,7 @@ class Call:
 SIZE_DIGITS = 8
 
 
-def carried_by(data: bytes) -> int:
+def chunked_body_size(data: bytes) -> int:
     """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the last; else 0."""
     carried, at, total = 0, 0, len(data)
     while at < total:
@@ -114,7 +114,7 @@ def carried_by(data: bytes) -> int:
     return carried
 
 
-def unchunked(data: bytes) -> bytes:
+def strip_chunk_headers(data: bytes) -> bytes:
     """What they carry. `data` has passed `carried_by`."""
     parts, at = [], 0
     while at < len(data):
@@ -152,7 +152,7 @@ def reason_of(error: OSError) -> str:
     return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
 
 
-__all__ = ["Call", "Pool", "Receiver", "Unchunked", "WireFailure"]
+__all__ = ["Call", "Pool", "Receiver", "UnchunkedReceiver", "WireFailure"]
 
 HEAD_BYTES = 262_144  # of an answer's head, at most
 STALE_S = 1.0
@@ -183,11 +183,11 @@ class Pool:
         self._max_idle = max_idle
         self._idle_s = idle_s
         self._connect_timeout_s = connect_timeout_s
-        self._idle: deque[_Connection] = deque()
-        self._open: set[_Connection] = set()
+        self._idle: deque[_ClientConnection] = deque()
+        self._open: set[_ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # connects under way; cancelled by `close`
         self._loop = asyncio.get_running_loop()
-        self.heads: Heads[ResponseHead] = Heads()
+        self.heads: HeadCache[ResponseHead] = HeadCache()
         self._tls = ssl.create_default_context() if origin.tls else None
 
     def __repr__(self) -> str:
@@ -243,7 +243,7 @@ class Pool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _take_idle(self) -> _Connection | None:
+    def _take_idle(self) -> _ClientConnection | None:
         now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
@@ -258,10 +258,10 @@ class Pool:
         with suppress(OSError):  # TimeoutError is one
             self.idle(await self._connection(), time.monotonic())
 
-    async def _connection(self) -> _Connection:
+    async def _connection(self) -> _ClientConnection:
         async with asyncio.timeout(self._connect_timeout_s):
             _, connection = await self._loop.create_connection(
-                lambda: _Connection(self, self._loop), self.origin.host, self.origin.port, ssl=self._tls
+                lambda: _ClientConnection(self, self._loop), self.origin.host, self.origin.port, ssl=self._tls
             )
         return connection
 
@@ -283,17 +283,17 @@ class Pool:
         if not call.aborted:
             call.receiver.on_failure(failure, time.monotonic())
 
-    def opened(self, connection: _Connection) -> None:
+    def opened(self, connection: _ClientConnection) -> None:
         self._open.add(connection)
 
-    def idle(self, connection: _Connection, since: float) -> None:
+    def idle(self, connection: _ClientConnection, since: float) -> None:
         connection.idle_since = since
         if len(self._idle) >= self._max_idle:
             connection.close()
         else:
             self._idle.append(connection)
 
-    def lost(self, connection: _Connection, call: Call | None, failure: WireFailure, at: float) -> None:
+    def lost(self, connection: _ClientConnection, call: Call | None, failure: WireFailure, at: float) -> None:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -306,7 +306,7 @@ class Pool:
             call.receiver.on_failure(failure, at)
 
 
-class _Connection(asyncio.Protocol):
+class _ClientConnection(asyncio.Protocol):
     """One connection: one call at a time, any number one after another."""
 
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
@@ -326,7 +326,7 @@ class _Connection(asyncio.Protocol):
         self._unheaded = 0  # bytes of reads before the head was whole
         self._chunked = False  # the receiver takes whole chunks as they are
         self._between = False  # the parser stands between two chunks
-        self._last_head: Known[ResponseHead] | None = None
+        self._last_head: CachedHead[ResponseHead] | None = None
         self._plain: ResponseHead | None = None  # the head under way, if its like may be recognised by its bytes
         self._sent_at = 0.0
         self.used = False  # has carried a whole exchange before this one
@@ -382,12 +382,12 @@ class _Connection(asyncio.Protocol):
             self.close()  # bytes that nobody asked for
             return
         if self._between and self._chunked and not call.aborted:
-            carried = carried_by(data)
+            carried = chunked_body_size(data)
             if carried:
                 call.receiver.on_chunks(data, carried, at)
                 return
         fresh, self.answered, self._begun = not self.answered, True, 0
-        if fresh and self._took_known(call, data, at):
+        if fresh and self._handle_cached_head(call, data, at):
             return
         try:
             self._parser.feed_data(data)
@@ -410,7 +410,7 @@ class _Connection(asyncio.Protocol):
                 self._pool.heads.keep(data, self._plain)
             self._hand_back()
 
-    def _took_known(self, call: Call, data: bytes, at: float) -> bool:
+    def _handle_cached_head(self, call: Call, data: bytes, at: float) -> bool:
         """An answer in one read, with a head that was read before: the parser need not see it."""
         found = self._pool.heads.find(data, self._last_head)
         if found is None:

@@ -7,14 +7,14 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from skep.wire.client import Pool, Unchunked, WireFailure
+from skep.wire.client import Pool, UnchunkedReceiver, WireFailure
 from skep.wire.heads import Origin, ResponseHead, request_bytes
 
 LARGEST_ANSWER_BYTES = 64 << 20  # one that never ends must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     head: ResponseHead
     body: bytes
 
@@ -31,8 +31,8 @@ class Answer:
 
 
 @dataclass(slots=True)
-class _Collector(Unchunked):
-    done: asyncio.Future[Answer]
+class _Collector(UnchunkedReceiver):
+    done: asyncio.Future[HttpResponse]
     most_bytes: int
     head: ResponseHead | None = None
     parts: list[bytes] = field(default_factory=list)
@@ -53,7 +53,7 @@ class _Collector(Unchunked):
     def on_end(self, at: float) -> None:  # noqa: ARG002
         if not self.done.done():
             assert self.head is not None
-            self.done.set_result(Answer(self.head, b"".join(self.parts)))
+            self.done.set_result(HttpResponse(self.head, b"".join(self.parts)))
 
     def on_failure(self, failure: WireFailure, at: float) -> None:  # noqa: ARG002
         if not self.done.done():
@@ -82,7 +82,7 @@ async def fetch(
     headers: dict[str, str] | None = None,
     timeout_s: float = 10.0,
     most_bytes: int = LARGEST_ANSWER_BYTES,
-) -> Answer:
+) -> HttpResponse:
     """One request, its whole answer. Raises WireFailure; a cancelled caller aborts the request."""
     collector = _Collector(asyncio.get_running_loop().create_future(), most_bytes)
     target = f"{pool.prefix.decode()}{target}"
@@ -98,7 +98,9 @@ async def fetch(
             call.abort()
 
 
-async def fetch_once(origin: Origin, method: str, target: str, *, timeout_s: float = 10.0, **kwargs: Any) -> Answer:
+async def fetch_once(
+    origin: Origin, method: str, target: str, *, timeout_s: float = 10.0, **kwargs: Any
+) -> HttpResponse:
     """`fetch` on a connection of its own."""
     pool = Pool(origin, connect_timeout_s=timeout_s)
     try:

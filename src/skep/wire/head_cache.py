@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from skep.wire.heads import Headers, Memo
+from skep.wire.heads import Headers, HeadMemo
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?(0|[1-9][0-9]{0,8})\r\n")
 _ZERO = ord("0")
 
 
-class Known(Generic[T]):
+class CachedHead(Generic[T]):
     """A head: the bytes before and behind the digits of its Content-Length, and what it is."""
 
     __slots__ = ("before", "behind", "value")
@@ -33,14 +33,14 @@ class Known(Generic[T]):
         self.value = value
 
 
-class Heads(Generic[T]):
+class HeadCache(Generic[T]):
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], Known[T]] = {}
+        self._known: dict[tuple[bytes, bytes], CachedHead[T]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, data: bytes, last: Known[T] | None) -> tuple[Known[T], int, int] | None:
+    def find(self, data: bytes, last: CachedHead[T] | None) -> tuple[CachedHead[T], int, int] | None:
         """What is known of the head that `data` begins with, where the body begins, and how long it is.
 
         `last` is what this connection's last head was: mostly it comes again.
@@ -69,7 +69,7 @@ class Heads(Generic[T]):
         if len(self._known) >= HEADS:
             self._known.clear()
         before, behind = data[: length.start(1)], data[length.end(1) : end + 4]
-        self._known[before, behind] = Known(before, behind, value)
+        self._known[before, behind] = CachedHead(before, behind, value)
 
 
 def _is_length(digits: bytes) -> bool:
@@ -81,10 +81,10 @@ class RequestHead:
     method: bytes
     target: bytes
     headers: Headers
-    memo: Memo
+    memo: HeadMemo
 
 
-class Gathering:
+class PartialBody:
     """A body of known length that comes in several reads. `missing` below zero: more came than belongs to it."""
 
     __slots__ = ("_length", "_parts", "missing")

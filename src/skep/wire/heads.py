@@ -47,7 +47,7 @@ class Origin:
         return f"{'https' if self.tls else 'http'}://{self.authority.decode()}"
 
 
-class Memo:
+class HeadMemo:
     """A place for what somebody worked out from a head; it is found again with the next head of the same bytes."""
 
     __slots__ = ("note",)
@@ -63,7 +63,7 @@ class ResponseHead:
     status: int
     headers: Headers = field(default_factory=list)  # names in lower case
     length: int | None = None  # of the body; None: until the last chunk or the end of the connection
-    memo: Memo = field(default_factory=Memo)
+    memo: HeadMemo = field(default_factory=HeadMemo)
 
     def get(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)

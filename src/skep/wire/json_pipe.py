@@ -16,13 +16,13 @@ from skep.units import MIB
 Message = dict[str, Any]
 
 
-class Link:
+class JsonPipe:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> Link:
+    async def over(cls, sock: socket.socket) -> JsonPipe:
         return cls(*await asyncio.open_unix_connection(sock=sock, limit=4 * MIB))
 
     async def receive(self) -> Message | None:

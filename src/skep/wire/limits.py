@@ -42,7 +42,7 @@ class HeldBodies:
         return f"<HeldBodies {self.bytes} of {self.limit} bytes>"
 
 
-class Stage(Enum):
+class ConnectionStage(Enum):
     """Where a connection stands, as the sweep finds it."""
 
     NEW = "new"  # not a byte yet
@@ -53,13 +53,13 @@ class Stage(Enum):
     ENDED = "ended"  # nothing more is read: refused, or closing
 
 
-class Verdict(Enum):
+class SweepAction(Enum):
     CLOSE = "close"
     TIMED_OUT = "timed out"  # say so (408), then close
     ABORT = "abort"
 
 
-class Patience:
+class ClientTimeouts:
     """One connection's clocks. Asked by the sweep only: the way of a request sets no timer and reads no clock.
 
     Progress is seen by comparing counters with those of the last look.
@@ -69,7 +69,7 @@ class Patience:
 
     def __init__(self, limits: ServerLimits, now: float) -> None:
         self._limits = limits
-        self._stage = Stage.NEW
+        self._stage = ConnectionStage.NEW
         self._message = 0
         self._message_at = now  # when the message was first seen
         self._since = now  # when the stage was entered, or last got on
@@ -77,35 +77,37 @@ class Patience:
         self._left = 0  # bytes the client had taken when it was last found waiting for nothing, or quick enough
         self._left_at = now
 
-    def look(self, now: float, stage: Stage, *, message: int, arrived: int, unsent: int, left: int) -> Verdict | None:
+    def look(
+        self, now: float, stage: ConnectionStage, *, message: int, arrived: int, unsent: int, left: int
+    ) -> SweepAction | None:
         """`message` counts whole requests, `arrived` bytes of the body being read, `left` bytes the client took."""
         limits = self._limits
         if unsent == 0:
             self._left, self._left_at = left, now
         elif now - self._left_at > limits.write_idle_s:
             if left - self._left < limits.write_bytes:
-                return Verdict.ABORT
+                return SweepAction.ABORT
             self._left, self._left_at = left, now
-        if message != self._message or self._stage not in (Stage.HEAD, Stage.BODY):
+        if message != self._message or self._stage not in (ConnectionStage.HEAD, ConnectionStage.BODY):
             self._message_at = now
         if stage is not self._stage or message != self._message or arrived != self._arrived or unsent:
             self._since = now
         self._stage, self._message, self._arrived = stage, message, arrived
         return self._verdict(now - self._since, now - self._message_at)
 
-    def _verdict(self, waited_s: float, message_s: float) -> Verdict | None:
+    def _verdict(self, waited_s: float, message_s: float) -> SweepAction | None:
         limits = self._limits
         match self._stage:
-            case Stage.NEW:
-                return Verdict.CLOSE if waited_s > limits.head_timeout_s else None
-            case Stage.IDLE:
-                return Verdict.CLOSE if waited_s > limits.idle_timeout_s else None
-            case Stage.HEAD:
+            case ConnectionStage.NEW:
+                return SweepAction.CLOSE if waited_s > limits.head_timeout_s else None
+            case ConnectionStage.IDLE:
+                return SweepAction.CLOSE if waited_s > limits.idle_timeout_s else None
+            case ConnectionStage.HEAD:
                 late = message_s > min(limits.head_timeout_s, limits.request_timeout_s)
-            case Stage.BODY:
+            case ConnectionStage.BODY:
                 late = waited_s > limits.body_idle_s or message_s > limits.request_timeout_s
-            case Stage.ENDED:
-                return Verdict.ABORT if waited_s > limits.linger_s else None
-            case Stage.ANSWERING:
+            case ConnectionStage.ENDED:
+                return SweepAction.ABORT if waited_s > limits.linger_s else None
+            case ConnectionStage.ANSWERING:
                 late = False
-        return Verdict.TIMED_OUT if late else None
+        return SweepAction.TIMED_OUT if late else None

@@ -27,7 +27,7 @@ _ABSOLUTE = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE | re.DOTALL)
 _MAX_LENGTH_DIGITS = 19
 
 
-class Refusal(Exception):
+class InvalidRequest(Exception):
     """The request is answered with this status and the connection closed.
 
     `answer`: headers and body of the answer, where the handler's side has made them.
@@ -43,13 +43,13 @@ class Refusal(Exception):
         self.answer = answer
 
 
-def refusal_bytes(refusal: Refusal) -> bytes:
+def refusal_bytes(refusal: InvalidRequest) -> bytes:
     headers, body = refusal.answer or _own_answer(refusal)
     fields = [*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     return response_bytes(refusal.status, fields) + body
 
 
-def _own_answer(refusal: Refusal) -> tuple[Headers, bytes]:
+def _own_answer(refusal: InvalidRequest) -> tuple[Headers, bytes]:
     ours = refusal.status >= 500 and refusal.status != 501
     kind = "server_error" if ours else "invalid_request_error"
     error = {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
@@ -62,17 +62,17 @@ def check_head(
 ) -> bytes:
     """Raise Refusal, or return the target in origin form. `fields` is `dict(headers)`."""
     if version not in ("1.1", "1.0"):
-        raise Refusal(400, f"HTTP/1.1 is spoken here, not HTTP/{version}")
+        raise InvalidRequest(400, f"HTTP/1.1 is spoken here, not HTTP/{version}")
     if method not in METHODS:
-        raise Refusal(501, f"the method {method.decode('latin-1')} is not supported")
+        raise InvalidRequest(501, f"the method {method.decode('latin-1')} is not supported")
     if len(fields) != len(headers):
         _check_doubled(headers)
     host = fields.get(b"host")
     if host is None:
         if version == "1.1":
-            raise Refusal(400, "a Host header is needed")
+            raise InvalidRequest(400, "a Host header is needed")
     elif not _is_host(host):
-        raise Refusal(400, "the Host header names no host")
+        raise InvalidRequest(400, "the Host header names no host")
     if target[:1] != b"/" or b"#" in target:
         target = _origin_form(target, host)
     length = fields.get(b"content-length")
@@ -81,28 +81,30 @@ def check_head(
     elif b"transfer-encoding" in fields:
         _check_coding(fields[b"transfer-encoding"], version)
     if b"expect" in fields and version == "1.1" and fields[b"expect"].lower() != b"100-continue":
-        raise Refusal(417, "the only expectation met here is 100-continue")
+        raise InvalidRequest(417, "the only expectation met here is 100-continue")
     return target
 
 
 def check_head_size(target: bytes, headers: Headers, limits: ServerLimits) -> None:
     if len(headers) > limits.headers:
-        raise Refusal(431, f"the request has more than {limits.headers} headers")
+        raise InvalidRequest(431, f"the request has more than {limits.headers} headers")
     if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > limits.head_bytes:
         raise head_too_large(limits)
 
 
-def head_too_large(limits: ServerLimits) -> Refusal:
-    return Refusal(431, f"the request's head is larger than {limits.head_bytes} bytes")
+def head_too_large(limits: ServerLimits) -> InvalidRequest:
+    return InvalidRequest(431, f"the request's head is larger than {limits.head_bytes} bytes")
 
 
-def body_too_large(limits: ServerLimits) -> Refusal:
-    return Refusal(413, f"the body is larger than {limits.body_bytes} bytes; `body_limit` in skep.toml raises it")
+def body_too_large(limits: ServerLimits) -> InvalidRequest:
+    return InvalidRequest(
+        413, f"the body is larger than {limits.body_bytes} bytes; `body_limit` in skep.toml raises it"
+    )
 
 
-def bodies_too_large(bodies: HeldBodies) -> Refusal:
+def bodies_too_large(bodies: HeldBodies) -> InvalidRequest:
     message = f"the bodies of the requests under way are larger than {bodies.limit} bytes together; try again in 1 s"
-    return Refusal(503, message, code="too_many_bytes")
+    return InvalidRequest(503, message, code="too_many_bytes")
 
 
 @lru_cache(maxsize=256)  # clients name the same few hosts again and again
@@ -114,7 +116,7 @@ def _check_doubled(headers: Headers) -> None:
     seen = set()
     for name, _ in headers:
         if name in _SINGLE and name in seen:
-            raise Refusal(400, f"the header {name.decode('latin-1')} came twice")
+            raise InvalidRequest(400, f"the header {name.decode('latin-1')} came twice")
         seen.add(name)
 
 
@@ -122,22 +124,22 @@ def _origin_form(target: bytes, host: bytes | None) -> bytes:
     """`http://host/path` for our own host is `/path`; every other form is refused."""
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None or b"#" in target:
-        raise Refusal(400, "the request's target is not a path")
+        raise InvalidRequest(400, "the request's target is not a path")
     authority, path = absolute.groups()
     if host is None or authority.lower() != host.lower():
-        raise Refusal(400, "the request's target names another host than its Host header")
+        raise InvalidRequest(400, "the request's target names another host than its Host header")
     return path if path.startswith(b"/") else b"/" + path
 
 
 def _check_length(length: bytes, limits: ServerLimits) -> None:
     if not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS:
-        raise Refusal(400, "the Content-Length is not a plain number")
+        raise InvalidRequest(400, "the Content-Length is not a plain number")
     if int(length) > limits.body_bytes:
         raise body_too_large(limits)
 
 
 def _check_coding(coding: bytes, version: str) -> None:
     if version == "1.0":
-        raise Refusal(400, "HTTP/1.0 knows no Transfer-Encoding")
+        raise InvalidRequest(400, "HTTP/1.0 knows no Transfer-Encoding")
     if coding.lower() != b"chunked":
-        raise Refusal(501, "the only Transfer-Encoding understood here is `chunked`")
+        raise InvalidRequest(501, "the only Transfer-Encoding understood here is `chunked`")

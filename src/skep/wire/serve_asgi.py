@@ -18,13 +18,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from skep.wire.limits import Patience, ServerLimits, Stage, Verdict
+from skep.wire.limits import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
 from skep.wire.listen import bind
 
 LIMITS = ServerLimits(max_connections=512)  # far more than browsers and MCP clients need, fewer than a process may open
 
 
-class Listening:
+class AsgiServer:
     """The socket is bound, or refused, when it is made: a port in use is a GatewayError.
 
     `guarded`: those who may not come in are turned away by the application. `on_ready` hears the URL, `path` added,
@@ -61,7 +61,7 @@ class Listening:
         self._server = _Server(config, limits.sweep_s, lambda: on_ready(_url_of(self._listener) + path), on_end)
 
     def __repr__(self) -> str:
-        return f"<Listening {_url_of(self._listener)}>"
+        return f"<AsgiServer {_url_of(self._listener)}>"
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +102,7 @@ class LimitedConnection(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._patience = Patience(self.limits, self.loop.time())
+        self._patience = ClientTimeouts(self.limits, self.loop.time())
         self._arrived = 0  # bytes, of all requests
         self._answered = 0  # requests
         self._refused = False
@@ -133,23 +133,23 @@ class LimitedConnection(H11Protocol):
             now, self._stage(), message=self._answered, arrived=self._arrived, unsent=unsent, left=left
         )
         match verdict:
-            case Verdict.CLOSE:
+            case SweepAction.CLOSE:
                 self.transport.close()
-            case Verdict.TIMED_OUT:
+            case SweepAction.TIMED_OUT:
                 self._refuse(HTTPStatus.REQUEST_TIMEOUT)
-            case Verdict.ABORT:
+            case SweepAction.ABORT:
                 self.transport.abort()
 
-    def _stage(self) -> Stage:
+    def _stage(self) -> ConnectionStage:
         if self._refused or self.transport.is_closing():
-            return Stage.ENDED
+            return ConnectionStage.ENDED
         if self.conn.their_state is h11.IDLE:
             if self.conn.trailing_data[0]:
-                return Stage.HEAD
-            return Stage.NEW if self.cycle is None else Stage.IDLE
+                return ConnectionStage.HEAD
+            return ConnectionStage.NEW if self.cycle is None else ConnectionStage.IDLE
         # Where reading is paused, the application does not take what has arrived: the client is not late.
         waiting = self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused
-        return Stage.BODY if waiting else Stage.ANSWERING
+        return ConnectionStage.BODY if waiting else ConnectionStage.ANSWERING
 
     def _refuse(self, status: HTTPStatus) -> None:
         """Say so, where no answer has begun. The client has `linger_s` to read it: closing at once may lose it."""

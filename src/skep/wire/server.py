@@ -21,10 +21,10 @@ from typing import cast
 import httptools
 
 from skep.wire.client import unread_bytes, unsent_bytes
-from skep.wire.head_cache import Gathering, Heads, Known, RequestHead
-from skep.wire.limits import HeldBodies, Patience, ServerLimits, Stage, Verdict
+from skep.wire.head_cache import CachedHead, HeadCache, PartialBody, RequestHead
+from skep.wire.limits import ClientTimeouts, ConnectionStage, HeldBodies, ServerLimits, SweepAction
 from skep.wire.request_validation import (
-    Refusal,
+    InvalidRequest,
     bodies_too_large,
     body_too_large,
     check_head,
@@ -32,7 +32,7 @@ from skep.wire.request_validation import (
     head_too_large,
     refusal_bytes,
 )
-from skep.wire.server_request import Incoming, head_without_offer, size_of
+from skep.wire.server_request import ServerRequest, head_without_offer, size_of
 
 SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
 OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it
@@ -40,15 +40,15 @@ _UNUSUAL = frozenset((b"connection", b"upgrade", b"transfer-encoding", b"expect"
 
 
 @dataclass(slots=True)
-class Shared:
+class ServerShared:
     """What all connections of a server have in common."""
 
-    handler: Callable[[Incoming], None]
-    check_head: Callable[[Incoming], None]
+    handler: Callable[[ServerRequest], None]
+    check_head: Callable[[ServerRequest], None]
     limits: ServerLimits
     connections: set[ServerConnection]
     bodies: HeldBodies
-    heads: Heads[RequestHead] = field(default_factory=Heads)
+    heads: HeadCache[RequestHead] = field(default_factory=HeadCache)
 
 
 class ServerConnection(asyncio.Protocol):
@@ -58,7 +58,7 @@ class ServerConnection(asyncio.Protocol):
     a request is not whole after a read, times only by the sweep.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ServerShared) -> None:
         limits = shared.limits
         self._handler = shared.handler
         self._check_head = shared.check_head
@@ -66,23 +66,23 @@ class ServerConnection(asyncio.Protocol):
         self._open = shared.connections
         self._heads = shared.heads
         self._bodies = shared.bodies
-        self._last_head: Known[RequestHead] | None = None
+        self._last_head: CachedHead[RequestHead] | None = None
         self._to_keep: RequestHead | None = None  # the first head of this read, if its like may be known by its bytes
         self._heads_read = 0
-        self._gathering: Gathering | None = None  # a body whose head was known
+        self._gathering: PartialBody | None = None  # a body whose head was known
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._patience = Patience(limits, time.monotonic())
-        self._active: Incoming | None = None
-        self._waiting: deque[Incoming] = deque()
+        self._patience = ClientTimeouts(limits, time.monotonic())
+        self._active: ServerRequest | None = None
+        self._waiting: deque[ServerRequest] = deque()
         self._waiting_bytes, self._ended = 0, False
         self._leaving = False  # no request after the one under way
         self._paused = self._deaf = False  # the client reads slower than we write; and so we do not read
         self._written = self._messages = 0  # bytes of all answers; whole requests
         self._in_message = False  # between a request's first byte and its last
-        self._reading: Incoming | None = None  # its head is whole
+        self._reading: ServerRequest | None = None  # its head is whole
         self._checked = False  # its head was looked at by the handler's side: its body may be read
-        self._offered: Incoming | None = None  # its head is whole, with an offer to speak another protocol
+        self._offered: ServerRequest | None = None  # its head is whole, with an offer to speak another protocol
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
         self._body: bytes | bytearray = b""
         self._room = limits.body_bytes  # for the body
@@ -119,22 +119,22 @@ class ServerConnection(asyncio.Protocol):
         verdict = self._patience.look(
             now, self._stage(), message=self._messages, arrived=arrived, unsent=unsent, left=left
         )
-        if verdict is Verdict.ABORT:
+        if verdict is SweepAction.ABORT:
             self.abort()
-        elif verdict is Verdict.TIMED_OUT:
-            self._refuse(Refusal(408, "the request did not arrive in time"))
-        elif verdict is Verdict.CLOSE and self._transport is not None:
+        elif verdict is SweepAction.TIMED_OUT:
+            self._refuse(InvalidRequest(408, "the request did not arrive in time"))
+        elif verdict is SweepAction.CLOSE and self._transport is not None:
             self._ended = True
             self._transport.close()
 
     # Incoming's side
 
-    def send(self, request: Incoming, data: bytes) -> None:
+    def send(self, request: ServerRequest, data: bytes) -> None:
         if request is self._active and self._transport is not None:
             self._written += len(data)
             self._transport.write(data)
 
-    def finished(self, request: Incoming) -> None:
+    def finished(self, request: ServerRequest) -> None:
         if request is not self._active:
             return
         self._active = None
@@ -158,7 +158,9 @@ class ServerConnection(asyncio.Protocol):
         if beyond >= SPARE_CONNECTIONS:
             self._transport.abort()
         elif beyond >= 0:
-            self._refuse(Refusal(503, "too many connections are open; try again in 1 s", code="too_many_connections"))
+            self._refuse(
+                InvalidRequest(503, "too many connections are open; try again in 1 s", code="too_many_connections")
+            )
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -167,7 +169,7 @@ class ServerConnection(asyncio.Protocol):
             self._gather(self._gathering, data)
             return
         inside, messages = self._in_message, self._messages
-        if not inside and self._active is None and not self._paused and self._took_known(data):
+        if not inside and self._active is None and not self._paused and self._handle_cached_head(data):
             return
         self._read = len(data)
         self._to_keep, self._heads_read = None, 0
@@ -217,7 +219,7 @@ class ServerConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._ended:  # by the answer to a request in the same read
-            raise Refusal(400, "the connection was closed before this request")
+            raise InvalidRequest(400, "the connection was closed before this request")
         self._target = self._body = b""
         self._headers = []
         self._in_message = True
@@ -240,7 +242,7 @@ class ServerConnection(asyncio.Protocol):
         version = "1.1" if keep_alive and b"connection" not in fields else parser.get_http_version()
         method = parser.get_method()
         target = check_head(method, target, version, headers, fields, limits)
-        request = Incoming(self, method, target, headers, version, keep_alive=keep_alive, bodies=self._bodies)
+        request = ServerRequest(self, method, target, headers, version, keep_alive=keep_alive, bodies=self._bodies)
         self._checked = False
         self._heads_read += 1
         if self._heads_read == 1 and version == "1.1" and fields.keys().isdisjoint(_UNUSUAL):
@@ -285,11 +287,11 @@ class ServerConnection(asyncio.Protocol):
         self._waiting.append(request)
         self._waiting_bytes += size_of(request)
         if len(self._waiting) > self._limits.pipelined or self._waiting_bytes > self._limits.pipelined_bytes:
-            raise Refusal(429, "too many pipelined requests")
+            raise InvalidRequest(429, "too many pipelined requests")
 
     # Inside
 
-    def _took_known(self, data: bytes) -> bool:
+    def _handle_cached_head(self, data: bytes) -> bool:
         """A read that begins with a head that was read before: the parser need not see this request."""
         found = self._heads.find(data, self._last_head)
         if found is None:
@@ -299,10 +301,10 @@ class ServerConnection(asyncio.Protocol):
         missing = begins + length - len(data)
         if missing < 0 or length > self._limits.body_bytes:
             return False
-        request = Incoming(self, known.method, known.target, known.headers, memo=known.memo, bodies=self._bodies)
+        request = ServerRequest(self, known.method, known.target, known.headers, memo=known.memo, bodies=self._bodies)
         if missing:
             self._in_message, self._reading, self._checked = True, request, False
-            self._gathering = Gathering(memoryview(data)[begins:], missing)
+            self._gathering = PartialBody(memoryview(data)[begins:], missing)
             self._hold(request, self._gathering.size)
             return True
         if not request.count_body(length):
@@ -314,7 +316,7 @@ class ServerConnection(asyncio.Protocol):
         self._hand_over(request)
         return True
 
-    def _hold(self, request: Incoming, size: int) -> None:
+    def _hold(self, request: ServerRequest, size: int) -> None:
         """So much of a body is there, and more is to come: whoever may not ask is told before it is read."""
         try:
             if not self._checked:
@@ -322,10 +324,10 @@ class ServerConnection(asyncio.Protocol):
                 self._checked = True
             if not request.count_body(size):
                 raise bodies_too_large(self._bodies)
-        except Refusal as refusal:
+        except InvalidRequest as refusal:
             self._refuse(refusal)
 
-    def _gather(self, gathering: Gathering, data: bytes) -> None:
+    def _gather(self, gathering: PartialBody, data: bytes) -> None:
         gathering.add(data)
         request = self._reading
         assert request is not None
@@ -340,7 +342,7 @@ class ServerConnection(asyncio.Protocol):
         if gathering.missing < 0:
             self.data_received(data[gathering.missing :])
 
-    def _hand_over(self, request: Incoming) -> None:
+    def _hand_over(self, request: ServerRequest) -> None:
         self._active = request
         if self._leaving:
             request.keep_alive = False
@@ -374,8 +376,8 @@ class ServerConnection(asyncio.Protocol):
         if stop is None:
             return
         if not isinstance(stop, httptools.HttpParserCallbackError):
-            self._refuse(Refusal(400, f"malformed request: {stop}"))
-        elif isinstance(stop.__context__, Refusal):
+            self._refuse(InvalidRequest(400, f"malformed request: {stop}"))
+        elif isinstance(stop.__context__, InvalidRequest):
             self._refuse(stop.__context__)
         else:
             self._ended = True  # the handler's own failure; the parser is of no use any more
@@ -397,17 +399,17 @@ class ServerConnection(asyncio.Protocol):
         self._seen_body = body_bytes
         overhead_bytes = self._raw - body_bytes
         if self._quiet > limits.head_bytes or overhead_bytes > 2 * limits.head_bytes + OVERHEAD_PER_BYTE * body_bytes:
-            self._refuse(Refusal(400, "the chunks of the body are mostly other things than body"))
+            self._refuse(InvalidRequest(400, "the chunks of the body are mostly other things than body"))
 
     def _out_of_room(self) -> None:
         """Room was measured when the head came; the answer it waited behind may be finished by now."""
         if self._active is not None and self._room < self._limits.body_bytes:
-            raise Refusal(429, "too much is sent while an answer is under way")
+            raise InvalidRequest(429, "too much is sent while an answer is under way")
         self._room = self._limits.body_bytes
         if len(self._body) > self._room:
             raise body_too_large(self._limits)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: InvalidRequest) -> None:
         """Answer once and close. What is being answered already is finished first, and is then the last answer."""
         if self._ended:
             return
@@ -445,17 +447,17 @@ class ServerConnection(asyncio.Protocol):
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _stage(self) -> Stage:
+    def _stage(self) -> ConnectionStage:
         if self._active is not None:
-            return Stage.ANSWERING
+            return ConnectionStage.ANSWERING
         if self._ended:
-            return Stage.ENDED
+            return ConnectionStage.ENDED
         if self._in_message:
-            return Stage.HEAD if self._reading is None else Stage.BODY
-        return Stage.IDLE if self._messages else Stage.NEW
+            return ConnectionStage.HEAD if self._reading is None else ConnectionStage.BODY
+        return ConnectionStage.IDLE if self._messages else ConnectionStage.NEW
 
 
-__all__ = ["HttpServer", "Incoming", "ServerConnection", "ServerLimits"]
+__all__ = ["HttpServer", "ServerConnection", "ServerLimits", "ServerRequest"]
 
 QUIET_POLL_S = 0.02
 
@@ -468,9 +470,9 @@ class HttpServer:
 
     def __init__(
         self,
-        handler: Callable[[Incoming], None],
+        handler: Callable[[ServerRequest], None],
         limits: ServerLimits | None = None,
-        check_head: Callable[[Incoming], None] = lambda _request: None,
+        check_head: Callable[[ServerRequest], None] = lambda _request: None,
     ) -> None:
         self._handler = handler
         self._check_head = check_head
@@ -496,7 +498,7 @@ class HttpServer:
         return sum(connection.busy for connection in self._connections)
 
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        shared = Shared(self._handler, self._check_head, self._limits, self._connections, self._bodies)
+        shared = ServerShared(self._handler, self._check_head, self._limits, self._connections, self._bodies)
         self._server = await asyncio.get_running_loop().create_server(
             lambda: ServerConnection(shared),
             sock=sock,

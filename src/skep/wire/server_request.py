@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from skep.wire.heads import Headers, Memo, lines_of, request_bytes, status_line
+from skep.wire.heads import Headers, HeadMemo, lines_of, request_bytes, status_line
 from skep.wire.limits import HeldBodies
 
 _OFFER = frozenset((b"connection", b"upgrade", b"http2-settings"))
 _BODILESS = frozenset((204, 304))
 
 
-class Carrier(Protocol):
+class RequestConnection(Protocol):
     """The connection a request came on."""
 
-    def send(self, request: Incoming, data: bytes) -> None: ...
-    def finished(self, request: Incoming) -> None: ...
+    def send(self, request: ServerRequest, data: bytes) -> None: ...
+    def finished(self, request: ServerRequest) -> None: ...
     def abort(self) -> None: ...
 
 
-class Incoming:
+class ServerRequest:
     """One request and the means to answer it. Exactly one of `respond` or `start`…`finish` is called.
 
     `on_gone` is called once if the client leaves before the answer is complete; writes after that are dropped.
@@ -34,14 +34,14 @@ class Incoming:
 
     def __init__(
         self,
-        carrier: Carrier,
+        carrier: RequestConnection,
         method: bytes,
         target: bytes,
         headers: Headers,
         version: str = "1.1",
         *,
         keep_alive: bool = True,
-        memo: Memo | None = None,
+        memo: HeadMemo | None = None,
         bodies: HeldBodies | None = None,
     ) -> None:
         self.method = method
@@ -54,7 +54,7 @@ class Incoming:
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
         self.extra: Headers | None = None  # headers for any answer, whoever gives it
-        self.memo = memo or Memo()
+        self.memo = memo or HeadMemo()
         self._carrier = carrier
         self._bodies = bodies
         self._counted = 0  # bytes of its body among those held
@@ -66,7 +66,7 @@ class Incoming:
 
     def __repr__(self) -> str:
         state = "answered" if self._done else "being answered" if self._started else "unanswered"
-        return f"<Incoming {self.method.decode('latin-1')} {self.path} {len(self.body)} bytes, {state}>"
+        return f"<ServerRequest {self.method.decode('latin-1')} {self.path} {len(self.body)} bytes, {state}>"
 
     @property
     def path(self) -> str:
@@ -178,12 +178,12 @@ class Incoming:
         return b"%b\r\n%b%b\r\n" % (status_line(status), lines, framing)
 
 
-def size_of(request: Incoming) -> int:
+def size_of(request: ServerRequest) -> int:
     """What a request that waits takes up."""
     return len(request.body) + len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
 
 
-def head_without_offer(request: Incoming) -> bytes:
+def head_without_offer(request: ServerRequest) -> bytes:
     """The head again, without its offer to speak another protocol (h2c, from `curl --http2` or Java)."""
     kept = [field for field in request.headers if field[0] not in _OFFER]
     kept.append((b"connection", b"keep-alive" if request.keep_alive else b"close"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from skep.wire.client import WireFailure, unchunked
+from skep.wire.client import WireFailure, strip_chunk_headers
 from skep.wire.heads import ResponseHead
 
 
@@ -63,23 +63,23 @@ class _Delta(msgspec.Struct):
     tool_calls: msgspec.Raw | None = None
 
 
-class _Choice(msgspec.Struct):
+class _StreamChoice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
 
 
-class _Event(msgspec.Struct):
+class _StreamEvent(msgspec.Struct):
     """The form of nearly every event. What does not fit is read by the patient way."""
 
-    choices: list[_Choice] | None = None
+    choices: list[_StreamChoice] | None = None
     usage: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None  # llama.cpp
     metrics: dict[str, Any] | None = None  # vLLM with --enable-per-request-metrics
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+_decode = msgspec.json.Decoder(_StreamEvent).decode
 _CONTENT = b'"delta":{"content":"'
 
 
@@ -89,7 +89,7 @@ def _body(read: bytes | tuple[bytes]) -> bytes:
         return read[0]
     if read.count(b"\r\n") == 2:  # a chunk has one behind its size and one at its end
         return read[read.find(b"\r\n") + 2 : -2]
-    return unchunked(read)
+    return strip_chunk_headers(read)
 
 
 def _ends(body: bytes, text: str) -> tuple[bytes, bytes]:
@@ -107,7 +107,7 @@ def _ends(body: bytes, text: str) -> tuple[bytes, bytes]:
     return before + _CONTENT, b'"}' + after + b"\r\n"
 
 
-class Reading:
+class StreamReader:
     """`done` is set to the time of the end, in whatever way it came."""
 
     takes_chunks = False

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from skep.catalog.names import did_you_mean, near, squeeze
+from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
 from skep.workload.items import Checker, Item
 from skep.workload.reading_checks import value_of
@@ -35,7 +35,7 @@ def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
         text = line.removeprefix("\ufeff") if number == 1 else line
         if not text.strip():
             continue
-        item = _item(_Line(name, number), text)
+        item = _item(_BankLine(name, number), text)
         if (earlier := numbers.setdefault(item.id, number)) != number:
             raise UserError(f"line {number} of `{name}` has the id `{_short(item.id)}` of line {earlier}")
         items.append(item)
@@ -44,7 +44,7 @@ def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
     return items
 
 
-class _Line:
+class _BankLine:
     """Where something is wrong."""
 
     def __init__(self, name: str, number: int) -> None:
@@ -62,12 +62,12 @@ class _Line:
         known = tuple(fields)
         for one in given:
             if one not in known:
-                close = near(one[:100], {squeeze(field): field for field in known}, count=1)
+                close = similar_names(one[:100], {squeeze(field): field for field in known}, count=1)
                 hint = did_you_mean(close, f"known are: {', '.join(known)}")
                 raise self.wrong(f": {what}`{_short(one)}` is not known", hint)
 
 
-def _item(line: _Line, text: str) -> Item:
+def _item(line: _BankLine, text: str) -> Item:
     given = _object(line, text)
     line.known(given, FIELDS, "")
     return Item(
@@ -80,7 +80,7 @@ def _item(line: _Line, text: str) -> Item:
     )
 
 
-def _object(line: _Line, text: str) -> dict[str, Any]:
+def _object(line: _BankLine, text: str) -> dict[str, Any]:
     if len(text) > LONGEST_LINE:
         raise line.wrong(f" has {len(text)} characters", f"at most {LONGEST_LINE}; is this a file of JSON lines?")
     if "\0" in text:
@@ -100,7 +100,7 @@ def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a number in JSON")
 
 
-def _id(line: _Line, value: Any) -> str:
+def _id(line: _BankLine, value: Any) -> str:
     if value is None:
         return str(line.number)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -110,7 +110,7 @@ def _id(line: _Line, value: Any) -> str:
     return value
 
 
-def _messages(line: _Line, given: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
+def _messages(line: _BankLine, given: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
     prompt, messages = given.get("prompt"), given.get("messages")
     if (prompt is None) == (messages is None):
         both = "has both `prompt` and `messages`" if prompt is not None else "has neither `prompt` nor `messages`"
@@ -127,7 +127,7 @@ def _messages(line: _Line, given: Mapping[str, Any]) -> tuple[dict[str, str], ..
     return found
 
 
-def _message(line: _Line, place: int, given: Any) -> dict[str, str]:
+def _message(line: _BankLine, place: int, given: Any) -> dict[str, str]:
     where = f"messages[{place}]"
     if not isinstance(given, dict):
         raise line.field(where, given, 'an object such as {"role": "user", "content": "..."}')
@@ -138,12 +138,14 @@ def _message(line: _Line, place: int, given: Any) -> dict[str, str]:
     return {"role": role, "content": _text(line, f"{where}.content", given.get("content"))}
 
 
-def _checker(line: _Line, given: Any) -> Checker:
+def _checker(line: _BankLine, given: Any) -> Checker:
     if not isinstance(given, dict):
         raise line.field("checker", given, 'an object such as {"kind": "number", "answer": 56}')
     kind = given.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        close = near(kind[:100], {squeeze(one): one for one in KINDS}, count=1) if isinstance(kind, str) else ()
+        close = (
+            similar_names(kind[:100], {squeeze(one): one for one in KINDS}, count=1) if isinstance(kind, str) else ()
+        )
         shown = "missing" if kind is None else f"`{_short(kind)}`"
         raise line.wrong(f": `checker.kind` is {shown}", did_you_mean(close, f"known are: {', '.join(KINDS)}"))
     fields = KINDS[kind]
@@ -156,7 +158,7 @@ def _checker(line: _Line, given: Any) -> Checker:
     return _agreed(line, Checker(kind, values))
 
 
-def _agreed(line: _Line, checker: Checker) -> Checker:
+def _agreed(line: _BankLine, checker: Checker) -> Checker:
     """Values that must fit together."""
     values = checker.values
     if checker.kind == "choice":
@@ -170,7 +172,7 @@ def _agreed(line: _Line, checker: Checker) -> Checker:
     return checker
 
 
-def _text(line: _Line, field: str, value: Any, *, longest: int = LONGEST_LINE) -> str:
+def _text(line: _BankLine, field: str, value: Any, *, longest: int = LONGEST_LINE) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > longest:
         raise line.field(field, value, f"a text of at most {longest} characters that is not blank")
     try:
@@ -180,13 +182,13 @@ def _text(line: _Line, field: str, value: Any, *, longest: int = LONGEST_LINE) -
     return value
 
 
-def _texts(line: _Line, field: str, value: Any, *, fewest: int = 1) -> list[str]:
+def _texts(line: _BankLine, field: str, value: Any, *, fewest: int = 1) -> list[str]:
     if not isinstance(value, list) or len(value) < fewest:
         raise line.field(field, value, f"a list of {fewest} or more texts")
     return [_text(line, f"{field}[{place}]", one) for place, one in enumerate(value)]
 
 
-def _tokens(line: _Line, value: Any) -> int:
+def _tokens(line: _BankLine, value: Any) -> int:
     if value is None:
         return USUAL_TOKENS
     if type(value) is not int or not 1 <= value <= MOST_TOKENS:
@@ -194,18 +196,18 @@ def _tokens(line: _Line, value: Any) -> int:
     return value
 
 
-def _said(line: _Line, field: str, value: Any) -> str:
+def _said(line: _BankLine, field: str, value: Any) -> str:
     """A text, or a number that stands for its digits."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return _text(line, field, value)
 
 
-def _options(line: _Line, field: str, value: Any) -> list[str]:
+def _options(line: _BankLine, field: str, value: Any) -> list[str]:
     return _texts(line, field, value, fewest=2)
 
 
-def _number(line: _Line, field: str, value: Any) -> int | float | str:
+def _number(line: _BankLine, field: str, value: Any) -> int | float | str:
     finite = not isinstance(value, float) or math.isfinite(value)
     meant = value_of(value) if isinstance(value, int | float | str) and finite else None
     if not isinstance(value, int | float | str) or meant is None or meant.is_nan():  # 0/0
@@ -213,19 +215,19 @@ def _number(line: _Line, field: str, value: Any) -> int | float | str:
     return value
 
 
-def _tolerance(line: _Line, field: str, value: Any) -> float:
+def _tolerance(line: _BankLine, field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
         raise line.field(field, value, "a number from 0 up")
     return value
 
 
-def _flag(line: _Line, field: str, value: Any) -> bool:
+def _flag(line: _BankLine, field: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise line.field(field, value, "true or false")
     return value
 
 
-def _pattern(line: _Line, field: str, value: Any) -> str:
+def _pattern(line: _BankLine, field: str, value: Any) -> str:
     text = _text(line, field, value, longest=LONGEST_PATTERN)
     try:
         re.compile(text, re.MULTILINE)
@@ -235,13 +237,13 @@ def _pattern(line: _Line, field: str, value: Any) -> str:
     return text
 
 
-def _name(line: _Line, field: str, value: Any) -> str:
+def _name(line: _BankLine, field: str, value: Any) -> str:
     if not isinstance(value, str) or not value.isidentifier():
         raise line.field(field, value, "the name of a function")
     return value
 
 
-def _cases(line: _Line, field: str, value: Any) -> list[Any]:
+def _cases(line: _BankLine, field: str, value: Any) -> list[Any]:
     if not isinstance(value, list) or not all(isinstance(one, list) and len(one) == 2 for one in value):
         raise line.field(field, value, "a list such as [[[1, 2], 3]]: arguments, then the result")
     for place, one in enumerate(value):
@@ -249,7 +251,7 @@ def _cases(line: _Line, field: str, value: Any) -> list[Any]:
     return value
 
 
-def _calls(line: _Line, field: str, value: Any) -> list[Any]:
+def _calls(line: _BankLine, field: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise line.field(field, value, "a list of arguments, such as [[1, 0]]")
     for place, one in enumerate(value):
@@ -257,7 +259,7 @@ def _calls(line: _Line, field: str, value: Any) -> list[Any]:
     return value
 
 
-def _arguments(line: _Line, field: str, value: Any) -> None:
+def _arguments(line: _BankLine, field: str, value: Any) -> None:
     if not isinstance(value, list | dict):
         raise line.field(field, value, "a list of arguments, or an object of them by name")
 
@@ -268,7 +270,7 @@ def _short(value: Any) -> str:
     return f"{text[:60]}…" if len(text) > 60 else text
 
 
-_Reader = Callable[[_Line, str, Any], Any]
+_Reader = Callable[[_BankLine, str, Any], Any]
 # Of each kind: its values, how each is read, and whether it must be there.
 KINDS: dict[str, dict[str, tuple[_Reader, bool]]] = {
     "exact": {"answer": (_said, True), "ignore_case": (_flag, False)},

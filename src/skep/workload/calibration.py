@@ -24,7 +24,7 @@ _TELLS_OVERHEAD = 1.5  # longest sample over shortest, at least
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class TokenCalibration:
     """tokens = overhead_tokens + characters / chars_per_token, for prompts of this package.
 
     The overhead is the chat template's, and makes up for short prompts being made of other words than long ones: it
@@ -57,7 +57,7 @@ def sample_texts(rng: Random, *, tokens: int | None = None, count: int = 12) -> 
     return tuple(prompt.text for prompt in sample_prompts(rng, tokens=tokens, count=count))
 
 
-def calibrate(counted: Iterable[tuple[str, int]]) -> Calibration:
+def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
     """From texts and their tokens, by medians: a few wrong counts do no harm.
 
     With samples of about one length, the overhead cannot be told from the rest, and is taken as zero.
@@ -69,7 +69,7 @@ def calibrate(counted: Iterable[tuple[str, int]]) -> Calibration:
     chars_per_token = round(CHARS_PER_PIECE / slope, 3)
     overhead = round(overhead, 1)
     misses = sorted(abs(overhead + x * CHARS_PER_PIECE / chars_per_token - y) / y for x, y in pairs)
-    return Calibration(chars_per_token, overhead, misses[len(misses) // 2], misses[-1], len(pairs))
+    return TokenCalibration(chars_per_token, overhead, misses[len(misses) // 2], misses[-1], len(pairs))
 
 
 def _line(pairs: Sequence[tuple[int, int]]) -> tuple[float, float]:

@@ -14,14 +14,14 @@ from random import Random
 
 from skep.errors import UserError
 from skep.workload.chance import capped_exponential, pick, shuffled
-from skep.workload.filling import Names, draw_names, module, wishes
+from skep.workload.filling import Names, draw_names, draw_requirements, module
 from skep.workload.lengths import TYPICAL_CHARS_PER_TOKEN, pieces, room_for
 from skep.workload.prompts import KINDS, Kind, compose, token_budget
 
 FEWEST_TURN_PIECES = 12
 MOST_TURNS = 1000
 _PIECES_FOR_CODE = 120
-_FOR_WISHES = 24
+_FOR_REQUIREMENTS = 24
 _CALLER = "This is the code around it:"
 
 FOLLOW_UPS = (
@@ -49,7 +49,7 @@ FOLLOW_UPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ConversationScript:
     """What one agent says, turn by turn. `think_s[i]` passes between the answer to turn i and turn i + 1."""
 
     kind: Kind
@@ -67,7 +67,7 @@ def conversations(
     think_s: float = 5.0,
     chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
     overhead_tokens: float = 0.0,
-) -> Iterator[Script]:
+) -> Iterator[ConversationScript]:
     """Endless. Think times are exponential with that mean, and at most about five times as long.
 
     `tokens_turn` is the text of a further turn; what the chat template adds to it comes on top.
@@ -80,15 +80,17 @@ def conversations(
     room = room_for("a further turn", tokens_turn, chars_per_token, 0.0, FEWEST_TURN_PIECES)
     order = shuffled(rng, KINDS)
 
-    def script(serial: int) -> Script:
+    def script(serial: int) -> ConversationScript:
         prompt, names = compose(rng, order[serial % len(order)], serial, budget, form)
         pauses = tuple(capped_exponential(rng, think_s) for _ in range(turns - 1))
-        return Script(prompt.kind, prompt.system, (prompt.user, *_further(rng, names, turns - 1, room)), pauses)
+        return ConversationScript(
+            prompt.kind, prompt.system, (prompt.user, *_further(rng, names, turns - 1, room)), pauses
+        )
 
     return map(script, count())
 
 
-def next_messages(script: Script, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
+def next_messages(script: ConversationScript, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
     """What is sent for turn 0, 1, ...: everything said so far, with the answers to the turns before."""
     if not 0 <= turn < len(script.turns):
         raise IndexError(f"turn {turn} of a conversation of {len(script.turns)}")
@@ -114,7 +116,7 @@ def _turn(rng: Random, lead: str, names: Names, room: int) -> str:
     if pieces(text) > room:  # too long for so short a turn: one that is not
         text = pick(rng, [short for short in FOLLOW_UPS if "{" not in short and pieces(short) <= room])
     if room >= _PIECES_FOR_CODE:
-        text += module(rng, pieces, room - pieces(text) - _FOR_WISHES, _CALLER)
+        text += module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _CALLER)
     glue = "\n\n" if "\n" in text else " "
-    said = wishes(rng, names, pieces, room - pieces(text) - pieces(glue), exact=True)
+    said = draw_requirements(rng, names, pieces, room - pieces(text) - pieces(glue), exact=True)
     return f"{text}{glue}{said}" if said else text

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Drill:
     question: str
     answer: str
     kind: str = "exact"  # "exact" | "number" | "choice"
@@ -48,11 +48,11 @@ class Task:
         return Checker(self.kind, values)
 
 
-Maker = Callable[[Random, int], Task]
+Maker = Callable[[Random, int], Drill]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class DrillFamily:
     """`says` is the instruction by grade, or for all grades; `make` draws a task of a grade."""
 
     name: str
@@ -96,31 +96,31 @@ def coin(rng: Random) -> bool:
     return rng.random() < 0.5
 
 
-def number(question: str, answer: int) -> Task:
-    return Task(question, str(answer), kind="number")
+def number(question: str, answer: int) -> Drill:
+    return Drill(question, str(answer), kind="number")
 
 
-def choice(question: str, answer: str, options: Sequence[str]) -> Task:
-    return Task(question, answer, kind="choice", options=tuple(options))
+def choice(question: str, answer: str, options: Sequence[str]) -> Drill:
+    return Drill(question, answer, kind="choice", options=tuple(options))
 
 
 def listed(items: Sequence[object]) -> str:
     return ", ".join(map(str, items))
 
 
-def _add(rng: Random, grade: int) -> Task:
+def _add(rng: Random, grade: int) -> Drill:
     low, high = ((0, 0), (1, 9), (10, 49), (100, 499), (1000, 9999), (10_000, 99_999))[grade]
     numbers = [between(rng, low, high) for _ in range(3 if grade == 5 else 2)]
     return number(" + ".join(map(str, numbers)) + " = ?", sum(numbers))
 
 
-def _subtract(rng: Random, grade: int) -> Task:
+def _subtract(rng: Random, grade: int) -> Drill:
     low, high = {2: (1, 9), 3: (10, 49), 4: (100, 999), 5: (1000, 9999)}[grade]
     less, rest = between(rng, low, high), between(rng, low, high)
     return number(f"{less + rest} - {less} = ?", rest)
 
 
-def _multiply(rng: Random, grade: int) -> Task:
+def _multiply(rng: Random, grade: int) -> Drill:
     (a, b), (c, d) = {2: ((2, 9), (2, 9)), 3: ((11, 19), (3, 9)), 4: ((21, 99), (11, 99)), 5: ((111, 999), (21, 99))}[
         grade
     ]
@@ -128,7 +128,7 @@ def _multiply(rng: Random, grade: int) -> Task:
     return number(f"{x} * {y} = ?", x * y)
 
 
-def _larger(rng: Random, grade: int) -> Task:
+def _larger(rng: Random, grade: int) -> Drill:
     count, low, high = ((0, 0, 0), (2, 1, 99), (3, 1, 99), (5, 1, 999), (8, 1000, 9999), (12, 10_000, 99_999))[grade]
     numbers = some_numbers(rng, count, low, high)
     if grade == 5:
@@ -136,13 +136,13 @@ def _larger(rng: Random, grade: int) -> Task:
     return number(listed(numbers), max(numbers))
 
 
-def _parity(rng: Random, grade: int) -> Task:
+def _parity(rng: Random, grade: int) -> Drill:
     low, high = ((0, 0), (0, 0), (1, 99), (100, 9999))[grade]
     value = between(rng, low, high)
     return choice(f"Is {value} even or odd?", "odd" if value % 2 else "even", ("even", "odd"))
 
 
-def _sequence(rng: Random, grade: int) -> Task:
+def _sequence(rng: Random, grade: int) -> Drill:
     start = between(rng, 1, 94)  # with its step of 1, all below 100
     if grade == 5:  # each the sum of the two before it
         terms = [between(rng, 1, 19), between(rng, 1, 19)]
@@ -160,7 +160,7 @@ def _sequence(rng: Random, grade: int) -> Task:
     return number(f"{listed(terms[:-1])}, ?", terms[-1])
 
 
-def _rule(rng: Random, grade: int) -> Task:
+def _rule(rng: Random, grade: int) -> Drill:
     count, highest = {3: (3, 9), 4: (6, 30), 5: (8, 60)}[grade]
     numbers = some_numbers(rng, count, 1, highest)
     if grade == 3:
@@ -170,10 +170,10 @@ def _rule(rng: Random, grade: int) -> Task:
         made = [value for value in numbers if value % 2 == 0]
     else:
         made = [value // 2 if value % 2 == 0 else value + 1 for value in numbers]
-    return Task(listed(numbers), listed(made))
+    return Drill(listed(numbers), listed(made))
 
 
-def _trace(rng: Random, grade: int) -> Task:
+def _trace(rng: Random, grade: int) -> Drill:
     a, b, c = between(rng, 2, 9), between(rng, 2, 9), between(rng, 2, 5)
     lines, printed = _PROGRAMS[grade](a, b, c)
     return number("\n".join(lines), printed)
@@ -215,19 +215,19 @@ _PROGRAMS: dict[int, Callable[[int, int, int], tuple[list[str], int]]] = {
 }  # fmt: skip
 
 FIGURES = (
-    Family("add", (1, 2, 3, 4, 5), "Answer with a number.", _add),
-    Family("subtract", (2, 3, 4, 5), "Answer with a number.", _subtract),
-    Family("multiply", (3, 4, 5), "Answer with a number.", _multiply),
-    Family(
+    DrillFamily("add", (1, 2, 3, 4, 5), "Answer with a number.", _add),
+    DrillFamily("subtract", (2, 3, 4, 5), "Answer with a number.", _subtract),
+    DrillFamily("multiply", (3, 4, 5), "Answer with a number.", _multiply),
+    DrillFamily(
         "larger",
         (1, 2, 3, 4, 5),
         {1: "Which number is larger?", **dict.fromkeys((2, 3, 4), "Which number is the largest?"),
          5: "Which number is the second largest?"},
         _larger,
     ),
-    Family("parity", (2, 3), "Answer even or odd.", _parity),
-    Family("sequence", (1, 2, 3, 4, 5), "Which number comes next? Answer with a number.", _sequence),
-    Family(
+    DrillFamily("parity", (2, 3), "Answer even or odd.", _parity),
+    DrillFamily("sequence", (1, 2, 3, 4, 5), "Which number comes next? Answer with a number.", _sequence),
+    DrillFamily(
         "rule",
         (3, 4, 5),
         {3: "Add 1 to each number.", 4: "Keep the even numbers only.",
@@ -235,7 +235,7 @@ FIGURES = (
         _rule,
         48,
     ),
-    Family("trace", (1, 2, 3, 4, 5), "What does this program print? Answer with a number.", _trace),
+    DrillFamily("trace", (1, 2, 3, 4, 5), "What does this program print? Answer with a number.", _trace),
 )  # fmt: skip
 
 
@@ -244,17 +244,17 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 _KEYS = ("age", "weight", "price", "height", "score", "size", "count", "width", "depth", "speed")
 
 
-def _copy(rng: Random, grade: int) -> Task:
+def _copy(rng: Random, grade: int) -> Drill:
     words = some_words(rng, (0, 2, 5, 9)[grade])
-    return Task(" ".join(words), " ".join(words))
+    return Drill(" ".join(words), " ".join(words))
 
 
-def _upper(rng: Random, grade: int) -> Task:
+def _upper(rng: Random, grade: int) -> Drill:
     words = some_words(rng, (0, 1, 2, 4)[grade])
-    return Task(" ".join(words), " ".join(words).upper(), ignore_case=False)
+    return Drill(" ".join(words), " ".join(words).upper(), ignore_case=False)
 
 
-def _pick_word(rng: Random, grade: int) -> Task:
+def _pick_word(rng: Random, grade: int) -> Drill:
     """The first or the last; later ones by their number, at last from behind."""
     words = some_words(rng, (0, 3, 5, 6, 8, 8)[grade])
     if grade <= 2:
@@ -265,16 +265,16 @@ def _pick_word(rng: Random, grade: int) -> Task:
     else:
         back = between(rng, 2, len(words) - 2)
         place, said = -back, f"{_ORDINALS[back - 1]} from the end"
-    return Task(f"{listed(words)}. Which word is {said}?", words[place])
+    return Drill(f"{listed(words)}. Which word is {said}?", words[place])
 
 
-def _count_words(rng: Random, grade: int) -> Task:
+def _count_words(rng: Random, grade: int) -> Drill:
     low, high = {3: (2, 6), 4: (5, 14)}[grade]
     count = between(rng, low, high)
     return number(listed(some_words(rng, count)), count)
 
 
-def _count_letter(rng: Random, grade: int) -> Task:
+def _count_letter(rng: Random, grade: int) -> Drill:
     """How often a letter occurs: each number as often as the others."""
     most, length = {3: (4, 8), 4: (5, 10), 5: (6, 14)}[grade]
     count, letter = between(rng, 1, most), pick(rng, "aeort")
@@ -282,27 +282,27 @@ def _count_letter(rng: Random, grade: int) -> Task:
     return number(f"How often is {letter} in {''.join(shuffled(rng, [letter] * count + others))}?", count)
 
 
-def _member(rng: Random, grade: int) -> Task:
+def _member(rng: Random, grade: int) -> Drill:
     count = (0, 3, 6, 10, 16)[grade]
     words = some_words(rng, count + 1)
     asked = pick(rng, words[1:]) if coin(rng) else words[0]
     return choice(f"{listed(words[1:])}. Is {asked} in the list?", "yes" if asked in words[1:] else "no", ("yes", "no"))
 
 
-def _reverse(rng: Random, grade: int) -> Task:
+def _reverse(rng: Random, grade: int) -> Drill:
     if grade <= 3:
         words = some_words(rng, grade)
-        return Task(" ".join(words), " ".join(reversed(words)))
+        return Drill(" ".join(words), " ".join(reversed(words)))
     (word,) = some_words(rng, 1, shortest=(4, 6)[grade - 4], longest=(4, 8)[grade - 4])
-    return Task(" ".join(word), " ".join(reversed(word)))
+    return Drill(" ".join(word), " ".join(reversed(word)))
 
 
-def _sort_words(rng: Random, grade: int) -> Task:
+def _sort_words(rng: Random, grade: int) -> Drill:
     words = some_words(rng, (0, 0, 2, 3, 5, 8)[grade])
-    return Task(" ".join(words), " ".join(sorted(words)))
+    return Drill(" ".join(words), " ".join(sorted(words)))
 
 
-def _calendar(rng: Random, grade: int) -> Task:
+def _calendar(rng: Random, grade: int) -> Drill:
     """The next one, then the one before: there are only so many days, and no grade asks what another does."""
     names, what = (DAYS, "day") if coin(rng) else (MONTHS, "month")
     start = between(rng, 0, len(names) - 1)
@@ -311,11 +311,11 @@ def _calendar(rng: Random, grade: int) -> Task:
     answer = names[(start - step if back else start + step) % len(names)]
     where = "before" if back else "after"
     if step == 1:
-        return Task(f"Which {what} comes {where} {names[start]}?", answer)
-    return Task(f"Which {what} is {step} {what}s {where} {names[start]}?", answer)
+        return Drill(f"Which {what} comes {where} {names[start]}?", answer)
+    return Drill(f"Which {what} is {step} {what}s {where} {names[start]}?", answer)
 
 
-def _json(rng: Random, grade: int) -> Task:
+def _json(rng: Random, grade: int) -> Drill:
     keys = some(rng, _KEYS, (0, 2, 4, 4, 3, 4)[grade])
     values = [between(rng, 2, 99) for _ in keys]
     if grade <= 2:
@@ -331,29 +331,29 @@ def _json(rng: Random, grade: int) -> Task:
     for place, one in enumerate(shuffled(rng, names)):  # no two alike, so that one is the largest
         table[one][asked] = 10 * (place + 1) + between(rng, 0, 9)
     best = max(names, key=lambda one: table[one][asked])
-    return Task(f"{json.dumps(table)}\nWho has the largest {asked}?", best)
+    return Drill(f"{json.dumps(table)}\nWho has the largest {asked}?", best)
 
 
-def _edit(rng: Random, grade: int) -> Task:
+def _edit(rng: Random, grade: int) -> Drill:
     (word,) = some_words(rng, 1, shortest=4)
     if grade == 1:
-        return Task(word, f"{word}s")
+        return Drill(word, f"{word}s")
     if grade == 2:
-        return Task(word, f"{word}-{word}")
+        return Drill(word, f"{word}-{word}")
     if grade == 3:
-        return Task(word, word[1:])
+        return Drill(word, word[1:])
     if grade == 4:
-        return Task(word, word[-1] + word[1:-1] + word[0])
-    return Task(word, "".join(letter for letter in word if letter not in "aeiou"))
+        return Drill(word, word[-1] + word[1:-1] + word[0])
+    return Drill(word, "".join(letter for letter in word if letter not in "aeiou"))
 
 
-def _caesar(rng: Random, grade: int) -> Task:
+def _caesar(rng: Random, grade: int) -> Drill:
     (word,) = some_words(rng, 1, shortest=4, longest=6)
     shift = 1 if grade == 4 else 3
-    return Task(word, "".join(_LETTERS[(_LETTERS.index(letter) + shift) % 26] for letter in word))
+    return Drill(word, "".join(_LETTERS[(_LETTERS.index(letter) + shift) % 26] for letter in word))
 
 
-def _taller(rng: Random, grade: int) -> Task:
+def _taller(rng: Random, grade: int) -> Drill:
     """A chain of comparisons, told in any order from grade 3 up."""
     tallest = grade == 1 or coin(rng)
     names = some(rng, NAMES, (0, 2, 2, 3, 4, 6)[grade])
@@ -361,7 +361,9 @@ def _taller(rng: Random, grade: int) -> Task:
         names = some(rng, NAMES, 2)
     facts = [f"{tall} is taller than {short}." for tall, short in pairwise(names)]
     facts = facts if grade < 3 else shuffled(rng, facts)
-    return Task(f"{' '.join(facts)} Who is {'tallest' if tallest else 'shortest'}?", names[0] if tallest else names[-1])
+    return Drill(
+        f"{' '.join(facts)} Who is {'tallest' if tallest else 'shortest'}?", names[0] if tallest else names[-1]
+    )
 
 
 def _is_even(names: Sequence[str]) -> bool:
@@ -369,13 +371,13 @@ def _is_even(names: Sequence[str]) -> bool:
 
 
 TEXTS = (
-    Family("copy", (1, 2), "Repeat the words exactly.", _copy, 32),
-    Family("upper", (1, 2, 3), "Write it in capital letters.", _upper, 32),
-    Family("pick", (1, 2, 3, 4, 5), "Answer with one word from the list.", _pick_word),
-    Family("count-words", (3, 4), "How many words are there? Answer with a number.", _count_words),
-    Family("count-letter", (3, 4, 5), "Answer with a number.", _count_letter),
-    Family("member", (1, 2, 3, 4), "Answer yes or no.", _member),
-    Family(
+    DrillFamily("copy", (1, 2), "Repeat the words exactly.", _copy, 32),
+    DrillFamily("upper", (1, 2, 3), "Write it in capital letters.", _upper, 32),
+    DrillFamily("pick", (1, 2, 3, 4, 5), "Answer with one word from the list.", _pick_word),
+    DrillFamily("count-words", (3, 4), "How many words are there? Answer with a number.", _count_words),
+    DrillFamily("count-letter", (3, 4, 5), "Answer with a number.", _count_letter),
+    DrillFamily("member", (1, 2, 3, 4), "Answer yes or no.", _member),
+    DrillFamily(
         "reverse",
         (2, 3, 4, 5),
         {2: "Swap the two words.", 3: "Write the words in reverse order.", 4: "Write the letters in reverse order.",
@@ -383,15 +385,15 @@ TEXTS = (
         _reverse,
         40,
     ),
-    Family("sort", (2, 3, 4, 5), "Write the words in alphabetical order.", _sort_words, 48),
-    Family("calendar", (1, 2, 3, 4, 5), "Answer with one word.", _calendar),
-    Family(
+    DrillFamily("sort", (2, 3, 4, 5), "Write the words in alphabetical order.", _sort_words, 48),
+    DrillFamily("calendar", (1, 2, 3, 4, 5), "Answer with one word.", _calendar),
+    DrillFamily(
         "json",
         (1, 2, 3, 4, 5),
         {**dict.fromkeys((1, 2, 3, 4), "Answer with a number."), 5: "Answer with a name."},
         _json,
     ),
-    Family(
+    DrillFamily(
         "edit",
         (1, 2, 3, 4, 5),
         {1: "Add the letter s at the end.", 2: "Write the word twice, with a dash between.",
@@ -399,27 +401,29 @@ TEXTS = (
          5: "Remove the letters a, e, i, o and u."},
         _edit,
     ),
-    Family(
+    DrillFamily(
         "caesar",
         (4, 5),
         {4: "Replace each letter by the next one in the alphabet, z by a.",
          5: "Replace each letter by the one three places later in the alphabet; after z comes a."},
         _caesar,
     ),
-    Family("order", (1, 2, 3, 4, 5), "Answer with one name.", _taller),
+    DrillFamily("order", (1, 2, 3, 4, 5), "Answer with one name.", _taller),
 )  # fmt: skip
 
 
 VERSION = 1  # raised whenever the same seed gives other drills than before
 GRADES = (1, 2, 3, 4, 5)
-FAMILIES: tuple[Family, ...] = (*TEXTS, *FIGURES)
+FAMILIES: tuple[DrillFamily, ...] = (*TEXTS, *FIGURES)
 MOST = 100_000
 
 _EXAMPLES = 2  # of a task, before it is asked
 _TRIES = 200  # that find no new question: the family has run out
 
 
-def drills(seed: int, count: int, difficulty: int | None = None, families: Sequence[Family] = FAMILIES) -> list[Item]:
+def drills(
+    seed: int, count: int, difficulty: int | None = None, families: Sequence[DrillFamily] = FAMILIES
+) -> list[Item]:
     """`count` of them; all grades in turn, or of one `difficulty`. More of them begin with the same ones."""
     if difficulty is not None and difficulty not in GRADES:
         raise UserError(f"there are no drills of difficulty `{difficulty}`", hint="from 1, very easy, to 5")
@@ -432,7 +436,7 @@ def drills(seed: int, count: int, difficulty: int | None = None, families: Seque
     return [rows[place % len(rows)][place // len(rows)] for place in range(count)]
 
 
-def _some_of(seed: int, grade: int, count: int, families: Sequence[Family]) -> list[Item]:
+def _some_of(seed: int, grade: int, count: int, families: Sequence[DrillFamily]) -> list[Item]:
     found = list(islice(_graded(seed, grade, families), count))
     if len(found) < count:
         raise UserError(
@@ -442,7 +446,7 @@ def _some_of(seed: int, grade: int, count: int, families: Sequence[Family]) -> l
     return found
 
 
-def _graded(seed: int, grade: int, families: Sequence[Family]) -> Iterator[Item]:
+def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[Item]:
     """Each family of the grade once before any comes again, until it has run out of questions."""
     rng = Random(f"drills/{VERSION}/{seed}/{grade}")
     left = [family for family in families if grade in family.grades]
@@ -460,7 +464,7 @@ def _graded(seed: int, grade: int, families: Sequence[Family]) -> Iterator[Item]
             place += len(GRADES)
 
 
-def _new_task(rng: Random, family: Family, grade: int, asked: set[str]) -> Task | None:
+def _new_task(rng: Random, family: DrillFamily, grade: int, asked: set[str]) -> Drill | None:
     """One that was not asked before. None: many draws gave none, so the family has no others, or hardly any."""
     for _ in range(_TRIES):
         task = family.make(rng, grade)
@@ -471,7 +475,7 @@ def _new_task(rng: Random, family: Family, grade: int, asked: set[str]) -> Task 
     return None
 
 
-def _messages(rng: Random, family: Family, grade: int, task: Task) -> list[dict[str, str]]:
+def _messages(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list[dict[str, str]]:
     """The examples are turns that went before: a small model follows those, but only talks about a list of them."""
     said = []
     for one in _examples(rng, family, grade, task):
@@ -479,14 +483,14 @@ def _messages(rng: Random, family: Family, grade: int, task: Task) -> list[dict[
     return [*said, _asks(family, grade, task)]
 
 
-def _asks(family: Family, grade: int, task: Task) -> dict[str, str]:
+def _asks(family: DrillFamily, grade: int, task: Drill) -> dict[str, str]:
     return {"role": "user", "content": f"{family.instruction(grade)}\n{task.question}"}
 
 
-def _examples(rng: Random, family: Family, grade: int, task: Task) -> list[Task]:
+def _examples(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list[Drill]:
     """Other questions than the one that is asked. Choices in equal numbers, so that the examples favour none."""
     room = {option: _EXAMPLES // len(task.options) for option in task.options}
-    found: list[Task] = []
+    found: list[Drill] = []
     seen = {task.question}
     for _ in range(_TRIES):
         one = family.make(rng, grade)

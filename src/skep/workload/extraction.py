@@ -119,7 +119,7 @@ _DEEPER = 4  # columns: a fence so much deeper than the opening one is part of t
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class SplitAnswer:
     """What was said aloud, and what was thought before."""
 
     text: str
@@ -135,7 +135,7 @@ class Block:
     closed: bool = True  # False: the answer ended inside it
 
 
-def spoken(answer: str, reasoning: str | None) -> Spoken:
+def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
     """The answer without its thinking, wherever that was put: beside the answer, in tags, or in a channel of its own.
 
     Thinking that is not closed swallows the rest; a closing tag alone means that the prompt had opened it.
@@ -155,7 +155,7 @@ def spoken(answer: str, reasoning: str | None) -> Spoken:
         start, inside = tag.end(), not closes
     (thoughts if inside else parts).append(text[start:])
     said = "".join(parts)
-    return Spoken(said.strip() if thoughts else said, "\n".join(filter(None, map(str.strip, thoughts))))
+    return SplitAnswer(said.strip() if thoughts else said, "\n".join(filter(None, map(str.strip, thoughts))))
 
 
 def _whole(text: str) -> str:
@@ -190,13 +190,13 @@ def code_blocks(text: str) -> list[Block]:
     off the others.
     """
     found: list[Block] = []
-    opened: _Opened | None = None
+    opened: _OpenBlock | None = None
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         bare = _QUOTED.sub("", line, count=1) if opened and opened.quoted else line
         match = _OPENING.match(bare) if "```" in bare or "~~~" in bare else None
         if opened is None:
             if match and not _is_inline(match, found):
-                opened = _Opened.at(match)
+                opened = _OpenBlock.at(match)
         elif match and (step := opened.step(match)):
             if step == "in":
                 opened.depth += 1
@@ -204,7 +204,7 @@ def code_blocks(text: str) -> list[Block]:
                 opened.depth -= 1
             else:
                 found.append(opened.block(closed=step == "out"))
-                opened = _Opened.at(match) if step == "new" else None
+                opened = _OpenBlock.at(match) if step == "new" else None
                 continue
             opened.lines.append(bare)
         else:
@@ -215,7 +215,7 @@ def code_blocks(text: str) -> list[Block]:
 
 
 @dataclass(slots=True)
-class _Opened:
+class _OpenBlock:
     """A block that is being read."""
 
     fence: str
@@ -226,7 +226,7 @@ class _Opened:
     depth: int = 0
 
     @classmethod
-    def at(cls, match: re.Match[str]) -> _Opened:
+    def at(cls, match: re.Match[str]) -> _OpenBlock:
         lead = match["lead"]
         return cls(match["fence"], language_of(match["info"]), len(lead.expandtabs(4)), ">" in lead, [])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 
 from skep.workload.chance import pick, shuffled
-from skep.workload.words import ADJECTIVES, CLOSINGS, FIELDS, FULL, THINGS, TINY, WISHES, Idea
+from skep.workload.words import ADJECTIVES, CLOSINGS, FIELDS, FULL, REQUIREMENTS, THINGS, TINY, Idea
 
 Names = Mapping[str, str]
 Measure = Callable[[str], int]
@@ -90,10 +90,12 @@ def _text(idea: Idea, names: Names) -> str:
     return idea.code.format_map(names).rstrip() + BETWEEN_FUNCTIONS
 
 
-def wishes(rng: Random, names: Names, measure: Measure, room: int, *, exact: bool = False, said: str = "") -> str:
+def draw_requirements(
+    rng: Random, names: Names, measure: Measure, room: int, *, exact: bool = False, said: str = ""
+) -> str:
     """Sentences that fit into the room and are not `said` yet; `exact` fills the rest with a closing word or more."""
     chosen: list[str] = []
-    for wish in shuffled(rng, WISHES):
+    for wish in shuffled(rng, REQUIREMENTS):
         text = wish.format_map(names)
         if said and text in said:
             continue

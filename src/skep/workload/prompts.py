@@ -15,7 +15,7 @@ from typing import Literal
 
 from skep.errors import UserError
 from skep.workload.chance import pick, shuffled
-from skep.workload.filling import Names, draw_names, fenced, module, wishes
+from skep.workload.filling import Names, draw_names, draw_requirements, fenced, module
 from skep.workload.lengths import TYPICAL_CHARS_PER_TOKEN, Budget, pieces, room_for
 from skep.workload.words import FULL, TINY, Idea
 
@@ -30,7 +30,7 @@ FEWEST_PIECES = 28
 _WORDS_FOR_FULL_IDEAS = 120
 _PIECES_FOR_CODE = 80
 _PIECES_FOR_FULL_IDEAS = 170
-_FOR_WISHES = 24  # pieces, kept free by the module
+_FOR_REQUIREMENTS = 24  # pieces, kept free by the module
 
 _TASKS: Mapping[Kind, str] = {
     "implement": "Write a Python function `{name}` that {summary}.",
@@ -121,11 +121,11 @@ def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) ->
     tasks = [_task(kind, idea, names, form) for idea in (FULL if form == "full" else TINY)]
     user = pick(rng, [task for task in tasks if budget.left(*before, task) >= 0] or [min(tasks, key=budget.measure)])
     if form == "full":
-        kept_free = _FOR_WISHES if exact else 0
+        kept_free = _FOR_REQUIREMENTS if exact else 0
         user += module(rng, budget.measure, budget.left(*before, user) - kept_free, _LEAD)
     glue = " " if form == "bare" else "\n\n"
     room = budget.left(*before, user) - (budget.measure(glue) if exact else 0)
-    said = wishes(rng, names, budget.measure, room, exact=exact)
+    said = draw_requirements(rng, names, budget.measure, room, exact=exact)
     return Prompt(kind, system, f"{user}{glue}{said}" if said else user), names
 
 
@@ -190,8 +190,8 @@ def prefill_heavy(
 
 def _system(rng: Random, serial: int, room: int) -> str:
     text = _ABOUT.format(tag=tag(rng, serial))
-    text += module(rng, pieces, room - pieces(text) - _FOR_WISHES, _SHARED_LEAD)
-    said = wishes(rng, draw_names(rng), pieces, room - pieces(text) - pieces("\n\n"), exact=True)
+    text += module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _SHARED_LEAD)
+    said = draw_requirements(rng, draw_names(rng), pieces, room - pieces(text) - pieces("\n\n"), exact=True)
     return f"{text}\n\n{said}" if said else text
 
 

@@ -38,7 +38,7 @@ _DIVIDERS = re.compile(r"[,_\u00a0\u202f]")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StatedNumber:
     """`text` is as it was written."""
 
     value: Decimal
@@ -46,7 +46,7 @@ class Said:
     text: str
 
 
-def last_number(text: str) -> Said | None:
+def last_number(text: str) -> StatedNumber | None:
     """The last one in the text, or in its last `\\boxed{}`; None: there is none."""
     text = _FRACTION.sub(r"\1/\2", text.replace("\u2212", "-").replace("{,}", ","))
     boxed = last_boxed(text)
@@ -76,15 +76,15 @@ def value_of(given: Any) -> Decimal | None:
     return None if match is None else _said(match).value
 
 
-def _said(match: re.Match[str]) -> Said:
+def _said(match: re.Match[str]) -> StatedNumber:
     if match["over"] is not None:  # over zero: not a number, and equal to none
         value = CALM.divide(Decimal(match["over"]), Decimal(match["under"]))
-        return Said(
+        return StatedNumber(
             value.copy_negate() if match["sign"] == "-" else value, match["percent"] is not None, match.group().strip()
         )
     digits = _DIVIDERS.sub("", match["whole"] or "0") + (match["part"] or match["bare"] or "") + (match["power"] or "")
     value = Decimal(digits)
-    return Said(
+    return StatedNumber(
         value.copy_negate() if match["sign"] == "-" else value, match["percent"] is not None, match.group().strip()
     )
 
@@ -184,7 +184,7 @@ def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
     In this order: the whole text, or the last `\\boxed{}`; the last "the answer is ..."; a first or last line that
     begins with an option and a sign, such as `B) Paris`; whatever is mentioned at all.
     """
-    named = _Options(options)
+    named = _ChoiceOptions(options)
     for whole in (text, last_boxed(text)):
         if whole and (option := named.is_one(whole)):
             return (option,)
@@ -196,7 +196,7 @@ def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
     return _distinct(leads) or named.mentioned(text)
 
 
-class _Options:
+class _ChoiceOptions:
     """A letter is looked at twice: a lower-case `a` or the `A` of a sentence is not yet a choice."""
 
     def __init__(self, options: Sequence[str]) -> None:

@@ -42,4 +42,4 @@ THINGS: tuple[tuple[str, str], ...] = tuple(
 FIELDS: tuple[str, ...] = tuple(_DATA["fields"].split())
 ADJECTIVES: tuple[str, ...] = tuple(_DATA["adjectives"].split())
 CLOSINGS: tuple[str, ...] = tuple(_DATA["closings"])
-WISHES: tuple[str, ...] = tuple(_DATA["wishes"])
+REQUIREMENTS: tuple[str, ...] = tuple(_DATA["wishes"])

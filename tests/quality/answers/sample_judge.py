@@ -5,7 +5,7 @@ from pathlib import Path
 
 from answers.sample_tasks import ITEMS
 
-from skep.quality.judging import Answered, Judge
+from skep.quality.judging import AnsweredItem, Judge
 from skep.sandbox.detect import open_sandbox
 from skep.store.records import Request
 
@@ -32,7 +32,7 @@ def judged(answered, limits=None):
 
 
 def texts_judged(item, texts, **options):
-    return judged([Answered(request(text), item) for text in texts], **options)
+    return judged([AnsweredItem(request(text), item) for text in texts], **options)
 
 
 def sample(name):
@@ -41,7 +41,7 @@ def sample(name):
 
 def samples_judged(names):
     """Name → verdict."""
-    answered = [Answered(request(sample(name)), ITEMS[name.partition("/")[0]]) for name in names]
+    answered = [AnsweredItem(request(sample(name)), ITEMS[name.partition("/")[0]]) for name in names]
     return dict(zip(names, judged(answered), strict=True))
 
 

@@ -18,26 +18,26 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from skep.errors import SkepError
-from skep.gateway.batch.files import FileRoom, new_batch_id, new_file_id
-from skep.gateway.batch.gateway_port import Door
+from skep.gateway.batch.files import FileStorage, new_batch_id, new_file_id
+from skep.gateway.batch.gateway_port import GatewayPort
 from skep.gateway.batch.objects import (
     BATCH_FILE_S,
     PURPOSES,
-    Refusal,
+    BatchApiError,
     batch_document,
     expiry_seconds,
     file_document,
     no_such,
     page,
+    parse_batch_spec,
     refusal_body,
-    wanted_batch,
 )
 from skep.gateway.batch.runner import BatchRunner
-from skep.gateway.batch.store import BatchOrder, BatchStore, FileQuota, Status, StoredBatch, StoredFile
+from skep.gateway.batch.store import BatchOrder, BatchStatus, BatchStore, FileQuota, StoredBatch, StoredFile
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
 from skep.units import GIB, format_bytes
-from skep.wire.server_request import Incoming
+from skep.wire.server_request import ServerRequest
 
 MOST_PARTS = 64
 _HEAD_BYTES = 16_384
@@ -47,7 +47,7 @@ _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"\r\n]{1,200})"|([^;\s"]{1,200}))',
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormPart:
     name: str
     filename: str | None  # None: a plain field
     content: memoryview
@@ -66,13 +66,13 @@ def boundary_of(content_type: str) -> bytes | None:
     return (found[1] or found[2]).encode("latin-1", "replace")
 
 
-def parts_of(body: bytes, boundary: bytes) -> list[Part]:
+def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
     """In their order. Raises ValueError for what is no form, or not a whole one."""
     mark = b"--" + boundary
     at = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
     if at < 2 and not body.startswith(mark):
         raise ValueError("the form does not begin with its boundary")
-    view, parts = memoryview(body), list[Part]()
+    view, parts = memoryview(body), list[FormPart]()
     at += len(mark)
     while body[at : at + 2] != b"--":
         if len(parts) == MOST_PARTS:
@@ -86,7 +86,7 @@ def parts_of(body: bytes, boundary: bytes) -> list[Part]:
         if end < 0:
             raise ValueError("the form is cut off: its last boundary is missing")
         name, filename = _names(body[begin : max(begin, end_of_head)])
-        parts.append(Part(name, filename, view[end_of_head + 4 : max(end, end_of_head + 4)]))
+        parts.append(FormPart(name, filename, view[end_of_head + 4 : max(end, end_of_head + 4)]))
         at = end + 2 + len(mark)
     return parts
 
@@ -128,19 +128,25 @@ LONGEST_NAME = 255
 AGAIN_S = 5.0
 
 Owner = str | None  # None: no keys are wanted, and everything is everybody's
-Answering = Callable[[Incoming, Owner], Awaitable[dict[str, Any] | None]]
-Route = Callable[[Incoming], None]
+Answering = Callable[[ServerRequest, Owner], Awaitable[dict[str, Any] | None]]
+Route = Callable[[ServerRequest], None]
 
 
 class BatchApi:
     """`routes` by method and path; one that ends with a slash is for all below it."""
 
     def __init__(
-        self, door: Door, *, store: Path, folder: Path, say: Callable[[str], None], quota_bytes: int = QUOTA_BYTES
+        self,
+        door: GatewayPort,
+        *,
+        store: Path,
+        folder: Path,
+        say: Callable[[str], None],
+        quota_bytes: int = QUOTA_BYTES,
     ) -> None:
         self._door = door
         self._store_path = store
-        self._room = FileRoom(folder)
+        self._room = FileStorage(folder)
         self._say = say
         self._quota = FileQuota(quota_bytes, MOST_FILES)
         self._store: Store | None = None
@@ -195,10 +201,10 @@ class BatchApi:
 
     # Files
 
-    async def _create_file(self, request: Incoming, owner: Owner) -> dict[str, Any]:
+    async def _create_file(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
         boundary = boundary_of((request.get(b"content-type") or b"").decode("latin-1"))
         if boundary is None:
-            raise Refusal(400, "a file comes as multipart/form-data, with the fields `file` and `purpose`")
+            raise BatchApiError(400, "a file comes as multipart/form-data, with the fields `file` and `purpose`")
         store = await self._open()
         body, request.body = request.body, b""
         return file_document(await asyncio.to_thread(self._keep_file, store, body, boundary, owner or ""))
@@ -208,10 +214,10 @@ class BatchApi:
         try:
             parts = {part.name: part for part in parts_of(body, boundary)}
         except ValueError as error:
-            raise Refusal(400, str(error)) from None
+            raise BatchApiError(400, str(error)) from None
         content, purpose = parts.get("file"), _purpose(parts.get("purpose"))
         if content is None:
-            raise Refusal(400, "the field `file` is missing", param="file")
+            raise BatchApiError(400, "the field `file` is missing", param="file")
         now = time.time()
         expires_s = _expiry(parts) or (BATCH_FILE_S if purpose == "batch" else None)
         name, expires_at = _plain_name(content.filename), now + expires_s if expires_s else None
@@ -230,7 +236,7 @@ class BatchApi:
             raise self._over_quota(store, file)
         return file
 
-    def _over_quota(self, store: BatchStore, file: StoredFile) -> Refusal:
+    def _over_quota(self, store: BatchStore, file: StoredFile) -> BatchApiError:
         files, taken_bytes = store.held(file.owner, file.created_at)
         whose = f"the key `{file.owner}` has" if file.owner else "there are"
         message = (
@@ -238,14 +244,14 @@ class BatchApi:
             f" at most {self._quota.files} files of {format_bytes(self._quota.bytes)} are kept. Delete some:"
             " `GET /v1/files` lists them, `DELETE /v1/files/ID` deletes one. `files_quota` in skep.toml is the limit"
         )
-        return Refusal(413, message, code="file_quota_exceeded", param="file")
+        return BatchApiError(413, message, code="file_quota_exceeded", param="file")
 
-    async def _list_files(self, request: Incoming, owner: Owner) -> dict[str, Any]:
+    async def _list_files(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
         asked = _query(request)
         limit = _limit(asked, default=MOST_FILES, most=MOST_FILES)
         order = asked.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise Refusal(400, "`order` is `asc` or `desc`", param="order")
+            raise BatchApiError(400, "`order` is `asc` or `desc`", param="order")
         store = await self._open()
         if "after" in asked:
             await self._file(owner, asked["after"])
@@ -262,30 +268,32 @@ class BatchApi:
             lambda: page([file_document(file) for file in found[:limit]], more=len(found) > limit)
         )
 
-    async def _show_file(self, request: Incoming, owner: Owner) -> dict[str, Any] | None:
+    async def _show_file(self, request: ServerRequest, owner: Owner) -> dict[str, Any] | None:
         name, _, rest = _below(request, "/v1/files/").partition("/")
         file = await self._file(owner, name)
         if rest == "content":
             await self._send_content(request, file)
             return None
         if rest:
-            raise Refusal(404, f"there is nothing at {request.path[:200]}", code="not_found")
+            raise BatchApiError(404, f"there is nothing at {request.path[:200]}", code="not_found")
         return file_document(file)
 
-    async def _delete_file(self, request: Incoming, owner: Owner) -> dict[str, Any]:
+    async def _delete_file(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
         file, store = await self._file(owner, _below(request, "/v1/files/")), await self._open()
         user = await asyncio.to_thread(store.delete_file, file.id)
         if user is not None:
-            raise Refusal(409, f"{file.id} is being read by {user}; cancel that first", code="file_in_use", param="id")
+            raise BatchApiError(
+                409, f"{file.id} is being read by {user}; cancel that first", code="file_in_use", param="id"
+            )
         await asyncio.to_thread(self._room.delete, file.id)
         return {"id": file.id, "object": "file", "deleted": True}
 
-    async def _send_content(self, request: Incoming, file: StoredFile) -> None:
+    async def _send_content(self, request: ServerRequest, file: StoredFile) -> None:
         """In pieces, as fast as the client reads."""
         try:
             source = await asyncio.to_thread(self._room.path(file.id).open, "rb")
         except FileNotFoundError:
-            raise Refusal(404, f"the content of {file.id} is gone", code="not_found", param="id") from None
+            raise BatchApiError(404, f"the content of {file.id} is gone", code="not_found", param="id") from None
         goes_on, gone = asyncio.Event(), False
         goes_on.set()
 
@@ -311,14 +319,14 @@ class BatchApi:
 
     # Batches
 
-    async def _create_batch(self, request: Incoming, owner: Owner) -> dict[str, Any]:
-        wanted = wanted_batch(request.body)
+    async def _create_batch(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
+        wanted = parse_batch_spec(request.body)
         store, file = await self._open(), await self._file(owner, wanted.input_file_id, param="input_file_id")
         if file.purpose != "batch":
             message = f"{file.id} has the purpose `{file.purpose}`; a batch reads one with the purpose `batch`"
-            raise Refusal(400, message, param="input_file_id")
+            raise BatchApiError(400, message, param="input_file_id")
         if file.bytes > MOST_INPUT:
-            raise Refusal(400, f"{file.id} is larger than {MOST_INPUT} bytes", param="input_file_id")
+            raise BatchApiError(400, f"{file.id} is larger than {MOST_INPUT} bytes", param="input_file_id")
         now = time.time()
         order = BatchOrder(
             new_batch_id(), owner or "", now, wanted.endpoint, file.id,
@@ -329,9 +337,9 @@ class BatchApi:
         self._wanted.set()
         if self._runner is not None:
             self._runner.wake()
-        return batch_document(StoredBatch(order, Status.VALIDATING, {}, {}))
+        return batch_document(StoredBatch(order, BatchStatus.VALIDATING, {}, {}))
 
-    async def _list_batches(self, request: Incoming, owner: Owner) -> dict[str, Any]:
+    async def _list_batches(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
         asked = _query(request)
         limit, store = _limit(asked, default=SOME_BATCHES, most=MOST_BATCHES), await self._open()
         after = asked.get("after")
@@ -340,17 +348,17 @@ class BatchApi:
         found = await asyncio.to_thread(lambda: store.batches(owner=owner, after=after, limit=limit + 1))
         return page([batch_document(batch) for batch in found[:limit]], more=len(found) > limit)
 
-    async def _show_batch(self, request: Incoming, owner: Owner) -> dict[str, Any]:
+    async def _show_batch(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
         return batch_document(await self._batch(owner, _below(request, "/v1/batches/")))
 
-    async def _cancel_batch(self, request: Incoming, owner: Owner) -> dict[str, Any]:
+    async def _cancel_batch(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
         name, _, rest = _below(request, "/v1/batches/").partition("/")
         if rest != "cancel":
-            raise Refusal(404, f"there is nothing at {request.path[:200]}", code="not_found")
+            raise BatchApiError(404, f"there is nothing at {request.path[:200]}", code="not_found")
         batch, store = await self._batch(owner, name), await self._open()
-        if batch.status.is_final or batch.status is Status.FINALIZING:
-            raise Refusal(409, f"{batch.id} cannot be cancelled: it is {batch.status.value}", code="batch_ended")
-        await asyncio.to_thread(store.become, batch.id, Status.CANCELLING, time.time())
+        if batch.status.is_final or batch.status is BatchStatus.FINALIZING:
+            raise BatchApiError(409, f"{batch.id} cannot be cancelled: it is {batch.status.value}", code="batch_ended")
+        await asyncio.to_thread(store.become, batch.id, BatchStatus.CANCELLING, time.time())
         if self._runner is not None:
             self._runner.cancel(batch.id)
         return batch_document(await self._batch(owner, name))
@@ -358,35 +366,35 @@ class BatchApi:
     # Inside
 
     def _answers(self, answering: Answering) -> Route:
-        def route(request: Incoming) -> None:
+        def route(request: ServerRequest) -> None:
             if self._tasks is None:
-                self._refuse(request, Refusal(503, "the batch API is not ready", code="store_unavailable"))
+                self._refuse(request, BatchApiError(503, "the batch API is not ready", code="store_unavailable"))
             else:
                 self._tasks.create_task(self._answer(request, self._door.owner_of(request), answering))
 
         return route
 
-    async def _answer(self, request: Incoming, owner: Owner, answering: Answering) -> None:
+    async def _answer(self, request: ServerRequest, owner: Owner, answering: Answering) -> None:
         """Nothing a request does ends the others."""
         try:
             document = await answering(request, owner)
-        except Refusal as refusal:
+        except BatchApiError as refusal:
             self._refuse(request, refusal)
         except (SkepError, OSError) as error:
             self._say(f"{request.method.decode()} {request.path}: {error}")
             said = error.message if isinstance(error, SkepError) else error.strerror or str(error)
             what = f"files and batches cannot be kept now: {said}"
-            self._refuse(request, Refusal(503, what, code="store_unavailable"))
+            self._refuse(request, BatchApiError(503, what, code="store_unavailable"))
         except Exception as error:
             self._say(f"{request.method.decode()} {request.path}: {error!r}")
             self._refuse(
-                request, Refusal(500, "this went wrong inside; the gateway's log says how", code="internal_error")
+                request, BatchApiError(500, "this went wrong inside; the gateway's log says how", code="internal_error")
             )
         else:
             if document is not None:
                 request.respond(200, [JSON], await asyncio.to_thread(_json, document))
 
-    def _refuse(self, request: Incoming, refusal: Refusal) -> None:
+    def _refuse(self, request: ServerRequest, refusal: BatchApiError) -> None:
         if request.started:
             request.cut()
         else:
@@ -426,11 +434,11 @@ def _json(document: dict[str, Any]) -> bytes:
     return "".join(json.JSONEncoder().iterencode(document)).encode()
 
 
-def _below(request: Incoming, place: str) -> str:
+def _below(request: ServerRequest, place: str) -> str:
     return unquote(request.path.removeprefix(place))
 
 
-def _query(request: Incoming) -> dict[str, str]:
+def _query(request: ServerRequest) -> dict[str, str]:
     told = parse_qs(request.target.partition(b"?")[2].decode("latin-1"))
     return {name: values[-1] for name, values in told.items()}
 
@@ -438,7 +446,7 @@ def _query(request: Incoming) -> dict[str, str]:
 def _limit(asked: dict[str, str], *, default: int, most: int) -> int:
     told = asked.get("limit", str(default))
     if not told.isascii() or not told.isdigit() or not 1 <= int(told[:9]) <= most:
-        raise Refusal(400, f"`limit` is a number from 1 to {most}", param="limit")
+        raise BatchApiError(400, f"`limit` is a number from 1 to {most}", param="limit")
     return int(told)
 
 
@@ -448,15 +456,15 @@ def _plain_name(told: str | None) -> str:
     return storable("".join(one if one.isprintable() else "_" for one in name.lstrip("."))) or "upload"
 
 
-def _purpose(part: Part | None) -> str:
+def _purpose(part: FormPart | None) -> str:
     if part is None:
-        raise Refusal(400, "the field `purpose` is missing", param="purpose")
+        raise BatchApiError(400, "the field `purpose` is missing", param="purpose")
     if part.text not in PURPOSES:
-        raise Refusal(400, f"the purpose `{part.text[:32]}` is none of {', '.join(PURPOSES)}", param="purpose")
+        raise BatchApiError(400, f"the purpose `{part.text[:32]}` is none of {', '.join(PURPOSES)}", param="purpose")
     return part.text
 
 
-def _expiry(parts: dict[str, Part]) -> int | None:
+def _expiry(parts: dict[str, FormPart]) -> int | None:
     anchor, seconds = parts.get("expires_after[anchor]"), parts.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

@@ -38,7 +38,7 @@ def new_batch_id() -> str:
     return f"batch_{secrets.token_hex(12)}"
 
 
-class FileRoom:
+class FileStorage:
     """Every call blocks: for threads."""
 
     def __init__(self, folder: Path, *, kept_free_bytes: int = KEPT_FREE_BYTES) -> None:
@@ -46,7 +46,7 @@ class FileRoom:
         self._kept_free_bytes = kept_free_bytes
 
     def __repr__(self) -> str:
-        return f"<FileRoom {self.folder}>"
+        return f"<FileStorage {self.folder}>"
 
     def is_there(self) -> bool:
         """Whether there ever was a file."""
@@ -125,7 +125,7 @@ _SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LineError:
     code: str
     message: str
     line: int | None = None
@@ -133,42 +133,42 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedInput:
     """`requests` are to be sent only where there are no `faults`. `first` is the line of the first request."""
 
     requests: tuple[BatchRequest, ...]
     model: str | None
-    faults: tuple[Fault, ...]
+    faults: tuple[LineError, ...]
     first: int | None = None
 
 
-class _Line(msgspec.Struct):
+class _BatchLine(msgspec.Struct):
     custom_id: str | None = None
     method: str | None = None
     url: str | None = None
     body: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Body(msgspec.Struct):
+class _BatchBody(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
 
 
-_lines = msgspec.json.Decoder(_Line)
-_bodies = msgspec.json.Decoder(_Body)
+_lines = msgspec.json.Decoder(_BatchLine)
+_bodies = msgspec.json.Decoder(_BatchBody)
 
 
-class _Wrong(Exception):
+class _InvalidLine(Exception):
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.param = param
 
 
-def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS) -> Checked:
+def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS) -> CheckedInput:
     """All that can be said without asking who serves the model."""
     requests: list[BatchRequest] = []
-    faults: list[Fault] = []
+    faults: list[LineError] = []
     seen: dict[str, int] = {}
     models: list[str | None] = []
     at = 0
@@ -178,12 +178,12 @@ def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS
         if not text.strip():
             continue
         if len(requests) == most:
-            faults.append(Fault("too_many_tasks", f"the file has more than {most} requests", number))
+            faults.append(LineError("too_many_tasks", f"the file has more than {most} requests", number))
             break
         try:
             custom_id, model = _check(text, endpoint)
             if custom_id in seen:
-                raise _Wrong(
+                raise _InvalidLine(
                     "duplicate_custom_id",
                     f"the custom_id {_short(custom_id)} is that of line {seen[custom_id]} already",
                     "custom_id",
@@ -193,7 +193,7 @@ def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS
                 models.append(model)
             elif model != models[0]:
                 first = "none" if models[0] is None else _short(models[0])
-                raise _Wrong(
+                raise _InvalidLine(
                     "model_mismatch",
                     f"the model {'none' if model is None else _short(model)} is not that of the requests before"
                     f" ({first}): one model a batch",
@@ -201,14 +201,14 @@ def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS
                 )
             skipped = len(line) - len(text)
             requests.append(BatchRequest(len(requests), custom_id, start + skipped, len(text)))
-        except _Wrong as wrong:
-            faults.append(Fault(wrong.code, str(wrong), number, wrong.param))
+        except _InvalidLine as wrong:
+            faults.append(LineError(wrong.code, str(wrong), number, wrong.param))
             if len(faults) == MOST_ERRORS:
                 break
     if not requests and not faults:
-        faults.append(Fault("empty_file", "the file has no requests"))
+        faults.append(LineError("empty_file", "the file has no requests"))
     first_line = min(seen.values()) if seen else None
-    return Checked(tuple(requests), models[0] if models else None, tuple(faults), first_line)
+    return CheckedInput(tuple(requests), models[0] if models else None, tuple(faults), first_line)
 
 
 def body_of(line: bytes) -> bytes:
@@ -222,32 +222,32 @@ def body_of(line: bytes) -> bytes:
 def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
     line = _read(text)
     if not line.custom_id:
-        raise _Wrong("missing_required_parameter", "`custom_id` is missing", "custom_id")
+        raise _InvalidLine("missing_required_parameter", "`custom_id` is missing", "custom_id")
     if len(line.custom_id) > LONGEST_ID:
-        raise _Wrong("invalid_custom_id", f"the custom_id is longer than {LONGEST_ID} characters", "custom_id")
+        raise _InvalidLine("invalid_custom_id", f"the custom_id is longer than {LONGEST_ID} characters", "custom_id")
     if line.method is None or line.method.upper() != "POST":
-        raise _Wrong("invalid_method", f"`method` is {_short(line.method)}; POST is what a batch does", "method")
+        raise _InvalidLine("invalid_method", f"`method` is {_short(line.method)}; POST is what a batch does", "method")
     if line.url != endpoint:
-        raise _Wrong("url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url")
+        raise _InvalidLine("url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url")
     if not bytes(line.body):
-        raise _Wrong("missing_required_parameter", "`body` is missing", "body")
+        raise _InvalidLine("missing_required_parameter", "`body` is missing", "body")
     try:
         body = _bodies.decode(line.body)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise _Wrong("invalid_request", f"`body`: {error}", "body") from None
+        raise _InvalidLine("invalid_request", f"`body`: {error}", "body") from None
     if body.stream:
-        raise _Wrong("invalid_request", "`stream` is not for batches: answers go into a file", "body.stream")
+        raise _InvalidLine("invalid_request", "`stream` is not for batches: answers go into a file", "body.stream")
     return line.custom_id, body.model
 
 
-def _read(text: bytes) -> _Line:
+def _read(text: bytes) -> _BatchLine:
     try:
         text.decode()  # what stands deeper in a body is not looked at below
         return _lines.decode(text)
     except msgspec.ValidationError as error:
-        raise _Wrong("invalid_request", f"not a request: {error}") from None
+        raise _InvalidLine("invalid_request", f"not a request: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _Wrong("invalid_json_line", f"this line cannot be read as JSON: {error}") from None
+        raise _InvalidLine("invalid_json_line", f"this line cannot be read as JSON: {error}") from None
 
 
 def _short(value: Any) -> str:

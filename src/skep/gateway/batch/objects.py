@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skep.gateway.batch.files import Fault
-from skep.gateway.batch.store import Status, StoredBatch, StoredFile, Tally
+from skep.gateway.batch.files import LineError
+from skep.gateway.batch.store import BatchCounts, BatchStatus, StoredBatch, StoredFile
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")  # those a client may name
@@ -24,7 +24,7 @@ _WINDOW = re.compile(r"([1-9][0-9]{0,6})([hms])")
 _UNITS = {"h": 3600, "m": 60, "s": 1}
 
 
-class Refusal(Exception):
+class BatchApiError(Exception):
     """The answer to a request that cannot be met."""
 
     def __init__(self, status: int, message: str, *, code: str = "bad_request", param: str | None = None) -> None:
@@ -35,7 +35,7 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BatchSpec:
     """A batch as its client asks for it."""
 
     endpoint: str
@@ -46,15 +46,17 @@ class Wanted:
     output_expires_s: int | None
 
 
-def refusal_body(refusal: Refusal) -> bytes:
+def refusal_body(refusal: BatchApiError) -> bytes:
     kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
     error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
     return json.dumps({"error": error, "source": "gateway"}).encode()
 
 
-def no_such(kind: str, name: str, param: str = "id") -> Refusal:
+def no_such(kind: str, name: str, param: str = "id") -> BatchApiError:
     """`kind`: "File" or "Batch". The same words for one that was never there and for one of another key."""
-    return Refusal(404 if param == "id" else 400, f"No such {kind} object: {name[:64]}", code="not_found", param=param)
+    return BatchApiError(
+        404 if param == "id" else 400, f"No such {kind} object: {name[:64]}", code="not_found", param=param
+    )
 
 
 def file_document(file: StoredFile) -> dict[str, Any]:
@@ -86,14 +88,14 @@ def batch_document(batch: StoredBatch) -> dict[str, Any]:
         "output_file_id": detail.get("output_file_id"),
         "error_file_id": detail.get("error_file_id"),
         "created_at": int(order.created_at),
-        "in_progress_at": _whole(times.get(Status.IN_PROGRESS)),
+        "in_progress_at": _whole(times.get(BatchStatus.IN_PROGRESS)),
         "expires_at": int(order.expires_at),
-        "finalizing_at": _whole(times.get(Status.FINALIZING)),
-        "completed_at": _whole(times.get(Status.COMPLETED)),
-        "failed_at": _whole(times.get(Status.FAILED)),
-        "expired_at": _whole(times.get(Status.EXPIRED)),
-        "cancelling_at": _whole(times.get(Status.CANCELLING)),
-        "cancelled_at": _whole(times.get(Status.CANCELLED)),
+        "finalizing_at": _whole(times.get(BatchStatus.FINALIZING)),
+        "completed_at": _whole(times.get(BatchStatus.COMPLETED)),
+        "failed_at": _whole(times.get(BatchStatus.FAILED)),
+        "expired_at": _whole(times.get(BatchStatus.EXPIRED)),
+        "cancelling_at": _whole(times.get(BatchStatus.CANCELLING)),
+        "cancelled_at": _whole(times.get(BatchStatus.CANCELLED)),
         "request_counts": {
             "total": detail.get("total", 0),
             "completed": batch.tally.completed,
@@ -109,27 +111,27 @@ def page(documents: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
     return {"object": "list", "data": documents, "first_id": first, "last_id": last, "has_more": more}
 
 
-def fault_document(fault: Fault) -> dict[str, Any]:
+def line_error_document(fault: LineError) -> dict[str, Any]:
     return {"code": fault.code, "line": fault.line, "message": fault.message, "param": fault.param}
 
 
-def wanted_batch(body: bytes) -> Wanted:
+def parse_batch_spec(body: bytes) -> BatchSpec:
     """What a client says when it makes a batch. Raises Refusal."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is no JSON: {error}") from None
+        raise BatchApiError(400, f"the body is no JSON: {error}") from None
     if not isinstance(told, dict):
-        raise Refusal(400, "the body is no JSON object")
+        raise BatchApiError(400, "the body is no JSON object")
     for name in ("input_file_id", "endpoint", "completion_window"):
         if not isinstance(told.get(name), str):
-            raise Refusal(400, f"`{name}` is missing or no text", param=name)
+            raise BatchApiError(400, f"`{name}` is missing or no text", param=name)
     endpoint, window = told["endpoint"], told["completion_window"]
     if endpoint not in ENDPOINTS:
-        raise Refusal(
+        raise BatchApiError(
             400, f"the endpoint `{endpoint[:64]}` takes no batches; {', '.join(ENDPOINTS)} do", param="endpoint"
         )
-    return Wanted(
+    return BatchSpec(
         endpoint,
         told["input_file_id"],
         window,
@@ -145,7 +147,7 @@ def window_seconds(window: str) -> int:
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 0 < seconds <= LONGEST_WINDOW_S:
         message = f"the completion_window `{window[:32]}` is none of `24h` and shorter ones like `90m`"
-        raise Refusal(400, message, param="completion_window")
+        raise BatchApiError(400, message, param="completion_window")
     return seconds
 
 
@@ -154,11 +156,11 @@ def expiry_seconds(told: Any, param: str) -> int | None:
     if told is None:
         return None
     if not isinstance(told, dict) or told.get("anchor") != "created_at":
-        raise Refusal(400, f'`{param}` wants {{"anchor": "created_at", "seconds": …}}', param=param)
+        raise BatchApiError(400, f'`{param}` wants {{"anchor": "created_at", "seconds": …}}', param=param)
     seconds = told.get("seconds")
     if type(seconds) is not int or not SHORTEST_EXPIRY_S <= seconds <= LONGEST_EXPIRY_S:
         message = f"`{param}[seconds]` is a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}"
-        raise Refusal(400, message, param=f"{param}[seconds]")
+        raise BatchApiError(400, message, param=f"{param}[seconds]")
     return seconds
 
 
@@ -166,15 +168,15 @@ def _metadata(told: Any) -> Mapping[str, str] | None:
     if told is None:
         return None
     if not isinstance(told, dict) or len(told) > MOST_METADATA:
-        raise Refusal(400, f"`metadata` is an object of at most {MOST_METADATA} texts", param="metadata")
+        raise BatchApiError(400, f"`metadata` is an object of at most {MOST_METADATA} texts", param="metadata")
     for key, value in told.items():
         if not isinstance(value, str) or len(key) > LONGEST_KEY or len(value) > LONGEST_VALUE:
             message = f"`metadata`: names of up to {LONGEST_KEY} characters, values are texts of up to {LONGEST_VALUE}"
-            raise Refusal(400, message, param="metadata")
+            raise BatchApiError(400, message, param="metadata")
     return told
 
 
-def _usage(tally: Tally) -> dict[str, Any] | None:
+def _usage(tally: BatchCounts) -> dict[str, Any] | None:
     """None: no answer told its tokens. Details that were never told are given as 0, for clients expect a number."""
     if tally.prompt_tokens is None and tally.output_tokens is None:
         return None

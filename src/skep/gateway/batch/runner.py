@@ -17,17 +17,17 @@ from enum import Enum
 from itertools import chain
 
 from skep.errors import EngineError, SkepError, StoreError
-from skep.files import held
-from skep.gateway.batch.files import Checked, Fault, FileRoom, body_of, check_lines, new_file_id
-from skep.gateway.batch.gateway_port import Door, Errand
-from skep.gateway.batch.objects import BATCH_FILE_S, fault_document
+from skep.files import hold_lock
+from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
+from skep.gateway.batch.gateway_port import GatewayCall, GatewayPort
+from skep.gateway.batch.objects import BATCH_FILE_S, line_error_document
 from skep.gateway.batch.scheduler import (
     MOST_AT_ONCE,
-    Answer,
-    Course,
-    Tried,
-    Turn,
-    UnderWay,
+    AttemptCounts,
+    BatchAnswer,
+    BatchSchedule,
+    RunningBatch,
+    SuspectTurn,
     choose,
     result_of,
     without_answer,
@@ -36,9 +36,9 @@ from skep.gateway.batch.store import (
     BatchOrder,
     BatchRequest,
     BatchResult,
+    BatchStatus,
     BatchStore,
-    Beginning,
-    Status,
+    RequestStart,
     StoredBatch,
     StoredFile,
     UnfinishedBatch,
@@ -60,37 +60,37 @@ class Halt(Enum):
     LEAVING = "leaving"  # it goes on later, or in another process
 
 
-class Sending:
+class BatchSender:
     def __init__(
         self,
         order: BatchOrder,
-        course: Course,
+        course: BatchSchedule,
         *,
         store: BatchStore,
-        room: FileRoom,
-        door: Door,
+        room: FileStorage,
+        door: GatewayPort,
         say: Callable[[str], None],
     ) -> None:
         self._order = order
-        self._course = course
+        self._schedule = course
         self._store = store
         self._room = room
         self._door = door
         self._say = say
         self._halt: Halt | None = None
         self._ends = False  # nothing more is sent, whatever is said
-        self._errands: dict[int, Errand] = {}
+        self._errands: dict[int, GatewayCall] = {}
         self._out: dict[int, asyncio.Task[None]] = {}
         self._unrecorded: list[BatchResult] = []
-        self._beginnings: dict[int, Beginning] = {}  # of what a replica has
-        self._begun: list[Beginning] = []  # that the store does not know of yet, as the next
-        self._over: list[Beginning] = []
+        self._beginnings: dict[int, RequestStart] = {}  # of what a replica has
+        self._begun: list[RequestStart] = []  # that the store does not know of yet, as the next
+        self._over: list[RequestStart] = []
         self._writing = threading.Lock()  # what is removed from the lists is what was written
         self._wake = asyncio.Event()
         self._to_record = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Sending {self._order.id} {self._course!r}, {len(self._unrecorded)} unrecorded>"
+        return f"<BatchSender {self._order.id} {self._schedule!r}, {len(self._unrecorded)} unrecorded>"
 
     @property
     def waits(self) -> bool:
@@ -116,7 +116,7 @@ class Sending:
 
     async def run(self) -> Halt | None:
         """None: every request has its result, in the store."""
-        for request in self._course.set_aside:
+        for request in self._schedule.set_aside:
             self._keep(without_answer(request, "gateway_died", _name(), time.time()))
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -124,36 +124,36 @@ class Sending:
                 while not self._ends:
                     await self._send_all(tasks)
                     await self._quiet()
-                    self._ends = self._course.done or self._halt is not None
+                    self._ends = self._schedule.done or self._halt is not None
                 while self._unrecorded or self._begun or self._over:
                     self._to_record.set()
                     await asyncio.sleep(SENDING_LOOK_S / 10)
                 recording.cancel()
         finally:
             self._ends = True
-            self._course.leave()
+            self._schedule.leave()
             for errand in self._errands.values():
                 errand.give_up()
             if self._unrecorded or self._begun or self._over:  # an end in order is no death of the gateway
                 with contextlib.suppress(StoreError):
                     await asyncio.to_thread(self._write)
-        return None if self._course.done else self._halt
+        return None if self._schedule.done else self._halt
 
     async def _send_all(self, tasks: asyncio.TaskGroup) -> None:
-        while not self._course.done and self._halt is None:
+        while not self._schedule.done and self._halt is None:
             now = time.monotonic()
             left_s = self._order.expires_at - time.time()
             if left_s <= 0:
                 self.halt(Halt.EXPIRED)
                 return
             while (errand := self._errand()) is not None:
-                if (request := self._course.next(now)) is None:
+                if (request := self._schedule.next(now)) is None:
                     errand.give_up()
                     break
                 self._errands[request.index] = errand
                 self._out[request.index] = tasks.create_task(self._one(request, errand))
             self._wake.clear()
-            due_s = self._course.due_in_s(now)
+            due_s = self._schedule.due_in_s(now)
             pause_s = min(left_s, max(SENDING_LOOK_S, due_s) if due_s is not None else CLOCK_S)
             if self._note_beginnings():
                 pause_s = min(pause_s, SENDING_LOOK_S)
@@ -178,7 +178,7 @@ class Sending:
         if self._out:
             await asyncio.wait(self._out.values())
 
-    def _errand(self) -> Errand | None:
+    def _errand(self) -> GatewayCall | None:
         """None: what is out is enough for now."""
         waiting = sum(errand.waiting for errand in self._errands.values())
         unrecorded_bytes = sum(len(result.line) for result in self._unrecorded)
@@ -193,20 +193,20 @@ class Sending:
             if errand.waiting:
                 waiting = True
             elif index not in self._beginnings:
-                beginning = self._beginnings[index] = Beginning(index, time.time())
+                beginning = self._beginnings[index] = RequestStart(index, time.time())
                 self._begun.append(beginning)
                 self._to_record.set()
         return waiting
 
-    async def _one(self, request: BatchRequest, errand: Errand) -> None:
+    async def _one(self, request: BatchRequest, errand: GatewayCall) -> None:
         index, answer = request.index, None
         try:
             answer = await self._ask(request, errand)
         except asyncio.CancelledError:
-            self._course.take_back(index)
+            self._schedule.take_back(index)
             raise
         except (FileNotFoundError, ValueError):
-            self._course.answered(index, Answer(0), time.monotonic())
+            self._schedule.answered(index, BatchAnswer(0), time.monotonic())
             self._keep(without_answer(request, "input_file_missing", _name(), time.time()))
         finally:
             errand.give_up()
@@ -216,15 +216,15 @@ class Sending:
             beginning = self._beginnings.pop(index, None)
             if beginning is not None:
                 self._over.append(beginning)
-        if answer is not None and self._course.answered(index, answer, time.monotonic()):
+        if answer is not None and self._schedule.answered(index, answer, time.monotonic()):
             self._keep(result_of(request, answer, _name(), time.time()))
 
-    async def _ask(self, request: BatchRequest, errand: Errand) -> Answer:
+    async def _ask(self, request: BatchRequest, errand: GatewayCall) -> BatchAnswer:
         order = self._order
         line = await asyncio.to_thread(self._room.read, order.input_file_id, request.start, request.length)
-        got: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        got: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: BatchAnswer) -> None:
             if not got.done():
                 got.set_result(answer)
 
@@ -266,18 +266,18 @@ LOOK_S = 2.0  # for what another process wrote
 LOCK_AGAIN_S = 0.25
 REST_S = 10.0  # after something went wrong with a batch that is not its own fault
 TIDY_S = 3600.0
-_BY_HALT = {Halt.CANCELLED: Status.CANCELLED, Halt.EXPIRED: Status.EXPIRED, None: Status.COMPLETED}
+_BY_HALT = {Halt.CANCELLED: BatchStatus.CANCELLED, Halt.EXPIRED: BatchStatus.EXPIRED, None: BatchStatus.COMPLETED}
 
 
 @dataclass(slots=True)
-class _Carried:
+class _ActiveBatch:
     """`ends`: it was cancelled or has expired, and nothing of it is sent any more."""
 
     batch: UnfinishedBatch
     since: float
     ends: bool = False
     gives_way: bool = False
-    sending: Sending | None = None  # None: it is being checked or its files are being written
+    sending: BatchSender | None = None  # None: it is being checked or its files are being written
 
     def halt(self, why: Halt) -> None:
         if self.sending is not None:
@@ -298,18 +298,18 @@ class _Carried:
 
 
 class BatchRunner:
-    def __init__(self, store: BatchStore, room: FileRoom, door: Door, say: Callable[[str], None]) -> None:
+    def __init__(self, store: BatchStore, room: FileStorage, door: GatewayPort, say: Callable[[str], None]) -> None:
         self._store = store
         self._room = room
         self._door = door
         self._say = say
         self._wake = asyncio.Event()
-        self._under_way: dict[str, _Carried] = {}
+        self._under_way: dict[str, _ActiveBatch] = {}
         self._resting: dict[str, float] = {}
         self._had_turn: dict[str, float] = {}  # when a batch that goes on later gave way
-        self._tried: dict[str, dict[int, Tried]] = {}  # of batches that gave way, or are under way
+        self._tried: dict[str, dict[int, AttemptCounts]] = {}  # of batches that gave way, or are under way
         self._cancelled: set[str] = set()
-        self._turn = Turn()
+        self._turn = SuspectTurn()
         self._leaving = False
         self._abandoned = False
 
@@ -346,7 +346,7 @@ class BatchRunner:
     async def run(self) -> None:
         """Until told to leave, and then until nothing is out; or until the store is another one."""
         with contextlib.ExitStack() as stack:
-            while not self._leaving and not self._took_lock(stack):
+            while not self._leaving and not self._try_lock(stack):
                 await self._pause(LOCK_AGAIN_S)
             if self._leaving:
                 return
@@ -377,14 +377,14 @@ class BatchRunner:
                 self._say(f"batches cannot be looked up: {error}")
             await self._pause(LOOK_S)
 
-    def _next(self, unfinished: list[UnfinishedBatch], now: float) -> _Carried | None:
+    def _next(self, unfinished: list[UnfinishedBatch], now: float) -> _ActiveBatch | None:
         """What ends takes no room from what is sent, and does not wait for it. What is giving way may go on again."""
         idle = [one for one in unfinished if one.id not in self._under_way and self._resting.get(one.id, 0.0) <= now]
         ending = [one for one in idle if one.id in self._cancelled or one.expires_at <= time.time()]
         if ending and sum(one.ends for one in self._under_way.values()) < MOST_AT_ONCE:
-            return _Carried(ending[0], now, ends=True)
+            return _ActiveBatch(ending[0], now, ends=True)
         under_way = [
-            UnderWay(one.batch, one.since, one.sending.waits if one.sending is not None else None)
+            RunningBatch(one.batch, one.since, one.sending.waits if one.sending is not None else None)
             for one in self._under_way.values()
             if not one.ends and not one.gives_way
         ]
@@ -397,11 +397,11 @@ class BatchRunner:
             self._had_turn[choice.gives_way.id] = now
         carried = self._under_way.get(choice.begins.id)
         if carried is None:
-            return _Carried(choice.begins, now)
+            return _ActiveBatch(choice.begins, now)
         carried.go_on(now)
         return carried
 
-    async def _carry(self, carried: _Carried) -> None:
+    async def _carry(self, carried: _ActiveBatch) -> None:
         """To its end, or as far as it comes: what is in its way may be gone later."""
         batch_id = carried.batch.id
         try:
@@ -415,14 +415,14 @@ class BatchRunner:
             del self._under_way[batch_id]
             self._wake.set()
 
-    async def _carry_on(self, carried: _Carried) -> bool:
+    async def _carry_on(self, carried: _ActiveBatch) -> bool:
         """Whether it has ended."""
         batch_id = carried.batch.id
         batch = await asyncio.to_thread(self._store.batch, batch_id)
         if batch is None or batch.status.is_final:
             return True
-        cancelled = batch_id in self._cancelled or Status.CANCELLING in batch.times
-        if Status.IN_PROGRESS not in batch.times and not cancelled:
+        cancelled = batch_id in self._cancelled or BatchStatus.CANCELLING in batch.times
+        if BatchStatus.IN_PROGRESS not in batch.times and not cancelled:
             await self._check(batch)
             batch = await asyncio.to_thread(self._store.batch, batch_id)
             if batch is None or batch.status.is_final:
@@ -430,15 +430,15 @@ class BatchRunner:
             carried.batch = replace(carried.batch, model=batch.detail.get("model"))
         pending = await asyncio.to_thread(self._store.pending, batch_id)
         lost = await asyncio.to_thread(self._store.lost, batch_id)
-        course = Course(pending, lost, self._turn, self._tried.setdefault(batch_id, {}))
-        sending = Sending(batch.order, course, store=self._store, room=self._room, door=self._door, say=self._say)
+        course = BatchSchedule(pending, lost, self._turn, self._tried.setdefault(batch_id, {}))
+        sending = BatchSender(batch.order, course, store=self._store, room=self._room, door=self._door, say=self._say)
         carried.sending = sending
         if cancelled or batch_id in self._cancelled:
             sending.halt(Halt.CANCELLED)
         if self._leaving:
             sending.halt(Halt.LEAVING)
         why = await sending.run()
-        if why is None and Status.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
+        if why is None and BatchStatus.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
             why = Halt.CANCELLED
         carried.sending = None
         if why is Halt.LEAVING:
@@ -452,27 +452,29 @@ class BatchRunner:
         faults = checked.faults
         complaint = self._door.complaint_of(checked.model) if checked.requests else None
         if complaint is not None:
-            faults = (Fault("model_not_found", complaint, checked.first, "body.model"), *faults)
+            faults = (LineError("model_not_found", complaint, checked.first, "body.model"), *faults)
         if faults:
-            errors = [fault_document(fault) for fault in faults]
-            await asyncio.to_thread(self._store.end, batch.id, Status.FAILED, time.time(), (), errors=errors)
+            errors = [line_error_document(fault) for fault in faults]
+            await asyncio.to_thread(self._store.end, batch.id, BatchStatus.FAILED, time.time(), (), errors=errors)
         else:
             await asyncio.to_thread(self._store.validated, batch.id, time.time(), checked.model, checked.requests)
 
     # In threads
 
-    def _read(self, batch: StoredBatch) -> Checked:
+    def _read(self, batch: StoredBatch) -> CheckedInput:
         try:
             with self._room.path(batch.order.input_file_id).open("rb") as file:
                 return check_lines(file, batch.order.endpoint)
         except FileNotFoundError:
-            gone = Fault("input_file_missing", f"the file {batch.order.input_file_id} is gone", param="input_file_id")
-            return Checked((), None, (gone,))
+            gone = LineError(
+                "input_file_missing", f"the file {batch.order.input_file_id} is gone", param="input_file_id"
+            )
+            return CheckedInput((), None, (gone,))
 
     def _finish(self, batch: StoredBatch, left: list[BatchRequest], why: Halt | None) -> None:
         now = time.time()
         if why is not Halt.CANCELLED:
-            self._store.become(batch.id, Status.FINALIZING, now)
+            self._store.become(batch.id, BatchStatus.FINALIZING, now)
         code = why.value if why is not None else ""
         never = (
             without_answer(request, code, f"batch_req_{batch.id[6:]}_{request.index}", now).line for request in left
@@ -510,9 +512,9 @@ class BatchRunner:
 
     # Inside
 
-    def _took_lock(self, stack: contextlib.ExitStack) -> bool:
+    def _try_lock(self, stack: contextlib.ExitStack) -> bool:
         try:
-            stack.enter_context(held(self._room.folder / ".lock", "a gateway with batches", "it ends by itself"))
+            stack.enter_context(hold_lock(self._room.folder / ".lock", "a gateway with batches", "it ends by itself"))
         except EngineError:
             return False
         return True

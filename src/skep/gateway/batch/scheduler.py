@@ -20,7 +20,7 @@ from typing import Any
 from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
 from skep.units import MIB
 
-AGAIN = frozenset((429, 502, 503, 504))
+RETRIED_STATUSES = frozenset((429, 502, 503, 504))
 COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
 MOST_COSTLY = 5  # such answers, or broken ones, of one request
 ALONE_FROM, MOST_LOST = 3, 5  # deaths of the gateway while one request was under way
@@ -45,7 +45,7 @@ WITHOUT_ANSWER = {  # code and message of a request's error where it has no answ
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BatchAnswer:
     """`status` None: the answer was broken off. `fault`: and asking again would not help, for this reason."""
 
     status: int | None
@@ -56,19 +56,19 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Tried:
+class AttemptCounts:
     times: int = 0
     costly: int = 0
 
 
-class Turn:
+class SuspectTurn:
     """Of the requests that may be what the gateway dies of, one is out at a time, whatever batch it is of."""
 
     def __init__(self) -> None:
-        self.holder: Course | None = None
+        self.holder: BatchSchedule | None = None
 
 
-class Course:
+class BatchSchedule:
     """The requests of one batch that have no result: each is waiting, out, or paused until it may come again.
 
     `lost`: how often the gateway died while a request was under way, by index. `set_aside`: those that are not tried
@@ -79,15 +79,15 @@ class Course:
         self,
         pending: Iterable[BatchRequest],
         lost: Mapping[int, int] | None = None,
-        turn: Turn | None = None,
-        tried: dict[int, Tried] | None = None,
+        turn: SuspectTurn | None = None,
+        tried: dict[int, AttemptCounts] | None = None,
     ) -> None:
         requests, lost = list(pending), lost or {}
         self.set_aside = [request for request in requests if lost.get(request.index, 0) >= MOST_LOST]
         self._suspects = deque(one for one in requests if ALONE_FROM <= lost.get(one.index, 0) < MOST_LOST)
         self._waiting = deque(one for one in requests if lost.get(one.index, 0) < ALONE_FROM)
         self._suspected = frozenset(request.index for request in self._suspects)
-        self._turn = turn or Turn()
+        self._turn = turn or SuspectTurn()
         self._out: dict[int, BatchRequest] = {}
         self._paused: list[tuple[float, int, BatchRequest]] = []
         self._tried = {} if tried is None else tried
@@ -95,7 +95,7 @@ class Course:
 
     def __repr__(self) -> str:
         waiting = len(self._waiting) + len(self._suspects)
-        return f"<Course {waiting} waiting, {len(self._out)} out, {len(self._paused)} paused>"
+        return f"<BatchSchedule {waiting} waiting, {len(self._out)} out, {len(self._paused)} paused>"
 
     @property
     def done(self) -> bool:
@@ -152,15 +152,15 @@ class Course:
         self._out[request.index] = request
         return request
 
-    def answered(self, index: int, answer: Answer, now: float) -> bool:
+    def answered(self, index: int, answer: BatchAnswer, now: float) -> bool:
         """Whether it is final. If not, the request comes again."""
         if index in self._suspected:
             self.leave()
-        tried = self._tried.setdefault(index, Tried())
+        tried = self._tried.setdefault(index, AttemptCounts())
         tried.times += 1
         if answer.status is None or code_of(answer.body) in COSTLY:
             tried.costly += 1
-        answered = answer.status is not None and answer.status not in AGAIN
+        answered = answer.status is not None and answer.status not in RETRIED_STATUSES
         if answered or answer.fault or tried.costly >= MOST_COSTLY:
             del self._out[index], self._tried[index]
             return True
@@ -173,7 +173,7 @@ class Course:
         return False
 
 
-def result_of(request: BatchRequest, answer: Answer, name: str, at: float) -> BatchResult:
+def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) -> BatchResult:
     """Of an answer that is final. `name` is the line's own id."""
     if answer.status is None:
         return without_answer(request, answer.fault or "stream_cut", name, at)
@@ -242,7 +242,7 @@ WAITING_TURN_S, TURN_S = 30.0, 600.0  # how long it stays under way while others
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class RunningBatch:
     """`waits`: no replica has a request of it. None: it cannot give way, its file is being read or written."""
 
     batch: UnfinishedBatch
@@ -251,7 +251,7 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NextBatch:
     """The batch that begins, and the one that gives way to it; None: there is room."""
 
     begins: UnfinishedBatch
@@ -260,11 +260,11 @@ class Choice:
 
 def choose(
     waiting: Iterable[UnfinishedBatch],
-    under_way: Sequence[UnderWay],
+    under_way: Sequence[RunningBatch],
     had_turn: Mapping[str, float],
     now: float,
     most: int = MOST_AT_ONCE,
-) -> Choice | None:
+) -> NextBatch | None:
     """None: nothing can begin now. `waiting` is oldest first; `had_turn` says when a batch gave way last."""
     owners = Counter(one.batch.owner for one in under_way)
     models = Counter(_model(one.batch) for one in under_way)
@@ -277,16 +277,16 @@ def choose(
         first.setdefault(_model(batch), batch)
     for batch in first.values():
         if len(under_way) < most:
-            return Choice(batch)
+            return NextBatch(batch)
         other = _who_has_more(batch, under_way)
         if other is None and now - had_turn.get(batch.id, -inf) >= WAITING_TURN_S:
             other = _whose_turn_is_over(batch, under_way, now)
         if other is not None:
-            return Choice(batch, other)
+            return NextBatch(batch, other)
     return None
 
 
-def _who_has_more(batch: UnfinishedBatch, under_way: Sequence[UnderWay]) -> UnfinishedBatch | None:
+def _who_has_more(batch: UnfinishedBatch, under_way: Sequence[RunningBatch]) -> UnfinishedBatch | None:
     """Of those who have more than their share one that waits, if there is one, else the one that began last."""
     owners = Counter(one.batch.owner for one in under_way)
     models = Counter(_model(one.batch) for one in under_way)
@@ -299,7 +299,9 @@ def _who_has_more(batch: UnfinishedBatch, under_way: Sequence[UnderWay]) -> Unfi
     return max(more, key=lambda one: (by_share[one.batch.id], one.waits, one.since)).batch if more else None
 
 
-def _whose_turn_is_over(batch: UnfinishedBatch, under_way: Sequence[UnderWay], now: float) -> UnfinishedBatch | None:
+def _whose_turn_is_over(
+    batch: UnfinishedBatch, under_way: Sequence[RunningBatch], now: float
+) -> UnfinishedBatch | None:
     """Not for one of the same owner and model: that would wait for the same."""
     over = [
         one

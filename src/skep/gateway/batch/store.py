@@ -20,7 +20,7 @@ MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at on
 DELETED_AT_ONCE = 2000
 
 
-class Status(StrEnum):
+class BatchStatus(StrEnum):
     VALIDATING = "validating"
     FAILED = "failed"
     IN_PROGRESS = "in_progress"
@@ -35,7 +35,7 @@ class Status(StrEnum):
         return self in FINAL
 
 
-FINAL = frozenset((Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED))
+FINAL = frozenset((BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED))
 _ENDED = f"SELECT batch_id FROM batch_events WHERE status IN ({', '.join(repr(one.value) for one in sorted(FINAL))})"  # noqa: S608
 _USER = f"SELECT id FROM batches WHERE input_file_id = ? AND id NOT IN ({_ENDED})"  # noqa: S608
 _UNFINISHED = f"""
@@ -104,7 +104,7 @@ class BatchOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class BatchCounts:
     """What came of a batch's requests so far. Tokens are None where no answer told them."""
 
     completed: int = 0
@@ -120,10 +120,10 @@ class StoredBatch:
     """`times`: when it became what. `detail`: what its events tell, in one: model, total, errors, ids of files."""
 
     order: BatchOrder
-    status: Status
-    times: Mapping[Status, float]
+    status: BatchStatus
+    times: Mapping[BatchStatus, float]
     detail: Mapping[str, Any]
-    tally: Tally = field(default_factory=Tally)
+    tally: BatchCounts = field(default_factory=BatchCounts)
 
     @property
     def id(self) -> str:
@@ -149,7 +149,7 @@ class BatchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class RequestStart:
     """A replica got the request of this index."""
 
     index: int
@@ -263,7 +263,7 @@ class BatchStore:
         sql = f"SELECT batch_id FROM batch_events WHERE status = 'cancelling' AND batch_id NOT IN ({_ENDED})"  # noqa: S608
         return {row["batch_id"] for row in self._store.read(sql)}
 
-    def become(self, batch_id: str, status: Status, at: float, **detail: Any) -> bool:
+    def become(self, batch_id: str, status: BatchStatus, at: float, **detail: Any) -> bool:
         """False: it had been that before, or has ended."""
         with self._store.transaction() as connection:
             return _event(connection, batch_id, status, at, detail)
@@ -272,7 +272,7 @@ class BatchStore:
         """The list of its requests, and with it the beginning of the work. All of it or none."""
         rows = [(batch_id, one.index, one.custom_id, one.start, one.length) for one in requests]
         with self._store.transaction() as connection:
-            if _event(connection, batch_id, Status.IN_PROGRESS, at, {"model": model, "total": len(rows)}):
+            if _event(connection, batch_id, BatchStatus.IN_PROGRESS, at, {"model": model, "total": len(rows)}):
                 connection.executemany("INSERT INTO batch_requests VALUES (?, ?, ?, ?, ?)", rows)
 
     def pending(self, batch_id: str) -> list[BatchRequest]:
@@ -289,8 +289,8 @@ class BatchStore:
         batch_id: str,
         results: Sequence[BatchResult] = (),
         *,
-        begun: Iterable[Beginning] = (),
-        over: Iterable[Beginning] = (),
+        begun: Iterable[RequestStart] = (),
+        over: Iterable[RequestStart] = (),
     ) -> None:
         """In one transaction. A request that has its result keeps it. `over`: begun before, and ended without one."""
         rows = [
@@ -316,14 +316,14 @@ class BatchStore:
             yield from (row["line"] for row in rows if row["ok"] == ok)
             last = rows[-1]["idx"]
 
-    def tally(self, batch_id: str) -> Tally:
+    def tally(self, batch_id: str) -> BatchCounts:
         (row,) = self._store.read(_TALLY, batch_id)
-        return Tally(
+        return BatchCounts(
             row["completed"], row["ended"] - row["completed"],
             row["prompt"], row["cached"], row["output"], row["reasoning"],
         )  # fmt: skip
 
-    def end(self, batch_id: str, status: Status, at: float, files: Sequence[StoredFile], **detail: Any) -> bool:
+    def end(self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile], **detail: Any) -> bool:
         """Its output files and its last event, all or none. Its requests and results may go from then on.
 
         False: another process has ended it before.
@@ -357,18 +357,20 @@ class BatchStore:
             row["id"], row["owner"], row["created_at"], row["endpoint"], row["input_file_id"],
             row["completion_window"], row["expires_at"], metadata, row["output_expires_s"],
         )  # fmt: skip
-        status, times, detail = Status.VALIDATING, dict[Status, float](), dict[str, Any]()
+        status, times, detail = BatchStatus.VALIDATING, dict[BatchStatus, float](), dict[str, Any]()
         for event in self._store.read("SELECT * FROM batch_events WHERE batch_id = ? ORDER BY number", order.id):
-            status = Status(event["status"])
+            status = BatchStatus(event["status"])
             times[status] = event["at"]
             detail |= json.loads(event["detail"])
-        if Status.CANCELLING in times and not status.is_final:  # it may have come while the file was being checked
-            status = Status.CANCELLING
-        tally = Tally(**detail["tally"]) if "tally" in detail else self.tally(order.id)
+        if BatchStatus.CANCELLING in times and not status.is_final:  # it may have come while the file was being checked
+            status = BatchStatus.CANCELLING
+        tally = BatchCounts(**detail["tally"]) if "tally" in detail else self.tally(order.id)
         return StoredBatch(order, status, times, detail, tally)
 
 
-def _event(connection: sqlite3.Connection, batch_id: str, status: Status, at: float, detail: Mapping[str, Any]) -> bool:
+def _event(
+    connection: sqlite3.Connection, batch_id: str, status: BatchStatus, at: float, detail: Mapping[str, Any]
+) -> bool:
     """Checked inside the transaction: another process may have ended it a moment ago."""
     if connection.execute(f"{_ENDED} AND batch_id = ?", (batch_id,)).fetchone():
         return False

@@ -106,7 +106,7 @@ def _tried(
     if pid == 0:
         try:
             os.close(reading)
-            _Trial(todo, writing).run(before)
+            _BlockRunner(todo, writing).run(before)
         finally:
             os._exit(0)
     os.close(writing)
@@ -144,7 +144,7 @@ def _heard(pid: int, reading: int, expected: int, patience_s: float) -> tuple[li
     return lines, ""
 
 
-class _Trial:
+class _BlockRunner:
     """Runs in the process apart. A block that failed leaves no names behind."""
 
     def __init__(self, todo: list[tuple[int, str, bool]], writing: int) -> None:

@@ -6,13 +6,13 @@ import copy
 from typing import Any
 
 from .blocks import chosen, giving
-from .link import Link, Report
+from .link import CheckReport, WorkerLink
 from .sources import as_one_file
 from .values import alike, decoded, encoded, shown
 from .worker import Say, described, function, load
 
 
-def look(job: dict[str, Any], link: Link, report: Report) -> None:
+def look(job: dict[str, Any], link: WorkerLink, report: CheckReport) -> None:
     values = job["values"]
     cases, raises = list(values.get("cases", ())), list(values.get("raises", ()))
     calls = [case[0] for case in cases] + raises

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from .link import Link, Report, Silent
+from .link import CheckReport, WorkerGone, WorkerLink
 
 MODULES = {
     "python": "plain",
@@ -36,18 +36,18 @@ def main() -> None:
     os.close(job_out)
     os.close(told_in)
     _shut_off()
-    _report(kind, Link(pid, job_in, told_out))
+    _report(kind, WorkerLink(pid, job_in, told_out))
 
 
-def _report(kind: str, link: Link) -> None:
+def _report(kind: str, link: WorkerLink) -> None:
     job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     mark = job.pop("mark")
     link.begin(job.pop("seconds"))
-    report = Report()
+    report = CheckReport()
     try:
         module = importlib.import_module(f".{MODULES[kind]}", __package__)
         module.look({**job, "kind": kind}, link, report)
-    except Silent as silent:
+    except WorkerGone as silent:
         report.end(silent.outcome, silent.detail)
     link.kill()
     sys.stdout.write(f"\n{mark}{json.dumps(report.document())}\n")

@@ -16,7 +16,7 @@ _ENDS = ("broken", "wrong", "exceeded", "no answer")  # what the other process m
 _MOST_BYTES = 8 << 20  # of messages: more is a flood
 
 
-class Silent(Exception):
+class WorkerGone(Exception):
     """No message will come any more."""
 
     def __init__(self, outcome: str, detail: str) -> None:
@@ -25,7 +25,7 @@ class Silent(Exception):
         self.detail = detail
 
 
-class Report:
+class CheckReport:
     """Passed if all checks did, and there was at least one."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def _told(failed: list[dict[str, Any]], *, alone: bool) -> str:
     return f"not so: {first['name']}{why}{more}"
 
 
-class Link:
+class WorkerLink:
     """Messages count only with the token that went with the job; what the answer's code writes is passed over."""
 
     def __init__(self, pid: int, job: int, told: int) -> None:
@@ -89,10 +89,10 @@ class Link:
         """The next message; raises `Silent` when the process has ended, says that it cannot go on, or time is up."""
         message = self._next(self._deadline)
         if message is None:
-            raise Silent("exceeded", f"still running after {self._seconds:.0f} s")
+            raise WorkerGone("exceeded", f"still running after {self._seconds:.0f} s")
         if "outcome" in message:
             outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
-            raise Silent(outcome, str(message.get("detail", "")))
+            raise WorkerGone(outcome, str(message.get("detail", "")))
         return message
 
     def kill(self) -> None:
@@ -120,10 +120,10 @@ class Link:
                     self._held += read
                     continue
                 if read:
-                    raise Silent("exceeded", "too much output")
+                    raise WorkerGone("exceeded", "too much output")
                 gone = self._gone(wait=True)
             if gone:
-                raise Silent("broken", gone)
+                raise WorkerGone("broken", gone)
 
     def _gone(self, *, wait: bool = False) -> str:
         """How it ended; empty while it runs."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .link import Link, Report
+from .link import CheckReport, WorkerLink
 from .worker import Broken, Say
 
 
-def look(job: dict[str, Any], link: Link, report: Report) -> None:
+def look(job: dict[str, Any], link: WorkerLink, report: CheckReport) -> None:
     """No code of the answer runs, so what the other process tells is so."""
     pattern = job["values"]["pattern"]
     link.send({"pattern": pattern, "said": job["said"]})

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from .blocks import chosen, free_names, giving, joined
-from .link import Link, Report
+from .link import CheckReport, WorkerLink
 from .sources import above, as_one_file, completed
 from .worker import Broken, Say, described, function, load
 
 
-def look(job: dict[str, Any], link: Link, report: Report) -> None:
+def look(job: dict[str, Any], link: WorkerLink, report: CheckReport) -> None:
     link.send({key: job[key] for key in ("kind", "blocks", "values")})
     report.note = link.receive().get("note", "")
     told = link.receive()

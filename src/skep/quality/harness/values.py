@@ -13,7 +13,7 @@ _DEEPEST = 40
 _TOLERANCE = 1e-9
 
 
-class Foreign:
+class UnsupportedValue:
     """Of a type that a case cannot name."""
 
     def __init__(self, text: str) -> None:
@@ -50,7 +50,7 @@ def encoded(value: Any, depth: int = 0) -> Any:
 def decoded(value: Any) -> Any:
     """Of what `encoded` gave; whatever else arrives is foreign."""
     if not isinstance(value, dict):
-        return value if not isinstance(value, list) else Foreign("?")
+        return value if not isinstance(value, list) else UnsupportedValue("?")
     try:
         ((kind, held),) = value.items()
         match kind:
@@ -65,8 +65,8 @@ def decoded(value: Any) -> Any:
             case "bytes":
                 return bytes.fromhex(held)
     except (ValueError, TypeError):
-        return Foreign("?")
-    return Foreign(str(value.get("foreign", "?")))
+        return UnsupportedValue("?")
+    return UnsupportedValue(str(value.get("foreign", "?")))
 
 
 def alike(want: Any, have: Any) -> bool:
@@ -91,6 +91,6 @@ def shown(value: Any) -> str:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, (str, Foreign)):
+    if isinstance(key, (str, UnsupportedValue)):
         return str(key)
     return {True: "true", False: "false", None: "null"}.get(key, str(key)) if isinstance(key, bool | None) else str(key)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skep.swarm.ask.split import TEMPERATURE, GoalSplit, Sizes, material
-from skep.swarm.records import Ending, Result, SwarmRun, Task
+from skep.swarm.records import SwarmRun, Task, TaskEnding, TaskResult
 
 WORDS_PER_TOKEN = 0.6  # of English prose, on the careful side
 MARKS_CHARS = 24  # that an answer's marks take in a prompt
@@ -41,7 +41,7 @@ class MergeProblem:
 
 
 @dataclass(slots=True)
-class Answer:
+class MergedAnswer:
     """How far the journal has come. `complete`: every task has its result and every merge is done."""
 
     findings: list[MergeProblem]
@@ -81,13 +81,13 @@ def ask_document(plan: Mapping[str, Any], sizes: Sizes, answer: str | None = Non
     return {"goal": plan["goal"], "plan": dict(plan), "sizes": asdict(sizes), "answer": answer}
 
 
-def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[Result]) -> list[Task]:
+def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[TaskResult]) -> list[Task]:
     """The merges that can be made now and are not there yet; none: all is done, or something is still under way."""
     known = {task.id for task in tasks}
     return [task for task in answer_of(run, results).wanted if task.id not in known]
 
 
-def answer_of(run: SwarmRun, results: Sequence[Result]) -> Answer:
+def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
     """Level by level, as far as there are results."""
     ask = run.config["ask"]
     plan, sizes = ask["plan"], Sizes(**ask["sizes"])
@@ -116,17 +116,17 @@ def answer_of(run: SwarmRun, results: Sequence[Result]) -> Answer:
     return answer
 
 
-def _first(plan: Mapping[str, Any], by_id: Mapping[str, Result]) -> Answer:
+def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAnswer:
     """The tasks' answers that say something, in the plan's order, and what is to be told of the others."""
     made_by_rule = plan.get("made_by") == "fallback" and plan.get("why")
-    answer = Answer([], [f"split by rule, not by the model: {plan['why']}"] if made_by_rule else [])
+    answer = MergedAnswer([], [f"split by rule, not by the model: {plan['why']}"] if made_by_rule else [])
     tasks = {str(one["id"]): one for one in plan["tasks"]}
     left, cut = 0, 0
     for name, task in tasks.items():
         result = by_id.get(name)
         if result is None:
             left += 1
-        elif result.ending is Ending.DONE and result.answer and (text := result.answer.strip()):
+        elif result.ending is TaskEnding.DONE and result.answer and (text := result.answer.strip()):
             heading = ", ".join(task.get("files") or ()) or " ".join(str(task["objective"]).split())
             answer.findings.append(MergeProblem(_shortened(heading), text))
             cut += result.finish_reason == "length"
@@ -160,7 +160,7 @@ def _merge_task(name: str, goal: str, group: Sequence[MergeProblem], sizes: Size
     return Task(name, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE, stage=level)
 
 
-def _merged(result: Result, group: Sequence[MergeProblem], notes: list[str]) -> MergeProblem:
+def _merged(result: TaskResult, group: Sequence[MergeProblem], notes: list[str]) -> MergeProblem:
     """The merge's answer, or its parts one after the other where it cannot be used."""
     heading = _shortened(f"{group[0].heading} to {group[-1].heading}")
     why = why_unused(result, group)
@@ -188,9 +188,9 @@ def grouped(findings: Sequence[MergeProblem], most_chars: int) -> list[list[Merg
     return groups
 
 
-def why_unused(result: Result, group: Sequence[MergeProblem]) -> str | None:
+def why_unused(result: TaskResult, group: Sequence[MergeProblem]) -> str | None:
     """None: the merge can be used."""
-    if result.ending is not Ending.DONE:
+    if result.ending is not TaskEnding.DONE:
         return result.error or "it failed"
     text = (result.answer or "").strip()
     if not text:

@@ -19,11 +19,11 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
-from skep.swarm.attempt import REJECTED, Attempted, ChatWork
-from skep.swarm.checking.answers import Checking
-from skep.swarm.client import Line
+from skep.swarm.attempt import REJECTED, AttemptResult, ChatWorker
+from skep.swarm.checking.answers import AnswerChecker
+from skep.swarm.client import SwarmClient
 from skep.swarm.records import Task
-from skep.swarm.run_options import Order
+from skep.swarm.run_options import SwarmRunOptions
 from skep.units import format_bytes, format_seconds
 
 _PROSE = frozenset({".md", ".markdown", ".rst", ".txt", ".adoc", ""})
@@ -33,7 +33,7 @@ _SOONEST = 0.5  # of the wanted length: no piece ends before it
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """Some lines of a file. `ref` names them, counted from 1: `docs/a.md:1-80`, or a part of one long line."""
 
     ref: str
@@ -46,20 +46,20 @@ def lines_of(text: str) -> list[str]:
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def pieces_of(file: str, text: str, most_chars: int) -> list[Piece]:
+def pieces_of(file: str, text: str, most_chars: int) -> list[FilePiece]:
     """Pieces of at most so many characters. None where the text is blank."""
     lines = lines_of(text)
     scores = _scores(lines, prose=PurePosixPath(file).suffix.lower() in _PROSE)
-    found: list[Piece] = []
+    found: list[FilePiece] = []
     for begin, end in _spans(lines, scores, most_chars):
         whole, ref = "\n".join(lines[begin:end]), f"{file}:{begin + 1}-{end}"
         if not whole.strip():
             continue
         if len(whole) <= most_chars:
-            found.append(Piece(ref, whole))
+            found.append(FilePiece(ref, whole))
         else:  # one line
             parts = _parts(whole, ceil((len(whole) + 1) / most_chars))
-            found.extend(Piece(f"{ref} ({number}/{len(parts)})", part) for number, part in enumerate(parts, 1))
+            found.extend(FilePiece(f"{ref} ({number}/{len(parts)})", part) for number, part in enumerate(parts, 1))
     return found
 
 
@@ -283,12 +283,12 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GoalPart:
     """One task of the split: an objective, and the pieces of files that it is about."""
 
     id: str
     objective: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePiece, ...]
 
     @property
     def chars(self) -> int:
@@ -307,7 +307,7 @@ class Part:
 class GoalSplit:
     """`why`: what was wrong with the model's plan, or what had to be added to it."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[GoalPart, ...]
     by_model: bool
     why: str | None = None
 
@@ -367,13 +367,13 @@ async def split_by_model(
             return error.message
         return None
 
-    line, task = Line(endpoint, timeout_s=timeout_s), Task("plan", tuple(messages), most, 0.0, SCHEMA)
+    line, task = SwarmClient(endpoint, timeout_s=timeout_s), Task("plan", tuple(messages), most, 0.0, SCHEMA)
     try:
-        async with asyncio.timeout(timeout_s), Checking() as checking:
+        async with asyncio.timeout(timeout_s), AnswerChecker() as checking:
             checking.require(fault)
-            came = await _planned(ChatWork(line, checking, Order()), task, say)
+            came = await _planned(ChatWorker(line, checking, SwarmRunOptions()), task, say)
     except TimeoutError:
-        came = Attempted(error_kind="timeout")
+        came = AttemptResult(error_kind="timeout")
     finally:
         await line.close()
     if came.error_kind is None:
@@ -386,7 +386,7 @@ async def split_by_model(
     return split_by_rule(goal, sources, sizes, why[:400])
 
 
-async def _planned(work: ChatWork, task: Task, say: Callable[[str], None]) -> Attempted:
+async def _planned(work: ChatWorker, task: Task, say: Callable[[str], None]) -> AttemptResult:
     came = await work.attempt(task, 1, None)
     if came.error_kind != REJECTED:
         return came
@@ -413,7 +413,7 @@ def planner_messages(goal: str, sources: Sources, sizes: Sizes) -> list[dict[str
 
 def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
     """Of a plan that meets the schema; UserError where it cannot be carried out. Forgotten files get their own."""
-    parts: list[Part] = []
+    parts: list[GoalPart] = []
     named: set[str] = set()
     seen: set[tuple[str, ...]] = set()
     for number, one in enumerate(plan["tasks"], 1):
@@ -429,7 +429,7 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
         named.update(files)
         bundles = _bundles(files, sources, sizes.chunk_chars, each=bool(one.get("each")))
         ids = [name] if len(bundles) == 1 else [f"{name}/{place}" for place in range(1, len(bundles) + 1)]
-        parts += [Part(id_, objective, bundle) for id_, bundle in zip(ids, bundles, strict=True)]
+        parts += [GoalPart(id_, objective, bundle) for id_, bundle in zip(ids, bundles, strict=True)]
     left = [name for name in sources.texts if name not in named]
     parts += _a_part_each(goal, left, sources, sizes)
     why = f"{len(left)} of {len(sources.texts)} files were in no task and got their own" if left else None
@@ -450,9 +450,9 @@ def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _bundles(files: Sequence[str], sources: Sources, most_chars: int, *, each: bool) -> list[tuple[Piece, ...]]:
+def _bundles(files: Sequence[str], sources: Sources, most_chars: int, *, each: bool) -> list[tuple[FilePiece, ...]]:
     """As many pieces together as fit, in order; `each`: no two together."""
-    bundles: list[list[Piece]] = []
+    bundles: list[list[FilePiece]] = []
     size = 0
     for name in files:
         for piece in pieces_of(name, sources.texts[name], most_chars):
@@ -465,15 +465,15 @@ def _bundles(files: Sequence[str], sources: Sources, most_chars: int, *, each: b
     return [tuple(bundle) for bundle in bundles]
 
 
-def _a_part_each(goal: str, names: Sequence[str], sources: Sources, sizes: Sizes) -> list[Part]:
+def _a_part_each(goal: str, names: Sequence[str], sources: Sources, sizes: Sizes) -> list[GoalPart]:
     pieces = [piece for name in names for piece in pieces_of(name, sources.texts[name], sizes.chunk_chars)]
     short = [PurePosixPath(piece.ref).name for piece in pieces]  # an id that a person can type
     counts = Counter(short)
     named = zip(short, pieces, strict=True)
-    return [Part(name if counts[name] == 1 else piece.ref, goal, (piece,)) for name, piece in named]
+    return [GoalPart(name if counts[name] == 1 else piece.ref, goal, (piece,)) for name, piece in named]
 
 
-def _checked(parts: Sequence[Part]) -> tuple[Part, ...]:
+def _checked(parts: Sequence[GoalPart]) -> tuple[GoalPart, ...]:
     """Neither none nor too many, each with an id of its own."""
     if not parts:
         raise UserError("the files are all empty", hint="name others")
@@ -481,7 +481,7 @@ def _checked(parts: Sequence[Part]) -> tuple[Part, ...]:
         hint = "name fewer files, or larger pieces with --chunk-tokens"
         raise UserError(f"the files make {len(parts):,} tasks, more than {MOST_TASKS:,}", hint=hint)
     taken: set[str] = set()
-    made: list[Part] = []
+    made: list[GoalPart] = []
     for part in parts:
         name = part.id
         while name in taken:

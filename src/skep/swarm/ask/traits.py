@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.swarm.client import Line
+from skep.swarm.client import SwarmClient
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 
@@ -66,7 +66,7 @@ async def chars_per_token(endpoint: Endpoint, texts: list[str], *, timeout_s: fl
     listed = (await _fetched(endpoint, "POST", "/tokenize", body)).get("tokens")
     tokens = len(listed) if isinstance(listed, list) else None
     if not tokens:
-        line = Line(endpoint, timeout_s=timeout_s)
+        line = SwarmClient(endpoint, timeout_s=timeout_s)
         try:
             reply = await line.ask([{"role": "user", "content": sample}], fields={"max_tokens": 1})
         finally:

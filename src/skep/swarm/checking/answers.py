@@ -23,7 +23,7 @@ from skep.sandbox.runner import Sandbox
 from skep.swarm.checking.extract_json import values_in, why_none
 from skep.swarm.checking.schemas import check_schema, may_be_slow, one_line, value_faults
 from skep.swarm.records import Task
-from skep.workload.extraction import spoken
+from skep.workload.extraction import split_answer
 from skep.workload.items import Checker, Item
 
 TOO_LONG = "the check of the schema took too long: a `pattern` in it may be one that never ends on this answer"
@@ -113,14 +113,14 @@ class SchemaChecks:
         return self._child
 
 
-__all__ = ["Checked", "Checking", "check_schema"]
+__all__ = ["AnswerChecker", "CheckedAnswer", "check_schema"]
 
 Demand = Callable[[Any], str | None]
 KNOWN_ANSWER = ("exact", "choice", "number")  # what is wrong with an answer would tell the right one
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedAnswer:
     """`text`: the answer without its thinking. `value`: of a task with a schema, the answer as JSON.
 
     `complaint`: for the model, which must not learn the right answer from it; `detail`: for the user.
@@ -133,7 +133,7 @@ class Checked:
     detail: str | None = None
 
 
-class Checking:
+class AnswerChecker:
     """Opens a sandbox, or a process for slow schemas, when the first answer needs it; `close` ends both.
 
     `sandbox`: one that is open already, and is its owner's to close.
@@ -171,8 +171,8 @@ class Checking:
             raise UserError(f"checkers need what is not installed: {', '.join(missing)}", hint=hint)
         await self._judging(executed=True)
 
-    async def check(self, task: Task, text: str) -> Checked:
-        said = spoken(text, None)
+    async def check(self, task: Task, text: str) -> CheckedAnswer:
+        said = split_answer(text, None)
         if not said.text.strip():
             return _rejected("", _silence(bool(said.reasoning)))
         value = None
@@ -188,7 +188,7 @@ class Checking:
                 kind = str(task.checker["kind"])
                 told = detail if kind not in KNOWN_ANSWER else f"the answer is wrong ({kind})"
                 return _rejected(said.text, told, detail, value)
-        return Checked(True, said.text, value)
+        return CheckedAnswer(True, said.text, value)
 
     async def close(self) -> None:
         await self._schemas.close()
@@ -212,7 +212,7 @@ class Checking:
 
     async def _judged(self, item: Item, text: str) -> str | None:
         judge = await self._judging(executed=item.checker.is_executed)
-        found = await judge.look_at(item, text)
+        found = await judge.judge_text(item, text)
         if found.outcome.passed:
             return None
         failed = next((check for check in found.checks if not check.passed), None)
@@ -238,8 +238,8 @@ class Checking:
             raise
 
 
-def _rejected(text: str, complaint: str, detail: str | None = None, value: Any = None) -> Checked:
-    return Checked(False, text, value, complaint, detail or complaint)
+def _rejected(text: str, complaint: str, detail: str | None = None, value: Any = None) -> CheckedAnswer:
+    return CheckedAnswer(False, text, value, complaint, detail or complaint)
 
 
 def _item(task: Task) -> Item:
