@@ -52,7 +52,7 @@ def test_two_runs_of_one_second_get_two_ids(store, begin):
 def test_no_free_id_is_an_error_and_not_a_loop(store, begin):
     """A source of chance that is stuck must not hang the run."""
     begin(store, suffix=lambda: "aaaaaa")
-    with pytest.raises(StoreError, match="no free run id"):
+    with pytest.raises(StoreError, match="no free id"):
         begin(store, suffix=lambda: "aaaaaa")
 
 

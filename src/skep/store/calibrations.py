@@ -12,7 +12,7 @@ from sqlite3 import Row
 from typing import Any
 
 from skep.errors import StoreError
-from skep.store.rows import json_text
+from skep.store.rows import insert, json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,7 @@ class CalibrationRecord:
 
 
 CALIBRATION_COLUMNS = tuple(field.name for field in fields(CalibrationRecord))
-INSERT_CALIBRATION = (
-    f"INSERT INTO calibrations ({', '.join(CALIBRATION_COLUMNS)}) VALUES ({', '.join('?' * len(CALIBRATION_COLUMNS))})"  # noqa: S608
-)
+INSERT_CALIBRATION = insert("calibrations", CALIBRATION_COLUMNS)
 CALIBRATIONS = f"SELECT {', '.join(CALIBRATION_COLUMNS)} FROM calibrations"  # noqa: S608
 NEWEST_FIRST = " ORDER BY created_at DESC, rowid DESC"
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,7 @@ from skep.store.rows import (
     client_sample_of,
     gateway_request_of,
     gateway_values,
+    insert,
     insert_gateway_rows,
     json_text,
     level_fact_of,
@@ -48,7 +50,7 @@ from skep.store.rows import (
     storable,
 )
 from skep.store.verdicts import INSERT_ITEM, INSERT_VERDICT, Verdict, item_row, verdict_of, verdict_row
-from skep.store.writer_process import ID_ATTEMPTS, new_suffix, this_process, time_stamp
+from skep.store.writer_process import free_id, new_suffix, this_process
 from skep.workload.items import Item, item_from_json
 
 _RUNS = """
@@ -57,9 +59,7 @@ SELECT runs.*, run_ends.ended_at, run_ends.outcome, run_ends.error,
 FROM runs LEFT JOIN run_ends ON run_ends.run_id = runs.id
 """
 _NEWEST_FIRST = " ORDER BY runs.created_at DESC, runs.rowid DESC LIMIT ?"
-_INSERT_REQUEST = (
-    f"INSERT INTO requests ({', '.join(REQUEST_COLUMNS)}) VALUES ({', '.join('?' * len(REQUEST_COLUMNS))})"  # noqa: S608
-)
+_INSERT_REQUEST = insert("requests", REQUEST_COLUMNS)
 _TABLES_OF_A_RUN = (
     ("requests", "run_id"),
     ("client_samples", "run_id"),
@@ -132,15 +132,13 @@ class Store:
         suffix: Callable[[], str] = new_suffix,
     ) -> str:
         """The id sorts by time (UTC, to the second): `20261115-142233-a1b2c3`. This process is the run's writer."""
-        writer = this_process()
-        values = (
-            kind, created_at, model, url, fingerprint, json_text(config), json_text(host), json_text(engine),
-            simulated, skep_version, writer.pid, writer.start_ticks, writer.boot_id,
-        )  # fmt: skip
+        documents = map(json_text, (config, host, engine))
+        told = (kind, created_at, model, url, fingerprint, *documents, simulated, skep_version)
         with self.transaction():
-            run_id = self._free_id(created_at, suffix)
+            run_id = free_id(self._connection, created_at, suffix)
             self._connection.execute(
-                "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (run_id, *values)
+                "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (run_id, *told, *astuple(this_process())),
             )
         return run_id
 
@@ -152,12 +150,8 @@ class Store:
                 self._connection.executemany(_INSERT_REQUEST, values)
 
     def append_client_sample(self, run_id: str, sample: ClientSample) -> None:
-        values = (
-            run_id, sample.level, sample.repeat,
-            sample.loop_lag_p99_ms, sample.loop_lag_max_ms, sample.cpu_share, sample.client_limited,
-            sample.delivered, sample.processes,
-        )  # fmt: skip
         with self.transaction(run_id):
+            values = (run_id, *astuple(sample))
             self._connection.execute("INSERT INTO client_samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def append_level_facts(self, run_id: str, facts: Iterable[LevelFact]) -> None:
@@ -347,14 +341,6 @@ class Store:
                 f"there is no run `{name}`", hint=f"the oldest is `last~{len(newest) - 1}`: {newest[-1].id}"
             )
         return newest[back]
-
-    def _free_id(self, created_at: float, suffix: Callable[[], str]) -> str:
-        stamp = time_stamp(created_at)
-        for _ in range(ID_ATTEMPTS):
-            run_id = f"{stamp}-{suffix()}"
-            if self._connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone() is None:
-                return run_id
-        raise StoreError(f"no free run id for `{stamp}` in {ID_ATTEMPTS} attempts")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

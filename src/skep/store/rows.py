@@ -30,6 +30,9 @@ _ENGINE = ("prompt_tokens", "cached_tokens", "prompt_ms", "output_tokens", "deco
 
 REQUEST_COLUMNS = ("run_id", *_PLAIN, *_TEXTS, *(f"engine_{name}" for name in _ENGINE), "idx", "arrivals")
 
+_RUN_PLAIN = tuple(
+    field.name for field in fields(StoredRun) if field.name not in ("state", "simulated", "config", "host", "engine")
+)
 GATEWAY_COLUMNS = tuple(field.name for field in fields(GatewayRequest))
 GATEWAY_ROWS_AT_ONCE = 50  # 1,000 values: far below SQLite's limit of 32,766 in one statement
 
@@ -90,36 +93,14 @@ def insert_gateway_rows(count: int) -> str:
 
 
 def run_of(row: Row) -> StoredRun:
-    return StoredRun(
-        id=row["id"],
-        kind=row["kind"],
-        state=_state(row),
-        created_at=row["created_at"],
-        ended_at=row["ended_at"],
-        model=row["model"],
-        url=row["url"],
-        fingerprint=row["fingerprint"],
-        config=_object(row, "config"),
-        host=_object(row, "host"),
-        engine=_object(row, "engine"),
-        simulated=bool(row["simulated"]),
-        skep_version=row["skep_version"],
-        error=row["error"],
-        requests=row["requests"],
-    )
+    documents: dict[str, Any] = {column: _object(row, column) for column in ("config", "host", "engine")}
+    plain = {name: row[name] for name in _RUN_PLAIN}
+    return StoredRun(**plain, **documents, state=_state(row), simulated=bool(row["simulated"]))
 
 
 def client_sample_of(row: Row) -> ClientSample:
-    return ClientSample(
-        row["level"],
-        row["repeat"],
-        row["loop_lag_p99_ms"],
-        row["loop_lag_max_ms"],
-        row["cpu_share"],
-        bool(row["client_limited"]),
-        row["delivered"],
-        row["processes"],
-    )
+    values = {field.name: row[field.name] for field in fields(ClientSample)}
+    return ClientSample(**values | {"client_limited": bool(row["client_limited"])})
 
 
 def level_fact_of(row: Row) -> LevelFact:

@@ -1,4 +1,4 @@
-"""The fake engine's command line, read into one frozen value.
+"""The speed model and the command line of the fake engine.
 
 Preset `dual-3090` is one replica of a published rig: two RTX 3090, one replica on each, two slots per replica,
 1024 tokens in and 1024 out. Published for the pair behind plain least-connections:
@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from skep.testing.fake_faults import InjectedFault
 from skep.testing.fake_quality import LoadShare, Quality, parse_share
 from skep.testing.fake_streams import StreamForm, parse_form
 
-LATE_S = 0.25  # a process that was stopped for longer than this goes on from now, it does not catch up
+LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Speed:
 
 
 class DecodeClock:
-    """Deadlines of one answer's tokens. Each is the deadline before it plus a token time, so lateness is not kept."""
+    """Deadlines of one answer's tokens. Each is the previous deadline plus a token time, so delays do not add up."""
 
     def __init__(self, speed: Speed, start_s: float, prompt_tokens: int) -> None:
         self._speed = speed
@@ -103,7 +103,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class FakeOptions:
-    """Times are real seconds: `--time-scale` is worked in."""
+    """Options of one fake engine. Times are in real seconds: `--time-scale` is already applied."""
 
     host: str
     port: int
@@ -148,7 +148,11 @@ def parse_options(argv: Sequence[str]) -> FakeOptions:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address; with SKEP_ENGINE_KEY in the environment it wants that key")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to bind; SKEP_ENGINE_KEY in the environment sets the API key that is required",
+    )
     add("--port", type=int, default=0)
     add("--control-port", type=int, help="also serve /fake/ here; stays open under the fault `refuse`")
     add("--report-fd", type=int, help="write {'url': ...} to this descriptor when listening, then close it")
@@ -183,44 +187,32 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def add_quality(add: Callable[..., Any]) -> None:
-    """How well it answers. `C:S`: while more than C requests are inside, the one that comes counted, a share S."""
+    """Add the options for answer quality. `C:S` means a share S while more than C requests are inside."""
     add("--wrong-share", default="0", metavar="S", help="of stored answers are wrong, by a hash of the prompt")
     add("--flip-share", default="0", metavar="S", help="of stored answers: right becomes wrong, wrong becomes right")
     add("--worse-above", metavar="C:S", help="a share S of right answers becomes wrong while more than C are inside")
     add("--truncate-above", metavar="C:S", help="finish_reason length after half the words")
     add("--error-above", metavar="C:S", help="HTTP 500")
-    add("--seed", type=int, default=0, help="of all chance, drawn in the order in which requests come")
+    add("--seed", type=int, default=0, help="random seed, drawn from in the order of the requests")
 
 
 def _options(args: argparse.Namespace) -> FakeOptions:
     scale = args.time_scale
     form = parse_form(args.stream_form)
     curve = TokenTimeCurve.parse(args.token_ms_curve or f"1:{args.token_ms}")
-    return FakeOptions(
-        host=args.host,
-        port=args.port,
-        control_port=args.control_port,
-        report_fd=args.report_fd,
-        parent_fd=args.parent_fd,
-        model=args.model,
-        slots=args.slots,
-        ctx=args.ctx,
-        default_tokens=args.default_tokens,
-        inner_queue=args.inner_queue,
-        speed=Speed(curve, args.ttft_ms, args.prefill_tok_s, args.overfill_slowdown, scale),
-        load_s=args.load_s * scale,
-        deaf_s=args.deaf_ms / 1000 * scale,
-        idle_close_s=None if args.idle_close_s is None else args.idle_close_s * scale,
-        accept_delay_s=args.accept_delay_ms / 1000 * scale,
-        timings=not args.no_timings,
-        form=form if args.reasoning is None else replace(form, reasoning=True),
-        faults=tuple(InjectedFault.parse(text) for text in args.fault),
-        crash_at_start=args.crash_at_start,
-        exit_code=args.exit_code,
-        grandchildren=args.grandchild,
-        ignore_term=args.ignore_term,
-        answers=read_answers(args.answers) if args.answers else (),
-        quality=Quality(
+    same = {field.name: getattr(args, field.name) for field in fields(FakeOptions) if field.name in args}
+    converted: dict[str, Any] = {
+        "speed": Speed(curve, args.ttft_ms, args.prefill_tok_s, args.overfill_slowdown, scale),
+        "load_s": args.load_s * scale,
+        "deaf_s": args.deaf_ms / 1000 * scale,
+        "idle_close_s": None if args.idle_close_s is None else args.idle_close_s * scale,
+        "accept_delay_s": args.accept_delay_ms / 1000 * scale,
+        "timings": not args.no_timings,
+        "form": form if args.reasoning is None else replace(form, reasoning=True),
+        "faults": tuple(InjectedFault.parse(text) for text in args.fault),
+        "grandchildren": args.grandchild,
+        "answers": read_answers(args.answers) if args.answers else (),
+        "quality": Quality(
             wrong_share=parse_share(args.wrong_share),
             flip_share=parse_share(args.flip_share),
             worse=LoadShare.parse(args.worse_above),
@@ -228,6 +220,6 @@ def _options(args: argparse.Namespace) -> FakeOptions:
             error=LoadShare.parse(args.error_above),
             seed=args.seed,
         ),
-        reasoning=args.reasoning,
-        key=os.environ.get(KEY_VARIABLE, ""),
-    )
+        "key": os.environ.get(KEY_VARIABLE, ""),
+    }
+    return FakeOptions(**same | converted)

@@ -1,6 +1,6 @@
-"""The fake engine's routes: the OpenAI protocol, what llama.cpp and vLLM tell about themselves, and faults.
+"""The fake engine: its slots and queue, its generations, its routes, its faults and its control port.
 
-Answers go out through `fake_http`, generations run in `fake_jobs`; who runs and who waits is `fake_slots`' word.
+Routes are those of the OpenAI protocol and the status routes of llama.cpp and vLLM. `fake_http` sends the bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SlotEntry(Enum):
 
 
 class SlotTable(Generic[J]):
-    """A job is in one slot, or in the queue, or unknown here. A slot is free only when nobody waits."""
+    """Jobs in slots and in a queue. A job is in one of them or unknown; a slot is free only if the queue is empty."""
 
     def __init__(self, slots: int, max_waiting: int | None = None) -> None:
         self._slots: list[J | None] = [None] * slots
@@ -66,7 +66,7 @@ class SlotTable(Generic[J]):
         return entry
 
     def leave(self, job: J) -> J | None:
-        """The job that may start now in its place. Leaving twice changes nothing."""
+        """Remove a job and return the one that may start in its slot. Leaving twice changes nothing."""
         if job in self._queue:
             self._queue.remove(job)
         elif job in self._slots:
@@ -85,7 +85,7 @@ TIMER_STEP_S = 0.0005  # event loops fire timers to the millisecond: what is due
 
 @dataclass(frozen=True, slots=True)
 class FakeJobSpec:
-    """What a job has to say, and how."""
+    """The request, the answer and the form of one generation."""
 
     ask: FakeRequest
     answer: FakeAnswer
@@ -96,7 +96,7 @@ class FakeJobSpec:
 
 
 class FakeJob:
-    """`left` is called once, when the slot is free again or the place in the queue is given up."""
+    """One generation. `left` is called once, when its slot is free again or its place in the queue is given up."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class FakeJob:
         return self._work.ask.prompt_tokens
 
     def start(self, table: SlotTable[FakeJob]) -> None:
-        """A slot is ours: prefill begins."""
+        """Begin the prefill: the job has a slot."""
         self._table = table
         self._started_s = time.monotonic()
         if self._work.fault is not None and self._work.fault.kind is FaultKind.HANG_FIRST:
