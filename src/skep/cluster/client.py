@@ -1,7 +1,8 @@
-"""The supervisor's side of the envoy: keeps one running, hands orders over, and gives what it hears to the members.
+"""The supervisor's side of the Ray driver process: keeps one running, sends it commands, updates the remote replicas.
 
-When the envoy dies, or the head of the cluster is lost, the members stay as they are and the gateway goes on sending to
-them. A new envoy is told everything that is wanted. Where another gateway has taken the hive, this one ends.
+When the driver dies or the head of the cluster is lost, the replicas keep their state and the gateway keeps sending
+requests to them. A new driver receives the whole list of wanted replicas. If another gateway owns the hive, this one
+ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from skep.cluster.placement import kept_launches, place_launches, shared_paths
 from skep.cluster.ray_subprocess import error_of
 from skep.cluster.remote_replica import RemoteReplica
 from skep.cluster.replica_registry import ABANDONED_AFTER_S
-from skep.cluster.values import in_chunks, launch_document
+from skep.cluster.values import launch_document
 from skep.config.settings import Cluster, Settings
 from skep.deploy.launches import PullProgress
 from skep.engines.api_key import new_key
@@ -40,7 +41,7 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, SkepError)
 
 
 class ProtocolErrors:
-    """What is not understood at this moment, by what it is about: forgotten once that is understood again."""
+    """Messages that cannot be read at the moment, by subject. A subject is cleared once it can be read again."""
 
     def __init__(self) -> None:
         self._troubles: dict[str, str] = {}
@@ -50,11 +51,11 @@ class ProtocolErrors:
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """What a cluster with another skep says may not be understood: that costs what it said, and nothing else."""
+        """Record an unreadable message (a node may run another skep) instead of raising."""
         try:
             yield
         except UNREADABLE as error:
-            self.note(what, f"what the cluster says is not understood ({type(error).__name__}: {error})")
+            self.note(what, f"a message of the cluster cannot be read ({type(error).__name__}: {error})")
         else:
             self.note(what, None)
 
@@ -69,15 +70,15 @@ class ProtocolErrors:
 
 
 class PendingRestarts:
-    """`send` says whether there is anybody to hear it."""
+    """Restarts that no driver has confirmed yet. `send` returns False if there is no driver."""
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
-        self._before: dict[str, tuple[int | None, int]] = {}  # by replica: its process, and how often it was restarted
-        self._unanswered: set[str] = set()  # of these, those that somebody was told and has not answered
+        self._before: dict[str, tuple[int | None, int]] = {}  # by replica: its process and its number of restarts
+        self._unanswered: set[str] = set()  # sent to the driver, not answered yet
 
     def __repr__(self) -> str:
-        return f"<PendingRestarts {len(self._before)} asked for, {len(self._unanswered)} unanswered>"
+        return f"<PendingRestarts {len(self._before)} requested, {len(self._unanswered)} unanswered>"
 
     def ask(self, member: RemoteReplica) -> bool:
         name = member.launch.name
@@ -87,7 +88,7 @@ class PendingRestarts:
         return True
 
     def hear(self, answer: Message) -> bool:
-        """Whether it answers one of these."""
+        """Return whether the message answers one of these restarts."""
         name = str(answer.get("id", "")).removeprefix("restart ")
         if name not in self._unanswered or answer.get("id") != _id(name):
             return False
@@ -97,11 +98,11 @@ class PendingRestarts:
         return True
 
     def lose(self) -> None:
-        """Who was told them is gone."""
+        """Forget what was sent: the driver is gone."""
         self._unanswered.clear()
 
     def again(self, members: Mapping[str, RemoteReplica]) -> None:
-        """Those that nobody has heard. One that is another process since was started anew; one that is away may not."""
+        """Send the unanswered restarts again, unless the replica has a new process since."""
         for name, before in list(self._before.items()):
             member = members.get(name)
             if member is None or _is_another(member, *before):
@@ -125,24 +126,24 @@ def _is_another(member: RemoteReplica, pid: int | None, restarts: int) -> bool:
     return member.life.restarts != restarts or member.pid not in (pid, None)
 
 
-REMIND_EVERY_S = 2.0  # of what the envoy may not have heard
+REMIND_EVERY_S = 2.0  # commands that the driver may have missed are repeated
 END_S = 30.0
 HEADLESS_END_S = 12.0
-AGAIN_S = (0.5, 2.0, 5.0)  # until the next envoy
-LOST = "the head of the cluster is lost; it goes on serving"
-PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}  # a driver without a head lives on
+AGAIN_S = (0.5, 2.0, 5.0)  # waits before the next driver is started
+LOST = "the head of the cluster is lost; the replica goes on serving"
+PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}  # a driver survives a lost head
 
 
 class NodeAvoidance(Protocol):
-    """What the embassy needs of the supervisor."""
+    """What the client needs of the supervisor."""
 
     @property
     def avoided(self) -> frozenset[str]:
-        """Nodes on which nothing new is to stand."""
+        """Names of drained nodes: nothing new is placed there."""
 
 
 class ClusterClient:
-    """`setup`: address, hive, policy, abandoned_after_s."""
+    """The link to one Ray driver process. `setup`: address, hive, policy, abandoned_after_s."""
 
     def __init__(self, setup: Message, log: Path) -> None:
         self.address: str = setup["address"]
@@ -157,8 +158,8 @@ class ClusterClient:
         self._process: asyncio.subprocess.Process | None = None
         self._joined = asyncio.Event()
         self._was_joined = False
-        self._trouble: str | None = None  # why there is no envoy
-        self._taken_over = False  # by another gateway: the hive is not ours any more
+        self._trouble: str | None = None  # why there is no driver
+        self._taken_over = False  # another gateway owns the hive
         self._misread = ProtocolErrors()
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Message]] = {}
@@ -170,28 +171,28 @@ class ClusterClient:
         return f"<ClusterClient {self.address} {state} {len(self._members)} replicas>"
 
     def member(self, launch: Launch, changed: Callable[[], None]) -> RemoteReplica:
-        """For the crew."""
+        """Return the replica object for the supervisor."""
         return RemoteReplica(launch, self, changed)
 
     @property
     def settled(self) -> bool:
-        """It is in the cluster."""
+        """Whether it has joined the cluster."""
         return self._was_joined
 
     def row(self) -> Message:
-        """The line of `skep ps` about the cluster."""
+        """Return the line of `skep ps` about the cluster."""
         state = "lost" if self.head_lost else "ready" if self._joined.is_set() else "starting"
         if self._was_joined and state == "starting":
             state = "away"
-        why = "no answer from its head; what serves goes on serving" if self.head_lost else None
+        why = "the head does not answer; running replicas go on serving" if self.head_lost else None
         why = why or self._trouble or self._misread.newest
         told = {"name": "cluster", "kind": "cluster", "state": state, "url": self.address, "why": why}
         return {**told, "hive": self._setup["hive"]}
 
-    # An aide of the supervisor
+    # Called by the supervisor
 
     async def run(self, hive: NodeAvoidance) -> None:
-        """Raises SkepError if the cluster cannot be joined at all, or another gateway has taken the hive."""
+        """Keep a driver running. Raise SkepError if the cluster cannot be joined or another gateway owns the hive."""
         self._hive = hive
         reminding = asyncio.create_task(self._remind_on())
         try:
@@ -200,12 +201,12 @@ class ClusterClient:
             reminding.cancel()
 
     def set_policy(self, policy: RestartPolicy) -> None:
-        """Of all posts, those that stand included. An envoy that is not there is told when it comes."""
+        """Change the restart policy of all replicas, running ones included. The next driver receives it too."""
         self._setup = {**self._setup, "policy": asdict(policy)}
         self.order({"op": "policy", "policy": self._setup["policy"]})
 
     async def stop(self) -> str | None:
-        """The replicas were ended before: leave, with the ledger. What is left behind, if anything."""
+        """Leave the cluster and end its registry, after the replicas. Return what is left behind, if anything."""
         self._closing = True
         left = answer = None
         if self._joined.is_set():
@@ -213,7 +214,7 @@ class ClusterClient:
         done = self.head_lost or (answer is not None and "error" not in answer)
         if self._was_joined and not done and not self._taken_over:
             after_s = self._setup["abandoned_after_s"]
-            left = f"the cluster cannot be reached; what stands on its nodes ends within {after_s:g} s"
+            left = f"the cluster cannot be reached; replicas left on its nodes end within {after_s:g} s"
         if self._link is not None:
             self._link.send({"op": "exit"})
         if self._process is not None:
@@ -224,7 +225,7 @@ class ClusterClient:
                     self._process.kill()
         return left
 
-    # A host of its members
+    # Called by the remote replicas
 
     def came(self, member: RemoteReplica) -> None:
         self._members[member.launch.name] = member
@@ -233,7 +234,7 @@ class ClusterClient:
             self.order({"op": "place", "launch": launch_document(member.launch)})
 
     async def went(self, member: RemoteReplica) -> None:
-        """What cannot be ended now is not among the wanted, and ends when the envoy can."""
+        """End a replica. If no driver can do it now, the next one ends it, because it is no longer wanted."""
         name = member.launch.name
         if self._joined.is_set():
             await self._ask({"op": "end", "name": name}, HEADLESS_END_S if self.head_lost else END_S)
@@ -246,7 +247,7 @@ class ClusterClient:
         return self._restarts.ask(member)
 
     def order(self, message: Message) -> bool:
-        """Whether there is somebody to hear it."""
+        """Send a command. Return False if there is no driver."""
         if self._link is None:
             return False
         self._link.send(message)
@@ -256,10 +257,10 @@ class ClusterClient:
         answer = await self._ask({"op": "log", "name": name, "offset": offset, "lines": lines}, 15.0)
         if answer is None or "error" in answer or "text" not in answer:
             why = (answer or {}).get("error") or "its node does not answer"
-            raise EngineError(f"the log of `{name}` cannot be had: {why}", hint="`skep ps` shows its node and state")
+            raise EngineError(f"the log of `{name}` cannot be read: {why}", hint="`skep ps` shows its node and state")
         return answer
 
-    # The envoy
+    # The driver process
 
     async def _keep_driver(self) -> None:
         attempt = 0
@@ -267,14 +268,14 @@ class ClusterClient:
             failed = await self._run_driver()
             if self._closing:
                 return
-            self._trouble = str(failed) if failed is not None else "its envoy has died and is started anew"
+            self._trouble = str(failed) if failed is not None else "the Ray driver process died and is being restarted"
             if failed is not None and (self._taken_over or not self._was_joined):
                 raise failed
             await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
             attempt = 0 if failed is None else attempt + 1
 
     async def _run_driver(self) -> SkepError | None:
-        """Until it ends; why it could not join."""
+        """Run one driver until it ends. Return why it could not join, if so."""
         ours, theirs = socket.socketpair()
         try:
             with open_log(self._log) as output, theirs:
@@ -289,7 +290,7 @@ class ClusterClient:
                 )
         except OSError as error:
             ours.close()
-            return EngineError(f"the envoy cannot be started: {error.strerror}")
+            return EngineError(f"the Ray driver process cannot be started: {error.strerror}")
         link = self._link = await JsonPipe.over(ours)
         link.send(self._setup)
         failed: SkepError | None = None
@@ -303,11 +304,11 @@ class ClusterClient:
         self._restarts.lose()
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_result({"error": "the envoy is gone"})
+                asked.set_result({"error": "the Ray driver process is gone"})
         await link.close()
         code = await self._process.wait()
         if failed is None and not self._was_joined:
-            failed = EngineError(f"the envoy ended with code {code}", hint=f"the end of {self._log} says why")
+            failed = EngineError(f"the Ray driver process ended with code {code}", hint=f"see the end of {self._log}")
         return failed
 
     def _hear(self, message: Message) -> None:
@@ -329,13 +330,11 @@ class ClusterClient:
                 self._set_head(lost=False)
                 self._remind()
                 launches = [launch_document(member.launch) for member in self._members.values()]
-                for part in in_chunks(launches):
-                    self.order({"op": "wanted", "launches": part.rows, "first": part.first, "last": part.last})
+                self.order({"op": "wanted", "launches": launches})
             case "replicas":
                 told = {row["name"]: row for row in message["rows"]}
-                self._rows |= told
-                if "names" in message:  # all there are
-                    self._rows = {name: self._rows[name] for name in message["names"] if name in self._rows}
+                rows = self._rows | told
+                self._rows = {name: rows[name] for name in message["names"] if name in rows}
                 for name in told.keys() & self._members.keys():
                     self._inform(self._members[name])
             case "head":
@@ -351,7 +350,7 @@ class ClusterClient:
             member.remark(LOST if lost else None)
 
     async def _ask(self, message: Message, timeout_s: float) -> Message | None:
-        """The envoy's answer; None where there is none in time. A late one is not heard."""
+        """Return the driver's answer, or None if it does not come in time."""
         if self._link is None:
             return None
         number = next(self._ids)
@@ -371,14 +370,14 @@ class ClusterClient:
             await asyncio.sleep(REMIND_EVERY_S)
 
     def _remind(self) -> None:
-        """An envoy that was started anew knows neither which nodes are drained nor what was to be restarted."""
+        """Repeat what a new driver does not know: drained nodes and unanswered restarts."""
         if self._hive is not None:
             self.order({"op": "avoid", "nodes": sorted(self._hive.avoided)})
         self._restarts.again(self._members)
 
 
 class RayNodes:
-    """Places the replicas of one hive on the nodes of its cluster."""
+    """The placement of one hive's replicas on the nodes of its cluster."""
 
     def __init__(self, where: Cluster, surveys: SurveyCache | None = None) -> None:
         self._where = where
@@ -398,7 +397,7 @@ class RayNodes:
         avoid: Collection[str] = (),
         tell: Callable[[str], None] = lambda _line: None,
     ) -> tuple[Launch, ...]:
-        """Return the replicas that these settings mean on the nodes as they are now.
+        """Return the replicas of these settings, placed on the nodes as they are now.
 
         A lost node is no reason to refuse settings under which every replica stays where it is.
         """

@@ -1,8 +1,8 @@
-"""The envoy: the one process beside a gateway that speaks with Ray. `python -m skep.cluster.ray_driver --link-fd N`.
+"""The Ray driver process of a hive: `python -m skep.cluster.ray_driver --link-fd N`.
 
-Ray ends a driver whose cluster is lost. So that this costs nobody an answer, neither the supervisor nor the gateway is
-one. The envoy carries out what the supervisor says (wanted, place, end, avoid) and tells what the ledger tells. It has
-no state of its own: a new envoy is told everything again, and ends what stands and is not wanted.
+Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. This process carries out the
+supervisor's commands (wanted, place, end, avoid) and forwards what the registry reports. It keeps no state: a new
+driver receives everything again, and ends replicas that run and are not wanted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skep.cluster.node_file import connection_to
 from skep.cluster.ray_subprocess import words_of
 from skep.cluster.registry_actor import find_registry, make_registry
 from skep.cluster.replica_registry import OWNED_S
-from skep.cluster.values import in_chunks, launch_of
+from skep.cluster.values import launch_of
 from skep.engines.base import Launch
 from skep.errors import EngineError, SkepError
 from skep.wire.json_pipe import JsonPipe, Message
@@ -36,16 +36,16 @@ MISSES = 2  # in a row: the head is lost
 
 
 class NewHead(Exception):
-    """Another cluster has taken the address of ours, or our machine has joined one. Only a new driver can join it."""
+    """Another cluster has the address, or this machine has joined another one. Only a new driver can join it."""
 
 
 class HeadWatch:
-    """`asked_for`: the address as the user gave it; `auto` may come to mean another cluster."""
+    """A check of the head every second. `asked_for`: the user's address; `auto` may come to mean another cluster."""
 
     def __init__(self, asked_for: str, told: Callable[[], None]) -> None:
         self.lost = False
         self._asked_for = asked_for
-        self._told = told  # after each change
+        self._told = told  # called after each change
         self._asking = ThreadPoolExecutor(1, "head")
 
     async def run(self) -> None:
@@ -65,16 +65,16 @@ class HeadWatch:
 
 
 def _is_elsewhere(head: str) -> bool:
-    """Whether this machine is a node of another cluster by now, which `auto` means from then on."""
+    """Return whether this machine is now a node of another cluster, which `auto` then means."""
     return connection_to("auto", os.environ).head not in ("auto", head)
 
 
 def _answers(client: Any) -> bool:
-    """Whether the head does, in time. Ray's public calls wait for it as long as it takes, and so does a new client."""
+    """Return whether the head answers in time. Ray's public calls, and a new client, would wait without limit."""
     try:
         client.internal_kv_exists(b"skep", namespace=b"skep", timeout=HEAD_S)
     except (AttributeError, TypeError):
-        return True  # this Ray has another way to ask: it says nothing of the head
+        return True  # this version of Ray has another call: nothing is known about the head
     except Exception as error:
         if "WrongClusterID" in str(error):
             raise NewHead from None
@@ -90,11 +90,11 @@ LATE_S = 1.0
 
 
 class TakenOver(EngineError):
-    """Another gateway has the hive: what stands is left alone."""
+    """Another gateway owns the hive: its replicas are left alone."""
 
 
 class RayDriver:
-    """`setup`: address, hive, gateway, key, policy, abandoned_after_s. `gateway`: the name of this one."""
+    """One driver. `setup`: address, hive, gateway (the name of this one), key, policy, abandoned_after_s."""
 
     def __init__(self, link: JsonPipe, setup: Message) -> None:
         self._link = link
@@ -104,12 +104,11 @@ class RayDriver:
         self._policy: Message = setup["policy"]
         self._ledger: Any = None
         self._actors: ActorManager | None = None
-        self._wanted: dict[str, Launch] | None = None  # None: not told yet
+        self._wanted: dict[str, Launch] | None = None  # None: not received yet
         self._rows: dict[str, Message] = {}
-        self._said: dict[str, Message] = {}  # of replicas that have no post to speak for them
+        self._said: dict[str, Message] = {}  # states of replicas that have no actor yet
         self._told: dict[str, Message] = {}  # what the supervisor knows of each
-        self._coming: dict[str, Launch] = {}  # of what is wanted, the parts that have come
-        self._turns: dict[str, asyncio.Lock] = {}  # a replica is never placed while it is ended
+        self._turns: dict[str, asyncio.Lock] = {}  # a replica is never placed while it is being ended
         self._placing: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
@@ -130,7 +129,7 @@ class RayDriver:
                 task.cancel()
 
     async def _enter(self) -> None:
-        """Find the ledger, or make it; and be the only one that places replicas."""
+        """Find or create the registry and claim the hive: only its owner places replicas."""
         import ray
 
         self._ledger = await asyncio.to_thread(self._make_registry)
@@ -143,16 +142,16 @@ class RayDriver:
         return make_registry(self._hive, abandoned_after_s=self._setup["abandoned_after_s"])
 
     async def _claim(self, timeout_s: float = ASK_S) -> None:
-        """With the policy for the posts. Raises TakenOver where another gateway has the hive."""
+        """Claim the hive and publish the restart policy. Raise TakenOver if another gateway owns it."""
         self._check(await asyncio.wait_for(self._ledger.claim.remote(self._gateway, self._policy), timeout_s))
 
     def _check(self, owner: str) -> None:
         if owner != self._gateway:
             where = owner.rpartition(":")[0]  # its machine and process
-            hint = f"`--hive NAME` starts another one beside it; if its skep was killed, try again in {OWNED_S:g} s"
+            hint = f"`--hive NAME` starts another hive; if the other skep was killed, try again in {OWNED_S:g} s"
             raise TakenOver(f"a hive `{self._hive}` runs in this cluster already (from {where})", hint=hint)
 
-    # What the supervisor says
+    # Commands of the supervisor
 
     async def _follow_link(self) -> None:
         while (message := await self._link.receive()) is not None and message.get("op") != "exit":
@@ -161,7 +160,7 @@ class RayDriver:
             order.add_done_callback(self._orders.discard)
 
     async def _safely(self, number: Any, work: Coroutine[Any, Any, Message | None]) -> None:
-        """Whatever one order comes to, the others are carried out."""
+        """Carry out one command and answer it; its failure does not affect the others."""
         try:
             answer = await work
         except Exception as error:
@@ -174,13 +173,15 @@ class RayDriver:
         name = str(message.get("name"))
         match message["op"]:
             case "wanted":
-                self._want(message)
+                self._wanted = {launch.name: launch for launch in map(launch_of, message["launches"])}
+                for launch in self._wanted.values():
+                    self._place(launch)
             case "place":
                 launch = launch_of(message["launch"])
                 if self._wanted is not None:
                     self._wanted[launch.name] = launch
                 self._place(launch)
-                self._told.pop(launch.name, None)  # who asks for it knows nothing of it
+                self._told.pop(launch.name, None)  # the supervisor knows nothing of it yet
                 self._tell()
             case "policy":
                 self._policy = self._actors.policy = message["policy"]
@@ -199,19 +200,10 @@ class RayDriver:
                 await self._leave()
         return {}
 
-    def _want(self, message: Message) -> None:
-        if message["first"]:
-            self._coming = {}
-        self._coming |= {launch.name: launch for launch in map(launch_of, message["launches"])}
-        if message["last"]:
-            self._wanted = self._coming
-            for launch in self._wanted.values():
-                self._place(launch)
-
     async def _is_ours(self) -> bool:
-        """Asked before anything is placed or ended: who was not heard for a while does not know yet that it is not.
+        """Return whether this gateway still owns the hive; checked before anything is placed or ended.
 
-        A ledger that does not answer has given it to nobody.
+        A registry that does not answer cannot have given it to another gateway.
         """
         try:
             if not self._head.lost:
@@ -238,7 +230,7 @@ class RayDriver:
         def done(finished: asyncio.Task[None]) -> None:
             self._placing.pop(launch.name, None)
             if not finished.cancelled() and (error := finished.exception()) is not None:
-                say("waiting", f"it cannot be placed: {str(error)[:200]}")
+                say("waiting", f"cannot be placed: {str(error)[:200]}")
 
         task.add_done_callback(done)
 
@@ -252,7 +244,7 @@ class RayDriver:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _end(self, name: str) -> None:
-        """Where the head is lost only the engine ends; `_mend` ends the rest when the head is back."""
+        """End a replica. Without a head only its engine ends; `_repair` ends the rest when the head is back."""
         assert self._actors is not None
         self._ending.add(name)
         try:
@@ -261,7 +253,7 @@ class RayDriver:
                 await asyncio.wait({placing})
             async with self._turn(name):
                 await self._actors.end(name, headless=self._head.lost)
-                with contextlib.suppress(Exception):  # a ledger that is away: it is told again by `_mend`
+                with contextlib.suppress(Exception):  # the registry is away: `_repair` tells it again
                     await asyncio.wait_for(self._ledger.forget.remote(name), ASK_S)
                 self._rows.pop(name, None)
                 self._said.pop(name, None)
@@ -269,7 +261,7 @@ class RayDriver:
             self._ending.discard(name)
 
     async def _leave(self) -> None:
-        """With all posts and the ledger, if they are ours; until they have ended nobody else can have the hive."""
+        """End all replicas and the registry, if this gateway owns the hive; nobody else can claim it before."""
         assert self._actors is not None
         self._wanted = {}
         if not await self._is_ours():
@@ -283,7 +275,7 @@ class RayDriver:
 
             await asyncio.to_thread(ray.kill, self._ledger, no_restart=True)
 
-    # What the cluster says
+    # Reports of the cluster
 
     async def _follow_table(self) -> None:
         version = 0
@@ -291,27 +283,27 @@ class RayDriver:
             try:
                 asked = self._ledger.table.remote(self._gateway, version, TABLE_S)
                 told = await asyncio.wait_for(asked, TABLE_S + ASK_S)
-                if told["owner"] is None:  # a ledger that was started anew
+                if told["owner"] is None:  # a restarted registry
                     await self._claim()
                 else:
                     self._check(told["owner"])
             except TakenOver:
                 raise
-            except Exception:  # it starts anew, or its node is gone: the newest table stands meanwhile
+            except Exception:  # it is restarting, or its node is gone: the last table is kept
                 await asyncio.sleep(LATE_S)
                 await self._find_registry_again()
                 continue
             if told["version"] != version:
                 version = told["version"]
-                known = self._rows if told["settling"] else {}  # not all have announced themselves yet
+                known = self._rows if told["settling"] else {}  # some have not reported to the new registry yet
                 self._rows = {**known, **told["rows"]}
                 self._said = {name: said for name, said in self._said.items() if name not in told["rows"]}
                 self._tell()
 
     async def _find_registry_again(self) -> None:
-        """Under the same name: Ray has started it anew, or it is gone for good and is made again."""
+        """Find the restarted registry, or create it again if it is gone."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(Exception):  # there is no head: again after LATE_S
+        with contextlib.suppress(Exception):  # there is no head: tried again after LATE_S
             found: Any = await loop.run_in_executor(self._lookup, find_registry, self._hive)
             if found is not None:
                 self._ledger = found
@@ -322,15 +314,13 @@ class RayDriver:
         self._link.send({"event": "head", "lost": self._head.lost})
 
     def _tell(self) -> None:
-        """What has changed, and with the last part which there are."""
+        """Send the rows that changed and the names of all replicas."""
         rows = {**self._said_rows(), **self._rows}
         news = [row for name, row in rows.items() if self._told.get(name) != row]
         if not news and rows.keys() == self._told.keys():
             return
         self._told = rows
-        for part in in_chunks(news):
-            names = {"names": list(rows)} if part.last else {}
-            self._link.send({"event": "replicas", "rows": part.rows, **names})
+        self._link.send({"event": "replicas", "rows": news, "names": list(rows)})
 
     def _said_rows(self) -> dict[str, Message]:
         return {
@@ -339,14 +329,14 @@ class RayDriver:
         }
 
     async def _repair_loop(self) -> None:
-        """A post that Ray gave up is made again, one that nobody wants is ended; one that is only away Ray moves."""
+        """Recreate actors that Ray gave up and end unwanted ones. Ray itself moves those whose node is away."""
         while True:
             await asyncio.sleep(MEND_EVERY_S)
             if self._wanted is None or self._head.lost or not await self._is_ours():
                 continue
             try:
                 await self._repair(self._wanted)
-            except Exception:  # the head went meanwhile, or a post: looked at again
+            except Exception:  # the head or an actor went meanwhile: the next pass looks again
                 traceback.print_exc()
 
     async def _repair(self, wanted: dict[str, Launch]) -> None:
@@ -359,12 +349,12 @@ class RayDriver:
         for name in {*stands, *self._rows} - (self._wanted or {}).keys() - self._ending:
             if not await self._is_ours():
                 return
-            if name not in (self._wanted or ()) and name not in self._ending:  # as it is when its turn comes
+            if name not in (self._wanted or ()) and name not in self._ending:  # checked again: ends take seconds
                 await self._end(name)
 
 
 async def serve(link_fd: int) -> NoReturn:
-    """Ends the process: Ray's own farewell takes seconds, and threads that wait for a lost head would not let go."""
+    """Run the driver, then exit at once: Ray's own shutdown takes seconds, and threads may wait for a lost head."""
     code, link = 0, await JsonPipe.over(socket.socket(fileno=link_fd))
     try:
         setup = await link.receive()
@@ -374,7 +364,7 @@ async def serve(link_fd: int) -> NoReturn:
         link.send({"event": "failed", **words_of(error), "taken_over": isinstance(error, TakenOver)})
         code = error.exit_code
     except NewHead:
-        print("there is a new head; this envoy ends", file=sys.stderr)  # noqa: T201 - its log
+        print("there is a new head; this driver ends", file=sys.stderr)  # noqa: T201 - its log
         code = 1
     except Exception:
         traceback.print_exc()
@@ -386,7 +376,7 @@ async def serve(link_fd: int) -> NoReturn:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="skep-envoy")
+    parser = argparse.ArgumentParser(prog="skep-ray-driver")
     parser.add_argument("--link-fd", type=int, required=True)
     asyncio.run(serve(parser.parse_args().link_fd))
 

@@ -1,4 +1,4 @@
-"""A cluster as frozen values: its nodes, what each is, what is free. Knows no Ray; travels as JSON."""
+"""The nodes of a cluster and their free resources as frozen values, with their JSON forms. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from skep.engines.base import Launch, PlacementRequest
 from skep.units import format_bytes
 
 NAMESPACE = "skep"
-PART_ROWS = 100  # of about 2 kB each
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCard:
     index: int
-    name: str  # as the driver tells it
+    name: str  # as the driver reports it
     total_bytes: int | None
     used_bytes: int | None
     compute_capability: str | None = None
-    pcie_generation: int | None = None  # the most it can
+    pcie_generation: int | None = None  # the highest it supports
     pcie_lanes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What skep found out on a node itself."""
+    """What a task of skep found on the node itself."""
 
     cores: int
     memory_bytes: int | None
     cards: tuple[NodeCard, ...] = ()
-    skep: str = ""  # its version there
+    skep: str = ""  # its version on the node
     engines: Mapping[str, str | None] = field(default_factory=dict)  # installed ones, with their version
     links: tuple[tuple[int, int, str], ...] = ()  # between cards, by their rank among `cards`
-    paths: Mapping[str, bool] = field(default_factory=dict)  # whether those that were asked for are there
+    paths: Mapping[str, bool] = field(default_factory=dict)  # of those asked for: does it exist on the node
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node as Ray counts it. `facts` is None where nobody looked, or where looking failed (`why`)."""
+    """One node with the resources that Ray counts. `facts` is None if nobody looked or looking failed (`why`)."""
 
     id: str
     name: str  # unique among the nodes
@@ -59,7 +58,7 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """Nodes of one kind are planned alike."""
+        """The GPUs of the node, such as `2x NVIDIA GeForce RTX 3090`. Nodes of one kind get the same plan."""
         if self.facts is not None and self.facts.cards:
             names = sorted({card.name for card in self.facts.cards})
             counted = [f"{sum(card.name == name for card in self.facts.cards)}x {name}" for name in names]
@@ -80,8 +79,8 @@ class ClusterSurvey:
     ray: str  # version
     nodes: tuple[Node, ...]
     here: str | None = None  # the id of the node that this machine is
-    standing: tuple[Launch, ...] = ()  # replicas that a hive has there already, as their posts were told
-    housed: tuple[str, ...] | None = None  # names of the hive's replicas that Ray has given room; None: nobody asked
+    standing: tuple[Launch, ...] = ()  # replicas of the hive that run already, as their actors were created
+    housed: tuple[str, ...] | None = None  # replicas of the hive whose placement group is ready; None: not asked
 
     @property
     def kinds(self) -> dict[str, list[Node]]:
@@ -96,33 +95,30 @@ def survey_document(survey: ClusterSurvey) -> dict[str, Any]:
 
 
 def survey_of(document: Mapping[str, Any]) -> ClusterSurvey:
-    told = {
+    converted = {
         "nodes": tuple(node_of(node) for node in document["nodes"]),
         "standing": tuple(launch_of(launch) for launch in document["standing"]),
         "housed": None if document["housed"] is None else tuple(document["housed"]),
     }
-    return ClusterSurvey(**{**document, **told})
+    return ClusterSurvey(**{**document, **converted})
 
 
 def node_of(document: Mapping[str, Any]) -> Node:
     facts = document.get("facts")
-    if facts is not None:
-        facts = facts_of(facts)
-    return Node(**{**document, "facts": facts})
+    return Node(**{**document, "facts": None if facts is None else facts_of(facts)})
 
 
 def facts_of(document: Mapping[str, Any]) -> NodeFacts:
-    told = {
+    converted = {
         "cards": tuple(NodeCard(**card) for card in document["cards"]),
         "links": tuple((one, two, kind) for one, two, kind in document["links"]),
     }
-    return NodeFacts(**{**document, **told})
+    return NodeFacts(**{**document, **converted})
 
 
 def launch_document(launch: Launch) -> dict[str, Any]:
-    """Through JSON and back with `launch_of`."""
-    told = asdict(launch)
-    return {**told, "weights": None if launch.weights is None else str(launch.weights)}
+    """Return the JSON form; `launch_of` is its inverse."""
+    return {**asdict(launch), "weights": None if launch.weights is None else str(launch.weights)}
 
 
 def launch_of(document: Mapping[str, Any]) -> Launch:
@@ -130,7 +126,7 @@ def launch_of(document: Mapping[str, Any]) -> Launch:
     if place is not None:
         names = {key: tuple(place.get(key, ())) for key in ("nodes", "shunned")}
         place = PlacementRequest(**{**place, **names})
-    told = {
+    converted = {
         "weights": None if document["weights"] is None else Path(document["weights"]),
         "extra": tuple(document["extra"]),
         "options": options_of(document["options"]),
@@ -139,28 +135,13 @@ def launch_of(document: Mapping[str, Any]) -> Launch:
         "room": _pairs(document["room"]),
         "place": place,
     }
-    return Launch(**{**document, **told})
+    return Launch(**{**document, **converted})
 
 
 def _pairs(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     return tuple((row[0], row[1]) for row in rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RowChunk:
-    """Some of many rows, so that no message of theirs grows with the cluster."""
-
-    rows: list[dict[str, Any]]
-    first: bool
-    last: bool
-
-
-def in_chunks(rows: Sequence[dict[str, Any]], size: int = PART_ROWS) -> list[RowChunk]:
-    """At least one, perhaps an empty one."""
-    begins = range(0, max(1, len(rows)), size)
-    return [RowChunk(list(rows[at : at + size]), at == 0, at + size >= len(rows)) for at in begins]
-
-
 def can_keep_actor(old: Launch, new: Launch) -> bool:
-    """The post of the one can go on for the other: they differ only in where it may stand and what a gateway does."""
+    """Return whether the actor of `old` can serve `new`: they differ only in placement and in what the gateway does."""
     return replace(old, place=None).same_process(replace(new, place=None))
