@@ -255,10 +255,6 @@ def _why(why: Why, left: float, top: float, tall: float) -> str:
             return ""
 
 
-def why_sample(why: Why, left: float, top: float, tall: float) -> str:
-    return _why(why, left, top, tall)
-
-
 def _parts(attempt: Attempt, course: GanttAxis, left: float, right: float) -> tuple[float, float | None]:
     queued = course.x(attempt.session, attempt.started_at + (attempt.queued_ms or 0.0) / 1000)
     first = None if attempt.first_token_at is None else course.x(attempt.session, attempt.first_token_at)
@@ -478,7 +474,7 @@ def _legend(story: SwarmStory, top: float) -> tuple[str, float]:
         entries.append((f'<rect width="24" height="12" fill="{theme.SKY}"/>', "streaming its answer"))
     others = [one for one in OUTCOME_WORDS if one in outcomes and one is not AttemptOutcome.DONE]
     entries += [(shape(one, 0, 21, 0, 12, "g", (0, None)), OUTCOME_WORDS[one]) for one in others]
-    entries += [(why_sample(why, 8, 0, 12), WHY_WORDS[why]) for why in Why if why in whys and why in WHY_WORDS]
+    entries += [(_why(why, 8, 0, 12), WHY_WORDS[why]) for why in Why if why in whys and why in WHY_WORDS]
     if story.limits:
         line = f'<path d="M0 6H24" stroke="{theme.HONEY}" stroke-width="2" stroke-dasharray="6 3"/>'
         entries.append((line, "agents allowed at once"))

@@ -45,7 +45,7 @@ async def map(  # noqa: A001
 ) -> list[T]: ...
 @overload
 async def map(  # noqa: A001
-    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], failures: Raise = "raise", **options: Unpack[Options]
+    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], failures: str = "raise", **options: Unpack[Options]
 ) -> list[Any]: ...
 @overload
 async def map(  # noqa: A001
@@ -55,10 +55,6 @@ async def map(  # noqa: A001
 async def map(  # noqa: A001
     prompt: Prompt, items: Items, *, schema: type[T], failures: Return, **options: Unpack[Options]
 ) -> list[T | Failure]: ...
-@overload
-async def map(  # noqa: A001
-    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], failures: Return, **options: Unpack[Options]
-) -> list[Any | Failure]: ...
 async def map(  # noqa: A001 - `swarm.map` says what it is
     prompt: Prompt, items: Items, *, schema: Any = None, failures: str = "raise", **options: Unpack[Options]
 ) -> list[Any]:
@@ -88,7 +84,7 @@ def map_sync(
 ) -> list[T]: ...
 @overload
 def map_sync(
-    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], failures: Raise = "raise", **options: Unpack[Options]
+    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], failures: str = "raise", **options: Unpack[Options]
 ) -> list[Any]: ...
 @overload
 def map_sync(
@@ -98,15 +94,11 @@ def map_sync(
 def map_sync(
     prompt: Prompt, items: Items, *, schema: type[T], failures: Return, **options: Unpack[Options]
 ) -> list[T | Failure]: ...
-@overload
-def map_sync(
-    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], failures: Return, **options: Unpack[Options]
-) -> list[Any | Failure]: ...
 def map_sync(
     prompt: Prompt, items: Items, *, schema: Any = None, failures: str = "raise", **options: Unpack[Options]
 ) -> list[Any]:
     """`map` for plain code, and for a notebook, where a loop runs already. Ctrl-C keeps what is done."""
-    return _finished(map(prompt, items, schema=schema, failures=failures, **options))  # type: ignore[call-overload]
+    return _finished(map(prompt, items, schema=schema, failures=failures, **options))
 
 
 @overload

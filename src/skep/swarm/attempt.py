@@ -1,15 +1,15 @@
-"""What came of one attempt at one task. Pure."""
+"""One attempt at one task: the request that is sent, and what came of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar
 
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import Reply, SwarmClient
-from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
+from skep.swarm.records import Attempt, Task, TaskResult
 from skep.swarm.run_options import SwarmRunOptions
 
 REJECTED = "rejected"
@@ -34,94 +34,7 @@ class AttemptResult:
     retry_after_s: float | None = None
 
 
-class StartedAttempt(Protocol):
-    @property
-    def task(self) -> Task: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def agent(self) -> int: ...
-    @property
-    def why(self) -> Why: ...
-    @property
-    def started(self) -> float: ...
-
-
-def attempt_of(
-    lease: StartedAttempt, outcome: AttemptOutcome, came: AttemptResult, *, session: int, epoch: float, now: float
-) -> Attempt:
-    """`epoch`: added to a time of the steady clock, it gives unix seconds."""
-    return Attempt(
-        task=lease.task.id,
-        session=session,
-        number=lease.number,
-        agent=lease.agent,
-        why=lease.why,
-        outcome=outcome,
-        started_at=lease.started + epoch,
-        ended_at=now + epoch,
-        first_token_at=came.first_token_at,
-        queued_ms=came.queued_ms,
-        prompt_tokens=came.prompt_tokens,
-        output_tokens=came.output_tokens,
-        decode_ms=came.decode_ms,
-        status=came.status,
-        error_kind=came.error_kind,
-        error=came.error,
-        finish_reason=came.finish_reason,
-        replica=came.replica,
-        answer=None if outcome is AttemptOutcome.DONE else came.answer,
-    )
-
-
-def result_of(attempt: Attempt, came: AttemptResult, *, tries: int, started_at: float) -> TaskResult:
-    """Of an attempt that counts."""
-    return TaskResult(
-        task=attempt.task,
-        ending=TaskEnding.DONE,
-        answer=came.answer,
-        value=came.value,
-        error_kind=None,
-        error=None,
-        tries=tries,
-        started_at=started_at,
-        ended_at=attempt.ended_at,
-        prompt_tokens=came.prompt_tokens,
-        output_tokens=came.output_tokens,
-        finish_reason=came.finish_reason,
-        replica=came.replica,
-    )
-
-
-def failed_result(task: str, last: AttemptResult, *, tries: int, started_at: float, ended_at: float) -> TaskResult:
-    """Of a task that is set aside, with the last thing that went wrong."""
-    return TaskResult(
-        task=task,
-        ending=TaskEnding.FAILED,
-        answer=last.answer,
-        value=None,
-        error_kind=last.error_kind,
-        error=last.error,
-        tries=tries,
-        started_at=started_at,
-        ended_at=ended_at,
-        prompt_tokens=last.prompt_tokens,
-        output_tokens=last.output_tokens,
-        finish_reason=last.finish_reason,
-        replica=last.replica,
-    )
-
-
-__all__ = [
-    "REJECTED",
-    "AttemptResult",
-    "ChatWorker",
-    "TaskWorker",
-    "attempted",
-    "request_fields",
-    "response_format",
-]
-
+T = TypeVar("T", AttemptResult, Attempt, TaskResult)
 _NOT_TAKEN = (400, 404, 415, 422, 500, 501)  # what servers say to a `response_format` they do not know
 
 
@@ -158,9 +71,8 @@ class ChatWorker:
             self._rejected.pop(task.id, None)
             return attempted(reply, answer=checked.text, value=checked.value)
         self._rejected[task.id] = reply.text
-        return attempted(
-            reply, answer=reply.text, kind=REJECTED, error=checked.complaint or "the answer does not count"
-        )
+        why = checked.complaint or "the answer does not count"
+        return attempted(reply, answer=reply.text, error_kind=REJECTED, error=why)
 
     async def _ask(self, task: Task, number: int, complaint: str | None) -> Reply:
         messages = [dict(one) for one in task.messages]
@@ -216,25 +128,16 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
 
 
-def attempted(
-    reply: Reply, *, answer: str | None = None, value: Any = None, kind: str | None = None, error: str | None = None
-) -> AttemptResult:
-    """Of a single request."""
-    return AttemptResult(
-        answer=answer if answer is not None else reply.text or None,
-        value=value,
-        error_kind=kind or reply.error_kind,
-        error=error or reply.error,
-        status=reply.status,
-        prompt_tokens=reply.prompt_tokens,
-        output_tokens=reply.output_tokens,
-        first_token_at=reply.first_token_at,
-        queued_ms=reply.queued_ms,
-        decode_ms=reply.decode_ms,
-        finish_reason=reply.finish_reason,
-        replica=reply.replica,
-        retry_after_s=reply.retry_after_s,
-    )
+def attempted(reply: Reply, **changed: Any) -> AttemptResult:
+    """Return what came of a single request, with some of it changed."""
+    return copied(AttemptResult, reply, **{"answer": reply.text or None, **changed})
+
+
+def copied(kind: type[T], source: Reply | AttemptResult, **own: Any) -> T:
+    """Make a dataclass from the fields that it shares with another one, and from `own`, which go first."""
+    known = {field.name for field in fields(source)}
+    shared = {field.name: getattr(source, field.name) for field in fields(kind) if field.name in known}
+    return kind(**{**shared, **own})
 
 
 def _demand(schema: Mapping[str, Any]) -> str:

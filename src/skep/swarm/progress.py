@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from skep.swarm.concurrency import ConcurrencyLimit
 from skep.swarm.records import Attempt, Counts, TaskEnding, TaskResult, Why
@@ -82,31 +83,23 @@ class ProgressTracker:
             self._heard.popleft()
 
     def away(self, now: float, since: float, why: str) -> None:
-        """Before the endpoint has answered for the first time."""
-        self._watch(
-            SwarmProgress(
-                run_id=self._run_id,
-                total=self._total,
-                done=self._done,
-                failed=self._failed,
-                in_flight=0,
-                limit=0,
-                limit_why="waiting for the endpoint",
-                elapsed_s=now - self._began,
-                left_s=None,
-                tok_s=None,
-                output_tokens=self._tokens,
-                retried=self._retried,
-                down_s=now - since,
-                down_why=why,
-                last=tuple(self._news),
-            )
+        """Show that the endpoint has not answered for the first time yet."""
+        self._show(
+            now,
+            in_flight=0,
+            limit=0,
+            limit_why="waiting for the endpoint",
+            left_s=None,
+            tok_s=None,
+            output_tokens=self._tokens,
+            down_s=now - since,
+            down_why=why,
         )
 
     def show(
         self,
         schedule: TaskSchedule,
-        pace: ConcurrencyLimit,
+        concurrency: ConcurrencyLimit,
         heard: Mapping[int, int],
         now: float,
         *,
@@ -115,31 +108,36 @@ class ProgressTracker:
         if now - self._shown < SHOW_EVERY_S and not at_once:
             return
         self._shown = now
-        elapsed = now - self._began
         left = self._total - self._done - self._failed
         outage = schedule.outage
         lanes = [
             Lane(one.agent, one.task.id, now - one.started, heard.get(one.id, 0), one.number)
             for one in schedule.leases.values()
         ]
+        self._show(
+            now,
+            in_flight=len(lanes),
+            limit=concurrency.limit,
+            limit_why=concurrency.why,
+            left_s=(now - self._began) * left / self._ended if self._ended else None,
+            tok_s=self._rate(),
+            output_tokens=self._tokens + sum(heard.values()),
+            lanes=tuple(sorted(lanes, key=lambda lane: lane.agent)),
+            down_s=None if outage.since is None else now - outage.since,
+            down_why=outage.why if outage.is_away else None,
+        )
+
+    def _show(self, now: float, **known: Any) -> None:
         self._watch(
             SwarmProgress(
                 run_id=self._run_id,
                 total=self._total,
                 done=self._done,
                 failed=self._failed,
-                in_flight=len(lanes),
-                limit=pace.limit,
-                limit_why=pace.why,
-                elapsed_s=elapsed,
-                left_s=elapsed * left / self._ended if self._ended else None,
-                tok_s=self._rate(),
-                output_tokens=self._tokens + sum(heard.values()),
+                elapsed_s=now - self._began,
                 retried=self._retried,
-                lanes=tuple(sorted(lanes, key=lambda lane: lane.agent)),
-                down_s=None if outage.since is None else now - outage.since,
-                down_why=outage.why if outage.is_away else None,
                 last=tuple(self._news),
+                **known,
             )
         )
 

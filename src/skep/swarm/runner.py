@@ -6,8 +6,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ from typing import Any
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import EndpointError, KeyRefused, SkepError
 from skep.files import hold_lock
-from skep.host.power import PowerMeter, open_meter
+from skep.host.power import open_meter
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import open_store
 from skep.swarm.attempt import REJECTED, AttemptResult, ChatWorker, TaskWorker, WorkerFactory
@@ -505,7 +505,7 @@ class _Session:
                 find=self._find,
                 is_cancelled=self._is_cancelled,
             )
-            with _Metered(endpoint, writer):
+            with _energy_recorded(endpoint, writer):
                 await self._all_stages(shift, writer, checking)
             self._all_ended = True
             self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
@@ -522,20 +522,18 @@ class _Session:
             shift.schedule.add(following)
 
 
-class _Metered:
-    """What the GPUs of this machine draw meanwhile, if they are the ones that serve."""
-
-    def __init__(self, endpoint: Endpoint, writer: ResultsWriter) -> None:
-        self._meter: PowerMeter | None = open_meter() if endpoint.origin.host in LOOPBACK else None
-        self._writer = writer
-
-    def __enter__(self) -> None:
-        if self._meter is not None:
-            self._meter.begin()
-
-    def __exit__(self, *_: object) -> None:
-        if self._meter is not None:
-            drawn = self._meter.end()
-            self._meter.close()
-            if drawn is not None:
-                self._writer.fact("energy", drawn)
+@contextmanager
+def _energy_recorded(endpoint: Endpoint, writer: ResultsWriter) -> Iterator[None]:
+    """Record what the GPUs of this machine draw, if they are the ones that serve."""
+    meter = open_meter() if endpoint.origin.host in LOOPBACK else None
+    if meter is None:
+        yield
+        return
+    meter.begin()
+    try:
+        yield
+    finally:
+        drawn = meter.end()
+        meter.close()
+        if drawn is not None:
+            writer.fact("energy", drawn)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 from statistics import median
+from typing import Any
 
-from skep.swarm.attempt import REJECTED, AttemptResult, attempt_of, failed_result, result_of
+from skep.swarm.attempt import REJECTED, AttemptResult, copied
 from skep.swarm.endpoint_health import GiveUp, Outage, ProbeEndpoint
 from skep.swarm.error_kinds import FREE_BREAKS, ErrorKind, classify_error, wait_s
-from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskResult, Why
+from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
 
 FEWEST = 5  # answers, before anything can be said
 REMEMBERED = 200
@@ -341,7 +342,8 @@ class TaskSchedule:
         if self._stragglers is not None:
             self._stragglers.took(now - lease.started, came.output_tokens)
         attempt = self._attempt(lease, AttemptOutcome.DONE, came, now)
-        result = result_of(attempt, came, tries=job.tries + 1, started_at=job.first_at or attempt.started_at)
+        job.tries += 1
+        result = self._result(job, TaskEnding.DONE, came, now, value=came.value)
         actions: list[Action] = [Record(attempt, result)]
         for other_id in job.leases:
             other = self._release(other_id)
@@ -359,11 +361,36 @@ class TaskSchedule:
     def _set_aside(self, job: _TaskState, now: float) -> TaskResult:
         assert job.failed is not None
         self._drop(job)
-        began = job.first_at if job.first_at is not None else now + self._epoch
-        return failed_result(job.task.id, job.failed, tries=job.tries, started_at=began, ended_at=now + self._epoch)
+        return self._result(job, TaskEnding.FAILED, job.failed, now, value=None)
+
+    def _result(
+        self, job: _TaskState, ending: TaskEnding, came: AttemptResult, now: float, *, value: Any
+    ) -> TaskResult:
+        return copied(
+            TaskResult,
+            came,
+            task=job.task.id,
+            ending=ending,
+            value=value,
+            tries=job.tries,
+            started_at=now + self._epoch if job.first_at is None else job.first_at,
+            ended_at=now + self._epoch,
+        )
 
     def _attempt(self, lease: AttemptLease, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
-        return attempt_of(lease, outcome, came, session=self._session, epoch=self._epoch, now=now)
+        return copied(
+            Attempt,
+            came,
+            task=lease.task.id,
+            session=self._session,
+            number=lease.number,
+            agent=lease.agent,
+            why=lease.why,
+            outcome=outcome,
+            started_at=lease.started + self._epoch,
+            ended_at=now + self._epoch,
+            answer=None if outcome is AttemptOutcome.DONE else came.answer,
+        )
 
     def _second_attempts(self, now: float, most: int, heard: Mapping[int, int]) -> list[Action]:
         assert self._stragglers is not None

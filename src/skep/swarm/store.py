@@ -50,11 +50,11 @@ SessionOutcome = Literal["done", "stopped", "cancelled", "failed"]
 
 _LARGEST = 2**63 - 1
 
+_RUN_PLAIN = ("id", "kind", "created_at", "name", "url", "model", "skep_version", "sessions", "ended_at", "error")
 _RESULT_COUNTS = ("prompt_tokens", "output_tokens")
 _RESULT_TEXTS = ("answer", "error_kind", "error", "finish_reason", "replica")
-_RESULT_COLUMNS = (
-    "task", "run_id", "ending", "value", "tries", "started_at", "ended_at", *_RESULT_COUNTS, *_RESULT_TEXTS
-)  # fmt: skip
+_RESULT_PLAIN = ("tries", "started_at", "ended_at")
+_RESULT_COLUMNS = ("task", "run_id", "ending", "value", *_RESULT_PLAIN, *_RESULT_COUNTS, *_RESULT_TEXTS)
 _ATTEMPT_PLAIN = ("session", "number", "agent", "started_at", "ended_at", "first_token_at", "queued_ms", "decode_ms")
 _ATTEMPT_COUNTS = ("requests", "prompt_tokens", "output_tokens", "status")
 _ATTEMPT_TEXTS = ("error_kind", "error", "finish_reason", "replica", "answer")
@@ -106,11 +106,10 @@ def task_of(row: Row) -> Task:
 def result_row(run_id: str, key: int, result: TaskResult) -> tuple[Any, ...]:
     """Values in the order of the columns in `INSERT_RESULT`."""
     value = None if result.value is None else document_text(result.value)
+    plain = (getattr(result, name) for name in _RESULT_PLAIN)
     counts = (_count(getattr(result, name)) for name in _RESULT_COUNTS)
     texts = (storable(getattr(result, name)) for name in _RESULT_TEXTS)
-    return (
-        key, run_id, result.ending.value, value, result.tries, result.started_at, result.ended_at, *counts, *texts
-    )  # fmt: skip
+    return (key, run_id, result.ending.value, value, *plain, *counts, *texts)
 
 
 def result_of(row: Row) -> TaskResult:
@@ -143,36 +142,20 @@ def attempt_of(row: Row) -> Attempt:
 
 
 def session_of(row: Row) -> SwarmSession:
+    plain = {name: row[name] for name in ("number", "started_at", "ended_at", "outcome", "error", "agents")}
     return SwarmSession(
-        number=row["number"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        outcome=row["outcome"],
-        error=row["error"],
-        agents=row["agents"],
-        endpoint=json.loads(row["endpoint"]),
-        simulated=bool(row["simulated"]),
-        alive=_is_alive(row),
+        **plain, endpoint=json.loads(row["endpoint"]), simulated=bool(row["simulated"]), alive=_is_alive(row)
     )
 
 
 def swarm_run_of(row: Row) -> SwarmRun:
     counts = Counts(row["total"], row["done"], row["failed"])
     return SwarmRun(
-        id=row["id"],
-        kind=row["kind"],
-        created_at=row["created_at"],
-        name=row["name"],
-        url=row["url"],
-        model=row["model"],
+        **{name: row[name] for name in _RUN_PLAIN},
         config=json.loads(row["config"]),
-        skep_version=row["skep_version"],
         simulated=None if row["simulated"] is None else bool(row["simulated"]),
         state=_state(row, counts),
         counts=counts,
-        sessions=row["sessions"],
-        ended_at=row["ended_at"],
-        error=row["error"],
     )
 
 
@@ -270,12 +253,7 @@ WHERE swarm_tasks.run_id = ? AND swarm_tasks.id = ?
 _ATTEMPTS = """
 SELECT swarm_attempts.*, swarm_tasks.id AS task
 FROM swarm_attempts JOIN swarm_tasks ON swarm_tasks.key = swarm_attempts.task
-WHERE swarm_attempts.run_id = ? ORDER BY started_at, swarm_attempts.id
-"""
-_ATTEMPTS_OF_A_TASK = """
-SELECT swarm_attempts.*, swarm_tasks.id AS task
-FROM swarm_tasks JOIN swarm_attempts ON swarm_attempts.task = swarm_tasks.key
-WHERE swarm_tasks.run_id = ? AND swarm_tasks.id = ? ORDER BY started_at, swarm_attempts.id
+WHERE swarm_attempts.run_id = ?1 AND (?2 IS NULL OR swarm_tasks.id = ?2) ORDER BY started_at, swarm_attempts.id
 """
 _FACTS = """
 SELECT session, name, at, fact FROM swarm_facts WHERE run_id = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id
@@ -429,9 +407,7 @@ class SwarmStore:
 
     def attempts(self, run_id: str, task_id: str | None = None) -> list[Attempt]:
         """By the time they began."""
-        if task_id is None:
-            return [attempt_of(row) for row in self._store.read(_ATTEMPTS, run_id)]
-        return [attempt_of(row) for row in self._store.read(_ATTEMPTS_OF_A_TASK, run_id, storable(task_id))]
+        return [attempt_of(row) for row in self._store.read(_ATTEMPTS, run_id, storable(task_id))]
 
     def append_fact(self, run_id: str, session: int, name: str, at: float, fact: Mapping[str, Any]) -> None:
         with self._store.transaction(run_id) as connection:

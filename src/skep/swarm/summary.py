@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from skep.bench.records import Energy
 from skep.bench.summary import JOULES_PER_KWH
 from skep.stats.percentiles import Percentiles, median, percentiles
 from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import SwarmSession, SwarmStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,25 +164,8 @@ Fact = tuple[int, str, float, dict[str, Any]]  # session, name, at, what
 READING_S = 0.1  # at most, when many end at the same moment
 
 
-class SessionLike(Protocol):
-    """What is read of a stored session."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def started_at(self) -> float: ...
-    @property
-    def ended_at(self) -> float | None: ...
-    @property
-    def outcome(self) -> str | None: ...
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def alive(self) -> bool: ...
-
-
 def spans_of(
-    sessions: Sequence[SessionLike],
+    sessions: Sequence[SwarmSession],
     attempts: Sequence[Attempt],
     facts: Sequence[Fact],
     *,
@@ -278,7 +261,7 @@ class Rows:
     """What the journal has of one run."""
 
     run: SwarmRun
-    sessions: Sequence[SessionLike]
+    sessions: Sequence[SwarmSession]
     attempts: Sequence[Attempt]
     results: Sequence[TaskResult]
     facts: Sequence[Fact]

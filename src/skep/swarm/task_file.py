@@ -37,10 +37,6 @@ KINDS = (*READ, *EXECUTED)
 Demand = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whether a value is it
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one for one in value)
 
@@ -57,14 +53,9 @@ def _is_answer(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, least: float = -math.inf) -> bool:
     number = value_of(value)
-    return number is not None and number.is_finite()
-
-
-def _is_tolerance(value: Any) -> bool:
-    number = value_of(value)
-    return number is not None and number.is_finite() and number >= 0
+    return number is not None and number.is_finite() and number >= least
 
 
 def _is_pattern(value: Any) -> bool:
@@ -75,7 +66,7 @@ def _is_pattern(value: Any) -> bool:
     return True
 
 
-_TEXT: Demand = ("a text", _is_text)
+_TEXT: Demand = ("a text", lambda value: isinstance(value, str))
 _NAME: Demand = ("a name", lambda value: isinstance(value, str) and value.isidentifier())
 _YES_NO: Demand = ("true or false", lambda value: isinstance(value, bool))
 
@@ -92,7 +83,7 @@ _NEEDED: Mapping[str, Mapping[str, Demand]] = {
 _ALLOWED: Mapping[str, Mapping[str, Demand]] = {
     "exact": {"ignore_case": _YES_NO},
     "contains": {"ignore_case": _YES_NO},
-    "number": {"tolerance": ("a number from 0 on", _is_tolerance)},
+    "number": {"tolerance": ("a number from 0 on", lambda value: _is_number(value, 0))},
     "python": {"entry_point": _NAME},
     "cases": {"cases": ("a list of [[arguments], result]", _is_cases), "raises": ("a list of [arguments]", _is_calls)},
 }
@@ -109,14 +100,11 @@ def checker_faults(checker: Any) -> Iterator[str]:
         yield f"`checker` {said}; {like(str(kind or ''), KINDS)}"
         return
     needed, allowed = _NEEDED[kind], _ALLOWED.get(kind, {})
-    for name, (wanted, is_it) in needed.items():
-        if name not in checker:
-            yield f"`checker` of kind `{kind}` lacks `{name}`: {wanted}"
-        elif not is_it(checker[name]):
-            yield f"`checker.{name}` must be {wanted}"
-    for name, (wanted, is_it) in allowed.items():
+    for name, (wanted, is_it) in {**needed, **allowed}.items():
         if name in checker and not is_it(checker[name]):
             yield f"`checker.{name}` must be {wanted}"
+        elif name in needed and name not in checker:
+            yield f"`checker` of kind `{kind}` lacks `{name}`: {wanted}"
     known = {"kind", *needed, *allowed}
     for name in checker:
         if name not in known:
@@ -181,8 +169,7 @@ class TaskForm:
     def __init__(self, template: Template | None = None, defaults: TaskDefaults | None = None) -> None:
         self._template = template
         self._defaults: dict[str, Any] = {name: value for name, value in (defaults or {}).items() if value is not None}
-        self._schemas: dict[str, tuple[Mapping[str, Any], str | None]] = {}
-        self._checkers: dict[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
+        self._checked: dict[tuple[str, str], tuple[Mapping[str, Any], tuple[str, ...]]] = {}
 
     def default_faults(self) -> list[str]:
         return list(self._value_faults(self._defaults))
@@ -221,8 +208,8 @@ class TaskForm:
             messages=tuple(messages),
             max_tokens=told.get("max_tokens"),
             temperature=told.get("temperature"),
-            schema=self._schema(told["schema"])[0] if "schema" in told else None,
-            checker=self._checker(told["checker"])[0] if "checker" in told else None,
+            schema=self._check_once("schema", told["schema"])[0] if "schema" in told else None,
+            checker=self._check_once("checker", told["checker"])[0] if "checker" in told else None,
             priority=told.get("priority"),
             extra=dict(told.get("extra", {})),
         )
@@ -232,12 +219,9 @@ class TaskForm:
         for name, wanted, is_it in _SIMPLE:
             if told.get(name) is not None and not is_it(told[name]):
                 yield f"`{name}` must be {wanted}, not {_shown(told[name])}"
-        if told.get("schema") is not None:
-            fault = self._schema(told["schema"])[1]
-            if fault is not None:
-                yield f"`schema` is not a JSON schema: {fault}"
-        if told.get("checker") is not None:
-            yield from self._checker(told["checker"])[1]
+        for name in ("schema", "checker"):
+            if told.get(name) is not None:
+                yield from self._check_once(name, told[name])[1]
         extra = told.get("extra")
         if extra is not None and not isinstance(extra, Mapping):
             yield f"`extra` must be an object, not {_kind(extra)}"
@@ -245,17 +229,18 @@ class TaskForm:
             if name in RESERVED:
                 yield f"`extra` must not have `{name}`: {RESERVED[name]}"
 
-    def _schema(self, schema: Any) -> tuple[Mapping[str, Any], str | None]:
-        key = json.dumps(schema, sort_keys=True)
-        if key not in self._schemas:
-            self._schemas[key] = (schema, schema_fault(schema))
-        return self._schemas[key]
+    def _check_once(self, name: str, value: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """Return the first schema or checker that was equal to this one, with its faults."""
+        key = (name, json.dumps(value, sort_keys=True))
+        if key not in self._checked:
+            faults = _schema_faults(value) if name == "schema" else checker_faults(value)
+            self._checked[key] = (value, tuple(faults))
+        return self._checked[key]
 
-    def _checker(self, checker: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        key = json.dumps(checker, sort_keys=True)
-        if key not in self._checkers:
-            self._checkers[key] = (checker, tuple(checker_faults(checker)))
-        return self._checkers[key]
+
+def _schema_faults(schema: Any) -> Iterator[str]:
+    if (fault := schema_fault(schema)) is not None:
+        yield f"`schema` is not a JSON schema: {fault}"
 
 
 def _unknown(told: Mapping[str, Any]) -> Iterator[str]:
@@ -521,50 +506,35 @@ def _maker(template: Template | None, defaults: TaskDefaults) -> TaskForm:
 
 def _gathered(rows: Iterable[TaskRow], maker: TaskForm, name: str, hint: str) -> list[Task]:
     tasks: list[Task] = []
-    faults = _Faults(name, hint)
+    faults: list[str] = []
     places: dict[str, str] = {}
     for row in rows:
         if row.fault is not None:
-            faults.add(row.place, row.fault)
+            faults.append(f"{row.place}: {row.fault}")
             continue
         try:
             task = maker.task(row.document, str(row.number))
         except Faulty as error:
-            for fault in error.faults:
-                faults.add(row.place, fault)
+            faults += [f"{row.place}: {fault}" for fault in error.faults]
             continue
         first = places.setdefault(task.id, row.place)
         if first is not row.place:
-            faults.add(row.place, f"the id `{task.id}` is that of {first} too")
+            faults.append(f"{row.place}: the id `{task.id}` is that of {first} too")
         tasks.append(task)
-    faults.tell()
+    _raise_faults(name, faults, hint)
     if not tasks:
         raise UserError(f"there is no task in {name}")
     return tasks
 
 
-class _Faults:
-    """The first ones in words, the others in number."""
-
-    def __init__(self, name: str, hint: str) -> None:
-        self._name, self._hint = name, hint
-        self._told: list[str] = []
-        self._more = 0
-
-    def add(self, place: str, fault: str) -> None:
-        if len(self._told) < MOST_TOLD:
-            self._told.append(f"{place}: {fault}")
-        else:
-            self._more += 1
-
-    def tell(self) -> None:
-        if not self._told:
-            return
-        if len(self._told) == 1:
-            raise UserError(f"{self._name}, {self._told[0]}", hint=self._hint)
-        count = len(self._told) + self._more
-        more = [f"and {self._more} more"] if self._more else []
-        raise UserError("\n  ".join([f"{self._name} has {count} faults:", *self._told, *more]), hint=self._hint)
+def _raise_faults(name: str, faults: Sequence[str], hint: str) -> None:
+    """Raise a UserError with the first faults and the number of all, if there are any."""
+    if len(faults) == 1:
+        raise UserError(f"{name}, {faults[0]}", hint=hint)
+    if faults:
+        more = [f"and {len(faults) - MOST_TOLD} more"] if len(faults) > MOST_TOLD else []
+        lines = [f"{name} has {len(faults)} faults:", *faults[:MOST_TOLD], *more]
+        raise UserError("\n  ".join(lines), hint=hint)
 
 
 def _read(path: Path) -> bytes:
