@@ -51,8 +51,10 @@ def probe(target, **options):
     return asyncio.run(made)
 
 
-def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks(engine):
-    made, samples = probe(box(engine, long_tokens=64, concurrency=3), idle_s=12.0)
+def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks():
+    """Tokens are far enough apart that a busy machine reads them one by one."""
+    with FakeEngine(slots=4, token_ms=15, ttft_ms=10) as slow:
+        made, samples = probe(box(slow, long_tokens=32, concurrency=3), idle_s=12.0)
     assert (made.outcome, made.era, made.slot, made.due_at, made.idle_s) == (ProbeOutcome.DONE, 2, 7, 100.0, 12.0)
     kinds = [(one.heat, one.shape, one.concurrency) for one in samples]
     assert kinds == [
@@ -61,10 +63,10 @@ def test_a_probe_brings_the_cold_run_and_the_hot_ones_on_both_clocks(engine):
         (Heat.HOT, ProbeShape.LONG, 1),
         (Heat.HOT, ProbeShape.SHORT, 3),
     ]
-    assert [one.output_tokens for one in samples] == [16, 16, 64, 48]
+    assert [one.output_tokens for one in samples] == [16, 16, 32, 48]
     for one in samples:
-        assert 20 < one.tok_s < 5000  # about 500; the machine may be busy with other things
-        assert 20 < one.engine_tok_s < 5000
+        assert 5 < one.tok_s < 500  # about 66; the machine may be busy with other things
+        assert 5 < one.engine_tok_s < 500
         assert one.ttft_ms > 9
     assert (made.running, made.waiting, made.busy) == (0, 0, False)
     assert made.versions["build"] == "skep-fake"
