@@ -20,9 +20,9 @@ from skep.testing.process import FakeEngine
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from skep.monitor.probe_lock import Turns
+from skep.monitor.probe_lock import ProbeLock
 async def hold():
-    async with Turns(Path(sys.argv[1])).at("here", lambda: None):
+    async with ProbeLock(Path(sys.argv[1])).at("here", lambda: None):
         print("held", flush=True)
         await asyncio.sleep(600)
 asyncio.run(hold())
