@@ -4,7 +4,7 @@ import pytest
 
 from skep.bench.levels import figure_of
 from skep.bench.metrics import classes_of, complete_rows
-from skep.bench.summary import repeat_figure, summarise
+from skep.bench.summary import cost_per_million_tokens, repeat_figure, summarise
 from skep.cli.summaries import print_summary, remarks
 from skep.store.records import Request
 from skep.store.rows import ClientSample, LevelFact
@@ -393,3 +393,7 @@ def test_the_engines_own_mean_stands_in_where_it_says_nothing_of_a_request():
     facts = [LevelFact(2, repeat, "counters", {"tpot_s": 0.1 + repeat / 5}) for repeat in (0, 1)]
     (level,) = summarise("r", [row(2, 0), row(2, 1, start=9.0, end=10.0)], facts=facts).levels
     assert level.engine_tok_s == pytest.approx(5.0)
+
+
+def test_a_million_tokens_at_3600_joules_are_a_thousand_kilowatt_hours():
+    assert cost_per_million_tokens(3600.0, 0.30) == pytest.approx(300.0)

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +12,7 @@ from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.quality.mixed_run import MixedPlan, run_mixed
+from skep.quality.mixed_run import AGAIN_S, MixedPlan, mixed_load, run_mixed
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.script import ScriptEnding, ScriptResult
 from skep.store.database import open_store
@@ -180,12 +182,30 @@ def test_sustained_side_tasks_are_sent_again_until_the_conversation_is_over(engi
     assert level.side[0].runs == len([row for row in rows if row.kind == "S1"])
 
 
-def test_a_side_task_that_is_refused_is_not_hammered(answers, store):
-    """An engine that takes one at a time: the conversation goes on, its side task is tried once a second."""
-    with FakeEngine(slots=8, token_ms=1, answers=answers, error_above="1:1") as narrow:
-        _, rows = mixed(narrow, store, repeats=1, levels=(2,), form="sustained")
-    refused = [row for row in rows if row.traffic == "side" and not row.ok]
-    assert 1 <= len(refused) <= 3
+def test_a_side_task_that_is_refused_is_tried_again_after_a_pause():
+    """The conversation goes on meanwhile, and no turn of it is lost."""
+    turns, refused_at = [], []
+    refused_twice = asyncio.Event()
+
+    class RefusingSender:
+        def letter(self, task):
+            return task
+
+        async def ask(self, task):
+            if task.traffic == "side":
+                refused_at.append(time.monotonic())
+                if len(refused_at) == 2:
+                    refused_twice.set()
+                return SimpleNamespace(ok=False), ""
+            turns.append(task.turn)
+            await refused_twice.wait()
+            return SimpleNamespace(ok=True), "done"
+
+    load = mixed_load(MixedPlan(form="sustained"), level=2, repeat=0)
+    asyncio.run(load(RefusingSender(), lambda _row: None))
+    assert turns == [0, 1, 2]
+    assert len(refused_at) == 2
+    assert refused_at[1] - refused_at[0] >= AGAIN_S
 
 
 # What a prompt holds

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from skep.stats.versus import Judgement, judge, judge_overall
+from skep.stats.versus import Judgement, judge
 
 SLOW, FAST = [99.0, 100.0, 101.0, 100.5], [119.0, 120.0, 121.0, 120.5]
 
@@ -77,41 +77,3 @@ def test_a_tenth_is_found_with_five_repeats():
     rng = Random(5)
     words = [judge(noisy(rng, 5), noisy(rng, 5, mean=110), higher_is_better=True)[1] for _ in range(100)]
     assert words.count(Judgement.BETTER) >= 95
-
-
-def test_all_levels_together_see_what_one_does_not():
-    """3 % faster at each of eight levels under 3 % noise: lost at most levels, found over all in most of 50 runs."""
-    rng = Random(1)
-    found_alone = found_together = 0
-    for _ in range(50):
-        levels = [(noisy(rng, 3), noisy(rng, 3, mean=103)) for _ in range(8)]
-        found_alone += sum(judge(a, b, higher_is_better=True)[1] is Judgement.BETTER for a, b in levels)
-        found_together += judge_overall(levels, higher_is_better=True)[1] is Judgement.BETTER
-    assert found_alone <= 0.35 * 50 * 8
-    assert found_together >= 0.75 * 50
-
-
-def test_overall_is_the_geometric_mean_of_the_levels():
-    """Twice as fast at one level and half as fast at another is the same."""
-    steady = [100.0, 100.1, 99.9]
-    doubled = [2 * value for value in steady]
-    ratio, word = judge_overall([(steady, doubled), (doubled, steady)], higher_is_better=True)
-    assert ratio.estimate == pytest.approx(1)
-    assert word is Judgement.SAME
-
-
-def test_overall_leaves_out_what_cannot_be_judged():
-    """A level with one run does not spoil the rest; without any there is no verdict."""
-    ratio, word = judge_overall([(SLOW, FAST), ([1.0], [9.0])], higher_is_better=True)
-    assert word is Judgement.BETTER
-    assert ratio.estimate == pytest.approx(1.2, rel=0.01)
-    assert judge_overall([([1.0], [9.0])], higher_is_better=True) == (None, Judgement.UNKNOWN)
-
-
-def test_equal_runs_are_seldom_told_apart_over_all_levels():
-    """A against A, five levels of three repeats: at most 7 % of 200."""
-    rng = Random(12)
-    words = [
-        judge_overall([(noisy(rng, 3), noisy(rng, 3)) for _ in range(5)], higher_is_better=True)[1] for _ in range(200)
-    ]
-    assert words.count(Judgement.SAME) >= 0.93 * 200

@@ -30,7 +30,6 @@ def test_the_highest_level_is_found():
     result, asked = run(lambda c: 0.3 if c <= 20 else 5.0, 256)
     assert (result.highest_met, result.lowest_failed, result.safe) == (20, 21, 20)
     assert result.end is SloEnd.FOUND
-    assert result.monotone
     assert len(asked) <= 10
 
 
@@ -77,7 +76,6 @@ def test_a_pass_above_a_failure_is_said():
     assert result.lowest_failed == 8
     assert result.highest_met > 36
     assert result.safe < 8
-    assert not result.monotone
 
 
 def test_a_failure_of_the_client_is_not_the_servers():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.precision import WarmUpDetector, is_steady, warm_up_length
+from skep.stats.precision import WarmUpDetector, is_steady
 
 
 def fed(figures, **options):
@@ -108,23 +108,3 @@ def test_identical_figures_are_steady():
     """Also at zero, where a tolerance in per cent is nothing."""
     assert is_steady([0.0] * 5)
     assert is_steady([7.0] * 3)
-
-
-def test_warm_up_is_found_at_the_head_of_a_series():
-    """Four slow values before a steady rest, in most of 200 seeds; none before a rest that is all there is."""
-    exact = clean = 0
-    for seed in range(200):
-        rng = Random(seed)
-        steady = [rng.gauss(100, 2) for _ in range(20)]
-        exact += warm_up_length([30.0, 45.0, 60.0, 80.0, *steady]) == 4
-        clean += warm_up_length(steady) == 0
-    assert exact >= 180
-    assert clean >= 180
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(min_value=-1e6, max_value=1e6), max_size=40))
-def test_never_more_than_half_is_dropped(values):
-    """And nothing of a series too short to tell."""
-    assert 0 <= warm_up_length(values) <= len(values) // 2
-    assert len(values) >= 4 or warm_up_length(values) == 0

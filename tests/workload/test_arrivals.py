@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 import pytest
 
 from skep.errors import UserError
-from skep.workload.arrivals import constant, from_times, gamma, parse_arrivals, poisson
+from skep.workload.arrivals import constant, gamma, parse_arrivals, poisson
 
 N = 20_000
 
@@ -76,10 +76,3 @@ def test_impossible_rates_are_refused_at_once(rate):
     for make in (constant, lambda rate: poisson(rate, random.Random(1)), lambda rate: gamma(rate, 2, random.Random(1))):
         with pytest.raises(UserError, match="not a rate"):
             make(rate)
-
-
-def test_times_that_were_written_down():
-    """They end; one that goes back is named."""
-    assert list(from_times([0, 0, 1.5])) == [0, 0, 1.5]
-    with pytest.raises(UserError, match=r"arrival 2 at `1\.0`"):
-        list(from_times([2.0, 1.0]))

@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 from skep.errors import UserError
-from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts, sample_texts
+from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
 from skep.workload.lengths import CHARS_PER_PIECE, cut, pieces
 from skep.workload.prompts import KINDS, coding_prompts
 
@@ -20,6 +20,10 @@ targets = pytest.mark.parametrize("tokens", TARGETS)
 
 def some(n, *, seed=1, **options):
     return list(islice(coding_prompts(random.Random(seed), **options), n))
+
+
+def sample_texts(**options):
+    return [prompt.text for prompt in sample_prompts(random.Random(3), **options)]
 
 
 def coarse(text: str) -> int:
@@ -101,7 +105,7 @@ def test_more_tokens_than_any_model_reads_are_refused():
 @pytest.mark.parametrize("scale", [0.6, 1.0, 1.7])
 def test_calibration_finds_ratio_and_overhead(scale, overhead):
     """Of a tokenizer that is nothing but pieces, exactly."""
-    found = calibrate((text, round(overhead + scale * pieces(text))) for text in sample_texts(random.Random(3)))
+    found = calibrate((text, round(overhead + scale * pieces(text))) for text in sample_texts())
     assert found.chars_per_token == pytest.approx(CHARS_PER_PIECE / scale, rel=0.005)
     assert found.overhead_tokens == pytest.approx(overhead, abs=1)
     assert found.error < 0.01
@@ -110,7 +114,7 @@ def test_calibration_finds_ratio_and_overhead(scale, overhead):
 
 def test_calibration_survives_a_few_wrong_counts():
     """A cached prompt or a server that counts nothing: two of twelve."""
-    counted = [[text, pieces(text) + 20] for text in sample_texts(random.Random(3))]
+    counted = [[text, pieces(text) + 20] for text in sample_texts()]
     counted[1][1], counted[6][1] = 1, 5000
     found = calibrate(map(tuple, counted))
     assert found.chars_per_token == pytest.approx(CHARS_PER_PIECE, rel=0.02)
@@ -141,7 +145,7 @@ def test_without_a_measurement_no_error_is_claimed():
 @pytest.mark.parametrize("tokens", [40, 100, 150, 300, 1000, 4000])
 def test_calibrated_prompts_are_right_on_average(tokens):
     """Within 3 % on a tokenizer that counts otherwise, from samples around the target."""
-    found = calibrate((text, coarse(text)) for text in sample_texts(random.Random(3), tokens=tokens, count=24))
+    found = calibrate((text, coarse(text)) for text in sample_texts(tokens=tokens, count=24))
     options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
     counts = [coarse(prompt.text) for prompt in some(40, tokens=tokens, **options)]
     assert sum(counts) / len(counts) == pytest.approx(tokens, rel=0.03)

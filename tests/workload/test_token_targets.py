@@ -15,7 +15,7 @@ from skep.engines.base import REPORT_FD, Launch
 from skep.engines.embedded import Embedded
 from skep.paths import user_paths
 from skep.weights.pull import installed, pull
-from skep.workload.calibration import calibrate, sample_prompts, sample_texts
+from skep.workload.calibration import calibrate, sample_prompts
 from skep.workload.prompts import coding_prompts, messages, prefill_heavy
 from skep.workload.traces import read_trace, trace_messages
 
@@ -53,7 +53,7 @@ def count(ask):
 
 @pytest.fixture(scope="module")
 def found(count):
-    return calibrate((text, count(text)) for text in sample_texts(random.Random(11), count=24))
+    return calibrate((prompt.text, count(prompt.text)) for prompt in sample_prompts(random.Random(11), count=24))
 
 
 @pytest.mark.parametrize("tokens", [40, 100, 250, 1000, 8192, pytest.param(131_072, marks=pytest.mark.slow)])

@@ -246,7 +246,7 @@ def _level(
         ttft_ms=percentiles(ttft_values(rows)),
         tpot_ms=percentiles(tpot_values(rows)),
         engine_tok_s=median(engine) if engine else _per_second(counters.get("tpot_s")),
-        cached_prompt_share=_cached_share(rows, counters),
+        cached_prompt_share=cached_share(rows, counters),
         truncated=sum(row.finish_reason == "length" for row in rows),
         client_limited=any(repeat.client_limited for repeat in repeats),
         repeats=repeats,
@@ -306,8 +306,9 @@ def _per_second(seconds: float | None) -> float | None:
     return 1 / seconds if seconds else None
 
 
-def _cached_share(rows: Sequence[Request], counters: Mapping[str, float]) -> float | None:
+def cached_share(rows: Sequence[Request], counters: Mapping[str, float] | None = None) -> float | None:
     """From what the engine says of each request; else from its own count of looks into the cache."""
+    counters = counters or {}
     asked = counters.get("cache_queries") or counters.get("prompt_tokens")
     if asked and "cached_tokens" in counters and not any(row.engine.cached_tokens for row in rows):
         return counters["cached_tokens"] / asked

@@ -12,11 +12,12 @@ sees only a collapse, and each reason says how far a fall would have to go.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import comb
 from statistics import median
 
+from skep.bench.metrics import by_repeat, task_tok_s, ttft_values
 from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, PassLoss, TaskFigures
 from skep.store.records import Request
 from skep.store.verdicts import Verdict, VerdictOutcome
@@ -180,7 +181,7 @@ def fisher_less(passed: int, judged: int, base_passed: int, base_judged: int) ->
 
 
 def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
-    repeats = _by_repeat(rows)
+    repeats = by_repeat(rows)
     not_asked = _not_asked(repeats.values()) if known else [0] * len(PRIMARY)
     turns = tuple(_task(item.id, rows, known, missed) for item, missed in zip(PRIMARY, not_asked, strict=True))
     side = tuple(_task(item.id, rows, known) for item in SIDE[: concurrency - 1])
@@ -213,10 +214,10 @@ def _task(item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict]
         item=item,
         title=TITLES[item],
         runs=len(rows),
-        ttft_ms=_median_of(rows, _ttft_ms),
-        seconds=_median_of(rows, lambda row: row.ended_s - row.started_s),
-        output_tokens=_median_of(rows, lambda row: row.output_tokens),
-        tok_s=_median_of(rows, _tok_s),
+        ttft_ms=_median(ttft_values(rows)),
+        seconds=_median([row.ended_s - row.started_s for row in rows if row.ok]),
+        output_tokens=_median([row.output_tokens for row in rows if row.ok and row.output_tokens is not None]),
+        tok_s=task_tok_s(rows),
         passed=sum(verdict.passed for verdict in found),
         judged=len(found) + not_asked,
     )
@@ -274,34 +275,12 @@ def _outcomes(found: Iterable[Verdict], not_asked: int) -> tuple[tuple[str, int]
     return (*named, (NOT_ASKED, not_asked)) if not_asked else tuple(named)
 
 
-def _by_repeat(rows: Iterable[Request]) -> dict[int, list[Request]]:
-    found: dict[int, list[Request]] = {}
-    for row in rows:
-        found.setdefault(row.repeat, []).append(row)
-    return found
-
-
 def _turns(rows: Iterable[Request]) -> list[Request]:
     return sorted((row for row in rows if row.traffic == PRIMARY_TRAFFIC), key=lambda row: row.turn or 0)
 
 
 def _key(row: Request) -> Key:
     return row.level, row.repeat, row.index
-
-
-def _ttft_ms(row: Request) -> float | None:
-    return None if row.first_token_s is None else (row.first_token_s - row.due_s) * 1000
-
-
-def _tok_s(row: Request) -> float | None:
-    if not row.output_tokens or row.first_token_s is None or row.last_token_s is None:
-        return None
-    took = row.last_token_s - row.first_token_s
-    return row.output_tokens / took if took > 0 else None
-
-
-def _median_of(rows: Iterable[Request], figure: Callable[[Request], float | None]) -> float | None:
-    return _median([value for row in rows if row.ok and (value := figure(row)) is not None])
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from skep.bench.metrics import ttft_values
+from skep.bench.metrics import cached_share, ttft_values
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.trial_plan import AGAIN, BASE
 from skep.stats.noninferiority import (
@@ -252,14 +252,8 @@ def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]])
         total_p50_s=total.p50 if total else None,
         total_p95_s=total.p95 if total else None,
         effective_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
-        cached_share=_cached_share(rows),
+        cached_share=cached_share(rows),
     )
-
-
-def _cached_share(rows: Sequence[Request]) -> float | None:
-    known = [row for row in rows if row.engine.cached_tokens is not None and row.prompt_tokens]
-    prompt = sum(row.prompt_tokens or 0 for row in known)
-    return sum(row.engine.cached_tokens or 0 for row in known) / prompt if prompt else None
 
 
 def _by_family(tables: Tables, items: Sequence[Item]) -> tuple[tuple[str, int, float], ...]:

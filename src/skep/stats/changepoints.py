@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import mul, sub
 
@@ -92,7 +92,8 @@ def changes_in_series(values: Sequence[float], *, least: float = LEAST) -> Serie
     cuts, drifts = _without_drifts(scale, cuts)
     splits = _told(scale, values, cuts, slow, least)
     return SeriesChanges(
-        tuple(_moved(split, skipped) for split in splits), tuple(_carried(drift, skipped) for drift in drifts)
+        tuple(_moved(split, skipped) for split in splits),
+        tuple(Drift(drift.first + skipped, drift.last + skipped, drift.ratio) for drift in drifts),
     )
 
 
@@ -354,14 +355,6 @@ def _middle(ordered: Sequence[float]) -> float:
 
 
 def _moved(split: Split, by: int) -> Split:
-    if not by:
-        return split
+    """Count the places of a split from the beginning of the whole series."""
     first, last = split.bracket
-    return Split(
-        split.index + by, (first + by, last + by), split.before, split.after, split.ratio, split.count_before,
-        split.count_after,
-    )  # fmt: skip
-
-
-def _carried(drift: Drift, by: int) -> Drift:
-    return Drift(drift.first + by, drift.last + by, drift.ratio)
+    return replace(split, index=split.index + by, bracket=(first + by, last + by))

@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from skep.stats.intervals import mean_t_interval, t_quantile
-from skep.stats.percentiles import mad, median
+from skep.stats.percentiles import median
 from skep.units import Interval
 
 
@@ -95,7 +95,6 @@ class Precision:
 
 WINDOW = 5
 TOLERANCE = 0.05
-NORMAL_MAD = 1.4826  # times the median deviation of a normal sample is its standard deviation
 
 
 class WarmUpDetector:
@@ -166,22 +165,3 @@ def _fitted_change(values: Sequence[float]) -> float:
     centre, mean = (len(values) - 1) / 2, fmean(values)
     cross = sum((place - centre) * (value - mean) for place, value in enumerate(values))
     return cross / sum((place - centre) ** 2 for place in range(len(values))) * (len(values) - 1)
-
-
-def warm_up_length(values: Sequence[float], *, tolerance: float = TOLERANCE) -> int:
-    """How many leading values to drop; never more than half, and none of a series shorter than four.
-
-    The second half is taken as what the series settles to. The warm-up ends where two values in a row lie as near to
-    its median as its own spread (three deviations, at least `tolerance`) allows. It is too ready to drop where fewer
-    than twenty values spread by 10 % and more.
-    """
-    if len(values) < 4:
-        return 0
-    half = len(values) // 2
-    settled = values[half:]
-    middle = median(settled)
-    room = max(3 * NORMAL_MAD * mad(settled), tolerance * abs(middle))
-    for start in range(half):
-        if all(abs(value - middle) <= room for value in values[start : start + 2]):
-            return start
-    return half

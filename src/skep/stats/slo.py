@@ -92,11 +92,6 @@ class SloResult:
     safe: int | None
     end: SloEnd
 
-    @property
-    def monotone(self) -> bool:
-        """False: a level passed above one that failed."""
-        return self.highest_met is None or self.lowest_failed is None or self.highest_met < self.lowest_failed
-
 
 def share_of_limit(figures: Iterable[tuple[float | None, float]]) -> float:
     """The worst of (measured, limit). Infinite where a figure is missing: what was not seen was not kept."""

@@ -6,7 +6,7 @@ The gaps of a gamma process have a coefficient of variation of their own: 1 is P
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
 from skep.errors import UserError
@@ -45,16 +45,6 @@ def gamma(rate: float, cv: float, rng: Random) -> Iterator[float]:
         return constant(rate)
     shape = 1.0 / (cv * cv)
     return _summed(lambda: draw_gamma(rng, shape) / (shape * rate))
-
-
-def from_times(times: Iterable[float]) -> Iterator[float]:
-    """Offsets that somebody wrote down; the only ones that end."""
-    before = 0.0
-    for place, at_s in enumerate(times, start=1):
-        if not (math.isfinite(at_s) and at_s >= before):
-            raise UserError(f"arrival {place} at `{at_s}` s comes before the one ahead of it", hint="sort the times")
-        before = at_s
-        yield at_s
 
 
 def parse_arrivals(text: str) -> Arrivals:

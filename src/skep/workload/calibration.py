@@ -52,11 +52,6 @@ def sample_prompts(rng: Random, *, tokens: int | None = None, count: int = 12) -
     return tuple(next(streams[place % len(streams)]) for place in range(count))
 
 
-def sample_texts(rng: Random, *, tokens: int | None = None, count: int = 12) -> tuple[str, ...]:
-    """The same as plain texts, for a tokenizer that is asked for a text's tokens."""
-    return tuple(prompt.text for prompt in sample_prompts(rng, tokens=tokens, count=count))
-
-
 def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
     """From texts and their tokens, by medians: a few wrong counts do no harm.
 
