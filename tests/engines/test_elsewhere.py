@@ -164,12 +164,12 @@ for message in map(json.loads, told):
 
 
 @asynccontextmanager
-async def hive_of(tmp_path, *launches, aides=(), elsewhere=far, rebuild=None, control=None):
+async def hive_of(tmp_path, *launches, services=(), elsewhere=far, rebuild=None, control=None):
     """A supervisor whose gateway is a program that has nothing to do."""
     with socket.socket() as listener:
         hive = Hive(launches, (sys.executable, "-Sc", IDLE_GATEWAY), {}, "http://x", control, tmp_path, drain_s=5.0)
         moved = asyncio.Event()
-        supervisor = Supervisor(hive, listener, lambda _s: moved.set(), rebuild, elsewhere=elsewhere, aides=aides)
+        supervisor = Supervisor(hive, listener, lambda _s: moved.set(), rebuild, elsewhere=elsewhere, services=services)
 
         async def until(condition):
             async with asyncio.timeout(10):
@@ -189,7 +189,7 @@ def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
     async def run():
         aide = Aide()
         second = replace(FAR, name="m-1")
-        async with hive_of(tmp_path, FAR, second, aides=[aide]) as (supervisor, _):
+        async with hive_of(tmp_path, FAR, second, services=[aide]) as (supervisor, _):
             supervisor.replica_set.find("m-1").slots = 3
             rows = {row["name"]: row for row in supervisor.rows({})}
             assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 3)]
@@ -198,7 +198,7 @@ def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
             assert [row["name"] for row in supervisor.description()["replicas"]] == ["m-0", "m-1"]
             ask = supervisor._control
             assert (await ask({"op": "drain", "name": "b"}))["replicas"] == ["m-1"]
-            with pytest.raises(EngineError, match="stands on node `b`, which is drained"):
+            with pytest.raises(EngineError, match="is on node `b`, which is drained"):
                 await ask({"op": "undrain", "name": "m-1"})
             with pytest.raises(EngineError, match="there is no `z`") as caught:
                 await ask({"op": "drain", "name": "z"})
@@ -234,7 +234,7 @@ def test_an_aide_that_cannot_go_on_ends_the_hive_with_its_reason(tmp_path):
             hive = Hive((), (sys.executable, "-Sc", IDLE_GATEWAY), {}, "http://x", None, tmp_path)
             aide = Aide(UserError("no cluster at `x`", hint="start one"))
             with pytest.raises(UserError, match="no cluster at `x`"):
-                await Supervisor(hive, listener, lambda _s: None, aides=[aide]).run()
+                await Supervisor(hive, listener, lambda _s: None, services=[aide]).run()
         assert aide.story == ["starting", "stop"]
 
     asyncio.run(run())

@@ -53,13 +53,13 @@ def test_only_a_drained_one_is_not_left(tmp_path):
     async def story(hive, _become, _until):
         hive.replica_set.drain("a")
         hint = await refused(hive, 1, "`m` would be left without a replica that serves: m-0 is drained")
-        assert hint == "the last ones go first; `skep undrain a` lets it in again"
+        assert hint == "the last ones go first; `skep undrain a` sends it requests again"
         assert hive.replica_set.names == ["m-0", "m-1"]
         shown = await hive._control({"op": "scale"})
         assert shown["models"] == [{"model": "m", "replicas": 2, "ready": 2}], "nothing has changed"
         hive.replica_set.undrain("a")
         hive.replica_set.drain("m-0")
-        assert "`skep undrain m-0` lets" in await refused(hive, 1, "m-0 is drained")
+        assert "`skep undrain m-0` sends" in await refused(hive, 1, "m-0 is drained")
         hive.replica_set.undrain("m-0")
         assert (await scale(hive, 1))["removed"] == ["m-1"]
 
@@ -69,7 +69,7 @@ def test_only_a_drained_one_is_not_left(tmp_path):
 def test_only_one_that_was_given_up_or_has_not_come_yet_is_not_left(tmp_path):
     async def story(hive, become, _until):
         become("m-0", ReplicaState.FAILED)
-        assert "`skep restart m-0` starts it anew" in await refused(hive, 1, "m-0 was given up")
+        assert "`skep restart m-0` starts it again" in await refused(hive, 1, "m-0 was given up")
         become("m-1", ReplicaState.STARTING)
         become("m-2", ReplicaState.FAILED)
         await refused(hive, 1, "m-0 was given up")

@@ -61,7 +61,7 @@ class Leaving(Aide):
 def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, aide, left):
     async def run():
         path = tmp_path / "control"
-        async with hive_of(tmp_path, FAR, aides=[aide()], control=path) as (supervisor, until):
+        async with hive_of(tmp_path, FAR, services=[aide()], control=path) as (supervisor, until):
             onlooker, looking = await asyncio.open_unix_connection(path)
             looking.write(b'{"op": "status"}\n')
             assert json.loads(await onlooker.readline())["phase"] == "ready"
@@ -96,8 +96,8 @@ def test_the_last_words_may_come_with_the_answer_or_not_at_all(tmp_path, last, l
 
 def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
     async def run():
-        for aides, stop_s in (((), 15.0), ([Aide()], 75.0)):
-            async with hive_of(tmp_path, FAR, aides=aides) as (supervisor, _):
+        for services, stop_s in (((), 15.0), ([Aide()], 75.0)):
+            async with hive_of(tmp_path, FAR, services=services) as (supervisor, _):
                 told = await supervisor._control({"op": "down", "drain_s": 0.0})
                 assert (told["drain_s"], told["stop_s"]) == (0.0, stop_s)
 
@@ -110,7 +110,7 @@ def test_a_reload_tells_who_keeps_replicas_elsewhere_the_new_restart_policy(tmp_
     async def run():
         aide = Aide()
         async with hive_of(
-            tmp_path, FAR, aides=[aide], rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
+            tmp_path, FAR, services=[aide], rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
         ) as (supervisor, _):
             told = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
             assert (told["left_out"], told["unchanged"]) == ([], ["m-0"])

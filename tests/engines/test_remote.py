@@ -95,7 +95,7 @@ def test_a_server_without_a_list_of_models_is_taken_at_its_word():
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ((401, b""), r"it wants an API key \(HTTP 401"),
+        ((401, b""), r"it requires an API key \(HTTP 401"),
         ((503, b""), "HTTP 503"),
         (b"<html>", "no list of models"),
         (b'{"data": []}', "serves no model"),
@@ -162,5 +162,5 @@ def test_a_server_with_a_key_tells_its_busy_slots_to_who_shows_it(monkeypatch):
     with FakeEngine() as engine:
         found = asyncio.run(probe_upstream(replace(launch(engine.url), key_env="FAR_KEY")))
         assert (found.model, found.confirms) == ("fake-model", "slots")
-        with pytest.raises(UpstreamUnavailable, match="wants an API key"):
+        with pytest.raises(UpstreamUnavailable, match="requires an API key"):
             find(engine.url)

@@ -1,4 +1,4 @@
-"""The user's side of the control socket: one question, one answer, without an event loop."""
+"""The client of the control socket: one request, one answer, without an event loop. Also the keys of local servers."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class NotRunning(UserError):
 
 
 def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None = 10.0) -> dict[str, Any]:
-    """The supervisor's answer. Raises NotRunning where there is none, EngineError for an answer that is an error."""
+    """Return the supervisor's answer. Raise NotRunning where none runs, EngineError for an answer that is an error."""
     with connected(socket_path, timeout_s) as say:
         return say(message)
 
 
 @contextlib.contextmanager
 def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
-    """Yield what asks one question after the other over one connection; raises as `ask` does."""
+    """Yield a function that sends requests over one connection; it raises as `ask` does."""
 
     def say(message: dict[str, Any]) -> dict[str, Any]:
         answer, _ = _exchange(sock, message)
@@ -76,9 +76,9 @@ def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[
 
 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
-    """Ask it to stop after draining for so long (None: its own time), and return when it has.
+    """Ask the hive to drain for `drain_s` (None: as configured) and stop; return when it has stopped.
 
-    What it could not end, in words: of a cluster that does not answer.
+    The result names what could not be ended, such as replicas of a cluster that does not answer.
     """
     with contextlib.closing(_connect(socket_path, 10.0)) as sock:
         told, said = _exchange(sock, {"op": "down", "drain_s": drain_s})
@@ -97,7 +97,7 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
 
 
 def _left_behind(said: bytes) -> list[str]:
-    """Its last words; one that was killed has none."""
+    """Return what the last message lists; a hive that was killed sends none."""
     try:
         return list(json.loads(said)["left_behind"])
     except (ValueError, LookupError, TypeError):
@@ -105,7 +105,7 @@ def _left_behind(said: bytes) -> list[str]:
 
 
 def _await_end(pid: int) -> None:
-    """The socket is closed a moment before the process is gone."""
+    """Wait for the process to end: its socket is closed a moment earlier."""
     deadline = time.monotonic() + EXIT_S
     while time.monotonic() < deadline:
         try:
@@ -117,7 +117,7 @@ def _await_end(pid: int) -> None:
 
 
 def socket_of(lock_path: Path, default: Path) -> Path:
-    """Where the running skep listens, as its lock file says: its runtime folder may be another one than ours."""
+    """Return the control socket that the lock file names; the running skep may use another runtime folder."""
     try:
         return Path(lock_path.read_text().splitlines()[1])
     except (OSError, IndexError, UnicodeDecodeError):
@@ -143,7 +143,7 @@ def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
 
 
 def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """The answer, and what has come after it."""
+    """Return the answer, and the bytes that came after it."""
     received = b""
     try:
         sock.sendall(json.dumps(message).encode() + b"\n")
@@ -152,7 +152,7 @@ def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, A
             if not part:
                 raise NotRunning
             received += part
-    except ConnectionError:  # it ended
+    except ConnectionError:  # the hive ended
         raise NotRunning from None
     except OSError as error:
         raise EngineError(

@@ -1,4 +1,4 @@
-"""What a running hive can be told over the control socket: by whom it is carried out, and who is meant."""
+"""The commands of the control socket: which part of the hive carries out each, and which replicas a name means."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from skep.wire.json_pipe import JsonPipe, Message
 
 
 class ControlCommands:
-    def __init__(self, crew: ReplicaSet, front: GatewayChild, housing: ModelLoader, *, remaking: Reloader) -> None:
-        self._replica_set = crew
-        self._gateway_child = front
-        self._loader = housing
-        self._reloader = remaking
+    """Answers to the commands that concern replicas, models and reloads."""
+
+    def __init__(
+        self, replica_set: ReplicaSet, gateway: GatewayChild, loader: ModelLoader, *, reloader: Reloader
+    ) -> None:
+        self._replica_set = replica_set
+        self._gateway_child = gateway
+        self._loader = loader
+        self._reloader = reloader
 
     async def answer(self, message: Message) -> Message:
         match message.get("op"):
@@ -53,7 +57,7 @@ class ControlCommands:
                 return {"error": f"unknown request {other!r}"}
 
     async def log_of(self, name: str, lines: int, offset: int | None = None) -> Message | None:
-        """As `LogKept` has it; None where its log is a file here, or not known."""
+        """Return the log of a replica as `RemoteLog` has it; None where the log is a file here, or not known."""
         member = self._replica_set.find(name)
         return await member.log_since(offset, lines) if isinstance(member, RemoteLog) else None
 
@@ -66,7 +70,7 @@ class ControlCommands:
         return name
 
     def _meant(self, name: str) -> list[str]:
-        """A replica, or all that stand on a node."""
+        """Return the names of a replica, or of all replicas on a node."""
         meant = [name] if self._replica_set.find(name) else self._replica_set.at(name)
         if not meant:
             nodes = f"; nodes: {', '.join(self._replica_set.nodes)}" if self._replica_set.nodes else ""
@@ -89,19 +93,19 @@ class ControlCommands:
         meant = self._meant(name)
         self._replica_set.drain(name)
         if wait and not all(await asyncio.gather(*(self._replica_set.until_idle(one) for one in meant))):
-            raise EngineError(f"`{name}` was let in again before it was empty")
+            raise EngineError(f"`{name}` was undrained before its requests had ended")
         busy = await asyncio.gather(*(self._replica_set.busy(one) for one in meant))
         return {"ok": True, "busy": sum(busy), "replicas": meant}
 
     def _undrain(self, name: str) -> Message:
         meant = self._replica_set.at(name) if name in self._replica_set.drained else self._meant(name)
         if node := self._replica_set.drained_node(name):
-            raise EngineError(f"`{name}` stands on node `{node}`, which is drained", hint=f"`skep undrain {node}`")
+            raise EngineError(f"`{name}` is on node `{node}`, which is drained", hint=f"`skep undrain {node}`")
         self._replica_set.undrain(name)
         return {"ok": True, "replicas": meant or [name]}
 
     async def _scale(self, message: Message) -> Message:
-        """Without a number, how many there are; without a model, of all."""
+        """Change the number of replicas. Without a number, return the counts; without a model, those of all."""
         model, replicas, known = message.get("model"), message.get("replicas"), self._reloader.models
         if model is not None and replicas is not None:
             return await self._reloader.scale(str(model), int(replicas), wait=bool(message.get("wait")))
@@ -125,10 +129,10 @@ async def control_socket(
     last_words: Callable[[], Message] = dict,
     released: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[None]:
-    """For this user alone, while the block runs; None: there is none.
+    """Serve a control socket that only this user can open, while the block runs. Serve none where `path` is None.
 
-    Whoever's last answer said that there is `more` hears the `last_words` when the block has ended.
-    `released` is called when a connection ends of which an answer said that it `holds` something.
+    A connection whose last answer had `more` is sent the `last_words` when the block has ended.
+    `released` is called when a connection ends that had an answer with `holds`.
     """
     if path is None:
         yield
@@ -164,7 +168,7 @@ async def _serve(
     holds = False
     try:
         while (message := await link.receive()) is not None:
-            told = {}  # one whose answer is cut short hears the end of the connection
+            told = {}  # a client whose answer is cut short sees the end of the connection
             told = await _answered(message, answer)
             holds = holds or "holds" in told
             link.send(told)
@@ -183,5 +187,5 @@ async def _answered(message: Message, answer: CommandHandler) -> Message:
     except (SkepError, OSError) as error:
         code = getattr(error, "exit_code", 1)
         return {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
-    except Exception as error:  # a bug of ours is told to who asked, and ends nothing
+    except Exception as error:  # a bug is reported to the client and does not end the hive
         return {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}

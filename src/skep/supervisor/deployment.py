@@ -1,4 +1,4 @@
-"""What is to run, as one frozen value. Knows no process."""
+"""The hive to run, as one frozen value. Knows no process."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ class Hive:
     gateway_argv: tuple[str, ...]
     gateway_setup: Message
     url: str
-    socket_path: Path | None  # where it is controlled; None: only by who runs it
+    socket_path: Path | None  # the control socket; None: there is none
     log_dir: Path
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     drain_s: float = 30.0
-    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # that it was built from; empty: not known
-    wishes: Message = field(default_factory=dict)  # what the command line asked for; told to those who want to reload
-    left_out: tuple[str, ...] = ()  # settings that only a new start would bring about
-    warnings: tuple[str, ...] = ()  # for who asked for it
-    room: tuple[tuple[str, int], ...] = ()  # what the machine has of "ram", "gpu0", ...
-    max_loaded: int | None = None  # models at once, where some are loaded on demand
-    turn_s: float = 30.0  # a busy model that others wait for stays loaded at least so long
-    monitor_argv: tuple[str, ...] = ()  # the monitor's loop; empty: none beside this hive
-    monitor_setup: Mapping[str, Any] = field(default_factory=dict)  # what it reads by itself; another: a new start
-    monitor_due: bool = False  # there is something to watch from the start
-    engine_key: str = field(default="", repr=False)  # that the engines of this machine want to see; empty: none
-    avoid: frozenset[str] = frozenset()  # nodes of a cluster on which nothing new is to stand: they are drained
+    settings: Mapping[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # the settings it was built from; empty: not known
+    wishes: Message = field(default_factory=dict)  # what the command line asked for; `skep reload` reads it
+    left_out: tuple[str, ...] = ()  # settings that only a restart would apply
+    warnings: tuple[str, ...] = ()  # shown to the user who asked for the reload
+    room: tuple[tuple[str, int], ...] = ()  # bytes that the machine has of "ram", "gpu0", ...
+    max_loaded: int | None = None  # models loaded at once, where some are on demand
+    turn_s: float = 30.0  # a busy model that others wait for stays loaded for at least this long
+    monitor_argv: tuple[str, ...] = ()  # the command of the monitor; empty: none
+    monitor_setup: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings that the monitor reads itself; a change restarts it
+    monitor_due: bool = False  # the store has targets: start the monitor at once
+    engine_key: str = field(default="", repr=False)  # the key of the engines on this machine; empty: none
+    avoid: frozenset[str] = frozenset()  # drained nodes of a cluster: nothing new is placed there
 
     @property
     def memory_budget(self) -> MemoryBudget:
         return MemoryBudget(dict(self.room), self.max_loaded, self.turn_s)
 
 
-Rebuild = Callable[[Message, Hive, Sequence[Launch]], Hive]  # of settings, of the hive as it is, and of what runs
+Rebuild = Callable[[Message, Hive, Sequence[Launch]], Hive]  # from settings, the present hive, and what runs

@@ -40,7 +40,7 @@ class GatewayChild:
         changed: Callable[[], None],
         wanted: Callable[[str], None] = lambda _model: None,
     ) -> None:
-        """`wanted` hears of models that requests wait for and that are not loaded."""
+        """`wanted` is called with each model that requests wait for and that is not loaded."""
         self._argv = argv
         self._listener = listener
         self._setup = setup
@@ -68,7 +68,7 @@ class GatewayChild:
         return self._current is not None and self._current.listening.is_set()
 
     async def run(self) -> None:
-        """Start it, and again whenever it dies, until `stop`; given up (`broken`) if it never came to listen."""
+        """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never listened."""
         loop = asyncio.get_running_loop()
         failures = 0
         while not self._stopping.is_set():
@@ -77,7 +77,7 @@ class GatewayChild:
                 async with self._one_at_a_time:
                     self._current = await self._start()
                 await self._until_nobody_serves()
-            except OSError as error:  # no process or descriptor to be had: a failed start like any other
+            except OSError as error:  # no process or descriptor is free: a failed start
                 self.why = f"the gateway cannot be started: {error.strerror}"
             if self._stopping.is_set():
                 return
@@ -89,35 +89,32 @@ class GatewayChild:
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
     def publish(self) -> None:
-        """Send the replica table as it stands, to those that only finish their answers too."""
+        """Send the replica table to all processes, including those that only finish their answers."""
         for child in self._children():
             child.link.send({"op": "replicas", **self._table()})
 
     def say(self, message: Message) -> None:
-        """To all processes, without an answer."""
+        """Send a message to all processes; there is no answer."""
         for child in self._children():
             child.link.send(message)
 
     async def set_up(self, setup: Message) -> None:
-        """Settings anew: what can change in a running process does so at once, the rest with its successor."""
+        """Apply new settings: what a running process can change, at once; the rest with its successor."""
         async with self._one_at_a_time:
             self._setup = setup
             for child in self._children():
                 child.link.send({"op": "settings", **setup})
 
     async def status(self, timeout_s: float = 1.0) -> Message:
-        """What the processes say of themselves, as one; empty while there is none to ask.
-
-        `complete`: all of them have answered. One that is silent may have streams.
-        """
+        """Return the merged status of all processes; empty while none answers. `complete`: all have answered."""
         answers = await asyncio.gather(*(child.ask({"op": "status"}, timeout_s) for child in self._children()))
         told = merge_status([answer for answer in answers if answer])
         return {**told, "complete": all(answers)} if told else {}
 
     async def replace(self, drain_s: float) -> None:
-        """A new process takes the connections; the old one finishes its answers in its own time and goes.
+        """Start a new process for new connections; the old one finishes its answers, then ends.
 
-        The old one is let go only when the new one listens: an upgrade that does not start changes nothing.
+        The old one goes on until the new one listens: an upgrade that does not start changes nothing.
         """
         async with self._one_at_a_time:
             new = await self._start()
@@ -134,7 +131,7 @@ class GatewayChild:
         self._changed()
 
     async def drain(self, timeout_s: float) -> int:
-        """Nothing new is admitted; wait for what is under way. How many were left when the time was over."""
+        """Admit nothing new and wait for what is under way. Return how many requests were left after the timeout."""
         ask = {"op": "drain", "timeout_s": timeout_s}
         answers = await asyncio.gather(*(child.ask(ask, timeout_s + 5) for child in self._children()))
         return sum(int(answer["left"]) for answer in answers if answer)
@@ -147,7 +144,7 @@ class GatewayChild:
             await child.end()
 
     def _children(self) -> list[_Child]:
-        """Those that have come to listen, and the current one in any case."""
+        """Return the current process and those that finish their answers."""
         return [child for child in (self._current, *self._retired) if child is not None]
 
     async def _start(self) -> _Child:
@@ -165,7 +162,7 @@ class GatewayChild:
         self._changed()
 
     async def _until_nobody_serves(self) -> None:
-        """Until the current process has ended; by then it may be another one than at first."""
+        """Wait until the current process has ended, which another may have replaced meanwhile."""
         while (child := self._current) is not None:
             self._new_current.clear()
             replaced = asyncio.get_running_loop().create_task(self._new_current.wait())
@@ -191,7 +188,7 @@ class GatewayChild:
 
 
 def merge_status(told: Sequence[Message]) -> Message:
-    """The status of several gateway processes as that of one; the first, which takes the connections, says states."""
+    """Merge the status of several gateway processes. States are those of the first, which takes the connections."""
     if not told:
         return {}
     replicas: dict[str, Message] = {}
@@ -213,7 +210,7 @@ def merge_status(told: Sequence[Message]) -> Message:
 
 
 def merge_model_usage(one: Message | None, other: Message) -> Message:
-    """What two gateways say of one model."""
+    """Merge the figures of one model from two gateway processes."""
     if one is None:
         return other
     idle = [figures["idle_s"] for figures in (one, other) if figures["idle_s"] is not None]
@@ -226,6 +223,8 @@ def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 
 class _Child:
+    """One gateway process and the link to it."""
+
     def __init__(self, process: asyncio.subprocess.Process, link: JsonPipe) -> None:
         self.process = process
         self.link = link
@@ -275,7 +274,7 @@ class _Child:
             await asyncio.wait({self.ended})
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> Message | None:
-        """Its answer; None if it ends or is silent for so long."""
+        """Return its answer; None if it ends or does not answer in time."""
         number = next(self._ids)
         answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
@@ -303,7 +302,7 @@ class _Child:
 
 
 def row_of(member: ReplicaMember, *, closed: bool) -> Message:
-    """`closed`: it gets nothing new."""
+    """Return the row of the gateway's replica table. `closed`: it gets no new requests."""
     return {
         "name": member.launch.name,
         "model": member.model,
@@ -322,7 +321,7 @@ def row_of(member: ReplicaMember, *, closed: bool) -> Message:
 
 
 def _slots(started: Launch) -> Message:
-    """After a fall-back to fewer slots, the reserve and the soft slots are fewer too."""
+    """Return slots, reserve and soft slots; a fallback to fewer slots lowers the other two."""
     slots, soft = started.slots, started.soft_slots
     return {
         "slots": slots,

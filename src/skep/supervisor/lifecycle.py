@@ -1,4 +1,4 @@
-"""The life of one replica as a state machine: events in, actions out. Knows no process, no socket, no clock."""
+"""The lifecycle of one replica as a state machine: events in, actions out. Knows no process, no socket, no clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RESTART = "restart asked for"
 
 
 class ReplicaState(Enum):
-    WAITING = "waiting"  # for others that start on its cards
+    WAITING = "waiting"  # for other replicas that start on its cards
     STARTING = "starting"  # the process runs, or is about to; it is not healthy yet
     WARMING = "warming"  # healthy; its first generation is under way
     READY = "ready"
@@ -21,22 +21,24 @@ class ReplicaState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
+    """Deadlines, delays and limits of starting a replica again."""
+
     start_deadline_s: float = 180.0  # from the start to healthy
     warm_deadline_s: float = 120.0
     first_delay_s: float = 0.5  # doubles with each failure in a row
     max_delay_s: float = 30.0
-    stable_s: float = 60.0  # ready for so long: the failures before are forgotten
+    stable_s: float = 60.0  # after so long as ready, earlier failures are forgotten
     failures_before_ready: int = 3  # in a row, without ever having been ready
     failures_after_ready: int = 8
     grace_s: float = 2.0  # from TERM to KILL
     watch_every_s: float = 10.0  # health checks of a ready replica
     watch_timeout_s: float = 20.0
-    watch_failures: int = 3  # in a row: it hangs, and is started anew
+    watch_failures: int = 3  # in a row: it hangs, and is restarted
     fallbacks: int = 0  # changes of a launch that died, one at a time, before it is given up
 
 
 class LifecycleAction(Enum):
-    """What the shell is to do."""
+    """What the caller is to do."""
 
     SPAWN = "spawn"
     PROBE = "probe"
@@ -47,7 +49,7 @@ class LifecycleAction(Enum):
 
 
 class Lifecycle:
-    """One replica. `why` says in one line what last went wrong; `due_at` when `tick` next has something to do."""
+    """The state of one replica. `why` says in one line what last went wrong; `due_at` is when `tick` is due."""
 
     def __init__(self, policy: RestartPolicy | None = None) -> None:
         self.policy = policy or RestartPolicy()
@@ -67,12 +69,12 @@ class Lifecycle:
 
     @property
     def serving(self) -> bool:
-        """Traffic may come: ready, and not being ended."""
+        """Whether it takes requests: ready, and not being ended."""
         return self.state is ReplicaState.READY and self._ending is None
 
     @property
     def being_ended(self) -> bool:
-        """Its process goes, or went, because it was told to."""
+        """Whether its process ends, or ended, because skep ended it."""
         return self._ending is not None or self.state in (ReplicaState.STOPPING, ReplicaState.STOPPED)
 
     def start(self, now: float) -> list[LifecycleAction]:
@@ -81,7 +83,7 @@ class Lifecycle:
         return self._spawn(now)
 
     def must_wait(self) -> None:
-        """It is not its turn to be spawned; `granted` says when."""
+        """Wait to be spawned until `granted`."""
         self.state, self.due_at = ReplicaState.WAITING, None
 
     def granted(self, now: float) -> list[LifecycleAction]:
@@ -116,7 +118,7 @@ class Lifecycle:
         return self._end(f"the warm-up generation failed: {why}")
 
     def vanished(self) -> list[LifecycleAction]:
-        """The process is gone, and why is being found out: `exited` follows. It serves nobody meanwhile."""
+        """Serve no requests: the process is gone. `exited` follows when the cause is known."""
         self.url = None
         if self.state is not ReplicaState.READY:
             return []
@@ -124,7 +126,7 @@ class Lifecycle:
         return [LifecycleAction.RETRACT]
 
     def exited(self, why: str, now: float, *, final: bool = False, by_itself: bool = False) -> list[LifecycleAction]:
-        """The process is gone. `final`: it would end in the same way again. `by_itself`: not because we ended it."""
+        """Handle the exit of the process. `final`: it would end so again. `by_itself`: skep did not end it."""
         retract, before = self.vanished(), self.state
         if before in (ReplicaState.STOPPING, ReplicaState.STOPPED):
             self.state, self.due_at = ReplicaState.STOPPED, None
@@ -148,7 +150,7 @@ class Lifecycle:
         return retract
 
     def restart_changed(self, why: str, now: float) -> list[LifecycleAction]:
-        """The process is gone, and its launch was changed since: started at once, the failures before do not count."""
+        """Start a changed launch at once after its process ended; earlier failures do not count."""
         retract = self.vanished()
         self.why, self._ending = why, None
         self._ready_at, self._failures = None, 0
@@ -168,13 +170,13 @@ class Lifecycle:
                 return self._end(f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s")
 
     def unresponsive(self) -> list[LifecycleAction]:
-        """It was ready and no longer answers: a frozen engine holds its slots and answers nobody."""
+        """End a ready process that no longer answers: a hanging engine holds its slots."""
         if self.state is not ReplicaState.READY:
             return []
         return self._end(f"no answer to {self.policy.watch_failures} health checks in a row")
 
     def restart(self, now: float) -> list[LifecycleAction]:
-        """Asked for by the user: end the process, its exit leads to a start; or start what waits or was given up."""
+        """End the process, whose exit leads to a start; or start one that waits or was given up."""
         match self.state:
             case ReplicaState.STARTING | ReplicaState.WARMING | ReplicaState.READY:
                 return self._end(RESTART)

@@ -1,4 +1,4 @@
-"""The only place that constructs services: settings in, a hive, a store or a run out."""
+"""The construction of a hive: settings in, a running supervisor out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from skep.wire.listen import bind
 
 
 class RemoteReplicas(BackgroundService, Protocol):
-    """The replicas that run on other machines, as the supervisor sees them."""
+    """The link to replicas on other machines."""
 
     @property
     def member(self) -> RemoteReplicaFactory: ...
@@ -53,13 +53,9 @@ class RemoteNodes(Protocol):
     def connect(self, paths: Paths, policy: RestartPolicy) -> RemoteReplicas: ...
 
 
-def _no_progress(_done: int, _total: int | None) -> None:
-    pass
-
-
 SLOW_START_S = 1800.0
 SLOW_WARM_UP_S = 600.0
-MOST_FALLBACKS = 5  # changes before a replica is given up
+MOST_FALLBACKS = 5  # changes of a launch before its replica is given up
 
 
 def build_hive(
@@ -70,12 +66,12 @@ def build_hive(
     tell: Callable[[str], None] = lambda _line: None,
     nodes: RemoteNodes | None = None,
 ) -> Hive:
-    """Every replica checked before the first one starts. May fetch weights. `tell` hears what is done without."""
+    """Return the hive, every replica checked. May download weights. `tell` gets a line for what is left out."""
     gateway = settings.gateway
     scheme = "https" if gateway.tls_certificate else "http"
     host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
     machine = read_machine()
-    engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own
+    engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own key
     return Hive(
         replicas=_launches(settings, paths, progress, nodes, machine=machine, engine_key=engine_key, tell=tell),
         gateway_argv=(sys.executable, "-m", "skep.gateway.main"),
@@ -109,7 +105,7 @@ def _launches(
     engine_key: str = "",
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
-    """The replicas that these settings mean, on this machine or on the nodes of a cluster as they are now."""
+    """Return the replicas of these settings, on this machine or on the nodes of a cluster."""
     if nodes is not None:
         return nodes.launches(settings, paths, progress, running=running, starting=starting, avoid=avoid, tell=tell)
     return plan_launches(
@@ -118,7 +114,7 @@ def _launches(
 
 
 def monitor_argv(settings: Settings) -> tuple[str, ...]:
-    """The loop of `skep monitor` beside this hive, with the same file; none where the settings say so."""
+    """Return the command of the monitor beside this hive; empty where the settings turn it off."""
     if not settings.monitor.with_up:
         return ()
     told = ("--config", settings.wishes.config) if settings.wishes.config else ()
@@ -126,7 +122,7 @@ def monitor_argv(settings: Settings) -> tuple[str, ...]:
 
 
 def something_to_watch(path: Path) -> bool:
-    """Whether the store has targets. A store that cannot be read is no reason not to serve."""
+    """Return whether the store has targets to probe; False where it cannot be read."""
     if not path.exists():
         return False
     from skep.store.database import open_store
@@ -139,7 +135,7 @@ def something_to_watch(path: Path) -> bool:
 
 
 def _policy(settings: Settings) -> RestartPolicy:
-    """Engines of others load tens of gigabytes and compile kernels before they answer."""
+    """Return the restart policy. External engines load tens of gigabytes and compile kernels before they answer."""
     patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
     deadline_s = settings.start_deadline_s or (SLOW_START_S if patient else RestartPolicy().start_deadline_s)
     warm_s = SLOW_WARM_UP_S if patient else RestartPolicy().warm_deadline_s
@@ -156,11 +152,11 @@ def rebuild_hive(
     running: Sequence[Launch],
     nodes: RemoteNodes | None = None,
 ) -> Hive:
-    """The hive that these settings make of a running one. Its door stays as it began, and where."""
+    """Return the running hive with these settings. Its address, TLS files and key stay as they were at the start."""
     old, new = began.gateway, settings.gateway
-    door = {key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")}
+    kept = {key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")}
     clusters = began.cluster, settings.cluster
-    settings = replace(settings, gateway=replace(new, **door), cluster=began.cluster)
+    settings = replace(settings, gateway=replace(new, **kept), cluster=began.cluster)
     setup = gateway_setup(settings, paths)
     pairs = {
         "host": (old.host, new.host),
@@ -171,13 +167,11 @@ def rebuild_hive(
         "cluster": clusters,
         "store_requests": (hive.gateway_setup["store"], setup["store"]),
     }
-    nobody = setup["keys_wanted"] and not setup["keys"] and not setup["api_key"]
-    locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if nobody else []
+    locked_out = setup["keys_wanted"] and not setup["keys"] and not setup["api_key"]
+    locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if locked_out else []
     loose = loose_mode(keys_path(paths))
-    launches = _launches(
-        settings, paths, _no_progress, nodes,
-        running=running, starting=False, avoid=hive.avoid, engine_key=hive.engine_key,
-    )  # fmt: skip
+    options: dict[str, Any] = {"running": running, "starting": False, "avoid": hive.avoid}
+    launches = _launches(settings, paths, lambda _done, _total: None, nodes, engine_key=hive.engine_key, **options)
     return replace(
         hive,
         replicas=launches,
@@ -196,7 +190,7 @@ def rebuild_hive(
 
 
 def gateway_setup(settings: Settings, paths: Paths) -> dict[str, Any]:
-    """What the gateway process is told before it listens. docs/architecture.md names the parts."""
+    """Return what the gateway process is told before it listens. docs/architecture.md names the parts."""
     gateway = settings.gateway
     tls = check_tls(gateway)
     return {
@@ -220,7 +214,7 @@ def gateway_setup(settings: Settings, paths: Paths) -> dict[str, Any]:
         "server": {"body_bytes": gateway.body_limit_bytes},
         "tls": tls,
         "store": str(paths.store) if gateway.store_requests else None,
-        "batches": {  # kept, whatever of requests is
+        "batches": {  # kept whether or not requests are
             "store": str(paths.store),
             "files": str(paths.data / "files"),
             "quota_bytes": gateway.files_quota_bytes,
@@ -230,7 +224,7 @@ def gateway_setup(settings: Settings, paths: Paths) -> dict[str, Any]:
 
 
 def check_tls(gateway: GatewaySettings) -> dict[str, str] | None:
-    """Whether certificate and key can be read and belong together."""
+    """Return the paths of certificate and key. Raise where they cannot be read or do not belong together."""
     if gateway.tls_certificate is None or gateway.tls_key is None:
         return None
     for what, path in (("tls_certificate", gateway.tls_certificate), ("tls_key", gateway.tls_key)):
@@ -240,7 +234,7 @@ def check_tls(gateway: GatewaySettings) -> dict[str, str] | None:
             raise UserError(f"`{what}` `{path}` cannot be read: {error.strerror}", hint="check the path") from None
 
     def no_passphrase() -> str:
-        hint = f"`openssl pkey -in {gateway.tls_key} -out plain.pem` writes one without; keep it to yourself"
+        hint = f"`openssl pkey -in {gateway.tls_key} -out plain.pem` writes one without; keep it private"
         raise UserError(f"`tls_key` `{gateway.tls_key}` has a passphrase", hint=hint)
 
     try:
@@ -266,15 +260,15 @@ def run_hive(
     parent_fd: int | None = None,
     nodes: RemoteNodes | None = None,
 ) -> None:
-    """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`. Returns when nothing runs any more."""
+    """Serve until a signal, `skep down`, or the end of the pipe `parent_fd`; return when every process has ended."""
     make_runtime(paths.runtime)
     make_private(paths.logs)
     try:
         guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
         host, port = settings.gateway.host, settings.gateway.port
         with hold_instance_lock(paths.lock, paths.socket), bind(host, port, guarded=guarded) as listener:
-            kill_marked(f"{paths.logs}:")  # left by a skep whose keepers were killed with it
-            paths.socket.unlink(missing_ok=True)  # left by a process that was killed: the lock says nobody serves it
+            kill_marked(f"{paths.logs}:")  # left by a skep whose guard processes were killed with it
+            paths.socket.unlink(missing_ok=True)  # left by a process that was killed: we hold its lock
             hive = build_hive(settings, paths, listener, progress, tell, nodes)
 
             def rebuild(document: dict[str, Any], now: Hive, running: Sequence[Launch]) -> Hive:
@@ -282,7 +276,7 @@ def run_hive(
                     wanted = settings_of(document)
                 except (KeyError, TypeError) as error:
                     hint = "`skep down && skep up -d` starts the new one"
-                    raise UserError(f"these settings are of another version of skep: {error}", hint=hint) from None
+                    raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
                 return rebuild_hive(settings, wanted, now, paths, running, nodes)
 
             with kept_key(paths.state, hive.engine_key):
@@ -302,8 +296,8 @@ async def _supervise(
     paths: Paths,
 ) -> None:
     remote = nodes.connect(paths, hive.policy) if nodes is not None else None
-    elsewhere, aides = (None, ()) if remote is None else (remote.member, (remote,))
-    supervisor = Supervisor(hive, listener, notify, rebuild, elsewhere=elsewhere, aides=aides)
+    elsewhere, services = (None, ()) if remote is None else (remote.member, (remote,))
+    supervisor = Supervisor(hive, listener, notify, rebuild, elsewhere=elsewhere, services=services)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.stop)

@@ -1,4 +1,4 @@
-"""The shell around `lodging`: hears what is wanted and what runs, and has models loaded and unloaded.
+"""Loading and unloading of models: carries out what `eviction` decides.
 
 Asks the gateway for figures only while a model waits, drains or may become idle.
 """
@@ -46,46 +46,44 @@ class ModelLoader:
 
     def __init__(
         self,
-        crew: ReplicaSet,
+        replica_set: ReplicaSet,
         tasks: asyncio.TaskGroup,
         *,
         status: Callable[[], Awaitable[Message]],
         say: Callable[[Message], None],
         changed: Callable[[], None],
     ) -> None:
-        self._replica_set = crew
+        self._replica_set = replica_set
         self._tasks = tasks
         self._status = status
         self._say = say
         self._changed = changed
         self._eviction = Eviction([])
         self._wakeup = asyncio.Event()
-        self._ever_unloaded: set[str] = set()  # models that were unloaded once: they come and go like those on demand
-        self._waiting: Futures = {}  # users that wait for a model to be loaded
+        self._ever_unloaded: set[str] = set()  # treated as on demand from then on
+        self._waiting: Futures = {}  # callers that wait for a model to be loaded
         self._leaving: Futures = {}  # or unloaded
         self._unloading: set[asyncio.Task[None]] = set()
         self._on_demand: set[str] = set()
-        self._restart_pending: set[str] = (
-            set()
-        )  # replicas that were given up, are to start again, and have not begun to
-        self._told: dict[str, Message] = {}  # what the gateway was told last of those that are not loaded
+        self._restart_pending: set[str] = set()  # replicas that were given up and are about to start again
+        self._told: dict[str, Message] = {}  # what the gateway was last told about models that are not loaded
         self._stopped = False
 
     def __repr__(self) -> str:
         return f"<ModelLoader {self._eviction!r}>"
 
-    def configure(self, launches: Iterable[Launch], house: MemoryBudget, *, begin: bool = False) -> None:
-        """These models in this house from now on; `begin`: those that are not on demand are being started."""
-        guests = model_specs(launches, house.room)
-        self._do(self._eviction.become(guests, house, _now()))
+    def configure(self, launches: Iterable[Launch], budget: MemoryBudget, *, begin: bool = False) -> None:
+        """Set models and memory budget; `begin`: those that are not on demand are being started."""
+        specs = model_specs(launches, budget.room)
+        self._do(self._eviction.become(specs, budget, _now()))
         if begin:
-            self._eviction.begin(_now())  # the crew starts them by itself
-        for guest in () if begin else guests:
-            if not all(self._replica_set.is_dormant(member) for member in self._replica_set.of_model(guest.model)):
-                self._do(self._eviction.running(guest.model, _now()))
-            elif not guest.on_demand and guest.model in self._on_demand:
-                self._do(self._eviction.wanted(guest.model, _now(), asked=True))
-        self._on_demand = {guest.model for guest in guests if guest.on_demand}
+            self._eviction.begin(_now())  # the replica set starts them by itself
+        for spec in () if begin else specs:
+            if not all(self._replica_set.is_dormant(member) for member in self._replica_set.of_model(spec.model)):
+                self._do(self._eviction.running(spec.model, _now()))
+            elif not spec.on_demand and spec.model in self._on_demand:
+                self._do(self._eviction.wanted(spec.model, _now(), asked=True))
+        self._on_demand = {spec.model for spec in specs if spec.on_demand}
         for futures in (self._waiting, self._leaving):
             for model in futures.keys() - set(self._eviction.models):
                 self._resolve(futures, model, EngineError(f"`{model}` is not served any more", hint="see `skep ps`"))
@@ -93,7 +91,7 @@ class ModelLoader:
         self._publish()
 
     def stop(self) -> None:
-        """Nothing is loaded or unloaded any more."""
+        """Load and unload nothing any more."""
         self._stopped = True
         for task in self._unloading:
             task.cancel()
@@ -107,25 +105,29 @@ class ModelLoader:
 
     @property
     def is_moving(self) -> bool:
-        """Some model is being loaded or unloaded."""
-        stays = {self._eviction.residency(model) for model in self._eviction.models}
-        return not stays.isdisjoint((Residency.LOADING, Residency.DRAINING, Residency.LEAVING))
+        """Whether some model is being loaded or unloaded."""
+        residencies = {self._eviction.residency(model) for model in self._eviction.models}
+        return not residencies.isdisjoint((Residency.LOADING, Residency.DRAINING, Residency.LEAVING))
 
     def dormant(self) -> dict[str, Message]:
-        """For the gateway: the models that have to be loaded before anybody answers."""
+        """Return, for the gateway, the models that must be loaded before they can answer."""
         told: dict[str, Message] = {}
         for model in self._eviction.models:
-            stay = self._eviction.residency(model)
-            given_up = stay is Residency.GIVEN_UP
-            if stay is Residency.IN or not (given_up or self._comes_and_goes(model)) or self._replica_set.serves(model):
+            residency = self._eviction.residency(model)
+            given_up = residency is Residency.GIVEN_UP
+            if (
+                residency is Residency.IN
+                or not (given_up or self._comes_and_goes(model))
+                or self._replica_set.serves(model)
+            ):
                 continue
-            state = STATES.get(stay, "unloading")
+            state = STATES.get(residency, "unloading")
             waits = self._eviction.is_queued(model)
             told[model] = {"state": "waiting" if waits else state, "why": self._eviction.why(model)}
         return told
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Ask for figures when they are needed, until cancelled."""
         while True:
             self._wakeup.clear()
             poll_s = self._eviction.poll_s
@@ -138,13 +140,13 @@ class ModelLoader:
     # Events
 
     def wanted(self, model: str) -> None:
-        """A gateway has requests for a model that is not loaded."""
+        """Load a model that the gateway has requests for."""
         if self._stopped or model not in self._eviction.models:
             return
         self._do(self._eviction.wanted(model, _now()))
 
     def look(self) -> None:
-        """After every change of a replica, and before it is published: what that means for its model."""
+        """Derive the state of each model from its replicas; called after every change, before it is published."""
         for model in () if self._stopped else self._eviction.models:
             members = self._replica_set.of_model(model)
             awake = [member for member in members if not self._replica_set.is_dormant(member)]
@@ -152,24 +154,24 @@ class ModelLoader:
                 member.launch.name for member in awake if member.life.state is not ReplicaState.FAILED
             }
             states = [self._state(member) for member in awake]
-            stay = self._eviction.residency(model)
-            if stay is Residency.DRAINING:
-                self._replica_set.hold(model)  # one that died meanwhile and is back gets nothing either
-            if stay in (Residency.DRAINING, Residency.LEAVING) and members and not states:
+            residency = self._eviction.residency(model)
+            if residency is Residency.DRAINING:
+                self._replica_set.hold(model)  # a replica that restarted meanwhile gets nothing either
+            if residency in (Residency.DRAINING, Residency.LEAVING) and members and not states:
                 self._ever_unloaded.add(model)
-                self._resolve(self._leaving, model)  # also if it is loaded again in the next moment
+                self._resolve(self._leaving, model)  # even if it is loaded again at once
                 self._do(self._eviction.gone(model, _now()))
             elif (
-                stay in (Residency.LOADING, Residency.IN, Residency.DRAINING)
+                residency in (Residency.LOADING, Residency.IN, Residency.DRAINING)
                 and states
                 and set(states) == {ReplicaState.FAILED}
             ):
                 why = next((member.life.why for member in members if member.life.why), None)
-                self._ever_unloaded.add(model)  # from now on it is told of to the gateway
+                self._ever_unloaded.add(model)  # the gateway is told about it from now on
                 self._do(self._eviction.failed(model, why or "it did not start", _now()))
-            elif stay is Residency.LOADING and states and all(state in DONE for state in states):
+            elif residency is Residency.LOADING and states and all(state in DONE for state in states):
                 self._do(self._eviction.loaded(model, _now()))
-            elif stay is Residency.GIVEN_UP and any(
+            elif residency is Residency.GIVEN_UP and any(
                 state not in (ReplicaState.FAILED, ReplicaState.STOPPED) for state in states
             ):
                 self._replica_set.hold(model, back=True)
@@ -177,7 +179,7 @@ class ModelLoader:
         self._tell_users()
         self._told = self.dormant()
 
-    # What users ask for
+    # Commands
 
     async def load(self, model: str, *, wait: bool) -> Message:
         self._known(model)
@@ -190,7 +192,7 @@ class ModelLoader:
         return self._answer(model)
 
     async def unload(self, model: str, *, wait: bool, drain_s: float | None) -> Message:
-        """`drain_s`: after so long, whatever it still serves."""
+        """Unload a model once it is idle, or after `drain_s`."""
         self._known(model)
         self._do(self._eviction.unload(model, _now()))
         if self._eviction.residency(model).uses_memory:
@@ -204,14 +206,14 @@ class ModelLoader:
         return self._answer(model)
 
     async def swap(self, out: str, come: str, *, wait: bool, drain_s: float | None) -> Message:
-        """Nothing is unloaded for a model that could not be loaded anyway."""
+        """Unload one model and load another. Unload nothing where the other can never fit."""
         self._known(out)
         self._known(come)
         if out == come:
             raise UserError(f"`{out}` cannot be swapped for itself", hint="`skep restart NAME` starts a replica anew")
         never = self._eviction.never(come, without=out)
         if never is not None:
-            raise DoesNotFit(never, hint=f"`{out}` stays as it is")
+            raise DoesNotFit(never, hint=f"`{out}` residencies as it is")
         await self.unload(out, wait=False, drain_s=drain_s)
         try:
             answer = await self.load(come, wait=wait)
@@ -232,12 +234,12 @@ class ModelLoader:
             raise UserError(f"there is no model `{model}` that skep starts", hint=f"known: {known}")
 
     def _answer(self, model: str) -> Message:
-        stay = self._eviction.residency(model)
-        state = "waiting" if stay is Residency.OUT and self._eviction.is_queued(model) else stay.value
+        residency = self._eviction.residency(model)
+        state = "waiting" if residency is Residency.OUT and self._eviction.is_queued(model) else residency.value
         return {"ok": True, "model": model, "state": state}
 
     async def _finish_unload(self, model: str, gone: asyncio.Future[None], drain_s: float | None) -> None:
-        """Returns when it is unloaded, or given up."""
+        """Return when it is unloaded or given up."""
         await asyncio.wait({gone}, timeout=drain_s)
         if not gone.done():
             self._do(self._eviction.hurry(model, _now()))
@@ -285,7 +287,7 @@ class ModelLoader:
         self._changed()
 
     def _state(self, member: Replica) -> ReplicaState:
-        """One that is to start again is not given up any more, though its task has not run since."""
+        """Return the state; a replica about to start again counts as starting, though its task has not run yet."""
         return ReplicaState.STARTING if member.launch.name in self._restart_pending else member.life.state
 
     def _refuse(self, model: str, why: str, retry_after_s: float) -> None:
@@ -298,7 +300,7 @@ class ModelLoader:
         try:
             status = await self._status()
             figures = usage_by_model(status)
-        except NOT_UNDERSTOOD:  # a gateway of another version: as if it were silent
+        except NOT_UNDERSTOOD:  # a gateway of another version
             status, figures = {}, {}
         now = _now()
         if figures and status.get("complete"):
@@ -308,7 +310,7 @@ class ModelLoader:
 
 
 def usage_by_model(status: Message) -> dict[str, ModelUsage]:
-    """A gateway of another version may tell more."""
+    """Return the figures by model; fields of other gateway versions are ignored."""
     return {
         model: ModelUsage(
             int(said["busy"]), int(said["queued"]), None if said["idle_s"] is None else float(said["idle_s"])

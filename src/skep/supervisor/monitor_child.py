@@ -1,7 +1,7 @@
-"""A helper process beside the gateway: kept running, never waited for, and no part of whether the hive is ready.
+"""The monitor process beside the gateway: kept running, never waited for, and not needed for the hive to be ready.
 
 Knows its child only by a command line. The child gets `--parent-fd N`, the reading end of a pipe: it ends when skep
-does, however skep ends. What it prints goes to a log, which is rotated.
+does, however skep ends. Its output goes to a rotated log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skep.files import RotatingLog
 RESTART_DELAYS_S = (1.0, 5.0, 30.0, 300.0)
 STABLE_S = 60.0
 STOP_S = 2.0
-LAST_WORDS_S = 1.0  # of a child that has ended: what it started may hold its output open
+LAST_WORDS_S = 1.0  # after its exit: processes it started may hold its output open
 
 
 class MonitorChild:
@@ -27,7 +27,7 @@ class MonitorChild:
     def __init__(
         self, argv: Sequence[str], log: Path, *, begin: bool, delays_s: Sequence[float] = RESTART_DELAYS_S
     ) -> None:
-        """Without `begin` nothing is started until `wake`; without an `argv`, never."""
+        """Without `begin` nothing is started until `wake`; without an `argv` nothing is ever started."""
         self._argv = list(argv)
         self._log = log
         self._delays_s = delays_s
@@ -48,7 +48,7 @@ class MonitorChild:
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     def wake(self) -> bool:
-        """Whether it runs or will in a moment."""
+        """Start it where it has a command; return whether it runs or is about to."""
         if self._argv and not self._stopping.is_set():
             self._wanted.set()
         return self._wanted.is_set() and not self._stopping.is_set()
@@ -69,16 +69,16 @@ class MonitorChild:
                     await self._end()
                 await self._listen(self._process)
             except OSError:
-                pass  # no process or descriptor to be had: like one that ended at once
+                pass  # no process or descriptor is free: treated as a process that ended at once
             finally:
-                self._close_pipe()  # where `run` is cancelled, it is what the child ends by
+                self._close_pipe()  # where `run` is cancelled, this ends the child
             failures = 1 if loop.time() - started > STABLE_S else failures + 1
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._delays_s[min(failures, len(self._delays_s)) - 1]):
                     await self._renewed.wait()
 
     async def become(self, argv: Sequence[str], *, begin: bool) -> None:
-        """Another command line, or the same one with other settings behind it: what runs is ended and begun anew."""
+        """End what runs and start it with this command line, or with the same one after its settings changed."""
         was_wanted = self._wanted.is_set()
         self._argv = list(argv)
         self._wanted.clear()
@@ -88,9 +88,9 @@ class MonitorChild:
             self.wake()
 
     async def stop(self) -> None:
-        """It may be killed at any moment without a loss: it gets a moment to end by itself, and no more."""
+        """End it after a short grace: it may be killed at any moment without a loss."""
         self._stopping.set()
-        self._wanted.set()  # whoever waits for it has nothing to wait for
+        self._wanted.set()
         self._renewed.set()
         await self._end()
 
@@ -124,7 +124,7 @@ class MonitorChild:
             os.close(theirs)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Until it has ended, and what it said is in the log."""
+        """Copy its output to the log until it has ended."""
         assert process.stdout is not None
         log = RotatingLog(self._log)
         hearing = asyncio.ensure_future(_copy(process.stdout, log))

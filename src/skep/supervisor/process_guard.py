@@ -1,9 +1,9 @@
-"""The keeper: one small process per replica that owns the engine and everything the engine starts.
+"""The guard: one small process per replica that owns the engine and everything the engine starts.
 
 `python -m skep.supervisor.process_guard --link-fd N --log FILE -- ENGINE ARGS...`
 
 It holds one end of a socket pair whose other end is skep's. When skep dies, however it dies, the socket ends and the
-keeper kills the engine with all its descendants: those that left the process group too, because the keeper is their
+guard kills the engine with all its descendants: those that left the process group too, because the guard is their
 subreaper and finds them by their parents. A parent-death signal alone would reach only the engine itself.
 """
 
@@ -34,6 +34,8 @@ TELL_S = 5.0
 
 
 class ProcessGuard:
+    """The engine process, its log and the link to the supervisor."""
+
     def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str, key_file: Path) -> None:
         self._mark = mark
         self._link = link
@@ -127,7 +129,7 @@ class ProcessGuard:
             os.close(fd)
 
     def _read_output(self, fd: int) -> None:
-        """One read a round: an engine that floods its output must not keep us from hearing that skep is gone."""
+        """Read once a round: an engine that floods its output must not delay the news that skep is gone."""
         try:
             data = os.read(fd, 1 << 20)
         except BlockingIOError:
@@ -137,7 +139,7 @@ class ProcessGuard:
             self._selector.unregister(fd)
 
     def _last_words(self, fd: int) -> None:
-        """What is left in the pipe; all its writers are dead."""
+        """Log what is left in the pipe; all its writers are dead."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(fd, 1 << 20):
                 self._log.write(data)
@@ -150,7 +152,7 @@ class ProcessGuard:
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below `root`, from /proc; children before grandchildren. Empty where there is no /proc."""
+    """Return every living process below `root`, children before grandchildren; none where there is no /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -166,7 +168,7 @@ def descendants(root: int) -> list[int]:
 
 
 def signal_descendants(number: signal.Signals) -> int:
-    """Signal everything below this process; how many there were."""
+    """Signal every descendant of this process, and return how many there were."""
     pids = descendants(os.getpid())
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -175,7 +177,7 @@ def signal_descendants(number: signal.Signals) -> int:
 
 
 def kill_descendants() -> None:
-    """SIGKILL until none is left: a process that forks while it is being killed leaves a child for the next round."""
+    """Send SIGKILL until none is left: a process may fork while it is being killed."""
     for _ in range(50):
         if not signal_descendants(signal.SIGKILL):
             return
@@ -199,7 +201,7 @@ def main() -> int:
     parser.add_argument("argv", nargs="+")
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Only skep's word, or its end, ends the engine. Not SIG_IGN: the engine would inherit that.
+        # Only a message from skep, or the end of skep, ends the engine. Not SIG_IGN: the engine would inherit it.
         signal.signal(number, lambda *_: None)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     log = RotatingLog(args.log, hidden=os.environ.get(ENGINE_KEY, ""))

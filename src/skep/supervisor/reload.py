@@ -1,6 +1,6 @@
-"""A hive becomes another one while it runs: by a reload, by another number of replicas.
+"""Changes to a running hive: a reload of its settings, or another number of replicas.
 
-One change at a time. Whatever cannot be is found out before anything is touched.
+One change at a time. What is impossible is refused before anything changes.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from skep.supervisor.replica_set import ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message
 
 
-def check_removal(crew: ReplicaSet, going: Collection[str]) -> None:
-    """Raises EngineError where the best of those that go is better than all of its model that would stay."""
-    for model in dict.fromkeys(member.model for member in crew.members if member.launch.name in going):
-        of_it = [member for member in crew.members if member.model == model]
+def check_removal(replica_set: ReplicaSet, going: Collection[str]) -> None:
+    """Raise EngineError where a removal would leave a model with worse replicas only than the best that goes."""
+    for model in dict.fromkeys(member.model for member in replica_set.members if member.launch.name in going):
+        of_it = [member for member in replica_set.members if member.model == model]
         stay = [member for member in of_it if member.launch.name not in going]
-        best = max(_worth(crew, member) for member in of_it)
-        if stay and all(_worth(crew, member) < best for member in stay):
-            left = ", ".join(f"{member.launch.name} {_lack(crew, member)}" for member in stay)
-            hint = f"the last ones go first; {_remedy(crew, stay[0])}"
+        best = max(_worth(replica_set, member) for member in of_it)
+        if stay and all(_worth(replica_set, member) < best for member in stay):
+            left = ", ".join(f"{member.launch.name} {_lack(replica_set, member)}" for member in stay)
+            hint = f"the last ones go first; {_remedy(replica_set, stay[0])}"
             raise EngineError(f"`{model}` would be left without a replica that serves: {left}", hint=hint)
 
 
-def _worth(crew: ReplicaSet, member: ReplicaMember) -> int:
-    """2: it serves; 1: it may soon; 0: not before somebody does something."""
-    if crew.is_drained(member) or member.life.state is ReplicaState.FAILED:
+def _worth(replica_set: ReplicaSet, member: ReplicaMember) -> int:
+    """Return 2 if it serves, 1 if it may serve soon, 0 if the user must act first."""
+    if replica_set.is_drained(member) or member.life.state is ReplicaState.FAILED:
         return 0
-    return 2 if member.life.serving and crew.state(member) != "draining" else 1
+    return 2 if member.life.serving and replica_set.state(member) != "draining" else 1
 
 
-def _lack(crew: ReplicaSet, member: ReplicaMember) -> str:
-    if crew.is_drained(member):
+def _lack(replica_set: ReplicaSet, member: ReplicaMember) -> str:
+    if replica_set.is_drained(member):
         return "is drained"
     if member.life.state is ReplicaState.FAILED:
         return "was given up"
-    state = crew.state(member)
+    state = replica_set.state(member)
     return "is in backoff" if state == ReplicaState.BACKOFF.value else f"is {state}"
 
 
-def _remedy(crew: ReplicaSet, member: ReplicaMember) -> str:
+def _remedy(replica_set: ReplicaSet, member: ReplicaMember) -> str:
     name = member.launch.name
-    if crew.is_drained(member):
-        return f"`skep undrain {crew.drained_node(name) or name}` lets it in again"
+    if replica_set.is_drained(member):
+        return f"`skep undrain {replica_set.drained_node(name) or name}` sends it requests again"
     if member.life.state is ReplicaState.FAILED:
-        return f"`skep restart {name}` starts it anew"
+        return f"`skep restart {name}` starts it again"
     return "try again when it is ready"
 
 
@@ -67,17 +67,17 @@ Document = Mapping[str, Any]  # settings, as `asdict` has them
 
 
 def tables_of(document: Document, model: str) -> list[int]:
-    """The places of its [[serve]] tables: one, or one for each kind of node."""
+    """Return the indexes of the model's [[serve]] tables: one, or one for each kind of node."""
     return [place for place, table in enumerate(document.get("serve", ())) if model_id(table["model"]) == model]
 
 
 def models_of(document: Document) -> tuple[str, ...]:
-    """Every model that skep starts."""
+    """Return every model that skep starts."""
     return tuple(dict.fromkeys(model_id(table["model"]) for table in document.get("serve", ())))
 
 
 def rescaled(document: Document, model: str, replicas: int) -> Iterator[Document]:
-    """Settings in which the model has so many, the most wanted way first: where one does not fit, the next may."""
+    """Yield settings with that many replicas of the model, the preferred split first: the next may fit."""
     places = tables_of(document, model)
     tables = [document["serve"][place] for place in places]
     if not tables:
@@ -94,7 +94,7 @@ def rescaled(document: Document, model: str, replicas: int) -> Iterator[Document
 
 
 def _splits(have: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
-    """`total` over tables that have so many now: what goes, goes from the last ones; what comes, to the first ones."""
+    """Split `total` over the tables: remove from the last ones, add to the first ones."""
     if total <= sum(have):
         before = itertools.accumulate(have, initial=0)
         yield tuple(max(0, min(count, total - sooner)) for count, sooner in zip(have, before, strict=False))
@@ -104,7 +104,7 @@ def _splits(have: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
 
 
 def _handed_out(total: int, tables: int) -> Iterator[tuple[int, ...]]:
-    """All ways, as much as possible to the first."""
+    """Yield all splits, as much as possible to the first."""
     if tables == 1:
         yield (total,)
         return
@@ -113,32 +113,32 @@ def _handed_out(total: int, tables: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-MOST_WAYS = 100  # of dividing replicas among the kinds of nodes: more are not tried
+MOST_WAYS = 100  # splits of replicas over kinds of nodes that are tried
 
 
 class Reloader:
-    """`hive` is as it is now. `phase` tells whether it may change; `tasks` outlive who asked for a change."""
+    """The running hive and its changes. `phase` tells whether it may change; `tasks` outlive the caller."""
 
     def __init__(
         self,
         hive: Hive,
         rebuild: Rebuild | None,
         tasks: asyncio.TaskGroup,
-        crew: ReplicaSet,
+        replica_set: ReplicaSet,
         *,
-        front: GatewayChild,
-        housing: ModelLoader,
+        gateway: GatewayChild,
+        loader: ModelLoader,
         monitor: MonitorChild,
         phase: Callable[[], str],
         set_policy: Callable[[RestartPolicy], None],
     ) -> None:
         self.hive = hive
-        self.residency = False  # a change brought none up, or left none: wait for the next one instead of giving up
+        self.residency = False  # a change left no replica serving: wait for the next change instead of giving up
         self._rebuild = rebuild
         self._tasks = tasks
-        self._replica_set = crew
-        self._gateway_child = front
-        self._loader = housing
+        self._replica_set = replica_set
+        self._gateway_child = gateway
+        self._loader = loader
         self._monitor = monitor
         self._phase = phase
         self._set_policy = set_policy
@@ -158,19 +158,19 @@ class Reloader:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Those that skep starts."""
+        """The models that skep starts."""
         return models_of(self.hive.settings)
 
-    # What is asked for
+    # Commands
 
     async def reload(self, message: Message) -> Message:
-        """Settings take effect before the answer; replicas come and go after it, or before it with `wait`."""
+        """Apply settings before the answer; change replicas after it, or before it with `wait`."""
         hive, plan = await self._become(lambda: [message["settings"]], all_of_it=True)
         await self._outcome(wait=bool(message.get("wait")))
         return {"ok": True, **plan.document(), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
     async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
-        """As many replicas of the model as the user says."""
+        """Change the number of replicas of a model."""
         now = self.hive.settings
         before = sum(now["serve"][place]["replicas"] for place in tables_of(now, model))
         _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
@@ -185,10 +185,10 @@ class Reloader:
     async def _become(
         self, ways: Callable[[], Iterable[Document]], *, all_of_it: bool = False
     ) -> tuple[Hive, ReplicaChanges]:
-        """The first of these settings that can be. Without `all_of_it`, nothing but the replicas changes."""
+        """Apply the first of these settings that fits. Without `all_of_it`, only the replicas change."""
         if not self.possible:
             why = f"{self._begun} is under way" if self._begun else f"skep is {self._phase()}"
-            raise EngineError(f"nothing is changed now: {why}", hint="try again later; `skep ps` shows the state")
+            raise EngineError(f"the hive cannot change now: {why}", hint="try again later; `skep ps` shows the state")
         self._begun = "another reload" if all_of_it else "a change of replicas"
         try:
             running = [member.launch for member in self._replica_set.members]
@@ -219,7 +219,7 @@ class Reloader:
         raise refused
 
     def _as_far_as_can_be(self, hive: Hive, running: Sequence[Launch]) -> Hive:
-        """Memory that a replica elsewhere has been given stays as much as it is while its engine does."""
+        """Note `room` as left out where a replica on a node keeps the memory it was given until its engine restarts."""
         held = {launch.name: launch.place.memory_bytes for launch in running if launch.place is not None}
         stay = {*changes(running, hive.replicas).adjusted} & held.keys()
         asked = {one.name: one.place.memory_bytes for one in hive.replicas if one.place is not None}
@@ -237,12 +237,10 @@ class Reloader:
         return all(member.life.state is ReplicaState.FAILED for member in self._replica_set.members)
 
     async def _outcome(self, *, wait: bool) -> None:
-        carrying = self._carrying
-        if not wait or carrying is None:
+        if not wait or (carrying := self._carrying) is None:
             return
         await asyncio.wait({carrying})
-        failure = None if carrying.cancelled() else carrying.result()
-        if failure is not None:
+        if not carrying.cancelled() and (failure := carrying.result()) is not None:
             raise failure
 
     async def _carry_out(self, hive: Hive, running: Sequence[Launch], *, patient: bool) -> SkepError | None:

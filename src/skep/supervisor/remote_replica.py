@@ -1,4 +1,4 @@
-"""A replica that skep did not start: found out about over HTTP, then left to the gateway's own health checks."""
+"""A replica that skep did not start: probed over HTTP, then left to the gateway's own health checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNNING = {b"vllm:num_requests_running": "vllm", b"sglang:num_running_reqs": "sg
 
 @dataclass(frozen=True, slots=True)
 class UpstreamInfo:
-    """What was found out about a server. Where busy slots cannot be asked, the bound is short: it holds one up."""
+    """What a probe found. Where busy slots cannot be asked, the release bound is short: a slot waits for it."""
 
     model: str = ""
     name: str = "remote"
@@ -37,12 +37,12 @@ class UpstreamInfo:
 
 
 class UpstreamUnavailable(Exception):
-    """The server does not answer as one should; the message says how."""
+    """The server does not answer as an OpenAI server does; the message says how."""
 
 
 @dataclass(slots=True)
 class UpstreamLife:
-    """As much of a `Lifecycle` as there is to a process of others."""
+    """The part of a `Lifecycle` that a process of others has."""
 
     url: str | None
     state: ReplicaState = ReplicaState.STOPPED
@@ -55,7 +55,7 @@ class UpstreamLife:
 
 
 class UpstreamReplica:
-    """One server of others. `tried`: it was asked once, whatever came of it."""
+    """One server that skep did not start. `tried`: it was probed once, with whatever result."""
 
     kind = "upstream"
     node = None
@@ -76,7 +76,7 @@ class UpstreamReplica:
 
     @property
     def model(self) -> str:
-        """Empty as long as it is neither given nor found out."""
+        """The model; empty until it is given or found."""
         return self.launch.model or self.engine.model
 
     @property
@@ -98,7 +98,7 @@ class UpstreamReplica:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until stopped: asks every second until there is an answer, then waits for `restart`."""
+        """Run until stopped: probe every second until there is an answer, then wait for `restart`."""
         self.life.state = ReplicaState.STARTING
         self._asking = asyncio.get_running_loop().create_task(self._ask_on())
         try:
@@ -135,7 +135,7 @@ class UpstreamReplica:
 
 
 async def probe_upstream(launch: Launch) -> UpstreamInfo:
-    """Which model it serves, what it is, and how it tells busy slots. Raises NotThere."""
+    """Return which model it serves, what it is, and how it reports busy slots. Raise UpstreamUnavailable."""
     origin, prefix = parse_url(launch.url or "", name="upstream")
     pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
     try:
@@ -163,10 +163,10 @@ async def probe_upstream(launch: Launch) -> UpstreamInfo:
 def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, Any]]:
     if answer.status in (401, 403):
         raise UpstreamUnavailable(
-            f"it wants an API key (HTTP {answer.status} from /v1/models): name its variable with `key_env`"
+            f"it requires an API key (HTTP {answer.status} from /v1/models): name its variable with `key_env`"
         )
     if answer.status in (404, 405, 501) and given:
-        return {}  # no list to be had; the name was given
+        return {}  # it has no list; the name was given
     document = answer.json()
     data = document.get("data") if isinstance(document, dict) else None
     if answer.status != 200 or not isinstance(data, list):
@@ -176,7 +176,7 @@ def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, Any]]:
 
 
 def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
-    """The model, and what is odd about it."""
+    """Return the model, and a note where the server does not list it."""
     shown = ", ".join(listed[:SHOWN_MODELS]) + (", ..." if len(listed) > SHOWN_MODELS else "")
     if wanted:
         return wanted, f"it does not list `{wanted}`, but {shown}" if listed and wanted not in listed else None
@@ -187,13 +187,13 @@ def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
 
 
 def _simulated(entry: dict[str, Any]) -> bool:
-    """Another skep says so of what stands behind it; the fake engine is known by its name."""
+    """Return whether the entry is of a simulated engine: another skep says so, the fake engine has its name."""
     told = entry.get("skep")
     return bool(isinstance(told, dict) and told.get("simulated")) or entry.get("owned_by") == "skep-fake"
 
 
 async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
-    """Its name, and how it tells busy slots."""
+    """Return the engine's name, and how it reports busy slots."""
     slots = await _ask(pool, "/slots", headers)
     if slots is not None and isinstance(slots.json(), list):
         props = await _ask(pool, "/props", headers)
@@ -211,7 +211,7 @@ async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
 
 
 async def _ask(pool: Pool, path: str, headers: Mapping[str, str]) -> HttpResponse | None:
-    """The answer if it is one. A server that closes connections on unknown paths has none."""
+    """Return the answer if its status is 200; None also where the server closes connections on unknown paths."""
     try:
         answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=PROBE_TIMEOUT_S)
     except WireFailure as failure:

@@ -1,4 +1,4 @@
-"""The shell around one replica's life: starts its keeper, probes, warms up, and carries out what the life decides."""
+"""One replica: starts its guard process, probes, warms up, and carries out what its `Lifecycle` decides."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _V2, _V1, _MACHINE = "memory.events", "memory.oom_control", "vmstat"
 
 
 def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Of this process's control group, else of the whole machine; None: nobody counts here."""
+    """Return the kernel's count for this control group, else for the whole machine; None: it counts nowhere."""
     for path in _counters(proc, cgroup):
         for line in _text(path).splitlines():
             match line.split():
@@ -40,7 +40,7 @@ def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/c
 
 
 def _counters(proc: Path, cgroup: Path) -> list[Path]:
-    """The group's own file first; a container may see the host's path yet mount its group as the root."""
+    """Return the files to read, the group's own first; a container may mount its group as the root."""
     found: list[Path] = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, kinds, path = (*line.split(":", 2), "", "")[:3]
@@ -61,16 +61,16 @@ def _text(path: Path) -> str:
         return ""
 
 
-ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # how a process ends that was told to
+ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # exit codes of a process that skep ended
 PROBE_EVERY_S = 0.1
 WARM_UP_TOKENS = 8
 EXPLAIN_S = 10.0
 
 
 class Replica:
-    """One launch, kept alive. `changed` is called after every change of state.
+    """One launch, kept running. `changed` is called after every change of state.
 
-    `launch` is as configured, `started` what it is started with: they differ after it has fallen back.
+    `launch` is as configured, `started` is what was started: they differ after a fallback.
     """
 
     kind = "replica"
@@ -83,24 +83,24 @@ class Replica:
         log: Path,
         changed: Callable[[], None],
         policy: RestartPolicy | None = None,
-        company: StartOrder | None = None,
+        start_order: StartOrder | None = None,
     ) -> None:
         self.launch = launch
         self.engine = engine
         self.life = Lifecycle(policy)
         self.pid: int | None = None
-        self.diagnosis: Diagnosis | None = None  # of its last end; None: it was ended by us, `life.why` says why
-        self.mark = f"{log.parent}:{launch.name};"  # ends with a mark of its own: no name is another's beginning
+        self.diagnosis: Diagnosis | None = None  # of its last exit; None: skep ended it, and `life.why` says why
+        self.mark = f"{log.parent}:{launch.name};"  # the `;` keeps one name from being the beginning of another
         self._log = log
         self._changed = changed
-        self._start_order = company or StartOrder()
-        self._link: JsonPipe | None = None  # to the keeper of this process; another process has another one
-        self._turn: asyncio.Task[None] | None = None  # waits for those that start on its cards
+        self._start_order = start_order or StartOrder()
+        self._link: JsonPipe | None = None  # to the guard of the present process
+        self._turn: asyncio.Task[None] | None = None  # waits for other replicas that start on its cards
         self._watching: asyncio.Task[None] | None = None
         self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
-        self._killed_before = read_oom_kills()  # by the kernel, for want of memory
-        self._fell_back: list[str] = []  # what was changed since the start, in order
-        self._fallback: dict[str, Any] = {}  # and the fields of the launch that differ for it
+        self._killed_before = read_oom_kills()  # processes that the kernel killed for lack of memory
+        self._fell_back: list[str] = []  # changes taken since the start, in order
+        self._fallback: dict[str, Any] = {}  # fields of the launch that they changed
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class Replica:
         return self.life.state is ReplicaState.READY
 
     def follow(self, before: Replica) -> None:
-        """It was unloaded and comes back: what that one found out holds for this one too."""
+        """Take over the fallbacks of the replica that this one replaces after an unload."""
         self._fell_back, self._fallback = before._fell_back, before._fallback
         self.life.note = self.life.why = before.life.note
 
@@ -130,7 +130,7 @@ class Replica:
         self._events.put_nowait(("restart",))
 
     async def run(self) -> None:
-        """Until stopped. A replica that was given up waits here for `restart` or `stop`."""
+        """Run until stopped. A replica that was given up waits here for `restart` or `stop`."""
         async with asyncio.TaskGroup() as tasks:
             await self._carry_out(self.life.start(self._loop.time()), tasks)
             while not (self.life.state is ReplicaState.STOPPED and self.pid is None):
@@ -153,7 +153,7 @@ class Replica:
             case "address":
                 return self.life.addressed(args[0])
             case "healthy" | "warm" | "warm_failed" if args[0] is not self._link:
-                return []  # said of a process that is gone
+                return []  # about an earlier process
             case "healthy":
                 return self.life.healthy(now)
             case "warm":
@@ -185,7 +185,7 @@ class Replica:
         return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
 
     async def _explain(self, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
-        """Whatever an engine has said, and whatever is wrong with a rule: it costs an explanation and nothing else."""
+        """Return the cause of an exit. A rule that fails or takes too long costs the explanation and nothing else."""
         try:
             async with asyncio.timeout(EXPLAIN_S):
                 return await asyncio.to_thread(self.engine.explain, self.started, code, tail, oom_kills=oom_kills)
@@ -224,12 +224,12 @@ class Replica:
             self._turn = None
 
     def _oom_kills(self) -> int | None:
-        """Since the last look."""
+        """Return the count since the last call."""
         before, self._killed_before = self._killed_before, read_oom_kills()
         return None if before is None or self._killed_before is None else self._killed_before - before
 
     def _fall_back(self, found: Diagnosis) -> bool:
-        """Take the change that the diagnosis offers, where that is wanted. One at a time, each said."""
+        """Take the change that the diagnosis offers, where fallbacks are allowed. Return whether it was taken."""
         if found.change is None or found.changed is None or len(self._fell_back) >= self.life.policy.fallbacks:
             return False
         self._fell_back.append(found.changed)
@@ -263,10 +263,10 @@ class Replica:
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:  # no process to be had, or words that cannot be handed to one
+        except (OSError, ValueError) as error:  # no process could be started, or an argument cannot be passed
             ours.close()
             why = getattr(error, "strerror", None) or str(error)
-            self._events.put_nowait(("exit", 1, [f"error: the keeper cannot be started: {why}"]))
+            self._events.put_nowait(("exit", 1, [f"error: the guard process cannot be started: {why}"]))
             return
         finally:
             theirs.close()
@@ -276,9 +276,9 @@ class Replica:
             self._events.put_nowait(("address", str(Origin(launch.host, launch.port))))
 
     async def _follow(self, keeper: asyncio.subprocess.Process, link: JsonPipe) -> None:
-        """The keeper's messages, as events. If the keeper itself is killed, its engine is ended from here."""
+        """Turn the guard's messages into events. If the guard itself is killed, end its engine from here."""
         engine_pid: int | None = None
-        ended = (-signal.SIGKILL, ["the keeper process was killed"])
+        ended = (-signal.SIGKILL, ["the guard process was killed"])
         try:
             while (message := await link.receive()) is not None:
                 match message["event"]:
@@ -300,7 +300,7 @@ class Replica:
             self._events.put_nowait(("exit", *ended))
 
     async def _probe(self, url: str | None, link: JsonPipe | None) -> None:
-        """Ask the health endpoint until it answers 200, or this process's time is over."""
+        """Ask the health endpoint until it answers 200 or the process is replaced."""
         assert url is not None
         origin, _ = parse_url(url)
         while self.life.state is ReplicaState.STARTING and self._link is link:
@@ -319,7 +319,7 @@ class Replica:
             self._watching = None
 
     async def _watch(self, url: str | None) -> None:
-        """Health checks for as long as this process is ready."""
+        """Check the health for as long as this process is ready."""
         policy, failures, headers = self.life.policy, 0, key_headers(self.launch)
         origin, _ = parse_url(url or "")
         while True:
@@ -338,7 +338,7 @@ class Replica:
                 return
 
     async def _warm_up(self, link: JsonPipe | None) -> None:
-        """The first generation lies (graphs, caches, page faults): it is made before traffic is let in."""
+        """Generate once before traffic is let in: the first generation is slow (graphs, caches, page faults)."""
         origin, _ = parse_url(self.life.url or "")
         body = {
             "model": self.launch.model,
@@ -363,9 +363,9 @@ class Replica:
 
 
 def _refused(launch: Launch) -> tuple[int, list[str]] | None:
-    """The end of an engine that could not listen: what listens there already would be taken for it.
+    """Return the exit of an engine whose address is taken: another server there would be mistaken for it.
 
-    What other reasons there are against it the engine says itself.
+    The engine itself reports other reasons.
     """
     error = refusal_of(launch.host, launch.port)
     if error is not None and is_final(error):

@@ -1,4 +1,4 @@
-"""What the parts of a hive know of a replica, wherever it stands and whoever started it."""
+"""The interface of a replica, wherever it runs and whoever started it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from skep.wire.json_pipe import Message
 
 
 class Life(Protocol):
+    """The state of a replica, read-only."""
+
     @property
     def state(self) -> ReplicaState: ...
     @property
@@ -24,18 +26,18 @@ class Life(Protocol):
 
 
 class ReplicaMember(Protocol):
-    """What `Replica`, `Upstream` and those that stand elsewhere have in common."""
+    """What `Replica`, `UpstreamReplica` and replicas on other machines have in common."""
 
     launch: Launch
     pid: int | None
 
     @property
     def node(self) -> str | None:
-        """Where it stands, as far as that is known; None: here."""
+        """The node it runs on, as far as known; None: this machine."""
 
     @property
     def started(self) -> Launch:
-        """What it is started with: `launch`, or what it has fallen back to."""
+        """The launch it is started with: `launch`, or the one it has fallen back to."""
 
     @property
     def kind(self) -> str: ...
@@ -47,22 +49,20 @@ class ReplicaMember(Protocol):
     def model(self) -> str: ...
     @property
     def settled(self) -> bool:
-        """Nothing is to be waited for at the start: ready, or not skep's to start."""
+        """Whether the start need not wait for it: it is ready, or skep does not start it."""
 
     async def run(self) -> None: ...
     def stop(self) -> None: ...
     def restart(self) -> None:
-        """Raises EngineError where who keeps it cannot be told."""
+        """Raise EngineError where its machine cannot be reached."""
 
 
-RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # what a launch that has a place becomes
+RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # for launches that have a `place`
 
 
 @runtime_checkable
 class RemoteLog(Protocol):
-    """A member whose log is no file here."""
+    """A replica whose log is on another machine."""
 
     async def log_since(self, offset: int | None, lines: int) -> Message:
-        """`text`: of the last lines, or of what came since `offset`, as much as one answer holds; the `offset` where
-        that ends, and the `size` of it all at that moment.
-        """
+        """Return `text` (the last lines, or what came since `offset`), its end as `offset`, and the log's `size`."""

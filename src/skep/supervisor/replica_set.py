@@ -1,7 +1,7 @@
-"""The replicas of a hive: those that skep started, here or elsewhere, and those it only fronts. They come, go and rest.
+"""The replicas of a hive: added, removed, drained, paused and changed.
 
-A *dormant* one has no process: its model is loaded when somebody wants it. Two that share a card are started one after
-the other, again and again: see `company`.
+A *dormant* replica has no process: its model is loaded on request. Replicas that share a card start one after the
+other: see `start_order`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skep.wire.json_pipe import Message
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChanges:
-    """Names of replicas. `changed` ones are started anew, `adjusted` ones go on: only the gateway is told."""
+    """Names of replicas. `changed` ones are restarted; `adjusted` ones go on, and only the gateway is told."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -53,18 +53,18 @@ def _sort(old: Launch | None, new: Launch) -> str:
         return "added"
     if old == new:
         return "unchanged"
-    if old.place is not None and new.place is not None:  # where it may stand matters when it is started anew
+    if old.place is not None and new.place is not None:  # its place only matters at the next start
         old, new = replace(old, place=None), replace(new, place=None)
     return "adjusted" if old.same_process(new) else "changed"
 
 
 REST_POLL_S = 0.1
-RESUME_TRIES, RESUME_EVERY_S = 20, 3.0  # a card is given back a moment after its engine has ended
-RELOAD_ON = "what came before it in the reload is done, what came after is not; mend it and reload again"
+RESUME_TRIES, RESUME_EVERY_S = 20, 3.0  # a card is released a moment after its engine has ended
+RELOAD_ON = "the reload stopped here: earlier changes are done, later ones are not; correct it and reload again"
 
 
 class ReplicaSet:
-    """`busy` asks the gateway how many slots of a replica are taken; `changed` is called after every change."""
+    """All replicas. `busy` asks the gateway how many slots of a replica are in use; `changed` is called on changes."""
 
     def __init__(
         self,
@@ -82,20 +82,20 @@ class ReplicaSet:
         self._elsewhere = elsewhere
         self._moved = asyncio.Event()  # some member changed
         self._lives: dict[str, asyncio.Task[None]] = {}
-        self._drained: set[str] = set()  # by the user, until the user says otherwise
-        self._drained_nodes: set[str] = set()  # likewise, whoever stands there
-        self._resting: set[str] = set()  # on their way to a restart or an end
-        self._restarting: dict[str, int] = {}  # restarts that it had when it was told to
-        self._promised: set[str] = set()  # models that have no replica for a moment: their requests wait
-        self._dormant: set[str] = set()  # without a process until they are woken
-        self._held: set[str] = set()  # models that are on their way to sleep
-        self._paused: set[str] = set()  # of the dormant, those that `resume` starts again
+        self._drained: set[str] = set()  # by the user, until `undrain`
+        self._drained_nodes: set[str] = set()  # nodes, likewise
+        self._resting: set[str] = set()  # they get nothing new before a restart or an end
+        self._restarting: dict[str, int] = {}  # its count of restarts when it was told to restart
+        self._promised: set[str] = set()  # models without a replica for a moment: their requests wait
+        self._dormant: set[str] = set()  # without a process until `wake`
+        self._held: set[str] = set()  # models that are being unloaded
+        self._paused: set[str] = set()  # dormant ones that `resume` starts again
         self._start_order = StartOrder()
 
     def __repr__(self) -> str:
         return f"<ReplicaSet {self.members!r}>"
 
-    # What stands
+    # State
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class ReplicaSet:
         return sorted({member.node for member in self.members if member.node is not None})
 
     def at(self, node: str) -> list[str]:
-        """Who stands there."""
+        """Return the names of the replicas on a node."""
         return [member.launch.name for member in self.members if member.node == node]
 
     def find(self, name: str) -> ReplicaMember | None:
@@ -130,21 +130,21 @@ class ReplicaSet:
         return member.launch.name in self._dormant
 
     def of_model(self, model: str) -> list[Replica]:
-        """Those that skep starts."""
+        """Return the replicas of a model that skep starts."""
         return [member for member in self.members if isinstance(member, Replica) and member.model == model]
 
     def serves(self, model: str) -> bool:
-        """Somebody takes requests for it."""
+        """Return whether a replica takes requests for the model."""
         return any(
             member.model == model and member.life.serving and not self._gets_nothing(member) for member in self.members
         )
 
     def table(self) -> Message:
-        """For the gateway."""
+        """Return the replica table for the gateway."""
         specs = [row_of(member, closed=self._gets_nothing(member)) for member in self.members if member.life.serving]
         return {"replicas": specs, "models": list(self.models)}
 
-    # Coming and going
+    # Adding and removing
 
     def set_policy(self, policy: RestartPolicy) -> None:
         self._policy = policy
@@ -153,7 +153,7 @@ class ReplicaSet:
                 member.life.policy = policy
 
     def add_replicas(self, launches: Iterable[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None) -> None:
-        """`asleep` None: those of a model that is on demand stay dormant, unless it is loaded already."""
+        """Add replicas. `asleep` None: those of an on-demand model stay dormant, unless it is loaded already."""
         launches = list(launches)
         self._start_order.hide(launches)
         loaded = {member.model for member in self.members if not self.is_dormant(member)}
@@ -167,15 +167,11 @@ class ReplicaSet:
                 self._begin(member, tasks)
 
     def wake(self, model: str, tasks: asyncio.TaskGroup) -> None:
-        """Start the processes of a model; what runs already is left alone, what was given up is started anew."""
+        """Start the processes of a model that do not run, including those given up."""
         self._held.discard(model)
         for member in self.of_model(model):
             if self.is_dormant(member):
-                self._dormant.discard(member.launch.name)
-                fresh = self._replica(member.launch)
-                fresh.follow(member)
-                self.members[self.members.index(member)] = fresh
-                self._begin(fresh, tasks)
+                self._begin_again(member, tasks)
             elif member.life.state is ReplicaState.FAILED:
                 member.restart()
 
@@ -195,7 +191,7 @@ class ReplicaSet:
         self._held = self._held - {model} if back else self._held | {model}
 
     async def pause(self, drain_s: float) -> None:
-        """End every process that skep keeps, once its answers are finished or after so long."""
+        """End every process that skep started, once its answers are finished or after `drain_s`."""
         kept = [one for one in self.members if one.launch.url is None and not self.is_dormant(one)]
         names = [member.launch.name for member in kept]
         await asyncio.gather(*(self.rest(name, drain_s) for name in names))
@@ -205,16 +201,10 @@ class ReplicaSet:
         self._member_changed()
 
     async def resume(self, tasks: asyncio.TaskGroup) -> SkepError | None:
-        """Start again what `pause` ended. What keeps one of them from it, when that was tried for a while."""
+        """Start again what `pause` ended. Return the error of a replica that several tries did not start."""
         names, self._paused = self._paused, set()
-        for place, member in enumerate(self.members):
-            if member.launch.name in names:
-                fresh = self._make(member.launch)
-                if isinstance(fresh, Replica) and isinstance(member, Replica):
-                    fresh.follow(member)
-                self.members[place] = fresh
-                self._dormant.discard(member.launch.name)
-                self._begin(fresh, tasks)
+        for member in [one for one in self.members if one.launch.name in names]:
+            self._begin_again(member, tasks)
         self._changed()
         for left in reversed(range(RESUME_TRIES)):
             try:
@@ -232,7 +222,7 @@ class ReplicaSet:
         return None
 
     async def remove_replica(self, name: str) -> bool:
-        """End it at once, and return when it has ended; whether it was asleep by then, or about to be."""
+        """End it at once and wait for its end. Return whether it was dormant by then, or about to be."""
         member = self.find(name)
         if member is None:
             return False
@@ -257,10 +247,10 @@ class ReplicaSet:
         *,
         patient: bool = True,
     ) -> None:
-        """Those that go make room first; those that change do so one after the other, so that a model stays served.
+        """Remove, then change one after the other (so that a model stays served), then add.
 
-        New ones that are on demand have no process yet: they are there at once, and `known` is called. `patient`: those
-        that start are waited for, and one that does not is an error.
+        `known` is called once new on-demand replicas, which have no process yet, are listed. `patient`: wait for
+        those that start, and raise where one does not.
         """
         launches = {launch.name: launch for launch in wanted}
         awake = {launch.model for launch in launches.values() if not launch.on_demand}
@@ -287,10 +277,10 @@ class ReplicaSet:
             self._promised = set()
             self._changed()
 
-    # Rest
+    # Draining
 
     def drain(self, name: str) -> None:
-        """A replica; or a node, and with it whoever stands there or comes there."""
+        """Drain a replica; or a node with all replicas that are or will be on it."""
         (self._drained if self.find(name) else self._drained_nodes).add(name)
         self._changed()
 
@@ -300,25 +290,25 @@ class ReplicaSet:
 
     @property
     def drained(self) -> frozenset[str]:
-        """Replicas and nodes, by the user."""
+        """Replicas and nodes that the user drained."""
         return frozenset(self._drained | self._drained_nodes)
 
     @property
     def avoided(self) -> frozenset[str]:
-        """Nodes on which nothing new is to stand: they are drained."""
+        """Drained nodes: nothing new is placed there."""
         return frozenset(self._drained_nodes)
 
     def is_drained(self, member: ReplicaMember) -> bool:
-        """By the user: itself, or the node that it stands on. Not while it rests before a restart."""
+        """Return whether the user drained it or its node. A rest before a restart does not count."""
         return member.launch.name in self._drained or member.node in self._drained_nodes
 
     def drained_node(self, name: str) -> str | None:
-        """The drained node that this one stands on."""
+        """Return the drained node that the replica is on."""
         member = self.find(name)
         return member.node if member is not None and member.node in self._drained_nodes else None
 
     async def until_idle(self, name: str) -> bool:
-        """False: it gets requests again, so that it may never be."""
+        """Wait until it has no requests. Return False where it was undrained meanwhile."""
         while await self.busy(name):
             if name not in self._drained and self.drained_node(name) is None:
                 return False
@@ -326,7 +316,7 @@ class ReplicaSet:
         return True
 
     async def rest(self, name: str, timeout_s: float) -> None:
-        """Send it nothing new, and wait for its answers under way."""
+        """Send it nothing new, and wait for its answers."""
         self._resting.add(name)
         self._changed()
         try:
@@ -337,7 +327,7 @@ class ReplicaSet:
             pass
 
     def restart(self, name: str) -> None:
-        """It rests until it has begun to; it is let in again where it cannot be told to."""
+        """Restart it. It gets no requests until the restart has begun; it serves on where it cannot be reached."""
         member = self.find(name)
         if member is None:
             return
@@ -357,20 +347,26 @@ class ReplicaSet:
             return UpstreamReplica(launch, self._member_changed)
         if launch.place is not None and self._elsewhere is not None:
             return self._elsewhere(launch, self._member_changed)
-        return self._replica(launch)
-
-    def _replica(self, launch: Launch) -> Replica:
         log = self._log_dir / f"{launch.name}.log"
         engine = engine_named(launch.engine, launch.binary)
         return Replica(launch, engine, log, self._member_changed, self._policy, self._start_order)
 
     def _begin(self, member: ReplicaMember, tasks: asyncio.TaskGroup) -> None:
         if isinstance(member, Replica):
-            self._start_order.may_start(member.launch)  # its place in line
+            self._start_order.may_start(member.launch)  # its place in the queue
         self._lives[member.launch.name] = tasks.create_task(member.run())
 
+    def _begin_again(self, member: ReplicaMember, tasks: asyncio.TaskGroup) -> None:
+        """Replace a dormant replica by one that runs."""
+        fresh = self._make(member.launch)
+        if isinstance(fresh, Replica) and isinstance(member, Replica):
+            fresh.follow(member)
+        self.members[self.members.index(member)] = fresh
+        self._dormant.discard(member.launch.name)
+        self._begin(fresh, tasks)
+
     async def _end(self, name: str) -> None:
-        """End its process, if it has one; who asks a second time waits for the same end."""
+        """End its process, if it has one; a second caller waits for the same end."""
         life, member = self._lives.get(name), self.find(name)
         if life is None or member is None:
             return
@@ -387,7 +383,7 @@ class ReplicaSet:
     def _member_changed(self) -> None:
         serving = {member.launch.name: member.life.restarts for member in self.members if member.life.serving}
         anew = {name for name, before in self._restarting.items() if serving.get(name) != before}
-        self._resting = (self._resting & serving.keys()) - anew  # that it did not serve meanwhile may not be told
+        self._resting = (self._resting & serving.keys()) - anew  # it may have restarted without a report of it
         self._restarting = {name: before for name, before in self._restarting.items() if name not in anew}
         still = (ReplicaState.READY, ReplicaState.BACKOFF, ReplicaState.FAILED)
         self._start_order.done(member.launch.name for member in self.members if member.life.state in still)
@@ -401,7 +397,7 @@ class ReplicaSet:
             self._changed()
 
     async def drain_and_remove(self, name: str, drain_s: float) -> bool:
-        """Once its answers are finished, or after so long."""
+        """Remove it once its answers are finished, or after `drain_s`."""
         await self.rest(name, drain_s)
         return await self.remove_replica(name)
 
@@ -414,7 +410,7 @@ class ReplicaSet:
             await self.until_up(launch.name)
 
     async def until_up(self, name: str, *, hint: str = RELOAD_ON) -> None:
-        """Or gone. Raises EngineError if it is given up."""
+        """Wait until the replica is up or gone. Raise EngineError if it is given up."""
         while (member := self.find(name)) is not None and not member.settled and not self.is_dormant(member):
             if member.life.state is ReplicaState.FAILED:
                 raise EngineError(f"replica `{name}` did not start: {member.life.why}", hint=hint)

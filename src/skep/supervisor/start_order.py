@@ -1,6 +1,6 @@
-"""What the replicas of one machine share: cards, on which they start one after the other, ports, and no keys.
+"""The order in which replicas of one machine start, their ports and their environment.
 
-Engines measure the free memory of their cards while they start, and would count each other's.
+Replicas that share a card start one after the other: an engine measures the free memory of its cards while it starts.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from skep.engines.base import Launch
 from skep.engines.ports import HOST, claim_port, free_port
 from skep.errors import EngineError
 
-MANY_PORTS = 5000  # of the 28000 that the kernel gives out: those at first are long forgotten
+MANY_PORTS = 5000  # of the 28000 that the kernel gives out; then the earliest may be used again
 
 
 class StartOrder:
-    """`ports`: those that engines may have, which others on this machine choose from as well; None: any."""
+    """`ports`: the range that engines may use, shared with other programs on this machine; None: any port."""
 
     def __init__(self, ports: range | None = None) -> None:
         self._ports = ports
-        self._held: dict[str, tuple[int, socket.socket]] = {}  # by replica: a port of those, and the claim on it
-        self._line: dict[str, frozenset[int]] = {}  # who starts or is about to, in order, with its cards
+        self._held: dict[str, tuple[int, socket.socket]] = {}  # by replica: its port, and the socket that claims it
+        self._line: dict[str, frozenset[int]] = {}  # replicas that start or wait to, in order, with their cards
         self._moved = asyncio.Event()
         self._secrets = {GATEWAY_KEY, ENGINE_KEY}
         self._given: set[int] = set()
@@ -33,10 +33,10 @@ class StartOrder:
     def __repr__(self) -> str:
         return f"<StartOrder {', '.join(self._line) or 'nobody'} starting>"
 
-    # The line
+    # The queue of starts
 
     def may_start(self, launch: Launch) -> bool:
-        """Nobody before it starts on a card of its own. It keeps its place in line until it is `done`."""
+        """Return whether no replica earlier in the queue uses its cards. It stays in the queue until it is `done`."""
         cards = self._line.setdefault(launch.name, frozenset(launch.gpus))
         for name, others in self._line.items():
             if name == launch.name:
@@ -54,22 +54,22 @@ class StartOrder:
         return name in self._line
 
     def done(self, names: Iterable[str]) -> None:
-        """They measure nothing any more: ready, dead, or given up."""
+        """Remove replicas from the queue: they are ready, dead or given up."""
         for name in names:
             if self._line.pop(name, None) is not None:
                 self._moved.set()
 
-    # What they are given
+    # Environment and ports
 
     def hide(self, launches: Iterable[Launch]) -> None:
-        """Keys of servers of others are not for engines, which may run a checkpoint's own code."""
+        """Keep the keys of upstream servers from the engines: an engine may run a checkpoint's own code."""
         self._secrets |= {launch.key_env for launch in launches if launch.key_env}
 
     def environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name not in self._secrets}
 
     def port_for(self, launch: Launch, *, finds_one: bool) -> int:
-        """0: the engine finds one itself, which it can (`finds_one`). Raises EngineError where all are taken."""
+        """Return a port; 0 where the engine finds one itself (`finds_one`). Raise EngineError where all are taken."""
         if launch.port:
             return launch.port
         if self._ports is not None:
@@ -77,13 +77,13 @@ class StartOrder:
         return 0 if finds_one else self.free_port(launch.host)
 
     def close(self) -> None:
-        """Nobody of it is to be started any more."""
+        """Give up all claimed ports."""
         for _, claim in self._held.values():
             claim.close()
         self._held.clear()
 
     def _claimed(self, name: str, host: str, ports: range) -> int:
-        """The first free one after that of its last start, on which something may still be under way."""
+        """Claim the first free port after the replica's last one, which may still be in use."""
         begin = 0
         if name in self._held:
             before, claimed = self._held.pop(name)
@@ -97,7 +97,7 @@ class StartOrder:
         raise EngineError(f"all ports for engines are taken on {host}, {ports[0]} to {ports[-1]}", hint=hint)
 
     def free_port(self, host: str = HOST) -> int:
-        """Not the same one twice: an engine may bind it minutes after it was chosen."""
+        """Return a port that was not returned before: an engine may bind its port minutes after it was chosen."""
         if len(self._given) > MANY_PORTS:
             self._given.clear()
         while (port := free_port(host)) in self._given:

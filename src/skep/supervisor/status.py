@@ -1,4 +1,4 @@
-"""A running hive as its status tells of it: one line a replica, and since when it runs."""
+"""The status of a running hive: one row a replica, and how long a process has run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_ANSWER = "the gateway gets no answer from its engine"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica as the supervisor and the gateway tell of it together."""
+    """One replica, from the rows of the supervisor and of the gateway."""
 
     name: str
     model: str
@@ -31,12 +31,12 @@ class ReplicaStatus:
 
 
 def unanswered(gateway: Status) -> frozenset[str]:
-    """The replicas that it has no answer from, by its breakers."""
+    """Return the replicas whose circuit breaker in the gateway is open."""
     return frozenset(row["name"] for row in gateway.get("replicas", ()) if row["state"] in ("open", "half-open"))
 
 
 def displayed_state(state: str, why: str | None, *, answers: bool) -> Status:
-    """What its node calls ready and does not answer here is not: that word may be old, or the way there is closed."""
+    """Return state and reason. A replica that is ready on its node and does not answer the gateway is in backoff."""
     return {"state": state, "why": why} if answers or state != "ready" else {"state": "backoff", "why": NO_ANSWER}
 
 
@@ -65,7 +65,7 @@ def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) ->
 
 
 def up_s(pid: int) -> float | None:
-    """How long that process has run."""
+    """Return how long that process has run."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

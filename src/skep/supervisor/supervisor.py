@@ -1,4 +1,4 @@
-"""The supervisor: owns the replicas' keepers, the gateway process and the control socket.
+"""The supervisor: owns the replicas, the gateway process and the control socket.
 
 Small on purpose: no request passes through it, so nothing that a client sends can bring it down.
 """
@@ -27,36 +27,36 @@ from skep.supervisor.replica_set import ReplicaSet
 from skep.supervisor.status import displayed_state, unanswered
 from skep.wire.json_pipe import Message
 
-SERVICES_STOP_S = 75.0  # as STOP_S, where replicas stand elsewhere
-PAUSED_RETRY_S = 5.0  # for those who wait for an answer when a pause begins
+SERVICES_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
+PAUSED_RETRY_S = 5.0  # for clients that wait when a pause begins
 NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
 
 
 class BackgroundService(Protocol):
-    """What runs beside the replicas, such as the link to a cluster. A SkepError of its ends the hive."""
+    """A task beside the replicas, such as the link to a cluster. A SkepError that it raises ends the hive."""
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
 
     async def stop(self) -> str | None:
-        """After the replicas were dismissed. What could not be ended, and what becomes of it; None: nothing is left."""
+        """Stop, after the replicas have ended. Return what could not be ended; None: nothing is left."""
 
     @property
     def settled(self) -> bool:
-        """Nothing is to be waited for at the start."""
+        """Whether the start need not wait for it."""
 
     def set_policy(self, policy: RestartPolicy) -> None:
-        """For what it keeps."""
+        """Apply a restart policy to its replicas."""
 
     def row(self) -> Message | None:
-        """Its line in `skep ps`: name, kind, state, url, why; None: none."""
+        """Return its row in `skep ps` (name, kind, state, url, why); None: it has none."""
 
 
 class Supervisor:
-    """`run` serves until `stop` is asked for, by a caller or over the control socket; `notify` hears of changes.
+    """`run` serves until `stop`, by a caller or over the control socket; `notify` is called on changes.
 
-    `rebuild` makes a hive of settings that came over the control socket, of the hive as it is, and of what runs.
-    `elsewhere` makes a member of a launch that has a place; `aides` run beside the replicas.
+    `rebuild` makes a hive from settings of the control socket, the present hive, and what runs.
+    `elsewhere` makes a replica of a launch that has a place; `services` run beside the replicas.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Supervisor:
         rebuild: Rebuild | None = None,
         *,
         elsewhere: RemoteReplicaFactory | None = None,
-        aides: Sequence[BackgroundService] = (),
+        services: Sequence[BackgroundService] = (),
     ) -> None:
         self._notify = notify
-        self._services = aides
+        self._services = services
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._drain_s: float | None = None
         self._service_failed: SkepError | None = None
-        self._paused_for: str | None = None  # who has the machine, in words; None: it is not paused
+        self._paused_for: str | None = None  # what uses the machine, in words; None: not paused
         self._watched = False  # the monitor ran when the pause began
         self._resuming: asyncio.Task[SkepError | None] | None = None
         self._tasks = asyncio.TaskGroup()
@@ -91,7 +91,7 @@ class Supervisor:
             changed=self._changed,
             wanted=self._wanted,
         )
-        self.housing = ModelLoader(
+        self.loader = ModelLoader(
             self.replica_set,
             self._tasks,
             status=self._gateway_child.status,
@@ -104,13 +104,13 @@ class Supervisor:
             rebuild,
             self._tasks,
             self.replica_set,
-            front=self._gateway_child,
-            housing=self.housing,
+            gateway=self._gateway_child,
+            loader=self.loader,
             monitor=self._monitor,
             phase=lambda: self.phase,
             set_policy=self._set_policy,
         )
-        self._commands = ControlCommands(self.replica_set, self._gateway_child, self.housing, remaking=self._reloader)
+        self._commands = ControlCommands(self.replica_set, self._gateway_child, self.loader, reloader=self._reloader)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self.phase} {self.replica_set!r}>"
@@ -121,18 +121,18 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        settled = (*(member.settled for member in self._expected), *(aide.settled for aide in self._services))
+        settled = (*(member.settled for member in self._expected), *(service.settled for service in self._services))
         return self._gateway_child.listening and all(settled)
 
     @property
     def _expected(self) -> list[ReplicaMember]:
-        """Those that should serve. Others come when somebody wants them; that one cannot is told to who asks."""
+        """The replicas that should serve: not those on demand or dormant."""
         return [
             one for one in self.replica_set.members if not one.launch.on_demand and not self.replica_set.is_dormant(one)
         ]
 
     def stop(self, drain_s: float | None = None) -> None:
-        """Drain for so long (default: the hive's own time), then end everything. Asked again: end it now."""
+        """Drain for `drain_s` (default: as configured), then end everything. A second call ends it at once."""
         if self._stop_asked.is_set():
             self._hurry.set()
         elif drain_s is not None:
@@ -144,7 +144,7 @@ class Supervisor:
         return self.hive.drain_s if self._drain_s is None else self._drain_s
 
     async def run(self) -> None:
-        """Raises if a replica does not come up at the start, or when all have been given up later."""
+        """Serve until stopped. Raise if a replica does not start, or if all are given up later."""
         async with control_socket(self.hive.socket_path, self._control, self._last_words, self._release):
             failure = await self._serve()
         if failure is not None:
@@ -152,17 +152,17 @@ class Supervisor:
 
     @property
     def avoided(self) -> frozenset[str]:
-        """Nodes on which nothing new is to stand."""
+        """Drained nodes: nothing new is placed there."""
         return self.replica_set.avoided
 
     async def _serve(self) -> SkepError | None:
-        """Until it is asked to stop; why it had to."""
+        """Serve until asked to stop. Return the error that ended it, if any."""
         async with self._tasks as tasks:
-            front = tasks.create_task(self._gateway_child.run())
-            aides = [tasks.create_task(self._accompany(aide)) for aide in self._services]
+            gateway = tasks.create_task(self._gateway_child.run())
+            services = [tasks.create_task(self._accompany(service)) for service in self._services]
             self.replica_set.add_replicas(self.hive.replicas, tasks)
-            self.housing.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
-            housing = tasks.create_task(self.housing.run())
+            self.loader.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
+            loader = tasks.create_task(self.loader.run())
             monitor = tasks.create_task(self._monitor.run())
             await self._stop_asked.wait()
             failure = self._failure()
@@ -172,31 +172,31 @@ class Supervisor:
             self._paused_for = None
             if self._resuming is not None:
                 self._resuming.cancel()
-            await self._monitor.stop()  # a probe of ours is no answer to wait for
+            await self._monitor.stop()  # the drain need not wait for its probes
             monitor.cancel()
             await self._drain()
-            self.housing.stop()
-            housing.cancel()
+            self.loader.stop()
+            loader.cancel()
             await self.replica_set.end_all()
-            for aide, task in zip(self._services, aides, strict=True):
-                left = await aide.stop()
+            for service, task in zip(self._services, services, strict=True):
+                left = await service.stop()
                 self.left_behind += () if left is None else (left,)
                 task.cancel()
             await self._gateway_child.stop()
-            front.cancel()
+            gateway.cancel()
         if self.left_behind:
             self._tell()
         return failure
 
-    async def _accompany(self, aide: BackgroundService) -> None:
+    async def _accompany(self, service: BackgroundService) -> None:
         try:
-            await aide.run(self)
+            await service.run(self)
         except SkepError as error:
             self._service_failed = error
             self._stop_asked.set()
 
     def rows(self, status: Message) -> list[Message]:
-        """What `skep ps` shows: one row a replica, and one for the gateway. `status` is the gateway's answer."""
+        """Return the rows of `skep ps`: one a replica, and one for the gateway. `status` is the gateway's answer."""
         busy, silent = status.get("busy", {}), unanswered(status)
         rows: list[Message] = [
             {
@@ -234,7 +234,7 @@ class Supervisor:
                 "why": self._gateway_child.why,
             }
         )
-        return rows + [{**NO_FIGURES, **row} for aide in self._services if (row := aide.row()) is not None]
+        return rows + [{**NO_FIGURES, **row} for service in self._services if (row := service.row()) is not None]
 
     def _gateway_state(self) -> str:
         if self.phase == "stopping":
@@ -242,7 +242,7 @@ class Supervisor:
         return "ready" if self._gateway_child.listening else "starting"
 
     def description(self) -> Message:
-        """What `skep up --json` prints."""
+        """Return what `skep up --json` prints."""
         return {
             "url": self.hive.url,
             "openai_base_url": f"{self.hive.url}/v1",
@@ -255,19 +255,19 @@ class Supervisor:
 
     def _set_policy(self, policy: RestartPolicy) -> None:
         self.replica_set.set_policy(policy)
-        for aide in self._services:
-            aide.set_policy(policy)
+        for service in self._services:
+            service.set_policy(policy)
 
     async def _busy(self, name: str) -> int:
-        """Slots of the replica in use. A gateway that does not answer may have streams."""
+        """Return the busy slots of a replica. A gateway that does not answer may have streams: it counts as one."""
         status = await self._gateway_child.status()
         return int(status["busy"].get(name, 0)) if status else int(self._gateway_child.listening)
 
     def _wanted(self, model: str) -> None:
-        self.housing.wanted(model)
+        self.loader.wanted(model)
 
     def _replicas_changed(self) -> None:
-        self.housing.look()
+        self.loader.look()
         self._published()
 
     def _published(self) -> None:
@@ -279,19 +279,19 @@ class Supervisor:
             self.phase = "ready"
         states = [member.life.state for member in self._expected]
         all_failed = bool(states) and all(state is ReplicaState.FAILED for state in states)
-        may_stay = self._reloader.residency or self._paused_for is not None  # whoever ends the pause tries again
+        may_stay = self._reloader.residency or self._paused_for is not None  # the end of the pause tries again
         hopeless = all_failed and len(states) == len(self.replica_set.members) and not may_stay
         if hopeless or self._gateway_child.broken or (self.phase == "starting" and ReplicaState.FAILED in states):
             self._stop_asked.set()
         self._tell()
 
     def _tell(self) -> None:
-        """A listener that has gone (a closed terminal or pipe) is no reason to stop serving."""
+        """Notify. A closed terminal or pipe is no reason to stop serving."""
         with contextlib.suppress(OSError):
             self._notify(self)
 
     def _failure(self) -> SkepError | None:
-        """Why this hive cannot serve. A replica given up beside others that serve is a note in `ps`, no failure."""
+        """Return why this hive cannot serve. One failed replica beside others that serve is shown in `ps` only."""
         if self._gateway_child.broken:
             return GatewayError(
                 f"the gateway does not start: {self._gateway_child.why}", hint="the end of its log says why"
@@ -318,16 +318,16 @@ class Supervisor:
             waiting.cancel()
             hurry.cancel()
 
-    # A pause: whoever asked for it holds it by his connection, whose end is its end, by a kill too
+    # A pause lasts as long as the connection that asked for it
 
     async def _pause(self, pid: object) -> Message:
-        """End all engines, once their answers are finished. Gateway, port and settings stay."""
-        if not self._reloader.possible or self.housing.is_moving:
-            hint = "try again when `skep ps` shows nothing on its way"
-            raise EngineError("skep cannot pause: it is starting, changing, or loading a model", hint=hint)
-        why = f"`skep tune --in-place` (pid {pid}) has the machine; it is served again afterwards"
+        """End all engines once their answers are finished. Gateway, port and settings stay."""
+        if not self._reloader.possible or self.loader.is_moving:
+            hint = "try again when `skep ps` shows every replica ready or unloaded"
+            raise EngineError("skep cannot pause: it is starting, changing or loading a model", hint=hint)
+        why = f"`skep tune --in-place` (pid {pid}) uses the machine; serving resumes afterwards"
         self._paused_for, self.phase = why, "paused"
-        self.housing.pause()
+        self.loader.pause()
         try:
             self._watched = self._monitor.pid is not None
             await self._monitor.become((), begin=False)
@@ -335,20 +335,20 @@ class Supervisor:
         except BaseException:
             self._release()
             raise
-        for model in self._dormant():  # those who wait already are told
+        for model in self._dormant():  # refuse the requests that wait
             self._gateway_child.say({"op": "load_failed", "model": model, "why": why, "retry_after_s": PAUSED_RETRY_S})
         return {"ok": True, "holds": True}
 
     def _release(self) -> None:
-        """Start the engines again, whether or not anybody is there to hear of it."""
+        """Start the engines again."""
         if self._paused_for is not None and self._resuming is None:
             self._resuming = self._tasks.create_task(self._resume())
 
     async def _resume(self) -> SkepError | None:
-        """What keeps one of them from serving again."""
+        """Start the engines again. Return the error of one that does not start."""
         failure = await self.replica_set.resume(self._tasks)
         self._paused_for, self._resuming, self.phase = None, None, "ready"
-        self.housing.pause(over=True)
+        self.loader.pause(over=True)
         await self._monitor.become(self.hive.monitor_argv, begin=self._watched)
         self._published()
         return failure
@@ -362,16 +362,16 @@ class Supervisor:
         return {"ok": True}
 
     def _dormant(self) -> dict[str, Message]:
-        """For the gateway: the models that nobody answers for, with the reason."""
+        """Return, for the gateway, the models that no replica serves, with the reason."""
         if self._paused_for is None:
-            return self.housing.dormant()
+            return self.loader.dormant()
         silent = [model for model in self.replica_set.models if not self.replica_set.serves(model)]
         return {model: {"state": "failed", "why": self._paused_for} for model in silent}
 
     def _last_words(self) -> Message:
         return {"left_behind": list(self.left_behind)}
 
-    # What is asked over the control socket
+    # The control socket
 
     async def _control(self, message: Message) -> Message:
         match message.get("op"):
