@@ -163,7 +163,7 @@ def test_a_silent_post_is_away_until_it_is_heard_again(clock):
         await ledger.announce("m-0", row())
         pass_time(clock, ledger, AWAY_AFTER_S + 0.5)
         told = (await ledger.state())["rows"]["m-0"]
-        assert (told["state"], told["why"]) == ("away", "no word from node b")
+        assert (told["state"], told["why"]) == ("away", "no report from node b")
         await ledger.announce("m-0", row())
         assert (await ledger.state())["rows"]["m-0"]["state"] == "ready"
 

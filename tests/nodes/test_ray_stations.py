@@ -103,7 +103,7 @@ def test_a_cancelled_one_leaves_no_place_behind_that_would_take_what_comes_free(
         assert making.cancelled()
         return said
 
-    assert "waits for room: wants 64 CPUs on one node; " in asyncio.run(play(4.0))[-1][1]
+    assert "waits for room: needs 64 CPUs on one node; " in asyncio.run(play(4.0))[-1][1]
     assert stations.all_names() == []
     for wait_s in (0.0, 0.002, 0.01, 0.05):  # in the middle of making it
         asyncio.run(play(wait_s))

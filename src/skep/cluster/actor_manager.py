@@ -1,7 +1,7 @@
-"""Where replicas stand: makes posts on nodes, ends them, and makes them again when Ray has given one up.
+"""Creates the replica actors on nodes, ends them, and recreates those that Ray has given up.
 
-Ray chooses the node, restarts an actor that died, moves it from a node that died. Here it is only told what a replica
-needs, which node would spread the replicas best, and which actor is to be no more.
+Ray chooses the node, restarts an actor that died and moves it from a node that died. This module tells Ray what a
+replica needs, which node would spread the replicas best, and which actor must end.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from skep.errors import EngineError
 
 DESCRIBE_S = 10.0
 END_S = 10.0
-SLOW_PLACEMENT_S = 2.0  # a place that takes longer than this to be had is said to be waited for
+SLOW_PLACEMENT_S = 2.0  # a placement that takes longer than this is reported as waiting
 LOOK_EVERY_S = 5.0
 
-Say = Callable[[str, str | None], None]  # a state, and why
+Say = Callable[[str, str | None], None]  # a state and its reason
 
 
 def find_actor(hive: str, name: str) -> Any | None:
@@ -45,27 +45,27 @@ def find_actor(hive: str, name: str) -> Any | None:
 
 
 class ActorManager:
-    """`key`: what the engines of this hive want to see. `avoid`: names of nodes on which nothing new is to stand."""
+    """The actors of one hive. `key`: the API key of its engines. `avoid`: names of nodes that get no new replica."""
 
     def __init__(self, hive: str, key: str, policy: Mapping[str, Any]) -> None:
         self.avoid: tuple[str, ...] = ()
         self._hive = hive
         self._key = key
-        self.policy = dict(policy)  # of those that are made from now on
-        self._aimed: dict[str, str] = {}  # by replica: the node it was meant for
-        self._handles: dict[str, Any] = {}  # they can be spoken to without a head
-        self._stuck: set[str] = set()  # waited for a place at the last look, with room elsewhere
-        self._one_at_a_time = asyncio.Lock()  # who aims sees where those before it were aimed
+        self.policy = dict(policy)  # of actors created from now on
+        self._aimed: dict[str, str] = {}  # by replica: the node it was aimed at
+        self._handles: dict[str, Any] = {}  # they work without a head
+        self._stuck: set[str] = set()  # waited for a node at the last check while another one had room
+        self._one_at_a_time = asyncio.Lock()  # each placement sees the targets of those before it
 
     async def ensure(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
-        """A post of this launch, made unless it stands already. `standing`: node ids of the posts there are.
+        """Create the actor of this launch unless it runs already. `standing`: node ids of the running actors.
 
-        Where it is cancelled, it ends what it made.
+        If cancelled, end what was created.
         """
-        post = await asyncio.to_thread(find_actor, self._hive, launch.name)
-        if post is not None:
-            if await self._stays(post, launch):
-                self._handles[launch.name] = post
+        actor = await asyncio.to_thread(find_actor, self._hive, launch.name)
+        if actor is not None:
+            if await self._stays(actor, launch):
+                self._handles[launch.name] = actor
                 return
             await end_actor(self._hive, launch.name)
         say("waiting", None)
@@ -76,31 +76,31 @@ class ActorManager:
             raise
 
     async def end(self, name: str, *, headless: bool = False) -> None:
-        """`headless`: the head is lost. The engine ends all the same; its actor and its place stay, and do nothing."""
+        """End a replica. With the head lost (`headless`) only its engine ends; the idle actor and its group stay."""
         self._aimed.pop(name, None)
-        post = self._handles.pop(name, None)
+        actor = self._handles.pop(name, None)
         if not headless:
             await end_actor(self._hive, name)
-        elif post is not None:
-            await asyncio.wait_for(post.stop.remote(END_S), END_S)
+        elif actor is not None:
+            await asyncio.wait_for(actor.stop.remote(END_S), END_S)
 
     async def ask(self, name: str, method: str, *args: Any, timeout_s: float = 10.0) -> Any:
-        """What its post answers; None where there is none."""
-        post = self._handles.get(name) or await asyncio.to_thread(find_actor, self._hive, name)
-        if post is None:
+        """Call a method of its actor and return the answer; None if there is no actor."""
+        actor = self._handles.get(name) or await asyncio.to_thread(find_actor, self._hive, name)
+        if actor is None:
             return None
-        return await asyncio.wait_for(getattr(post, method).remote(*args), timeout_s)
+        return await asyncio.wait_for(getattr(actor, method).remote(*args), timeout_s)
 
     def all_names(self) -> list[str]:
-        """The replicas of which Ray knows a post or a place. Waits for the head."""
+        """Return the replicas that have an actor or a placement group. Waits for the head."""
         return actor_names(self._hive)
 
-    # Those that stand
+    # Existing actors
 
-    async def _stays(self, post: Any, launch: Launch) -> bool:
-        """One that is over, or another one, does not. One that is silent is Ray's to mend, where Ray can."""
+    async def _stays(self, actor: Any, launch: Launch) -> bool:
+        """Return whether an existing actor can serve this launch. Ray mends a silent one, unless it is stuck."""
         try:
-            told = await asyncio.wait_for(post.describe.remote(), DESCRIBE_S)
+            told = await asyncio.wait_for(actor.describe.remote(), DESCRIBE_S)
         except Exception:
             return not await self._is_stuck(launch)
         self._stuck.discard(launch.name)
@@ -110,9 +110,9 @@ class ActorManager:
             return False
 
     async def _is_stuck(self, launch: Launch) -> bool:
-        """At two looks in a row: its place waits for nodes that are gone or full, beside one that it may stand on.
+        """Return whether its group has waited, at two checks in a row, for gone or full nodes while another had room.
 
-        The nodes of its place are ids. One that was started anew has another, one that is no longer avoided has room.
+        A group names nodes by id: a restarted node has a new id, and one that is no longer avoided has room.
         """
         place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
         state = (await asyncio.to_thread(groups_by_name)).get(full)
@@ -126,17 +126,17 @@ class ActorManager:
         (self._stuck.discard if twice else self._stuck.add)(launch.name)
         return twice
 
-    # Those that come
+    # New actors
 
     async def _make(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
         group = await self._placed(launch, standing, say)
         say("starting", None)
-        post = await _to_its_end(asyncio.to_thread(self._start, launch, group))
-        self._handles[launch.name] = post
-        await _until_it_lives(post, say)
+        actor = await _to_its_end(asyncio.to_thread(self._start, launch, group))
+        self._handles[launch.name] = actor
+        await _until_it_lives(actor, say)
 
     async def _placed(self, launch: Launch, standing: Mapping[str, str], say: Say) -> Any:
-        """A place of its own, on a node that it may stand on; another one when its nodes have become others."""
+        """Return a placement group on an allowed node; make a new one when the allowed nodes change."""
         place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
         while True:
             nodes = await asyncio.to_thread(living_nodes)
@@ -151,14 +151,14 @@ class ActorManager:
                 target = self._aim(place, near, nodes, standing)
                 self._aimed[launch.name] = target or ""
                 group = await _to_its_end(asyncio.to_thread(make_group, full, place, near, target))
-            if await self._is_had(group, full, place, (choice, near), say):
+            if await self._is_ready(group, full, place, (choice, near), say):
                 return group
             await asyncio.to_thread(remove_group, full)
 
-    async def _is_had(
+    async def _is_ready(
         self, group: Any, full: str, place: PlacementRequest, choices: tuple[NodeChoice, NodeChoice], say: Say
     ) -> bool:
-        """When Ray has it. False: the nodes that it may be on are others by now, or only shunned ones have room."""
+        """Wait until Ray has placed the group. Return False if it must be made again for other nodes."""
         choice, near = choices
         ready = asyncio.ensure_future(_as_future(await asyncio.to_thread(group.ready)))
         try:
@@ -198,7 +198,7 @@ class ActorManager:
     def _aim(
         self, place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node], standing: Mapping[str, str]
     ) -> str | None:
-        """The node with the fewest replicas of ours among those that have room, then the one with the most room."""
+        """Return the node with room that has the fewest replicas of this hive, then the most room."""
         held: Counter[str] = Counter({**self._aimed, **standing}.values())
         room = [
             (held[node.id], -(node.free_gpus if place.cards else node.free_cpus), node.id)
@@ -209,38 +209,38 @@ class ActorManager:
     def _nowhere(self, place: PlacementRequest) -> str:
         drained = [name for name in place.nodes if name in self.avoid]
         also = f"; drained: {', '.join(drained)}" if drained else ""
-        return f"waits for a node that it may stand on, of {', '.join(place.nodes)}{also}"
+        return f"waits for one of its nodes: {', '.join(place.nodes)}{also}"
 
 
 async def _waits(full: str) -> bool:
-    """It has no node yet: one that has may have taken the last room itself."""
+    """Return whether the group has no node yet; if it has one, it may itself have taken the last room."""
     return (await asyncio.to_thread(groups_by_name)).get(full) in WAITS
 
 
 def wanting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) -> str:
     may = [node for node in named_apart(list(nodes)) if choice.takes(node)]
-    there = has_words(may) or "there is none that may be used"
-    return f"waits for room: wants {describe_request(place)} on one node; {there}"
+    there = has_words(may) or "no node may be used"
+    return f"waits for room: needs {describe_request(place)} on one node; {there}"
 
 
-async def _until_it_lives(post: Any, say: Say) -> None:
-    """One whose node dies meanwhile is started anew by Ray. Raises where Ray has given it up for another reason."""
+async def _until_it_lives(actor: Any, say: Say) -> None:
+    """Wait for the first answer. Raise EngineError if Ray has given the actor up; if its node dies, Ray restarts it."""
     from ray.exceptions import ActorUnavailableError, RayActorError
 
     try:
-        await post.ping.remote()
+        await actor.ping.remote()
     except ActorUnavailableError:
         return
     except RayActorError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = lines[-1][:200] if lines else type(error).__name__
         if not error.actor_init_failed:
-            raise EngineError(f"Ray has given it up: {why}") from None
-        say("failed", f"Ray cannot start it: {why}")
+            raise EngineError(f"Ray has given the replica up: {why}") from None
+        say("failed", f"Ray cannot start the replica: {why}")
 
 
 async def _to_its_end(work: Coroutine[Any, Any, Any]) -> Any:
-    """What a thread has begun to make is made before a cancellation goes on: so whoever cancels can end it."""
+    """Delay a cancellation until the thread has created its object, so that the caller can end it."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

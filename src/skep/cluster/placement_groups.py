@@ -1,6 +1,6 @@
-"""The plots that posts stand on: Ray's placement groups, one a replica, and the nodes there are for them.
+"""Ray's placement groups, one for each replica, and the live nodes.
 
-Every call may wait for the head, a minute where it is lost: they are made in threads, never on an event loop.
+Every call may wait for the head, a minute if it is lost, so callers use a thread and never the event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def registry_name(hive: str) -> str:
 
 
 def actor_name(hive: str, replica: str) -> str:
-    """Of the actor and of its placement group."""
+    """Return the name of a replica's actor, which its placement group has too."""
     return f"{hive}/post/{replica}"
 
 
@@ -28,20 +28,20 @@ GONE = "REMOVED"
 
 
 def bundle_of(place: PlacementRequest) -> dict[str, float]:
-    """What is asked of Ray; what is not needed is not named."""
+    """Return the resources to ask Ray for, without those of amount 0."""
     asked = {"CPU": place.cpus, "GPU": float(place.cards), "memory": float(place.memory_bytes)}
     return {name: amount for name, amount in asked.items() if amount} or {"CPU": 0.001}
 
 
 def living_nodes() -> list[Node]:
-    """With what nobody holds on them, under Ray's names."""
+    """Return the live nodes with their free resources, under Ray's names."""
     import ray
 
     return nodes_of(ray.nodes(), free_by_node())
 
 
 def free_by_node() -> dict[str, dict[str, float]]:
-    """Ray has no public call for it."""
+    """Return the free resources by node id; Ray has no public call for this."""
     from ray._private.state import available_resources_per_node
 
     found: dict[str, dict[str, float]] = available_resources_per_node()
@@ -49,7 +49,7 @@ def free_by_node() -> dict[str, dict[str, float]]:
 
 
 def make_group(full: str, place: PlacementRequest, choice: NodeChoice, target: str | None) -> Any:
-    """A group of that name, in place of one on which nobody stands. `target`: the node it had best be on."""
+    """Create a group of that name, replacing an unused one. `target`: the preferred node."""
     from ray.util.placement_group import placement_group
 
     remove_group(full)
@@ -65,7 +65,7 @@ def make_group(full: str, place: PlacementRequest, choice: NodeChoice, target: s
 
 
 def remove_group(full: str) -> None:
-    """With whoever stands on it."""
+    """Remove a group, and with it the actor inside."""
     from ray.util import get_placement_group, remove_placement_group
 
     with contextlib.suppress(ValueError):  # there is none
@@ -73,21 +73,21 @@ def remove_group(full: str) -> None:
 
 
 def groups_by_name() -> dict[str, str]:
-    """By name: what Ray says of each. Those that were removed are not there."""
+    """Return the state of each group by name, without removed ones."""
     from ray.util import placement_group_table
 
     return {row["name"]: row["state"] for row in placement_group_table().values() if row["state"] != GONE}
 
 
 def placed_names(hive: str) -> list[str]:
-    """The replicas that have their plot. Others wait for room, or have not asked for it yet."""
+    """Return the replicas whose group has a node. Others wait for room or have not asked for it."""
     prefix = actor_name(hive, "")
-    return [name.removeprefix(prefix) for name, state in groups_by_name().items()
-            if name.startswith(prefix) and state not in WAITS]  # fmt: skip
+    placed = [name for name, state in groups_by_name().items() if state not in WAITS]
+    return [name.removeprefix(prefix) for name in placed if name.startswith(prefix)]
 
 
 def actor_names(hive: str) -> list[str]:
-    """The replicas of which Ray knows a post, or a plot on which none stands yet."""
+    """Return the replicas that have an actor or a placement group."""
     from ray.util import list_named_actors
 
     prefix = actor_name(hive, "")

@@ -1,4 +1,4 @@
-"""The ledger as a Ray actor: found by its name, started anew by Ray, ending its hive when nobody wants it any more."""
+"""The replica registry as a Ray actor: found by name, restarted by Ray, ends its hive when no gateway is left."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from skep.cluster.values import NAMESPACE
 
 END_S = 20.0
 HEAD_S = 10.0
-LEDGER_BYTES = 1_000_000  # Ray heeds a wish for a node only of an actor that asks for something
+REGISTRY_BYTES = 1_000_000  # Ray honours a node preference only for actors that ask for a resource
 
 
 def make_registry(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> Any:
-    """The hive's ledger, made if it is not there yet; on the head if it can be: they are lost together."""
+    """Return the hive's registry, created if needed; preferably on the head, so that both are lost together."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -31,7 +31,7 @@ def make_registry(hive: str, *, abandoned_after_s: float = ABANDONED_AFTER_S) ->
             **options,
             **where,
             num_cpus=0,
-            memory=LEDGER_BYTES,
+            memory=REGISTRY_BYTES,
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=1000,
@@ -50,7 +50,7 @@ def find_registry(hive: str) -> Any | None:
 
 
 class RegistryActor:
-    """Every call is the ledger's. It begins to watch with the first one: before that there is no event loop."""
+    """Forwards calls to a `ReplicaRegistry`, made at the first call: before that there is no event loop."""
 
     def __init__(self, hive: str, abandoned_after_s: float) -> None:
         self._hive = hive
@@ -58,7 +58,7 @@ class RegistryActor:
         self._made: ReplicaRegistry | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def _ledger(self) -> ReplicaRegistry:
+    def _registry(self) -> ReplicaRegistry:
         if self._made is None:
             self._made = ReplicaRegistry(
                 self._hive,
@@ -71,70 +71,70 @@ class RegistryActor:
         return self._made
 
     async def announce(self, name: str, row: dict[str, Any], handle: Any = None) -> dict[str, Any]:
-        return await self._ledger().announce(name, row, handle)
+        return await self._registry().announce(name, row, handle)
 
     async def forget(self, name: str) -> None:
-        await self._ledger().forget(name)
+        await self._registry().forget(name)
 
     async def claim(self, gateway: str, policy: dict[str, Any]) -> str:
-        return await self._ledger().claim(gateway, policy)
+        return await self._registry().claim(gateway, policy)
 
     async def table(self, gateway: str, since: int, timeout_s: float) -> dict[str, Any]:
-        return await self._ledger().table(gateway, since, timeout_s)
+        return await self._registry().table(gateway, since, timeout_s)
 
     async def state(self) -> dict[str, Any]:
-        return await self._ledger().state()
+        return await self._registry().state()
 
     async def _end_post(self, name: str, handle: Any) -> bool:
-        """By its handle first: that needs no head."""
+        """End an actor, first by its handle: that needs no head."""
         if handle is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(handle.stop.remote(END_S), END_S)
         return await end_actor(self._hive, name)
 
     async def _holder(self, name: str) -> str | None:
-        """The actor that has this name by Ray's word; empty: nobody has it; None: the head does not say."""
+        """Return the id of the actor that Ray has under this name; "" if none, None if the head does not answer."""
         import ray
 
         try:
-            post = await _in_time(ray.get_actor, actor_name(self._hive, name), NAMESPACE)
+            post = await _with_deadline(ray.get_actor, actor_name(self._hive, name), NAMESPACE)
         except ValueError:
             return ""
         except Exception:
             return None
-        return str(post._actor_id.hex())  # noqa: SLF001 - Ray has no other word for it
+        return str(post._actor_id.hex())  # noqa: SLF001 - Ray has no public call for it
 
     async def _end_self(self) -> None:
-        """With what never announced itself, such as a place that waits for room."""
-        for name in await _in_time(actor_names, self._hive):
+        """End the registry and what never reported to it, such as a group that waits for room."""
+        for name in await _with_deadline(actor_names, self._hive):
             await end_actor(self._hive, name)
         await asyncio.to_thread(_leave)
 
 
 async def end_actor(hive: str, name: str, timeout_s: float = END_S) -> bool:
-    """The engine first, in order; then its actor and its place, whatever became of the engine.
+    """Stop the engine, then remove its actor and its placement group in any case.
 
-    False: the head did not answer, and something may be left.
+    Return False if the head did not answer: something may be left.
     """
     import ray
 
     full, post = actor_name(hive, name), None
     try:
         with contextlib.suppress(ValueError):  # there is none
-            post = await _in_time(ray.get_actor, full, NAMESPACE)
+            post = await _with_deadline(ray.get_actor, full, NAMESPACE)
         if post is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(post.stop.remote(timeout_s), timeout_s + 2)
             with contextlib.suppress(Exception):
-                await _in_time(ray.kill, post)
-        await _in_time(remove_group, full)
+                await _with_deadline(ray.kill, post)
+        await _with_deadline(remove_group, full)
     except Exception:
         return False
     return True
 
 
-async def _in_time(call: Callable[..., Any], *args: Any) -> Any:
-    """Ray's own calls wait for a lost head as long as it takes."""
+async def _with_deadline(call: Callable[..., Any], *args: Any) -> Any:
+    """Call in a thread with a deadline: Ray's own calls wait for a lost head without limit."""
     return await asyncio.wait_for(asyncio.to_thread(call, *args), HEAD_S)
 
 

@@ -1,8 +1,8 @@
-"""The ledger of a hive: which replicas there are, and which gateway has the hive. One actor in the cluster.
+"""The registry of a hive: its replicas, and the gateway that owns it. One actor in the cluster.
 
-Nothing in it is precious: posts announce themselves every few seconds and the gateway asks for the table, so that a
-ledger that was started anew knows within seconds what its predecessor knew; until then its table says that it is
-`settling`. No clock of a node is compared with another's. Knows Ray only by `end_post` and `holder`.
+Its state can be lost: replica actors report every few seconds and the gateway polls the table, so a restarted registry
+knows everything within seconds; until then its table says `settling`. Clocks of different nodes are never compared.
+Reaches Ray only through `end_post` and `holder`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 ANNOUNCE_EVERY_S = 2.0
-AWAY_AFTER_S = 3.5 * ANNOUNCE_EVERY_S  # a post that is silent for so long is away
-ABANDONED_AFTER_S = 120.0  # without a gateway
-OWNED_S = 8.0  # a gateway that is silent for so long may lose its hive to another one
+AWAY_AFTER_S = 3.5 * ANNOUNCE_EVERY_S  # a replica that is silent for so long is away
+ABANDONED_AFTER_S = 120.0  # without a gateway the hive ends
+OWNED_S = 8.0  # a gateway that is silent for so long can lose the hive to another one
 LOOK_EVERY_S = 0.5
-PAUSE_S = 2.0  # a look that comes later than this was held up, and so was what the others said
-OVER = 1000  # incarnations that are remembered as over: long before so many, they have heard of it
+PAUSE_S = 2.0  # a check later than this was held up, and so were the messages
+OVER = 1000  # ended incarnations that are remembered
 
 Row = dict[str, Any]
 
@@ -29,16 +29,17 @@ async def _not_known(_name: str) -> None:
 
 
 def _incarnation(row: Row) -> str:
-    """Raises where a post does not say what is needed of it: then nothing of it is heard."""
+    """Return the incarnation of a report. Raise KeyError if a field is missing."""
     _ = row["state"], row["node"]
     incarnation: str = row["incarnation"]
     return incarnation
 
 
 class ReplicaRegistry:
-    """`end_post` ends one by its name and its own handle, and says whether; `end_self` ends this when nobody wants it.
+    """The table of a hive. `end_post` ends a replica actor by name and handle and returns success.
 
-    `holder`: which actor has a post's name by Ray's word; "" for none, None where the head does not say.
+    `end_self` ends the registry when no gateway is left. `holder` returns the id of the actor that Ray has under a
+    replica's name; "" for none, None if the head does not answer.
     """
 
     def __init__(
@@ -60,26 +61,26 @@ class ReplicaRegistry:
         self._rows: dict[str, Row] = {}
         self._handles: dict[str, Any] = {}
         self._heard_at: dict[str, float] = {}
-        self._over: dict[str, None] = {}  # incarnations that were ended, or that another one has taken the place of
+        self._over: dict[str, None] = {}  # incarnations that were ended or replaced
         self._owner: str | None = None
-        self._policy: Row | None = None  # of the engines' restarts, as the owner has it now; None: not told
+        self._policy: Row | None = None  # the owner's restart policy; None: not received
         self._began_at = self._owner_seen_at = self._looked_at = now()
         self._settling = True
-        self._version = time.time_ns()  # no two ledgers of a hive count alike
+        self._version = time.time_ns()  # no two registries of a hive count alike
         self._moved = asyncio.Event()
 
-    # Posts
+    # Called by replica actors
 
     async def announce(self, name: str, row: Row, handle: Any = None) -> dict[str, Any]:
-        """A post tells how it is. The answer says whether it is to end: it was ended, or another one has its place.
+        """Take a report. The answer says whether the actor must end, because it was ended or replaced.
 
-        `handle`: its own, which costs; not again once the answer has said that it is `held`.
+        `handle`: its own, costly to send, so left out once an answer said that it is `held`.
         """
         known, incarnation = self._rows.get(name), _incarnation(row)
         if known is not None and known["incarnation"] != incarnation and incarnation not in self._over:
             succeeds = await self._succeeds(name, row, known)
             if succeeds is None or self._rows.get(name, row)["incarnation"] != known["incarnation"]:
-                return {"end": False, "policy": self._policy, "held": False}  # more is known by its next word
+                return {"end": False, "policy": self._policy, "held": False}  # decided at its next report
             self._end_of((known if succeeds else row)["incarnation"])
             if succeeds:
                 self._handles.pop(name, None)
@@ -92,7 +93,7 @@ class ReplicaRegistry:
         return {"end": False, "policy": self._policy, "held": self._handles[name] is not None}
 
     async def forget(self, name: str) -> None:
-        """The replica was ended."""
+        """Remove a replica that was ended."""
         row = self._rows.pop(name, None)
         self._heard_at.pop(name, None)
         self._handles.pop(name, None)
@@ -100,12 +101,12 @@ class ReplicaRegistry:
             self._end_of(row["incarnation"])
             self._changed()
 
-    # The gateway
+    # Called by the gateway
 
     async def claim(self, gateway: str, policy: Row) -> str:
-        """The gateway that has the hive: this one, unless another has it and was heard not long ago.
+        """Claim the hive and return its owner: this gateway, unless another was heard recently.
 
-        `policy`: for its posts. Those that stand hear it with their next word, those that start with their first.
+        `policy`: the restart policy that actors receive with the answer to their next report.
         """
         now = self._now()
         if self._owner in (None, gateway) or now - self._owner_seen_at > OWNED_S:
@@ -114,7 +115,7 @@ class ReplicaRegistry:
         return self._owner
 
     async def table(self, gateway: str, since: int, timeout_s: float) -> dict[str, Any]:
-        """All replicas, as soon as anything differs from version `since`, unless nothing does; and who has the hive."""
+        """Wait for a version other than `since` and return all replicas; always return the owner of the hive."""
         deadline = self._now() + timeout_s
         if gateway == self._owner:
             self._owner_seen_at = self._now()
@@ -130,15 +131,15 @@ class ReplicaRegistry:
     async def state(self) -> dict[str, Any]:
         return {"hive": self.hive, "owner": self._owner, "rows": self._rows}
 
-    # Time
+    # Checks
 
     async def watch(self) -> None:
-        """For ever: silent posts are away, and a hive without a gateway is ended."""
+        """Mark silent replicas as away and end a hive without a gateway; never returns."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look()
             if self._abandoned:
-                with contextlib.suppress(Exception):  # a head that is away: again with the next look
+                with contextlib.suppress(Exception):  # the head is away: tried again at the next check
                     await self._end_all()
 
     def look(self) -> None:
@@ -149,19 +150,19 @@ class ReplicaRegistry:
             self._changed()
         for name, row in self._rows.items():
             if row["state"] != "away" and now - self._heard_at[name] > AWAY_AFTER_S:
-                self._rows[name] = {**row, "state": "away", "why": f"no word from node {row['node']}"}
+                self._rows[name] = {**row, "state": "away", "why": f"no report from node {row['node']}"}
                 self._changed()
 
     # Inside
 
     async def _succeeds(self, name: str, row: Row, known: Row) -> bool | None:
-        """Whether the one that speaks has the place of the known one. None: that cannot be found out now.
+        """Return whether the reporting actor replaces the known one; None if that cannot be found out now.
 
-        A node that was away comes back with its posts, which do not know yet that Ray has started them elsewhere; and a
-        ledger that was started anew meanwhile knows neither. Of one actor, its later life; of two, who has the name.
+        A node that was away comes back with actors that do not know that Ray has restarted them elsewhere, and a
+        restarted registry knows neither. Of one actor the later life counts; of two, the one that has the name.
         """
         if None in (row.get("actor"), known.get("actor")):
-            return True  # one of another skep, which does not say: who comes later
+            return True  # an actor of another version does not say: the later one counts
         if row["actor"] == known["actor"]:
             return bool(row["life"] >= known["life"])
         holder = await self._holder(name)
@@ -177,14 +178,14 @@ class ReplicaRegistry:
         return self._now() - self._owner_seen_at > self._abandoned_after_s
 
     def _forgive(self, now: float) -> None:
-        """After a pause of this process, what was said meanwhile has still to be heard."""
+        """After a pause of this process, allow for the reports that are still to be read."""
         late, self._looked_at = now - self._looked_at - LOOK_EVERY_S, now
         if late > PAUSE_S:
             self._heard_at = {name: at + late for name, at in self._heard_at.items()}
             self._owner_seen_at += late
 
     async def _end_all(self) -> None:
-        """One after the other: a gateway that comes back meanwhile keeps what is left."""
+        """End the replicas one after the other: a gateway that comes back meanwhile keeps the rest."""
         for name, handle in list(self._handles.items()):
             if not self._abandoned:
                 return
