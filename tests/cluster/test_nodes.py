@@ -65,7 +65,7 @@ def test_a_survey_travels_as_json():
 
 
 def test_a_node_with_another_skep_is_said_and_not_believed():
-    assert "runs skep 9.9, here is" in told_by(node("a"), {"skep": "9.9", "what": "ever"}).why
+    assert "runs skep 9.9, this machine runs" in told_by(node("a"), {"skep": "9.9", "what": "ever"}).why
 
 
 def test_cards_that_ray_does_not_lend_are_not_there():

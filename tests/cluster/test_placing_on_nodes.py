@@ -227,8 +227,8 @@ def test_a_replica_wider_than_every_node_is_refused(place):
 
 
 def test_an_engine_that_no_node_has_names_the_nodes(place):
-    cluster = survey(node("a"), node("b", why="has no skep beside its Ray"))
-    with pytest.raises(EngineError, match="a has no vllm installed; b has no skep beside its Ray"):
+    cluster = survey(node("a"), node("b", why="has no skep in the environment of its Ray"))
+    with pytest.raises(EngineError, match="a has no vllm installed; b has no skep in the environment of its Ray"):
         place(cluster, VLLM)
 
 

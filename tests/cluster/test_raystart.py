@@ -99,15 +99,15 @@ def test_a_label_is_a_name_and_a_value(label):
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("ray.exceptions.AuthenticationError: RPC error", EngineError, "its token is another one"),
+        ("ray.exceptions.AuthenticationError: RPC error", EngineError, "it has another token"),
         (
             "RuntimeError: Version mismatch:\n Ray: 2.59.0\n Python: 3.11.2\nThis\n Ray: 2.60.0\n Python: 3.12.1\n",
             UserError,
-            "runs Ray 2.59.0 on Python 3.11.2, here are Ray 2.60.0 and Python 3.12.1",
+            "runs Ray 2.59.0 on Python 3.11.2, this machine has Ray 2.60.0 and Python 3.12.1",
         ),
         ("RuntimeError: Version mismatch: in other words", UserError, "runs Ray ?"),
         ("Traceback\nValueError: no such thing\n", EngineError, "Ray did not start: ValueError: no such thing"),
-        ("", EngineError, "no word"),
+        ("", EngineError, "no message"),
     ],
 )
 def test_why_ray_did_not_start_is_one_line(text, kind, words):

@@ -18,7 +18,7 @@ from skep.errors import EngineError, UserError
 from skep.paths import user_paths
 
 OURS, OTHERS, TOKEN = "session_1", "session_2", "0123456789abcdef"
-LOST = "whose head is lost, and what it served"
+LOST = "whose head is lost, with its replicas"
 NAMED = """
 import sys
 with open("/proc/self/comm", "w") as comm:
@@ -73,7 +73,7 @@ def says(session):
 
     def ask(address, token):
         if token != TOKEN:
-            raise EngineError(f"the cluster at {address} refuses us: its token is another one")
+            raise EngineError(f"the cluster at {address} refuses the connection: it has another token")
         return Head(address, session)
 
     return ask
@@ -87,7 +87,7 @@ def test_while_its_own_head_answers_a_node_is_not_ended_wherever_it_is_to_go(lis
     """Once the old head was asked with the token of the new one, refused it, and was taken for a lost one."""
     remains = node_at(listening)
     for to in (None, Head("10.0.0.9:6379", OTHERS), Head(listening, OURS), Head("its-other-name:6379", OURS)):
-        with pytest.raises(UserError, match=f"a node of the cluster at {listening} already"):
+        with pytest.raises(UserError, match=f"already a node of the cluster at {listening}"):
             why_over(remains, to, says(OURS))
     assert LOST in why_over(remains, None, says(OTHERS)), "a new cluster has its address"
     assert LOST in why_over(remains, Head("10.0.0.9:6379", OTHERS), says(OTHERS))
@@ -96,9 +96,9 @@ def test_while_its_own_head_answers_a_node_is_not_ended_wherever_it_is_to_go(lis
 
 def test_a_head_that_refuses_to_say_proves_nothing(listening):
     for remains, why in (
-        (replace(node_at(listening), token="another-token-for-it"), "its token is another one"),
-        (replace(node_at(listening), token=None), "its token is not here"),
-        (replace(node_at(listening), session=None), "nothing here says its session"),
+        (replace(node_at(listening), token="another-token-for-it"), "it has another token"),
+        (replace(node_at(listening), token=None), "its token is not stored here"),
+        (replace(node_at(listening), session=None), "its session is not recorded"),
     ):
         for to in (None, Head("10.0.0.9:6379", OTHERS)):
             with pytest.raises(UserError, match="already") as told:
@@ -113,7 +113,7 @@ def test_a_head_that_does_not_answer_is_lost_unless_it_may_only_be_cut_off():
     assert LOST in why_over(remains, Head("10.0.0.9:6379", OTHERS), nobody)
     with pytest.raises(UserError, match="already") as told:
         why_over(remains, None, nobody)
-    assert "may only be cut off: `skep cluster stop` leaves it" in told.value.hint
+    assert "may only be unreachable: `skep cluster stop` leaves it" in told.value.hint
     assert LOST in why_over(node_at(remains.node.head, is_head=True), None, nobody), "it would be here"
 
 
@@ -123,7 +123,7 @@ def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
     with running(paths, "ray::ReplicaActor") as (child,):
         _make_way(paths, said.append)
         assert child.wait(5) != 0
-    assert said == ["ended: what a node of the cluster at 127.0.0.1:1 left behind here"]
+    assert said == ["ended: processes left over from a node of the cluster at 127.0.0.1:1"]
     assert read_node(paths) is None
 
 
@@ -134,7 +134,7 @@ def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
             ("gcs_server", "ray::ReplicaActor"),
             "the head of the cluster at 127.0.0.1:1 still runs here, only its raylet",
         ),
-        (("gcs_server", "raylet"), "this machine is a node of the cluster at 127.0.0.1:1 already"),
+        (("gcs_server", "raylet"), "this machine is already a node of the cluster at 127.0.0.1:1"),
     ],
 )  # fmt: skip
 def test_a_living_head_is_never_ended(paths, names, why):
@@ -152,12 +152,12 @@ def test_where_the_next_head_refuses_nothing_is_ended(paths):
     """A mistyped token, or another Ray, once cost a machine what it still served."""
 
     def refused():
-        raise EngineError("its token is another one")
+        raise EngineError("it has another token")
 
     keep_token(paths, TOKEN)
     for names in (["raylet"], ["ray::ReplicaActor"]):
         with running(paths, *names) as (child,):
-            with pytest.raises(EngineError, match="its token is another one"):
+            with pytest.raises(EngineError, match="it has another token"):
                 _make_way(paths, pytest.fail, refused)
             assert child.poll() is None
 
@@ -185,7 +185,7 @@ def test_a_refused_token_is_told_as_that_and_not_as_a_strange_machine():
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = cause
     for address in ("10.0.0.1:6379", "auto"):
-        assert "its token is another one" in explained(address, error).message
+        assert "it has another token" in explained(address, error).message
     assert explained("10.0.0.1:6379", RuntimeError("No node info found for this raylet")).message.startswith(STRANGER)
     slow = RuntimeError('Traceback:\n  File "ray/_private/node.py"\n  File "python/ray/_raylet.pyx"\nTimed out')
     assert "cannot be joined: Timed out" in explained("10.0.0.1:6379", slow).message

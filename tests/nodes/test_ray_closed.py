@@ -121,10 +121,10 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
     with_ip = ["--address", "127.0.0.3", "--port", str(first_port()), "--name", "b"]
 
     bare = node.run("cluster", "join", address, *with_ip, check=False)
-    assert (bare.returncode, f"the token of the cluster at {address} is not here" in bare.stderr) == (2, True)
+    assert (bare.returncode, f"the token of the cluster at {address} is not stored here" in bare.stderr) == (2, True)
     (node.home / "token").write_text("0123456789abcdef0123456789abcdef")
     wrong = node.run("cluster", "join", address, *with_ip, "--token-file", str(node.home / "token"), check=False)
-    assert (wrong.returncode, "its token is another one" in wrong.stderr) == (1, True)
+    assert (wrong.returncode, "it has another token" in wrong.stderr) == (1, True)
     assert node.run("cluster", "token", check=False).returncode == 2, "what was refused is not kept"
     assert asked(address, node.env, RAY_AUTH_MODE="disabled") == "AuthenticationError"
     wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}
@@ -205,10 +205,10 @@ def test_neither_join_nor_start_ends_a_node_whose_head_lives_or_a_head_that_lost
     node.up("up", "--config", str(tmp_path / "skep.toml"))
     (engine,) = (row["pid"] for row in node.rows().values() if row["kind"] == "replica")
     for head, token, code, why in (
-        (heads[1], tokens[1], 2, f"a node of the cluster at {heads[0]} already"),
-        (heads[1], wrong, 1, f"the cluster at {heads[1]} refuses us: its token is another one"),
-        (heads[0], tokens[1], 1, f"the cluster at {heads[0]} refuses us: its token is another one"),
-        (heads[0], tokens[0], 2, f"a node of the cluster at {heads[0]} already"),
+        (heads[1], tokens[1], 2, f"already a node of the cluster at {heads[0]}"),
+        (heads[1], wrong, 1, f"the cluster at {heads[1]} refuses the connection: it has another token"),
+        (heads[0], tokens[1], 1, f"the cluster at {heads[0]} refuses the connection: it has another token"),
+        (heads[0], tokens[0], 2, f"already a node of the cluster at {heads[0]}"),
     ):
         done = join(head, token, check=False)
         assert (done.returncode, why in done.stderr, "ended" in done.stderr) == (code, True, False), done.stderr

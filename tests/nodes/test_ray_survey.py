@@ -70,7 +70,7 @@ def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(nod
     assert {node.name: node.why for node in found.nodes} == {
         "head": None,
         "older": f"runs another skep than {__version__}",
-        "without": "has no skep beside its Ray",
+        "without": "has no skep in the environment of its Ray",
     }
     with pytest.raises(DoesNotFit, match=r"head has no GPU, 0 of 0 CPUs.*; older runs another skep.*; without has no"):
         place(found, node_env, Serve(model="m", engine="fake"))
@@ -105,7 +105,7 @@ def test_a_python_of_another_minor_version_is_said_with_both(nodes):
 
 def test_a_ray_of_another_version_is_said_with_both(nodes):
     started_with(nodes, ray_version="1.0.0")
-    with pytest.raises(UserError, match=r"the cluster runs Ray 1\.0\.0 .* here are Ray \d"):
+    with pytest.raises(UserError, match=r"the cluster runs Ray 1\.0\.0 .* this machine has Ray \d"):
         survey(nodes.address)
 
 
@@ -115,7 +115,7 @@ def test_a_machine_that_is_no_node_and_an_address_without_a_cluster_are_told_apa
         survey("127.0.0.1:1")
     assert time.monotonic() - began < 1
     nodes.kill_raylet()
-    with pytest.raises(EngineError, match="this machine is no node of the cluster"):
+    with pytest.raises(EngineError, match="this machine is not a node of the cluster"):
         survey(nodes.address)
 
 

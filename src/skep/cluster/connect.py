@@ -1,6 +1,6 @@
-"""Becoming a driver of a Ray cluster, and saying in one line why not. The only place that calls `ray.init`.
+"""Connects this process to a Ray cluster, or says in one line why it cannot. The only place that calls `ray.init`.
 
-Ray waits half a minute for an address where nobody listens and then speaks of time-outs, so the port is tried first.
+Ray waits half a minute for an address where nobody listens and then reports a time-out, so the port is tried first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skep.cluster.values import NAMESPACE
 from skep.errors import EngineError, UserError
 
 KNOCK_S = 3.0
-STRANGER = "this machine is no node of the cluster"
+STRANGER = "this machine is not a node of the cluster"
 START = "`skep cluster start` starts one here, `skep cluster join ADDRESS` joins one"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|Unauthenticated")
@@ -52,7 +52,7 @@ def join(address: str, *, namespace: str = NAMESPACE) -> None:
 
 
 def head_of(address: str) -> tuple[str, int]:
-    """Host and port, as they are written."""
+    """Return host and port of an address HOST:PORT."""
     if "://" in address:
         hint = "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
         raise UserError(f"`{address}` is no address of a head", hint=hint)
@@ -63,20 +63,20 @@ def head_of(address: str) -> tuple[str, int]:
 
 
 def checked_connection(address: str) -> RayConnection:
-    """The way there, and that somebody listens at its end: also where `auto` leads."""
+    """Return the connection to an address, or to that of `auto`. Raise EngineError if nobody listens there."""
     way = connection_to(address, os.environ)
     try:
         check_address(way.head)
     except EngineError:
         if way.node is None:
             raise
-        hint = "what serves goes on serving; docs/cluster.md says how the cluster is put up again"
+        hint = "running replicas go on serving; docs/cluster.md says how to start the cluster again"
         raise EngineError(f"the head at {way.head} is lost; this machine was a node of it", hint=hint) from None
     return way
 
 
 def check_address(address: str) -> None:
-    """Its form, and that somebody listens there."""
+    """Raise if the address is malformed or nobody listens there."""
     if address == "auto":
         return
     host, port = head_of(address)
@@ -89,8 +89,8 @@ def check_address(address: str) -> None:
 
 
 def _session_of(head: str) -> str | None:
-    """Which cluster it has. `ray.init` finds out as well, after 20 s."""
-    with contextlib.suppress(Exception):  # Ray's own calls, which may become others: then `ray.init` has the word
+    """Return the session of the head; `ray.init` would compare it too, after 20 s."""
+    with contextlib.suppress(Exception):  # private calls of Ray, which may change: then `ray.init` decides
         import ray
 
         return session_at(ray._raylet.GcsClient(address=head))  # noqa: SLF001
@@ -98,7 +98,7 @@ def _session_of(head: str) -> str | None:
 
 
 def session_at(gcs: Any) -> str | None:
-    """The name of the cluster: a head that was started anew has another one. None: it does not say."""
+    """Return the session of the cluster, which differs after a restart of the head; None if it does not say."""
     name = gcs.internal_kv_get(b"session_name", namespace=b"session", timeout=KNOCK_S)
     return str(name.decode()) if name else None
 
@@ -108,23 +108,25 @@ def _stranger(address: str) -> EngineError:
 
 
 def explained(address: str, error: BaseException) -> EngineError | UserError:
-    said = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # Ray says what it is in the cause
+    """Return the error that says in one line why Ray cannot connect."""
+    said = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # the cause has the details
     text = _without_files(said)
     if "ersion mismatch" in text:
         found = _VERSIONS.findall(text)
         (ray, python), (own_ray, own_python) = (found[0], found[-1]) if len(found) > 1 else (("?", "?"),) * 2
-        hint = f"install ray=={ray} beside a Python {python} here, or start the cluster anew with ray {own_ray}"
+        hint = f"install ray=={ray} with Python {python} here, or restart the cluster with ray {own_ray}"
         return UserError(
-            f"the cluster runs Ray {ray} on Python {python}, here are Ray {own_ray} and Python {own_python}", hint=hint
+            f"the cluster runs Ray {ray} on Python {python}, this machine has Ray {own_ray} and Python {own_python}",
+            hint=hint,
         )
     if _REFUSED.search(text):
         hint = "give this machine the cluster's token: docs/cluster.md"
-        return EngineError(f"the cluster at {address} refuses us: its token is another one", hint=hint)
+        return EngineError(f"the cluster at {address} refuses the connection: it has another token", hint=hint)
     strange = "No node info found" in text
     if address == "auto" and isinstance(error, ConnectionError) and not strange:
         return EngineError("no Ray cluster runs here", hint=f"{START}; or name its head with --cluster HOST:PORT")
     if "Failed to connect to GCS" in text:
-        return EngineError(f"what listens at {address} is no head of a Ray cluster", hint=START)
+        return EngineError(f"the server at {address} is not the head of a Ray cluster", hint=START)
     if strange or isinstance(error, SystemExit) or ("node" in text.lower() and "raylet" in text.lower()):
         return _stranger(address)
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
@@ -133,5 +135,5 @@ def explained(address: str, error: BaseException) -> EngineError | UserError:
 
 
 def _without_files(text: str) -> str:
-    """Less the lines of a traceback that name Ray's own files: `node.py` and `_raylet.pyx` say nothing of a node."""
+    """Return the text without the file lines of a traceback: `node.py` and `_raylet.pyx` say nothing about a node."""
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith('File "'))

@@ -1,4 +1,4 @@
-"""Asks what a cluster is, through a child that imports ray in our place."""
+"""Asks a cluster for its nodes, through a child process that imports ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skep.cluster.connect import checked_connection, require_ray
 from skep.cluster.values import ClusterSurvey, survey_of
 
 SURVEY_S = 90.0
-SPARED_S = 15.0  # for one that can be done without
+SPARED_S = 15.0  # for a survey that is not essential
 SLOW_S = 2.0
 KEPT_S = 5.0
 
@@ -25,9 +25,9 @@ def survey(
     slow: Callable[[], None] = lambda: None,
     wait_s: float = SURVEY_S,
 ) -> ClusterSurvey:
-    """The nodes at this moment. `slow` is called once if it takes long.
+    """Return the nodes as they are now. `slow` is called once if it takes long.
 
-    Each is asked by a task of its own, also whether it has `paths`; `hive`: which replicas of it stand there.
+    A task on each node also checks whether `paths` exist there. With `hive`, its running replicas are included.
     """
     require_ray()
     checked_connection(address)
@@ -45,7 +45,7 @@ def survey(
 
 
 class SurveyCache:
-    """For one change that is tried in several ways: all of them look at the same cluster. Then `forget`."""
+    """The last survey, kept for a few seconds so that all attempts at one change see the same cluster."""
 
     def __init__(self, kept_s: float = KEPT_S, survey: Callable[..., ClusterSurvey] = survey) -> None:
         self._kept_s = kept_s
@@ -61,5 +61,5 @@ class SurveyCache:
         return newest[2]
 
     def forget(self) -> None:
-        """The change can be: what was free will be taken."""
+        """Drop the survey once a change is made: it takes what was free."""
         self._newest = None

@@ -1,6 +1,6 @@
-"""The errand `python -m skep.cluster.discover_process ADDRESS`: a cluster's nodes.
+"""The child process `python -m skep.cluster.discover_process ADDRESS`, which prints the nodes of a cluster.
 
-A node that cannot be asked is in the answer all the same, with the reason.
+A node that cannot be asked is listed too, with the reason.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WITHIN = ("fake", "simulated")  # part of skep
 
 
 def look(paths: Sequence[str] = ()) -> dict[str, Any]:
-    """The facts of the node that this runs on; `paths`: files, folders and programs that should be there."""
-    with ThreadPoolExecutor() as pool:  # nvidia-smi takes seconds where nothing keeps the driver awake
+    """Return the facts of this node; `paths`: files, folders and programs to look for."""
+    with ThreadPoolExecutor() as pool:  # nvidia-smi takes seconds if nothing keeps the driver loaded
         cards_read, memory_read = pool.submit(read_nvidia), pool.submit(read_gpu_memory)
         engines = installed_engines()
         host, memory = read_host(cards_read.result()), memory_read.result()
@@ -66,7 +66,7 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuMemory], visible: str | None) -> list[Gpu]:
-    """In the order in which Ray lends them: that of CUDA_VISIBLE_DEVICES. Ray with fewer has the first ones."""
+    """Return the GPUs in the order in which Ray assigns them, that of CUDA_VISIBLE_DEVICES."""
     if not memory:
         return list(gpus)
     known = {gpu.index: gpu for gpu in gpus}
@@ -75,14 +75,14 @@ def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuMemory], visible: str | No
 
 
 def links_among(cards: Sequence[int], links: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
-    """From numbers of cards to ranks in `cards`; those to other cards are left out."""
+    """Return the links with card numbers replaced by positions in `cards`, without links to other cards."""
     ranks = {card: rank for rank, card in enumerate(cards)}
     kept = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
     return tuple((min(a, b), max(a, b), kind) for a, b, kind in kept)
 
 
 def _of_the_node(name: str) -> str | None:
-    """A variable as this process was started with it: Ray sets it anew for each task."""
+    """Return a variable from the start of this process: Ray changes it for each task."""
     try:
         words = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
@@ -104,14 +104,14 @@ def installed_engines() -> dict[str, str | None]:
 
 
 STANDING_S = 3.0
-LOOK_S = 20.0  # for all nodes together: they are asked at the same time
+LOOK_S = 20.0  # for all nodes together: they are asked in parallel
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="skep.cluster.discover_process")
     options.add_argument("address")
     options.add_argument("--path", action="append", default=[], help="ask each node whether it has this path")
-    options.add_argument("--hive", help="and which replicas this hive has there")
+    options.add_argument("--hive", help="list the running replicas of this hive too")
     told = options.parse_args(argv)
     return ray_subprocess.tell(lambda: {"survey": survey_document(_survey(told.address, told.path, told.hive))})
 
@@ -158,10 +158,10 @@ def _with_facts(node: Node, answer: Any | None) -> Node:
 
 
 def told_by(node: Node, document: Mapping[str, Any]) -> Node:
-    """Its facts, where it runs the skep that we are. The last cards, which Ray does not lend, are not there."""
+    """Add the facts if the node runs this version of skep. GPUs that Ray does not assign are left out."""
     version = document.get("skep")
     if version != __version__:
-        return replace(node, why=f"runs skep {version}, here is {__version__}")
+        return replace(node, why=f"runs skep {version}, this machine runs {__version__}")
     facts = facts_of(document)
     return replace(node, facts=replace(facts, cards=facts.cards[: int(node.gpus)]))
 
@@ -171,12 +171,12 @@ def _why(error: Exception) -> str:
     missing = next((line for line in lines if "ModuleNotFoundError" in line or "No module named" in line), None)
     if missing is not None and "skep" in missing:
         other = "skep." in missing
-        return f"runs another skep than {__version__}" if other else "has no skep beside its Ray"
+        return f"runs another version than skep {__version__}" if other else "has no skep in the environment of its Ray"
     return f"cannot run a task of skep: {(lines[-1] if lines else type(error).__name__)[:200]}"
 
 
 def _standing(hive: str) -> tuple[Launch, ...]:
-    """One that does not answer stands nowhere yet."""
+    """Return the running replicas; an actor that does not answer has not started yet."""
     import ray
 
     names = [name for name in ray.util.list_named_actors() if name.startswith(actor_name(hive, ""))]

@@ -1,6 +1,6 @@
-"""Makes this machine a node of a Ray cluster, and ends that again. Only what was started here is ended.
+"""Starts and stops a Ray node on this machine. Stops only what skep started here.
 
-What is left of a cluster that is over is in the way of the next one: it is ended first, and that is said.
+Processes left over from a cluster that has ended are stopped before a new node starts, with a message.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _OTHERS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    address: str  # HOST:PORT, as it was asked
-    session: str  # of the cluster: a head that was started anew has another one
-    mismatch: UserError | None = None  # it has another Ray or another Python than we
+    address: str  # HOST:PORT
+    session: str  # of the cluster; it changes when the head is restarted
+    mismatch: UserError | None = None  # its Ray or Python version differs from this machine
 
 
 def ask_head(address: str, token: str) -> Head:
@@ -64,7 +64,7 @@ def ask_head(address: str, token: str) -> Head:
     env = {name: value for name, value in os.environ.items() if name not in _OTHERS}
     env = {"RAY_USAGE_STATS_ENABLED": "0", **env, "RAY_AUTH_MODE": "token"}
     told = ray_subprocess.send(
-        __name__, [address], asked=f"what listens at {address}", wait_s=ASK_S, given=token, env=env
+        __name__, [address], asked=f"the server at {address}", wait_s=ASK_S, given=token, env=env
     )
     other = told["mismatch"]
     return Head(address, told["session"], UserError(other["error"], hint=other["hint"]) if other else None)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told(address: str) -> dict[str, Any]:
-    """By Ray's own calls, which may become others: then it is an error, and nothing is known."""
+    """Ask the head by private calls of Ray; an error if they have changed."""
     import ray
     from ray._private.utils import check_version_info
 
@@ -88,7 +88,7 @@ def _told(address: str) -> dict[str, Any]:
     except Exception as error:
         raise explained(address, error) from None
     if not session:
-        raise EngineError(f"the head at {address} does not say which cluster it has")
+        raise EngineError(f"the head at {address} does not report its session")
     mismatch = None
     if versions:
         try:
@@ -98,72 +98,72 @@ def _told(address: str) -> dict[str, Any]:
     return {"session": session, "mismatch": mismatch}
 
 
-_LEAVES = "`skep cluster stop` leaves it, and ends what it serves here"
+_LEAVES = "`skep cluster stop` leaves it and ends its replicas on this machine"
 Ask = Callable[[str, str], Head]
 
 
 @dataclass(frozen=True, slots=True)
 class LeftoverNode:
     node: NodeRecord
-    session: str | None  # of its cluster; None: nothing here says it
+    session: str | None  # of its cluster; None: unknown
     names: Collection[str]  # of its processes that still run
-    token: str | None  # of its cluster, as far as it is kept
+    token: str | None  # of its cluster; None: not stored here
 
 
 def why_over(remains: LeftoverNode, to: Head | None, ask: Ask = ask_head) -> str:
-    """What may be ended, in words; an error where nothing proves it. `to`: the head to be joined; None: one starts."""
+    """Describe the leftovers that may be ended, or raise UserError. `to`: the head to join; None: a head starts."""
     node = remains.node
     if "gcs_server" in remains.names:
         raise _already(node) if "raylet" in remains.names else _headless(node)
     if "raylet" not in remains.names:
-        return f"what a node of the cluster at {node.head} left behind here"
+        return f"processes left over from a node of the cluster at {node.head}"
     if remains.session is None:
-        raise _already(node, f"whether that is over is not known (nothing here says its session): {_LEAVES}")
+        raise _already(node, f"it is unknown whether that cluster has ended (its session is not recorded): {_LEAVES}")
     if to is not None and to.session == remains.session:
         raise _already(node)
     if _is_gone(node, to) or _has_another(remains, to, ask):
-        return f"a node of the cluster at {node.head}, whose head is lost, and what it served"
+        return f"a node of the cluster at {node.head}, whose head is lost, with its replicas"
     raise _already(node)
 
 
 def _is_gone(node: NodeRecord, to: Head | None) -> bool:
-    """Whoever starts a head has reached none: that of another machine may only be cut off."""
+    """Return whether the head is gone. A head on another machine may only be unreachable."""
     try:
         check_address(node.head)
     except EngineError:
         if to is None and not node.is_head:
-            raise _already(node, f"its head does not answer, but may only be cut off: {_LEAVES}") from None
+            raise _already(node, f"its head does not answer but may only be unreachable: {_LEAVES}") from None
         return True
     return False
 
 
 def _has_another(remains: LeftoverNode, to: Head | None, ask: Ask) -> bool:
-    """Whether another cluster than its own answers at its head's address."""
+    """Return whether another cluster answers at the address of its head."""
     node = remains.node
     try:
         found = to if to is not None and to.address == node.head else _asked(remains, ask)
     except SkepError as error:
-        raise _already(node, f"whether that is over is not known ({error.message}): {_LEAVES}") from None
+        raise _already(node, f"it is unknown whether that cluster has ended ({error.message}): {_LEAVES}") from None
     return found.session != remains.session
 
 
 def _asked(remains: LeftoverNode, ask: Ask) -> Head:
     if remains.token is None:
-        raise UserError("its token is not here")
+        raise UserError("its token is not stored here")
     return ask(remains.node.head, remains.token)
 
 
 def _already(node: NodeRecord, hint: str = f"`skep cluster status` shows it; {_LEAVES}") -> UserError:
-    return UserError(f"this machine is a node of the cluster at {node.head} already", hint=hint)
+    return UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
 
 
 def _headless(node: NodeRecord) -> UserError:
-    hint = "`skep cluster stop` ends it: the other nodes serve on until a new head is at this address"
+    hint = "`skep cluster stop` ends it; the other nodes go on serving until a new head starts at this address"
     return UserError(f"the head of the cluster at {node.head} still runs here, only its raylet has died", hint=hint)
 
 
 START_S = 90.0
-FREED_S = 5.0  # a process that was killed holds its ports until the kernel is done with it
+FREED_S = 5.0  # a killed process holds its ports for a moment
 Say = Callable[[str], None]
 
 
@@ -173,7 +173,7 @@ def _quietly(_line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """What may be said of a node. None: as Ray finds it."""
+    """Options of a node. None means what Ray detects."""
 
     name: str | None = None
     cpus: int | None = None
@@ -196,16 +196,22 @@ def start_head(
 
 
 def join_head(
-    paths: Paths, env: Mapping[str, str], head: str, address: str | None, port: int | None, wishes: NodeOptions,
-    token: str | None, say: Say = _quietly,
-) -> NodeRecord:  # fmt: skip
-    """`token`: None: the one that is kept here."""
+    paths: Paths,
+    env: Mapping[str, str],
+    head: str,
+    address: str | None,
+    port: int | None,
+    wishes: NodeOptions,
+    token: str | None,
+    say: Say = _quietly,
+) -> NodeRecord:
+    """Join the cluster at `head`, with the stored token if `token` is None."""
     host, head_port = head_of(head)
     _check_tools()
     check_address(head)
     if host in (LOOPBACK, "localhost"):
-        hint = "on its machine: `skep cluster start --address IP`, one that this machine reaches"
-        raise UserError(f"the cluster at {head} takes no other machine: it listens on loopback only", hint=hint)
+        hint = "run `skep cluster start --address IP` on its machine, with an address that this machine reaches"
+        raise UserError(f"the cluster at {head} listens on loopback only: no other machine can join", hint=hint)
     address = checked_address(address) if address is not None else _address_towards(host, head_port)
     if address == LOOPBACK:
         raise UserError(f"{address} cannot be reached from {head}", hint="add --address IP, one of this machine")
@@ -214,7 +220,7 @@ def join_head(
     kept = _kept_token(paths)
     token = token or kept
     if token is None:
-        raise UserError(f"the token of the cluster at {head} is not here", hint=_bring(head))
+        raise UserError(f"the token of the cluster at {head} is not stored here", hint=_bring(head))
     _make_way(paths, say, lambda: _let_in(head, token))
     with _token_kept(paths, token, kept):
         _check_ports(start)
@@ -222,7 +228,7 @@ def join_head(
 
 
 def _let_in(head: str, token: str) -> Head:
-    """The head, if this machine can join it."""
+    """Return the head. Raise if its versions do not match this machine."""
     found = ask_head(head, token)
     if found.mismatch is not None:
         raise found.mismatch
@@ -235,7 +241,7 @@ def _kept_token(paths: Paths) -> str | None:
 
 @contextmanager
 def _token_kept(paths: Paths, token: str, before: str | None) -> Iterator[None]:
-    """One that was refused is not kept."""
+    """Store the token; restore the previous one if joining fails."""
     keep_token(paths, token)
     try:
         yield
@@ -253,7 +259,7 @@ def _bring(head: str) -> str:
 
 
 def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
-    """What was stopped, and the processes that had to be killed. None: skep has started nothing here."""
+    """Stop the node. Return it (None if there is none) and the processes that had to be killed."""
     node = read_node(paths)
     if node is None or not ray_processes.marked(node.mark):
         forget_node(paths)
@@ -289,9 +295,9 @@ def _check_tools() -> None:
 
 
 def _make_way(paths: Paths, say: Say, joined: Callable[[], Head] | None = None) -> None:
-    """What is left here of a cluster that is over is ended. `joined`: asks the head that this machine is to join.
+    """End the leftovers of a cluster that has ended. `joined` asks the head that this machine is to join.
 
-    It is asked first, with the token that it will be joined with: where it refuses, nothing is ended.
+    The head is asked first, with the token for joining: if it refuses, nothing is ended.
     """
     node = read_node(paths)
     if node is None or not (left := ray_processes.marked(node.mark)):
@@ -307,7 +313,7 @@ def _check_address(address: str) -> None:
     refused = refusal_of(address, 0)
     if refused is not None and is_final(refused):
         hint = "`ip -4 -brief address` lists them"
-        raise UserError(f"{address} is no address of this machine", hint=hint)
+        raise UserError(f"{address} is not an address of this machine", hint=hint)
 
 
 def _check_ports(start: NodeStart) -> None:
@@ -317,13 +323,13 @@ def _check_ports(start: NodeStart) -> None:
     for port in (*own, *start.ports.services.values()):
         while refusal_of(host, port) is not None:
             if time.monotonic() > deadline:
-                hint = f"--port takes another first one; Ray and the engines take {start.ports} here"
+                hint = f"choose another first port with --port; Ray and the engines use {start.ports}"
                 raise UserError(f"port {port} is in use", hint=hint)
             time.sleep(0.1)
 
 
 def _address_towards(host: str, port: int) -> str:
-    """Of the interface through which the head is reached. Nothing is sent."""
+    """Return the address of the interface that leads to the head. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])
@@ -351,24 +357,31 @@ def _ray_start(start: NodeStart, env: Mapping[str, str]) -> None:
     with log.open("w+") as output:
         try:
             done = subprocess.run(
-                argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                timeout=START_S, check=False, start_new_session=True, cwd=start.folder,
-            )  # fmt: skip
+                argv,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=START_S,
+                check=False,
+                start_new_session=True,
+                cwd=start.folder,
+            )
         except subprocess.TimeoutExpired:
-            raise EngineError(f"Ray did not start within {START_S:g} s", hint=f"{log} says more") from None
+            raise EngineError(f"Ray did not start within {START_S:g} s", hint=f"see {log}") from None
         if done.returncode != 0:
             output.seek(0)
             raise refusal(start.head, output.read(), log)
 
 
 def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
-    """Why `ray start` did not, in one line."""
+    """Return the error that says in one line why `ray start` failed."""
     if "AuthenticationError" in text:
-        return EngineError(f"the cluster at {head} refuses us: its token is another one", hint=_bring(head))
+        return EngineError(f"the cluster at {head} refuses the connection: it has another token", hint=_bring(head))
     if "ersion mismatch" in text:
         return explained(head, RuntimeError(text))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return EngineError(f"Ray did not start: {(lines or ['no word'])[-1][:200]}", hint=f"{log} says more")
+    return EngineError(f"Ray did not start: {(lines or ['no message'])[-1][:200]}", hint=f"see {log}")
 
 
 __all__ = ["NodeOptions", "NodeRecord", "join_head", "open_ports", "refusal", "start_head", "stop_node"]
