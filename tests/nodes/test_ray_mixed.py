@@ -133,7 +133,7 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, door, w
     one.run("scale", "m=3")
     busy = until(lambda: [row for row in replicas(one).values() if "GPU 1 is busy" in (row["why"] or "")])
     assert busy, one.run("ps").stdout
-    assert "`nvidia-smi` on that node shows who holds it; tried again after" in busy[0]["why"]
+    assert "`nvidia-smi` on that node shows which process uses it; next attempt in" in busy[0]["why"]
     twin.hold([0, 0])
     assert until(lambda: all(row["state"] == "ready" for row in replicas(one).values())), one.run("ps").stdout
     assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]

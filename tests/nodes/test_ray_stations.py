@@ -174,7 +174,7 @@ def test_what_failed_before_its_engine_was_made_is_tried_again(nodes, hive, tmp_
     stations, ledger = hive
     weights = tmp_path / "weights"
     ensure(stations, replace(ONE, checkpoint=str(weights)))
-    assert "is not on this node" in row_when(ledger, "failed")["why"]
+    assert "does not exist on this node" in row_when(ledger, "failed")["why"]
     mark = f"{user_paths(os.environ).logs / 'posts' / f'h@{nodes.address}'}:m-0;"
     with subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: mark}) as left:
         weights.mkdir()
@@ -187,8 +187,8 @@ def test_a_pull_that_failed_is_tried_again_by_itself(hive):
     stations, ledger = hive
     missing = PlacementRequest(cpus=1.0, source="/no/such/file.gguf")
     ensure(stations, replace(ONE, place=missing))
-    assert "tried again after 5 s" in row_when(ledger, "backoff")["why"]
-    assert "tried again after 10 s" in until(
+    assert "next attempt in 5 s" in row_when(ledger, "backoff")["why"]
+    assert "next attempt in 10 s" in until(
         lambda: (why := rows(ledger)["m-0"]["why"]) and "after 10 s" in why and why, PATIENCE_S
     )
     began = time.monotonic()

@@ -1,6 +1,6 @@
-"""This machine as a node: what `skep cluster start` and `join` wrote down, and the cluster's token.
+"""The record that `skep cluster start` and `join` keep of this node, and the cluster's token.
 
-Whoever becomes a driver here learns from it how the cluster is reached. Starts and ends nothing.
+A driver on this machine learns from it how to reach the cluster. Starts and ends nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RayConnection:
 
     @property
     def options(self) -> dict[str, str]:
-        """Of `ray.init`. Without it, Ray guesses which of the machine's addresses the node has."""
+        """Options of `ray.init`. Without them Ray guesses the node's address."""
         return {"_node_ip_address": self.node} if self.node is not None else {}
 
 
@@ -54,7 +54,7 @@ def token_path(paths: Paths) -> Path:
 
 
 def folder_of(paths: Paths) -> Path:
-    """Ray opens it to everybody, so it lies in one that is ours alone. Sockets in it must have short names."""
+    """Return Ray's folder. Ray makes it public, so its parent is private; sockets in it need short paths."""
     mark = paths.runtime.name.rpartition("-")[2]
     return Path(f"/tmp/skep-ray-{os.getuid()}-{mark}/r")  # noqa: S108 - made private by who uses it
 
@@ -76,7 +76,7 @@ def forget_node(paths: Paths) -> None:
 
 
 def connection_to(address: str, env: Mapping[str, str]) -> RayConnection:
-    """A cluster that skep did not start here is reached as Ray itself would reach it."""
+    """Return how to reach the cluster; one that skep did not start here is left to Ray."""
     paths = user_paths(env)
     node = read_node(paths)
     if node is None or address not in ("auto", node.head) or not node.runs:
@@ -85,7 +85,7 @@ def connection_to(address: str, env: Mapping[str, str]) -> RayConnection:
 
 
 def session_of(paths: Paths) -> str | None:
-    """The name of the cluster that the node here is in, as Ray left it."""
+    """Return the session of the cluster of this node, read from Ray's folder."""
     try:
         return (folder_of(paths) / "session_latest").readlink().name
     except OSError:
@@ -93,7 +93,7 @@ def session_of(paths: Paths) -> str | None:
 
 
 def token_of(paths: Paths) -> str:
-    """The token that is kept here."""
+    """Return the stored token. Raise UserError if there is none or others may read it."""
     path = token_path(paths)
     try:
         mode, text = path.stat().st_mode, path.read_text().strip()
@@ -101,13 +101,13 @@ def token_of(paths: Paths) -> str:
         raise UserError("there is no token here", hint="`skep cluster start` makes one on the head") from None
     if mode & 0o077:
         raise UserError(
-            f"others may read the token in `{path}`", hint=f"`chmod 600 {path}`, or delete it for a new one"
+            f"other users may read the token in `{path}`", hint=f"`chmod 600 {path}`, or delete it for a new one"
         )
     return checked_token(text)
 
 
 def ensure_token(paths: Paths) -> None:
-    """Made once; a new head takes the one that the others have."""
+    """Create a token unless one is stored; a new head keeps the one that the other nodes have."""
     if token_path(paths).exists():
         token_of(paths)
     else:
@@ -128,7 +128,7 @@ def keep_token(paths: Paths, token: str) -> None:
 
 def checked_token(text: str) -> str:
     if len(text) < _SHORTEST or not text.isascii() or not text.isprintable() or " " in text:
-        raise UserError("this is no token of a cluster", hint="`skep cluster token` prints it on the head")
+        raise UserError("this is not a cluster token", hint="`skep cluster token` prints it on the head")
     return text
 
 

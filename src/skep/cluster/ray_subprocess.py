@@ -1,6 +1,6 @@
-"""An errand: a child that imports ray in our place and says one JSON document on its stdout.
+"""Runs a module that imports ray in a child process, which prints one JSON document.
 
-So neither the supervisor nor a command that only asks imports ray. `send` is the parent's half, `tell` the child's.
+So neither the supervisor nor a short command imports ray. The parent calls `send`, the child calls `tell`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from skep.cluster.ray_command import LENIENT
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 
-_IMPATIENT = {"RAY_gcs_server_request_timeout_seconds": "8"}  # a machine that is no node is told after it
+_IMPATIENT = {"RAY_gcs_server_request_timeout_seconds": "8"}  # a machine that is not a node gets its error after it
 _ERRORS: dict[int, type[SkepError]] = {error.exit_code: error for error in (EngineError, UserError, DoesNotFit)}
 
 
@@ -29,7 +29,7 @@ def send(
     env: Mapping[str, str] | None = None,
     hint: str | None = None,
 ) -> dict[str, Any]:
-    """What the child says; its errors are raised here. `asked`: who is, for an error's words; `given`: on its stdin."""
+    """Return the child's document or raise its error. `asked`: the subject of errors; `given`: the child's stdin."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, *words],
@@ -51,7 +51,7 @@ def send(
 
 
 def tell(find: Callable[[], dict[str, Any]]) -> int:
-    """The exit code of the child. Whatever Ray prints is no answer."""
+    """Print the document and return the exit code. What Ray prints goes to stderr."""
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:

@@ -1,4 +1,4 @@
-"""A replica that stands on some node of the cluster, as the supervisor sees it: one more member of its crew."""
+"""A replica on some node of the cluster, as the supervisor sees it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from skep.supervisor.lifecycle import ReplicaState
 from skep.wire.json_pipe import Message
 
 _STATES = {state.value: state for state in ReplicaState}
-AWAY = "away"  # no word from its node
+AWAY = "away"  # its node does not report
 FETCHING = "fetching"
 
 
 class ReplicaHost(Protocol):
-    """What a hosted replica asks of the embassy."""
+    """What a remote replica needs of the cluster client."""
 
     def came(self, member: RemoteReplica) -> None: ...
     def went(self, member: RemoteReplica) -> Awaitable[None]: ...
@@ -33,7 +33,7 @@ class RemoteLife:
     url: str | None = None
     why: str | None = None
     restarts: int = 0
-    moves: int = 0  # starts anew by Ray, here or on another node
+    moves: int = 0  # restarts by Ray, on the same or another node
 
     @property
     def serving(self) -> bool:
@@ -42,7 +42,7 @@ class RemoteLife:
 
 @dataclass(slots=True)
 class RemoteEngine:
-    """How to talk to its engine: as the adapter says, with the version that its node has."""
+    """The adapter's properties with the engine version of the node."""
 
     health_path: str
     confirms: str
@@ -68,7 +68,7 @@ class RemoteReplica:
         self._changed = changed
         self._as_started = launch
         self._incarnation: str | None = None
-        self._note: str | None = None  # what is odd about it while it serves
+        self._note: str | None = None  # a remark while it serves
         self._said: str | None = None
         self._stopping = asyncio.Event()
 
@@ -81,7 +81,7 @@ class RemoteReplica:
 
     @property
     def started(self) -> Launch:
-        """As its post says, with what may change while the engine goes on."""
+        """The launch that its actor reports, with the settings that need no restart."""
         return replace(self._as_started, reserve=self.launch.reserve, soft_slots=self.launch.soft_slots)
 
     @property
@@ -92,13 +92,13 @@ class RemoteReplica:
         self._stopping.set()
 
     def restart(self) -> None:
-        """Raises EngineError if its node cannot be told."""
+        """Restart it. Raise EngineError if there is no link to the cluster."""
         if not self._host.restart(self):
-            hint = "`skep ps` shows the cluster; try again when it is there"
-            raise EngineError(f"`{self.launch.name}` cannot be told: the cluster is away", hint=hint)
+            hint = "`skep ps` shows the state of the cluster; try again when it is ready"
+            raise EngineError(f"`{self.launch.name}` cannot be restarted: the cluster is away", hint=hint)
 
     async def run(self) -> None:
-        """Until stopped: then it is ended on its node."""
+        """Wait until stopped, then end it on its node."""
         self._become(ReplicaState.STARTING, None)
         self._host.came(self)
         await self._stopping.wait()
@@ -111,10 +111,10 @@ class RemoteReplica:
     async def log_since(self, offset: int | None, lines: int) -> Message:
         return await self._host.log_since(self.launch.name, offset, lines)
 
-    # What the embassy hears
+    # Called by the cluster client
 
     def hear(self, row: dict[str, Any]) -> None:
-        """What its post says, or what is said of a post that does not stand yet."""
+        """Take the report of its actor, or of the driver while there is no actor."""
         if self._stopping.is_set():
             return
         before = (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self.life.moves)
@@ -134,7 +134,7 @@ class RemoteReplica:
             self._changed()
 
     def remark(self, note: str | None) -> None:
-        """What is odd about it while it serves."""
+        """Set the remark that is shown while it serves."""
         if self._note != note:
             self._note = note
             self._explain()
@@ -149,7 +149,7 @@ class RemoteReplica:
 
 
 def _state(row: dict[str, Any]) -> tuple[ReplicaState, str | None]:
-    """A node that is silent is not sent anything: Ray moves what stood there."""
+    """Return state and reason. A silent node gets no requests: Ray moves its replicas."""
     if row["state"] == AWAY:
         return ReplicaState.BACKOFF, row["why"]
     if row["state"] == FETCHING:

@@ -1,9 +1,8 @@
-"""A replica's post: the actor that runs one replica on its node, with the same adapter and keeper as on one box.
+"""The Ray actor that runs one replica on its node, with the same adapter and guard process as on one machine.
 
-It lives in a thread and an event loop of its own: Ray's calls only ask and tell. When Ray starts it anew, here or on
-another node, it begins from what it was created with and from what the ledger says has changed since. Whatever goes
-wrong is told to the ledger as the replica's state; nothing is raised, because Ray would give up an actor that fails
-while it is made.
+It works in a thread and an event loop of its own; Ray's calls only pass messages. When Ray restarts it, here or on
+another node, it begins from its creation arguments and the changes that the registry reports. Failures are reported to
+the registry as the replica's state and never raised, because Ray would give up an actor that fails while it is created.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from skep.supervisor.replica import Replica
 from skep.supervisor.start_order import StartOrder
 from skep.weights.pull import pull
 
-TELL_TIMEOUT_S = 2.5  # one that is lost leaves time for the next before the post counts as away
+TELL_TIMEOUT_S = 2.5  # a lost report leaves time for the next before the replica counts as away
 
 
 class HeartbeatSender:
-    """`find` returns the ledger or raises; without a head it takes a minute. `me`: the post's own handle.
+    """Reports a replica to the registry. `find` returns the registry or raises; without a head it takes a minute.
 
-    `heard` gets each answer, in the loop that announces. Not more than one thread looks at a time.
+    `me`: the actor's own handle. `heard` receives each answer, in the loop of `run`. Only one lookup runs at a time.
     """
 
     def __init__(
@@ -61,17 +60,17 @@ class HeartbeatSender:
         self._find = find
         self._heard = heard
         self._every_s = every_s
-        self._ledger: Any = None
-        self._held = False  # the ledger has `me`, by its last answer; a word with it costs a fifth more
+        self._registry: Any = None
+        self._held = False  # the registry has `me`; a report with it costs a fifth more
         self._looks = False
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Something is new. In the loop that announces."""
+        """Report a change at once. Call it in the loop of `run`."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Until the ledger says that this post is over."""
+        """Report until the registry says that this actor must end."""
         while not await self._is_over():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):
@@ -80,14 +79,14 @@ class HeartbeatSender:
     async def _is_over(self) -> bool:
         self._wake.clear()
         try:
-            if self._ledger is not None:
+            if self._registry is not None:
                 me, self._held = None if self._held else self._me, False
-                telling = self._ledger.announce.remote(self._name, self._row(), me)
+                telling = self._registry.announce.remote(self._name, self._row(), me)
                 answer = await asyncio.wait_for(telling, TELL_TIMEOUT_S)
                 self._held = bool(answer.get("held"))
                 self._heard(answer)
                 return bool(answer["end"])
-        except Exception:  # noqa: S110 - the ledger is away: what serves goes on serving
+        except Exception:  # noqa: S110 - the registry is away: the replica goes on serving
             pass
         self._look_for_another()
         return False
@@ -96,7 +95,7 @@ class HeartbeatSender:
         if not self._looks:
             self._looks = True
             loop = asyncio.get_running_loop()
-            threading.Thread(target=self._look, args=(loop,), name="ledger", daemon=True).start()
+            threading.Thread(target=self._look, args=(loop,), name="registry", daemon=True).start()
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         found = None
@@ -105,21 +104,21 @@ class HeartbeatSender:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(self._found, found)
 
-    def _found(self, ledger: Any) -> None:
+    def _found(self, registry: Any) -> None:
         self._looks = False
-        if ledger is not None and ledger != self._ledger:
-            self._ledger = ledger
+        if registry is not None and registry != self._registry:
+            self._registry = registry
             self._wake.set()
 
 
-TAIL_BYTES = 4 << 20  # last lines are looked for in so much of its end, as of a file here
-PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a link takes 4 MiB
+TAIL_BYTES = 4 << 20  # at most so much of the end is searched for the last lines
+PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a message may have 4 MiB
 
 
 def log_part(file: BinaryIO, offset: int | None, lines: int) -> dict[str, Any]:
-    """Of the last lines, or of what came since `offset`, as much as fits; where that ends, and how long the log is.
+    """Return the last lines, or what came since `offset`, as much as fits, with its end and the size of the log.
 
-    A part ends with a line, if one ends in it: no letter is cut. One that is shorter than it was begins anew.
+    A part ends at the end of a line if it holds one. A log that has shrunk is read from its beginning.
     """
     size = file.seek(0, os.SEEK_END)
     begin = _begin_of(file, size, lines) if offset is None else offset if offset <= size else 0
@@ -165,19 +164,19 @@ def _check_shared(launch: Launch) -> None:
 
 
 def _missing(path: str) -> WeightsError:
-    hint = "put it on a folder that all nodes share under the same path, or name a model that can be pulled"
-    return WeightsError(f"`{path}` is not on this node", hint=hint)
+    hint = "put it into a folder that all nodes share under the same path, or name a model that can be pulled"
+    return WeightsError(f"`{path}` does not exist on this node", hint=hint)
 
 
 CARDS_AGAIN_S = 1.0
-AGAIN_S = 5.0  # after a pull that failed or a card that is taken; doubles each time
+AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
 AGAIN_MOST_S = 300.0
-INSTRUCTED_S = 5.0  # without a word from a ledger for so long, what it was created with counts
+INSTRUCTED_S = 5.0  # without an answer of the registry for so long, the creation arguments count
 ReplicaRow = dict[str, Any]
 
 
 class ReplicaActor:
-    """Created with plain documents: they outlive the process that made it. One whose engine was ended is over."""
+    """One replica. Its arguments are plain documents, which outlive the process that created it."""
 
     def __init__(self, hive: str, launch: ReplicaRow, policy: ReplicaRow, key: str) -> None:
         self._hive = hive
@@ -188,7 +187,7 @@ class ReplicaActor:
         self._life = _own_life()
         self._state: ReplicaRow = {"state": "starting", "why": None}
         self._asked: Launch = launch_of(launch)
-        self._launch = self._asked  # as it is on this node
+        self._launch = self._asked  # with the address, GPUs and weights of this node
         self._replica: Replica | None = None
         self._log: Path | None = None
         self._node: ReplicaRow = {}
@@ -199,24 +198,24 @@ class ReplicaActor:
         self._working: asyncio.Task[None] | None = None
         self._instructed = asyncio.Event()
         self._announcer = HeartbeatSender(
-            launch["name"], self._row, _own_handle(), lambda: _find_ledger(hive), heard=self._heed
+            launch["name"], self._row, _own_handle(), lambda: _find_registry(hive), heard=self._heed
         )
-        threading.Thread(target=self._run, name="post", daemon=True).start()
+        threading.Thread(target=self._run, name="replica", daemon=True).start()
 
-    # What is asked of it
+    # Called by the driver and the registry
 
     def ping(self) -> bool:
         return True
 
     def describe(self) -> ReplicaRow:
-        """What it was created with."""
+        """Return the launch that it was created with."""
         return {"over": True} if self._over else self._wanted
 
     def row(self) -> ReplicaRow:
         return self._row()
 
     def restart(self) -> None:
-        """Its engine; where there is none yet, what failed before that is tried again."""
+        """Restart the engine, or retry what failed before there was one."""
         self._loop.call_soon_threadsafe(self._restart_now)
 
     def stop(self, timeout_s: float) -> bool:
@@ -225,24 +224,24 @@ class ReplicaActor:
         return self._ended.wait(timeout_s)
 
     def log_since(self, offset: int | None, lines: int) -> ReplicaRow:
-        """Its engine's output, as `log_part` has it."""
+        """Return a part of the engine's log, see `log_part`."""
         if self._log is None or not self._log.is_file():
             return {"text": "", "offset": 0, "size": 0}
         with self._log.open("rb") as file:
             return log_part(file, offset, lines)
 
-    # Its life
+    # Its thread
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._live())
         finally:
-            self._over = True  # whatever ended it: another one is to take its place
+            self._over = True  # whatever ended it: another actor replaces this one
             self._ended.set()
 
     async def _live(self) -> None:
-        """What failed goes on saying so, and is tried again when somebody asks for it, until it is over."""
+        """Serve until stopped. After a failure, report it and wait for a retry."""
         announcing = asyncio.ensure_future(self._announce_on())
         failures = 0
         while not self._over:
@@ -256,7 +255,7 @@ class ReplicaActor:
         announcing.cancel()
 
     def _explain(self, error: BaseException | None, failures: int) -> float | None:
-        """Say why nothing is served; and in how many seconds it is tried again by itself."""
+        """Report why nothing is served; return the seconds until the next attempt, None if only on request."""
         self._replica = None
         if not isinstance(error, SkepError):
             self._say("failed", f"{type(error).__name__}: {error}")
@@ -267,7 +266,7 @@ class ReplicaActor:
             return None
         wait_s: float = min(AGAIN_S * 2 ** (failures - 1), AGAIN_MOST_S)
         state = "failed" if failures >= self._policy.failures_before_ready else "backoff"
-        self._say(state, f"{why}; tried again after {wait_s:g} s")
+        self._say(state, f"{why}; next attempt in {wait_s:g} s")
         return wait_s
 
     async def _until_again(self, wait_s: float | None) -> None:
@@ -276,13 +275,13 @@ class ReplicaActor:
                 await self._again.wait()
 
     async def _serve(self) -> None:
-        """Until its engine was ended. What left an engine behind here is killed with it before another one starts."""
+        """Run the engine until it is stopped. Kill leftovers of an earlier engine first."""
         self._say("starting", None)
         self._node = await asyncio.to_thread(_own_node)
         self._launch = launch = await asyncio.to_thread(self._settled)
         engine = engine_named(launch.engine, launch.binary)
         await asyncio.to_thread(engine.check, launch)
-        await asyncio.to_thread(engine.version)  # asks a program: kept from here on, for the announcements
+        await asyncio.to_thread(engine.version)  # runs a program once; the reports use the cached answer
         await self._until_instructed()
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         self._log = folder / f"{launch.name}.log"
@@ -294,10 +293,10 @@ class ReplicaActor:
             await replica.run()
 
     def _settled(self) -> Launch:
-        """The launch as it is on this node: its address, its cards, its weights."""
+        """Return the launch with the address, GPUs and weights of this node."""
         launch = replace(self._asked, host=self._node["address"], api_key=self._key, gpus=own_cards(self._node["gpus"]))
         if launch.place is not None and not launch.place.cards:
-            os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray lent it none: it sees none
+            os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray assigned no GPU: the engine sees none
         return with_local_weights(launch, lambda done, total: self._say("fetching", _fetched(done, total)))
 
     async def _until_instructed(self) -> None:
@@ -306,7 +305,7 @@ class ReplicaActor:
                 await self._instructed.wait()
 
     def _heed(self, answer: ReplicaRow) -> None:
-        """As on one box: a start under way keeps its deadline, whatever comes after it has the new one."""
+        """Apply the registry's restart policy. A start in progress keeps its deadline."""
         self._instructed.set()
         with contextlib.suppress(TypeError):  # of another version of skep
             self._policy = RestartPolicy(**(answer.get("policy") or asdict(self._policy)))
@@ -320,7 +319,7 @@ class ReplicaActor:
             self._again.set()
 
     def _stop_now(self) -> None:
-        """An engine is ended in order; what comes before it, such as a pull, is not waited for."""
+        """Stop the engine in order, or cancel what comes before it, such as a pull."""
         self._over = True
         self._again.set()
         if self._replica is not None:
@@ -329,7 +328,7 @@ class ReplicaActor:
             self._working.cancel()
 
     def _say(self, state: str, why: str | None) -> None:
-        """A change of state is told at once; how far it has come, with the next announcement."""
+        """Set the state. A new state is reported at once, mere progress with the next report."""
         before, self._state = self._state, {"state": state, "why": why}
         if state != before["state"]:
             self._loop.call_soon_threadsafe(self._announcer.wake)
@@ -370,14 +369,14 @@ class ReplicaActor:
 
 
 def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
-    """By number. Names of cards, or of parts of them, stay as Ray has put them into our environment."""
+    """Return the GPUs by number; none for GPUs with names, which Ray has put into the environment."""
     return tuple(sorted(int(card) for card in lent)) if all(str(card).isdecimal() for card in lent) else ()
 
 
 def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
-    """Ray lends a card whoever else is on it. Raises DoesNotFit where its engine would not find what it takes.
+    """Raise DoesNotFit if the GPUs lack the memory that the engine takes: Ray also assigns GPUs in use.
 
-    Looks twice: the driver takes back a moment later what an engine held that was killed.
+    Check twice: the memory of a killed engine is freed a moment later.
     """
     if not launch.gpus or launch.engine not in DEFAULT_SHARES:
         return
@@ -393,7 +392,7 @@ def _check_cards_now(launch: Launch) -> None:
     try:
         check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
     except DoesNotFit as error:
-        raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows who holds it") from None
+        raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
 
 
 def _own_handle() -> Any:
@@ -403,9 +402,9 @@ def _own_handle() -> Any:
 
 
 def _own_life() -> ReplicaRow:
-    """Which actor this is, and how often Ray has started it anew. Nothing where Ray does not say: then it has no rank.
+    """Return the id of this actor and how often Ray has restarted it; empty if Ray does not say.
 
-    Asked before Ray knows that it stands: a later life would have to begin with another process.
+    Read while the actor is created: a later restart has another process.
     """
     with contextlib.suppress(Exception):
         import ray
@@ -416,20 +415,20 @@ def _own_life() -> ReplicaRow:
     return {}
 
 
-def _find_ledger(hive: str) -> Any:
+def _find_registry(hive: str) -> Any:
     import ray
 
     return ray.get_actor(registry_name(hive))
 
 
 def _own_node() -> ReplicaRow:
-    """Which node this is, and the cards that Ray gave to this actor."""
+    """Return this node and the GPUs that Ray assigned to this actor."""
     import ray
 
     node_id = ray.get_runtime_context().get_node_id()
     found = next((node for node in named_apart(nodes_of(ray.nodes(), {})) if node.id == node_id), None)
     if found is None:
-        raise EngineError(f"Ray does not list the node {node_id[:6]}, which this is", hint="`skep restart` tries again")
+        raise EngineError(f"Ray does not list this node ({node_id[:6]})", hint="`skep restart` tries again")
     head = ray.get_runtime_context().gcs_address  # hives of two clusters may have one name
     return {"id": node_id, "address": found.address, "name": found.name, "gpus": ray.get_gpu_ids(), "head": head}
 

@@ -1,6 +1,6 @@
-"""Who is in a cluster: every node, what is free on it, which replicas of which hive stand there.
+"""The status of a cluster: every node with its free resources and its replicas.
 
-The errand is `python -m skep.cluster.status ADDRESS`.
+The child process that asks Ray is `python -m skep.cluster.status ADDRESS`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from skep.cluster.connect import checked_connection, join, require_ray
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.placement_groups import free_by_node, registry_name
 
-ROLL_S = 60.0
-LEDGER_S = 5.0
-_LEDGER = registry_name("")
+STATUS_S = 60.0
+REGISTRY_S = 5.0
+_REGISTRY = registry_name("")
 _SHOWN = ("name", "model", "state", "why", "slots", "url")
 
 
 def ask_status(address: str) -> dict[str, Any]:
     require_ray()
     checked_connection(address)
-    return ray_subprocess.send(__name__, [address], asked=f"the cluster at {address}", wait_s=ROLL_S)
+    return ray_subprocess.send(__name__, [address], asked=f"the cluster at {address}", wait_s=STATUS_S)
 
 
 def rows_of(
     nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]], hives: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """A row a node, dead ones last, but for those that came back; `hives`: what the ledger of each says."""
+    """Return one row for each node, dead ones last unless they came back. `hives`: the state of each registry."""
     alive = nodes_of(nodes, free)
     here = {(node.name, node.address) for node in alive}
     lost = nodes_of([{**node, "Alive": True} for node in nodes if not node["Alive"]], {})
@@ -52,10 +52,10 @@ def rows_of(
 
 def main(argv: Sequence[str] | None = None) -> int:
     (address,) = sys.argv[1:] if argv is None else argv
-    return ray_subprocess.tell(lambda: _roll(address))
+    return ray_subprocess.tell(lambda: _status(address))
 
 
-def _roll(address: str) -> dict[str, Any]:
+def _status(address: str) -> dict[str, Any]:
     join(address)
     import ray
 
@@ -78,14 +78,14 @@ def _roll(address: str) -> dict[str, Any]:
 
 
 def _hives() -> dict[str, Any]:
-    """A ledger that does not answer is left out: it may have ended."""
+    """Return the state of each hive's registry; one that does not answer may have ended and is left out."""
     import ray
 
     found = {}
     for name in ray.util.list_named_actors():
-        if name.endswith(_LEDGER):
+        if name.endswith(_REGISTRY):
             with contextlib.suppress(Exception):
-                found[name.removesuffix(_LEDGER)] = ray.get(ray.get_actor(name).state.remote(), timeout=LEDGER_S)
+                found[name.removesuffix(_REGISTRY)] = ray.get(ray.get_actor(name).state.remote(), timeout=REGISTRY_S)
     return found
 
 
