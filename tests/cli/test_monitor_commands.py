@@ -161,9 +161,9 @@ def test_a_look_at_nothing_makes_no_file(monitor, paths):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["a/b"], "no name"),
+        (["a/b"], "not a valid target name"),
         (["-x-"], "no such option"),
-        (["x" * 65], "no name"),
+        (["x" * 65], "not a valid target name"),
         (["box", "--every", "5s"], "too often"),
         (["box", "--every", "soon"], "not a duration"),
         (["box", "--jitter", "2h"], "--jitter"),

@@ -144,8 +144,8 @@ def test_one_that_hangs_or_is_not_there_is_given_up_without_a_word_of_its_path()
 
 def command(*argv, limit_s=20.0, secrets=()):
     said = []
-    courier = Command(argv, {"PATH": os.environ["PATH"]}, Secrets(secrets), said.append, limit_s=limit_s)
-    return asyncio.run(courier.send(NOTICE)), said
+    notifier = Command(argv, {"PATH": os.environ["PATH"]}, Secrets(secrets), said.append, limit_s=limit_s)
+    return asyncio.run(notifier.send(NOTICE)), said
 
 
 def test_a_command_gets_the_message_as_one_word_and_the_rest_as_variables():
@@ -230,7 +230,7 @@ def test_too_many_notices_are_dropped_and_told_in_the_log():
     assert said == ["alert.dropped via=webhook waiting=100"] * 2
 
 
-def test_a_fault_in_one_courier_does_not_end_its_rounds():
+def test_a_fault_in_one_notifier_does_not_end_its_rounds():
     told = []
 
     class Broken:
@@ -265,18 +265,18 @@ def test_addresses_and_tokens_come_from_variables():
 def test_what_cannot_be_used_is_told_in_the_log_and_the_rest_is_used():
     said = []
     wanted = Monitor(webhook_env="HOOK", command=("true",))
-    assert [courier.via for courier in notifiers_of(wanted, {}, Secrets([]), said.append)] == ["command"]
+    assert [notifier.via for notifier in notifiers_of(wanted, {}, Secrets([]), said.append)] == ["command"]
     assert said == ['alert.webhook unusable because="the variable `HOOK` is not set"']
     both = notifiers_of(wanted, {"HOOK": "http://x:1/y"}, Secrets([]), said.append)
-    assert [courier.via for courier in both] == ["command", "webhook"]
+    assert [notifier.via for notifier in both] == ["command", "webhook"]
 
 
 def test_a_cancelled_command_leaves_nothing_behind(tmp_path):
     pid = tmp_path / "pid"
 
     async def run():
-        courier = Command(("sh", "-c", f"echo $$ > {pid}; exec sleep 60"), os.environ, Secrets([]), lambda _: None)
-        task = asyncio.ensure_future(courier.send(NOTICE))
+        notifier = Command(("sh", "-c", f"echo $$ > {pid}; exec sleep 60"), os.environ, Secrets([]), lambda _: None)
+        task = asyncio.ensure_future(notifier.send(NOTICE))
         while not pid.exists() or not pid.read_text():
             await asyncio.sleep(0.01)
         task.cancel()

@@ -6,15 +6,7 @@ import pytest
 
 from skep.config.monitor import check_webhook
 from skep.errors import UserError
-from skep.monitor.notify import (
-    MAX_TEXT,
-    Secrets,
-    argv_of,
-    body_of,
-    log_line,
-    make_notice,
-    variables_of,
-)
+from skep.monitor.notify import MAX_TEXT, Secrets, argv_of, body_of, log_line, make_notice, variables_of
 from skep.monitor.quiet_hours import Notification
 from skep.monitor.records import Alert, AlertRule
 
@@ -51,9 +43,7 @@ def test_ntfy_gets_its_topic_a_title_and_a_priority_at_the_root():
 
 
 def test_slack_gets_text_whose_markup_is_taken_away():
-    assert body_of(notice(), "slack", PLAIN) == {
-        "text": ":warning: box is down: &lt;refused&gt; &amp; gone (attic)",
-    }
+    assert body_of(notice(), "slack", PLAIN) == {"text": ":warning: box is down: &lt;refused&gt; &amp; gone (attic)"}
 
 
 def test_the_end_says_how_long_it_was_and_why_it_is_over():

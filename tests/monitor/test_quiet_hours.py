@@ -61,49 +61,49 @@ LATE, MORNING = at("2026-05-04T23:00"), at("2026-05-05T07:00")
 
 
 def test_what_is_still_wrong_in_the_morning_is_told_then_and_once():
-    discretion = QuietHoursPolicy(NIGHT, zone=BERLIN)
-    assert discretion.opened(alert(), LATE) == []
-    assert discretion.release(LATE + 3600) == []
-    assert discretion.release(MORNING) == [Notification("opened", (alert(),))]
-    assert discretion.release(MORNING + 60) == []
+    policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
+    assert policy.opened(alert(), LATE) == []
+    assert policy.release(LATE + 3600) == []
+    assert policy.release(MORNING) == [Notification("opened", (alert(),))]
+    assert policy.release(MORNING + 60) == []
 
 
 def test_what_came_and_went_at_night_is_told_together():
-    discretion = QuietHoursPolicy(NIGHT, zone=BERLIN)
+    policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
     gone = [alert(closed_at=LATE + 60), alert(AlertRule.TTFT, closed_at=LATE + 90)]
     for one in gone:
-        discretion.opened(one, LATE)
-        assert discretion.closed(one, LATE + 99) == []
-    assert "2 passed" in repr(discretion)
-    assert discretion.release(MORNING) == [Notification("passed", tuple(gone))]
+        policy.opened(one, LATE)
+        assert policy.closed(one, LATE + 99) == []
+    assert "2 passed" in repr(policy)
+    assert policy.release(MORNING) == [Notification("passed", tuple(gone))]
 
 
 def test_what_began_by_day_and_ended_at_night_is_ended_in_the_morning():
-    discretion = QuietHoursPolicy(NIGHT, zone=BERLIN)
+    policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
     noon = at("2026-05-04T12:00")
     by_day = alert(opened_at=noon)
-    assert discretion.opened(by_day, noon) == [Notification("opened", (by_day,))]
-    assert discretion.closed(by_day, LATE) == []
-    assert discretion.release(MORNING) == [Notification("closed", (by_day,))]
+    assert policy.opened(by_day, noon) == [Notification("opened", (by_day,))]
+    assert policy.closed(by_day, LATE) == []
+    assert policy.release(MORNING) == [Notification("closed", (by_day,))]
 
 
 def test_exceptions_are_told_at_any_hour():
-    discretion = QuietHoursPolicy(NIGHT, ["down"], BERLIN)
+    policy = QuietHoursPolicy(NIGHT, ["down"], BERLIN)
     down = alert(AlertRule.DOWN)
-    assert discretion.opened(down, LATE) == [Notification("opened", (down,))]
-    assert discretion.closed(down, LATE) == [Notification("closed", (down,))]
+    assert policy.opened(down, LATE) == [Notification("opened", (down,))]
+    assert policy.closed(down, LATE) == [Notification("closed", (down,))]
 
 
 def test_without_quiet_hours_nothing_waits():
-    discretion = QuietHoursPolicy()
-    assert discretion.opened(alert(), LATE) == [Notification("opened", (alert(),))]
-    assert discretion.closed(alert(), LATE) == [Notification("closed", (alert(),))]
-    assert discretion.release(LATE) == []
+    policy = QuietHoursPolicy()
+    assert policy.opened(alert(), LATE) == [Notification("opened", (alert(),))]
+    assert policy.closed(alert(), LATE) == [Notification("closed", (alert(),))]
+    assert policy.release(LATE) == []
 
 
 def test_an_alert_held_back_takes_its_number_when_it_has_one():
-    discretion = QuietHoursPolicy(NIGHT, zone=BERLIN)
-    assert not discretion.stored(alert(id=4))
-    discretion.opened(alert(), LATE)
-    assert discretion.stored(alert(id=4))
-    assert discretion.release(MORNING)[0].alerts[0].id == 4
+    policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
+    assert not policy.stored(alert(id=4))
+    policy.opened(alert(), LATE)
+    assert policy.stored(alert(id=4))
+    assert policy.release(MORNING)[0].alerts[0].id == 4

@@ -132,7 +132,7 @@ def test_a_probe_by_hand_waits_for_the_one_under_way(tmp_path, series):
 
 
 def test_idle_is_counted_from_the_last_probe_that_came_to_the_target(series):
-    """One that found nobody there, or was turned away at the door, has woken nothing."""
+    """One that found nobody there, or was refused at once, has woken nothing."""
     done = Probe("box", 0, 1, 100.0, 110.0, ProbeOutcome.DONE)
     assert idle_before(series, "box", 50.0) is None
     series.append_probe(done)

@@ -128,10 +128,7 @@ def test_the_windows_end_where_something_else_happened(series):
     ):
         series.append_event(event)
     found = around_event(series, note, KEY, zone=UTC)
-    assert (found.before, found.after) == (
-        (START + DAY_S, START + 2 * DAY_S),
-        (START + 2 * DAY_S, START + 3 * DAY_S),
-    )
+    assert (found.before, found.after) == ((START + DAY_S, START + 2 * DAY_S), (START + 2 * DAY_S, START + 3 * DAY_S))
     assert "inside run-to-run noise (CV 1." in found.sentence
 
 

@@ -37,7 +37,7 @@ def series(tmp_path):
 
 
 class Ear:
-    """A courier that remembers. `error` is what it says of each."""
+    """A notifier that remembers. `error` is what it says of each."""
 
     via = "webhook"
 
@@ -72,7 +72,7 @@ class Rig:
             free_bytes=lambda: self.free,
             zone=UTC,
             host="attic",
-            couriers=[self.ear],
+            notifiers=[self.ear],
         )
 
     def store(self, *, tok_s=50.0, ttft_ms=100.0, failed=None, running=None, quality=None):
@@ -184,12 +184,7 @@ def test_a_way_that_was_cut_off_by_the_end_is_gone_by_the_next_process(series):
     async def run():
         rig.begin()
         watch = AlertWatcher(
-            series,
-            rig.wanted,
-            env={},
-            log=rig.log.append,
-            free_bytes=lambda: None,
-            couriers=[other, rig.ear],
+            series, rig.wanted, env={}, log=rig.log.append, free_bytes=lambda: None, notifiers=[other, rig.ear]
         )
         async with watch:
             await watch.tick(rig.now)

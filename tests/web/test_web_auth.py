@@ -128,18 +128,18 @@ def test_a_program_with_a_key_may_write_a_note_without_an_origin(ask):
 def test_a_session_ends_by_itself_and_there_are_not_too_many(env):
     now = 1000.0
     site = Site(user_paths(env), guarded=True, api_key=KEY, clock=lambda: now)
-    door = Authenticator(site)
+    authenticator = Authenticator(site)
 
     def headers(token):
         return [(b"cookie", f"{COOKIE}={token}".encode())]
 
-    first = door.enter(KEY, "10.0.0.1")
-    assert door.is_admitted(headers(first), "10.0.0.1")
-    tokens = [door.enter(KEY, "10.0.0.1") for _ in range(MOST_SESSIONS)]
-    assert not door.is_admitted(headers(first), "10.0.0.1")
-    assert door.is_admitted(headers(tokens[-1]), "10.0.0.1")
+    first = authenticator.enter(KEY, "10.0.0.1")
+    assert authenticator.is_admitted(headers(first), "10.0.0.1")
+    tokens = [authenticator.enter(KEY, "10.0.0.1") for _ in range(MOST_SESSIONS)]
+    assert not authenticator.is_admitted(headers(first), "10.0.0.1")
+    assert authenticator.is_admitted(headers(tokens[-1]), "10.0.0.1")
     now += SESSION_S + 1
-    assert not door.is_admitted(headers(tokens[-1]), "10.0.0.1")
+    assert not authenticator.is_admitted(headers(tokens[-1]), "10.0.0.1")
 
 
 # Keys that come and go while the dashboard runs

@@ -1,4 +1,4 @@
-"""`skep monitor`: targets probed for months. What each command does is in the modules beside this one."""
+"""The commands of `skep monitor` and their options. `monitor_run` and `monitor_series` carry them out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skep.cli.serve import ConfigOption, JsonOption
 
 monitor_app = typer.Typer(
     no_args_is_help=True,
-    help="Probe endpoints for months: series, what changed and when, alerts.",
+    help="Probe endpoints on a schedule: series over time, changes, alerts.",
     rich_markup_mode=None,
 )
 
@@ -19,7 +19,7 @@ MOST_TOKENS = 1_000_000
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A target's name, as in `skep monitor list`.")]
 TargetOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only this target. Default: all.")]
-SinceOption = Annotated[str, typer.Option(help="So long ago (7d), or a time (2026-11-15T14:30).")]
+SinceOption = Annotated[str, typer.Option(help="How far back (7d), or a date and time (2026-11-15T14:30).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,38 +41,43 @@ def register(app: typer.Typer) -> None:
 
 
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="1 to 64 letters, digits, dots and dashes.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the target: 1 to 64 letters, digits, dots and dashes.")
+    ],
     url: Annotated[
         str | None, typer.Option(help="Base URL, with or without /v1. Default: the gateway of `skep up`.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Default: the only one that is served there.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask for. Default: the only one the endpoint serves.")
+    ] = None,
     key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable with its API key; the key is not kept.")
+        str | None, typer.Option(metavar="VAR", help="Environment variable with the API key; the key is not stored.")
     ] = None,
-    every: Annotated[str, typer.Option(help="How often.")] = "1h",
+    every: Annotated[str, typer.Option(help="Time between two probes.")] = "1h",
     jitter: Annotated[
-        str | None, typer.Option(help="A probe comes up to so much late, at random. Default: a tenth of --every.")
+        str | None, typer.Option(help="Random delay of each probe, at most this. Default: a tenth of --every.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=16, max=MOST_TOKENS, help="Length of a prompt, about.")] = 256,
-    short: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Tokens of the short answer.")] = 64,
-    long: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Tokens of the long answer.")] = 512,
-    no_long: Annotated[bool, typer.Option("--no-long", help="No long answer.")] = False,
+    prompt_tokens: Annotated[int, typer.Option(min=16, max=MOST_TOKENS, help="Approximate length of a prompt.")] = 256,
+    short: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Length of the short answer in tokens.")] = 64,
+    long: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Length of the long answer in tokens.")] = 512,
+    no_long: Annotated[bool, typer.Option("--no-long", help="Skip the run with a long answer.")] = False,
     concurrency: Annotated[
-        int, typer.Option("-c", "--concurrency", min=0, max=256, help="Also a run with so many streams at once.")
+        int, typer.Option("-c", "--concurrency", min=0, max=256, help="Add a run with this many streams at once.")
     ] = 0,
-    quality: Annotated[int, typer.Option(min=0, max=200, help="Also so many small tasks with known answers.")] = 0,
+    quality: Annotated[int, typer.Option(min=0, max=200, help="Add this many small tasks with known answers.")] = 0,
     slower: Annotated[
-        str | None, typer.Option(help="Alert when it is so much slower than its median. Default: as configured.")
+        str | None,
+        typer.Option(help="Alert when speed falls this far below its median, such as 10%. Default: skep.toml."),
     ] = None,
-    ttft: Annotated[str | None, typer.Option(help="Alert when TTFT is over this. Default: as configured.")] = None,
-    timeout: Annotated[str, typer.Option(help="For one request.")] = "300s",
+    ttft: Annotated[str | None, typer.Option(help="Alert when TTFT is above this. Default: skep.toml.")] = None,
+    timeout: Annotated[str, typer.Option(help="Time limit of one request.")] = "300s",
     api: Annotated[
-        str, typer.Option(help="openai, or ollama for Ollama's own API, which tells its durations.")
+        str, typer.Option(help="openai, or ollama for Ollama's own API, which reports durations.")
     ] = "openai",
-    no_check: Annotated[bool, typer.Option("--no-check", help="Add it without asking what answers there.")] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Add the target without connecting to it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch an endpoint: ask it now what it is, and probe it from now on."""
+    """Add a target: connect to it once, then probe it on its schedule."""
     from skep.cli import bench_options
     from skep.cli.monitor_run import add_target
     from skep.cli.monitor_words import parse_percent
@@ -100,50 +105,50 @@ def add(
 
 
 def list_(
-    everyone: Annotated[bool, typer.Option("--all", help="Also those that were removed.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Include removed targets.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The targets, how often and how they are probed."""
+    """List the targets and how each is probed."""
     from skep.cli.monitor_run import list_targets
 
     list_targets(everyone=everyone, as_json=as_json)
 
 
 def remove(name: NameArgument) -> None:
-    """Probe a target no longer. What was measured stays."""
+    """Stop probing a target. Its history stays."""
     from skep.cli.monitor_run import remove_target
 
     remove_target(name)
 
 
 def run(
-    once: Annotated[bool, typer.Option("--once", help="Probe what is due now, and leave.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No line for a probe that went well.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Probe what is due now, then exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for a successful probe.")] = False,
     config: ConfigOption = None,
     parent_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Probe every target when it is due, until Ctrl-C. `skep up` does it by itself."""
+    """Probe every target when it is due, until Ctrl-C. `skep up` starts this by itself."""
     from skep.cli.monitor_run import run_loop
 
     run_loop(config, once=once, quiet=quiet, parent_fd=parent_fd)
 
 
 def probe(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Probe a target once, now, beside the schedule. It is stored with the others."""
+    """Probe a target once, now. The result is stored with those of the schedule."""
     from skep.cli.monitor_run import probe_now
 
     probe_now(name, as_json=as_json)
 
 
 def status(as_json: JsonOption = False) -> None:
-    """Each target's last value against its 7-day median, what is due, what is wrong, and whether the loop runs."""
+    """Show each target's last value against its 7-day median, the next probe, open alerts, and if the loop runs."""
     from skep.cli.monitor_run import show_status
 
     show_status(as_json=as_json)
 
 
 def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """One line for each thing that is wrong. Exit code 4 while there is one, for cron."""
+    """Print one line for each problem. The exit code is 4 while there is one, for cron."""
     from skep.cli.monitor_run import check_now
 
     check_now(config, as_json=as_json)
@@ -152,10 +157,12 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 def series(
     target: Annotated[str | None, typer.Argument(metavar="TARGET", help="A target, or the name of a series.")] = None,
     since: SinceOption = "30d",
-    every_series: Annotated[bool, typer.Option("--all", help="Also those that do not stand for their target.")] = False,
+    every_series: Annotated[
+        bool, typer.Option("--all", help="Include series beside the main ones of a target.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What is known of each series: level, spread and drift over 1, 7 and 30 days, and when it changed."""
+    """Show level, spread and drift of each series over 1, 7 and 30 days, and when it changed."""
     from skep.cli.monitor_series import show_series
 
     show_series(target, since, everything=every_series, as_json=as_json)
@@ -163,56 +170,56 @@ def series(
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A target.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The one that is held against it.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The target to compare with A.")],
     since: SinceOption = "7d",
     as_json: JsonOption = False,
 ) -> None:
-    """Two targets side by side: ratio of medians with its interval, ranges, consistency."""
+    """Compare two targets: ratio of medians with its interval, ranges, consistency."""
     from skep.cli.monitor_series import compare_two
 
     compare_two(a, b, since, as_json=as_json)
 
 
 def note_(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What was done.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What was changed.")],
     target: TargetOption = None,
-    at: Annotated[str | None, typer.Option(help="When: so long ago (2h), or a time. Default: now.")] = None,
+    at: Annotated[str | None, typer.Option(help="How long ago (2h), or a date and time. Default: now.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write down what was done: an event on the axis, before and after which are compared by themselves."""
+    """Record a change as an event on the time axis. The series before and after it are compared."""
     from skep.cli.monitor_series import write_note
 
     write_note(text, target, at, as_json=as_json)
 
 
 def export(
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, the default.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, the default.")] = False,
     as_json: JsonOption = False,
     target: TargetOption = None,
-    since: Annotated[str | None, typer.Option(help="So long ago (30d), or a time. Default: all.")] = None,
+    since: Annotated[str | None, typer.Option(help="How far back (30d), or a date and time. Default: all.")] = None,
     key: Annotated[
         str | None, typer.Option("--series", metavar="KEY", help="One series, such as box/hot/short/c1/tok_s.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file. Default: stdout.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write. Default: stdout.")] = None,
 ) -> None:
-    """Every sample as it was measured, missed occasions included."""
+    """Export every sample as it was measured, and missed probes."""
     from skep.cli.monitor_series import export_samples
 
     export_samples(target, since, key, output, as_csv=as_csv, as_json=as_json)
 
 
 def thin(
-    older: Annotated[str, typer.Option(help="Samples of whole days older than this, such as 90d.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    older: Annotated[str, typer.Option(help="Delete samples of days older than this, such as 90d.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Let raw samples of old days go; the summary of each day stays. Never done by itself."""
+    """Delete raw samples of old days. The summary of each day stays. This never happens automatically."""
     from skep.cli.monitor_series import thin_samples
 
     thin_samples(older, yes=yes)
 
 
 def grafana() -> None:
-    """Print a Grafana dashboard for the metrics of `skep web`: import it as a file."""
+    """Print a Grafana dashboard for the metrics of `skep web`, to be imported as a file."""
     from skep.cli.monitor_series import print_dashboard
 
     print_dashboard()

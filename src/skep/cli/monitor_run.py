@@ -1,4 +1,4 @@
-"""`skep monitor run` and `skep monitor probe`: the loop, and one probe by hand."""
+"""Run the loop, probe once, show and check the status, and manage targets for `skep monitor`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ ASK_S = 5.0
 def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | None) -> None:
     from skep.config.load import find_config, load_settings
     from skep.monitor.main import run_monitor
-    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     settings = load_settings(find_config(config, paths), paths, os.environ)
@@ -67,7 +66,7 @@ def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | N
 
 
 def _alone(parent_fd: int) -> bool:
-    """Wait while somebody else runs the loop: that is no failure. False: the parent has gone meanwhile."""
+    """Wait while another process runs the loop. Return False where the parent process has ended meanwhile."""
     while loop_pid() is not None:
         if select.select([parent_fd], [], [], ANOTHER_RUNS_S)[0]:
             return False
@@ -75,7 +74,7 @@ def _alone(parent_fd: int) -> bool:
 
 
 def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
-    """Wait until the hive beside it serves: models that are being loaded are not down. False: the parent has gone."""
+    """Wait until the hive has loaded its models. Return False where the parent process has ended meanwhile."""
     while phase() == "starting":
         if select.select([parent_fd], [], [], READY_LOOK_S)[0]:
             return False
@@ -83,8 +82,7 @@ def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
 
 
 def _phase() -> str | None:
-    """Of the hive; None where it cannot be asked, which is no reason to wait."""
-    from skep.paths import user_paths
+    """Return the phase of the hive, None where it does not answer."""
     from skep.supervisor.control import ask, socket_of
 
     paths = user_paths(os.environ)
@@ -95,7 +93,7 @@ def _phase() -> str | None:
 
 
 def _end_with(parent_fd: int) -> None:
-    """The pipe ends when the process that holds its other end does, however that ends."""
+    """End this process when the parent ends: the pipe closes however the parent ends."""
 
     def wait() -> None:
         os.read(parent_fd, 1)
@@ -107,7 +105,7 @@ def _end_with(parent_fd: int) -> None:
 
 
 def _say(*, quiet: bool) -> Callable[[str], None]:
-    """A dated line each. Nobody reading on is no reason to end."""
+    """Return a function that writes a dated line to stderr. A closed stderr is ignored."""
 
     def say(line: str) -> None:
         if quiet and line.startswith("monitor.probed") and " outcome=done" in line:
@@ -120,11 +118,10 @@ def _say(*, quiet: bool) -> Callable[[str], None]:
 
 
 def probe_now(name: str, *, as_json: bool) -> None:
-    """Raises EndpointError where it failed: what is wrong is one line."""
+    """Probe a target once and print the result. Raise EndpointError where the probe failed."""
     from skep.monitor.loop import probe_by_hand
     from skep.monitor.main import probe_lock_for
     from skep.monitor.probe_errors import BUSY
-    from skep.paths import user_paths
 
     with series_to_read() as series:
         target = series.target(name)
@@ -144,7 +141,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
     if probe.outcome is ProbeOutcome.FAILED:
         hint = f"`skep monitor status` shows it; it counts as a failed probe of `{name}`"
         if probe.error_kind == BUSY:
-            hint = "it is there and has no room now; that is no outage"
+            hint = "the target answered that it is busy; this does not count as an outage"
         raise EndpointError(f"{name}: {probe.error or probe.error_kind}", hint=hint)
 
 
@@ -251,7 +248,7 @@ def _say_why(found: list[TargetStatus], alerts: list[Alert]) -> None:
 
 
 def check_now(config: Path | None, *, as_json: bool) -> None:
-    """Raises Regression, exit code 4, while something is wrong."""
+    """Print what is wrong. Raise Regression, exit code 4, where something is."""
     from skep.config.load import find_config, load_settings
     from skep.monitor.alerts import check_document
 
@@ -285,7 +282,7 @@ CHECK_S = 10.0  # for the question that `add` asks
 
 @dataclass(frozen=True, slots=True)
 class DetectedServer:
-    """What answered when a target was added."""
+    """The server that answered when a target was added."""
 
     model: str
     kind: TargetKind
@@ -293,7 +290,7 @@ class DetectedServer:
 
 
 def add_target(target: ProbeTarget, *, own: bool, check: bool, as_json: bool) -> None:
-    """`own`: the URL is that of this installation's gateway."""
+    """Store a target. `own`: its URL is that of this installation's gateway."""
     refuse_nonsense(target)
     with series_to_write() as series:
         taken = next((known for known in series.targets() if known.name == target.name), None)
@@ -323,36 +320,37 @@ def refuse_nonsense(target: ProbeTarget) -> None:
 
     if not NAME.fullmatch(target.name):
         hint = "1 to 64 letters, digits, dots and dashes, the first one a letter or a digit"
-        raise UserError(f"`{target.name}` is no name for a target", hint=hint)
+        raise UserError(f"`{target.name}` is not a valid target name", hint=hint)
     parse_url(target.url)
     parts = urlsplit(target.url if "://" in target.url else f"http://{target.url}")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        hint = "it is stored and shown: keys come from a variable, `--key-env VAR`"
-        raise UserError("--url has more in it than a base URL has: a user, a `?` or a `#`", hint=hint)
+        hint = "the URL is stored and shown; give the key in a variable with `--key-env VAR`"
+        raise UserError("--url must be a base URL, without a user, a `?` or a `#`", hint=hint)
     if target.key_env is not None and not VARIABLE.fullmatch(target.key_env):
-        hint = "put the key into a variable, and write --key-env MY_KEY; the key itself is never kept"
+        hint = "put the key into a variable and pass its name: --key-env MY_KEY"
         raise UserError("--key-env is not the name of a variable", hint=hint)
     if target.model is not None and not target.model.isprintable():
-        raise UserError("--model is not a name that can be printed", hint="copy it from `/v1/models`")
+        raise UserError("--model has characters that cannot be printed", hint="copy it from `/v1/models`")
     if target.api not in ("openai", "ollama"):
         raise UserError(f"--api `{target.api}` is unknown", hint="choose openai or ollama")
     if target.every_s < SHORTEST_S:
-        hint = "a probe is load: every minute is often, every hour is usual"
+        hint = "a probe costs the target load: `--every 1h` is usual, 10s is the least"
         raise UserError(f"--every {words_of(target.every_s)} is too often", hint=hint)
     if target.every_s > LONGEST_S:
-        raise UserError(f"--every {words_of(target.every_s)} is too rare", hint="at least once a year: --every 30d")
+        raise UserError(
+            f"--every {words_of(target.every_s)} is too rare", hint="the longest interval is a year; try `--every 30d`"
+        )
     if target.timeout_s < SHORTEST_TIMEOUT_S:
-        hint = "an answer takes a while; 300 s is the default"
+        hint = "use at least 0.1s; the default is 300s"
         raise UserError(f"--timeout {words_of(target.timeout_s)} is too short", hint=hint)
     if target.jitter >= target.every_s:
         raise UserError(
-            "--jitter is not shorter than --every", hint="a tenth of it is the default; --jitter 0s is none"
+            "--jitter must be shorter than --every", hint="the default is a tenth of --every; --jitter 0s turns it off"
         )
 
 
 def key_of(target: ProbeTarget) -> str | None:
-    """The variable that it names; else the key that skep itself has for a server on this machine."""
-    from skep.paths import user_paths
+    """Return the key in the variable `key_env`, else skep's own key for a server on this machine."""
     from skep.supervisor.control import local_key
 
     if target.key_env is None:
@@ -365,7 +363,7 @@ def key_of(target: ProbeTarget) -> str | None:
 
 
 def key_env_of(target: ProbeTarget, kind: TargetKind) -> str | None:
-    """The gateway's own key is in a variable of its own, where it was set."""
+    """Return the name of the variable with the key. The gateway's own key is in SKEP_API_KEY."""
     own = kind is TargetKind.GATEWAY and target.key_env is None and key_of(target) is not None
     return "SKEP_API_KEY" if own else target.key_env
 
@@ -394,8 +392,7 @@ async def _look(target: ProbeTarget) -> DetectedServer:
 
 
 def wake_monitor() -> bool:
-    """Whether somebody probes: the hive that runs here is asked to, where one does."""
-    from skep.paths import user_paths
+    """Return whether a loop runs; a running hive is asked to start one."""
     from skep.supervisor.control import ask, socket_of
 
     paths = user_paths(os.environ)
@@ -438,7 +435,7 @@ def remove_target(name: str) -> None:
 
 
 def runs_of(target: ProbeTarget) -> str:
-    """ "short 64, long 512, c4" in tokens of output."""
+    """Return the runs of a probe in tokens of output: `short 64, long 512, c4`."""
     runs = [f"short {target.short_tokens}"]
     runs += [f"long {target.long_tokens}"] if target.long_tokens else []
     runs += [f"c{target.concurrency}"] if target.concurrency else []
@@ -447,7 +444,7 @@ def runs_of(target: ProbeTarget) -> str:
 
 
 def words_of(seconds: float) -> str:
-    """1 h, 30 min, 45 s, without what is zero."""
+    """Return a duration as `1 h`, `30 min` or `45 s`."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f} {unit}"
@@ -455,24 +452,5 @@ def words_of(seconds: float) -> str:
 
 
 def target_document(target: ProbeTarget) -> dict[str, Any]:
-    """The key's value is nowhere in it: it is not known."""
-    return {
-        "name": target.name,
-        "kind": str(target.kind),
-        "url": target.url,
-        "model": target.model,
-        "key_env": target.key_env,
-        "api": target.api,
-        "every_s": target.every_s,
-        "jitter_s": target.jitter,
-        "prompt_tokens": target.prompt_tokens,
-        "short_tokens": target.short_tokens,
-        "long_tokens": target.long_tokens,
-        "concurrency": target.concurrency,
-        "quality_items": target.quality_items,
-        "timeout_s": target.timeout_s,
-        "slower_pct": target.slower_pct,
-        "ttft_ms": target.ttft_ms,
-        "added_at": target.added_at,
-        "removed_at": target.removed_at,
-    }
+    """Return the target as JSON. It has the name of the key's variable, never the key."""
+    return {**asdict(target), "kind": str(target.kind), "jitter_s": target.jitter}

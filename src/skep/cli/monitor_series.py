@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from skep.cli.monitor_words import day_and_time, moment_of, series_to_read, series_to_write
 from skep.cli.output import note, number, print_json, print_table
 from skep.errors import UserError
-from skep.monitor.compare import AroundEvent, TargetComparison, around_event, compare_targets
+from skep.monitor.compare import AroundEvent, TargetComparison, around_event, compare_targets, versus_document
 from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
 from skep.monitor.history import SeriesHistory, history_of, primary_keys
 from skep.monitor.records import DAY_S, EventKind, MonitorEvent, SeriesChange, SeriesKey
@@ -257,32 +257,10 @@ def event_document(event: MonitorEvent) -> dict[str, Any]:
     return {**asdict(event), "kind": str(event.kind), "detail": dict(event.detail)}
 
 
-def versus_document(found: SeriesComparison) -> dict[str, Any]:
-    sides: Sequence[WindowStats | None] = (found.a, found.b)
-    a, b = (None if side is None else asdict(side) for side in sides)
-    return {
-        "a": a,
-        "b": b,
-        "ratio": None if found.ratio is None else asdict(found.ratio),
-        "judgement": found.judgement.value,
-    }
-
-
 def comparison_document(found: TargetComparison) -> dict[str, Any]:
-    rows = [
-        {
-            "heat": str(row.heat),
-            "shape": str(row.shape),
-            "concurrency": row.concurrency,
-            "metric": str(row.metric),
-            "unit": row.metric.unit,
-            **versus_document(row.versus),
-            "sentence": row.sentence,
-        }
-        for row in found.rows
-    ]
     models = {"model_a": found.model_a, "model_b": found.model_b, "same_model": found.same_model}
     window = {"since": found.since, "until": found.until}
+    rows = [row.document() for row in found.rows]
     return {"a": found.a, "b": found.b, **window, **models, "rows": rows, "sentences": list(found.sentences)}
 
 

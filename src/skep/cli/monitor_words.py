@@ -1,4 +1,4 @@
-"""Times as people write and read them, and the store of the series as a command opens it."""
+"""Parse and format times and percentages, and open the store of the series, for `skep monitor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 
 @contextmanager
 def series_to_read() -> Iterator[SeriesStore]:
-    """Raises UserError where nothing was ever watched."""
+    """Open the store read-only. Raise UserError where there is no store yet."""
     from skep.monitor.store import SeriesStore
     from skep.paths import user_paths
     from skep.store.database import open_store
@@ -34,7 +34,7 @@ def series_to_read() -> Iterator[SeriesStore]:
 
 @contextmanager
 def series_if_any() -> Iterator[SeriesStore | None]:
-    """None where nothing was ever watched: a look makes no file."""
+    """Open the store read-only; None where there is no store yet, and none is made."""
     from skep.paths import user_paths
 
     if not user_paths(os.environ).store.exists():
@@ -55,9 +55,9 @@ def series_to_write() -> Iterator[SeriesStore]:
 
 
 def loop_pid() -> int | None:
-    """Of the loop that runs here; None: none does. Who holds its lock has the file open and stands in it.
+    """Return the pid of the running loop, None where none runs: the lock file names it, and it has that file open.
 
-    The lock itself is not tried: a loop that begins at that moment would find it taken.
+    The lock itself is not tried: a loop that starts at that moment would find it taken.
     """
     from skep.monitor.main import monitor_lock
     from skep.paths import user_paths
@@ -71,7 +71,7 @@ def loop_pid() -> int | None:
 
 
 def runs_with_up() -> bool:
-    """Whether `skep up` brings the loop along; a file that cannot be read starts nothing."""
+    """Return whether `skep up` starts the loop; False where skep.toml cannot be read."""
     from skep.config.load import find_config, load_settings
     from skep.paths import user_paths
 
@@ -90,7 +90,7 @@ def _is_same(path: Path, opened: Path) -> bool:
 
 
 def moment_of(text: str, now: float, *, option: str) -> float:
-    """`7d` is so long ago; `2026-11-15` and `2026-11-15 14:30` are of the local clock. None lies before 1970."""
+    """Parse `7d` as that long ago, `2026-11-15` or `2026-11-15 14:30` as local time. Clamped to 1970."""
     try:
         return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
     except (ValueError, OverflowError, OSError):
@@ -98,7 +98,7 @@ def moment_of(text: str, now: float, *, option: str) -> float:
     try:
         return max(0.0, now - parse_seconds(text))
     except UserError:
-        hint = f"write it as `{option} 7d` (so long ago) or `{option} 2026-11-15T14:30`"
+        hint = f"write it as `{option} 7d` (7 days ago) or `{option} 2026-11-15T14:30`"
         raise UserError(f"{option} `{text}` is not a time", hint=hint) from None
 
 
@@ -115,12 +115,12 @@ def ahead(seconds: float) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """A ratio as a change: 0.959 is "-4.1 %"."""
+    """Return a ratio as a change: 0.959 is "-4.1 %"."""
     return "–" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
 
 
 def parse_percent(text: str, *, option: str) -> float:
-    """`10%` and `10` are 10.0."""
+    """Parse `10%` or `10` as 10.0."""
     try:
         value = float(text.strip().removesuffix("%").strip())
     except ValueError:

@@ -13,14 +13,16 @@ def register(app: typer.Typer) -> None:
 
 
 def web(
-    host: Annotated[str, typer.Option(help="Address; others than loopback want a key, or --public.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8401,
+    host: Annotated[
+        str, typer.Option(help="Address to bind; beyond loopback a key or --public is required.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8401,
     public: Annotated[
-        bool, typer.Option("--public", help="For anybody, without a key: read-only, no prompts, keys or addresses.")
+        bool, typer.Option("--public", help="Serve anybody without a key: read-only, no prompts, keys or addresses.")
     ] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the dashboard in the browser.")] = False,
 ) -> None:
-    """Serve the dashboard: what runs now, the history of what is watched, runs, plans."""
+    """Serve the dashboard: current state, history of the targets, runs, plans."""
     from skep.cli.output import note
     from skep.paths import user_paths
     from skep.web.app import serve
@@ -38,7 +40,7 @@ def web(
 
 
 def show(url: str) -> None:
-    """In a thread: some browsers are waited for until they are closed."""
+    """Open the URL in a thread: some browsers block until they are closed."""
     import threading
     import webbrowser
 

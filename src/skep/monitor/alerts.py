@@ -1,4 +1,4 @@
-"""The shell around the alarms: what was found is stored, told and told again when it is over.
+"""Alerts: evaluate the rules after each probe, store the alerts, and send a notice when one opens or closes.
 
 Nothing here raises: a full disk, a broken store or a receiver that hangs costs a line of the log, never the loop.
 """
@@ -36,7 +36,7 @@ Entry = tuple[str, float, str, str | None]  # what was told, when, through what,
 
 
 def free_bytes_of(path: Path) -> int | None:
-    """Of the file system that holds it; None: it cannot be asked."""
+    """Return the free bytes of the file system that holds the path, None where they cannot be read."""
     try:
         return shutil.disk_usage(path if path.exists() else path.parent).free
     except OSError:
@@ -61,10 +61,10 @@ class AlertWatcher:
         free_bytes: FreeBytes,
         zone: tzinfo | None = None,
         host: str | None = None,
-        couriers: list[Notifier] | None = None,
+        notifiers: list[Notifier] | None = None,
         in_thread: InThread = asyncio.to_thread,
     ) -> None:
-        """`zone` None: the machine's own time. `couriers` None: those that are configured."""
+        """`zone` None: the machine's own time. `notifiers` None: those that are configured."""
         self._series = series
         self._wanted = wanted
         self._env = env
@@ -74,10 +74,10 @@ class AlertWatcher:
         self._host = host or platform.node() or "this machine"
         self._in_thread = in_thread
         self._secrets = Secrets(self._known_secrets(()))
-        self._couriers = notifiers_of(wanted, env, self._secrets, log) if couriers is None else couriers
-        self._rounds = NotificationQueues(self._couriers, self._told, log)
+        self._notifiers = notifiers_of(wanted, env, self._secrets, log) if notifiers is None else notifiers
+        self._queues = NotificationQueues(self._notifiers, self._told, log)
         self._alarms = Alarms()
-        self._discretion = _quiet_hours_policy(wanted, zone)
+        self._quiet = _quiet_hours_policy(wanted, zone)
         self._trend: list[tuple[float, int]] = []  # free bytes of the last day, of this process
         self._unsaved: list[Alert] = []  # opened while nothing could be stored
         self._unended: list[Alert] = []  # closed, and not stored as such yet
@@ -88,24 +88,24 @@ class AlertWatcher:
         self._lock = asyncio.Lock()  # one event at a time changes the alarms, with all that is stored for it
 
     def __repr__(self) -> str:
-        return f"<AlertWatcher {self._alarms!r} {self._discretion!r}>"
+        return f"<AlertWatcher {self._alarms!r} {self._quiet!r}>"
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        await self._rounds.end(hurry=raised[0] is not None)
+        await self._queues.end(hurry=raised[0] is not None)
 
     @property
     def open(self) -> list[Alert]:
         return self._alarms.open
 
     async def delivered(self, limit_s: float) -> bool:
-        """Wait for what is under way; False: it took longer."""
-        return await self._rounds.delivered(limit_s)
+        """Wait for notices under way. Return False where that takes longer than `limit_s`."""
+        return await self._queues.delivered(limit_s)
 
     async def after_probe(self, probe: Probe, samples: Sequence[ProbeSample], now: float) -> None:  # noqa: ARG002
-        """Its rows are in the store already, and what changed has been looked for."""
+        """Evaluate the rules of the probed target. Its rows and changes are in the store already."""
         if probe.outcome is not ProbeOutcome.MISSED:
             await self._look(now, self._look_at_target, probe.target)
 
@@ -119,7 +119,7 @@ class AlertWatcher:
             words, self._words = self._words, []
             for word in words:
                 told = self._told_before.pop(word.alerts[0].id, ()) if word.what == "opened" else ()
-                self._rounds.hand_over(make_notice(word, now, self._host, self._zone), told)
+                self._queues.hand_over(make_notice(word, now, self._host, self._zone), told)
 
     def _look_at_target(self, name: str) -> None:
         with self._never_raising("after_probe"):
@@ -139,15 +139,15 @@ class AlertWatcher:
             self._carry_out(self._alarms.forget(watched, self._now))
         with self._never_raising("disk"):
             self._look_at_disk()
-        self._words += self._discretion.release(self._now)
+        self._words += self._quiet.release(self._now)
 
     def _begin(self) -> None:
-        """What the last process left behind, once."""
+        """Read the alerts of the last process from the store, once."""
         if self._begun:
             return
         known = self._series.alerts(since=self._now - KNOWN_FOR_S)
         told: dict[int | None, list[Entry]] = {
-            alert.id: self._series.notices(alert.id) for alert in known if alert.id is not None and self._couriers
+            alert.id: self._series.notices(alert.id) for alert in known if alert.id is not None and self._notifiers
         }
         self._alarms = Alarms(known)
         self._begun = True
@@ -159,15 +159,15 @@ class AlertWatcher:
         told = {what for what, _ in entries}
         if alert.closed_at is None:
             ways = {via for what, via in entries if what == "opened"}
-            if not ways.issuperset(courier.via for courier in self._couriers):
+            if not ways.issuperset(notifier.via for notifier in self._notifiers):
                 self._told_before[alert.id] = ways
-                self._words += self._discretion.opened(alert, self._now)
+                self._words += self._quiet.opened(alert, self._now)
         elif "closed" in told or self._now - alert.closed_at > UNTOLD_FOR_S:
             pass
         elif "opened" in told:
-            self._words += self._discretion.closed(alert, self._now)
+            self._words += self._quiet.closed(alert, self._now)
         else:
-            self._discretion.passed(alert)
+            self._quiet.passed(alert)
 
     def _look_at_disk(self) -> None:
         now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
@@ -187,7 +187,7 @@ class AlertWatcher:
             with self._never_raising("store"):
                 alert = self._keep(alert) if opened else self._end(alert)
             self._note(Notification("opened" if opened else "closed", (alert,)))
-            self._words += (self._discretion.opened if opened else self._discretion.closed)(alert, self._now)
+            self._words += (self._quiet.opened if opened else self._quiet.closed)(alert, self._now)
 
     def _keep(self, alert: Alert) -> Alert:
         try:
@@ -214,12 +214,12 @@ class AlertWatcher:
         while self._unsaved:
             alert = self._alarms.stored(self._unsaved[0], self._series.open_alert(self._unsaved[0]))
             self._unsaved.pop(0)
-            if alert.id is not None and not self._discretion.stored(alert):
-                for via in ("log", *(courier.via for courier in self._couriers)):
+            if alert.id is not None and not self._quiet.stored(alert):
+                for via in ("log", *(notifier.via for notifier in self._notifiers)):
                     self._series.append_notice(alert.id, "opened", self._now, via, None)
 
     def _note(self, word: Notification) -> None:
-        """The log is told at once, quiet hours or not."""
+        """Write the log line at once, quiet hours or not."""
         notice = make_notice(word, self._now, self._host, self._zone)
         self._log(log_line(notice))
         self._write_down(notice, "log", None)
@@ -255,7 +255,7 @@ class AlertWatcher:
 def check_document(
     series: SeriesStore, wanted: Monitor, now: float, store: Path | None = None, *, running: bool | None = None
 ) -> dict[str, Any]:
-    """For cron: what is wrong now, judged anew, and whether anybody watches at all. Tells nobody and stores nothing.
+    """Return what is wrong now and whether the loop runs, for cron. Sends no notice and stores nothing.
 
     `wrong` has what was found and, with the rule `unwatched`, targets whose probes are overdue by two intervals.
     """

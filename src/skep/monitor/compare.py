@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import tzinfo
+from typing import Any
 
 from skep.monitor import describe
 from skep.monitor.changes import interval_of
@@ -29,6 +30,11 @@ class TargetComparisonRow:
     metric: SeriesMetric
     versus: SeriesComparison
     sentence: str | None  # None: a side has too few values
+
+    def document(self) -> dict[str, Any]:
+        kind = {"heat": str(self.heat), "shape": str(self.shape), "concurrency": self.concurrency}
+        figure = {"metric": str(self.metric), "unit": self.metric.unit}
+        return {**kind, **figure, **versus_document(self.versus), "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,11 @@ class AroundEvent:
     after: tuple[float, float]
     versus: SeriesComparison
     sentence: str
+
+
+def versus_document(found: SeriesComparison) -> dict[str, Any]:
+    document = {name: side and asdict(side) for name, side in (("a", found.a), ("b", found.b), ("ratio", found.ratio))}
+    return {**document, "judgement": found.judgement.value}
 
 
 def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetComparison:

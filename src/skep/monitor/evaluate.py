@@ -1,7 +1,7 @@
-"""What counts as wrong: each rule looks at plain values and says so, says that it is right again, or says nothing.
+"""Alert rules: each takes plain values and returns a finding that is wrong, right again, or undecided.
 
-No clock, no store. Nothing is said where there is too little to go by, and nothing between "wrong" and "right again",
-so that a figure at its limit does not open and close an alert with every probe.
+A rule returns nothing where there are too few values. Between "wrong" and "right again" an open alert stays open, so
+that a figure at its limit does not open and close an alert with every probe.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import tzinfo
+from functools import partial
 from itertools import pairwise
 
 from skep.config.monitor import Monitor
@@ -40,7 +41,7 @@ Place = tuple[AlertRule, str | None]
 
 @dataclass(frozen=True, slots=True)
 class RuleFinding:
-    """What a rule says of a target now. `message` of a right one says why it is over."""
+    """What a rule found for a target. Where it is right again, `message` says why the alert is over."""
 
     rule: AlertRule
     target: str | None
@@ -67,10 +68,10 @@ Action = AlertOpened | AlertClosed
 
 
 class Alarms:
-    """Invariant: at most one open alert for a rule and target."""
+    """The open alerts. Invariant: at most one for a rule and target."""
 
     def __init__(self, known: Iterable[Alert] = ()) -> None:
-        """`known`: alerts of before, open ones and those of late, so that a restart tells nothing twice."""
+        """`known`: open and recent alerts of the last process, so that a restart repeats no notice."""
         self._open: dict[Place, Alert] = {}
         self._last_opened: dict[Place, float] = {}
         for alert in sorted(known, key=lambda alert: alert.opened_at):
@@ -86,7 +87,7 @@ class Alarms:
         return list(self._open.values())
 
     def stored(self, alert: Alert, alert_id: int) -> Alert:
-        """The store gave it a number."""
+        """Set the id that the store gave to an alert."""
         kept = replace(alert, id=alert_id)
         place = (alert.rule, alert.target)
         if place in self._open:
@@ -158,14 +159,8 @@ def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None
         return None
     why = (made[0].error or made[0].error_kind or "no answer")[:MAX_ERROR]
     many = "the last probe" if failed == 1 else f"{failed} probes in a row"
-    return RuleFinding(
-        AlertRule.DOWN,
-        target,
-        wrong=True,
-        message=f"{target} is down: {many} failed: {why}",
-        value=float(failed),
-        limit=float(after),
-    )
+    text = f"{target} is down: {many} failed: {why}"
+    return RuleFinding(AlertRule.DOWN, target, wrong=True, message=text, value=float(failed), limit=float(after))
 
 
 def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFinding | None:
@@ -199,14 +194,11 @@ def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) 
         return None
     late = median(quiet)
     took = format_seconds(late / 1000)
+    found = partial(RuleFinding, AlertRule.TTFT, key.target, value=late, limit=limit_ms)
     if late > limit_ms:
-        text = f"{describe(key)}: first token after {took}, the limit is {format_seconds(limit_ms / 1000)}"
-        return RuleFinding(AlertRule.TTFT, key.target, wrong=True, message=text, value=late, limit=limit_ms)
-    if late <= TTFT_CLEARS * limit_ms:
-        return RuleFinding(
-            AlertRule.TTFT, key.target, wrong=False, message=f"first token after {took}", value=late, limit=limit_ms
-        )
-    return None
+        limit = format_seconds(limit_ms / 1000)
+        return found(wrong=True, message=f"{describe(key)}: first token after {took}, the limit is {limit}")
+    return found(wrong=False, message=f"first token after {took}") if late <= TTFT_CLEARS * limit_ms else None
 
 
 def quality(
@@ -266,23 +258,19 @@ def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFin
     loss = _hourly_loss(history)
     left_s = free / loss * HOUR_S if loss > 0 else math.inf
     room = format_bytes(free)
+    left = f"the disk of the store has {room} left"
+    found = partial(RuleFinding, AlertRule.DISK, None, value=float(free), limit=float(limit))
     if free < limit:
-        text = f"the disk of the store has {room} left, the limit is {format_bytes(limit)}"
-        return RuleFinding(AlertRule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
+        return found(wrong=True, message=f"{left}, the limit is {format_bytes(limit)}")
     if left_s < DISK_FULL_WITHIN_S:
-        text = (
-            f"the disk of the store has {room} left and is full in {format_seconds(left_s)} at the pace of the last day"
-        )
-        return RuleFinding(AlertRule.DISK, None, wrong=True, message=text, value=float(free), limit=float(limit))
+        return found(wrong=True, message=f"{left} and is full in {format_seconds(left_s)} at the pace of the last day")
     if free > DISK_CLEARS * limit and left_s > DISK_CLEARS * DISK_FULL_WITHIN_S:
-        return RuleFinding(
-            AlertRule.DISK, None, wrong=False, message=f"{room} are free", value=float(free), limit=float(limit)
-        )
+        return found(wrong=False, message=f"{room} are free")
     return None
 
 
 def worst(findings: Sequence[RuleFinding]) -> RuleFinding | None:
-    """Of one rule over several series of a target: wrong where one is, right again where all are."""
+    """Return the finding of one rule over several series: wrong where one is, right again where all are."""
     wrong = [finding for finding in findings if finding.wrong]
     if wrong:
         return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
@@ -299,19 +287,19 @@ _FIGURES = {
 
 
 def describe(key: SeriesKey) -> str:
-    """`box, long answers, 4 at once`."""
+    """Return a series in words: `box, long answers, 4 at once`."""
     shape = {ProbeShape.SHORT: ", short answers", ProbeShape.LONG: ", long answers"}.get(key.shape, "")
     told = " (engine)" if key.metric is SeriesMetric.ENGINE_TOK_S else ""
     return f"{key.target}{shape}{f', {key.concurrency} at once' if key.concurrency > 1 else ''}{told}"
 
 
 def chance_of_at_most(right: int, asked: int, share: float) -> float:
-    """That of `asked` answers, each right with this probability, so many or fewer are."""
+    """Return the probability that at most `right` of `asked` answers are right, each with probability `share`."""
     return sum(math.comb(asked, k) * share**k * (1 - share) ** (asked - k) for k in range(right + 1))
 
 
 def _size(change: SeriesChange) -> float:
-    """On the scale of ratios; a share of right answers may go down to nothing."""
+    """Return the size of a change as the logarithm of its ratio; infinite for a fall to zero."""
     return abs(math.log(change.ratio)) if change.ratio > 0 else math.inf
 
 
@@ -327,7 +315,7 @@ def _baseline(points: Sequence[SeriesPoint], until: float) -> list[float]:
 
 
 def _hourly_loss(history: Sequence[tuple[float, int]]) -> float:
-    """Bytes an hour, by the middle one of the hourly steps; 0 where there are too few."""
+    """Return the median loss of free bytes an hour; 0 where there are too few hours."""
     hours: dict[int, tuple[float, int]] = {}
     for at, free in history:
         hours[int(at // HOUR_S)] = (at, free)

@@ -1,4 +1,4 @@
-"""The loop that watches: carries out what the schedule decides, writes it down, and has it looked at.
+"""The monitor loop: runs the probes that the schedule decides on, stores them, and has alerts evaluated.
 
 Targets that share a machine are probed one after the other, others at the same time. Killed at any moment, it loses
 the probe under way and nothing else; told to stop, it breaks that one off, and its slot is due again.
@@ -43,7 +43,7 @@ class BufferedProbe:
 
 
 class WriteBuffer:
-    """`put` from the event loop; `write` from any thread, as often as wanted."""
+    """Probes and events that wait to be stored. `put` from the event loop; `write` from any thread."""
 
     def __init__(self, series: SeriesStore, say: Callable[[str], None], most: int = MOST) -> None:
         self._series = series
@@ -61,14 +61,14 @@ class WriteBuffer:
 
     @property
     def is_full(self) -> bool:
-        """More would not be safe in memory: no probe is begun until there is room."""
+        """Whether as many entries wait as may; no probe starts until there is room."""
         return len(self._entries) >= self._most
 
     def put(self, entry: BufferedProbe) -> None:
         self._entries.append(entry)
 
     def write(self) -> bool:
-        """Everything that waits, or as much as can be written now. Whether nothing waits any more."""
+        """Store what waits, as far as the store takes it. Return whether nothing waits any more."""
         with self._writing:
             while self._entries:
                 try:
@@ -95,22 +95,25 @@ class WriteBuffer:
             self._write_bare(entry, error)
 
     def _write_bare(self, entry: BufferedProbe, error: Exception) -> None:
-        """A value has no place in the store: the occasion is kept as one that failed, and does not hold up others."""
+        """Store a probe whose values the store refuses as a failed one, so that it does not block others."""
         self._say(f"monitor.dropped why={str(error)!r}")
         if entry.probe is None:
             return
         whole = entry.probe
+        outcome = ProbeOutcome.FAILED if whole.outcome is ProbeOutcome.DONE else whole.outcome
         bare = Probe(
-            target=whole.target,
-            era=whole.era,
-            slot=whole.slot,
-            slots=whole.slots,
-            due_at=whole.due_at,
-            started_at=whole.started_at,
-            ended_at=whole.ended_at,
-            outcome=ProbeOutcome.FAILED if whole.outcome is ProbeOutcome.DONE else whole.outcome,
+            *(
+                whole.target,
+                whole.era,
+                whole.slot,
+                whole.due_at,
+                whole.ended_at,
+                outcome,
+                whole.started_at,
+                whole.slots,
+            ),
             error_kind="store",
-            error="what it brought could not be stored",
+            error="its figures could not be stored",
         )
         try:
             self._series.append_probe(bare)
@@ -120,7 +123,7 @@ class WriteBuffer:
             self._say(f"monitor.lost why={str(again)!r}")
 
     def _is_known(self, event: MonitorEvent) -> bool:
-        """Written before the process was killed: the same news since the same probe."""
+        """Return whether the event was stored before the process was killed."""
         since = event.detail.get("since")
         if since is None:
             return False
@@ -137,7 +140,7 @@ GRACE_S = 150.0  # after the hour: the gateway writes its rows in batches
 
 
 class PassiveHours:
-    """Asks the store once an hour. The store itself remembers which hours are closed."""
+    """When the hours of the gateway's requests are summarised. The store remembers which hours are closed."""
 
     def __init__(self) -> None:
         self._closed: float | None = None
@@ -147,7 +150,7 @@ class PassiveHours:
         return self._closed != _hour(now)
 
     def close(self, series: SeriesStore, now: float) -> int:
-        """How many hours had requests."""
+        """Summarise the hours up to now. Return how many had requests."""
         closed = series.summarise_gateway(now)
         self._closed = _hour(now)
         return closed
@@ -169,7 +172,7 @@ Say = Callable[[str], None]
 
 
 class ProbeObserver(Protocol):
-    """Who looks at what was measured. Neither raises."""
+    """An observer of stored probes. Its methods do not raise."""
 
     async def after_probe(self, probe: Probe, samples: Sequence[ProbeSample], now: float) -> None: ...
     async def tick(self, now: float) -> None: ...
@@ -240,9 +243,9 @@ class Loop:
             self._backlog.write()
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
-        """None: nothing can be written, and as much waits as is safe.
+        """Start the probes that are due. Return None where the write buffer is full.
 
-        Raises StoreError where the file was deleted or replaced: what is written into it nobody would find.
+        Raise StoreError where the file was deleted or replaced while the loop ran.
         """
         now = self._moment()
         if self._is_gone():
@@ -272,7 +275,7 @@ class Loop:
         self._stirred.clear()
 
     async def _read_targets(self) -> list[ProbeTarget]:
-        """Those known last, where the store cannot be read for a moment."""
+        """Return the targets; those read last where the store cannot be read."""
         with contextlib.suppress(StoreError):
             self._targets = await self._in_thread(self._series.targets)
         return self._targets
@@ -328,7 +331,7 @@ class Loop:
             return probe, []
 
     async def _news(self, probe: Probe) -> list[MonitorEvent]:
-        """What was probed by hand meanwhile has told its own."""
+        """Return the events since the last probe, be it one by hand."""
         seen = self._seen.get(probe.target)
         try:
             seen = await self._in_thread(last_seen, self._series, probe.target, seen)

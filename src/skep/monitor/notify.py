@@ -48,7 +48,7 @@ class Notice:
 
 
 class Secrets:
-    """Takes what must not be seen out of texts. Never shows what it holds."""
+    """Secret values to be replaced in texts. `repr` never shows them."""
 
     def __init__(self, values: Iterable[str | None]) -> None:
         self._values = sorted({text for text in values if text and len(text) >= MIN_SECRET}, key=len, reverse=True)
@@ -57,7 +57,7 @@ class Secrets:
         return f"<Secrets {len(self._values)}>"
 
     def scrub(self, text: str) -> str:
-        """One line without them, without user names in addresses, and of bounded length."""
+        """Return the text as one line of bounded length, without secrets and user names in URLs."""
         for value in self._values:
             text = text.replace(value, "***")
         text = re.sub(r"(?<=://)[^/\s@]+@", "***@", text)
@@ -85,7 +85,7 @@ def make_notice(word: Notification, now: float, host: str, zone: tzinfo | None =
 
 
 def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
-    """What a webhook is sent, as JSON."""
+    """Return the JSON body for a webhook."""
     if shape == "ntfy":
         return {
             "topic": hook.topic,
@@ -111,7 +111,7 @@ def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
 
 
 def variables_of(notice: Notice) -> dict[str, str]:
-    """`SKEP_ALERT_*` for a command; what is not known is empty."""
+    """Return the variables `SKEP_ALERT_*` for a command; unknown values are empty."""
     one = notice.alerts[0] if len(notice.alerts) == 1 else None
     told = {
         "EVENT": notice.what,
@@ -129,7 +129,7 @@ def variables_of(notice: Notice) -> dict[str, str]:
 
 
 def argv_of(command: Iterable[str], variables: Mapping[str, str]) -> list[str]:
-    """`{message}` and the like are put in as they are: no shell ever reads them, other braces stay."""
+    """Fill `{message}` and the like into the command. No shell reads them; other braces stay."""
     words = {name.removeprefix("SKEP_ALERT_").lower(): value for name, value in variables.items()}
     known = re.compile(r"\{(" + "|".join(words) + r")\}")
     return [known.sub(lambda found: words[found[1]], part) for part in command]
@@ -158,7 +158,7 @@ def _passed(alert: Alert, zone: tzinfo | None) -> str:
 
 
 def _for_slack(text: str) -> str:
-    """Its three characters of markup: `<!channel>` in an error message would call everybody."""
+    """Escape Slack's three characters of markup: `<!channel>` in an error message would notify everybody."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -180,120 +180,103 @@ Log = Callable[[str], None]
 
 
 class Notifier(Protocol):
-    """One way out. `send` is bounded in time, raises nothing but its own cancellation, and returns what went wrong."""
+    """A way to send a notice. `send` is bounded in time, raises only on cancellation, and returns what went wrong."""
 
     via: str
 
     async def send(self, notice: Notice) -> str | None: ...
 
 
+@dataclass(frozen=True, repr=False)
 class Command:
-    """A program of the user's, started without a shell, its output in the log."""
+    """A program of the user, started without a shell; its output goes to the log."""
 
     via = "command"
 
-    def __init__(
-        self,
-        command: tuple[str, ...],
-        env: Mapping[str, str],
-        secrets: Secrets,
-        log: Log,
-        *,
-        limit_s: float = COMMAND_S,
-    ) -> None:
-        self._command = command
-        self._env = env
-        self._secrets = secrets
-        self._log = log
-        self._limit_s = limit_s
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    secrets: Secrets
+    log: Log
+    limit_s: float = COMMAND_S
 
     async def send(self, notice: Notice) -> str | None:
         variables = variables_of(notice)
-        argv = argv_of(self._command, variables)
+        argv = argv_of(self.command, variables)
         try:
             child = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**self._env, **variables},
+                env={**self.env, **variables},
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             return f"`{argv[0]}` cannot be started: {getattr(error, 'strerror', None) or error}"
         output, ended = b"", False
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self.limit_s):
                 assert child.stdout is not None
                 while chunk := await child.stdout.read(65536):
                     output = (output + chunk)[:MAX_OUTPUT]
                 code = await child.wait()
                 ended = True
         except TimeoutError:
-            return f"`{argv[0]}` did not end within {self._limit_s:g} s"
+            return f"`{argv[0]}` did not end within {self.limit_s:g} s"
         finally:
             if not ended:
                 await asyncio.shield(_kill(child))
-            if said := self._secrets.scrub(output.decode(errors="replace")):
-                self._log(f'alert.command said="{said}"')
+            if said := self.secrets.scrub(output.decode(errors="replace")):
+                self.log(f'alert.command said="{said}"')
         return None if code == 0 else f"`{argv[0]}` ended with {code}"
 
 
 async def _kill(child: asyncio.subprocess.Process) -> None:
-    """With all that it started; one that ended may have left some behind."""
+    """Kill the command and every process it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     await child.wait()
 
 
+@dataclass(frozen=True, repr=False)
 class Webhook:
-    """Tried again with growing pauses where that may help. Of its address only the server is ever told."""
+    """An HTTP address that notices are posted to, with retries. Logs and errors name only its server."""
 
     via = "webhook"
 
-    def __init__(
-        self,
-        hook: Hook,
-        shape: Shape,
-        token: str | None = None,
-        *,
-        sleep: Sleep = asyncio.sleep,
-        retries_s: tuple[float, ...] = RETRIES_S,
-        limit_s: float = WEBHOOK_S,
-    ) -> None:
-        self._hook = hook
-        self._shape = shape
-        self._token = token
-        self._sleep = sleep
-        self._retries_s = retries_s
-        self._limit_s = limit_s
+    hook: Hook
+    shape: Shape
+    token: str | None = None
+    sleep: Sleep = asyncio.sleep
+    retries_s: tuple[float, ...] = RETRIES_S
+    limit_s: float = WEBHOOK_S
 
     async def send(self, notice: Notice) -> str | None:
         error: str | None = None
-        for pause_s in (*self._retries_s, None):
+        for pause_s in (*self.retries_s, None):
             error, wait_s = await self._try(notice)
             if error is None or wait_s is None or pause_s is None:
                 break
-            await self._sleep(max(pause_s, wait_s))
+            await self.sleep(max(pause_s, wait_s))
         return error
 
     async def _try(self, notice: Notice) -> tuple[str | None, float | None]:
-        """What went wrong, and how long to wait at least before another try; None: there is no use in one."""
-        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
-        body = body_of(notice, self._shape, self._hook)
+        """Return what went wrong and the shortest wait before a retry; a wait of None means no retry."""
+        headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        body = body_of(notice, self.shape, self.hook)
         try:
             answer = await fetch_once(
-                self._hook.origin, "POST", self._hook.path, body=body, headers=headers, timeout_s=self._limit_s
+                self.hook.origin, "POST", self.hook.path, body=body, headers=headers, timeout_s=self.limit_s
             )
         except WireFailure as failure:
             why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
-            return f"{self._hook}: {_FAILURES.get(why, why)}", 0.0
+            return f"{self.hook}: {_FAILURES.get(why, why)}", 0.0
         except (OSError, ValueError) as failure:
-            return f"{self._hook}: {type(failure).__name__}", 0.0
+            return f"{self.hook}: {type(failure).__name__}", 0.0
         if 200 <= answer.status < 300:
             return None, None
         again = answer.status in AGAIN or answer.status >= 500
-        return f"{self._hook} answered {answer.status}", _retry_after(answer) if again else None
+        return f"{self.hook} answered {answer.status}", _retry_after(answer) if again else None
 
 
 _FAILURES = {
@@ -310,7 +293,7 @@ def _retry_after(answer: HttpResponse) -> float:
 
 
 def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
-    """Raises UserError where a variable is not set or holds no address."""
+    """Return the configured webhook. Raise UserError where its variable is not set or holds no URL."""
     url, name = wanted.webhook, "`monitor.webhook`"
     if wanted.webhook_env is not None:
         url, name = env.get(wanted.webhook_env), f"the address in `{wanted.webhook_env}`"
@@ -326,10 +309,10 @@ def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
 
 
 def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Notifier]:
-    """All that is configured and can be used; what cannot is told in the log."""
-    couriers: list[Notifier] = []
+    """Return the configured notifiers; one that cannot be used is named in the log."""
+    notifiers: list[Notifier] = []
     if wanted.command:
-        couriers.append(Command(wanted.command, env, secrets, log))
+        notifiers.append(Command(wanted.command, env, secrets, log))
     try:
         hook = webhook_of(wanted, env)
     except UserError as error:
@@ -337,22 +320,22 @@ def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log:
         hook = None
     if hook is not None:
         token = env.get(wanted.webhook_token_env) if wanted.webhook_token_env else None
-        couriers.append(Webhook(hook, wanted.webhook_shape, token))
-    return couriers
+        notifiers.append(Webhook(hook, wanted.webhook_shape, token))
+    return notifiers
 
 
 Done = Callable[[Notice, str, str | None], Awaitable[None]]
 
 
 class NotificationQueues:
-    """Each courier goes its rounds in a task of its own; whoever hands a notice over does not wait for it.
+    """A queue and a task for each notifier; whoever hands a notice over does not wait for it.
 
-    What was not told when they end has no entry of having been told, and is told by the next process.
+    A notice that is not sent when they end has no entry in the store, and the next process sends it.
     """
 
-    def __init__(self, couriers: list[Notifier], done: Done, log: Log) -> None:
-        self._queues: dict[str, asyncio.Queue[Notice]] = {one.via: asyncio.Queue(MAX_WAITING) for one in couriers}
-        self._couriers = couriers
+    def __init__(self, notifiers: list[Notifier], done: Done, log: Log) -> None:
+        self._queues: dict[str, asyncio.Queue[Notice]] = {one.via: asyncio.Queue(MAX_WAITING) for one in notifiers}
+        self._notifiers = notifiers
         self._done = done
         self._log = log
         self._life: asyncio.Task[None] | None = None  # begun with the first notice
@@ -362,8 +345,8 @@ class NotificationQueues:
         return f"<NotificationQueues {waiting or 'to nobody'}>"
 
     def hand_over(self, notice: Notice, told: Collection[str] = ()) -> None:
-        """From the loop's own thread. `told`: ways that it has gone already."""
-        if self._life is None and self._couriers:
+        """Queue a notice. Call from the loop's own thread. `told`: notifiers that have sent it already."""
+        if self._life is None and self._notifiers:
             self._life = asyncio.ensure_future(self._live())
         for via, queue in self._queues.items():
             if via in told:
@@ -374,7 +357,7 @@ class NotificationQueues:
                 self._log(f"alert.dropped via={via} waiting={queue.qsize()}")
 
     async def delivered(self, limit_s: float) -> bool:
-        """Wait until all that was handed over is told or given up; False: it took too long."""
+        """Wait until every queued notice is sent or given up. Return False where that takes too long."""
         try:
             async with asyncio.timeout(limit_s):
                 for queue in self._queues.values():
@@ -384,7 +367,7 @@ class NotificationQueues:
         return True
 
     async def end(self, *, hurry: bool = False) -> None:
-        """What is under way gets a few seconds."""
+        """Stop the tasks; notices under way get a few seconds."""
         try:
             if not hurry:
                 await self.delivered(GRACE_S)
@@ -397,16 +380,16 @@ class NotificationQueues:
 
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for courier in self._couriers:
-                tasks.create_task(self._walk(courier))
+            for notifier in self._notifiers:
+                tasks.create_task(self._walk(notifier))
 
-    async def _walk(self, courier: Notifier) -> None:
-        queue = self._queues[courier.via]
+    async def _walk(self, notifier: Notifier) -> None:
+        queue = self._queues[notifier.via]
         while True:
             notice = await queue.get()
             try:
-                error = await courier.send(notice)
+                error = await notifier.send(notice)
             except Exception as failure:
                 error = type(failure).__name__
-            await self._done(notice, courier.via, error)
+            await self._done(notice, notifier.via, error)
             queue.task_done()

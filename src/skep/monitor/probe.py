@@ -1,6 +1,6 @@
-"""One probe of one target: who else is there, a warm-up that is kept as the cold run, then the timed hot runs.
+"""One probe of one target: read its load, send a first request (the cold run), then the timed hot runs.
 
-Whatever goes wrong becomes a probe that failed, with one word and one line; nothing but being broken off is raised.
+Any failure becomes a failed probe with an error kind and one line of text; only cancellation is raised.
 Uses the load generator's own sender: times are those of network reads, tokens come from `usage`.
 """
 
@@ -69,7 +69,7 @@ _TOKENS = (
 
 @dataclass(frozen=True, slots=True)
 class TargetLoad:
-    """None: the target does not tell."""
+    """The load of a target. None: the target does not report it."""
 
     running: int | None = None
     waiting: int | None = None
@@ -82,7 +82,7 @@ class TargetLoad:
 
 
 async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
-    """From `/metrics`, else from llama.cpp's `/slots`. Raises nothing for a target that has neither."""
+    """Read the load from `/metrics`, else from llama.cpp's `/slots`; empty where a target has neither."""
     try:
         answer = await fetch(pool, "GET", "/metrics", headers=dict(headers), timeout_s=ASK_S)
         load = load_of(parse_counters(answer.body.decode("utf-8", "replace"))) if answer.status == 200 else TargetLoad()
@@ -96,7 +96,7 @@ async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
 
 
 async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
-    """When one's own requests have ended: a slot that is not yet given back must not pass for somebody else."""
+    """Read the load after one's own requests: wait a moment for their slots to be released."""
     load = await read_load(pool, headers)
     for _ in range(LOOKS - 1):
         if not load.busy:
@@ -117,14 +117,14 @@ def load_of(counters: Mapping[str, float]) -> TargetLoad:
 
 
 def count_busy(slots: object) -> int | None:
-    """llama.cpp's `/slots`: how many are processing. None where the answer is something else."""
+    """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list."""
     if not isinstance(slots, list):
         return None
     return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
 
 
 def other_requests(before: TargetLoad, after: TargetLoad, own_tokens: int | None) -> tuple[int | None, int | None]:
-    """Requests of others that ran and waited, at most. `own_tokens`: None where not all of them are known."""
+    """Return the most requests of others that ran and waited. `own_tokens` is None where not all are known."""
     running, waiting = _most(before.running, after.running), _most(before.waiting, after.waiting)
     if not running and own_tokens is not None and before.tokens_total is not None and after.tokens_total is not None:
         others = after.tokens_total - before.tokens_total - own_tokens
@@ -146,9 +146,9 @@ _SANE = (1.0, 12.0)  # characters to a token
 
 
 class Lengths:
-    """How long a target counts prompts to be, learnt from the answers to those that were sent.
+    """Characters per token of a target, learnt from the token counts in its answers.
 
-    No request is made for it: a count of its own would warm up what is to be found cold.
+    No request is sent for it: that would warm up a target that is to be measured cold.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Lengths:
         self.calibration = TokenCalibration()
 
     def learn(self, prompt: Prompt, tokens: int | None) -> None:
-        """A count that cannot be is not believed."""
+        """Take a token count, unless it is implausible."""
         if not tokens or not _SANE[0] <= len(prompt.text) / tokens <= _SANE[1]:
             return
         self._counted.append((prompt.text, tokens))
@@ -164,7 +164,7 @@ class Lengths:
 
 
 class FreshPrompts:
-    """Each begins with a tag of its own. `nonce` is another one at each probe."""
+    """Prompts that no cache has seen: each begins with a tag of its own. `nonce` differs at each probe."""
 
     def __init__(self, tokens: int, nonce: str, lengths: Lengths) -> None:
         self._tokens = tokens
@@ -172,7 +172,7 @@ class FreshPrompts:
         self._lengths = lengths
 
     def next(self) -> Prompt:
-        """Of the length asked for, or of the shortest that a prompt can have."""
+        """Return a prompt of the length asked for, or the shortest possible one."""
         known = self._lengths.calibration
         fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / known.chars_per_token + known.overhead_tokens)
         return next(
@@ -211,7 +211,7 @@ class ProbeMeter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProbeMachine:
-    """What this machine can tell while a target of its own is probed."""
+    """Readers of this machine's GPUs and power, for a target that runs on it."""
 
     nvidia: Callable[[], NvidiaReport] = read_nvidia
     meter: Callable[[], ProbeMeter | None] = open_meter
@@ -219,7 +219,7 @@ class ProbeMachine:
 
 @dataclass(slots=True)
 class _ProbeState:
-    """What is known so far, whatever happens next."""
+    """The results of a probe so far, kept where it fails later."""
 
     endpoint: Endpoint | None = None
     before: TargetLoad = field(default_factory=TargetLoad)

@@ -1,4 +1,4 @@
-"""Quiet hours: when they are, and what of the alerts waits for their end. Knows no clock and tells nobody."""
+"""Quiet hours: decide which notices wait for their end. Knows no clock and sends nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ What = Literal["opened", "closed", "passed"]
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What is to be told. `passed`: several that came and went unseen, told together."""
+    """A notice to send. `passed`: alerts that opened and closed in quiet hours, sent together."""
 
     what: What
     alerts: tuple[Alert, ...]
@@ -55,18 +55,18 @@ class QuietHoursPolicy:
         return [Notification("closed", (alert,))]
 
     def stored(self, alert: Alert) -> bool:
-        """It has a number now. False: it is not among those held back."""
+        """Replace a held alert by the stored one, which has an id. Return False where it is not held."""
         held = _identity(alert) in self._opened
         if held:
             self._opened[_identity(alert)] = alert
         return held
 
     def passed(self, alert: Alert) -> None:
-        """It came and went while nobody could be told, before this process began."""
+        """Hold an alert that opened and closed before this process started, without a notice."""
         self._passed.append(alert)
 
     def release(self, now: float) -> list[Notification]:
-        """What was held back, once the quiet hours are over."""
+        """Return the held notices, once the quiet hours are over."""
         if self.quiet(now):
             return []
         words = [Notification("passed", tuple(self._passed))] if self._passed else []

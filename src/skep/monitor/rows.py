@@ -132,17 +132,8 @@ def alert_row(alert: Alert) -> tuple[Any, ...]:
 
 
 def alert_of(row: Row) -> Alert:
-    return Alert(
-        rule=AlertRule(row["rule"]),
-        target=row["target"],
-        opened_at=row["opened_at"],
-        message=row["message"],
-        value=row["value"],
-        limit=row["limit_value"],
-        closed_at=row["closed_at"],
-        closed_because=row["because"],
-        id=row["id"],
-    )
+    names = ("target", "opened_at", "message", "value", "limit_value", "closed_at", "because", "id")
+    return Alert(AlertRule(row["rule"]), *(row[name] for name in names))
 
 
 def change_row(series_id: int, change: SeriesChange) -> tuple[Any, ...]:
@@ -154,18 +145,8 @@ def change_row(series_id: int, change: SeriesChange) -> tuple[Any, ...]:
 
 
 def change_of(row: Row) -> SeriesChange:
-    return SeriesChange(
-        key=key_of(row),
-        at=row["at"],
-        between=(row["earliest_at"], row["latest_at"]),
-        before=row["median_before"],
-        after=row["median_after"],
-        ratio_low=row["ratio_low"],
-        ratio_high=row["ratio_high"],
-        count_before=row["count_before"],
-        count_after=row["count_after"],
-        because=row["because"],
-    )
+    between = (row["earliest_at"], row["latest_at"])
+    return SeriesChange(key_of(row), row["at"], between, *(row[name] for name in CHANGE_COLUMNS[4:]))
 
 
 def _named(row: Row) -> dict[str, Any]:

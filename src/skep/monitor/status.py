@@ -6,7 +6,7 @@ Reads the store and nothing else; times are arguments. `skep monitor status`, th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -109,16 +109,7 @@ class TargetStatus:
 
 
 def alert_document(alert: Alert) -> dict[str, Any]:
-    return {
-        "rule": str(alert.rule),
-        "target": alert.target,
-        "opened_at": alert.opened_at,
-        "message": alert.message,
-        "value": alert.value,
-        "limit": alert.limit,
-        "closed_at": alert.closed_at,
-        "closed_because": alert.closed_because,
-    }
+    return {name: value for name, value in asdict(alert).items() if name != "id"} | {"rule": str(alert.rule)}
 
 
 def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[TargetStatus]:

@@ -30,7 +30,7 @@ WARM_AFTER_S = 2.0  # the first page comes before the pictures' engine
 
 def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Starlette:
     """`app.state.live` is its reader of the hive: closing it ends every stream."""
-    door = auth.Authenticator(site)
+    authenticator = auth.Authenticator(site)
     reader = live or Live(site)
 
     @contextlib.asynccontextmanager
@@ -54,8 +54,13 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         return problem(site, error, as_json=as_json)
 
     app = Starlette(
-        routes=[*_page_routes(site, reader), *auth.routes(site, door), *notes.routes(site), *_plain_routes(site)],
-        middleware=[Middleware(AccessMiddleware, site=site, door=door)],
+        routes=[
+            *_page_routes(site, reader),
+            *auth.routes(site, authenticator),
+            *notes.routes(site),
+            *_plain_routes(site),
+        ],
+        middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
         exception_handlers={HTTPException: refuse, SkepError: refuse},
         lifespan=running,
     )

@@ -131,21 +131,21 @@ class Authenticator:
         return ends > self._site.clock() and self._keys.accepts(spec)
 
 
-def routes(site: Site, door: Authenticator) -> list[BaseRoute]:
+def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
     async def show(request: Request) -> Response:
         wanted = way_back(request.query_params.get("next"))
         return (
             RedirectResponse(wanted, 303)
-            if door.is_admitted(request.headers.raw, source_of(request))
+            if authenticator.is_admitted(request.headers.raw, source_of(request))
             else login_page(site, wanted)
         )
 
     async def enter(request: Request) -> Response:
         form = await form_of(request)
         source = source_of(request)
-        wanted, token = way_back(form.get("next")), door.enter(form.get("key", "").strip(), source)
+        wanted, token = way_back(form.get("next")), authenticator.enter(form.get("key", "").strip(), source)
         if token is None:
-            wait_s = math.ceil(door.wait_s(source))
+            wait_s = math.ceil(authenticator.wait_s(source))
             if not wait_s:
                 return login_page(site, wanted, "That key does not open this dashboard.")
             refused = login_page(site, wanted, f"Too many wrong keys came from there: try again in {wait_s} s.", 429)
@@ -159,16 +159,12 @@ def routes(site: Site, door: Authenticator) -> list[BaseRoute]:
         return answer
 
     async def leave(request: Request) -> Response:
-        door.leave(request.headers.raw)
+        authenticator.leave(request.headers.raw)
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return answer
 
-    return [
-        Route("/login", show),
-        Route("/login", enter, methods=["POST"]),
-        Route("/logout", leave, methods=["POST"]),
-    ]
+    return [Route("/login", show), Route("/login", enter, methods=["POST"]), Route("/logout", leave, methods=["POST"])]
 
 
 def login_page(site: Site, wanted: str, wrong: str = "", status: int = 401) -> Response:

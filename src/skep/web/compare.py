@@ -33,7 +33,7 @@ from skep.web.context import Site
 from skep.web.history_data import all_targets, chosen_key, first_moment, known_target, simulated_share, with_steps
 from skep.web.history_parts import simulated_words, track_of, value_text, window_links
 from skep.web.history_query import HistoryQuery, in_order, in_words, key_of, read_query, series_of
-from skep.web.layout import PLACE, downloads, page, streamed, void
+from skep.web.layout import PLACE, downloads, head_row, page, streamed, void
 from skep.web.pictures import Pictures, body_of
 from skep.web.responses import csv_answer, json_answer
 
@@ -212,23 +212,8 @@ def document(site: Site, store: Store, asked: HistoryQuery) -> dict[str, Any]:
 
 
 def _pair_document(pair: TargetComparison) -> dict[str, Any]:
-    rows_told = [
-        {
-            "heat": row.heat.value,
-            "shape": row.shape.value,
-            "concurrency": row.concurrency,
-            "metric": row.metric.value,
-            "unit": row.metric.unit,
-            "a": row.versus.a,
-            "b": row.versus.b,
-            "ratio": row.versus.ratio,
-            "judgement": row.versus.judgement.value,
-            "sentence": row.sentence,
-        }
-        for row in pair.rows
-    ]
     sides = {"a": pair.a, "b": pair.b, "model_a": pair.model_a, "model_b": pair.model_b}
-    return {**sides, "same_model": pair.same_model, "rows": rows_told}
+    return {**sides, "same_model": pair.same_model, "rows": [row.document() for row in pair.rows]}
 
 
 def target_rows(site: Site, store: Store, asked: HistoryQuery) -> Iterator[tuple[Any, ...]]:
@@ -334,7 +319,7 @@ def _pair(pair: TargetComparison, place: int) -> Markup:
     if not pair.rows:
         return section(f"pair{place}", title, tag("p", text("They have no figure in common yet."), class_="below"))
     names = ("Kind of run", pair.a, pair.b, "Ratio, 95 %", "Ranges", "CV", f"{pair.b} is")  # fmt: skip
-    head = tag("tr", *(tag("th", text(name), scope="col") for name in names))
+    head = head_row(names)
     below = f"Ratio: median of {pair.b} over that of {pair.a}. CV: spread over mean, of {pair.a} and {pair.b}."
     models = {pair.model_a, pair.model_b} - {None}
     if pair.same_model is False:
@@ -425,11 +410,7 @@ def routes(site: Site) -> list[BaseRoute]:
             rows = list(target_rows(site, store, asked)) if store else []
         return csv_answer("compare", TARGET_CSV_COLUMNS, rows)
 
-    return [
-        Route("/compare", show),
-        Route("/api/compare.json", as_json),
-        Route("/api/compare.csv", as_csv),
-    ]
+    return [Route("/compare", show), Route("/api/compare.json", as_json), Route("/api/compare.csv", as_csv)]
 
 
 def _asked(store: Store | None, asked: HistoryQuery) -> HistoryQuery:

@@ -61,12 +61,7 @@ class Site:
 
 
 def make_site(
-    paths: Paths,
-    *,
-    host: str,
-    public: bool = False,
-    api_key: str | None = None,
-    clock: Callable[[], float] = time.time,
+    paths: Paths, *, host: str, public: bool = False, api_key: str | None = None, clock: Callable[[], float] = time.time
 ) -> Site:
     """The gateway's rule: beyond loopback a key is wanted. Raises UserError where there is none.
 

@@ -219,18 +219,8 @@ def history_document(history: SeriesHistory) -> dict[str, Any]:
 
 
 def change_document(change: SeriesChange) -> dict[str, Any]:
-    return {
-        "series": str(change.key),
-        "at": change.at,
-        "between": change.between,
-        "before": change.before,
-        "after": change.after,
-        "ratio": change.ratio,
-        "ratio_low": change.ratio_low,
-        "ratio_high": change.ratio_high,
-        "worse": change.worse,
-        "because": change.because,
-    }
+    names = ("at", "between", "before", "after", "ratio", "ratio_low", "ratio_high", "worse", "because")
+    return {"series": str(change.key), **{name: getattr(change, name) for name in names}}
 
 
 def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
@@ -306,11 +296,7 @@ def routes(site: Site) -> list[BaseRoute]:
             rows = [row for view in _views(site, store, asked) for row in csv_rows(view)]
         return csv_answer("history", CSV_COLUMNS, rows)
 
-    return [
-        Route("/history", show),
-        Route("/api/history.json", as_json),
-        Route("/api/history.csv", as_csv),
-    ]
+    return [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
 
 
 def _frame(

@@ -14,7 +14,7 @@ from skep.report.ticks import when, zone_name
 from skep.units import UNKNOWN, milliseconds, number, percent
 from skep.web.history_data import HostLine, IdleRow, TargetHistory
 from skep.web.history_query import ALL, WINDOWS, HistoryQuery, day_text, in_words, series_of
-from skep.web.layout import void
+from skep.web.layout import head_row, void
 
 _MOST_ROWS = 300  # of the table behind a picture
 _MOST_FLAGS = 60
@@ -91,14 +91,7 @@ def history_figure(
     if drawn.empty:
         body = tag("p", text("nothing was measured in this window"), class_="empty")
         return tag("figure", caption, body, class_="wide")
-    return tag(
-        "figure",
-        caption,
-        series_picture(drawn, name),
-        legend(drawn),
-        data_table(history, title),
-        class_="wide",
-    )
+    return tag("figure", caption, series_picture(drawn, name), legend(drawn), data_table(history, title), class_="wide")
 
 
 def picture_of(
@@ -143,7 +136,7 @@ def data_table(history: SeriesHistory, title: str) -> Markup:
     """For those who read rather than look; the newest rows, and where all are."""
     metric = history.key.metric
     if history.points:
-        head = _head("When", "Value", left=("When",))
+        head = head_row(("When", "Value"), ("When",))
         newest = history.points[: -_MOST_ROWS - 1 : -1]
         rows = [
             _row(
@@ -156,7 +149,7 @@ def data_table(history: SeriesHistory, title: str) -> Markup:
         ]
         total = len(history.points)
     else:
-        head = _head("From", "Median", "p10", "p90", "Lowest", "Highest", "Samples", left=("From",))
+        head = head_row(("From", "Median", "p10", "p90", "Lowest", "Highest", "Samples"), ("From",))
         rows = [
             _row(
                 [
@@ -192,7 +185,7 @@ def stats_table(history: SeriesHistory) -> Markup | None:
     below = coverage_words(history.coverage)
     return join(
         [
-            table("How it lies and spreads", [_head(*names, left=("Last",))], rows),
+            table("How it lies and spreads", [head_row(names, ("Last",))], rows),
             tag("p", text(f"{below} MAD: median distance from the median. CV: spread over mean."), class_="below"),
         ]
     )
@@ -226,7 +219,7 @@ def changes_table(changes: Iterable[SeriesChange]) -> Markup | None:
     if not rows:
         return None
     names = ("When", "Size", "95 %", "Before", "After", "Samples", "It lies between", "What happened then")
-    return table("Changes", [_head(*names, left=("When", "What happened then"))], rows)
+    return table("Changes", [head_row(names, ("When", "What happened then"))], rows)
 
 
 def events_table(events: Sequence[MonitorEvent], around: Mapping[int, str]) -> Markup | None:
@@ -243,7 +236,7 @@ def events_table(events: Sequence[MonitorEvent], around: Mapping[int, str]) -> M
         for place, event in reversed(list(enumerate(events, 1)))
     ]
     names = ("No", "When", "Kind", "What happened", "Target")
-    drawn = table("Events", [_head(*names, left=names)], rows[:_MOST_ROWS]) if rows else None
+    drawn = table("Events", [head_row(names, names)], rows[:_MOST_ROWS]) if rows else None
     return drawn and tag("div", drawn, class_="stacked")
 
 
@@ -254,7 +247,7 @@ def _said(words: str | None) -> Markup | None:
 def alerts_table(alerts: Sequence[Alert]) -> Markup | None:
     names = ("Opened", "Closed", "Rule", "What was wrong", "Why it was closed")
     rows = [_alert_row(alert) for alert in alerts[:_MOST_ROWS]]
-    drawn = table("Alerts", [_head(*names, left=names)], rows) if rows else None
+    drawn = table("Alerts", [head_row(names, names)], rows) if rows else None
     return drawn and tag("div", drawn, class_="stacked")
 
 
@@ -278,7 +271,7 @@ def idle_table(rows: Sequence[IdleRow], metric: SeriesMetric) -> Markup | None:
         for one in rows
     ]
     names = ("Idle before it", "Median", "Lowest", "Highest", "n")
-    return table("Cold runs by idle time", [_head(*names, left=names[:1])], drawn)
+    return table("Cold runs by idle time", [head_row(names, names[:1])], drawn)
 
 
 def host_figures(view: TargetHistory) -> Markup | None:
@@ -341,10 +334,6 @@ def _option(value: str, words: str, chosen: str) -> Markup:
 
 def _field(label: str, name: str, options: Sequence[Markup]) -> Markup:
     return tag("label", text(f"{label} "), tag("select", join(options), name=name))
-
-
-def _head(*names: str, left: Sequence[str] = ()) -> Markup:
-    return tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None) for name in names))
 
 
 def _row(cells: Sequence[str]) -> Markup:

@@ -6,7 +6,7 @@ Nothing inline runs: scripts and style sheets are files of the package, and the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from starlette.responses import HTMLResponse, StreamingResponse
@@ -78,6 +78,11 @@ def void(name: str, /, **attributes: str | None) -> Markup:
     return trusted(f"<{name}{written}>")
 
 
+def head_row(names: Sequence[str], left: Sequence[str] = ()) -> Markup:
+    """Return the header row of a table. Columns of words, named in `left`, are set to the left."""
+    return tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None) for name in names))
+
+
 def downloads(name: str, query: str = "") -> Markup:
     """Links to what is on screen as JSON and CSV, with the same query string."""
     end = f"?{query}" if query else ""
@@ -103,10 +108,7 @@ def _head(title: str, scripts: tuple[str, ...], styles: tuple[str, ...]) -> Mark
 
 def _header(site: Site, current: str) -> Markup:
     links = join(
-        tag(
-            "li",
-            tag("a", text(title), href=address, aria_current="page" if name == current else None, data_key=key),
-        )
+        tag("li", tag("a", text(title), href=address, aria_current="page" if name == current else None, data_key=key))
         for name, address, title, key in PAGES
     )
     home = tag("a", trusted(_MARK), tag("b", text("skep")), href="/", class_="mark", aria_label="skep, now")

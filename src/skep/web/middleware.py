@@ -43,8 +43,8 @@ _READING = ("GET", "HEAD")
 class AccessMiddleware:
     """ASGI middleware; the outermost one."""
 
-    def __init__(self, app: ASGIApp, site: Site, door: Authenticator) -> None:
-        self.app, self._site, self._door = app, site, door
+    def __init__(self, app: ASGIApp, site: Site, authenticator: Authenticator) -> None:
+        self.app, self._site, self._authenticator = app, site, authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,7 +68,7 @@ class AccessMiddleware:
             elif self._site.guarded and not _is_open(request):
                 headers = request.headers.raw
                 await answer_while(
-                    lambda: self._door.is_still_admitted(headers), self.app, scope, receive, send_guarded
+                    lambda: self._authenticator.is_still_admitted(headers), self.app, scope, receive, send_guarded
                 )
             else:
                 await self.app(scope, receive, send_guarded)
@@ -96,16 +96,18 @@ class AccessMiddleware:
         if request.method not in _READING:
             if site.public:
                 return self._say(request, 405, "this dashboard is read-only")
-            if not (same_origin(headers) or (site.guarded and self._door.has_key(headers.raw, source_of(request)))):
+            if not (
+                same_origin(headers) or (site.guarded and self._authenticator.has_key(headers.raw, source_of(request)))
+            ):
                 return self._say(request, 403, "forms are taken from this dashboard's own pages only")
-        if not _is_open(request) and not self._door.is_admitted(headers.raw, source_of(request)):
+        if not _is_open(request) and not self._authenticator.is_admitted(headers.raw, source_of(request)):
             return self._unknown(request)
         return None
 
     def _unknown(self, request: Request) -> Response:
         if wants_json(request) or request.method not in _READING:
             error = {"message": "an API key is wanted", "hint": "send it as `Authorization: Bearer KEY`"}
-            wait_s = math.ceil(self._door.wait_s(source_of(request)))
+            wait_s = math.ceil(self._authenticator.wait_s(source_of(request)))
             if wait_s:
                 error = {"message": "too many wrong keys came from there", "hint": f"try again in {wait_s} s"}
             answer = json_answer({"error": error}, 429 if wait_s else 401)

@@ -12,6 +12,7 @@ from skep.report.charts import spread
 from skep.report.markup import Markup, banner, card, figure, join, section, table, tag, text
 from skep.report.ticks import tick_number, value_scale
 from skep.units import GIB, UNKNOWN, milliseconds, moment, number
+from skep.web.layout import head_row
 from skep.web.plan_measured import MOST_DRAWN, MeasuredRun
 
 Axis = Callable[[float], float]
@@ -378,8 +379,7 @@ def _memory(plan: Document, letter: str, places: Mapping[str, int]) -> Markup:
 
 def _layouts(plans: Sequence[Document], agents: int) -> Markup:
     names = ("", "Layout", "Rig", "KV", "Slots", "Context", "tok/s", "low", "high", "each", "first token")
-    left = names[:4]
-    head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None) for name in names))
+    head = head_row(names, names[:4])
     rows = []
     for place, plan in enumerate(plans):
         at = _at(plan, agents)
@@ -400,8 +400,7 @@ def _measured(measured: Sequence[MeasuredRun]) -> Markup:
         said = "None is stored. After `skep bench sweep` on this model its points stand beside the curve."
         return tag("p", text(said), class_="below")
     names = ("When", "Machine", "Engine", "best tok/s", "at C", "TTFT p50, C = 1")
-    head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if i < 3 else None)
-                       for i, name in enumerate(names)))  # fmt: skip
+    head = head_row(names, names[:3])
     rows = []
     for one in measured:
         best = max(one.points, key=lambda point: point.effective_tok_s)

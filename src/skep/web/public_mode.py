@@ -1,6 +1,6 @@
-"""What a public dashboard may read at all. Pages need not remember it: the connection itself does not have the rest.
+"""The columns that a public dashboard may read. Its connection to the store does not have the others.
 
-Temporary views stand before the tables of the same names, for this connection only.
+For this connection only, temporary views replace the tables of the same names.
 """
 
 from __future__ import annotations
@@ -81,12 +81,7 @@ HIDDEN_COLUMNS: dict[str, dict[str, str]] = {
     "targets": {
         "document": "json_set(document, '$.url', '', '$.key_env', NULL, '$.model', public_name(document ->> '$.model'))"
     },
-    "probes": {
-        "error": _FAILED,
-        "model": _MODEL,
-        "host": _document("host"),
-        "versions": _document("versions"),
-    },
+    "probes": {"error": _FAILED, "model": _MODEL, "host": _document("host"), "versions": _document("versions")},
     "samples": {"error": _FAILED},
     "events": {
         "text": "iif(kind = 'down' OR names_place(text), kind, text)",

@@ -22,6 +22,10 @@ from skep.web.context import Site
 from skep.web.layout import page
 
 
+class NotFound(UserError):
+    """A run or a tuning that is not in the store. Answered with 404."""
+
+
 def json_answer(document: Any, status: int = 200) -> Response:
     return Response(json_text(document) + "\n", status_code=status, media_type="application/json")
 
@@ -51,7 +55,7 @@ def problem(site: Site, error: SkepError, *, status: int | None = None, as_json:
     message, hint = error.message, error.hint
     if site.public and not ours:
         message, hint = "this cannot be shown right now", None
-    code = status or (400 if ours else 500)
+    code = status or (404 if isinstance(error, NotFound) else 400 if ours else 500)
     if as_json:
         return json_answer({"error": {"message": message, "hint": hint}}, code)
     return plain_problem(site, message, hint, code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -22,9 +22,9 @@ from skep.store.records import Request as StoredRequest
 from skep.store.records import RunState, StoredRun
 from skep.units import UNKNOWN, milliseconds, moment, number, shortened
 from skep.web.context import Site
-from skep.web.layout import downloads, page
+from skep.web.layout import downloads, head_row, page
 from skep.web.pictures import MOST_COMPARED, Pictures, fetched, report_parts, svg_answer
-from skep.web.responses import csv_answer, json_answer, problem, wants_json
+from skep.web.responses import NotFound, csv_answer, json_answer
 from skep.web.run_cache import PATIENCE_S, RunCache, RunFigures, engine_of, layout_of, machine_of
 from skep.web.runs_list import (
     COLUMNS,
@@ -149,10 +149,7 @@ def requests_body(run: StoredRun, rows: Sequence[StoredRequest], query: QueryPar
     if any(not row.ok for row in rows):
         ways.append(tag("a", text("failed"), href=f"{here}?failed=yes", aria_current="true" if failed else None))
     back = tag("p", tag("a", text(f"← run {run.id}"), href=f"/runs/{run.id}"), class_="where")
-    left = ("task", "end", "asked and answered")
-    head = tag(
-        "tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None) for name in _RUN_HEAD)
-    )
+    head = head_row(_RUN_HEAD, ("task", "end", "asked and answered"))
     body = [_row(row, site) for row in shown]
     made = table(f"{len(found)} requests", [head], body)
     listed = tag("div", made, class_="stacked") if body else tag("p", text("None."), class_="empty")
@@ -209,13 +206,8 @@ def not_drawn(error: UserError) -> Markup:
     return section("nothing", "Nothing to draw", tag("p", text(error.message)), tag("p", text(error.hint or "")))
 
 
-Handler = Callable[[Request], Response]
 SCRIPTS, STYLES = ("runs.js",), ("runs.css",)
 _HEAD = ("", "When", "Model", "Kind", "Best tok/s", "TTFT p50, C = 1", "Failed", "Requests", "Where")
-
-
-class NoSuchRun(UserError):
-    """Told with 404, in the words of the store."""
 
 
 class RunsPages:
@@ -371,7 +363,7 @@ class RunsPages:
                     raise UserError("there are no runs yet")
                 run = self.book.run(store, name)
             except UserError as error:
-                raise NoSuchRun(error.message, hint=error.hint) from None
+                raise NotFound(error.message, hint=error.hint) from None
             yield store, run
 
     def _report(self, store: Store, run: StoredRun) -> str | None:
@@ -384,8 +376,7 @@ class RunsPages:
         if not found.runs:
             return tag("p", text("No run is like that."), class_="empty")
         left = ("", "When", "Model", "Kind", "Where")
-        head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None)
-                           for name in _HEAD))  # fmt: skip
+        head = head_row(_HEAD, left)
         made = table(f"Stored runs, {SORTS[found.asked.sort]}", [head], [rows])
         button = tag("button", text("Compare"), data_compare="")
         keys = (tag("kbd", text(key)) for key in ("Space", "↑", "↓", "Enter"))
@@ -422,16 +413,6 @@ def _aside(found: RunListing) -> Markup:
     return tag("p", *said, class_="below")
 
 
-def _told(site: Site, handler: Handler) -> Handler:
-    def handle(request: Request) -> Response:
-        try:
-            return handler(request)
-        except NoSuchRun as error:
-            return problem(site, error, status=404, as_json=wants_json(request))
-
-    return handle
-
-
 def routes(site: Site) -> list[BaseRoute]:
     pages = RunsPages(site)
     return [
@@ -440,13 +421,13 @@ def routes(site: Site) -> list[BaseRoute]:
         Route("/runs/rows", pages.rows),
         Route("/runs/compare", pages.compare),
         Route("/runs/compare.svg", pages.comparison),
-        Route("/runs/{id}", _told(site, pages.one)),
-        Route("/runs/{id}/body", _told(site, pages.body)),
-        Route("/runs/{id}/report.html", _told(site, pages.report)),
-        Route("/runs/{id}/picture.svg", _told(site, pages.picture)),
-        Route("/runs/{id}/requests", _told(site, pages.requests)),
+        Route("/runs/{id}", pages.one),
+        Route("/runs/{id}/body", pages.body),
+        Route("/runs/{id}/report.html", pages.report),
+        Route("/runs/{id}/picture.svg", pages.picture),
+        Route("/runs/{id}/requests", pages.requests),
         Route("/api/runs.json", pages.as_json),
         Route("/api/runs.csv", pages.as_csv),
-        Route("/api/run.json", _told(site, pages.run_json)),
-        Route("/api/run.csv", _told(site, pages.run_csv)),
+        Route("/api/run.json", pages.run_json),
+        Route("/api/run.csv", pages.run_csv),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,9 +31,9 @@ from skep.tuner.summary import (
 )
 from skep.units import moment, number, seconds, shortened
 from skep.web.context import Site
-from skep.web.layout import downloads, page
+from skep.web.layout import downloads, head_row, page
 from skep.web.pictures import svg_answer
-from skep.web.responses import csv_answer, json_answer, problem, wants_json
+from skep.web.responses import NotFound, csv_answer, json_answer
 from skep.web.runs_list import labelled, minute
 
 MOST = 200  # that the page lists; JSON and CSV have all
@@ -108,8 +108,7 @@ def _section(place: int, group: Sequence[TuningEntry], site: Site) -> Markup:
     if tuning.simulated:
         story = banner("simulated", "Simulated", "No model ran: the rig is a prediction with noise.")
         title += " (simulated)"
-    head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in _LEFT else None) for name in _HEAD))
-    made = table(f"Tunings of {title}", [head], [_row(one) for one in group])
+    made = table(f"Tunings of {title}", [head_row(_HEAD, _LEFT)], [_row(one) for one in group])
     return section(f"group-{place}", title, story, tag("div", made, class_="stacked"))
 
 
@@ -140,17 +139,12 @@ def _row(one: TuningEntry) -> Markup:
     )
 
 
-Handler = Callable[[Request], Response]
 SCRIPTS, STYLES = ("tuning.js",), ("runs.css",)
 STAGE_COLUMNS = (
     "number", "change", "decision", "why", "figure", "figure_low", "figure_high", "ratio", "ratio_low", "ratio_high",
     "predicted_ratio", "ttft_ms", "tpot_ms", "starts", "readings", "seconds", "failure", "log_line", "remedy",
 )  # fmt: skip
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-
-
-class NoSuchTuning(UserError):
-    """Told with 404, in the words of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +266,7 @@ class TuningPages:
                 tunings = TuningStore(store)
                 kept = tunings.find(request.path_params["id"])
             except UserError as error:
-                raise NoSuchTuning(error.message, hint=error.hint) from None
+                raise NotFound(error.message, hint=error.hint) from None
             shown = replace(kept.tuning, model=self.site.label(kept.tuning.model))
             curve = curve_of(tunings.answers(kept.id, "curve"))
             yield TuningDetails(replace(kept, tuning=shown), tunings.stages(kept.id), curve)
@@ -307,31 +301,21 @@ def _empty() -> Markup:
     said = (
         text("Nothing was tuned yet. "),
         tag("code", text("skep tune MODEL")),
-        text(" climbs; it appears here by itself."),
+        text(" starts a tuning; it appears here by itself."),
     )
     return tag("p", *said, class_="empty")
-
-
-def _told(site: Site, handler: Handler) -> Handler:
-    def handle(request: Request) -> Response:
-        try:
-            return handler(request)
-        except NoSuchTuning as error:
-            return problem(site, error, status=404, as_json=wants_json(request))
-
-    return handle
 
 
 def routes(site: Site) -> list[BaseRoute]:
     pages = TuningPages(site)
     return [
         Route("/tuning", pages.listing),
-        Route("/tuning/{id}", _told(site, pages.one)),
-        Route("/tuning/{id}/body", _told(site, pages.body)),
-        Route("/tuning/{id}/report.html", _told(site, pages.report)),
-        Route("/tuning/{id}/picture.svg", _told(site, pages.picture)),
+        Route("/tuning/{id}", pages.one),
+        Route("/tuning/{id}/body", pages.body),
+        Route("/tuning/{id}/report.html", pages.report),
+        Route("/tuning/{id}/picture.svg", pages.picture),
         Route("/api/tuning.json", pages.as_json),
         Route("/api/tuning.csv", pages.as_csv),
-        Route("/api/tuning/{id}.json", _told(site, pages.one_json)),
-        Route("/api/tuning/{id}.csv", _told(site, pages.one_csv)),
+        Route("/api/tuning/{id}.json", pages.one_json),
+        Route("/api/tuning/{id}.csv", pages.one_csv),
     ]
