@@ -5,8 +5,6 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-import pytest
-
 from skep.monitor import prometheus
 from skep.monitor.prometheus import MOST_SERIES, NAMES
 from skep.monitor.records import (
@@ -21,20 +19,12 @@ from skep.monitor.records import (
     ProbeShape,
     ProbeTarget,
 )
-from skep.monitor.store import SeriesStore
-from skep.store.database import open_store
 
 NOW = 1_794_700_000.0
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
 SAMPLE = re.compile(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (-?[0-9.]+(?:e[+-]?[0-9]+)?)")
-
-
-@pytest.fixture
-def series(tmp_path):
-    with open_store(tmp_path / "skep.sqlite3") as store:
-        yield SeriesStore(store)
 
 
 def parsed(text):

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 
-import pytest
-
 from skep.monitor import export
 from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
 from skep.monitor.records import (
@@ -20,17 +18,10 @@ from skep.monitor.records import (
     SeriesMetric,
 )
 from skep.monitor.store import SeriesStore
-from skep.store.database import open_store
 
 NOW = 1_794_700_000.0
 BOX = ProbeTarget("box", "http://127.0.0.1:1")
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "skep.sqlite3") as store:
-        yield store
 
 
 def fill(store, count=3, **fields):

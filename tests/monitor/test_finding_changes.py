@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
 from skep.monitor.changes import SETTLED_S, WINDOW_S, find_changes
 from skep.monitor.records import (
     DAY_S,
@@ -19,18 +17,10 @@ from skep.monitor.records import (
     SeriesKey,
     SeriesMetric,
 )
-from skep.monitor.store import SeriesStore
-from skep.store.database import open_store
 
 START = 20_000 * DAY_S
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 STEP_S = 6 * HOUR_S  # few probes over a long time
-
-
-@pytest.fixture
-def series(tmp_path):
-    with open_store(tmp_path / "skep.sqlite3") as store:
-        yield SeriesStore(store)
 
 
 def add(series, values, first=0):

@@ -25,18 +25,10 @@ from skep.monitor.records import (
     SeriesPoint,
     SpanKind,
 )
-from skep.monitor.store import SeriesStore
-from skep.store.database import open_store
 
 START = datetime(2026, 10, 24, tzinfo=UTC).timestamp()
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 COLD = SeriesKey("box", Heat.COLD, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
-
-
-@pytest.fixture
-def series(tmp_path):
-    with open_store(tmp_path / "skep.sqlite3") as store:
-        yield SeriesStore(store)
 
 
 def add(series, values, *, target="box", start=START, heats=(Heat.HOT,), every_s=HOUR_S, **probed):

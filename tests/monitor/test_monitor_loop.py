@@ -47,12 +47,6 @@ ALL = (float("-inf"), float("inf"))
 BOX = ProbeTarget("box", "http://127.0.0.1:1", every_s=HOUR, added_at=NOON)
 
 
-@pytest.fixture
-def series(tmp_path):
-    with open_store(tmp_path / "store.sqlite3") as store:
-        yield SeriesStore(store)
-
-
 class World:
     """Time that passes at once, a prober that takes `takes_s`, and what was said."""
 

@@ -29,12 +29,6 @@ asyncio.run(hold())
 """
 
 
-@pytest.fixture
-def series(tmp_path):
-    with open_store(tmp_path / "store.sqlite3") as store:
-        yield SeriesStore(store)
-
-
 def test_who_comes_second_waits_and_is_told_so_once(tmp_path):
     async def run():
         order, waiting, done = [], asyncio.Event(), asyncio.Event()

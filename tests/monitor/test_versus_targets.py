@@ -23,19 +23,11 @@ from skep.monitor.records import (
     SeriesKey,
     SeriesMetric,
 )
-from skep.monitor.store import SeriesStore
 from skep.stats.versus import Judgement
-from skep.store.database import open_store
 
 START = 20_000 * DAY_S
 END = START + 30 * DAY_S
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
-
-
-@pytest.fixture
-def series(tmp_path):
-    with open_store(tmp_path / "skep.sqlite3") as store:
-        yield SeriesStore(store)
 
 
 def add(series, target, values, model="qwen", every_s=HOUR_S, **figures):

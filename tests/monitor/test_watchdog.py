@@ -4,8 +4,6 @@ import asyncio
 import json
 from datetime import UTC, datetime
 
-import pytest
-
 from skep.config.monitor import Monitor
 from skep.errors import StoreError
 from skep.monitor.alerts import AlertWatcher, check_document, free_bytes_of
@@ -23,17 +21,10 @@ from skep.monitor.records import (
     SeriesMetric,
 )
 from skep.monitor.store import SeriesStore
-from skep.store.database import open_store
 from skep.units import GIB
 
 HOUR = 3600.0
 START = datetime(2026, 5, 4, 12, 0, tzinfo=UTC).timestamp()  # a Monday
-
-
-@pytest.fixture
-def series(tmp_path):
-    with open_store(tmp_path / "store.sqlite3") as store:
-        yield SeriesStore(store)
 
 
 class Ear:
