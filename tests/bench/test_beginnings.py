@@ -9,8 +9,6 @@ import signal
 import time
 from itertools import accumulate
 
-import pytest
-
 from skep.bench.client_health import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_generator import LEAD_S, LoadGenerator, LoadProcess, LoadProcesses
@@ -21,7 +19,6 @@ from skep.bench.request import BenchTask
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store
-from skep.testing.process import FakeEngine
 from skep.wire.heads import parse_url
 
 HOST = read_host(NvidiaReport())
@@ -100,12 +97,6 @@ async def driven(endpoint, path, load, offsets, runs=1, meter=None):
             finally:
                 await driver.close()
     return found
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with FakeEngine(slots=64) as started:
-        yield started
 
 
 def test_all_begin_when_all_are_ready_and_who_is_late_then_marks_the_run(engine, tmp_path):

@@ -58,14 +58,11 @@ def test_what_is_no_limit_is_one_line_with_a_way_out(text):
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("text", ["ttft=1s", "ttft_p99=2s,tpot=50ms", "total=90s", "tpot_p99.9=0.5ms", "ttft=999.9s"])
+@pytest.mark.parametrize(
+    "text",
+    ["ttft_p99=2s,tpot=50ms", "tpot_p99.9=0.5ms", "ttft=999.9s", "ttft=1234567ms", "tpot=33.33333ms"],
+)
 def test_what_is_stored_is_read_back_as_it_was(text):
-    limits = SloLimits.parse(text)
-    assert SloLimits.parse(str(limits)) == limits
-
-
-@pytest.mark.parametrize("text", ["total=20m", "total=1h", "ttft=1234567ms", "tpot=33.33333ms"])
-def test_long_and_exact_limits_are_read_back_as_they_were(text):
     limits = SloLimits.parse(text)
     assert SloLimits.parse(str(limits)) == limits
 

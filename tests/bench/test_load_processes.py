@@ -24,16 +24,9 @@ from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store
 from skep.store.records import Request
-from skep.testing.process import FakeEngine
 from skep.wire.heads import parse_url
 
 HOST = read_host(NvidiaReport())
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with FakeEngine(slots=64) as started:
-        yield started
 
 
 def tasks(number, tokens=2, **fields):
@@ -122,19 +115,6 @@ def test_every_task_is_made_once_by_one_of_the_processes(engine):
     assert all(row.ok and row.answer and row.prompt for row in rows)
     assert first.cpu_share > 0
     assert again.lag_max_ms >= again.lag_p99_ms >= 0
-
-
-def test_a_schedule_is_kept_in_another_process(engine):
-    async def run():
-        load, rows = LoadProcesses(), []
-        await load.run([await job(engine, tasks(3), 1, offsets=[0.0, 0.02, 0.04])], rows.append)
-        await close_all(load)
-        return sorted(rows, key=lambda row: row.index)
-
-    rows = asyncio.run(run())
-    first = rows[0].scheduled_s
-    assert [row.scheduled_s - first for row in rows] == pytest.approx([0.0, 0.02, 0.04])
-    assert all(row.started_s >= row.scheduled_s - 0.002 for row in rows)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8])

@@ -4,7 +4,6 @@ import pytest
 
 from skep.bench.summary import summarise
 from skep.store.records import EngineTimings, Request
-from skep.store.rows import ClientSample
 
 
 def row(level=1, repeat=0, index=0, start=0.0, first=1.0, last=2.0, end=2.0, tokens=10, **fields):
@@ -32,10 +31,6 @@ def spread(first, last, tokens):
 
 def levels_of(*rows):
     return {level.concurrency: level for level in summarise("r", rows).levels}
-
-
-def sample(level, repeat=0, *, limited):
-    return ClientSample(level, repeat, 1.0, 1.0, 0.1, limited)
 
 
 def test_effective_speed_is_output_tokens_over_wall_time():
@@ -75,12 +70,6 @@ def test_speedup_is_serial_wall_over_the_wall_at_the_largest_c():
     assert (summary.serial_wall_s, summary.swarm_wall_s, summary.speedup) == (8.0, 2.0, 4.0)
 
 
-def test_a_speedup_is_not_claimed_where_requests_failed():
-    """Work that was not done takes no time."""
-    summary = summarise("r", [row(1, end=8.0), row(8, end=2.0, error_kind="http_500")])
-    assert summary.speedup is None
-
-
 def test_time_per_token_does_not_count_the_first_one():
     level = levels_of(row(1, first=1.0, last=2.0, tokens=11))[1]
     assert level.tpot_ms.p50 == pytest.approx(100.0)
@@ -117,9 +106,3 @@ def test_the_engines_own_speed_and_cache_hits_stand_beside():
     timings = EngineTimings(cached_tokens=10, decode_tok_s=40.0)
     level = levels_of(row(1, prompt_tokens=40, engine=timings))[1]
     assert (level.engine_tok_s, level.cached_prompt_share) == (40.0, 0.25)
-
-
-def test_a_level_where_the_client_was_the_limit_is_marked():
-    summary = summarise("r", [row(1), row(8)], [sample(1, limited=False), sample(8, limited=True)])
-    assert [level.client_limited for level in summary.levels] == [False, True]
-    assert summary.client_limited

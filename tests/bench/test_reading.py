@@ -271,11 +271,6 @@ def test_a_content_type_in_capitals_is_a_stream_all_the_same():
 # Tokens
 
 
-def test_usage_is_taken_from_the_last_event():
-    reading = read(said("a", "stop"), event(choices=[], usage=USAGE), DONE)
-    assert (reading.usage, reading.arrivals, reading.finish_reason) == (USAGE, [1.0], "stop")
-
-
 def test_usage_in_every_event_means_the_last_one():
     reads = [said(text, usage={**USAGE, "completion_tokens": n}) for n, text in enumerate("abc", start=1)]
     reading = read(*reads, said("", "stop", usage=None), DONE)
@@ -330,11 +325,7 @@ def test_words_that_are_no_text_can_be_handed_on_and_stored(half):
     framed(LoadUpdate([row]))
 
 
-def test_an_error_that_is_null_is_none():
-    assert read(said("a", "stop", error=None), DONE).error_kind is None
-
-
-@pytest.mark.parametrize("nothing", ["", {}, False])
+@pytest.mark.parametrize("nothing", [None, "", {}, False])
 def test_an_empty_error_is_none(nothing):
     assert read(said("a", "stop", error=nothing), DONE).error_kind is None
 

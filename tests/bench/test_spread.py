@@ -14,25 +14,11 @@ from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.store.database import open_store
-from skep.testing.process import FakeEngine
 from skep.workload.calibration import TokenCalibration
 from skep.workload.mix import TrafficClass
 from skep.workload.traces import read_trace
 
 HOST = read_host(NvidiaReport())
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with FakeEngine(slots=64) as started:
-        yield started
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "s.sqlite3") as opened:
-        yield opened
 
 
 def test_a_rate_and_a_trace_are_dealt_to_the_processes(engine, store):

@@ -365,10 +365,6 @@ def test_energy_without_a_token_has_no_price_per_token():
     assert (energy.joules, energy.joules_per_token) == (100.0, None)
 
 
-def test_without_a_meter_there_is_no_energy():
-    assert summarise("r", [row(2)]).levels[0].energy is None
-
-
 def test_energy_of_runs_that_are_left_out_is_left_out():
     """Two runs of 100 J and 10 tokens each, one of them limited by the client: 10 J a token, not 20."""
     samples = [sample(8, 0, limited=True), sample(8, 1, limited=False)]

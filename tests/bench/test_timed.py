@@ -30,18 +30,6 @@ PLAN = TimedPlan("open", {"seed": 1}, "f")
 MAKER = TaskMaker(Workload(max_tokens=3, seed=1))
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with FakeEngine(slots=64) as started:
-        yield started
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "s.sqlite3") as opened:
-        yield opened
-
-
 def timed(engine, store, *parts, plan=PLAN, maker=MAKER, show=lambda _: None):
     async def run():
         return await run_timed(plan, parts, await find_endpoint(engine.url, None), store, HOST, maker, show)

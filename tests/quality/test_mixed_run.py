@@ -15,7 +15,6 @@ from skep.host.nvidia import NvidiaReport
 from skep.quality.mixed_run import AGAIN_S, MixedPlan, mixed_load, run_mixed
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.script import ScriptEnding, ScriptResult
-from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.store.verdicts import VerdictOutcome
 from skep.testing.process import FakeEngine
@@ -115,12 +114,6 @@ def engine(answers):
         yield started
 
 
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "s.sqlite3") as opened:
-        yield opened
-
-
 def mixed(engine, store, show=lambda _: None, sandbox=None, **plan):
     async def run():
         endpoint = await find_endpoint(engine.url, None)
@@ -173,7 +166,7 @@ def test_sustained_side_tasks_are_sent_again_until_the_conversation_is_over(engi
     for item in ("S1", "S2"):
         again = [row for row in rows if row.kind == item]
         assert [row.index % 1000 for row in again] == list(range(len(again)))
-        assert len(again) > 3
+        assert len(again) >= 2
         late = [row for row in again if row.started_s > over]  # begun before the end of the last turn was noticed
         assert len(late) <= 1
         assert again[-1].ended_s >= over

@@ -14,7 +14,6 @@ from skep.quality.judging import Judge
 from skep.quality.trial import TrialPlan, run_trial
 from skep.quality.trial_figures import summary_of_run
 from skep.stats.noninferiority import Claim
-from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.testing.process import FakeEngine
 from skep.workload.items import Checker, Item
@@ -49,12 +48,6 @@ def answers(tmp_path_factory):
 def engine(answers):
     with FakeEngine(slots=8, token_ms=0.2, answers=answers) as started:
         yield started
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "s.sqlite3") as opened:
-        yield opened
 
 
 def trial(engine, store, plan, bank, **how):

@@ -7,7 +7,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, Self
 
 from skep.bench.client_health import LEAST_DELIVERED, ClientHealth, garbage_kept, watch_client
@@ -18,7 +19,7 @@ from skep.bench.load_shapes import Load, OnRow, TimeWindow, TrafficStream, run_s
 from skep.bench.recording import Recording
 from skep.bench.request import BenchTask, Sender
 from skep.bench.token_times import delivered
-from skep.errors import SkepError
+from skep.errors import EndpointError, SkepError
 from skep.store.records import Request
 from skep.store.rows import ClientSample, LevelFact
 from skep.wire.client import Pool
@@ -352,9 +353,12 @@ class _RunLoad(Protocol):
 
 
 WINDOW_S = 3.0
+TICK_S = 0.25
 
 
 class TokenPace:
+    """Tokens a second over the last seconds, by network reads."""
+
     def __init__(self) -> None:
         self._ended = 0
         self._seen: deque[tuple[float, int]] = deque()
@@ -377,3 +381,58 @@ class TokenPace:
             return None
         (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else None
+
+
+class LiveCounts:
+    """Counts the requests of a run while it goes on, and calls `show` four times a second."""
+
+    def __init__(self, generator: LoadGenerator, show: Callable[[], None]) -> None:
+        self._generator = generator
+        self._show = show
+        self._pace = TokenPace()
+        self.done = 0  # requests since `begin`
+        self.failed = 0  # requests of the whole run, without its warm-up
+
+    def begin(self) -> None:
+        """Start to count the next part of the run."""
+        self.done = 0
+        self._pace.reset()
+        self._show()
+
+    def took(self, row: Request) -> None:
+        self.done += 1
+        self.failed += not row.ok and row.level > 0
+        self._pace.ended(len(row.arrivals_s))
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._generator.sender.in_flight)
+
+    @property
+    def tok_s(self) -> float | None:
+        return self._pace.per_s
+
+    @asynccontextmanager
+    async def ticking(self) -> AsyncIterator[None]:
+        """Call `show` regularly while the block runs."""
+        ticker = asyncio.create_task(self._tick())
+        try:
+            yield
+        finally:
+            ticker.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._pace.seen(self._generator.sender.reads(), time.monotonic())
+            with suppress(Exception):  # a display that fails must not end a run
+                self._show()
+
+
+def check_warm_up(endpoint: Endpoint, rows: Sequence[Request]) -> None:
+    """Raise if not one request of the warm-up was answered."""
+    if not any(row.ok for row in rows):
+        raise EndpointError(
+            f"{endpoint.url} answered no request of the warm-up: {rows[0].error}",
+            hint="look at its log; `skep doctor` checks this machine",
+        )

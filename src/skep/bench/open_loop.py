@@ -6,28 +6,24 @@ sent it: a server that falls behind must not look quick.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from random import Random
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace
+from skep.bench.load_generator import EnergyMeter, LiveCounts, LoadGenerator, check_warm_up
 from skep.bench.load_shapes import Repetition, TimeWindow, TrafficStream, repetition_of
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
 from skep.bench.request import BenchTask
 from skep.bench.summary import summarise
-from skep.bench.sweep import TICK_S, OnProgress, SweepProgress
+from skep.bench.sweep import OnProgress, SweepProgress
 from skep.bench.tasks import TaskMaker
 from skep.catalog.machine import HostFacts
-from skep.errors import EndpointError, UserError
+from skep.errors import UserError
 from skep.store.database import Store
-from skep.store.records import Request
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import TokenCalibration
 from skep.workload.conversations import ConversationScript, conversations
@@ -204,60 +200,35 @@ class _Timed:
             meter=meter,
             processes=plan.processes,
         )
-        self._pace = TokenPace()
+        self._counts = LiveCounts(self._driver, self._tell)
         self._part: LevelRun | None = None
-        self._done = self._failed = self._runs = self._left = 0
+        self._runs = self._left = 0
 
     async def run(self, parts: Sequence[LevelRun], maker: TaskMaker) -> None:
-        ticker = asyncio.create_task(self._tick())
-        try:
-            await self._warm_up(maker)
+        async with self._counts.ticking():
+            rows, _ = await self._driver.run_tasks(0, 0, maker.warm_up(WARM_UP, 0, 16), 1, self._counts.took)
+            check_warm_up(self._endpoint, rows)
             for place, part in enumerate(parts):
-                self._part, self._done, self._left = part, 0, len(parts) - place
-                self._tell()
-                await self._run(part)
+                self._part, self._left = part, len(parts) - place
+                self._counts.begin()
+                span = TimeWindow(for_s=part.for_s)
+                await self._driver.run_streams_at_level(part.level, part.repeat, part.strands, self._counts.took, span)
                 self._runs += 1
-                if self._recording.broken is not None:
-                    raise self._recording.broken
-        finally:
-            ticker.cancel()
+                self._recording.check()
 
     async def close(self) -> None:
         await self._driver.close()
-
-    async def _run(self, part: LevelRun) -> None:
-        span = TimeWindow(for_s=part.for_s)
-        await self._driver.run_streams_at_level(part.level, part.repeat, part.strands, self._took, span)
-
-    async def _warm_up(self, maker: TaskMaker) -> None:
-        tasks = maker.warm_up(WARM_UP, 0, 16)
-        rows, _ = await self._driver.run_tasks(0, 0, tasks, 1, self._took)
-        if all(not row.ok for row in rows):
-            hint = "look at its log; `skep doctor` checks this machine"
-            raise EndpointError(f"{self._endpoint.url} did not answer: {rows[0].error}", hint=hint)
-
-    def _took(self, row: Request) -> None:
-        self._done += 1
-        self._failed += not row.ok and row.level > 0
-        self._pace.ended(len(row.arrivals_s))
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._pace.seen(self._driver.sender.reads(), time.monotonic())
-            with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a run
-                self._tell()
 
     def _tell(self) -> None:
         part = self._part
         progress = SweepProgress(
             level=part.level if part else 0,
             repeat=part.repeat if part else 0,
-            done=self._done,
+            done=self._counts.done,
             total=part.total if part else WARM_UP,
-            failed=self._failed,
-            in_flight=len(self._driver.sender.in_flight),
-            tok_s=self._pace.per_s,
+            failed=self._counts.failed,
+            in_flight=self._counts.in_flight,
+            tok_s=self._counts.tok_s,
             runs_done=self._runs,
             runs_left=self._left,
             left_s=None,

@@ -95,9 +95,14 @@ class Recording:
         rows, self._unsaved = self._unsaved, []
         self._store.append_requests(self.run_id, rows)
 
+    def check(self) -> None:
+        """Raise what keeps rows from being written: a run must not go on unrecorded."""
+        if self.broken is not None:
+            raise self.broken
+
     @property
     def broken(self) -> BaseException | None:
-        """What keeps rows from being written, such as a full disk: a run must not go on unrecorded."""
+        """What keeps rows from being written, such as a full disk."""
         saver = self._saver
         return saver.exception() if saver is not None and saver.done() and not saver.cancelled() else None
 

@@ -7,17 +7,15 @@ The course (`skep.bench.levels`) decides which level comes next; this is the she
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.levels import LevelSchedule, make_level_schedule
-from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace
+from skep.bench.load_generator import EnergyMeter, LiveCounts, LoadGenerator
 from skep.bench.load_shapes import TimeWindow
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording
@@ -33,7 +31,6 @@ from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.items import workload_fingerprint
 
-TICK_S = 0.25
 WARM_UP_WIDTH = 4  # where the widest level is not known
 WARM_UP_SHARE = 0.15  # of the budget, at most
 CLOSING_SHARE = 0.1
@@ -173,25 +170,22 @@ class Sweep:
         )
         self._maker = maker
         self._on_progress = on_progress
-        self._pace = TokenPace()
+        self._counts = LiveCounts(self._driver, self._tell)
         self._repeats: dict[int, int] = {}
         self._durations: dict[int, float] = {}
         self._began = time.monotonic()
         self._figures: dict[int, list[float]] = {}
         self._now: tuple[int, int, int] = (0, 0, 0)  # level, repeat, total of the run under way
-        self._done = self._failed = self._runs_done = 0
+        self._runs_done = 0
 
     async def run(self) -> None:
         self._began = time.monotonic()
-        ticker = asyncio.create_task(self._tick())
-        try:
+        async with self._counts.ticking():
             await self.warm_up()
             while (level := self.course.following()) is not None and self._has_time(level):
                 await self.run_level(level)
             if level is not None and level != 1 and self._may_close():
                 await self.run_level(1)
-        finally:
-            ticker.cancel()
 
     async def close(self) -> None:
         await self._driver.close()
@@ -202,21 +196,19 @@ class Sweep:
         self._repeats[level] = repeat + 1
         total = self.plan.tasks_at(level)
         self._begin(level, repeat, total)
-        began = time.monotonic()
+        began, took = time.monotonic(), self._counts.took
         if self.plan.shape == "conversation":
             talks = [conversation_stream(self._maker, level, repeat, total)]
-            rows, limited = await self._driver.run_streams_at_level(level, repeat, talks, self._took, TimeWindow())
+            rows, limited = await self._driver.run_streams_at_level(level, repeat, talks, took, TimeWindow())
         else:
             tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
-            until_s = self._until_s()
-            rows, limited = await self._driver.run_tasks(level, repeat, tasks, level, self._took, until_s=until_s)
+            rows, limited = await self._driver.run_tasks(level, repeat, tasks, level, took, until_s=self._until_s())
         self._durations[level] = time.monotonic() - began
         self._runs_done += 1
         self._figures.setdefault(level, []).append(repeat_of(0, rows, None).effective_tok_s if rows else 0.0)
         self.course.took(level, rows, limited=limited)
         self._tell(ended=True)
-        if self.recording.broken is not None:
-            raise self.recording.broken
+        self.recording.check()
         return rows
 
     async def warm_up(self) -> None:
@@ -226,7 +218,7 @@ class Sweep:
             self._driver,
             self._maker,
             min(widest, plan.tasks_at(widest)),
-            on_row=self._took,
+            on_row=self._counts.took,
             on_batch=lambda count: self._begin(0, 0, count),
             limit_s=WARM_UP_SHARE * plan.budget_s if plan.budget_s else None,
             quick=plan.quick_warm_up,
@@ -257,21 +249,7 @@ class Sweep:
 
     def _begin(self, level: int, repeat: int, total: int) -> None:
         self._now = (level, repeat, total)
-        self._done = 0
-        self._pace.reset()
-        self._tell()
-
-    def _took(self, row: Request) -> None:
-        self._done += 1
-        self._failed += not row.ok and row.level > 0
-        self._pace.ended(len(row.arrivals_s))
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._pace.seen(self._driver.sender.reads(), time.monotonic())
-            with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a run
-                self._tell()
+        self._counts.begin()
 
     def _tell(self, *, ended: bool = False) -> None:
         level, repeat, total = self._now
@@ -279,11 +257,11 @@ class Sweep:
         progress = SweepProgress(
             level=level,
             repeat=repeat,
-            done=self._done,
+            done=self._counts.done,
             total=total,
-            failed=self._failed,
-            in_flight=len(self._driver.sender.in_flight),
-            tok_s=self._pace.per_s,
+            failed=self._counts.failed,
+            in_flight=self._counts.in_flight,
+            tok_s=self._counts.tok_s,
             runs_done=self._runs_done,
             runs_left=sum(remaining.values()),
             left_s=self._left_s(remaining),

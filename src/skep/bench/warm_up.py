@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from skep.bench.load_generator import LoadGenerator
+from skep.bench.load_generator import LoadGenerator, check_warm_up
 from skep.bench.load_shapes import OnRow
 from skep.bench.tasks import TaskMaker
-from skep.errors import EndpointError
 from skep.stats.precision import WarmUpDetector
 from skep.store.records import Request
 
@@ -35,11 +34,7 @@ async def warm_up(
         tasks = maker.warm_up(count, index, tokens)
         index += count
         rows, _ = await driver.run_tasks(0, 0, tasks, count, on_row)
-        if all(not row.ok for row in rows):
-            raise EndpointError(
-                f"{driver.endpoint.url} answered no request of the warm-up: {rows[0].error}",
-                hint="look at its log; `skep doctor` checks this machine",
-            )
+        check_warm_up(driver.endpoint, rows)
         if index > 1:
             settling.feed(_batch_speed(rows))
         late = limit_s is not None and time.monotonic() - began > limit_s

@@ -87,7 +87,7 @@ async def run_mixed(
                 shell.begin(stage="asking", level=level, arm=name, done=0, total=plan.requests(level))
                 load = mixed_load(plan, level, repeat)
                 await shell.driver.run_load(level, repeat, load, level, shell.took, is_closed=False)
-                shell.check_recording()
+                recording.check()
             answered = answers_of(recording.rows, items)
             shell.begin(stage="judging", level=0, done=0, total=len(answered))
             verdicts = await Judge(sandbox).judge(answered, shell.judged)

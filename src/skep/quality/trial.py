@@ -201,7 +201,7 @@ class _QualityTrial:
         self._block = (began, 0)
         count, seconds = self._spent.get(one.level, (0, 0.0))
         self._spent[one.level] = (count + len(rows), seconds + time.monotonic() - began)
-        self._shell.check_recording()
+        self._recording.check()
         failed = sum(not row.ok for row in rows)
         if one.arm == LOAD:
             self._last_load = (one.level, failed, len(rows))
