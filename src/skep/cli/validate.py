@@ -1,4 +1,4 @@
-"""`skep validate`: the planner held against a table of published measurements."""
+"""`skep validate`: compare the planner with a table of published measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from skep.cli.serve import JsonOption
 
 if TYPE_CHECKING:
-    from skep.planner.validation import Spread, ValidationReport
+    from skep.planner.validation import ValidationReport
 
 
 def register(app: typer.Typer) -> None:
@@ -28,11 +28,11 @@ def validate(
     A row is predicted with constants that were never fitted on its source. Rows that lack a fact are listed with it.
     """
     from skep.cli.output import print_json, progress_of
-    from skep.planner.validation import validate as held_against
+    from skep.planner.validation import validate as compare
 
     rows = _rows(points)
     with progress_of("predicting", len(rows)) as tick:
-        report = held_against(rows, tick=tick)
+        report = compare(rows, tick=tick)
     if as_json:
         print_json(document(report))
     else:
@@ -40,7 +40,7 @@ def validate(
 
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Numbered as an editor shows the lines of a plain table: the header is row 1."""
+    """Read the table; rows are numbered as lines in an editor, the header is row 1."""
     import csv
     import io
 
@@ -49,10 +49,11 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 
     reader = csv.DictReader(io.StringIO(text_of(path)), restval="")
     try:
-        rows = [(place, {k: v for k, v in row.items() if isinstance(k, str) and isinstance(v, str)})
-                for place, row in enumerate(reader, 2)]  # fmt: skip
+        rows = [
+            (line, {k: v for k, v in row.items() if k and isinstance(v, str)}) for line, row in enumerate(reader, 2)
+        ]
     except csv.Error as broken:
-        raise UserError(f"`{path}` is not a table: {broken}", hint="a CSV file with a header line is wanted") from None
+        raise UserError(f"`{path}` is not a CSV table: {broken}", hint="give a CSV file with a header line") from None
     missing = {"gpu", "model", "concurrency"} - set(reader.fieldnames or ())
     if missing:
         hint = "docs/accuracy.md names the columns of such a table"
@@ -61,21 +62,22 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def document(report: ValidationReport) -> dict[str, object]:
-    """The report as JSON; errors are fractions."""
+    """Return the report as JSON; errors are fractions."""
     from dataclasses import asdict
 
-    overall = report.spreads()
+    overall = {name: asdict(spread) for name, spread in report.spreads().items()}
+    whole = overall.pop("all")
     return {
         "rows": report.rows,
         "predicted": len(report.points),
-        "median_ape": overall["all"].median_ape,
-        "p90_ape": overall["all"].p90_ape,
+        "median_ape": whole["median_ape"],
+        "p90_ape": whole["p90_ape"],
         "covered_by_band": report.covered,
-        "groups": {name: asdict(value) for name, value in overall.items() if name != "all"},
-        "sources": {name: asdict(value) for name, value in report.by_source().items()},
+        "groups": overall,
+        "sources": {name: asdict(spread) for name, spread in report.by_source().items()},
         "baselines": {
-            formula: {name: asdict(value) for name, value in found.items()}
-            for formula, found in report.baselines().items()
+            formula: {name: asdict(spread) for name, spread in spreads.items()}
+            for formula, spreads in report.baselines().items()
         },
         "unpredicted": [{"row": row, "why": why} for row, why in report.unpredicted],
         "points": [
@@ -94,27 +96,24 @@ def document(report: ValidationReport) -> dict[str, object]:
 
 
 def _print(report: ValidationReport, name: str) -> None:
-    from collections import Counter
+    from collections import defaultdict
 
     from skep.cli.output import note, print_table
 
     predicted = f"{len(report.points)} of {report.rows} rows predicted"
     note(f"{name}: {predicted} with constants never fitted on their own source")
-    named = [*report.spreads().items(), *((f"source {name}", value) for name, value in report.by_source().items())]
-    for formula, found in report.baselines().items():
-        named += [(f"{formula}, {group}", value) for group, value in found.items()]
-    rows = [(group, *_cells(value)) for group, value in named]
+    groups = {**report.spreads(), **{f"source {name}": spread for name, spread in report.by_source().items()}}
+    for formula, spreads in report.baselines().items():
+        groups |= {f"{formula}, {group}": spread for group, spread in spreads.items()}
+    rows = [(group, str(one.rows), _share(one.median_ape), _share(one.p90_ape)) for group, one in groups.items()]
     print_table(("ROWS OF", "N", "MEDIAN |ERROR|", "P90 |ERROR|"), rows, right=("N", "MEDIAN |ERROR|", "P90 |ERROR|"))
     if report.covered is not None:
         note(f"the 80 % band holds {report.covered:.0%} of the rows")
-    missing = Counter(why.split(":")[0] for _, why in report.unpredicted)
-    for fact, count in missing.most_common():
-        where = _ranges([row for row, why in report.unpredicted if why.startswith(fact)])
-        note(f"not predicted, {fact}: {count} {'row' if count == 1 else 'rows'} ({where})")
-
-
-def _cells(value: Spread) -> tuple[str, str, str]:
-    return str(value.rows), _share(value.median_ape), _share(value.p90_ape)
+    missing = defaultdict[str, list[int]](list)
+    for row, why in report.unpredicted:
+        missing[why.split(":")[0]].append(row)
+    for fact, without in sorted(missing.items(), key=lambda found: -len(found[1])):
+        note(f"not predicted, {fact}: {len(without)} {'row' if len(without) == 1 else 'rows'} ({_ranges(without)})")
 
 
 def _share(error: float | None) -> str:

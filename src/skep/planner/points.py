@@ -1,4 +1,4 @@
-"""Published measurements as the planner sees them: a row of a table becomes a setup, a load and what was measured."""
+"""Published measurements as the planner reads them: a table's row becomes a setup, a load and a measured value."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from skep.planner.rigs import default_link, pace_setter, pcie_gbs
 from skep.planner.setup import CardLink, Layout, PlannedLoad, Speculation
 from skep.planner.step import LLAMACPP
 
-_PROMPT, _ANSWER = 128.0, 512.0  # where a row does not tell: a question, an answer
+_PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them
 
 
 class Unpredictable(Exception):
-    """A row that lacks a fact. Its text names the fact."""
+    """A row that cannot be predicted. The text begins with the missing fact: `bits: ...`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedCase:
-    """What was measured, and on what. `metric`: effective (tokens over wall time) or decode (agents x task speed)."""
+    """A measurement and its setup. `metric`: effective (tokens over wall time) or decode (agents x task speed)."""
 
     row: int
     source: str
@@ -51,7 +51,7 @@ class PublishedCase:
 
 
 def source_of(url: str) -> str:
-    """Host plus owner/repository: what counts as one source. A mirror's path of two parts is the same place."""
+    """Return host plus owner/repository: pages of one repository count as one source."""
     parts = urlsplit(url if "://" in url else f"https://{url}")
     path = [piece for piece in parts.path.split("/") if piece]
     host = parts.netloc.lower().removeprefix("www.")
@@ -77,13 +77,9 @@ def read_case(row: int, cells: Mapping[str, str]) -> PublishedCase:
     card = pace_setter(devices, in_turn=split)
     load, slots = _load(text, notes, card)
     published, metric = _published(text, load)
-    link = _link(text.get("interconnect", ""), card, layout.tp) if layout.tp > 1 else None
-    kv = _kv(text.get("kv_dtype", ""))
-    pool = re.search(r"kv pool[= ]*([\d,]+) ?tok", notes)
-    share = re.search(r"(?:util|gpu-memory-utilization)[= ](0\.\d+)", notes)
-    chunk = re.search(r"(?:max-num-batched-tokens|max_num_tokens)[= ](\d+)", notes)
-    if slots is None and engine == "llamacpp":
-        slots = load.concurrency
+    pool = _noted(r"kv pool[= ]*([\d,]+) ?tok", notes)
+    share = _noted(r"(?:util|gpu-memory-utilization)[= ](0\.\d+)", notes)
+    chunk = _noted(r"(?:max-num-batched-tokens|max_num_tokens)[= ](\d+)", notes)
     return PublishedCase(
         row=row,
         source=source_of(text.get("source_url", "")),
@@ -91,28 +87,34 @@ def read_case(row: int, cells: Mapping[str, str]) -> PublishedCase:
         card=card,
         cards=cards,
         quant=quant,
-        kv=kv,
+        kv=_kv(text.get("kv_dtype", "")),
         engine=engine,
         layout=layout,
-        link=link,
+        link=_link(text.get("interconnect", ""), card, layout.tp) if layout.tp > 1 else None,
         split=split,
-        slots=slots,
-        pool_tokens=float(pool[1].replace(",", "")) if pool else None,
-        chunk_tokens=int(chunk[1]) if chunk else None,
-        utilization=float(share[1]) if share else None,
+        slots=load.concurrency if slots is None and engine == "llamacpp" else slots,
+        pool_tokens=float(pool.replace(",", "")) if pool else None,
+        chunk_tokens=int(chunk) if chunk else None,
+        utilization=float(share) if share else None,
         spec=_spec(text.get("spec", ""), notes),
         graphs="enforce-eager" not in notes and "eager mode" not in notes,
-        weight_only="backend marlin" in notes or "marlin" in notes,
+        weight_only="marlin" in notes,
         load=load,
         metric=metric,
         published=published,
     )
 
 
+def _noted(pattern: str, notes: str) -> str | None:
+    """Return the first group of a pattern's first match in the notes."""
+    found = re.search(pattern, notes)
+    return found[1] if found else None
+
+
 def _count(text: Mapping[str, str]) -> int:
     count = _positive(text.get("n_gpu", ""))
     if count is None:
-        raise Unpredictable("count: how many cards is not stated")
+        raise Unpredictable("count: the number of cards is not stated")
     if not 1 <= count <= 4096:
         raise Unpredictable(f"count: {text['n_gpu']} cards")
     return int(count)
@@ -128,7 +130,7 @@ def _devices(name: str, cards: int) -> list[Device]:
         piece = re.sub(r"\s*\bx\d+$", "", words.strip()).strip()
         device = find_device(piece) or find_device(f"{prefix} {piece}") or find_device(name)
         if device is None:
-            raise Unpredictable(f"gpu: nothing is known of `{piece}`")
+            raise Unpredictable(f"gpu: `{piece}` is not in the catalogue")
         prefix = prefix or piece.split(" ")[0]
         found.extend([device] * (int(times[1]) if times else 1))
     return found if len(found) > 1 else found * cards
@@ -139,41 +141,55 @@ def _model(text: Mapping[str, str]) -> Geometry:
     found = find_geometry(name) if name else None
     if found is not None:
         return found
-    total, active = _positive(text.get("params_total_b", "")), _positive(text.get("params_active_b", ""))
-    if total is None:
-        raise Unpredictable(f"model: nothing is known of `{name or '?'}` and its parameters are not stated")
-    named = re.search(r"a(\d+(?:\.\d+)?)b", name.lower())
-    if active is None and named:
-        active = float(named[1])
-    if active is None:
-        raise Unpredictable(f"model: nothing is known of `{name}` and its active parameters are not stated")
+    total = _positive(text.get("params_total_b", ""))
+    active = _positive(text.get("params_active_b", ""))
+    if active is None and (named := _noted(r"a(\d+(?:\.\d+)?)b", name.lower())):
+        active = float(named)
+    if total is None or active is None:
+        which = "total" if total is None else "active"
+        raise Unpredictable(f"model: `{name or '?'}` is not in the catalogue; its {which} parameters are not stated")
     try:
         return geometry_from_parameters(name or f"{total:g}B", total, active)
     except UserError as impossible:
         raise Unpredictable(f"model: {impossible.message}") from None
 
 
+# The first word found in the engine's name decides.
+_ENGINE_WORDS = {
+    "ik_llama": "ik_llamacpp",
+    "ollama": "ollama",
+    "lm studio": "llamacpp",
+    "llama": "llamacpp",
+    "sglang": "sglang",
+    "trt": "trtllm",
+    "tensorrt": "trtllm",
+}
+
+
 def _engine(text: Mapping[str, str]) -> str:
-    name = text.get("engine", "").lower()
+    name, notes = text.get("engine", "").lower(), text.get("notes", "").lower()
     if not name:
-        gguf = "gguf" in text.get("notes", "").lower() or re.search(r"\bq\d_", text.get("notes", "").lower())
-        return "llamacpp" if gguf else "vllm"
-    if name.startswith("ik_llama"):
-        return "ik_llamacpp"
-    for word, engine in (("ollama", "ollama"), ("lm studio", "llamacpp"), ("llama", "llamacpp"), ("sglang", "sglang"),
-                         ("trt", "trtllm"), ("tensorrt", "trtllm")):  # fmt: skip
-        if word in name:
-            return engine
-    return "vllm"
+        return "llamacpp" if "gguf" in notes or re.search(r"\bq\d_", notes) else "vllm"
+    return next((engine for word, engine in _ENGINE_WORDS.items() if word in name), "vllm")
 
 
 _GGUF_BY_BITS = {3: "q3_k_m", 4: "q4_k_m", 5: "q5_k_m", 6: "q6_k", 8: "q8_0"}
-_QUANT_WORDS = (
-    ("fp8 weights", "fp8"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"),
-    ("autoround int8", "int8"), ("int8 autoround", "int8"), ("w8a8", "int8"),
-    ("w8a16", "int8"), ("int8", "int8"), ("autoround", "autoround"), ("gptq", "gptq"), ("awq", "awq"), ("w4a8", "w4a8"),
-    ("w4a16", "int4"), ("fp8", "fp8"),
-)  # fmt: skip
+_QUANT_BY_BITS = {3: "int4", 4: "int4", 5: "q5_k_m", 6: "q6_k", 8: "fp8"}
+# The first word found in the notes whose format has the row's bits decides.
+_QUANT_WORDS = {
+    "fp8 weights": "fp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "w8a8": "int8",
+    "w8a16": "int8",
+    "int8": "int8",
+    "autoround": "autoround",
+    "gptq": "gptq",
+    "awq": "awq",
+    "w4a8": "w4a8",
+    "w4a16": "int4",
+    "fp8": "fp8",
+}
 
 
 def _quant(text: Mapping[str, str], notes: str, engine: str, model: Geometry) -> Quant:
@@ -181,17 +197,14 @@ def _quant(text: Mapping[str, str], notes: str, engine: str, model: Geometry) ->
     if bits is None:
         raise Unpredictable("bits: the quantization is not stated")
     if engine in LLAMACPP:
-        named = re.search(r"\b(?:ud-)?(i?q\d_[0k](?:_[smx]l?)?|iq4_xs|iq4_ks|f16)\b", notes)
-        flavour = known_quant(named[1]) if named else None  # one that is not in the table: its bits decide
-        if model.native_bits and bits <= 5 and flavour is None:
-            return find_quant("gguf_mxfp4")
-        return flavour or find_quant(_GGUF_BY_BITS.get(int(bits), "f16"))
+        named = _noted(r"\b(?:ud-)?(i?q\d_[0k](?:_[smx]l?)?|iq4_xs|iq4_ks|f16)\b", notes)
+        by_bits = "gguf_mxfp4" if model.native_bits and bits <= 5 else _GGUF_BY_BITS.get(int(bits), "f16")
+        return (known_quant(named) if named else None) or find_quant(by_bits)
     if model.native_bits and bits <= 5:
         return find_quant("mxfp4")
-    for word, name in _QUANT_WORDS:
-        if word in notes and find_quant(name).nominal == int(bits):
-            return find_quant(name)
-    return find_quant({4: "int4", 5: "q5_k_m", 6: "q6_k", 8: "fp8", 3: "int4"}.get(int(bits), "bf16"))
+    noted = (find_quant(name) for word, name in _QUANT_WORDS.items() if word in notes)
+    matching = next((quant for quant in noted if quant.nominal == int(bits)), None)
+    return matching or find_quant(_QUANT_BY_BITS.get(int(bits), "bf16"))
 
 
 def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model: Geometry) -> tuple[bool, Layout]:
@@ -205,52 +218,47 @@ def _layout(text: Mapping[str, str], cards: int, engine: str, notes: str, model:
     if local and "tensor" not in notes and tp == 1 and cards > 1:
         split = True
     ep = int(tp) if text.get("ep", "") not in ("", "0") and model.is_moe else 1
-    staged = re.search(r"\bpp=(\d+)", notes)
-    pp = cards if split else min(cards, int(staged[1])) if staged else 1
+    pp = cards if split else min(cards, int(_noted(r"\bpp=(\d+)", notes) or 1))
     return split, Layout(tp=int(tp), pp=max(1, pp), ep=ep, replicas=replicas)
 
 
 def _load(text: Mapping[str, str], notes: str, card: Device) -> tuple[PlannedLoad, int | None]:
     prompt = _positive(text.get("input_len", "")) or _PROMPT
     answer = _positive(text.get("output_len", "")) or _ANSWER
-    slots = _whole(text.get("max_num_seqs", ""))
-    running = re.search(r"max-running-requests[= ](\d+)", notes)
-    if slots is None and running:
-        slots = _whole(running[1])
-    told = text.get("concurrency", "").lower()
-    if not told and (all_of := re.search(r"all requests at once \((\d+)\)", notes)):
-        told = all_of[1]
+    slots = _whole(text.get("max_num_seqs", "")) or _whole(_noted(r"max-running-requests[= ](\d+)", notes) or "")
+    stated = text.get("concurrency", "").lower() or _noted(r"all requests at once \((\d+)\)", notes) or ""
     chat = 1.0 if "sharegpt" in notes else 0.0
-    if told.startswith("offline"):
-        batch = re.search(r"max_num_seqs (\d+)", notes)
-        slots = slots or (int(batch[1]) if batch else 256)
+    if stated.startswith("offline"):
+        slots = slots or int(_noted(r"max_num_seqs (\d+)", notes) or 256)
         fewer = re.search(r"\((\d+) for ([\w./-]+) on (\d+)gb cards\)", notes)
         here = fewer is not None and card.memory_gib == float(fewer[3])
         if fewer and here and any(part in text.get("model", "").lower() for part in fewer[2].split("/")):
             slots = int(fewer[1])
         return PlannedLoad(4 * slots, prompt, answer, shape="burst"), slots
-    rate = re.search(r"rate ([\d.]+)", told)
+    rate = _noted(r"rate ([\d.]+)", stated)
     if rate:
-        per_s = float(rate[1])
-        tasks = 200
-        return PlannedLoad(tasks, prompt, answer, tasks=tasks, rate_per_s=per_s, spread=chat), slots
-    c = _positive(told)
-    if c is None:
+        return PlannedLoad(200, prompt, answer, tasks=200, rate_per_s=float(rate), spread=chat), slots
+    agents = _positive(stated)
+    if agents is None:
         raise Unpredictable("concurrency: not stated")
-    if c < 1 or c > 1e6:
-        raise Unpredictable(f"concurrency: {told}")
-    at_once = "at once" in notes and c >= 200
+    if not 1 <= agents <= 1e6:
+        raise Unpredictable(f"concurrency: {stated}")
+    at_once = "at once" in notes and agents >= 200
     burst = at_once or any(word in notes for word in ("llama-benchy", "swarm", "agent shape"))
-    spread = chat if at_once else (0.5 if "swarm" in notes else 0.0)
-    cached = 0.75 if "prefix-cache hits" in notes else 0.0
-    load = PlannedLoad(int(c), prompt, answer, shape="burst" if burst else "steady", spread=spread, cached_share=cached)
+    load = PlannedLoad(
+        int(agents),
+        prompt,
+        answer,
+        shape="burst" if burst else "steady",
+        spread=chat if at_once else 0.5 if "swarm" in notes else 0.0,
+        cached_share=0.75 if "prefix-cache hits" in notes else 0.0,
+    )
     return load, slots
 
 
 def _published(text: Mapping[str, str], load: PlannedLoad) -> tuple[float, str]:
-    """What the row says in tokens a second over all agents, and whether prompts are part of the time."""
-    aggregate, stream = _positive(text.get("agg_tok_s", "")), _positive(text.get("stream_tok_s", ""))
-    tpot = _positive(text.get("tpot_ms", ""))
+    """Return the tokens a second over all agents, and the metric: `effective` if prompts are part of the time."""
+    aggregate, stream, tpot = (_positive(text.get(name, "")) for name in ("agg_tok_s", "stream_tok_s", "tpot_ms"))
     c = load.concurrency
     if aggregate:
         decode = stream is not None and abs(aggregate - stream * c) <= 0.03 * aggregate
@@ -267,25 +275,20 @@ def _published(text: Mapping[str, str], load: PlannedLoad) -> tuple[float, str]:
 def _link(text: str, card: Device, tp: int) -> CardLink:
     lower = text.lower()
     if "nvlink" in lower and "no nvlink" not in lower and "removed" not in lower:
-        if "sxm" in lower or (card.nvlink_gbs or 0) > 100:
-            return CardLink("nvlink", card.nvlink_gbs or 300.0, title="NVLink")
-        if tp <= 2:
-            return CardLink("nvlink", card.nvlink_gbs or 50.0, title="NVLink")
-    no_p2p = "no p2p" in lower or "p2p disabled" in lower or "no nvlink" in lower
-    geforce = (
-        card.vendor == "nvidia" and card.id.startswith("rtx-") and re.fullmatch(r"rtx-\d{4}.*", card.id) is not None
-    )
-    p2p = ("p2p" in lower and not no_p2p) or (not geforce and not no_p2p)
+        server = "sxm" in lower or (card.nvlink_gbs or 0) > 100
+        if server or tp <= 2:
+            return CardLink("nvlink", card.nvlink_gbs or (300.0 if server else 50.0), title="NVLink")
+    no_p2p = any(words in lower for words in ("no p2p", "p2p disabled", "no nvlink"))
+    geforce = card.vendor == "nvidia" and re.match(r"rtx-\d{4}", card.id) is not None
+    p2p = not no_p2p and ("p2p" in lower or not geforce)
+    slot = card.pcie or "4.0 x16"
     lanes = [int(n) for n in re.findall(r"x(\d+)", lower)]
-    generation = re.search(r"pcie ?(\d)", lower)
+    generation = _noted(r"pcie ?(\d)", lower)
     if not lanes and not generation:
         built_in = default_link(card)
-        if built_in.kind == "nvlink":
-            return built_in
-        return CardLink("pcie", pcie_gbs(card.pcie or "4.0 x16"), p2p=p2p, title="PCIe")
-    own = (card.pcie or "4.0 x16").split(" ")[0]
-    gen = f"{generation[1]}.0" if generation else own
-    return CardLink("pcie", pcie_gbs(f"{gen} x{min(lanes) if lanes else 16}"), p2p=p2p, title=text)
+        return built_in if built_in.kind == "nvlink" else CardLink("pcie", pcie_gbs(slot), p2p=p2p, title="PCIe")
+    speed = f"{generation}.0" if generation else slot.split(" ")[0]
+    return CardLink("pcie", pcie_gbs(f"{speed} x{min(lanes, default=16)}"), p2p=p2p, title=text)
 
 
 def _kv(name: str) -> KvType:
@@ -297,28 +300,34 @@ def _kv(name: str) -> KvType:
     return known_kv(cleaned) or find_kv("bf16")
 
 
+# The first word found in the column decides: the method and its default number of drafted tokens.
+_SPEC_WORDS = {
+    "dflash": ("dflash", 5),
+    "eagle": ("eagle", 3),
+    "draft model": ("draft", 4),
+    "mtp": ("mtp", 2),
+    "ngram": ("ngram", 3),
+}
+
+
 def _spec(text: str, notes: str) -> Speculation | None:
     lower = text.lower()
     if not lower:
         return None
-    depth = re.search(r"num_speculative_tokens\W+(\d+)|speculative-num-steps\W+(\d+)", notes)
-    depth = depth or re.search(r"(?:k|n|n-max)=(\d+)", lower)
-    for word, method in (("dflash", "dflash"), ("eagle", "eagle"), ("draft model", "draft"), ("mtp", "mtp"),
-                         ("ngram", "ngram"), ("spec", "mtp")):  # fmt: skip
-        if word in lower:
-            default = {"mtp": 2, "dflash": 5, "draft": 4}.get(method, 3)
-            return Speculation(method, min(16, int(next(filter(None, depth.groups()))) if depth else default))
-    return Speculation("mtp", 2)
+    method, default = next((found for word, found in _SPEC_WORDS.items() if word in lower), ("mtp", 2))
+    depth = _noted(r"(?:num_speculative_tokens|speculative-num-steps)\W+(\d+)", notes)
+    depth = depth or _noted(r"(?:k|n|n-max)=(\d+)", lower)
+    return Speculation(method, min(16, int(depth or default)))
 
 
 def _whole(text: str) -> int | None:
-    """A small count: cards, replicas, slots."""
+    """Return a small count (cards, replicas, slots), or None."""
     value = _positive(text)
     return int(value) if value is not None and 1 <= value <= 65536 else None
 
 
 def _positive(text: str) -> float | None:
-    """A number of something; None for what is none, or not above zero."""
+    """Return a number above zero, or None."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:

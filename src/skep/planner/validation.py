@@ -1,10 +1,10 @@
-"""The planner held against a table of measurements: every row predicted, beside it the two formulas people use."""
+"""Comparison of the planner's predictions with published measurements, and with two simple formulas."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median, quantiles
 
 from skep.planner.constants import honest_constants
 from skep.planner.memory import defaults
@@ -17,8 +17,6 @@ from skep.planner.step import UNTUNED, StepTuning
 
 @dataclass(frozen=True, slots=True)
 class ValidationPoint:
-    """One row. `error` is a fraction of what was published: 0.2 is 20 %, whichever side."""
-
     case: PublishedCase
     predicted: float
     low: float
@@ -26,6 +24,7 @@ class ValidationPoint:
 
     @property
     def error(self) -> float:
+        """Absolute error as a fraction of the published value: 0.2 is 20 %."""
         return abs(self.predicted / self.case.published - 1.0)
 
 
@@ -52,8 +51,10 @@ class ValidationReport:
         return _spreads([(point.case, point.error) for point in self.points])
 
     def by_source(self) -> dict[str, Spread]:
-        sources = sorted({point.case.source for point in self.points})
-        return {name: spread([one.error for one in self.points if one.case.source == name]) for name in sources}
+        errors: dict[str, list[float]] = {}
+        for point in self.points:
+            errors.setdefault(point.case.source, []).append(point.error)
+        return {source: spread(errors[source]) for source in sorted(errors)}
 
     def baselines(self) -> dict[str, dict[str, Spread]]:
         cases = [point.case for point in self.points]
@@ -78,19 +79,20 @@ def validate(
 
 
 def predicted(case: PublishedCase, tuning: StepTuning = UNTUNED) -> ValidationPoint:
-    """Raises Unpredictable where the weights do not fit the cards."""
+    """Predict one case. Raise Unpredictable if the weights do not fit the cards."""
     constants = honest_constants(case.source)
     value = value_of(case, predict(case, constants, tuning), constants)
-    around = band(case.model, case.card, case.layout, case.spec, case.load.concurrency, engine=case.engine,
-                  calibrated=tuning is not UNTUNED)  # fmt: skip
+    calibrated = tuning is not UNTUNED
+    agents = case.load.concurrency
+    around = band(case.model, case.card, case.layout, case.spec, agents, engine=case.engine, calibrated=calibrated)
     return ValidationPoint(case, value, value * around.low, value * around.high)
 
 
 def spread(errors: Sequence[float]) -> Spread:
     if not errors:
         return Spread(0, None, None)
-    ordered = sorted(errors)
-    return Spread(len(ordered), _quantile(ordered, 0.5), _quantile(ordered, 0.9))
+    p90 = quantiles(errors, n=10, method="inclusive")[8] if len(errors) > 1 else errors[0]
+    return Spread(len(errors), median(errors), p90)
 
 
 def _spreads(errors: Sequence[tuple[PublishedCase, float]]) -> dict[str, Spread]:
@@ -99,21 +101,14 @@ def _spreads(errors: Sequence[tuple[PublishedCase, float]]) -> dict[str, Spread]
     return {"all": spread(alone + several), "C=1": spread(alone), "C>1": spread(several)}
 
 
-def _quantile(ordered: list[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
 def _bandwidth(case: PublishedCase) -> float:
-    """The calculators on the web: bandwidth over the model's size, times a constant, for each agent."""
+    """Return what calculators on the web say: bandwidth over the model's size, times a constant, for each agent."""
     size = case.model.params_total * case.quant.nominal / 8
     return 0.55 * case.card.bandwidth_gbs * 1e9 * case.layout.tp / size * _agents(case)
 
 
 def _roofline(case: PublishedCase) -> float:
-    """The larger of reading weights and KV once a step and of computing the batch, both at the data sheet's rate."""
+    """Return the slower of reading weights and KV once a step and computing the batch, at the data sheet's rates."""
     each = max(1.0, _agents(case) / case.layout.replicas)
     kv = case.model.kv_bytes_per_token(case.kv.bytes) * (case.load.input_tokens + case.load.output_tokens / 2)
     read = (_active_bytes(case) + each * kv) / (case.card.bandwidth_gbs * 1e9 * case.layout.tp)
@@ -126,14 +121,12 @@ def _roofline(case: PublishedCase) -> float:
 def _active_bytes(case: PublishedCase) -> float:
     parts, bits = parts_of(case.model), part_bits(case.quant, case.model)
     share = case.model.experts_per_token / case.model.experts if case.model.experts else 0.0
-    return (
-        parts.embedding * bits["ends"] + parts.small * bits["small"] + parts.mlp * bits["mlp"]
-        + parts.experts * share * bits["experts"]
-    ) / 8  # fmt: skip
+    dense = parts.embedding * bits["ends"] + parts.small * bits["small"] + parts.mlp * bits["mlp"]
+    return (dense + parts.experts * share * bits["experts"]) / 8
 
 
 def _agents(case: PublishedCase) -> float:
-    """At once: not more than the engine's slots."""
+    """Return how many requests run at once: at most the engine's slots."""
     slots = case.slots or defaults(case.engine, case.card).slots
     if case.load.rate_per_s is not None:
         return float(min(slots, 16))
