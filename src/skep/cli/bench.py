@@ -34,12 +34,13 @@ def sweep(
     model: of.Model = None,
     concurrency: of.Concurrency = "1,2,4,8",
     to_saturation: Annotated[
-        bool, typer.Option("--to-saturation", help="Raise C until knee and cliff are found, instead of -c.")
+        bool,
+        typer.Option("--to-saturation", help="Raise the concurrency until knee and cliff are found, instead of -c."),
     ] = False,
     slo: Annotated[
-        str | None, typer.Option(help="Find the highest C that meets it: ttft=1s,tpot=50ms (95 in 100 requests).")
+        str | None, typer.Option(help="Find the highest concurrency that meets these p95 limits: ttft=1s,tpot=50ms.")
     ] = None,
-    max_concurrency: Annotated[int, typer.Option(min=2, help="A search goes no further.")] = 256,
+    max_concurrency: Annotated[int, typer.Option(min=2, help="Highest concurrency of a search.")] = 256,
     shape: Annotated[
         str, typer.Option(help="steady, burst, conversation, shared-prefix or prefill: docs/bench.md.")
     ] = "steady",
@@ -47,18 +48,16 @@ def sweep(
         int | None, typer.Option(min=1, help="Tasks per level and run; default: three for each agent.")
     ] = None,
     runs: Annotated[
-        int | None, typer.Option(min=1, help="Exactly so many runs of each level, instead of --precision.")
+        int | None, typer.Option(min=1, help="Number of runs of each level, instead of --precision.")
     ] = None,
     precision: of.Precision = "3%",
     budget: of.Budget = "10m",
-    warm_up: Annotated[
-        str, typer.Option(help="steady: until figures are; quick: one batch, however it went.")
-    ] = "steady",
+    warm_up: Annotated[str, typer.Option(help="steady: until the figures are steady; quick: one batch.")] = "steady",
     max_tokens: of.MaxTokens = 128,
     fixed_output: of.FixedOutput = False,
     size: of.Size = "short",
     prompt_tokens: of.PromptTokens = None,
-    turns: Annotated[int, typer.Option(min=1, help="Of a conversation.")] = 4,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of a conversation.")] = 4,
     think: Annotated[str, typer.Option(help="Mean pause of an agent between two turns.")] = "2s",
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
@@ -69,11 +68,13 @@ def sweep(
     store_prompts: of.Prompts = True,
     against_preset: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Rerun the shape of a preset's published figures: how much of them is had?"),
+        typer.Option(
+            metavar="NAME", help="Repeat the benchmark published with a preset and report what share of it is reached."
+        ),
     ] = None,
     shape_of: Annotated[
         int | None,
-        typer.Option(metavar="K", min=1, help="Of its K-th figure, not of most; `skep presets show` counts them."),
+        typer.Option(metavar="K", min=1, help="Use the preset's K-th published figure (see `skep presets show`)."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -119,9 +120,9 @@ def sweep(
 def swarm(
     url: of.Url = None,
     model: of.Model = None,
-    tasks: Annotated[int, typer.Option(min=1, help="The same ones for both.")] = 50,
-    agents: Annotated[str, typer.Option(help="One after the other, and so many at once.")] = "1,50",
-    runs: Annotated[int, typer.Option(min=1, help="Of both, in turns.")] = 1,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks, the same for both.")] = 50,
+    agents: Annotated[str, typer.Option(help="Compare one task at a time with this many at once.")] = "1,50",
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each, in turns.")] = 1,
     prompt_tokens: of.PromptTokens = 1024,
     max_tokens: of.MaxTokens = 512,
     fixed_output: of.FixedOutput = False,
@@ -153,10 +154,10 @@ def swarm(
 def open_loop(
     url: of.Url = None,
     model: of.Model = None,
-    rate: Annotated[str, typer.Option(help="Requests a second, one level each.")] = "1",
+    rate: Annotated[str, typer.Option(help="Requests per second, one level each.")] = "1",
     arrivals: Annotated[str, typer.Option(help="poisson, constant, or gamma:CV such as gamma:2.0.")] = "poisson",
-    duration: Annotated[str, typer.Option("--for", help="Time of arrivals at each rate.")] = "60s",
-    runs: Annotated[int, typer.Option(min=1, help="Of each rate.")] = 1,
+    duration: Annotated[str, typer.Option("--for", help="How long requests arrive at each rate.")] = "60s",
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each rate.")] = 1,
     max_tokens: of.MaxTokens = 128,
     fixed_output: of.FixedOutput = False,
     size: of.Size = "short",
@@ -192,8 +193,10 @@ def classes(
     url: of.Url = None,
     model: of.Model = None,
     duration: Annotated[str, typer.Option("--for", help="How long each run sends.")] = "60s",
-    agents: Annotated[int | None, typer.Option(min=1, help="In all, where classes have a share of them.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Of the whole mix.")] = 1,
+    agents: Annotated[
+        int | None, typer.Option(min=1, help="Agents in all, where classes take a share of them.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of the whole mix.")] = 1,
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,
@@ -212,12 +215,12 @@ def classes(
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="JSONL: Mooncake's traces, or lines of the OpenAI batch API.")],
+    trace: Annotated[Path, typer.Argument(help="JSONL file: a Mooncake trace, or lines of the OpenAI batch API.")],
     url: of.Url = None,
     model: of.Model = None,
-    speed: Annotated[float, typer.Option(help="2 replays in half the time.")] = 1.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many from the beginning.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Where the trace does not say.")] = 512,
+    speed: Annotated[float, typer.Option(help="Replay this many times faster: 2 takes half the time.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay only this many requests from the beginning.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, where the trace does not say.")] = 512,
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,

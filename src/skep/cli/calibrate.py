@@ -13,7 +13,7 @@ calibrations = typer.Typer(
     no_args_is_help=True, help="What `skep calibrate` found: list, show, forget.", rich_markup_mode=None
 )
 
-NameArgument = Annotated[str, typer.Argument(help="Its id, the beginning of it, or `last`.")]
+NameArgument = Annotated[str, typer.Argument(help="A calibration's id, the beginning of it, or `last`.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,37 +31,37 @@ def calibrate(
     model: of.Model = None,
     geometry: Annotated[
         str | None,
-        typer.Option(
-            help="What the model is: catalogue name, config.json or GGUF; default: by the name it is served as."
-        ),
+        typer.Option(help="The model: catalogue name, config.json or GGUF; default: by the name it is served as."),
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(help='Its cards, such as "2x rtx-3090"; default: this machine\'s, or its CPU.')
     ] = None,
-    link: Annotated[str | None, typer.Option(help="Between the cards: nvlink, pcie, pcie4x8.")] = None,
+    link: Annotated[str | None, typer.Option(help="Link between the cards: nvlink, pcie, pcie4x8.")] = None,
     bandwidth: Annotated[
         float | None, typer.Option(min=0.1, help="GB/s of this machine's memory, without a GPU; default: measured.")
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="vllm, sglang, llamacpp, ollama, trtllm; default: as the endpoint says.")
     ] = None,
-    quant: Annotated[str | None, typer.Option(help="Of the weights: awq, fp8, bf16, q4_k_m.")] = None,
-    kv: Annotated[str | None, typer.Option(help="Of the KV cache; default: bf16.")] = None,
+    quant: Annotated[str | None, typer.Option(help="Format of the weights: awq, fp8, bf16, q4_k_m.")] = None,
+    kv: Annotated[str | None, typer.Option(help="Type of the KV cache; default: bf16.")] = None,
     tp: Annotated[
         int | None, typer.Option(min=1, help="Tensor-parallel size; default: all cards of a replica.")
     ] = None,
     pp: Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel size.")] = None,
     spec: Annotated[str | None, typer.Option(help="Speculation, such as mtp:3.")] = None,
-    no_graphs: Annotated[bool, typer.Option("--no-graphs", help="It runs without CUDA graphs (eager mode).")] = False,
+    no_graphs: Annotated[
+        bool, typer.Option("--no-graphs", help="The engine runs without CUDA graphs (eager mode).")
+    ] = False,
     levels: Annotated[
         str | None,
-        typer.Option(help="1 and the level to fit further sequences to; default: 1 and its slots, 8 at most."),
+        typer.Option(help="1 and one higher level to fit to; default: 1 and the number of slots, 8 at most."),
     ] = None,
     check: Annotated[
-        str | None, typer.Option(help="Levels to measure and not to fit to: says how far off the fit is there.")
+        str | None, typer.Option(help="Levels to measure without fitting to them; reports the error of the fit there.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=32, help="Of the long prompts.")] = 1024,
-    budget: Annotated[str, typer.Option(help="Time for all of it.")] = "5m",
+    prompt_tokens: Annotated[int, typer.Option(min=32, help="Tokens of the long prompts.")] = 1024,
+    budget: Annotated[str, typer.Option(help="Time limit of the whole calibration.")] = "5m",
     key_env: of.KeyEnv = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -13,7 +13,7 @@ from skep.cli.serve import JsonOption
 
 catalog_app = typer.Typer(
     no_args_is_help=True,
-    help="What is known of GPUs and models, with where it was read and how sure that is.",
+    help="Show the known GPUs and models, with the source and the certainty of each value.",
     rich_markup_mode=None,
 )
 _SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def gpus(
-    name: Annotated[str | None, typer.Argument(help="One GPU, with the source of every value.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one GPU, with the source of every value.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """The GPUs that plans can name: memory, bandwidth, tensor throughput, formats, links."""
@@ -45,7 +45,7 @@ def gpus(
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="One model, or the path of a config.json or a GGUF file: every value.")
+        str | None, typer.Argument(help="Show every value of one model, of a config.json or of a GGUF file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -21,11 +21,11 @@ cluster_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-NameOption = Annotated[str | None, typer.Option("--name", help="Of the node. Default: the machine's.")]
-CpusOption = Annotated[int | None, typer.Option("--cpus", min=0, help="To lend. Default: all.")]
-GpusOption = Annotated[int | None, typer.Option("--gpus", min=0, help="To lend. Default: all.")]
+NameOption = Annotated[str | None, typer.Option("--name", help="Name of the node. Default: the machine's name.")]
+CpusOption = Annotated[int | None, typer.Option("--cpus", min=0, help="CPU cores to offer to Ray (default: all).")]
+GpusOption = Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to offer to Ray (default: all).")]
 LabelOption = Annotated[
-    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="Of the node. Repeatable.")
+    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="Label of the node. Repeatable.")
 ]
 
 
@@ -39,8 +39,10 @@ def register(app: typer.Typer) -> None:
 
 
 def start(
-    address: Annotated[str, typer.Option(help="Of this machine, as the other machines reach it.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The head's; the 1120 after it are Ray's and the engines'.")] = 6379,
+    address: Annotated[
+        str, typer.Option(help="Address of this machine, as the other machines reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the head; Ray and the engines use the 1120 after it.")] = 6379,
     name: NameOption = None,
     cpus: CpusOption = None,
     gpus: GpusOption = None,
@@ -58,11 +60,16 @@ def start(
 
 
 def join(
-    head: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="As `skep cluster start` told it.")],
-    address: Annotated[str | None, typer.Option(help="Of this machine. Default: the one towards the head.")] = None,
-    port: Annotated[int | None, typer.Option(help="First of the 1121 ports here. Default: the head's.")] = None,
+    head: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="Address printed by `skep cluster start`.")],
+    address: Annotated[
+        str | None, typer.Option(help="Address of this machine. Default: the one that reaches the head.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="First of the 1121 ports used here. Default: the head's port.")
+    ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="With the cluster's token, kept from then on; - is stdin.", allow_dash=True)
+        Path | None,
+        typer.Option(help="File with the cluster's token, which is stored; - reads stdin.", allow_dash=True),
     ] = None,
     name: NameOption = None,
     cpus: CpusOption = None,
@@ -82,7 +89,9 @@ def join(
 
 
 def status(
-    address: Annotated[str, typer.Option("--cluster", metavar="ADDRESS", help="HOST:PORT of its head.")] = "auto",
+    address: Annotated[
+        str, typer.Option("--cluster", metavar="ADDRESS", help="HOST:PORT of the cluster's head.")
+    ] = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """The cluster's nodes: what each has, what is free, which replicas stand there."""

@@ -11,11 +11,11 @@ import typer
 from skep.cli.serve import JsonOption
 from skep.errors import UserError
 
-ModelArgument = Annotated[str, typer.Argument(help="A model as clients name it; `skep ps --json` has them.")]
-NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return at once; `skep ps` shows how it goes.")]
+ModelArgument = Annotated[str, typer.Argument(help="A model by the name clients use; `skep ps --json` lists them.")]
+NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return at once; `skep ps` shows the progress.")]
 DrainOption = Annotated[
     str | None,
-    typer.Option("--drain", metavar="DURATION", help="Cut answers that take longer, such as 30s. Default: wait."),
+    typer.Option("--drain", metavar="DURATION", help="Abort answers that take longer, such as 30s. Default: wait."),
 ]
 
 
@@ -45,8 +45,8 @@ def unload(
 
 
 def swap(
-    model_out: Annotated[str, typer.Argument(help="The model that goes, once its answers are finished.")],
-    model_in: Annotated[str, typer.Argument(help="The model that comes in its place.")],
+    model_out: Annotated[str, typer.Argument(help="The model to unload, once its answers are finished.")],
+    model_in: Annotated[str, typer.Argument(help="The model to load in its place.")],
     drain: DrainOption = None,
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
@@ -85,7 +85,7 @@ WORDS = {
 }
 
 NameArgument = Annotated[
-    str, typer.Argument(help="A replica's name as in `skep ps`, or a node's: all that stand there.")
+    str, typer.Argument(help="A replica's name as in `skep ps`, or a node's name for all its replicas.")
 ]
 
 
@@ -97,7 +97,7 @@ def register_replica_commands(app: typer.Typer) -> None:
 
 def drain(
     name: NameArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it has finished what it had.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when its running requests are finished.")] = False,
 ) -> None:
     """Send a replica, or all of a node, nothing new; what they have is finished. Until `skep undrain`."""
     from skep.cli.output import note
@@ -124,7 +124,7 @@ def reload(
     config: Annotated[
         Path | None, typer.Option(help="Another configuration file. Default: the one skep was started with.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when replicas have come and gone.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when all replicas are started and stopped.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read skep.toml and keys.toml anew. Settings and keys hold at once; only replicas that differ are touched.
@@ -192,9 +192,10 @@ def register_scale(app: typer.Typer) -> None:
 
 def scale(
     wanted: Annotated[
-        str | None, typer.Argument(metavar="[MODEL[=N]]", help="MODEL=N changes it; MODEL, or nothing, shows it.")
+        str | None,
+        typer.Argument(metavar="[MODEL[=N]]", help="MODEL=N sets the number of replicas; MODEL, or nothing, shows it."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when replicas have come and gone.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when all replicas are started and stopped.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Give a model more or fewer replicas, until the next `skep reload` or `skep up`.

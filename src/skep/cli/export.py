@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from skep.deploy.export_recipe import Recipe
 
 FORM_NAMES = "shell, docker, compose or systemd"
-Port = Annotated[int, typer.Option(min=1, max=65535, help="Of the one endpoint.")]
-EnginePort = Annotated[int, typer.Option(min=1, max=65535, help="Of the first engine; the next ones follow.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")]
+EnginePort = Annotated[
+    int, typer.Option(min=1, max=65535, help="Port of the first engine; the others take the next ones.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +27,9 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="PRESET", help="As `skep presets` lists them; a model with --gpu.")],
+    name: Annotated[
+        str, typer.Argument(metavar="PRESET", help="A preset as `skep presets` lists it, or a model with --gpu.")
+    ],
     form: Annotated[str, typer.Option("--as", help=f"{FORM_NAMES}.")],
     gpu: Annotated[
         str | None, typer.Option(help='Of a model: the best plan for these cards, such as "2x rtx-3090".')

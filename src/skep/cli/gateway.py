@@ -29,19 +29,27 @@ def gateway(
     ] = None,
     slots: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=1, max=65536, help="Sequences a server decodes at a time: for all, or per URL."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=65536,
+            help="Sequences a server decodes at a time: one number for all, or one per URL.",
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model they serve. Default: asked of each.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model the servers serve. Default: ask each of them.")] = None,
     key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with the key that the servers want.")
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the API key of the servers.")
     ] = None,
     host: HostOption = None,
     port: PortOption = None,
     reserve: Annotated[int, typer.Option(min=0, help="Slots of each server for interactive requests only.")] = 0,
     soft_slots: Annotated[
-        int | None, typer.Option(min=1, help="Requests at once while anything but batch is there. Default: all slots.")
+        int | None,
+        typer.Option(min=1, help="Concurrent requests while others than batch are present. Default: all slots."),
     ] = None,
-    max_queue: Annotated[int | None, typer.Option(min=0, help="Waiting requests per model; beyond it 429.")] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(min=0, help="Most waiting requests per model; further ones are answered with 429.")
+    ] = None,
     config: ConfigOption = None,
     detach: DetachOption = False,
     as_json: JsonOption = False,

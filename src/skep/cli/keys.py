@@ -11,7 +11,7 @@ from skep.cli.serve import JsonOption
 
 key_app = typer.Typer(
     no_args_is_help=True,
-    help="Keys for the gateway's clients: who may ask, how urgently, how much.",
+    help="Manage the API keys of the gateway's clients, with their priority and limits.",
     rich_markup_mode=None,
 )
 
@@ -29,11 +29,14 @@ def add(
     name: NameArgument,
     priority: Annotated[
         str | None,
-        typer.Option("--class", help="interactive, normal or batch: its highest priority. Default: the client's word."),
+        typer.Option(
+            "--class", help="Highest priority of the key: interactive, normal or batch. Default: as the client asks."
+        ),
     ] = None,
-    max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests at a time. Default: any.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(min=1, help="Concurrent requests. Default: no limit.")] = None,
     rate: Annotated[
-        str | None, typer.Option(help="Requests per s, m, h or d, such as 60/m: also as many at once. Default: any.")
+        str | None,
+        typer.Option(help="Requests per s, m, h or d, such as 60/m, which may also come at once. Default: no limit."),
     ] = None,
 ) -> None:
     """Make a key and print it, this once: only its digest is kept."""

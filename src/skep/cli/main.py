@@ -130,7 +130,7 @@ def _version(wanted: bool) -> None:
 
 def root(
     _version_wanted: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
     pass

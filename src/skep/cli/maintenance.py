@@ -10,7 +10,7 @@ import typer
 from skep.cli.serve import JsonOption
 
 store_app = typer.Typer(
-    no_args_is_help=True, help="The file with all runs: where, how large, a copy.", rich_markup_mode=None
+    no_args_is_help=True, help="Show or back up the file that holds all runs.", rich_markup_mode=None
 )
 
 
@@ -59,7 +59,7 @@ def info(as_json: JsonOption = False) -> None:
 
 def backup(
     to: Annotated[Path, typer.Argument(help="The file to write.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Copy the store to a file, consistently, also while runs are being written."""
     from skep.cli.maintenance_run import store_backup
@@ -72,7 +72,7 @@ def gc(
         str | None, typer.Option(help="Delete runs and gateway rows older than this, such as 90d.")
     ] = None,
     incomplete: Annotated[bool, typer.Option("--incomplete", help="Delete runs that never ended.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Give space back: delete runs and gateway rows as asked and rotated logs, compact the store."""

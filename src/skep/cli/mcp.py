@@ -20,10 +20,10 @@ def register(app: typer.Typer) -> None:
 def mcp(
     http: Annotated[bool, typer.Option("--http", help="Serve streamable HTTP instead of stdio.")] = False,
     host: Annotated[
-        str | None, typer.Option(help="With --http: address; others than loopback want a key. Default: 127.0.0.1.")
+        str | None, typer.Option(help="With --http: address; any but loopback requires a key. Default: 127.0.0.1.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="With --http: port; 0 takes a free one. Default: 8402.")
+        int | None, typer.Option(min=0, max=65535, help="With --http: port; 0 picks a free one. Default: 8402.")
     ] = None,
     url: Url = None,
     model: Model = None,

@@ -27,12 +27,12 @@ def plan(
         list[str] | None,
         typer.Option(metavar="SPEC", help="A card that is not listed: name=x,memory=24GiB,bandwidth=936,fp16=71."),
     ] = None,
-    link: Annotated[str | None, typer.Option(help="Between all cards: nvlink, pcie, pcie4x8 or p2p.")] = None,
-    agents: Annotated[int, typer.Option(min=1, max=4096, help="How many work at once.")] = 4,
+    link: Annotated[str | None, typer.Option(help="Link between all cards: nvlink, pcie, pcie4x8 or p2p.")] = None,
+    agents: Annotated[int, typer.Option(min=1, max=4096, help="Number of concurrent agents.")] = 4,
     goal: Annotated[str, typer.Option(help="throughput, latency or context.")] = "throughput",
-    slo: Annotated[str | None, typer.Option(help="What must be met at that many agents: ttft=1s,tpot=25ms.")] = None,
-    input_tokens: Annotated[int, typer.Option(min=1, help="Of a task's prompt.")] = 1024,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of a task's answer.")] = 512,
+    slo: Annotated[str | None, typer.Option(help="Limits to meet at that many agents: ttft=1s,tpot=25ms.")] = None,
+    input_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a task's prompt.")] = 1024,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a task's answer.")] = 512,
     shape: Annotated[str, typer.Option(help="steady, burst or mixed.")] = "steady",
     engine: Annotated[
         list[str] | None, typer.Option(help="vllm, sglang, llamacpp or all; may be repeated. Default: vllm.")
@@ -49,11 +49,14 @@ def plan(
     spec: Annotated[str | None, typer.Option(help="Pin the speculation: mtp:3, ngram:4 or none.")] = None,
     no_graphs: Annotated[bool, typer.Option("--no-graphs", help="Without CUDA graphs (eager mode).")] = False,
     batched_tokens: Annotated[int | None, typer.Option(min=16, help="Pin the tokens of a step.")] = None,
-    engine_version: Annotated[str | None, typer.Option(help="Of the engine, for the rules: 0.19.1.")] = None,
-    price: Annotated[
-        list[float] | None, typer.Option(help="Of one card, once for all or for each --gpu; or RIG@PRICE.")
+    engine_version: Annotated[
+        str | None, typer.Option(help="Version of the engine, such as 0.19.1; rules depend on it.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures too.")] = None,
+    price: Annotated[
+        list[float] | None,
+        typer.Option(help="Price of one card, once for all or once for each --gpu; or write RIG@PRICE."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with charts.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show every term of a step and its formula.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 presets_app = typer.Typer(
     invoke_without_command=True,
-    help="Recipes that somebody measured: what they want, how they are started, the figures their author got.",
+    help="List measured setups: their requirements, how to start them, and the author's figures.",
     epilog="Example: skep presets --json",
     rich_markup_mode=None,
 )
@@ -24,7 +24,7 @@ presets_app = typer.Typer(
 _DROPPED = ("SOURCE", "MODEL", "HARDWARE", "ENGINE")  # from a list that a terminal is too narrow for, in this order
 _KEY = 18  # columns, of a value's name
 
-NameArgument = Annotated[str, typer.Argument(help="As `skep presets` lists it.")]
+NameArgument = Annotated[str, typer.Argument(help="A preset's name as `skep presets` lists it.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -65,7 +65,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="A preset of your own, wherever it lies.")],
+    file: Annotated[Path, typer.Argument(help="A preset file of your own, in any folder.")],
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a file is a valid preset; where not, the first line that is wrong."""
@@ -83,8 +83,8 @@ def check(
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Of the new one: lower-case letters, digits, dots and dashes.")],
-    source: Annotated[str, typer.Option("--from", help="The preset to begin with.")],
+    name: Annotated[str, typer.Argument(help="Name of the new preset: lower-case letters, digits, dots and dashes.")],
+    source: Annotated[str, typer.Option("--from", help="The preset to copy.")],
 ) -> None:
     """Copy a preset into a file of your own, to be changed."""
     from skep.cli.output import note

@@ -19,14 +19,14 @@ def register(_app: typer.Typer) -> None:
 def mixed(
     url: of.Url = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Default: the only one that is served there; several: side by side.")
+        list[str] | None, typer.Option(help="Model name; default: the only one served there. Several are compared.")
     ] = None,
     form: Annotated[
         str, typer.Option(help="published: each side task once; sustained: again and again until the primary ends.")
     ] = "published",
-    repeats: Annotated[int, typer.Option(min=1, help="Of every level, in turns.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of every level, in turns.")] = 3,
     levels: Annotated[
-        str, typer.Option(help="Of 1, 2, 3 and 5: the primary with 0, 1, 2 or 4 side tasks.")
+        str, typer.Option(help="Any of 1, 2, 3 and 5: the primary task with 0, 1, 2 or 4 side tasks.")
     ] = "1,2,3,5",
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
@@ -56,14 +56,21 @@ def quality(
         str, typer.Option(help="humaneval, drills, drills:1 (easy) to drills:5, or a JSONL file: docs/quality.md.")
     ] = "drills",
     concurrency: of.Concurrency = "1,4,8",
-    delta: Annotated[str, typer.Option(help="The loss that would matter, in points: 3 is from 60 % to 57 %.")] = "3",
-    items: Annotated[int | None, typer.Option(min=1, help="How many of the bank; default: as many as needed.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Of every item in every arm.")] = 1,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer, instead of each item's own: models that think aloud.")
+    delta: Annotated[
+        str, typer.Option(help="The smallest loss that matters, in points: 3 is from 60 % to 57 %.")
+    ] = "3",
+    items: Annotated[
+        int | None, typer.Option(min=1, help="Number of items of the bank; default: as many as needed.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: greedy.")] = 0.0,
-    budget: Annotated[str | None, typer.Option(help="Time for all of it; what is not done then is left out.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of every item in every arm.")] = 1,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest answer in tokens, instead of each item's own limit; for models that reason."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    budget: Annotated[
+        str | None, typer.Option(help="Time limit of the whole run; what is not done by then is left out.")
+    ] = None,
     seed: of.Seed = None,
     key_env: of.KeyEnv = None,
     timeout: of.Timeout = of.FIFTEEN_MINUTES,

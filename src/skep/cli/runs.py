@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Number of runs to list, newest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Stored benchmark runs, newest first."""
@@ -37,10 +37,10 @@ def runs(
 
 def report(
     run: Annotated[
-        list[str] | None, typer.Argument(help="A run's id, the beginning of one, or `last`; several: compared.")
+        list[str] | None, typer.Argument(help="A run's id, the beginning of one, or `last`; several are compared.")
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The HTML file to write; .svg writes the picture alone.")
+        Path, typer.Option("-o", "--output", help="The HTML file to write; .svg writes the chart alone.")
     ] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML file with the pictures and the tables of a run, or of several side by side."""
@@ -56,9 +56,9 @@ def report(
 
 def compare(
     a: Annotated[
-        str | None, typer.Argument(help="The earlier run; default: the last but one of the kind of the last.")
+        str | None, typer.Argument(help="The earlier run; default: the last but one of the same kind as the last.")
     ] = None,
-    b: Annotated[str | None, typer.Argument(help="The later run; default: the last of the kind of A.")] = None,
+    b: Annotated[str | None, typer.Argument(help="The later run; default: the last of the same kind as A.")] = None,
     threshold: Annotated[str, typer.Option(help="A loss beyond this ends with exit code 4.")] = "5%",
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Compare runs whose prompts or answers differ in length.")
@@ -78,14 +78,16 @@ def compare(
 def ab(
     url_a: Annotated[str, typer.Argument(metavar="A", help="Base URL.")],
     url_b: Annotated[str, typer.Argument(metavar="B", help="Base URL.")],
-    model: Annotated[str | None, typer.Option(help="Of both; default: the only one that is served.")] = None,
-    model_b: Annotated[str | None, typer.Option(help="Of B, where it has another name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name at both; default: the only one served.")] = None,
+    model_b: Annotated[str | None, typer.Option(help="Model name at B, where it differs.")] = None,
     concurrency: of.Concurrency = "1,4",
-    tasks: Annotated[int | None, typer.Option(min=1, help="Per level and run.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks per level and run.")] = None,
     runs_per_level: Annotated[
-        int | None, typer.Option("--runs", min=2, help="Exactly so many pairs of each level.")
+        int | None, typer.Option("--runs", min=2, help="Number of pairs of each level, instead of --precision.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="Of the ratio: pairs are measured until it is within this.")] = "3%",
+    precision: Annotated[
+        str, typer.Option(help="Measure pairs until the interval of their ratio is within this.")
+    ] = "3%",
     budget: of.Budget = "15m",
     threshold: Annotated[str, typer.Option(help="A loss of B beyond this ends with exit code 4.")] = "5%",
     max_tokens: of.MaxTokens = 128,

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from skep.config.settings import CliOverrides, Cluster, Serve
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; others than loopback want a key.")]
-PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")]
+HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; any but loopback requires a key.")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway; 0 picks a free one.")]
 ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file (default: skep.toml if there is one).")]
-DetachOption = Annotated[bool, typer.Option("-d", "--detach", help="Go on in the background.")]
+DetachOption = Annotated[bool, typer.Option("-d", "--detach", help="Run in the background.")]
 ClusterOption = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster by its head's HOST:PORT; auto: this machine's.")
 ]
@@ -48,42 +48,46 @@ def up(
         typer.Argument(help="A preset, a model, a checkpoint or a GGUF file; default: skep.toml, else embedded."),
     ] = None,
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="The embedded model, even if there is a skep.toml.")
+        bool, typer.Option("--embedded", help="Serve the embedded model, even if there is a skep.toml.")
     ] = False,
-    replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="Engine processes.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of engine processes.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Sequences a replica decodes at a time.")] = None,
     context: Annotated[int | None, typer.Option(min=64, help="Tokens of context per slot.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per replica.")] = None,
     host: HostOption = None,
     port: PortOption = None,
     engine_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of the first engine; 0 takes free ones.")
+        int | None, typer.Option(min=0, max=65535, help="Port of the first engine; 0 picks free ones.")
     ] = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Serve what the planner predicts, in real time: no weights, no GPU.")
+        bool,
+        typer.Option(
+            "--simulate", help="Simulate the engine at the speed the planner predicts; needs no weights and no GPU."
+        ),
     ] = False,
     gpu: Annotated[
         list[str] | None, typer.Option(help='Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')
     ] = None,
-    link: Annotated[str | None, typer.Option(help="Between the cards: nvlink or pcie.")] = None,
+    link: Annotated[str | None, typer.Option(help="Link between the cards: nvlink or pcie.")] = None,
     engine: Annotated[
         str | None, typer.Option(help="vllm, sglang, llamacpp, ollama or embedded; default: the best plan's.")
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="The weights: hub name, folder, GGUF file or Ollama tag.")
     ] = None,
-    quant: Annotated[str | None, typer.Option(help="Of the weights; default: the best plan's.")] = None,
+    quant: Annotated[str | None, typer.Option(help="Format of the weights; default: the best plan's.")] = None,
     kv: Annotated[str | None, typer.Option(help="Type of the KV cache; default: the best plan's.")] = None,
     spec: Annotated[str | None, typer.Option(help="Speculation, such as mtp:3, or none.")] = None,
     tp: Annotated[int | None, typer.Option(min=1, help="Cards that share one replica.")] = None,
     agents: Annotated[int | None, typer.Option(min=1, help="Agents to plan the layout for.")] = None,
     gpus: Annotated[str | None, typer.Option(help="This machine's cards to use, by number: 0,1.")] = None,
     memory_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Of each card that the engine may fill.")
+        float | None, typer.Option(min=0.01, max=1.0, help="Share of each card's memory that the engine may fill.")
     ] = None,
     binary: Annotated[str | None, typer.Option(help="The engine's program, where it is not on PATH.")] = None,
     fallback: Annotated[
-        bool, typer.Option("--fallback", help="Try a dying engine again with the remedy, one change at a time.")
+        bool,
+        typer.Option("--fallback", help="Restart an engine that dies with the known remedy, one change at a time."),
     ] = False,
     cluster: ClusterOption = None,
     hive: HiveOption = None,
@@ -192,7 +196,7 @@ def start(wishes: CliOverrides, config: Path | None, *, detach: bool, as_json: b
 def down(
     wait: Annotated[
         str | None,
-        typer.Option(help="Time for answers under way; then they are cut. Default: as configured."),
+        typer.Option(help="How long to wait for running requests before aborting them. Default: as configured."),
     ] = None,
 ) -> None:
     """Stop everything: finish what is under way, then end gateway and engines."""
@@ -230,8 +234,10 @@ def ps(as_json: JsonOption = False) -> None:
 
 def logs(
     name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, `gateway`, `monitor` or `skep`.")],
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines from the end.")] = 100,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Keep printing new lines as they are written.")
+    ] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end.")] = 100,
 ) -> None:
     """An engine's own output, kept and rotated."""
     from skep.paths import user_paths

@@ -243,8 +243,10 @@ def register(app: typer.Typer) -> None:
 
 
 def top(
-    every: Annotated[str, typer.Option(help="Time between two readings, 100ms at least.")] = "1s",
-    once: Annotated[bool, typer.Option("--once", help="One frame; also where stdout is no terminal.")] = False,
+    every: Annotated[str, typer.Option(help="Time between two readings, at least 100ms.")] = "1s",
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame and exit; the default where stdout is no terminal.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch a running hive: slots, queues, tokens per second. Counts are since the gateway began; q leaves."""

@@ -19,7 +19,10 @@ def register(app: typer.Typer) -> None:
 
 def validate(
     points: Annotated[
-        Path, typer.Argument(metavar="POINTS.csv", help="One measurement a row; docs/accuracy.md names the columns.")
+        Path,
+        typer.Argument(
+            metavar="POINTS.csv", help="CSV table with one measurement a row; docs/accuracy.md names the columns."
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:
