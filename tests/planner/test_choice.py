@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from skep.catalog.models import geometries, geometry
-from skep.errors import DoesNotFit, UserError
+from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged, offered_quants
 from skep.planner.choose import choose, fits_nowhere
 from skep.planner.fit import fits
@@ -91,42 +91,12 @@ def test_fp4_is_offered_where_the_cards_compute_it():
     assert "nvfp4" not in {q.id for q in offered_quants(geometry("qwen3-8b"), "vllm", TWO.cards)}
 
 
-def test_what_is_dropped_says_which_term_is_the_largest():
-    found = chosen("qwen3.6-27b", parse_rig("rtx-3090"), pins=Pins(quant=find_quant("bf16")))
-    assert not found.plans
-    (dropped,) = found.rejected
-    assert dropped.rule == "memory"
-    assert "the largest term is weights (50.0 GiB a card)" in dropped.reason
-
-
-def test_a_model_that_fits_nowhere_says_what_would():
-    model, rig, pins = geometry("qwen3.6-27b"), parse_rig("rtx-3090"), Pins(quant=find_quant("bf16"))
-    error = fits_nowhere(model, choose(model, rig, PlanGoal(), pins), PlanGoal(), pins, "vllm")
-    assert isinstance(error, DoesNotFit)
-    assert error.exit_code == 3
-    assert "--quant" in error.hint
-    assert "x rtx-3090" in error.hint
-
-
 def test_what_would_fit_does_fit():
     model, pins = geometry("llama-3.3-70b"), Pins(quant=find_quant("awq"))
     error = fits_nowhere(model, choose(model, parse_rig("rtx-3090"), PlanGoal(), pins), PlanGoal(), pins, "vllm")
     count = int(error.hint.partition("what would fit: ")[2].partition("x rtx-3090")[0])
     assert choose(model, parse_rig(f"{count}x rtx-3090"), PlanGoal(), pins).plans
     assert not choose(model, parse_rig(f"{count - 1}x rtx-3090"), PlanGoal(), pins).plans
-
-
-@pytest.mark.parametrize(
-    ("pins", "words"),
-    [
-        (Pins(tp=4), "--tp 4 needs 4 cards"),
-        (Pins(tp=2, replicas=2), "--tp 2 --replicas 2 needs 4 cards"),
-        (Pins(context=100), "--context 100 is less than a task's 1536 tokens"),
-    ],
-)
-def test_flags_that_contradict_are_refused(pins, words):
-    with pytest.raises(UserError, match=words):
-        chosen(pins=pins)
 
 
 def test_a_promise_that_only_a_slower_layout_keeps_puts_it_first():

@@ -17,7 +17,6 @@ from skep.planner.constants import published_constants
 from skep.planner.fit import largest
 from skep.planner.memory import defaults, kv_bytes_per_token, memory, usable_bytes, weights_bytes
 from skep.planner.parts import parts_of
-from skep.planner.points import read_case
 from skep.planner.predict import lengths, prospect, simulate_load
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.ranking import band
@@ -359,26 +358,3 @@ def test_a_further_card_of_the_same_kind_never_makes_the_best_plan_worse(chance)
             plans = choose(model, parse_rig(f"{count}x {card.id}"), PlanGoal(agents=agents), scale=False).plans
             scores.append(plans[0].rated.score if plans else 0.0)
         assert scores[0] <= scores[1] * 1.02, said(model, card, agents)
-
-
-def row(**cells):
-    usual = {"source_url": "https://example.org/a", "gpu": "RTX 3090", "n_gpu": "1", "model": "Qwen3-8B",
-             "quant_bits": "8", "engine": "vllm", "concurrency": "1", "stream_tok_s": "50"}  # fmt: skip
-    return read_case(1, usual | cells)
-
-
-def test_fp8_weights_read_by_a_w8a16_kernel_are_fp8():
-    assert row(notes="FP8 weights via Marlin W8A16").quant.id == "fp8"
-
-
-def test_the_depth_of_speculation_is_read_from_the_command_in_the_notes():
-    case = row(spec="spec (see profile)", notes='--speculative_config {"method":"mtp","num_speculative_tokens":3}')
-    assert case.spec == Speculation("mtp", 3)
-
-
-def test_a_pipeline_is_read_from_the_notes():
-    assert row(n_gpu="4", tp="1", notes="launch_server --pp-size 4; pp=4").layout.cards == 4
-
-
-def test_a_model_published_in_four_bits_keeps_them_in_llamacpp():
-    assert row(model="gpt-oss-20b", quant_bits="4", engine="llama.cpp").quant.id == "gguf_mxfp4"

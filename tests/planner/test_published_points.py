@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from skep.planner.points import Unpredictable, read_case, source_of
+from skep.planner.setup import Speculation
 from skep.planner.validation import validate
 
 DATA = Path(__file__).parent.parent / "data"
@@ -95,6 +96,14 @@ def test_the_link_is_read_from_what_people_write():
     slow = case(n_gpu="2", tp="2", interconnect="PCIe3 x16 + PCIe2 x4").link
     assert slow.gbs < 5
     assert case(n_gpu="2", tp="2", interconnect="PCIe4 x8/x8 (VM, P2P)").link.p2p
+
+
+def test_format_drafts_and_pipeline_are_read_from_the_notes():
+    assert case(quant_bits="8", notes="FP8 weights via Marlin W8A16").quant.id == "fp8"
+    assert case(model="gpt-oss-20b", engine="llama.cpp").quant.id == "gguf_mxfp4"
+    command = '--speculative_config {"method":"mtp","num_speculative_tokens":3}'
+    assert case(spec="spec (see profile)", notes=command).spec == Speculation("mtp", 3)
+    assert case(n_gpu="4", tp="1", notes="launch_server --pp-size 4; pp=4").layout.cards == 4
 
 
 def test_nearly_every_complete_row_becomes_a_case():

@@ -59,12 +59,6 @@ def test_a_source_that_was_fitted_on_has_constants_of_its_own_without_it():
     assert set(fitted_constants()) == set(Constants.names())
 
 
-def test_the_groups_cover_every_row(report):
-    groups = report.spreads()
-    assert groups["C=1"].rows + groups["C>1"].rows == groups["all"].rows == len(report.points)
-    assert sum(source.rows for source in report.by_source().values()) == len(report.points)
-
-
 def test_a_spread_of_nothing_is_unknown():
     assert spread([]).median_ape is None
     assert spread([0.1, 0.3]).median_ape == pytest.approx(0.2)
