@@ -187,15 +187,8 @@ def show_status(*, as_json: bool) -> None:
     if as_json:
         loop = {"running": pid is not None, "pid": pid}
         targets = [standing.document() for standing in found]
-        print_json(
-            {
-                "at": now,
-                "loop": loop,
-                "targets": targets,
-                "alerts": [alert_document(one) for one in alerts],
-                "notes": notes,
-            }
-        )
+        opened = [alert_document(one) for one in alerts]
+        print_json({"at": now, "loop": loop, "targets": targets, "alerts": opened, "notes": notes})
         return
     if not found:
         note(f"no target is watched; {NOTHING_YET}")

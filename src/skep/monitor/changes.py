@@ -95,20 +95,9 @@ def changes_in(
     for split in course.splits:
         at = quiet[split.index].at
         between = (quiet[split.bracket[0] - 1].at, quiet[split.bracket[1]].at)
-        changes.append(
-            SeriesChange(
-                key=key,
-                at=at,
-                between=between,
-                before=split.before,
-                after=split.after,
-                ratio_low=split.ratio.low,
-                ratio_high=split.ratio.high,
-                count_before=split.count_before,
-                count_after=split.count_after,
-                because=cause(events, at, between, every_s),
-            )
-        )
+        ratio, counts = (split.ratio.low, split.ratio.high), (split.count_before, split.count_after)
+        because = cause(events, at, between, every_s)
+        changes.append(SeriesChange(key, at, between, split.before, split.after, *ratio, *counts, because))
     return changes, [_slow_drift(quiet[drift.first : drift.last + 1]) for drift in course.drifts]
 
 
@@ -127,7 +116,7 @@ def _slow_drift(points: Sequence[SeriesPoint]) -> SlowDrift:
 
 
 def interval_of(series: SeriesStore, target: str) -> float:
-    """How far apart its probes are; an hour for what is only seen passing."""
+    """Return the seconds between two probes of a target; an hour for a passive one."""
     return next((one.every_s for one in series.targets(removed=True) if one.name == target), HOUR_S)
 
 
@@ -148,7 +137,7 @@ def _renewed(
 
 
 def _still_told(series: SeriesStore, target: str) -> set[SeriesMetric]:
-    """The figures of the newest probe: an engine that was replaced may tell its speed no more."""
+    """Return the figures that the newest probe has: another engine may report fewer."""
     latest = series.latest(target)
     samples = latest[1] if latest else []
     return {metric for metric in SeriesMetric for sample in samples if sample.value(metric) is not None}

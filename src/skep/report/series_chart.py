@@ -49,27 +49,17 @@ class Frame:
 
 
 def frame_of(window: tuple[float, float], size: tuple[int, int], top: int, scale: ValueScale, *, narrow: bool) -> Frame:
-    """With room at the left for the longest value."""
+    """Return a frame with room at the left for the longest value."""
     width, height = size
     longest = max((len(tick_number(tick, scale.ticks)) for tick in scale.ticks), default=1)
     left = round(10 + _LETTER_PX * max(longest, 3))
     since, until = window
-    return Frame(
-        since,
-        max(until, since + 1),
-        width,
-        height,
-        left,
-        width - (6 if narrow else 12),
-        top,
-        height - 26,
-        narrow,
-        scale,
-    )
+    right, bottom = width - (6 if narrow else 12), height - 26
+    return Frame(since, max(until, since + 1), width, height, left, right, top, bottom, narrow, scale)
 
 
 def value_range(values: Sequence[float], most: int) -> ValueScale:
-    """Of all values, but for a few that lie so far off that they would press the others flat."""
+    """Return the scale of all values, without a few far outliers that would flatten the rest."""
     if not values:
         return value_scale(0.0, 1.0, most)
     ordered = sorted(values)
@@ -88,7 +78,7 @@ def axes(frame: Frame, unit: str, zone: tzinfo | None) -> str:
 
 
 def outliers(points: Sequence[SeriesPoint], frame: Frame, colour: str) -> str:
-    """Small triangles at the edge for what lies beyond it, with how many there are."""
+    """Return small triangles at the edge for values beyond it, with their number."""
     above = [point for point in points if point.value > frame.scale.high]
     below = [point for point in points if point.value < frame.scale.low]
     parts = []
@@ -254,7 +244,7 @@ def flag_lines(flags: Sequence[Flag], frame: Frame) -> Iterable[str]:
 
 
 def flag_marks(flags: Sequence[Flag], frame: Frame, top: float, zone: tzinfo | None) -> Iterable[str]:
-    """Numbered as in the table; with their words where there is room up to the next."""
+    """Return marks numbered as in the table, with their words where there is room."""
     inside = [flag for flag in flags if frame.since <= flag.at <= frame.until]
     groups = _grouped(inside, frame)
     ends = [*(frame.x(group[0].at) for group in groups[1:]), frame.width]
@@ -333,7 +323,7 @@ def series_picture(picture: Picture, name: str, zone: tzinfo | None = None, *, s
 def series_svg(
     picture: Picture, name: str, size: tuple[int, int] = (1040, 380), kind: str = "wide", zone: tzinfo | None = None
 ) -> str:
-    """One drawing. `name` is used for its ids."""
+    """Return one drawing. `name` is used for its ids."""
     narrow = size[0] < 600
     most = 4 if narrow else 6
     lanes = (20 if picture.shifts else 0) + (20 if picture.flags else 0)
@@ -360,7 +350,7 @@ def series_svg(
 
 
 def legend(picture: Picture) -> Markup:
-    """What each kind of mark means, of those that are drawn."""
+    """Return the meaning of each kind of mark that is drawn."""
     alone = len(picture.tracks) == 1
     colour = picture.tracks[0].colour if picture.tracks else theme.SKY
     dot = f'<circle cx="8" cy="8" r="2.6" fill="{colour}" fill-opacity=".45"/>'
@@ -396,14 +386,14 @@ def _sample(colour: str) -> str:
 
 
 def _values(picture: Picture) -> list[float]:
-    """Those of busy moments have no say in the axis, unless there are no others."""
+    """Return the values that set the axis: without busy ones, unless there are no others."""
     free = [point.value for track in picture.tracks for point in track.points if not point.busy]
     edges = [edge for track in picture.tracks for one in track.band[:: 1 + len(track.band) // 400] for edge in one[2:]]
     return free + edges or [point.value for track in picture.tracks for point in track.points]
 
 
 def _measured(picture: Picture) -> tuple[float, float]:
-    """The first and the last moment of all that is drawn."""
+    """Return the first and the last moment of all that is drawn."""
     ends = [one for track in picture.tracks for one in (*track.points[:1], *track.points[-1:])]
     moments = [one.at for one in ends] + [
         row[0] for track in picture.tracks for row in (*track.band[:1], *track.band[-1:])

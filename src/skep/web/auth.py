@@ -1,4 +1,4 @@
-"""Who may look: keys as the gateway takes them, or a session that a key has opened in a browser.
+"""Access to the dashboard: by an API key as at the gateway, or by a browser session that a key has opened.
 
 Sessions are kept in memory and end with the process, or with the key that opened them. Only their digests are kept,
 and a key is compared with every stored digest in constant time.
@@ -31,7 +31,7 @@ MOST_SOURCES = 4096
 
 
 class LoginThrottle:
-    """Remembers the last wrong keys of each source, and the sources that were wrong last."""
+    """The last wrong keys of each source, for a bounded number of sources."""
 
     def __init__(self) -> None:
         self._wrong: dict[str, deque[float]] = {}
@@ -40,7 +40,7 @@ class LoginThrottle:
         return f"<LoginThrottle of {len(self._wrong)} sources>"
 
     def wait_s(self, source: str, now: float) -> float:
-        """How long the source has to wait before a key of its is looked at; 0.0: not at all."""
+        """Return the seconds until a key from this source is checked again, 0.0 for now."""
         wrong = self._wrong.get(network_of(source))
         if wrong is None or len(wrong) < MOST_WRONG:
             return 0.0
@@ -56,7 +56,7 @@ class LoginThrottle:
 
 
 def network_of(source: str) -> str:
-    """An address, or of IPv6 the first half of it."""
+    """Return an IPv4 address, or the first half of an IPv6 address."""
     if ":" not in source or source.startswith("::"):
         return source
     return ":".join(source.split("%", maxsplit=1)[0].split(":")[:4])
@@ -70,7 +70,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Authenticator:
-    """Opens to keys and to sessions. Where no key is wanted, to everybody."""
+    """Checks keys and sessions. Where no key is configured, everybody is admitted."""
 
     def __init__(self, site: Site) -> None:
         self._keys = AcceptedKeys(keys_path(site.paths), site.api_key) if site.guarded else None
@@ -82,11 +82,11 @@ class Authenticator:
         return f"<Authenticator {self._keys}, {len(self._sessions)} sessions>"
 
     def wait_s(self, source: str) -> float:
-        """How long keys from there are not looked at, after too many wrong ones."""
+        """Return the seconds for which keys from this source are not checked, after too many wrong ones."""
         return self._attempts.wait_s(source, self._site.clock())
 
     def has_key(self, headers: Headers, source: str) -> bool:
-        """Of programs: a browser never sends these headers by itself."""
+        """Return whether the headers hold a valid key; browsers never send one by themselves."""
         given = list(given_keys(headers))
         return bool(given) and self._find(given, source) is not None
 
@@ -98,7 +98,7 @@ class Authenticator:
         return self._keys is None or self._in_session(headers) or self._keys.find(given_keys(headers)) is not None
 
     def enter(self, key: str, source: str) -> str | None:
-        """A new session's token; None: no such key, or too many wrong ones before it."""
+        """Return the token of a new session, None for a wrong key or after too many wrong ones."""
         spec = self._find([key.encode(errors="replace")], source)
         if spec is None:
             return None

@@ -1,4 +1,4 @@
-"""What is on screen as JSON and CSV, and errors as one line of a page or of JSON."""
+"""Answers as JSON, CSV or an error page, and the fields of a form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def json_answer(document: Any, status: int = 200) -> Response:
 
 
 def json_text(document: Any) -> str:
-    """In one line. Dataclasses become objects, numbers that are none become null."""
+    """Return the document as one line. Dataclasses become objects, NaN and infinity become null."""
     return json.dumps(_plain(document), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -76,7 +76,7 @@ def plain_problem(site: Site, message: str, hint: str | None, status: int) -> Re
 
 
 def marked(message: str) -> Markup:
-    """What stands between backticks is set as code."""
+    """Return the message with text between backticks as code."""
     parts = message.split("`")
     return join(tag("code", text(part)) if place % 2 else text(part) for place, part in enumerate(parts))
 
@@ -126,7 +126,7 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 def way_back(wanted: str | None) -> str:
-    """A page of this site and never one of another."""
+    """Return the address where it is a page of this site, else `/`."""
     if not wanted or not wanted.startswith("/") or wanted.startswith(("//", "/\\")):
         return "/"
     if any(ord(letter) < 33 for letter in wanted):
