@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.bench_common import EndpointOptions, Interrupted, positive_seconds, run_measuring
+from skep.cli.bench_common import EndpointOptions, Interrupted, run_measuring
 from skep.cli.output import note, print_json
 from skep.cli.run_list import check_output, write_whole
 from skep.cli.swarm_journal import MAKES_ONE, NONE_YET, check_place, free_output, journal, stored_runs
@@ -89,20 +89,17 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class TaskRunOptions:
+    """The options of `skep swarm run`. `order` does not name the output yet."""
+
     intake: Intake
     target: EndpointOptions
+    order: SwarmRunOptions
     output: str | None = None
     overwrite: bool = False
-    agents: int | None = None
-    tries: int = 4
-    timeout: str = "10m"
-    deadline: str = "10m"
-    stragglers: bool = True
-    price_kwh: float | None = None
     report: Path | None = None
 
     def output_path(self) -> Path | None:
-        """None: stdout."""
+        """Return the results file; None is stdout."""
         intake = self.intake
         if self.output == "-":
             return None
@@ -113,27 +110,13 @@ class TaskRunOptions:
         source = Path(str(intake.path)).absolute()
         return source.with_name(f"{source.stem or source.name}.results.jsonl")
 
-    def order(self, output: Path | None) -> SwarmRunOptions:
-        return SwarmRunOptions(
-            agents=self.agents,
-            tries=self.tries,
-            timeout_s=positive_seconds(self.timeout, "--timeout", "10m"),
-            deadline_s=positive_seconds(self.deadline, "--deadline", "10m"),
-            stragglers=self.stragglers,
-            output=None if output is None else str(output),
-            key_env=self.target.key_env,
-            priority=self.intake.priority,
-            max_tokens=self.intake.max_tokens,
-            price_kwh=self.price_kwh,
-        )
-
 
 def run_tasks(wishes: TaskRunOptions, *, dry_run: bool, as_json: bool) -> int:
     """Everything that can be wrong is found before the first task is sent."""
     if wishes.report is not None:
         check_output(wishes.report)
     paths, output = user_paths(os.environ), wishes.output_path()
-    order, key = wishes.order(output), wishes.target.key()
+    order, key = replace(wishes.order, output=None if output is None else str(output)), wishes.target.key()
     if as_json and output is None and not dry_run:
         raise UserError("--json and the results would both go to stdout", hint="name a file for the results with -o")
     tasks = wishes.intake.tasks()

@@ -111,7 +111,7 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
         failures = swarm.results(run.id, ending=TaskEnding.FAILED)
         urls = [str(one.endpoint["url"]) for one in swarm.session_rows(run.id) if "url" in one.endpoint]
     if as_json:
-        told = [_failure_document(one) for one in failures]
+        told = [{"id": r.task, "tries": r.tries, "kind": r.error_kind, "message": r.error} for r in failures]
         print_json({**run_document(run), "account": account_json(account), "failures": told})
         return
     _show_failures(run, failures)
@@ -120,10 +120,6 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
     _show_agents(account)
     _show_replicas(account)
     _say_next(run)
-
-
-def _failure_document(result: TaskResult) -> dict[str, Any]:
-    return {"id": result.task, "tries": result.tries, "kind": result.error_kind, "message": result.error}
 
 
 def _show_failures(run: SwarmRun, failures: list[TaskResult]) -> None:

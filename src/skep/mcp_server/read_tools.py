@@ -80,28 +80,14 @@ async def ask_models(url: str, key: str | None) -> tuple[ServedModel, ...]:
 
 def _served(entry: dict[str, Any]) -> ServedModel:
     told = entry.get("skep")
-    if not isinstance(told, dict):
-        return ServedModel(entry["id"])
-    return ServedModel(
-        entry["id"],
-        slots=told.get("slots"),
-        replicas=told.get("replicas"),
-        engine=told.get("engine"),
-        simulated=told.get("simulated"),
-        state=told.get("state"),
-    )
+    known = told if isinstance(told, dict) else {}
+    return ServedModel(entry["id"], *map(known.get, ("slots", "replicas", "engine", "simulated", "state")))
 
 
 LOOKED_AT = 30  # stored runs, newest first, for one of a model
 MOST_LAYOUTS = 5
 NEWEST_SWARMS = 20
-_PREDICTED = {
-    "tok_s": "effective_tok_s",
-    "low": "low",
-    "high": "high",
-    "task_tok_s": "task_tok_s",
-    "ttft_ms": "ttft_ms",
-}
+_PREDICTED = ("effective_tok_s", "low", "high", "task_tok_s", "ttft_ms")
 KEPT = ("name", "kind", "state", "slots", "busy", "queued", "model", "restarts", "simulated", "why")
 
 
@@ -166,9 +152,14 @@ class ReadTools:
         from skep.deploy.plan_request import PlanFlags, answer_plan, nothing_fits
 
         flags = PlanFlags(
-            model, (gpu,) if gpu else (), agents=agents, input_tokens=input_tokens, output_tokens=output_tokens,
-            quant=quant, context=context,
-        )  # fmt: skip
+            model,
+            (gpu,) if gpu else (),
+            agents=agents,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            quant=quant,
+            context=context,
+        )
         found = answer_plan(flags, self._place.paths.store, files=self._place.files)
         if (error := nothing_fits(found)) is not None:
             raise error
@@ -293,7 +284,7 @@ def _layout(found: PlanAnswer, place: int) -> PlannedLayout:
         **{key: told[key] for key in ("rig", "engine", "topology", "quant", "kv_dtype", "slots", "context")},
         launch=tuple(told["launch"]) if place == 0 else (),
         why=tuple(told["why"]) if place == 0 else (),
-        **{name: round(at[key], 1) for name, key in _PREDICTED.items() if key in at},
+        **{key.removeprefix("effective_"): round(at[key], 1) for key in _PREDICTED if key in at},
     )
 
 
@@ -310,9 +301,8 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Benchmark:
     else:
         try:
             _, summary, _ = load_run(store, run.id)
-        except SkepError as error:
-            if not isinstance(error, UserError):
-                raise
+        except UserError:
+            pass  # nothing was measured
         else:
             levels = tuple(level for one in summary.levels if (level := _level(one)) is not None)
             if best and levels:

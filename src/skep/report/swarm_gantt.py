@@ -19,10 +19,12 @@ from skep.units import number, printable, seconds, shortened
 
 _GAP_PX = 16.0
 _GAPS_SHARE = 0.2  # of the width, at most, for all pauses together
+_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30)
 _STEPS = (
-    0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800,
-    604800,
-)  # fmt: skip
+    *_SECONDS,
+    *(60 * one for one in (1, 2, 5, 10, 15, 30)),
+    *(3600 * one for one in (1, 2, 3, 6, 12, 24, 48, 168)),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A call from Python, carried out: items to tasks, a run in a journal, results to values. Signatures are `api`'s."""
+"""How `skep.swarm.api` carries out a call: items become tasks, tasks a run in a journal, results values."""
 
 from __future__ import annotations
 
@@ -77,12 +77,10 @@ class AnswerForm:
 
 async def listed(items: Items) -> list[Any]:
     """All of them, as a run knows its tasks before it begins; an asynchronous source is read to its end."""
-    if isinstance(items, str | bytes | Mapping):
-        raise UserError(f"items are a list of things, not {type(items).__name__}", hint="put it into a list")
     if isinstance(items, AsyncIterable):
         return [item async for item in items]
-    if not isinstance(items, Iterable):
-        raise UserError(f"items are a list of things, not {type(items).__name__}")
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+        raise UserError(f"items are a list of things, not {type(items).__name__}", hint="put it into a list")
     return list(items)
 
 
@@ -234,7 +232,7 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
                 after_cancel=after_cancel,
                 key=options.get("key") or key_here(url, os.environ),
                 work=_work(form),
-                watch=options.get("watch", _unwatched),
+                watch=options.get("watch", lambda _: None),
             )
         except BaseException as error:
             if options.get("journal") is not False:
@@ -327,7 +325,3 @@ def _places(journal: str | os.PathLike[str] | Literal[False] | None, resume: str
             raise UserError(f"`{journal}` is a file; a journal is a folder")
         folder_of_its_own.mkdir(parents=True, exist_ok=True)
         yield replace(paths, data=folder_of_its_own, state=folder_of_its_own)
-
-
-def _unwatched(_progress: SwarmProgress) -> None:
-    pass

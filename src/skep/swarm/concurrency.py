@@ -1,8 +1,9 @@
-"""How many at once an endpoint can use that does not say: more, as long as more come out. Pure.
+"""How many tasks run at once. Pure: samples in, a limit out.
 
-A level is measured when those it has added are streaming; the rate is of all tokens that arrive. Levels are doubled
-while that pays, the last doubling is halved, and then a level is held, with a step up tried now and then and a step
-down when the rate has fallen. Answers that stream tell a rate long before the first of them has ended.
+`ConcurrencySearch` finds the limit of an endpoint that does not tell its slots. A level is measured when the agents it
+has added are streaming; the rate counts all tokens that arrive. Levels are doubled while the rate grows, the last
+doubling is halved, and then a level is held. A step up is tried now and then, a step down when the rate has fallen.
+`ConcurrencyLimit` adds what the endpoint tells, what it refuses, and `--agents`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NEWEST = 0.3  # the weight of the newest window in what is held to be the rate
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencySample:
-    """What the shell sees at one moment."""
+    """What the runner measures at one moment."""
 
     now: float
     tokens: int  # of all answers since the beginning; the same count throughout
@@ -67,12 +68,12 @@ class ConcurrencySearch:
         return f"<ConcurrencySearch at {self.level} of {self.most}, {self.phase.name.lower()}, best {self._best}>"
 
     def lower_to(self, level: int, now: float) -> None:
-        """Somebody knows better: the endpoint refuses more."""
+        """Go down to a level, as the endpoint refuses more."""
         self._move(max(1, min(level, self.most)), Phase.HOLD, now)
         self._best = None
 
     def look(self, look: ConcurrencySample) -> None:
-        """Asked often, ten times a second or so."""
+        """Take a sample, about ten times a second."""
         if not self._started:
             self._started, self._since = True, look.now
         if look.waiting == 0 or look.in_flight < self.level:
@@ -106,7 +107,7 @@ class ConcurrencySearch:
     def _measured(self, rate: float, now: float) -> None:
         best = self._best
         if self.phase is Phase.UP:
-            self._climbed(rate, now)
+            self._doubled(rate, now)
         elif best is None:
             self._best = (self.level, rate)
         elif self.phase is Phase.HOLD:
@@ -125,7 +126,7 @@ class ConcurrencySearch:
             self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
             self._move(best[0], Phase.HOLD, now)
 
-    def _climbed(self, rate: float, now: float) -> None:
+    def _doubled(self, rate: float, now: float) -> None:
         best = self._best
         if best is None or rate > best[1] * (1 + GAIN):
             self._best = (self.level, rate)
@@ -172,19 +173,19 @@ CROWDED_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class EndpointSlots:
-    """What the endpoint says of itself. `slots` None: nothing."""
+    """The slots that the endpoint tells; None if it tells none."""
 
     slots: int | None = None
     is_gateway: bool = False
 
 
 class ConcurrencyLimit:
-    """`limit` is never above `cap`, and never below one; `may_start` is none while a refusal has to be waited out."""
+    """The limit of attempts at once: at least 1, at most `cap`. Nothing may start while a Retry-After runs."""
 
     def __init__(self, told: EndpointSlots, cap: int | None = None) -> None:
         self._cap = cap
         self._told = told
-        self._climb = None if told.is_gateway else self._new_climb(told)
+        self._search = None if told.is_gateway else self._new_search(told)
         self._ceiling: float | None = None
         self._refused_at: float | None = None  # how many were under way
         self._cut_at = self._raised_at = float("-inf")
@@ -209,23 +210,23 @@ class ConcurrencyLimit:
             return "as many as --agents allows"
         if self._ceiling is not None and self._ceiling < wanted:
             return "fewer for a while: the endpoint refused some"
-        if self._climb is not None:
-            return self._climb.phase.value
+        if self._search is not None:
+            return self._search.phase.value
         slots = self._told.slots or 0
         if slots == 0:
             return "the model is not loaded yet"
         return f"{slots} slots and {self._backlog()} in the queue"
 
     def may_start(self, now: float, in_flight: int) -> int:
-        """How many may be under way now."""
+        """Return how many attempts may be under way now."""
         return 0 if in_flight == 0 and now < self._hold_until else self.limit
 
     def told(self, told: EndpointSlots) -> None:
-        """What it says now: replicas come, go and sleep."""
+        """Take the slots that the endpoint tells now: replicas start and stop."""
         if told.is_gateway:
-            self._climb = None
-        elif self._climb is None or (told.slots is not None and told.slots != self._told.slots):
-            self._climb = self._new_climb(told)
+            self._search = None
+        elif self._search is None or (told.slots is not None and told.slots != self._told.slots):
+            self._search = self._new_search(told)
         self._told = told
 
     def answered(self, *, queued_ms: float | None, took_s: float) -> None:
@@ -245,28 +246,28 @@ class ConcurrencyLimit:
         self._refused_at = in_flight
         self._ceiling = max(1.0, CUT * min(self.limit, in_flight))
         self._cut_at = self._raised_at = now
-        if self._climb is not None and self._climb.level > self._ceiling:
-            self._climb.lower_to(int(self._ceiling), now)
+        if self._search is not None and self._search.level > self._ceiling:
+            self._search.lower_to(int(self._ceiling), now)
 
     def forgive(self) -> None:
-        """The endpoint was away and has come back: what it said before is past."""
+        """Forget refusals: the endpoint was away and is back."""
         self._ceiling, self._hold_until, self._recover_s = None, float("-inf"), RECOVER_S
         self._refused_at = None
 
     def look(self, look: ConcurrencySample) -> None:
-        if self._climb is not None:
-            self._climb.look(look)
+        if self._search is not None:
+            self._search.look(look)
         if self._ceiling is None or look.now - self._raised_at < self._recover_s:
             return
         self._raised_at = look.now
         self._ceiling = max(self._ceiling + 1, self._ceiling * GROWTH)
-        enough = self._wanted() if self._climb is None else 2 * self._climb.level
+        enough = self._wanted() if self._search is None else 2 * self._search.level
         if self._ceiling >= enough:
             self._ceiling = None
 
     def _wanted(self) -> int:
-        if self._climb is not None:
-            return self._climb.level
+        if self._search is not None:
+            return self._search.level
         return (self._told.slots or 0) + self._backlog()
 
     def _backlog(self) -> int:
@@ -280,7 +281,7 @@ class ConcurrencyLimit:
         ours = (usual / slots) * at_work
         return 1 if queued > CROWDED * ours + CROWDED_S else usual
 
-    def _new_climb(self, told: EndpointSlots) -> ConcurrencySearch:
+    def _new_search(self, told: EndpointSlots) -> ConcurrencySearch:
         hint = None if told.slots is None else told.slots + backlog_of(told.slots)
         return ConcurrencySearch(min(MOST, self._cap or MOST), hint=hint)
 

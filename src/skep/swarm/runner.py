@@ -1,4 +1,4 @@
-"""Carries out a run, from its first task or from where an earlier session left it."""
+"""Carries out a run, from its first task or from where an earlier session stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,7 +42,7 @@ Find = Callable[[], Awaitable[Endpoint]]
 
 
 class Cancelled(SkepError):
-    """Somebody asked for it from another process."""
+    """The run was cancelled from another process."""
 
 
 def endpoint_slots_of(endpoint: Endpoint) -> EndpointSlots:
@@ -52,7 +52,7 @@ def endpoint_slots_of(endpoint: Endpoint) -> EndpointSlots:
 
 
 class SwarmRunner:
-    """`work_off` returns when every task of the schedule has its result. It may be called again with more of them."""
+    """Runs attempts as the schedule says. `run_tasks` may be called again when the schedule has more tasks."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SwarmRunner:
         self._is_cancelled = is_cancelled
         self._fault: BaseException | None = None
         self._attempts: dict[int, asyncio.Task[None]] = {}
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._first: deque[float] = deque(maxlen=REMEMBERED)
@@ -89,7 +89,7 @@ class SwarmRunner:
         self._was_away = False
 
     async def run_tasks(self) -> None:
-        """Raises what ended it; what was under way is then written down as cancelled."""
+        """Run until every task has its result. An error ends it, and attempts under way are recorded as cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -99,7 +99,7 @@ class SwarmRunner:
                     await self._tick()
             finally:
                 self._carry_out(self.schedule.stop(time.monotonic()))
-                for task in (*self._attempts.values(), *self._errands):
+                for task in (*self._attempts.values(), *self._background):
                     task.cancel()
         if self._fault is not None:
             raise self._fault
@@ -122,7 +122,7 @@ class SwarmRunner:
         now = time.monotonic()
         self._look(now)
         self._step()
-        self._run_errands(now)
+        self._start_checks(now)
         self._tally.show(self.schedule, self._pace, self._heard(), now)
 
     def _step(self) -> None:
@@ -132,7 +132,7 @@ class SwarmRunner:
         self._carry_out(self.schedule.step(now, limit + more, self._heard()))
 
     def _answer_is_here(self, attempt: tuple[str, int]) -> None:
-        """The endpoint is done with it: another may be sent, before this one is read."""
+        """Send the next task: the endpoint has sent the whole answer, which is not read yet."""
         if self._fault is None and attempt in self._sent:
             self._whole.add(attempt)
             self._step()
@@ -162,7 +162,7 @@ class SwarmRunner:
         self._tell(now)
 
     def _tell(self, now: float) -> None:
-        """What the picture of the run needs: how many were allowed, and when the endpoint was away."""
+        """Record changes of the limit and of the endpoint, for the report."""
         limit = (self._pace.limit, self._pace.why)
         if limit != self._limit_told:
             self._limit_told = limit
@@ -191,7 +191,7 @@ class SwarmRunner:
             elif isinstance(action, Record):
                 self._record(action)
             elif isinstance(action, ProbeEndpoint):
-                self._errand(self._probe())
+                self._run_in_background(self._probe())
             elif isinstance(action, GiveUp) and self._fault is None:
                 self._fault = _given_up(action)
                 self._wake.set()
@@ -233,20 +233,20 @@ class SwarmRunner:
         if self.schedule.is_over:
             self._wake.set()
 
-    # Errands
+    # Background work
 
-    def _run_errands(self, now: float) -> None:
+    def _start_checks(self, now: float) -> None:
         if now >= self._cancelled_at:
             self._cancelled_at = now + CANCELLED_EVERY_S
-            self._errand(self._look_whether_cancelled())
+            self._run_in_background(self._check_cancelled())
         if now >= self._ask_at and self._line.is_gateway and not self.schedule.outage.is_away:
             self._ask_at = now + ASK_EVERY_S
-            self._errand(self._ask_for_slots())
+            self._run_in_background(self._ask_for_slots())
 
-    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _probe(self) -> None:
         why: str | None = None
@@ -264,7 +264,7 @@ class SwarmRunner:
             return  # the attempts will tell
         self._step()
 
-    async def _look_whether_cancelled(self) -> None:
+    async def _check_cancelled(self) -> None:
         try:
             cancelled = await asyncio.to_thread(self._is_cancelled)
         except SkepError:
@@ -321,29 +321,25 @@ async def carry_out(
         return state
 
 
+@dataclass
 class _Session:
-    def __init__(
-        self,
-        swarm: SwarmStore,
-        run: SwarmRun,
-        output: Path | None,
-        after_cancel: int,
-        key: str | None,
-        watch: Callable[[SwarmProgress], None],
-        work: WorkerFactory | None,
-        on_result: Callable[[TaskResult], None],
-    ) -> None:
-        self._swarm = swarm
-        self._run = run
+    """One process at work on a run."""
+
+    _swarm: SwarmStore
+    _run: SwarmRun
+    _path: Path | None
+    _after_cancel: int
+    _key: str | None
+    _watch: Callable[[SwarmProgress], None]
+    _work: WorkerFactory | None
+    _on_result: Callable[[TaskResult], None]
+
+    def __post_init__(self) -> None:
         self._order: SwarmRunOptions = run_options_from_json(self._run.config)
-        self._key = key
-        self._work = work
-        self._on_result = on_result
-        self._after_cancel = after_cancel
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
-        self._tally = ProgressTracker(self._run.id, self._run.counts, watch, time.monotonic())
-        path = output if output is not None or self._order.output is None else Path(self._order.output)
+        self._tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
+        path = self._path if self._path is not None or self._order.output is None else Path(self._order.output)
         self._output = None if path is None else ResultsFile(path, self._run.id)
 
     async def carry_out(self) -> SwarmRunState:
@@ -358,8 +354,8 @@ class _Session:
             if pending:
                 await self._open_and_work(pending)
             elif self._run.state is not SwarmRunState.DONE:
-                self._say_done()
-            self._see_to_the_file()
+                self._record_done()
+            self._complete_moved_file()
         except Cancelled:
             return SwarmRunState.CANCELLED
         finally:
@@ -370,16 +366,16 @@ class _Session:
     # The journal's side
 
     def _read(self) -> list[Pending]:
-        """In a thread. What is left to do, and the results file as the journal has it."""
+        """Return the tasks that are left, and complete the results file. Runs in a thread."""
         self._tasks.update((task.id, task) for task in self._swarm.tasks(self._run.id))
         if self._output is not None:
             self._output.complete(self._tasks, self._swarm.results(self._run.id))
         return pending_tasks(self._swarm, self._run.id)
 
     def _next_stage(self) -> list[Pending]:
-        """In a thread. The tasks that follow from the results; none: the run is done.
+        """Add and return the merges that follow from the results; none if the run is done. Runs in a thread.
 
-        They follow from the journal alone, so that a killed run goes on with the same ones.
+        They follow from the journal alone, so that a killed run continues with the same ones.
         """
         if self._run.kind != "ask":
             return []
@@ -392,15 +388,15 @@ class _Session:
             self._tasks.update((task.id, task) for task in self._swarm.tasks(run_id))
         return pending_tasks(self._swarm, run_id) if new else []
 
-    def _say_done(self) -> None:
-        """Every task has its result, and whoever wrote the last one was killed before this word."""
+    def _record_done(self) -> None:
+        """Record that the run is done: the process that wrote the last result was killed before it did."""
         now, agents = time.time(), self._order.agents
         simulated = bool(self._run.simulated)
         number = self._swarm.open_session(self._run.id, at=now, agents=agents, endpoint={}, simulated=simulated)
         self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
 
-    def _see_to_the_file(self) -> None:
-        """Somebody may have moved it meanwhile."""
+    def _complete_moved_file(self) -> None:
+        """Write the results file again if it was moved or deleted during the run."""
         if self._output is not None and self._output.moved:
             self._output.close()
             self._output.complete(self._tasks, self._swarm.results(self._run.id))
@@ -495,7 +491,7 @@ class _Session:
             )
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
-            shift = SwarmRunner(
+            runner = SwarmRunner(
                 line=line,
                 work=make(line, checking, order),
                 schedule=schedule,
@@ -506,20 +502,20 @@ class _Session:
                 is_cancelled=self._is_cancelled,
             )
             with _energy_recorded(endpoint, writer):
-                await self._all_stages(shift, writer, checking)
+                await self._all_stages(runner, writer, checking)
             self._all_ended = True
             self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
             await writer.drain()
 
-    async def _all_stages(self, shift: SwarmRunner, writer: ResultsWriter, checking: AnswerChecker) -> None:
+    async def _all_stages(self, runner: SwarmRunner, writer: ResultsWriter, checking: AnswerChecker) -> None:
         while True:
-            await shift.run_tasks()
+            await runner.run_tasks()
             await writer.drain()
             following = await asyncio.to_thread(self._next_stage)
             if not following:
                 return
             await checking.prepare(one.task for one in following)
-            shift.schedule.add(following)
+            runner.schedule.add(following)
 
 
 @contextmanager

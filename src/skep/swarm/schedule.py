@@ -148,7 +148,6 @@ class TaskSchedule:
         self._tries = tries
         self.outage = Outage(deadline_s)
         self.leases: dict[int, AttemptLease] = {}
-        self.retried = 0
         self._stragglers = Stragglers() if stragglers else None
         self._jobs: dict[str, _TaskState] = {}  # without a result
         self._ready: list[tuple[tuple[int, int], str]] = []
@@ -311,7 +310,6 @@ class TaskSchedule:
 
     def _why(self, job: _TaskState) -> Why:
         if job.failed is not None:
-            self.retried += 1
             return Why.RETRY
         return Why.RESUMED if job.resumed else Why.FIRST
 

@@ -1,7 +1,7 @@
-"""Whether an answer counts: JSON of the wanted form, and whatever the task's checker demands.
+"""Checks of answers: JSON that meets the task's schema, and the task's own checker.
 
-Thinking is kept apart first. An answer of nothing, or of thinking alone, never counts. The complaint about one that
-does not count is a line that the model can be given back.
+Thinking is removed first. An empty answer, or one of thinking alone, is rejected. The complaint about a rejected
+answer is one line, which the model is given back.
 """
 
 from __future__ import annotations
@@ -121,26 +121,21 @@ KNOWN_ANSWER = ("exact", "choice", "number")  # what is wrong with an answer wou
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """`text`: the answer without its thinking. `value`: of a task with a schema, the answer as JSON.
+    """An answer and whether it counts. `text` has no thinking; `value` is the JSON of a task with a schema.
 
-    `complaint`: for the model, which must not learn the right answer from it; `detail`: for the user.
+    The model is told the `complaint`, and must not learn the right answer from it.
     """
 
     ok: bool
     text: str
     value: Any = None
     complaint: str | None = None
-    detail: str | None = None
 
 
 class AnswerChecker:
-    """Opens a sandbox, or a process for slow schemas, when the first answer needs it; `close` ends both.
+    """The checks of a run. A sandbox, or a process for slow schemas, is opened when the first answer needs it."""
 
-    `sandbox`: one that is open already, and is its owner's to close.
-    """
-
-    def __init__(self, sandbox: Sandbox | None = None) -> None:
-        self._given = sandbox
+    def __init__(self) -> None:
         self._opened: Sandbox | None = None
         self._judge: Judge | None = None
         self._schemas = SchemaChecks()
@@ -174,20 +169,21 @@ class AnswerChecker:
     async def check(self, task: Task, text: str) -> CheckedAnswer:
         said = split_answer(text, None)
         if not said.text.strip():
-            return _rejected("", _silence(bool(said.reasoning)))
+            silence = "nothing but thinking, no answer" if said.reasoning else "the answer is empty"
+            return CheckedAnswer(False, "", complaint=silence)
         value = None
         if task.schema is not None:
             value, complaint = await self._read(task.schema, said.text)
             if complaint is None and self._demand is not None:
                 complaint = self._demand(value)
             if complaint is not None:
-                return _rejected(said.text, complaint)
+                return CheckedAnswer(False, said.text, complaint=complaint)
         if task.checker is not None:
             detail = await self._judged(_item(task), said.text)
             if detail is not None:
                 kind = str(task.checker["kind"])
                 told = detail if kind not in KNOWN_ANSWER else f"the answer is wrong ({kind})"
-                return _rejected(said.text, told, detail, value)
+                return CheckedAnswer(False, said.text, value, told)
         return CheckedAnswer(True, said.text, value)
 
     async def close(self) -> None:
@@ -221,10 +217,10 @@ class AnswerChecker:
 
     async def _judging(self, *, executed: bool) -> Judge:
         async with self._opening:
-            if executed and self._given is None and self._opened is None:
+            if executed and self._opened is None:
                 await self._open()
             if self._judge is None:
-                self._judge = Judge(self._given or self._opened)
+                self._judge = Judge(self._opened)
             return self._judge
 
     async def _open(self) -> None:
@@ -238,10 +234,6 @@ class AnswerChecker:
             raise
 
 
-def _rejected(text: str, complaint: str, detail: str | None = None, value: Any = None) -> CheckedAnswer:
-    return CheckedAnswer(False, text, value, complaint, detail or complaint)
-
-
 def _item(task: Task) -> Item:
     values = dict(task.checker or {})
     return Item(task.id, tuple(_plain(one) for one in task.messages), Checker(str(values.pop("kind", "")), values))
@@ -253,7 +245,3 @@ def _plain(message: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(content, Sequence) and not isinstance(content, str):
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return {"role": str(message.get("role", "user")), "content": str(content or "")}
-
-
-def _silence(thought: bool) -> str:
-    return "nothing but thinking, no answer" if thought else "the answer is empty"
