@@ -1,4 +1,4 @@
-"""`skep swarm run` and `resume`: from files to a run in the journal, and a run carried out before somebody's eyes."""
+"""`skep swarm run`, `resume` and `ask`: checks the input, stores the run in the journal, and starts it."""
 
 from __future__ import annotations
 

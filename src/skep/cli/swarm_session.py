@@ -1,4 +1,4 @@
-"""A run carried out before somebody's eyes: the live view, Ctrl-C, and what is said when it has ended."""
+"""Runs a swarm in the foreground: the live view, Ctrl-C, the summary at the end, results and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`skep swarm ls` and `show`: runs as a list, and a run's account as tables."""
+"""`skep swarm ls`, `show`, `trace` and `cancel`: runs, tasks and attempts as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where this server stands: the folders, the endpoint that tasks are sent to, and what may be touched."""
+"""The folders of this server, the endpoint that tasks are sent to, and whether files may be named."""
 
 from __future__ import annotations
 

@@ -74,14 +74,14 @@ def listen(
     most_sessions: int = MOST_SESSIONS,
     on_ready: Callable[[str], None] = lambda _url: None,
 ) -> AsgiServer:
-    """Bound, or refused; its `run` serves. `on_ready` hears the URL."""
+    """Bind the port and return the server; its `run` serves. `on_ready` is called with the URL."""
     keys, hosts = _keys(place, host), frozenset((*LOOPBACK, host)) if host in LOOPBACK else None
     app = make_server(place).streamable_http_app(
         streamable_http_path=PATH,
         max_request_body_size=BODY_BYTES,
         session_idle_timeout=session_idle_s,
         max_sessions=most_sessions,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Guard` does that
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `AccessCheck` does that
     )
     guard = AccessCheck(app, hosts, keys)
     return AsgiServer(

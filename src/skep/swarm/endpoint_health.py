@@ -1,4 +1,4 @@
-"""Whether the endpoint is there, when to look, and when to give it up. Pure.
+"""Tracks whether the endpoint answers, when to probe it, and when to give up. Pure.
 
 *Away*: nobody answers; nothing is sent, and one look at a time finds out when it is back. *Trouble*: it answers, but
 with nothing of use (refusals, broken streams), since its last good answer. Either, for the whole deadline, ends the

@@ -1,4 +1,4 @@
-"""What kind of mishap an attempt met with, and how long to wait before the next. Pure."""
+"""Kinds of errors of an attempt, and how long to wait before the next one. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ErrorKind(Enum):
 
 
 def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | None:
-    """None: it went well."""
+    """Return the kind of an error; None if there was none."""
     if error_kind is None:
         return None
     if error_kind in _AWAY:

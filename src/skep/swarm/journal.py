@@ -1,4 +1,4 @@
-"""A run in the store: made before the first task is sent, and read again by whoever goes on with it."""
+"""Creates a run in the store before its first task is sent, and reads it again to resume it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def create_run(
     kind: str = "map",
     name: str = "",
 ) -> str:
-    """The run's id. Nothing is sent: `skep.swarm.runner.carry_out` does that."""
+    """Store a run and return its id. Nothing is sent: `skep.swarm.runner.carry_out` does that."""
     return SwarmStore(store).begin(
         kind=kind,
         created_at=time.time(),
@@ -42,7 +42,7 @@ def create_run(
 
 
 def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
-    """Those without a result, in the order of the input, with what was done for them already."""
+    """Return the tasks without a result, in the order of the input, with their earlier attempts."""
     waiting = swarm.pending(run_id)
     if not waiting:
         return []
@@ -70,7 +70,7 @@ def lock_path(paths: Paths, run_id: str) -> Path:
 
 
 def as_it_stands(paths: Paths, run: SwarmRun) -> SwarmRun:
-    """A run without a living session that is held by a process waits for an endpoint that has not answered it yet."""
+    """Return the run as running if a process holds its lock: it waits for an endpoint that has not answered."""
     if run.state in (SwarmRunState.RUNNING, SwarmRunState.DONE) or lock_holder(lock_path(paths, run.id)) is None:
         return run
     return replace(run, state=SwarmRunState.RUNNING, ended_at=None, error=WAITS)

@@ -23,7 +23,7 @@ class SwarmRunOptions:
 
 
 def run_options_json(order: SwarmRunOptions) -> dict[str, Any]:
-    """What has its default is left out."""
+    """Return the options as JSON, without those that have their default."""
     told = {field.name: getattr(order, field.name) for field in fields(SwarmRunOptions) if field.name != "ask"}
     document = {name: value for name, value in told.items() if value != getattr(_PLAIN, name)}
     if order.ask is not None:
@@ -32,7 +32,7 @@ def run_options_json(order: SwarmRunOptions) -> dict[str, Any]:
 
 
 def run_options_from_json(document: Mapping[str, Any]) -> SwarmRunOptions:
-    """Of what `order_json` gave; a field of a later version is left aside."""
+    """Read what `run_options_json` wrote. Fields of a later version are ignored."""
     known = {field.name for field in fields(SwarmRunOptions)}
     return SwarmRunOptions(**{name: value for name, value in document.items() if name in known})
 

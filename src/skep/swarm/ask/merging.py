@@ -1,7 +1,7 @@
-"""From many answers to one: merges level by level, each of as many answers as fit.
+"""Merges many answers into one, level by level, as many at a time as fit into a prompt.
 
-Everything follows from the journal alone: who asks again, after a kill, gets the same tasks. Nothing is lost: where a
-merge cannot be used, its answers stand one after the other under their headings.
+The merges follow from the journal alone, so a run that was killed makes the same ones again. Where a merge cannot be
+used, its answers are kept one after the other under their headings.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MergedAnswer:
         return self.findings[0].text if len(self.findings) == 1 else joined(self.findings)
 
     def with_notes(self) -> str:
-        """The text, and below it what has to be known of how it was made."""
+        """Return the text, and below it the notes on how it was made."""
         if not self.notes:
             return self.text
         more = len(self.notes) - NOTES_SHOWN
@@ -63,7 +63,7 @@ class MergedAnswer:
 
 
 def plan_document(goal: str, split: GoalSplit, *, merge: bool) -> dict[str, Any]:
-    """The plan as the run keeps it and as `--dry-run --json` prints it."""
+    """Return the plan as the run stores it and as `--dry-run --json` prints it."""
     parts = [
         {"id": one.id, "objective": one.objective, "files": [piece.ref for piece in one.pieces]} for one in split.parts
     ]
@@ -77,18 +77,18 @@ def plan_document(goal: str, split: GoalSplit, *, merge: bool) -> dict[str, Any]
 
 
 def ask_document(plan: Mapping[str, Any], sizes: Sizes, answer: str | None = None) -> dict[str, Any]:
-    """What the run keeps. `answer`: the file it goes to."""
+    """Return what the run stores. `answer` is the file that the answer is written to."""
     return {"goal": plan["goal"], "plan": dict(plan), "sizes": asdict(sizes), "answer": answer}
 
 
 def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[TaskResult]) -> list[Task]:
-    """The merges that can be made now and are not there yet; none: all is done, or something is still under way."""
+    """Return the merges that can start now; none if all are done or earlier tasks are still under way."""
     known = {task.id for task in tasks}
     return [task for task in answer_of(run, results).wanted if task.id not in known]
 
 
 def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
-    """Level by level, as far as there are results."""
+    """Return the answer, merged level by level as far as there are results."""
     ask = run.config["ask"]
     plan, sizes = ask["plan"], Sizes(**ask["sizes"])
     by_id = {result.task: result for result in results}
@@ -117,7 +117,7 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
 
 
 def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAnswer:
-    """The tasks' answers that say something, in the plan's order, and what is to be told of the others."""
+    """Return the answers of the tasks in the order of the plan, with notes on those that are missing or cut."""
     made_by_rule = plan.get("made_by") == "fallback" and plan.get("why")
     answer = MergedAnswer([], [f"split by rule, not by the model: {plan['why']}"] if made_by_rule else [])
     tasks = {str(one["id"]): one for one in plan["tasks"]}
@@ -161,7 +161,7 @@ def _merge_task(name: str, goal: str, group: Sequence[MergeProblem], sizes: Size
 
 
 def _merged(result: TaskResult, group: Sequence[MergeProblem], notes: list[str]) -> MergeProblem:
-    """The merge's answer, or its parts one after the other where it cannot be used."""
+    """Return the answer of a merge, or its parts one after the other if it cannot be used."""
     heading = _shortened(f"{group[0].heading} to {group[-1].heading}")
     why = why_unused(result, group)
     if why is not None:
@@ -175,7 +175,7 @@ def _merged(result: TaskResult, group: Sequence[MergeProblem], notes: list[str])
 
 
 def grouped(findings: Sequence[MergeProblem], most_chars: int) -> list[list[MergeProblem]]:
-    """Neighbours together, as many as fit. One that fits with no other stays alone."""
+    """Group neighbours, as many as fit together. One that fits with no other stays alone."""
     groups: list[list[MergeProblem]] = []
     size = 0
     for one in findings:
@@ -189,7 +189,7 @@ def grouped(findings: Sequence[MergeProblem], most_chars: int) -> list[list[Merg
 
 
 def why_unused(result: TaskResult, group: Sequence[MergeProblem]) -> str | None:
-    """None: the merge can be used."""
+    """Return why a merge cannot be used; None if it can."""
     if result.ending is not TaskEnding.DONE:
         return result.error or "it failed"
     text = (result.answer or "").strip()
@@ -206,7 +206,7 @@ def why_unused(result: TaskResult, group: Sequence[MergeProblem]) -> str | None:
 
 
 def repeats_itself(text: str) -> bool:
-    """More than half of its sentences or lines were said before: a small model that has lost the thread."""
+    """Return whether more than half of the sentences or lines are repetitions, as small models may write."""
     units = [key for line in text.split("\n") for one in _SENTENCE_END.split(line) if len(key := _key(one)) >= 8]
     return len(units) >= LEAST_UNITS and len(set(units)) * 2 < len(units)
 
@@ -229,7 +229,7 @@ def left_out(text: str, group: Sequence[MergeProblem]) -> list[MergeProblem]:
 
 
 def joined(findings: Sequence[MergeProblem]) -> str:
-    """One after the other under their headings; what an earlier one says in the same words is left out."""
+    """Join the answers under their headings. An answer equal to an earlier one is replaced by a reference to it."""
     seen: dict[str, str] = {}
     blocks: list[str] = []
     for one in findings:

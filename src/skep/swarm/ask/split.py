@@ -1,4 +1,4 @@
-"""A goal split over files: by the model, or by rule where it cannot or shall not.
+"""Splits a goal over files, by the model or by rule.
 
 By rule, the goal is asked of every piece of every file. What a model plans is checked before anything runs, and a plan
 that cannot be carried out is sent back once; after that, or after a time, the rule stands in for it and says so.
@@ -41,13 +41,13 @@ class FilePiece:
 
 
 def lines_of(text: str) -> list[str]:
-    """Only line feeds end a line, as editors and `grep -n` count; the last piece has no end of its own."""
+    """Split at line feeds alone, as editors and `grep -n` count lines."""
     lines = text.split("\n")
     return lines[:-1] if lines and not lines[-1] else lines
 
 
 def pieces_of(file: str, text: str, most_chars: int) -> list[FilePiece]:
-    """Pieces of at most so many characters. None where the text is blank."""
+    """Cut a text into pieces of at most `most_chars` characters. A blank text has none."""
     lines = lines_of(text)
     scores = _scores(lines, prose=PurePosixPath(file).suffix.lower() in _PROSE)
     found: list[FilePiece] = []
@@ -92,7 +92,7 @@ def _cut(lines: list[str], scores: list[int], begin: int, left: int, most_chars:
 
 
 def _scores(lines: list[str], *, prose: bool) -> list[int]:
-    """How good a cut before each line is; the last entry is the end."""
+    """Rate a cut before each line; the last entry is the end."""
     scores, fenced = [0], False
     for before, line in zip(lines, [*lines[1:], ""], strict=False):
         if prose and _FENCE.match(before):
@@ -111,7 +111,7 @@ def _scores(lines: list[str], *, prose: bool) -> list[int]:
 
 
 def _parts(text: str, parts: int) -> list[str]:
-    """As many as asked for, cut at a space where there is one nearby."""
+    """Cut one long line into equal parts, at a space if there is one nearby."""
     found, start = [], 0
     for number in range(1, parts):
         wanted = len(text) * number // parts
@@ -195,7 +195,7 @@ def _walk(root: Path, *, hidden: bool) -> Iterator[str]:
 
 
 def _pattern(pattern: str, root: Path) -> tuple[str, ...]:
-    """Its parts, relative to the root."""
+    """Return the parts of a pattern, relative to the root."""
     if ".." in PurePosixPath(pattern).parts or (pattern.startswith("/") and not Path(pattern).is_relative_to(root)):
         raise UserError(f"`{pattern}` leads out of {root}", hint="choose another --root")
     path = PurePosixPath(pattern)
@@ -295,7 +295,7 @@ class GoalPart:
         return len(self.objective) + sum(len(piece.text) for piece in self.pieces)
 
     def task(self, sizes: Sizes) -> Task:
-        """With all that it needs: no file is read when the run goes on after a kill."""
+        """Return a task that holds its material: no file is read again when the run is resumed."""
         texts = [material(_place(piece.ref), piece.text) for piece in self.pieces]
         # The question stands before and after long material: a small model has forgotten it by then.
         content = "\n\n".join([self.objective, *texts, f"Now do this: {self.objective}"])
@@ -396,7 +396,7 @@ async def _planned(work: ChatWorker, task: Task, say: Callable[[str], None]) -> 
 
 
 def plan_tokens(context: int | None, files: int) -> int:
-    """How long a plan may be. A model that thinks first needs much of it for that."""
+    """Return the longest plan in tokens, with room for a model that thinks first."""
     wanted = min(PLAN_TOKENS + TOKENS_A_FILE * files, MOST_PLAN_TOKENS)
     return wanted if context is None else max(min(context // 4, wanted), 256)
 
@@ -412,7 +412,7 @@ def planner_messages(goal: str, sources: Sources, sizes: Sizes) -> list[dict[str
 
 
 def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
-    """Of a plan that meets the schema; UserError where it cannot be carried out. Forgotten files get their own."""
+    """Turn a plan that meets the schema into tasks, or raise UserError. A file in no task gets its own."""
     parts: list[GoalPart] = []
     named: set[str] = set()
     seen: set[tuple[str, ...]] = set()
@@ -437,7 +437,7 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
 
 
 def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
-    """Names, patterns, or the end of a name that only one has; never a file that was not given."""
+    """Resolve names, patterns and unique endings of names. Raise UserError for a file that was not given."""
     found: list[str] = []
     for written in files:
         ref = written.strip().removeprefix("./")
@@ -451,7 +451,7 @@ def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
 
 
 def _bundles(files: Sequence[str], sources: Sources, most_chars: int, *, each: bool) -> list[tuple[FilePiece, ...]]:
-    """As many pieces together as fit, in order; `each`: no two together."""
+    """Put as many pieces together as fit, in order; with `each`, one piece a bundle."""
     bundles: list[list[FilePiece]] = []
     size = 0
     for name in files:
@@ -474,7 +474,7 @@ def _a_part_each(goal: str, names: Sequence[str], sources: Sources, sizes: Sizes
 
 
 def _checked(parts: Sequence[GoalPart]) -> tuple[GoalPart, ...]:
-    """Neither none nor too many, each with an id of its own."""
+    """Check the number of parts, and make their ids unique."""
     if not parts:
         raise UserError("the files are all empty", hint="name others")
     if len(parts) > MOST_TASKS:
