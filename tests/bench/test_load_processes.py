@@ -156,7 +156,7 @@ def test_a_process_that_tells_of_less_than_it_made_is_an_error(engine):
         load = LoadProcesses()
         load.processes = [await Forgetful.start()]
         await load.processes[0].ready()
-        with pytest.raises(SkepError, match="told of 3 of 4 requests"):
+        with pytest.raises(SkepError, match="reported 3 of 4 requests"):
             await load.run([await job(engine, tasks(3), 1)], lambda _: None)
 
     asyncio.run(run())

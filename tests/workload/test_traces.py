@@ -120,7 +120,7 @@ def test_newer_name_of_the_limit_and_none_at_all():
     [
         ("{", "line 2 .* not JSON"),
         ("[1]", "line 2 .* not a JSON object"),
-        ('{"prompt": "x"}', "line 2 .* no known format"),
+        ('{"prompt": "x"}', "line 2 .* unknown format"),
         (BATCH[0], "line 2 .* a batch line among mooncake lines"),
         (line(timestamp=None), "line 2 .*`timestamp` is missing"),
         (line(timestamp="soon"), "line 2 .*`timestamp` is `soon`"),
@@ -161,7 +161,7 @@ def test_wrong_batch_lines_are_named(changes, problem):
 @pytest.mark.parametrize(
     ("lines", "options", "problem"),
     [([], {}, "no requests"), (["", "  "], {}, "no requests"), (MOONCAKE, {"speed": 0}, "speed `0`"),
-     (MOONCAKE, {"limit": 0}, "limit of `0`")],
+     (MOONCAKE, {"limit": 0}, "limit `0`")],
 )  # fmt: skip
 def test_nothing_to_replay_is_an_error(lines, options, problem):
     """An empty run would look like a quick one."""

@@ -39,7 +39,7 @@ class PublishedShape:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What is to be run: one shape, at the concurrencies its figures were published for."""
+    """A benchmark to repeat: one shape, at the concurrencies its figures were published for."""
 
     shape: PublishedShape
     levels: tuple[int, ...]
@@ -47,7 +47,7 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class ObservedServer:
-    """What answered, as far as it says. None: it does not."""
+    """The server that answered, as far as it describes itself; None if it does not."""
 
     model: str
     engine: str | None = None
@@ -117,7 +117,11 @@ def _shape_at(preset: Preset, shapes: Sequence[PublishedShape | None], row: int)
     shape = shapes[row - 1]
     if shape is None:
         known = [str(place) for place, one in enumerate(shapes, start=1) if one is not None]
-        hint = f"known of {', '.join(known)}" if known else "of none of its figures are they known"
+        hint = (
+            f"figures with published lengths: {', '.join(known)}"
+            if known
+            else "none of its figures has published lengths"
+        )
         raise UserError(f"the lengths of figure {row} of `{preset.name}` are not published", hint=hint)
     return shape
 
@@ -175,7 +179,7 @@ def check_model(preset: Preset, model: str, url: str) -> None:
 
 
 def same_model(preset: Preset, model: str) -> bool:
-    """By its id, its checkpoint's name, or what the catalogue makes of it."""
+    """Return True if both are one model, by id, by checkpoint name or by the catalogue."""
     names = {squeeze(name.rpartition("/")[2]) for name in (preset.served_as, preset.model, preset.checkpoint)}
     if squeeze(model.rpartition("/")[2]) in names:
         return True
@@ -239,7 +243,7 @@ def _rated(row: int, figure: Published, side: ComparedRun, level: LevelSummary) 
 
 
 def _values(figure: Published, runs: Sequence[Sequence[Request]], level: LevelSummary) -> tuple[list[float], str]:
-    """One a run, and by which clock. Only decoding has a figure of the engine's own."""
+    """Return one figure a run and the clock it was taken by. Engines report only their decode speed."""
     if figure.metric == "decode":
         if figure.clock == "engine":
             told = [speed for rows in runs if (speed := _engine_speed(rows)) is not None]

@@ -176,7 +176,7 @@ def check(plan: SweepPlan, summary: SweepSummary, rows: Sequence[Request]) -> No
 
 
 def whole_runs(plan: SweepPlan, rows: Sequence[Request], level: int) -> dict[int, list[Request]]:
-    """Without one that the budget cut: its last agents worked in a smaller crowd."""
+    """Return the runs that the budget did not cut: at the end of a cut run fewer agents were at work."""
     runs = by_repeat(row for row in rows if row.level == level)
     return {repeat: some for repeat, some in runs.items() if len(some) >= plan.tasks_at(level)}
 

@@ -29,7 +29,7 @@ class ClientHealth:
 
     @property
     def lag_p99_ms(self) -> float:
-        """Of a short run, without its two worst moments: a hiccup of the machine is not yet a client at its limit."""
+        """The p99 of the event loop's lag. A short run is counted without its two worst moments."""
         counted = sorted(self.lags_ms)[:-2] if len(self.lags_ms) < FEW_SAMPLES else self.lags_ms
         own = percentile(counted, 99) if counted else 0.0
         return max([own, *(p99 for p99, _ in self._others)])
@@ -39,7 +39,7 @@ class ClientHealth:
         return max([0.0, *self.lags_ms, *(largest for _, largest in self._others)])
 
     def add_worst(self, lag_p99_ms: float, lag_max_ms: float, cpu_share: float, late_ms: float = 0.0) -> None:
-        """Of another process that shares the load: the worst of all counts."""
+        """Add what another load process measured of itself; the worst process counts."""
         self._others.append((lag_p99_ms, lag_max_ms))
         self.cpu_share = max(self.cpu_share, cpu_share)
         self.late_ms = max(self.late_ms, late_ms)

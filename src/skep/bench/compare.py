@@ -40,7 +40,7 @@ class ComparedMetric:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """One of the two."""
+    """One of the two runs that are compared."""
 
     summary: SweepSummary
     rows: Sequence[Request]
@@ -151,7 +151,7 @@ def _compared(
 
 
 def _no_spread(level: int, a: ComparedRun, b: ComparedRun) -> str:
-    """With the runs that were measured and do not count, so that nobody looks for them."""
+    """Say why there is no interval, and name the runs that were measured but do not count."""
     found = ((name, side.level(level)) for name, side in (("A", a), ("B", b)))
     short = [
         f"{len(one.counted)} of {len(one.repeats)} runs of {name} count, the client was the limit in the others"
@@ -175,7 +175,7 @@ def _brought_nothing(
     judgement = Judgement.UNKNOWN
     if metric.name == METRICS[0].name and all(runs) and (failed[0] == 0 or failed[1] == 0):
         judgement = Judgement.WORSE if failed[1] else Judgement.BETTER
-    return Comparison(level, metric.name, *shown, None, judgement, f"{told} brought not one answer")
+    return Comparison(level, metric.name, *shown, None, judgement, f"{told} got no answer at all")
 
 
 def _values(metric: ComparedMetric, level: int, side: ComparedRun) -> Mapping[int, float]:

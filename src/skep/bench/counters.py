@@ -85,7 +85,7 @@ def parse_counters(text: str) -> dict[str, float]:
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What happened between the two. A counter that fell means the engine was started anew: then nothing is known."""
+    """Return what changed between two readings; empty if a counter fell, because the engine was restarted."""
     changes = {name: after[name] - before.get(name, 0.0) for name in after}
     figures: dict[str, float] = {}
     for figure, names in MEANS.items():

@@ -64,18 +64,18 @@ class LoadProcess:
         return self._process.pid
 
     async def ready(self) -> None:
-        """Ready for a job when it returns: nothing of its start falls into a measurement."""
+        """Wait until the process takes jobs, so that its start is not measured."""
         assert self._process.stdout is not None
         if await read_frame(self._process.stdout) is None:
             raise SkepError("a load process did not start", hint="try --processes 1")
 
     async def prepare(self, job: LoadJob) -> None:
-        """When it returns, nothing is left but to begin."""
+        """Send the job and wait until the process is ready to begin it."""
         self._tell(job)
         await self._heard()
 
     async def work(self, begin: Begin) -> AsyncIterator[LoadUpdate]:
-        """What it tells of the job it has prepared, to the last of it."""
+        """Start the prepared job and yield its updates until the last one."""
         self._tell(begin)
         while True:
             news = await self._heard()
@@ -146,27 +146,27 @@ class LoadProcesses:
 
 
 def beginnings(jobs: Sequence[LoadJob], now_s: float) -> list[Begin]:
-    """Those that follow a clock, in several processes: all count from one moment, which is yet to come."""
+    """Return when each job begins: several processes that follow a schedule share one moment, shortly ahead."""
     together = len(jobs) > 1
     return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
 
 
 async def _at_beginning(begins: Sequence[Begin], witness: LoadObserver) -> None:
-    """Says so when the first of them begins: at once, unless all wait for the moment that is yet to come."""
+    """Tell `witness` when the first process begins: at once, unless all wait for a common moment."""
     if all(one.at_s is not None for one in begins):
         await asyncio.sleep(LEAD_S)
     witness.began()
 
 
 async def _follow(told: AsyncIterator[LoadUpdate], on_row: OnRow, health: ClientHealth) -> None:
-    """Hands rows on as they come."""
+    """Hand rows on as they come, and check that none is missing."""
     got = 0
     async for news in told:
         for row in news.rows:
             on_row(row)
         got += len(news.rows)
     if got != news.made:
-        raise SkepError(f"a load process told of {got} of {news.made} requests", hint="please report it")
+        raise SkepError(f"a load process reported {got} of {news.made} requests", hint="please report it")
     health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share, news.late_ms)
 
 
@@ -240,7 +240,7 @@ class LoadGenerator:
         *,
         is_closed: bool = False,
     ) -> tuple[list[Request], bool]:
-        """Traffic that is written down. `is_closed`: its agents have a request all the time."""
+        """Run prepared traffic. `is_closed`: its agents have a request in flight all the time."""
         width = sum(strand.width for strand in strands)
         if self._processes > 1:
             spread = self._spread(strands, span)
@@ -254,7 +254,7 @@ class LoadGenerator:
     async def run_load(
         self, level: int, repeat: int, load: Load, width: int, on_row: OnRow, *, is_closed: bool = True
     ) -> tuple[list[Request], bool]:
-        """What cannot be written down, in this process. `is_closed`: `width` are to be in flight all the time."""
+        """Run a load that only this process can make. `is_closed`: `width` requests are in flight all the time."""
 
         async def here(took: OnRow, draw: _EnergyObserver) -> ClientHealth:
             await self.pool.prepare(width)

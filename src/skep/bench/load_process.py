@@ -52,7 +52,7 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """With the job that was prepared."""
+    """Order to begin the job that was prepared."""
 
     at_s: float | None = None  # on the run's clock; None: at once
 
@@ -82,7 +82,7 @@ def framed(message: LoadJob | Begin | LoadUpdate) -> bytes:
 
 
 async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
-    """None when the other side has ended."""
+    """Return the next frame, or None when the other side has closed the pipe."""
     try:
         (length,) = LENGTH.unpack(await stream.readexactly(LENGTH.size))
         return await stream.readexactly(length)
@@ -93,7 +93,7 @@ async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
 async def carry_out(
     job: LoadJob, orders: asyncio.Queue[bytes], send: _Outbox, *, fresh_s: float = FRESH_S
 ) -> ClientHealth:
-    """Once it is prepared, and the order to begin has come."""
+    """Prepare a job, wait for the order to begin, and run it."""
     pool = Pool(job.endpoint.origin, max_idle=max(job.width, job.most_connections, 1))
     sender = Sender(job.endpoint, pool, job.origin_s, timeout_s=job.timeout_s, keep_text=job.keep_text)
     try:
@@ -114,7 +114,7 @@ async def carry_out(
 
 
 async def _next(orders: asyncio.Queue[bytes], wait_s: float) -> bytes | None:
-    """None: it has not come by then."""
+    """Return the next order, or None if none came in time."""
     try:
         async with asyncio.timeout(wait_s):
             return await orders.get()
@@ -168,7 +168,7 @@ async def serve() -> None:
 
 
 async def _listen(reader: asyncio.StreamReader, orders: asyncio.Queue[bytes]) -> None:
-    """Until whoever gives the jobs is gone, or wants them no longer."""
+    """Queue orders until the parent process closes the pipe."""
     while (frame := await read_frame(reader)) is not None:
         orders.put_nowait(frame)
 

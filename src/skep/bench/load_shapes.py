@@ -141,7 +141,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """Of tasks that last as long as is wanted: when all were had they come again, each behind another first line."""
+    """How tasks repeat when all were sent: each comes again with another first line."""
 
     tasks: int  # of the whole strand, of which a worker has some
     message: int  # the one whose first line changes
@@ -164,7 +164,7 @@ class TrafficStream:
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """From when to when, on the run's clock. Nothing is begun after `until_s`, or `for_s` after the beginning."""
+    """Time window on the run's clock. Nothing begins after `until_s`, or `for_s` after the beginning."""
 
     begin_s: float | None = None  # None: at once; offsets count from here
     until_s: float | None = None
@@ -176,13 +176,13 @@ class TimeWindow:
 
 
 def repetition_of(tasks: Sequence[BenchTask]) -> Repetition:
-    """Where all share one system message it is the question that changes."""
+    """Return how tasks repeat: if all share one system message, the question changes instead."""
     alike = len(tasks) > 1 and len({task.messages[0]["content"] for task in tasks}) == 1
     return Repetition(len(tasks), -1 if alike else 0)
 
 
 async def wait_for_begin(sender: Sender, span: TimeWindow) -> float:
-    """Waits for it; how many seconds later than that it is now."""
+    """Wait for the beginning; return how many seconds late it is."""
     if span.begin_s is None:
         return 0.0
     await asyncio.sleep(max(0.0, span.begin_s - sender.now()))
@@ -190,7 +190,7 @@ async def wait_for_begin(sender: Sender, span: TimeWindow) -> float:
 
 
 async def run_streams(sender: Sender, on_row: OnRow, strands: Sequence[TrafficStream], span: TimeWindow) -> None:
-    """All of them at the same time, once their beginning has come."""
+    """Run all streams at the same time."""
     begin_s = sender.now() if span.begin_s is None else span.begin_s
     await run_together(sender, on_row, [_load(one, begin_s, span.end_s(begin_s)) for one in strands])
 
@@ -248,7 +248,7 @@ def _load(strand: TrafficStream, begin_s: float, until_s: float | None) -> Load:
 
 
 def endless_tasks(strand: TrafficStream) -> Iterator[BenchTask]:
-    """Without making a prompt while something is measured."""
+    """Yield the tasks again and again, without making a prompt while something is measured."""
     yield from strand.tasks
     if strand.again is None or not strand.tasks:
         return
@@ -278,7 +278,7 @@ def _conversation(first: BenchTask, script: ConversationScript, number: int, aga
 
 
 def _messages_after(script: ConversationScript, answers: Sequence[str]) -> list[dict[str, str]] | None:
-    """What is sent after those answers; None: it is over."""
+    """Return the messages after those answers; None when the conversation is over."""
     return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None
 
 

@@ -52,7 +52,7 @@ class MatrixConfig:
 
 @dataclass(frozen=True, slots=True)
 class MatrixResult:
-    """What became of a configuration: its figures, or why there are none."""
+    """Result of a configuration: its figures, or why there are none."""
 
     config: MatrixConfig
     summary: SweepSummary | None
@@ -84,7 +84,7 @@ async def run_matrix(
     folder: Path,
     say: Callable[[str], None],
 ) -> list[MatrixResult]:
-    """One after the other. A failed one does not keep the next from its turn; Ctrl-C stops what was started."""
+    """Run the configurations one after the other. A failed one does not end the rest; Ctrl-C stops what was started."""
     cells: list[MatrixResult] = []
     baseline = gpu_memory_used()
     blocked: str | None = None  # what is measured on a GPU that is not clear would be wrong
@@ -154,12 +154,12 @@ def _words(config: MatrixConfig) -> list[str]:
     except ValueError as error:
         raise EngineError(f"`{config.start}` is not a command: {error}", hint="check its quotes") from None
     if not words:
-        raise EngineError(f"configuration `{config.name}` starts nothing", hint="give `start` a command")
+        raise EngineError(f"configuration `{config.name}`: `start` is empty", hint="give `start` a command")
     return words
 
 
 async def _nobody_there(config: MatrixConfig) -> None:
-    """Who answers already would be measured in the place of the one that cannot have the port."""
+    """Raise if the URL answers already: the other server would be measured instead."""
     origin, _ = parse_url(config.url or "", name="url")
     with contextlib.suppress(WireFailure):
         await fetch_once(origin, "GET", "/", timeout_s=2.0)
@@ -186,7 +186,7 @@ async def _until_ready(config: MatrixConfig, process: asyncio.subprocess.Process
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """With all it has started."""
+    """Stop the process and its group: SIGTERM, then SIGKILL."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)

@@ -111,7 +111,7 @@ def _tokens(rows: Sequence[Request]) -> Disagreement | None:
 
 
 def _coalesced(rows: Sequence[Request]) -> bool:
-    """Whether reads commonly brought more than one event."""
+    """Return True if network reads commonly brought more than one event."""
     events = sum(len(row.arrivals_s) for row in rows)
     return events > 0 and sum(len(set(row.arrivals_s)) for row in rows) < 0.9 * events
 
@@ -153,7 +153,7 @@ def levels_of(
 def classes_of(
     rows: Sequence[Request], limited: Collection[Key] = (), *, closed: bool = True
 ) -> tuple[LevelSummary, ...]:
-    """By kind of traffic and level, where there are several kinds."""
+    """Return the figures by kind of traffic and level; empty if there is only one kind."""
     kinds = sorted({row.traffic for row in rows if row.level > 0})
     if kinds in ([], [""]):
         return ()
@@ -164,7 +164,7 @@ def classes_of(
 
 
 def complete_rows(rows: Sequence[Request], ended: Collection[Key]) -> list[Request]:
-    """Without the runs of a level that were broken off."""
+    """Return the rows without those of runs that were broken off."""
     return [row for row in rows if not row.level or (row.level, row.repeat) in ended]
 
 
@@ -183,7 +183,7 @@ def task_tok_s(rows: Iterable[Request]) -> float | None:
 
 
 def task_tok_s_whole(rows: Iterable[Request]) -> float | None:
-    """The same from the moment it was sent, or was due: with the wait for the first token."""
+    """Median over tasks of output tokens over the time from sending (or when due) to the last token."""
     speeds = [
         row.output_tokens / (row.last_token_s - row.due_s)
         for row in rows
@@ -193,7 +193,7 @@ def task_tok_s_whole(rows: Iterable[Request]) -> float | None:
 
 
 def ttft_values(rows: Iterable[Request]) -> list[float]:
-    """From sending the request, or from when it was due, to the first content, reasoning or tool-call bytes."""
+    """Milliseconds from sending (or when due) to the first content, reasoning or tool-call bytes."""
     return [(row.first_token_s - row.due_s) * 1000 for row in rows if row.ok and row.first_token_s is not None]
 
 

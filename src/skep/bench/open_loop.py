@@ -122,7 +122,7 @@ def classes_part(
 def _class_strand(
     one: TrafficClass, calibration: TokenCalibration, repeat: int, seed: str, first: int, for_s: float
 ) -> TrafficStream:
-    """What one class sends. Its prompts are made here, beforehand."""
+    """Return the traffic of one class; its prompts are made here, before anything is measured."""
     rng, width = Random(seed), one.agents or 1
     base = BenchTask(1, repeat, first, "", [], one.max_tokens, traffic=one.name, priority=one.priority)
     pool = max(MADE_BEFOREHAND, 2 * width)

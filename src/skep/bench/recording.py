@@ -23,7 +23,7 @@ FLUSH_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a run is of, known before its first request."""
+    """Kind, fingerprint and configuration of a run, known before its first request."""
 
     kind: str
     fingerprint: str
@@ -102,7 +102,7 @@ class Recording:
 
     @property
     def broken(self) -> BaseException | None:
-        """What keeps rows from being written, such as a full disk."""
+        """The error that keeps rows from being written, such as a full disk; None if there is none."""
         saver = self._saver
         return saver.exception() if saver is not None and saver.done() and not saver.cancelled() else None
 
@@ -116,7 +116,7 @@ class Recording:
             self._in_hand = []
 
     async def _stop_saving(self) -> BaseException | None:
-        """What a thread is writing at this moment is waited for: after the run's end its rows would be refused."""
+        """Wait for the thread that writes: after the end of the run its rows would be refused."""
         tasks = [task for task in (self._saver, self._writing) if task is not None]
         if self._saver is not None:
             self._saver.cancel()

@@ -27,7 +27,7 @@ class RepeatSummary:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What the GPUs drew while a level ran. Absent where nothing measures it."""
+    """Energy that the GPUs used while a level ran. Absent where nothing measures it."""
 
     joules: float
     seconds: float

@@ -120,13 +120,13 @@ class Sender:
         return row, storable("".join(reading.text)) or ""
 
     async def settle(self) -> None:
-        """Until every row has been handed on."""
+        """Wait until every row has been handed on."""
         clerk, self._row_task = self._row_task, None
         if clerk is not None:
             await clerk
 
     def flush_rows(self) -> None:
-        """At once, however long it takes: the load is broken off, and what was measured is to be kept."""
+        """Hand on all rows at once, because the load was broken off and its measurements are kept."""
         clerk, self._row_task = self._row_task, None
         if clerk is not None:
             clerk.cancel()
@@ -261,7 +261,7 @@ def _count(value: object) -> int | None:
 
 
 def _float(value: object) -> float | None:
-    """What is no time is unknown: a text, NaN, or more than a store can hold."""
+    """Return the value as a float; None for text, NaN and what the store cannot hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= LARGEST:
         return None
     return float(value) if value == value else None  # noqa: PLR0124 - NaN is not itself

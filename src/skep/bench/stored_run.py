@@ -27,7 +27,7 @@ AsRead = Callable[[Iterable[Request]], Iterable[Request]]
 def load_run(
     store: Store, name: str, *, as_read: AsRead | None = None
 ) -> tuple[StoredRun, SweepSummary, list[Request]]:
-    """By its id, by the beginning of it, or "last". `as_read` goes over the rows before anything is made of them."""
+    """Load a run by its id, the beginning of its id, or "last". `as_read` filters the rows first."""
     run = store.run(name)
     rows, facts = store.requests(run.id), store.level_facts(run.id)
     if as_read is not None:

@@ -43,7 +43,7 @@ def _figure(limit: SloLimit, rows: Sequence[Request]) -> float | None:
 
 
 def promise_of(limits: SloLimits, runs: Mapping[int, Sequence[Sequence[Request]]]) -> Promise:
-    """What the runs of each level say of the limits; the middle run decides."""
+    """Return which levels kept the limits; the median run of a level decides."""
     shares = {level: median(worst_share(limits, rows) for rows in some) for level, some in runs.items()}
     met = [level for level, share in shares.items() if share <= 1]
     failed = min((level for level, share in shares.items() if share > 1), default=None)
@@ -96,7 +96,7 @@ def _promise(limits: SloLimits, rows: Sequence[Request]) -> Promise:
 
 
 def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
-    """What one run of a level gave: over its plateau where it had one, else over the whole batch."""
+    """Return the speed of each run of a level: over its plateau if all have one, else over the whole batch."""
     plateaus = [repeat.plateau_tok_s for repeat in level.counted]
     if level.thinking:  # one agent alone is "full" whenever it does not think, many hardly ever
         return tuple(repeat.effective_tok_s for repeat in level.counted)
@@ -154,7 +154,7 @@ def _same_tasks(rows: Sequence[Request], widest: int) -> tuple[list[Request], li
 
 
 def _is_same_work(one: Sequence[Request], many: Sequence[Request]) -> bool:
-    """As many tasks, and prompts of the same length where the server told it."""
+    """Return True if both have as many tasks, and prompts of the same length as far as the server counted them."""
     if len(one) != len(many):
         return False
     a, b = ([row.prompt_tokens for row in rows if row.prompt_tokens is not None] for rows in (one, many))

@@ -74,7 +74,7 @@ class SweepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SweepProgress:
-    """Where a sweep stands; level 0 is the warm-up."""
+    """Progress of a sweep; level 0 is the warm-up."""
 
     level: int
     repeat: int

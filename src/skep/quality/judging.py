@@ -46,7 +46,7 @@ class AnsweredItem:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFinding:
-    """What was found of an answer, before it is a verdict of a request."""
+    """Finding about an answer, before it becomes the verdict of a request."""
 
     outcome: VerdictOutcome
     detail: str = ""
@@ -59,7 +59,7 @@ def needs_sandbox(items: Iterable[Item]) -> bool:
 
 
 def missing_packages(items: Iterable[Item]) -> tuple[str, ...]:
-    """What answers to these items may import, and is not installed: a verdict without it would blame the model."""
+    """Return packages that answers may import but that are not installed: without them the model would be blamed."""
     wanted = sorted({name for item in items for name in item.checker.values.get("packages", ())})
     return tuple(name for name in wanted if find_spec(name) is None)
 
@@ -79,7 +79,7 @@ class Judge:
         self._room = asyncio.Semaphore(parallel or len(os.sched_getaffinity(0)))
 
     async def judge(self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = _unheard) -> list[Verdict]:
-        """In the order given; `on_done` hears how many there are so far."""
+        """Judge the answers, in the order given; `on_done` is called with the number judged so far."""
         self._check_means([one.item for one in answered])
         done = 0
 
@@ -98,7 +98,7 @@ class Judge:
         return [task.result() for task in under_way]
 
     async def judge_text(self, item: Item, text: str) -> AnswerFinding:
-        """Of a whole answer that belongs to no measured request, its thinking taken away already."""
+        """Judge an answer that belongs to no measured request; its reasoning is already removed."""
         self._check_means([item])
         async with self._room:
             return await self._catch_check_errors(self._said(text, item))
@@ -219,7 +219,7 @@ def harness_files() -> Mapping[str, bytes]:
 
 
 def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
-    """Of what the harness reported; without a report there is no pass, whatever was printed or returned."""
+    """Read the harness's report; without a report there is no pass, whatever was printed or returned."""
     for line in reversed(result.stdout.splitlines()):
         if line.startswith(mark.encode()):
             try:
@@ -238,7 +238,7 @@ def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
 
 
 def _check(one: Mapping[str, Any]) -> Check:
-    """What was seen instead is told only where it was not as it should be."""
+    """Read one check; its detail is kept only if it failed."""
     passed = one["passed"] is True
     return Check(_one_line(str(one["name"])), passed, "" if passed else _one_line(str(one["detail"])))
 

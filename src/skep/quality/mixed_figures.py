@@ -67,7 +67,7 @@ def mixed_summary(
 
 
 def side_by_side(summaries: Sequence[MixedSummary]) -> list[MixedSummary]:
-    """The same models with solo speeds as shares of the fastest of them."""
+    """Return the summaries with solo speeds as shares of the fastest model."""
     fastest = max((one.alone.tok_s or 0.0 for one in summaries if one.alone), default=0.0)
     return [replace(one, axes=axes_of(one.levels, fastest)) for one in summaries]
 
@@ -142,7 +142,7 @@ def _faults(level: MixedLevel, below: MixedLevel | None, solo: MixedLevel) -> li
 
 
 def loss_words(loss: PassLoss) -> str:
-    """What may be said of a level's answers: never that nothing is lost, only how much would have been seen."""
+    """Describe a level's answers: never that nothing is lost, only how large a loss would have been seen."""
     counts = f"{loss.passed} of {loss.judged} answers passed, {loss.base_passed} of {loss.base_judged} with less load"
     if loss.is_shown:
         return f"{counts}: fewer than chance explains (p = {loss.chance:.2g})"
@@ -235,7 +235,7 @@ def _not_asked(repeats: Iterable[Sequence[Request]]) -> list[int]:
 
 
 def _conversation_s(rows: Iterable[Request]) -> float | None:
-    """From the first turn's beginning to the last one's end; None unless every turn was answered."""
+    """Return the seconds from the first turn's start to the last one's end; None unless every turn was answered."""
     turns = _turns(rows)
     if len(turns) < len(PRIMARY) or not all(row.ok for row in turns):
         return None
@@ -243,7 +243,7 @@ def _conversation_s(rows: Iterable[Request]) -> float | None:
 
 
 def _held_share(wanted: int, repeats: Iterable[Sequence[Request]]) -> float | None:
-    """Of the primary's time, how much had all side tasks in flight; None where there are none."""
+    """Return the share of the conversation's time with all side tasks in flight; None if there are none."""
     if wanted < 1:
         return None
     held = total = 0.0

@@ -56,7 +56,7 @@ class MixedPlan:
         return [(level, repeat) for repeat in range(self.repeats) for level in (up[::-1] if repeat % 2 else up)]
 
     def requests(self, level: int) -> int:
-        """Of one run of a level, if no turn fails; 0: as many as the time of the conversation has room for."""
+        """Requests of one run of a level if no turn fails; 0 if that depends on how long the conversation takes."""
         return len(PRIMARY) + level - 1 if self.form == "published" or level == 1 else 0
 
 
@@ -98,7 +98,7 @@ async def run_mixed(
 
 
 def items_of(levels: Sequence[int]) -> list[Item]:
-    """What is asked at these levels."""
+    """Return the items that these levels ask."""
     return [*PRIMARY, *SIDE[: max(levels) - 1]]
 
 

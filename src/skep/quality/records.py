@@ -13,7 +13,7 @@ from skep.stats.noninferiority import Claim, PairedDifference
 
 @dataclass(frozen=True, slots=True)
 class ArmFigures:
-    """What one arm's requests were like: outcomes by name, and latency of the same requests."""
+    """Figures of one arm: outcomes by name, and latency of the same requests."""
 
     concurrency: int
     requests: int

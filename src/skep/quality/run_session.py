@@ -19,7 +19,7 @@ WARM_UP_WIDTH = 16  # requests at once, at most
 
 @dataclass(frozen=True, slots=True)
 class TrialProgress:
-    """Where a judged run stands; level 0 is the warm-up."""
+    """Progress of a judged run; level 0 is the warm-up."""
 
     stage: str  # "warming up" | "asking" | "judging"
     level: int = 0

@@ -337,7 +337,7 @@ def _needed(delta: float, share: float, repeats: int) -> int:
 
 
 def noise_words(summary: QualitySummary) -> str | None:
-    """What changes by itself; None: it was not measured."""
+    """Describe what changes without load; None if it was not measured."""
     noise = summary.noise
     if noise is None:
         return None
@@ -351,7 +351,7 @@ def noise_words(summary: QualitySummary) -> str | None:
 
 
 def remarks(summary: QualitySummary) -> list[str]:
-    """What else one must know to read the table."""
+    """Return warnings and gaps that a reader of the table must know."""
     found = []
     if summary.incomplete:
         found.append(f"incomplete: {summary.incomplete}")

@@ -78,7 +78,7 @@ def summary_of_run(
     facts: Iterable[LevelFact],
     items: Sequence[Item],
 ) -> QualitySummary:
-    """Of a run as it was stored, however it ended."""
+    """Sum up a stored run, however it ended."""
     config: Mapping[str, Any] = run.config
     why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
     return quality_summary(
@@ -176,7 +176,7 @@ class Tables:
 
 
 def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
-    """None: nothing of it was measured and judged."""
+    """Return the figures of a level; None if nothing of it was measured and judged."""
     pairings = tables.pairings(level)
     difference = _difference(tables, pairings)
     if difference is None:
@@ -198,7 +198,7 @@ def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
 
 
 def needed_by(difference: PairedDifference, delta: float, repeats: int) -> int:
-    """By the share of pairs that differed here."""
+    """Return how many items would be needed, by the share of pairs that differed here."""
     return items_needed(delta, discordance=discordance_of(difference), repeats=max(1, repeats), power=POWER)
 
 
@@ -222,7 +222,7 @@ def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference
 
 
 def _texts_changed(tables: Tables, pairings: Sequence[Pairing]) -> float | None:
-    """Of the pairs that were both answered and stored with their text."""
+    """Return the share of answered pairs whose texts differ."""
     same = changed = 0
     for base, other in pairings:
         for index in tables.shared(base, other):
@@ -257,7 +257,7 @@ def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]])
 
 
 def _by_family(tables: Tables, items: Sequence[Item]) -> tuple[tuple[str, int, float], ...]:
-    """With the pass rate over all passes at C=1."""
+    """Return (family, items, pass rate at C=1) for each family."""
     families = {item.id: item.family for item in items if item.family}
     asked: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()

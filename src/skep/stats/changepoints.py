@@ -73,7 +73,7 @@ class SeriesChanges:
 
 
 def change_points(values: Sequence[float], *, least: float = LEAST) -> list[Split]:
-    """In order. Steps that a slow drift explains as well are left out: see `course_of`."""
+    """Return the steps in order, without those that a slow drift explains as well."""
     return list(changes_in_series(values, least=least).splits)
 
 

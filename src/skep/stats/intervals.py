@@ -103,7 +103,7 @@ def ratio_of_medians_interval(
 
 
 def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Interval | None:
-    """Of the mean, for few values of a roughly normal spread; None below two values."""
+    """Return Student's interval of the mean, for few values of a roughly normal spread; None below two values."""
     sample = sorted(values)
     if len(sample) < 2:
         return None
@@ -123,7 +123,7 @@ def runs_interval(values: Iterable[float]) -> Interval | None:
 
 
 def paired_ratio_interval(pairs: Iterable[tuple[float, float]], *, confidence: float = 0.95) -> Interval | None:
-    """Of b / a over pairs (a, b) measured side by side, so that what both share cancels; None below two pairs."""
+    """Return the interval of b / a over pairs (a, b) measured side by side; None below two pairs."""
     rates = paired_logs(pairs)
     return MeanEstimate.of(rates).as_ratio(confidence) if len(rates) >= 2 else None
 
@@ -155,7 +155,7 @@ class MeanEstimate:
         return t_quantile(confidence, self.freedom) * math.sqrt(sum(part for part, _ in self.parts))
 
     def as_ratio(self, confidence: float) -> Interval:
-        """Of a mean of logarithms."""
+        """Return the interval of the ratio, if this is a mean of logarithms."""
         reach = self.reach(confidence)
         return Interval(*(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach)))
 

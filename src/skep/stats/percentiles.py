@@ -25,7 +25,7 @@ def percentile(values: Iterable[float], q: float) -> float:
 
 
 def percentiles(values: Iterable[float]) -> Percentiles | None:
-    """None for an empty sample."""
+    """Return p50, p95, p99 and mean; None for an empty sample."""
     ordered = sorted(values)
     if not ordered:
         return None

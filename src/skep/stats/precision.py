@@ -143,7 +143,7 @@ class WarmUpDetector:
 
 
 def is_steady(values: Sequence[float], *, tolerance: float = TOLERANCE) -> bool:
-    """Close together and without a trend, by the rule of `Settling`."""
+    """Close together and without a trend, by the rule of `WarmUpDetector`."""
     middle = median(values)
     room = tolerance * abs(middle)
     strays = sum(abs(value - middle) > room for value in values)

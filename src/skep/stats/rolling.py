@@ -38,7 +38,7 @@ class TrendLine:
 
 
 def window_stats(values: Iterable[float]) -> WindowStats | None:
-    """None of no values."""
+    """Return the statistics of the values; None if there are none."""
     ordered = sorted(values)
     if not ordered:
         return None

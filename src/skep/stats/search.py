@@ -2,7 +2,7 @@
 
 C doubles from 1 until two successive levels bring less than 5 %, or fall. Then the brackets are made sure, by repeating
 the levels whose side is unclear, and narrow, by halving them. Every answer is worked out anew from all that was
-measured, so a step that looked flat by chance does not end the climb for good. A cliff beyond the two flat levels is
+measured, so a step that looked flat by chance does not end the search for good. A cliff beyond the two flat levels is
 not looked for.
 
 Simulated with 3 % noise and one run at a time, the brackets held the points in 97 to 100 % for curves that level off
@@ -66,7 +66,7 @@ class SaturationSearch:
             self._figures.setdefault(concurrency, []).extend(figures)
 
     def next_level(self) -> int | None:
-        """None: done."""
+        """Return the level to run next; None when the search is done."""
         if self.runs >= self._budget:
             return None
         curve = self._curve()
@@ -79,7 +79,7 @@ class SaturationSearch:
 
     @property
     def turning(self) -> Turning:
-        """By what is known so far."""
+        """The result by what is known so far."""
         return estimate_turning(self.points, margin=self._margin)
 
     @property

@@ -83,7 +83,7 @@ class MeasurementNoise:
         self._start_freedom += len(means) - 1
 
     def clipped(self, logs: Sequence[float]) -> list[float]:
-        """With what lies far off pulled in."""
+        """Return the readings with outliers pulled in to three deviations."""
         middle, room = median(logs), _CLIP * self.reading
         return [min(max(value, middle - room), middle + room) for value in logs]
 

@@ -60,7 +60,7 @@ def _limit(part: str, text: str) -> SloLimit:
     except ValueError:
         percent = -1.0
     if not equals or kind not in KINDS or not 0 < percent < 100:
-        raise UserError(f"--slo `{text}` has no limit that is known in `{part}`", hint=_HINT)
+        raise UserError(f"--slo `{text}` contains `{part}`, which is not a known limit", hint=_HINT)
     seconds = parse_seconds(value)
     if seconds <= 0:
         raise UserError(f"--slo `{part}` cannot be met", hint=_HINT)
@@ -121,7 +121,7 @@ class SloSearch:
             self._shares.setdefault(concurrency, []).append(share)
 
     def next_level(self) -> int | None:
-        """None: done."""
+        """Return the level to run next; None when the search is done."""
         return None if self.runs >= self._budget else self._wanted()
 
     @property
@@ -129,7 +129,7 @@ class SloSearch:
         return self.next_level() is None
 
     def result(self) -> SloResult:
-        """By what is known so far."""
+        """The result by what is known so far."""
         met, failed = self._highest_met(), min(self._levels(met=False), default=None)
         safe = max((c for c in self._levels(met=True) if failed is None or c < failed), default=None)
         return SloResult(met, failed, safe, self._end(met))
@@ -172,7 +172,7 @@ class SloSearch:
         return SloEnd.STILL_MET if met >= self._max else SloEnd.CLIENT_LIMITED
 
     def _is_met(self, concurrency: int) -> bool | None:
-        """None: near the limit, to be run again."""
+        """Return None if the level is near the limit and must be run again."""
         shares = self._shares[concurrency]
         passes = sum(share <= 1 for share in shares)
         majority = 2 * max(passes, len(shares) - passes) > self._repeats

@@ -80,7 +80,7 @@ def ratio_of_medians(
 
 
 def deviations(values: Sequence[float]) -> list[float]:
-    """From the median, clipped at three deviations, so that an outlier is not taken for a slow wave."""
+    """Return the distances from the median, clipped at three deviations."""
     if not values:
         return []
     middle = median(values)

@@ -79,5 +79,5 @@ def _check_rate(rate: float) -> None:
 
 def _check_cv(cv: float, text: str) -> None:
     if not (math.isfinite(cv) and 0 <= cv <= _LARGEST_CV):
-        hint = f"its coefficient of variation lies between 0 and {_LARGEST_CV:g}; 1 is Poisson"
-        raise UserError(f"arrivals `{text}` vary by an impossible amount", hint=hint)
+        hint = f"give a value between 0 and {_LARGEST_CV:g}; 1 is Poisson"
+        raise UserError(f"arrivals `{text}` have an impossible coefficient of variation", hint=hint)

@@ -28,7 +28,7 @@ _LOOKS = '{"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 5
 
 
 def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
-    """In the order of the file. An item without an id is called by the number of its line."""
+    """Parse a bank, in the order of the file. An item without an id gets the number of its line."""
     items: list[Item] = []
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -45,7 +45,7 @@ def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
 
 
 class _BankLine:
-    """Where something is wrong."""
+    """A line of a bank, for error messages."""
 
     def __init__(self, name: str, number: int) -> None:
         self._where = f"line {number} of `{name}`"

@@ -120,7 +120,7 @@ _DEEPER = 4  # columns: a fence so much deeper than the opening one is part of t
 
 @dataclass(frozen=True, slots=True)
 class SplitAnswer:
-    """What was said aloud, and what was thought before."""
+    """The answer's text and the reasoning before it."""
 
     text: str
     reasoning: str
@@ -263,7 +263,7 @@ def _is_inline(match: re.Match[str], found: list[Block]) -> bool:
 
 
 def _less(line: str, column: int) -> str:
-    """Without its indentation, up to that column."""
+    """Return the line without its indentation, up to that column."""
     if not column:
         return line
     line = line.expandtabs(4) if line[:column].count("\t") else line

@@ -65,7 +65,7 @@ def item_json(item: Item) -> dict[str, Any]:
 
 
 def item_from_json(document: Mapping[str, Any]) -> Item:
-    """Of what `item_json` gave."""
+    """Read the item that `item_json` wrote."""
     checker = document["checker"]
     return Item(
         id=document["id"],

@@ -64,7 +64,7 @@ class Prompt:
 
 
 def messages(prompt: Prompt) -> list[dict[str, str]]:
-    """As the chat API wants them."""
+    """Return the prompt as messages of the chat API."""
     return [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}]
 
 

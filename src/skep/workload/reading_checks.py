@@ -105,7 +105,7 @@ _STATED = re.compile(
 
 
 def read_check(checker: Checker, text: str) -> tuple[bool, str]:
-    """Whether the answer is right, and one line that says why."""
+    """Return whether the answer is right, and one line that says why."""
     check = _CHECKS.get(checker.kind)
     if check is None:
         raise ValueError(f"`{checker.kind}` is not judged by reading")
@@ -113,7 +113,7 @@ def read_check(checker: Checker, text: str) -> tuple[bool, str]:
 
 
 def keyword_check(keywords: Iterable[str], text: str) -> tuple[bool, tuple[str, ...]]:
-    """Whether all of them occur, in any case, and which do not."""
+    """Return whether all keywords occur, in any case, and which do not."""
     folded = text.casefold()
     missing = tuple(word for word in keywords if word.casefold() not in folded)
     return not missing, missing

@@ -51,7 +51,7 @@ def read_trace(lines: Iterable[str], *, speed: float = 1.0, limit: int | None = 
     if not (math.isfinite(speed) and speed > 0):
         raise UserError(f"speed `{speed}` is not possible", hint="1 is as recorded, 2 is twice as fast")
     if limit is not None and limit < 1:
-        raise UserError(f"a limit of `{limit}` requests leaves nothing to replay", hint="give 1 or more")
+        raise UserError(f"limit `{limit}` is too small: no request would be replayed", hint="give 1 or more")
     items = sorted(islice(_items(lines), limit), key=lambda item: item.at_s or 0.0)
     if not items:
         raise UserError("the trace holds no requests", hint=f"one JSON object a line, such as {_LOOKS['mooncake']}")
@@ -128,7 +128,7 @@ def _format(number: int, values: Mapping[str, Any]) -> TraceFormat:
     if "input_length" in values or "hash_ids" in values:
         return "mooncake"
     raise UserError(
-        f"line {number} of the trace is in no known format",
+        f"line {number} of the trace is in an unknown format",
         hint=f"Mooncake's: {_LOOKS['mooncake']}; OpenAI's: {_LOOKS['batch']}",
     )
 

@@ -40,7 +40,7 @@ def giving(names: set[str]) -> Wanted:
 
 
 def free_names(code: str) -> set[str]:
-    """What the code uses and does not define itself."""
+    """Return the names that the code uses but does not define."""
     tree = parsed(code)
     used: set[str] = set()
     own = set(vars(builtins))

@@ -60,7 +60,7 @@ def _defines(code: str, name: str) -> bool:
 
 
 def names_of(tree: ast.Module) -> set[str]:
-    """What the top level defines, also under `if` and `try`."""
+    """Return the names that the top level defines, also under `if` and `try`."""
     found: set[str] = set()
     for node in _top(tree.body):
         found |= set(named(node))

@@ -14,7 +14,7 @@ _TOLERANCE = 1e-9
 
 
 class UnsupportedValue:
-    """Of a type that a case cannot name."""
+    """A value of a type that a case cannot name."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -48,7 +48,7 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Of what `encoded` gave; whatever else arrives is foreign."""
+    """Return the value that `encoded` wrote; anything else is unsupported."""
     if not isinstance(value, dict):
         return value if not isinstance(value, list) else UnsupportedValue("?")
     try:
