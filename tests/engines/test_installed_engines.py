@@ -14,7 +14,6 @@ from skep.engines.discovery import (
     parse_flags,
     parse_version,
     remembered_flags,
-    running_version,
     unknown_flags,
     version_of,
 )
@@ -90,21 +89,6 @@ def test_sglang_is_a_module_of_an_interpreter(tmp_path):
 )
 def test_what_programs_print_for_their_version(engine, told, version):
     assert parse_version(engine, told) == version
-
-
-@pytest.mark.parametrize(
-    ("engine", "document", "version"),
-    [
-        ("vllm", {"version": "0.19.1"}, "vllm 0.19.1"),
-        ("sglang", {"version": "0.5.12", "internal_states": []}, "sglang 0.5.12"),
-        ("ollama", {"version": "0.24.3"}, "ollama 0.24.3"),
-        ("llamacpp", {"build_info": "b11434-1a2b3c4"}, "llama.cpp b11434-1a2b3c4"),
-        ("vllm", ["no object"], None),
-        ("vllm", {"version": 3}, None),
-    ],
-)
-def test_what_engines_that_run_say_of_their_version(engine, document, version):
-    assert running_version(engine, document) == version
 
 
 LLAMA_HELP = """\

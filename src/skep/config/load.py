@@ -103,27 +103,16 @@ class ServeTable(_ConfigTable):
         if self.pinned and (self.on_demand or self.idle_unload is not None):
             other = "idle_unload" if self.idle_unload is not None else "on_demand"
             raise UserError(f"`pinned` and `{other}` of `{self.model}` contradict each other", hint="leave one out")
-        return Serve(
-            model=self.model,
-            engine=self.engine,
-            replicas=self.replicas,
-            slots=self.slots,
-            context_tokens=self.context or default_context(self.engine),
-            threads=self.threads,
-            engine_port=self.engine_port,
-            extra=tuple(self.extra),
-            reserve=self.reserve,
-            soft_slots=self.soft_slots,
-            checkpoint=self.checkpoint,
-            options=self.options.to_options(),
-            gpus=tuple(self.gpus),
-            env=tuple(self.env.items()),
-            binary=self.binary,
-            on_demand=self.on_demand or self.idle_unload is not None,
-            pinned=self.pinned,
-            idle_unload_s=_seconds(self.idle_unload, "serve.idle_unload", above=0),
-            room=self.room,
-        )
+        made: dict[str, Any] = {
+            "context_tokens": self.context or default_context(self.engine),
+            "extra": tuple(self.extra),
+            "options": self.options.to_options(),
+            "gpus": tuple(self.gpus),
+            "env": tuple(self.env.items()),
+            "on_demand": self.on_demand or self.idle_unload is not None,
+            "idle_unload_s": _seconds(self.idle_unload, "serve.idle_unload", above=0),
+        }
+        return Serve(**{**self.model_dump(exclude={"context", "idle_unload"}), **made})
 
 
 class UpstreamTable(_ConfigTable):

@@ -265,34 +265,19 @@ class PresetTable(_PresetBase):
     published: list[PublishedTable] = Field(default_factory=list)
 
     def to_preset(self, name: str, origin: str) -> Preset:
-        return Preset(
-            name=name,
-            title=self.title,
-            engine=self.engine,
-            model=self.model,
-            checkpoint=self.checkpoint,
-            served_as=self.served_as or self.model,
-            hardware=self.hardware,
-            source=self.source,
-            slots=self.slots,
-            context_tokens=self.context,
-            replicas=self.replicas,
-            link=self.link,
-            date=self.date,
-            engine_version=self.engine_version,
-            options=self.options.to_options(),
-            extra=tuple(self.extra),
-            env=tuple(self.env.items()),
-            gpus=tuple(self.gpus),
-            reserve=self.reserve,
-            threads=self.threads,
-            stand_in=self.stand_in,
-            container=self.container.to_container() if self.container else None,
-            needs=tuple(Need(**need.model_dump()) for need in self.need),
-            published=tuple(table.to_published() for table in self.published),
-            notes=tuple(self.notes),
-            origin=origin,
-        )
+        made: dict[str, Any] = {
+            "served_as": self.served_as or self.model,
+            "options": self.options.to_options(),
+            "extra": tuple(self.extra),
+            "env": tuple(self.env.items()),
+            "gpus": tuple(self.gpus),
+            "container": self.container.to_container() if self.container else None,
+            "needs": tuple(Need(**need.model_dump()) for need in self.need),
+            "published": tuple(table.to_published() for table in self.published),
+            "notes": tuple(self.notes),
+        }
+        told = self.model_dump(exclude={"context", "need"})
+        return Preset(name=name, origin=origin, context_tokens=self.context, **{**told, **made})
 
 
 @dataclass(frozen=True, slots=True)

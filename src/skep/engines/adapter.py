@@ -1,4 +1,4 @@
-"""What the adapters of engines that are programs of their own have in common. What differs is in one file each."""
+"""What the adapters of engines have in common. What differs is in one file for each engine."""
 
 from __future__ import annotations
 
@@ -34,6 +34,24 @@ OF_LLAMA: dict[str, Refusal] = {
     "kv_layout": ("is of llama.cpp", "leave it out: the cache is one for all sequences"),
 }
 Known = frozenset[str] | None  # flags of the installed version; None: not known
+
+
+class OwnEngine:
+    """What the engines that skep starts from its own package have in common."""
+
+    health_path = "/health"
+    reports_address = True
+    confirms = "slots"
+    release_bound_s = 30.0
+    simulated = False
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
+
+    def explain(
+        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+    ) -> Diagnosis:
+        return diagnose(launch, code, tail, oom_kills=oom_kills)
 
 
 class Adapter(ABC):

@@ -174,15 +174,6 @@ def parse_version(engine: str, told: str) -> str | None:
     return f"ollama {found[1]}" if found else None
 
 
-def running_version(engine: str, document: object) -> str | None:
-    """What an engine that runs says: vLLM `/version`, SGLang `/server_info`, Ollama `/api/version`, llama `/props`."""
-    told = document if isinstance(document, dict) else {}
-    version = told.get("build_info" if engine == "llamacpp" else "version")
-    if not isinstance(version, str) or not version:
-        return None
-    return f"{'llama.cpp' if engine == 'llamacpp' else engine} {version}"
-
-
 def run_quietly(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str | None:
     """What it printed, both streams; None where it does not run, fails, or takes too long."""
     try:

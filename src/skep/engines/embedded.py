@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 
-from skep.engines.adapter import Refusal, common_refusals, flag, unsupported_options
-from skep.engines.api_key import ENGINE_KEY, key_variables
-from skep.engines.base import REPORT_FD, Diagnosis, Launch
-from skep.engines.diagnosis import diagnose
+from skep.engines.adapter import OwnEngine, Refusal, common_refusals, flag, unsupported_options
+from skep.engines.base import REPORT_FD, Launch
 from skep.engines.llama import BATCH, KV_TYPES, batch_of, flash_of, llama_refusals
 from skep.errors import EngineError, UserError
 
@@ -30,13 +28,7 @@ _NOT: dict[str, Refusal] = {
 }
 
 
-class Embedded:
-    health_path = "/health"
-    reports_address = True
-    confirms = "slots"
-    release_bound_s = 30.0
-    simulated = False
-
+class Embedded(OwnEngine):
     def check(self, launch: Launch) -> None:
         if find_spec("xllamacpp") is None:
             raise EngineError("the embedded engine is not installed", hint="run `pip install 'skep[embedded]'`")
@@ -77,14 +69,6 @@ class Embedded:
             return f"xllamacpp {metadata.version('xllamacpp')}"
         except metadata.PackageNotFoundError:
             return None
-
-    def environment(self, launch: Launch) -> dict[str, str]:
-        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
-
-    def explain(
-        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
-    ) -> Diagnosis:
-        return diagnose(launch, code, tail, oom_kills=oom_kills)
 
 
 def _told(launch: Launch) -> list[str]:

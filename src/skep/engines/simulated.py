@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
 
-from skep.engines.adapter import flag
-from skep.engines.api_key import ENGINE_KEY, key_variables
-from skep.engines.base import REPORT_FD, Diagnosis, Launch
-from skep.engines.diagnosis import diagnose
+from skep.engines.adapter import OwnEngine, flag
+from skep.engines.base import REPORT_FD, Launch
 from skep.engines.ports import HOST
 from skep.errors import UserError
 from skep.planner.predict import SpeedModel
@@ -76,11 +73,8 @@ def plan_of(prospect: SpeedModel, *, context_tokens: int, about: str, weight_byt
     )
 
 
-class Simulated:
-    health_path = "/health"
-    reports_address = True
+class Simulated(OwnEngine):
     confirms = "metrics"
-    release_bound_s = 30.0
     simulated = True
 
     def check(self, launch: Launch) -> None:
@@ -104,11 +98,3 @@ class Simulated:
 
     def version(self) -> str | None:
         return "simulated"
-
-    def environment(self, launch: Launch) -> dict[str, str]:
-        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
-
-    def explain(
-        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
-    ) -> Diagnosis:
-        return diagnose(launch, code, tail, oom_kills=oom_kills)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,17 +127,17 @@ _NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Counts by kind, and the widths of the linear ones."""
+    """Layers by kind, and the widths of the linear ones; fields are named as those of `Geometry`."""
 
-    full: int
-    sliding: int = 0
-    window: int = 0
-    linear: int = 0
-    k_heads: int = 0
-    v_heads: int = 0
-    k_dim: int = 0
-    v_dim: int = 0
-    conv: int = 0
+    full_layers: int
+    sliding_layers: int = 0
+    sliding_window: int = 0
+    linear_layers: int = 0
+    linear_k_heads: int = 0
+    linear_v_heads: int = 0
+    linear_k_dim: int = 0
+    linear_v_dim: int = 0
+    conv_kernel: int = 0
 
 
 def block_pattern(settings: ModelConfig) -> str:
@@ -267,12 +267,14 @@ _SHARED = (
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    dense_width: int
-    count: int = 0
-    per_token: int = 0
-    width: int = 0
-    layers: int = 0
-    shared_width: int = 0
+    """The widths of the MLPs; fields are named as those of `Geometry`."""
+
+    intermediate: int
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
+    expert_layers: int = 0
+    shared_intermediate: int = 0
 
 
 def experts_of(settings: ModelConfig, layers: int) -> Experts:
@@ -397,7 +399,6 @@ def geometry_from_config(
     listed = len(block_pattern(settings)) or None
     layers = settings.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=_MAX_LAYERS, default=listed)
     hidden = settings.whole("hidden_size", "n_embd", "d_model", "dim", high=_MAX_WIDTH)
-    kinds, experts = layers_of(settings, layers), experts_of(settings, layers)
     drawn = Geometry(
         id="-".join(title.casefold().split()) or "unnamed",
         title=title,
@@ -407,8 +408,8 @@ def geometry_from_config(
         params_total=0.0,
         params_active=0.0,
         **_attention(settings, hidden),
-        **_kinds(kinds),
-        **_mlp(experts),
+        **asdict(layers_of(settings, layers)),
+        **asdict(experts_of(settings, layers)),
         mtp_layers=_draft_layers(settings),
         vision_params=_vision(settings),
         tied_embeddings=settings.flag("tie_word_embeddings", default=_tied_by_default(settings)),
@@ -522,31 +523,6 @@ def _grouped(settings: ModelConfig, heads: int) -> int:
     return heads
 
 
-def _kinds(kinds: LayerCounts) -> dict[str, Any]:
-    return {
-        "full_layers": kinds.full,
-        "sliding_layers": kinds.sliding,
-        "sliding_window": kinds.window,
-        "linear_layers": kinds.linear,
-        "linear_k_heads": kinds.k_heads,
-        "linear_v_heads": kinds.v_heads,
-        "linear_k_dim": kinds.k_dim,
-        "linear_v_dim": kinds.v_dim,
-        "conv_kernel": kinds.conv,
-    }
-
-
-def _mlp(experts: Experts) -> dict[str, Any]:
-    return {
-        "intermediate": experts.dense_width,
-        "experts": experts.count,
-        "experts_per_token": experts.per_token,
-        "expert_intermediate": experts.width,
-        "expert_layers": experts.layers,
-        "shared_intermediate": experts.shared_width,
-    }
-
-
 def _draft_layers(settings: ModelConfig) -> int:
     return settings.whole(
         "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", low=0, high=64, default=0
@@ -567,25 +543,25 @@ def _vision(settings: ModelConfig) -> float:
 
 def _floats(said: Mapping[str, Any]) -> bool | None:
     """compressed-tensors and modelopt say for each group whether it holds `int` or `float`."""
-    groups = said.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        kind = weights.get("type") if isinstance(weights, Mapping) else None
-        if kind in ("int", "float"):
-            return bool(kind == "float")
-    return None
+    kinds = (weights.get("type") for weights in _group_weights(said))
+    return next((kind == "float" for kind in kinds if kind in ("int", "float")), None)
 
 
 def _compressed_bits(said: Mapping[str, Any]) -> float | None:
     """compressed-tensors and modelopt: the fewest bits of any group, which is where most weights are."""
-    groups = said.get("config_groups")
-    found = []
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
-        if isinstance(bits, int | float) and not isinstance(bits, bool) and 1 <= bits <= 32:
-            found.append(float(bits))
+    stated: list[Any] = [weights.get("num_bits") for weights in _group_weights(said)]
+    found = [float(bits) for bits in stated if type(bits) in (int, float) and 1 <= bits <= 32]
     return min(found, default=None)
+
+
+def _group_weights(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = said.get("config_groups")
+    found = (
+        [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+        if isinstance(groups, Mapping)
+        else []
+    )
+    return [weights for weights in found if isinstance(weights, Mapping)]
 
 
 def _tied_by_default(settings: ModelConfig) -> bool:
