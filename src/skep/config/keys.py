@@ -79,7 +79,7 @@ def make_entry(
     rate: str | None = None,
     created: datetime | None = None,
 ) -> KeyEntry:
-    """A rate of `60/m` is a bucket of 60 that fills evenly: 60 at once after a pause, one a second in the long run."""
+    """Return a checked entry. A rate of `60/m` is a token bucket of 60 that refills one a second."""
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} is not a name for a key", hint="use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
     if not _SHA256.fullmatch(sha256.lower()):  # not shown: it may be a key that was put in the wrong place
@@ -102,7 +102,7 @@ def _parse_rate(text: str) -> tuple[int, float]:
 
 
 def read_keys(path: Path) -> tuple[KeySpec, ...]:
-    """For the gateway. No file: no keys."""
+    """Return the keys for the gateway; none where there is no file."""
     return tuple(entry.spec for entry in read_entries(path))
 
 
@@ -111,10 +111,7 @@ def read_entries(path: Path) -> tuple[KeyEntry, ...]:
 
 
 def loose_mode(path: Path) -> str | None:
-    """A line to warn with where others may read the file.
-
-    That gives no key of `new_key` away, which nobody guesses; a key somebody made up may be guessed by its digest.
-    """
+    """Return a warning where other users may read the file: a short, hand-made key can be guessed from its digest."""
     try:
         loose = path.stat().st_mode & 0o044
     except OSError:
@@ -133,7 +130,7 @@ def add_entry(path: Path, entry: KeyEntry) -> None:
 
 
 def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
-    """Returns those that stay."""
+    """Remove a key, and return the entries that are left."""
     with _locked(path) as real:
         text = _read(path)
         entries = _parse(text, path)
@@ -173,7 +170,7 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
 
 
 def _complaint(found: Any, path: Path) -> UserError:
-    """Without the value: it may be a key."""
+    """Return the error without the value, which may be a key."""
     place = found["loc"]
     known = ", ".join(field.alias or name for name, field in KeyTable.model_fields.items())
     where = f"key {int(place[1]) + 1}: `{place[2]}`" if len(place) > 2 else f"`{place[0]}`"
@@ -184,7 +181,7 @@ def _complaint(found: Any, path: Path) -> UserError:
 
 
 def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:
-    """The text, if it says what is wanted; else the file anew. So it is for keys that are not written as [[key]]."""
+    """Return the edited text if it parses to `wanted`; else write the file anew (keys not written as [[key]])."""
     try:
         if _parse(text, path) == wanted:
             return text
@@ -208,7 +205,7 @@ def _block(entry: KeyEntry) -> str:
 
 
 def _without_block(text: str, place: int) -> str:
-    """Comments right above a `[[key]]` go with it."""
+    """Return the text without a `[[key]]` block and the comments right above it."""
     lines = text.splitlines(keepends=True)
     starts = []
     for i, line in enumerate(lines):
@@ -225,7 +222,7 @@ def _without_block(text: str, place: int) -> str:
 
 
 def _read(path: Path) -> str:
-    """Where others may write, others may let themselves in: such a file is refused."""
+    """Read the file. Refuse one that other users may write: they could add a key for themselves."""
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & 0o022:
@@ -239,7 +236,7 @@ def _read(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[Path]:
-    """One change at a time. Gives the file itself where `path` is a link. The lock file stays: else two may enter."""
+    """Lock the file for one change, and yield its real path. The lock file is never deleted: else two may enter."""
     real = path.resolve()
     real.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(real.with_name(f".{real.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

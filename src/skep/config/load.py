@@ -1,4 +1,4 @@
-"""`skep.toml` and the environment, checked here and turned into settings. The only user of pydantic for files."""
+"""`skep.toml` and the environment, checked and turned into settings."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class SettingsFile(_ConfigTable):
 
 
 def make_cluster(address: str, hive: str = "skep") -> Cluster:
-    """From what a person typed."""
+    """Return the cluster of a typed address. Raise where address or name is not valid."""
     if address != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@]+):[0-9]{1,5}", address):
         hint = "`auto`: the cluster that this machine is a node of; or its head's address, such as 10.0.0.1:6379"
         raise UserError(f"`{address}` is no address of a Ray cluster", hint=hint)
@@ -250,7 +250,7 @@ def make_cluster(address: str, hive: str = "skep") -> Cluster:
 
 
 def check_words(env: Mapping[str, str], *words: str) -> None:
-    """What a process can be given: names of variables, and no NUL anywhere."""
+    """Raise where a process cannot be given these variables or words: a wrong name, or a NUL."""
     for name in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             hint = "letters, digits and underscores: OMP_NUM_THREADS"
@@ -261,7 +261,7 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
 
 
 def parse_draft(text: str, model: str | None = None) -> Draft:
-    """`mtp:3`: a method and how many tokens it drafts a step."""
+    """Parse `mtp:3`: a method and how many tokens it drafts a step."""
     method, _, depth = text.strip().lower().partition(":")
     if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
         hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
@@ -280,9 +280,9 @@ def make_upstream(
     health_path: str = "/health",
     key_env: str | None = None,
 ) -> Upstream:
-    """From what a person typed: `/v1` at the end of the URL is dropped, the name made of host and port.
+    """Return the upstream of a typed URL: `/v1` at its end is dropped, the name is made of host and port.
 
-    What stands before it (`/api/v1` of a cloud) is put before every path.
+    A path before it (`/api/v1` of a cloud) becomes the prefix of every path.
     """
     origin, path = parse_url(url, name="upstream")
     if path and not path.endswith("/v1"):
@@ -316,12 +316,12 @@ def _page_origin(text: str) -> str:
 
 
 def _file(text: str | None, folder: Path) -> str | None:
-    """Relative paths begin where the file lies."""
+    """Return the path; a relative one starts at the folder of the file."""
     return None if text is None else str(folder / Path(text).expanduser())
 
 
 def find_config(path: Path | None, paths: Paths, folder: Path | None = None) -> Path | None:
-    """The file given, which must exist; else `skep.toml` here or in the configuration folder; None: there is none."""
+    """Return the given file, which must exist; else `skep.toml` here or in the configuration folder, or None."""
     if path is not None:
         if not path.exists():
             hint = "leave --config out for the embedded model"
@@ -332,7 +332,7 @@ def find_config(path: Path | None, paths: Paths, folder: Path | None = None) -> 
 
 
 def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str], *, folder: Path | None = None) -> Settings:
-    """From the file that `find_config` finds; without one, the embedded model."""
+    """Read the file that `find_config` finds; without one, serve the embedded model."""
     found = find_config(path, paths, folder)
     if found is None:
         return parse_settings({}, "environment", env)
@@ -340,7 +340,7 @@ def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str], *, fo
 
 
 def settings_with_overrides(wishes: CliOverrides, paths: Paths, env: Mapping[str, str]) -> Settings:
-    """What the file says now, and the command line said then."""
+    """Return the settings of the file as it is now, with the overrides of the command line."""
     folder = Path(wishes.folder) if wishes.folder else None
     return wishes.apply(load_settings(Path(wishes.config) if wishes.config else None, paths, env, folder=folder))
 

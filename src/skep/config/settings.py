@@ -1,4 +1,4 @@
-"""What is wanted, as plain values. `configfile` fills them from `skep.toml`."""
+"""The settings as frozen values. `skep.config.load` fills them from `skep.toml`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Serve:
 
 
 def default_context(engine: str) -> int:
-    """Tokens of a slot where nobody says; 0: as many as the engine itself gives it."""
+    """Return the tokens of a slot where none are set; 0: the engine's own default."""
     return DEFAULT_CONTEXT if engine in OWN_ENGINES else 0
 
 
@@ -89,7 +89,7 @@ class GatewaySettings:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The Ray cluster that the replicas stand on."""
+    """The Ray cluster that the replicas run on."""
 
     address: str  # of its head, host:port; "auto": the one that this machine is a node of
     hive: str = "skep"  # hives of one cluster have names
@@ -97,7 +97,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class CliOverrides:
-    """What the command line asked for. It wins over the file, also when `skep reload` reads the file again."""
+    """Settings of the command line. They win over the file, also when `skep reload` reads the file again."""
 
     folder: str | None = None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
     config: str | None = None  # the file; None: looked for
@@ -140,12 +140,12 @@ class Settings:
     upstream: tuple[Upstream, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
     monitor: Monitor = field(default_factory=Monitor)
-    cluster: Cluster | None = None  # None: the replicas stand on this machine
+    cluster: Cluster | None = None  # None: the replicas run on this machine
     wishes: CliOverrides = field(default_factory=CliOverrides)
 
 
 def settings_of(document: Mapping[str, Any]) -> Settings:
-    """The inverse of `asdict(settings)`, through JSON."""
+    """Return the settings of a JSON document that `asdict(settings)` made."""
     gateway, monitor = document["gateway"], document["monitor"]
     told = {name: tuple(monitor[name]) for name in ("command", "quiet_except")}
     tables = {

@@ -47,7 +47,7 @@ KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """What replicas are placed on."""
+    """The machine that replicas are placed on."""
 
     cores: int
     cards: tuple[GpuCard, ...] = ()
@@ -56,7 +56,7 @@ class LocalMachine:
 
 
 def read_machine() -> LocalMachine:
-    """Cards that CUDA_VISIBLE_DEVICES hides from skep are not there."""
+    """Read cores, memory and the cards that CUDA_VISIBLE_DEVICES leaves visible."""
     seen = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     cards = tuple(GpuCard(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in seen)
     host = read_host() if cards else read_host(NvidiaReport())
@@ -64,7 +64,7 @@ def read_machine() -> LocalMachine:
 
 
 def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
-    """Empty where one of them is unlike all of the catalogue: then nothing is foreseen."""
+    """Return the cards as the catalogue has them; none where one is not in it: no failure is predicted then."""
     numbers = [gpu.index for gpu in host.gpus]
     if not cards or not {card.index for card in cards} <= set(numbers):
         return ()
@@ -87,7 +87,7 @@ def plan_launches(
     starting: bool = True,
     engine_key: str = "",
 ) -> tuple[Launch, ...]:
-    """All replicas, checked: names, cards, ports, weights, engines, aliases. May fetch weights.
+    """Return all replicas, checked: names, cards, ports, weights, engines, aliases. May download weights.
 
     `starting`: nothing runs yet, so that cards must have room now. `engine_key`: that their engines want to see.
     """
@@ -123,7 +123,7 @@ def plan_launches(
 
 
 def check_names(launches: Sequence[Launch]) -> None:
-    """Each its own, and shares of slots that can be."""
+    """Raise where two replicas share a name, or a reserve exceeds the slots."""
     names = [launch.name for launch in launches]
     for launch in launches:
         if names.count(launch.name) > 1:
@@ -186,7 +186,7 @@ def _foresee(launch: Launch, machine: LocalMachine) -> None:
 
 
 def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
-    """What is certain to fail on these cards is said before the start. Empty: they are not known."""
+    """Raise where the launch is certain to fail on these cards. Empty: the cards are not known."""
     _check_heads(launch)
     found = predict_failure(launch, cards) if cards else None
     if found is not None and found.final:
@@ -262,12 +262,12 @@ def _launches(
 
 
 def stem_of(model: str) -> str:
-    """What the names of its replicas begin with."""
+    """Return the beginning of its replicas' names."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", model_id(model)).strip("-.") or "model"
 
 
 def launch_of(serve: Serve, name: str, weights: Path | None, checkpoint: str | None, *, threads: int) -> Launch:
-    """One replica, wherever it stands."""
+    """Return one replica, wherever it runs."""
     return Launch(
         name=name,
         engine=serve.engine,
@@ -332,7 +332,7 @@ def check_gguf(serve: Serve, path: Path) -> int | None:
 
 
 def size_of(weights: Path) -> int:
-    """Of all parts, where it is the first of several."""
+    """Return the size of the weights, with all parts where the file is the first of several."""
     part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", weights.name)
     if part is None:
         return weights.stat().st_size

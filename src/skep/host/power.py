@@ -46,7 +46,7 @@ class NvmlGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One look at one card. None: it does not tell."""
+    """One reading of one card. None: the card does not report it."""
 
     power_w: float | None = None
     reasons: int | None = None  # bits of NVML's clock event reasons
@@ -204,7 +204,7 @@ class PowerMeter:
         return self._cards
 
     def begin(self) -> None:
-        """A span that was never ended is dropped."""
+        """Begin a span; one that was never ended is dropped."""
         self._stop_sampling()
         self._began_s = self._clock()
         self._max_w = 0.0
@@ -216,7 +216,7 @@ class PowerMeter:
         self._thread.start()
 
     def end(self) -> dict[str, Any] | None:
-        """None without `begin()`, and where the sum cannot be known: no card tells, or one fell silent meanwhile."""
+        """Return the energy of the span; None without `begin()`, or where a card stopped reporting."""
         if self._began_s is None:
             return None
         self._stop_sampling()
@@ -285,14 +285,14 @@ def _result(
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """By name. The hardware's slowdown is left out where its cause is known."""
+    """Return the names of the reasons. The hardware slowdown is left out where its cause is known."""
     if bits & _HW_CAUSES:
         bits &= ~_HW_SLOWDOWN
     return [name for bit, name in _THROTTLING.items() if bits & bit]
 
 
 def visible_cards(cards: Sequence[NvmlGpu], visible: str | None) -> tuple[NvmlGpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES leaves; None: it is not set. Ends at the first it does not know, as CUDA does.
+    """Return the cards in CUDA_VISIBLE_DEVICES (None: not set), up to the first unknown one, as CUDA does.
 
     A number counts in the order of the PCI bus, which is CUDA's own where all cards are alike or CUDA_DEVICE_ORDER says
     so. A slice of a card (MIG) is not known here: its energy cannot be told from that of the other slices.
@@ -313,13 +313,13 @@ def visible_cards(cards: Sequence[NvmlGpu], visible: str | None) -> tuple[NvmlGp
 
 
 def open_meter(visible: str | None = None) -> PowerMeter | None:
-    """A meter of the GPUs that are visible, or None. `visible` stands in for CUDA_VISIBLE_DEVICES."""
+    """Return a meter of the visible GPUs, or None. `visible` overrides CUDA_VISIBLE_DEVICES."""
     opened = _open(visible)
     return None if opened is None else PowerMeter(*opened)
 
 
 def gpu_memory_used(visible: str | None = None) -> list[tuple[int, int]] | None:
-    """(index, bytes used) of each visible GPU that tells; None: none does."""
+    """Return (index, bytes used) of each visible GPU that reports it; None: none does."""
     opened = _open(visible)
     if opened is None:
         return None
@@ -338,7 +338,7 @@ def memory_used(nvml: Nvml, cards: Sequence[NvmlGpu]) -> list[tuple[int, int]]:
 def still_held(
     used: Sequence[tuple[int, int]], baseline: Sequence[tuple[int, int]], within_bytes: int = CLEAR_WITHIN_BYTES
 ) -> list[tuple[int, int]]:
-    """(index, bytes too many) of each GPU that holds more than it did at the baseline. Empty: clear."""
+    """Return (index, excess bytes) of each GPU that uses more than at the baseline. Empty: clear."""
     before = dict(baseline)
     excess = [(index, size - before[index]) for index, size in used if index in before]
     return [(index, size) for index, size in excess if size > within_bytes]
@@ -352,7 +352,7 @@ def wait_until_clear(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[tuple[int, int]] | None:
-    """Waits for memory to be as it was. What is still held when the time is up; None: nobody can tell any more."""
+    """Wait until memory use is back at the baseline. Return what is still held at the timeout; None: not known."""
     until_s = clock() + timeout_s
     while True:
         now = used()
@@ -365,7 +365,7 @@ def wait_until_clear(
 
 
 def _open(visible: str | None) -> tuple[Nvml, tuple[NvmlGpu, ...]] | None:
-    """The driver's NVML, open, with the visible cards; None where there is nothing to measure."""
+    """Open the driver's NVML and return it with the visible cards; None where there is nothing to measure."""
     try:
         module = importlib.import_module("pynvml")
         module.nvmlInit()
