@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, TypeVar, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+
+import msgspec
 
 from skep.engines.adapter import OwnEngine, flag
 from skep.engines.base import REPORT_FD, Launch
@@ -17,8 +18,6 @@ from skep.units import GIB
 
 LOAD_BYTES_PER_S = 20 * GIB  # a real load takes longer; nobody wants to wait for what is not there
 LOAD_MOST_S = 2.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +38,10 @@ class SimulatedPlan:
 
 def plan_from_json(text: str) -> SimulatedPlan:
     try:
-        fields: dict[str, Any] = json.loads(text)
-        return SimulatedPlan(**{**fields, "step": _rebuilt(StepModel, fields["step"])})
-    except (ValueError, TypeError, KeyError) as error:
+        return msgspec.convert(json.loads(text), SimulatedPlan)
+    except (ValueError, msgspec.ValidationError) as error:
         hint = '`skep up MODEL --gpu "2x rtx-3090" --simulate` makes one'
         raise UserError(f"the plan of the simulated engine cannot be read: {error}", hint=hint) from None
-
-
-def _rebuilt(kind: type[T], fields: dict[str, Any]) -> T:
-    """The inverse of `asdict` through JSON: inner values are dataclasses and tuples again."""
-    hints = get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for name, value in fields.items():
-        hint = hints.get(name)
-        if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
-            values[name] = _rebuilt(hint, value)
-        else:
-            values[name] = tuple(value) if get_origin(hint) is tuple else value
-    return kind(**values)
 
 
 def plan_of(prospect: SpeedModel, *, context_tokens: int, about: str, weight_bytes: int | None = None) -> SimulatedPlan:
