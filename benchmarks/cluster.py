@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from doors import mishaps, report
-from doors.atrest import at_rest
-from doors.load import Asked, Loader, in_turns
-from doors.rig import EMBEDDED, PACED, Door, Kind, Nodes, cluster, hive, key_of, local_path
+from cluster_rig import mishaps, report
+from cluster_rig.atrest import at_rest
+from cluster_rig.load import Asked, Loader, in_turns
+from cluster_rig.rig import EMBEDDED, PACED, Door, Kind, Nodes, cluster, hive, key_of, local_path
 
 from skep.bench.endpoint import find_endpoint
 from skep.bench.load_generator import LoadProcesses

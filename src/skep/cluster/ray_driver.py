@@ -102,7 +102,7 @@ class RayDriver:
         self._hive: str = setup["hive"]
         self._gateway: str = setup["gateway"]
         self._policy: Message = setup["policy"]
-        self._ledger: Any = None
+        self._registry: Any = None
         self._actors: ActorManager | None = None
         self._wanted: dict[str, Launch] | None = None  # None: not received yet
         self._rows: dict[str, Message] = {}
@@ -132,7 +132,7 @@ class RayDriver:
         """Find or create the registry and claim the hive: only its owner places replicas."""
         import ray
 
-        self._ledger = await asyncio.to_thread(self._make_registry)
+        self._registry = await asyncio.to_thread(self._make_registry)
         await self._claim(CLAIM_S)
         self._actors = ActorManager(self._hive, self._setup["key"], self._policy)
         address = ray.get_runtime_context().gcs_address
@@ -143,7 +143,7 @@ class RayDriver:
 
     async def _claim(self, timeout_s: float = ASK_S) -> None:
         """Claim the hive and publish the restart policy. Raise TakenOver if another gateway owns it."""
-        self._check(await asyncio.wait_for(self._ledger.claim.remote(self._gateway, self._policy), timeout_s))
+        self._check(await asyncio.wait_for(self._registry.claim.remote(self._gateway, self._policy), timeout_s))
 
     def _check(self, owner: str) -> None:
         if owner != self._gateway:
@@ -254,7 +254,7 @@ class RayDriver:
             async with self._turn(name):
                 await self._actors.end(name, headless=self._head.lost)
                 with contextlib.suppress(Exception):  # the registry is away: `_repair` tells it again
-                    await asyncio.wait_for(self._ledger.forget.remote(name), ASK_S)
+                    await asyncio.wait_for(self._registry.forget.remote(name), ASK_S)
                 self._rows.pop(name, None)
                 self._said.pop(name, None)
         finally:
@@ -273,7 +273,7 @@ class RayDriver:
         if not self._head.lost:
             import ray
 
-            await asyncio.to_thread(ray.kill, self._ledger, no_restart=True)
+            await asyncio.to_thread(ray.kill, self._registry, no_restart=True)
 
     # Reports of the cluster
 
@@ -281,7 +281,7 @@ class RayDriver:
         version = 0
         while True:
             try:
-                asked = self._ledger.table.remote(self._gateway, version, TABLE_S)
+                asked = self._registry.table.remote(self._gateway, version, TABLE_S)
                 told = await asyncio.wait_for(asked, TABLE_S + ASK_S)
                 if told["owner"] is None:  # a restarted registry
                     await self._claim()
@@ -306,9 +306,9 @@ class RayDriver:
         with contextlib.suppress(Exception):  # there is no head: tried again after LATE_S
             found: Any = await loop.run_in_executor(self._lookup, find_registry, self._hive)
             if found is not None:
-                self._ledger = found
+                self._registry = found
             else:
-                self._ledger = await loop.run_in_executor(self._lookup, self._make_registry)
+                self._registry = await loop.run_in_executor(self._lookup, self._make_registry)
 
     def _tell_head(self) -> None:
         self._link.send({"event": "head", "lost": self._head.lost})

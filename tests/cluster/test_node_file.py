@@ -145,7 +145,7 @@ def test_the_token_is_made_once_and_is_nobody_elses(paths):
     keep_token(paths, "another-token-for-it")
     assert token_of(paths) == "another-token-for-it"
     token_path(paths).chmod(0o644)
-    with pytest.raises(UserError, match="others may read the token"):
+    with pytest.raises(UserError, match="other users may read the token"):
         ensure_token(paths)
 
 

@@ -1,4 +1,4 @@
-"""A post keeps its ledger told, whatever becomes of the head and of the ledger. No Ray: anything that can be told."""
+"""A replica actor keeps reporting to its registry, whatever becomes of the head and of the registry. Without Ray."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ from skep.cluster.replica_actor import HeartbeatSender, own_cards
 
 
 class Heard:
-    """A ledger: what it heard; `away` for so many announcements; then it says `end`."""
+    """A registry: what it heard; `away` for so many announcements; then it says `end`."""
 
     def __init__(self, *, away=0, ends_after=None, holds=False):
         self.rows, self.away, self.ends_after, self.holds = [], away, ends_after, holds
@@ -24,7 +24,7 @@ class Heard:
 
 
 def announced(find, timeout_s=5.0):
-    """Runs until a ledger says that it is over."""
+    """Runs until a registry says that it is over."""
 
     async def play():
         async with asyncio.timeout(timeout_s):
@@ -34,58 +34,58 @@ def announced(find, timeout_s=5.0):
 
 
 def test_it_announces_itself_with_its_own_handle_until_it_is_told_to_end():
-    ledger = Heard(ends_after=3)
-    announced(lambda: ledger)
-    assert ledger.rows == [("m-0", {"state": "ready"}, "me")] * 3
+    registry = Heard(ends_after=3)
+    announced(lambda: registry)
+    assert registry.rows == [("m-0", {"state": "ready"}, "me")] * 3
 
 
-def test_its_handle_is_sent_until_the_ledger_has_it_and_again_after_a_word_was_lost():
-    """The ledger may have been started anew by then."""
-    ledger = Heard(ends_after=5, holds=True)
+def test_its_handle_is_sent_until_the_registry_has_it_and_again_after_a_word_was_lost():
+    """The registry may have been started anew by then."""
+    registry = Heard(ends_after=5, holds=True)
 
     def row():
-        ledger.away = int(len(ledger.rows) == 3 and not lost)
-        lost.extend("x" * ledger.away)
+        registry.away = int(len(registry.rows) == 3 and not lost)
+        lost.extend("x" * registry.away)
         return {}
 
     async def play():
         async with asyncio.timeout(5.0):
-            await HeartbeatSender("m-0", row, "me", lambda: ledger, every_s=0.01).run()
+            await HeartbeatSender("m-0", row, "me", lambda: registry, every_s=0.01).run()
 
     lost = []
     asyncio.run(play())
-    assert [me for _, _, me in ledger.rows] == ["me", None, None, "me", None]
+    assert [me for _, _, me in registry.rows] == ["me", None, None, "me", None]
 
 
-def test_a_ledger_that_missed_a_word_is_tried_again_while_nobody_can_be_looked_up():
+def test_a_registry_that_missed_a_word_is_tried_again_while_nobody_can_be_looked_up():
     """Without a head a lookup takes a minute. The handle that is known needs no head."""
-    ledger, head, looks = Heard(away=0, ends_after=3), threading.Event(), []
+    registry, head, looks = Heard(away=0, ends_after=3), threading.Event(), []
 
     def find():
         looks.append(threading.current_thread())
         if len(looks) > 1:
             head.wait(30.0)
             raise TimeoutError
-        ledger.away = 4  # from now on it misses some
-        return ledger
+        registry.away = 4  # from now on it misses some
+        return registry
 
     try:
         announced(find)
-        assert len(ledger.rows) == 3
+        assert len(registry.rows) == 3
         assert len(looks) == 2, "never more than one at a time"
     finally:
         head.set()
 
 
-def test_a_ledger_made_anew_is_found_beside_the_one_that_is_gone():
+def test_a_registry_made_anew_is_found_beside_the_one_that_is_gone():
     gone, new = Heard(away=10**9), Heard(ends_after=1)
     found = iter([gone, gone, None, new])
 
     def find():
-        ledger = next(found)
-        if ledger is None:
+        registry = next(found)
+        if registry is None:
             raise ValueError("no such actor")
-        return ledger
+        return registry
 
     announced(find)
     assert (len(gone.rows), len(new.rows)) == (0, 1)
@@ -93,21 +93,21 @@ def test_a_ledger_made_anew_is_found_beside_the_one_that_is_gone():
 
 def test_a_change_is_told_at_once():
     async def play():
-        ledger, state = Heard(ends_after=2), {"state": "starting"}
-        announcer = HeartbeatSender("m-0", lambda: dict(state), "me", lambda: ledger)
+        registry, state = Heard(ends_after=2), {"state": "starting"}
+        announcer = HeartbeatSender("m-0", lambda: dict(state), "me", lambda: registry)
         running = asyncio.ensure_future(announcer.run())
-        while not ledger.rows:
+        while not registry.rows:
             await asyncio.sleep(0.001)
         state["state"] = "ready"
         announcer.wake()
         async with asyncio.timeout(1.0):  # well before the next one is due
             await running
-        assert [row["state"] for _, row, _ in ledger.rows] == ["starting", "ready"]
+        assert [row["state"] for _, row, _ in registry.rows] == ["starting", "ready"]
 
     asyncio.run(play())
 
 
-def test_what_the_ledger_answers_is_heard():
+def test_what_the_registry_answers_is_heard():
     async def play():
         heard = []
         await HeartbeatSender("m-0", dict, "me", lambda: Heard(ends_after=1), heard=heard.append).run()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from doors.rig import Kind
+from cluster_rig.rig import Kind
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import LoadProcesses

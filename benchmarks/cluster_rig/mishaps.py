@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
-from doors.rig import Door, Kind, Nodes, hive, installation, until, wishes
+from cluster_rig.rig import Door, Kind, Nodes, hive, installation, until, wishes
 
 Say = Callable[[str], None]
 ASK_EVERY_S = 0.1

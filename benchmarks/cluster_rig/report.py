@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from doors.load import Level
+from cluster_rig.load import Level
 
 from skep.units import Interval
 

@@ -14,7 +14,7 @@ READY = {"name": "m-0", "node": "n", "url": "http://10.0.0.2:7400", "pid": 77, "
 
 @dataclass
 class Wire:
-    """An embassy that only hears what its members want."""
+    """A cluster client that only takes restarts."""
 
     spec: bool = False
     sent: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a supervisor and its envoy tell each other, without a cluster: no order is lost or undone by another."""
+"""The commands between the supervisor and the Ray driver, without a cluster: none is lost or undone by another."""
 
 import asyncio
 from dataclasses import asdict, replace
@@ -20,7 +20,7 @@ def row(launch, **more):
 
 
 class Wire(list):
-    """As much of a link as is written to; `answer` makes what comes back."""
+    """A link that records what is sent; `answer` makes the replies."""
 
     answer = None
 
@@ -31,7 +31,7 @@ class Wire(list):
 
 
 class Posts:
-    """As much of the stations as the envoy asks: ends wait for `may_end`."""
+    """The actors as the driver calls them: ends wait for `may_end`."""
 
     avoid = ()
 
@@ -61,11 +61,11 @@ async def claimed(gateway, _policy):
     return gateway
 
 
-def envoy_of(link, posts=None):
+def driver_of(link, posts=None):
     made = RayDriver(link, {**SETUP, "gateway": "g", "key": "k"})
     calls = {"forget": forgotten, "claim": claimed}
     made._actors = posts
-    made._ledger = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
+    made._registry = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
     return made
 
 
@@ -83,7 +83,7 @@ def played(play):
     asyncio.run(asyncio.wait_for(play(), 20))
 
 
-# The envoy
+# The driver
 
 
 def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with_them():
@@ -91,17 +91,17 @@ def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with_them(
 
     async def play():
         posts = Posts("a", "b")
-        envoy = envoy_of(Wire(), posts)
-        envoy._wanted = {}
-        mending = asyncio.create_task(envoy._repair(envoy._wanted))
+        driver = driver_of(Wire(), posts)
+        driver._wanted = {}
+        mending = asyncio.create_task(driver._repair(driver._wanted))
         await until(lambda: posts.story)
         ((_, first),) = posts.story
         other = {"a": "b", "b": "a"}[first]
-        await envoy._carry_out(place(replace(ONE, name=other)))
+        await driver._carry_out(place(replace(ONE, name=other)))
         posts.may_end.set()
         await mending
         assert [name for what, name in posts.story if what == "ended"] == [first]
-        assert other in envoy._wanted
+        assert other in driver._wanted
 
     played(play)
 
@@ -111,10 +111,10 @@ def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
 
     async def play():
         posts = Posts()
-        envoy = envoy_of(Wire(), posts)
-        ending = asyncio.create_task(envoy._carry_out({"op": "end", "name": "m-0"}))
+        driver = driver_of(Wire(), posts)
+        ending = asyncio.create_task(driver._carry_out({"op": "end", "name": "m-0"}))
         await until(lambda: posts.story)
-        await envoy._carry_out(place(ONE))
+        await driver._carry_out(place(ONE))
         await asyncio.sleep(0.02)
         assert posts.story == [("ends", "m-0")]
         posts.may_end.set()
@@ -129,30 +129,30 @@ def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is():
 
     async def play():
         wire = Wire()
-        envoy = envoy_of(wire, Posts())
-        envoy._rows = {"m-0": row(ONE)}
-        envoy._tell()
-        envoy._tell()
+        driver = driver_of(wire, Posts())
+        driver._rows = {"m-0": row(ONE)}
+        driver._tell()
+        driver._tell()
         assert len(wire) == 1
-        await envoy._carry_out(place(ONE))
+        await driver._carry_out(place(ONE))
         assert [told["rows"] for told in wire] == [[row(ONE)]] * 2
 
     played(play)
 
 
-# The supervisor's side
+# The cluster client
 
 
-def ready(embassy, launch=ONE):
+def ready(client, launch=ONE):
     """A member that serves."""
-    member = embassy.member(launch, lambda: None)
-    embassy.came(member)
-    embassy._hear({"event": "replicas", "rows": [row(launch)], "names": [launch.name]})
+    member = client.member(launch, lambda: None)
+    client.came(member)
+    client._hear({"event": "replicas", "rows": [row(launch)], "names": [launch.name]})
     return member
 
 
-def embassy_of(wire, tmp_path, **more):
-    made = ClusterClient({**SETUP, **more}, tmp_path / "envoy.log")
+def client_of(wire, tmp_path, **more):
+    made = ClusterClient({**SETUP, **more}, tmp_path / "driver.log")
     made._link = wire
     made._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
     wire.clear()
@@ -163,24 +163,24 @@ def restarts(wire):
     return [message["id"] for message in wire if message["op"] == "restart"]
 
 
-def test_a_restart_that_was_lost_with_an_envoy_is_told_to_the_next_one(tmp_path):
+def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp_path):
     """Its replica gets nothing new until it has been: it would rest for ever."""
 
     async def play():
         wire = Wire()
-        embassy = embassy_of(wire, tmp_path)
-        member = ready(embassy)
+        client = client_of(wire, tmp_path)
+        member = ready(client)
         member.restart()
-        embassy._restarts.again(embassy._members)
+        client._restarts.again(client._members)
         assert len(restarts(wire)) == 1, "it is being carried out"
-        embassy._restarts.lose()
-        embassy._restarts.again(embassy._members)
+        client._restarts.lose()
+        client._restarts.again(client._members)
         assert len(restarts(wire)) == 2
-        embassy._hear({"id": restarts(wire)[-1], "error": "TimeoutError: "})
-        embassy._restarts.again(embassy._members)
+        client._hear({"id": restarts(wire)[-1], "error": "TimeoutError: "})
+        client._restarts.again(client._members)
         assert len(restarts(wire)) == 3
-        embassy._hear({"id": restarts(wire)[-1]})
-        embassy._restarts.again(embassy._members)
+        client._hear({"id": restarts(wire)[-1]})
+        client._restarts.again(client._members)
         assert len(restarts(wire)) == 3
 
     played(play)
@@ -189,12 +189,12 @@ def test_a_restart_that_was_lost_with_an_envoy_is_told_to_the_next_one(tmp_path)
 def test_a_restart_is_needless_once_its_engine_is_another(tmp_path):
     async def play():
         wire = Wire()
-        embassy = embassy_of(wire, tmp_path)
-        member = ready(embassy)
+        client = client_of(wire, tmp_path)
+        member = ready(client)
         member.restart()
-        embassy._restarts.lose()
-        embassy._hear({"event": "replicas", "rows": [row(ONE, pid=8)], "names": ["m-0"]})
-        embassy._restarts.again(embassy._members)
+        client._restarts.lose()
+        client._hear({"event": "replicas", "rows": [row(ONE, pid=8)], "names": ["m-0"]})
+        client._restarts.again(client._members)
         assert len(restarts(wire)) == 1
 
     played(play)
@@ -205,44 +205,44 @@ def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
 
     async def play():
         wire = Wire()
-        embassy = embassy_of(wire, tmp_path)
+        client = client_of(wire, tmp_path)
         two = replace(ONE, name="m-1")
-        one, other = ready(embassy), ready(embassy, two)
+        one, other = ready(client), ready(client, two)
         bad = {"name": "m-0", "state": "failed"}
-        embassy._hear({"event": "replicas", "rows": [bad, row(two, pid=9)], "names": ["m-0", "m-1"]})
+        client._hear({"event": "replicas", "rows": [bad, row(two, pid=9)], "names": ["m-0", "m-1"]})
         assert (one.pid, other.pid) == (7, 9)
-        assert "cannot be read" in embassy.row()["why"]
-        embassy.came(embassy.member(ONE, lambda: None))
-        embassy._hear({"event": "replicas", "rows": 7})
-        embassy._hear({"event": "replicas", "rows": [row(ONE)], "names": ["m-0", "m-1"]})
-        assert embassy.row()["why"] is None
+        assert "cannot be read" in client.row()["why"]
+        client.came(client.member(ONE, lambda: None))
+        client._hear({"event": "replicas", "rows": 7})
+        client._hear({"event": "replicas", "rows": [row(ONE)], "names": ["m-0", "m-1"]})
+        assert client.row()["why"] is None
 
     played(play)
 
 
-def test_a_new_policy_reaches_the_envoy_that_is_there_and_the_next_one(tmp_path):
+def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tmp_path):
     async def play():
         wire = Wire()
-        embassy = embassy_of(wire, tmp_path)
+        client = client_of(wire, tmp_path)
         policy = RestartPolicy(start_deadline_s=9.0)
-        embassy.set_policy(policy)
+        client.set_policy(policy)
         assert wire == [{"op": "policy", "policy": asdict(policy)}]
-        assert embassy._setup["policy"] == asdict(policy)
+        assert client._setup["policy"] == asdict(policy)
 
     played(play)
 
 
-def test_an_envoy_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
+def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
     async def play():
         wire = Wire()
-        embassy = embassy_of(wire, tmp_path)
-        embassy._hive = SimpleNamespace(avoided=frozenset({"n2", "n1"}))
-        embassy._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
+        client = client_of(wire, tmp_path)
+        client._hive = SimpleNamespace(avoided=frozenset({"n2", "n1"}))
+        client._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
         assert wire[0] == {"op": "avoid", "nodes": ["n1", "n2"]}
         assert wire[1]["op"] == "wanted"
-        envoy = envoy_of(Wire(), Posts())
-        await envoy._carry_out(wire[0])
-        assert envoy._actors.avoid == ("n1", "n2")
+        driver = driver_of(Wire(), Posts())
+        await driver._carry_out(wire[0])
+        assert driver._actors.avoid == ("n1", "n2")
 
     played(play)
 
@@ -250,7 +250,7 @@ def test_an_envoy_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
 def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes_on(tmp_path):
     async def play():
         wire = Wire()
-        member = ready(embassy_of(wire, tmp_path))
+        member = ready(client_of(wire, tmp_path))
         wire.clear()
         member.launch = replace(ONE, reserve=1)
         assert (member.started.reserve, wire) == (1, [])
@@ -260,11 +260,11 @@ def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes
 
 def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_path):
     async def play():
-        for answer, left in ({}, None), ({"error": "the envoy is gone"}, "the cluster cannot be reached"):
+        for answer, left in ({}, None), ({"error": "the driver is gone"}, "the cluster cannot be reached"):
             wire = Wire()
-            embassy = embassy_of(wire, tmp_path)
-            wire.answer = lambda said, to=embassy, what=answer: to._hear({**what, "id": said.get("id", 0)})
-            told = await embassy.stop()
+            client = client_of(wire, tmp_path)
+            wire.answer = lambda said, to=client, what=answer: to._hear({**what, "id": said.get("id", 0)})
+            told = await client.stop()
             assert told is None if left is None else left in told
 
     played(play)

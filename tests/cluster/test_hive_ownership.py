@@ -1,10 +1,10 @@
-"""A hive that another gateway has taken over, with the real ledger; and what stands that its gateway does not want."""
+"""A hive that another gateway owns, with the real registry; and running replicas that its gateway does not want."""
 
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from test_envoy_orders import ONE, SETUP, Posts, Wire, place, played, row
+from test_driver_commands import ONE, SETUP, Posts, Wire, place, played, row
 
 from skep.cluster.ray_driver import RayDriver, TakenOver
 from skep.cluster.replica_registry import OWNED_S, ReplicaRegistry
@@ -13,23 +13,23 @@ OLD, NEW = "a:1:x", "b:2:y"
 
 
 class House:
-    """The real ledger, asked as an actor is; and gateways before it. Time passes where a test says so."""
+    """The real registry, asked as an actor is; and gateways before it. Time passes where a test says so."""
 
     def __init__(self):
         self.now, self.silent = 100.0, False
-        self.ledger = ReplicaRegistry("h", end_post=None, end_self=None, now=lambda: self.now)
+        self.registry = ReplicaRegistry("h", end_post=None, end_self=None, now=lambda: self.now)
         calls = ("announce", "claim", "forget", "table")
         self.actor = SimpleNamespace(**{call: SimpleNamespace(remote=partial(self._call, call)) for call in calls})
 
     async def _call(self, name, *args):
         if self.silent:
             raise ConnectionError(name)
-        return await getattr(self.ledger, name)(*args)
+        return await getattr(self.registry, name)(*args)
 
     async def gateway(self, name, *standing):
         """One that has claimed the hive."""
         made = RayDriver(Wire(), {**SETUP, "gateway": name, "key": "k"})
-        made._actors, made._wanted, made._ledger = Posts(*standing), {}, self.actor
+        made._actors, made._wanted, made._registry = Posts(*standing), {}, self.actor
         made._actors.may_end.set()
         await made._claim()
         return made
@@ -67,14 +67,14 @@ def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and_goes(
             old = await house.taken_over()
             await act(old)
             assert old._actors.story == []
-            assert (await house.ledger.state())["owner"] == NEW
+            assert (await house.registry.state())["owner"] == NEW
             with pytest.raises(TakenOver):
                 await old._follow_table()
 
     played(play)
 
 
-def test_where_no_ledger_answers_a_gateway_ends_what_it_placed():
+def test_where_no_registry_answers_a_gateway_ends_what_it_placed():
     async def play():
         house = House()
         gateway = await house.gateway(OLD, "m-0")
