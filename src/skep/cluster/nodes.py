@@ -1,6 +1,6 @@
-"""Nodes as room: what each holds, which takes what, and as what machine it is planned. Pure: nodes and asks in.
+"""Capacity of nodes: what is free, which node takes which replica, and the machine that a plan is made for. Pure.
 
-Ray places in the end; this says beforehand whether it can, and where a spread of the replicas would put them.
+Ray places the replicas; this module says beforehand whether it can and which node would spread them best.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EPSILON = 1e-6  # Ray counts in ten-thousandths
 
 
 def nodes_of(rows: Iterable[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> list[Node]:
-    """From `ray.nodes()` and what is available on each, by id. Dead ones are left out; the head comes first."""
+    """Return the live nodes of `ray.nodes()` with their free resources, the head first."""
     nodes = [_node(row, free.get(row["NodeID"], {})) for row in rows if row["Alive"]]
     return sorted(nodes, key=lambda node: (not node.head, node.name, node.id))
 
@@ -46,7 +46,7 @@ def _node(row: Mapping[str, Any], free: Mapping[str, float]) -> Node:
 
 
 def named_apart(nodes: Sequence[Node]) -> list[Node]:
-    """Several nodes of one name, as on one machine, get the first letters of their id."""
+    """Return the nodes with unique names: those that share one get the first letters of their id."""
     names = Counter(node.name for node in nodes)
     return [node if names[node.name] == 1 else replace(node, name=_apart(node)) for node in nodes]
 
@@ -57,7 +57,7 @@ def _apart(node: Node) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """The nodes that a replica may stand on, by the ids they have now. `only` is None: any but those of `never`."""
+    """The nodes that a replica may use, by current id. If `only` is None, any but those of `never`."""
 
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
@@ -70,23 +70,23 @@ class NodeChoice:
         return node.id not in self.never if self.only is None else node.id in self.only
 
     def selector(self) -> str | None:
-        """In Ray's words for the label of a node's id."""
+        """Return Ray's label selector for the node id."""
         if self.only is not None:
             return f"in({','.join(sorted(self.only))})"
         return f"!in({','.join(sorted(self.never))})" if self.never else None
 
 
 def choice_of(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[Node]) -> NodeChoice:
-    """`avoid`: names of nodes that are not to be used. `nodes`: all that live, under Ray's names for them.
+    """Return the allowed nodes. `avoid`: names of nodes not to use. `nodes`: all live ones, under Ray's names.
 
-    While a node that came back is there beside the one that it was, both of them have its name.
+    A node that came back can be listed beside its old entry; both have its name.
     """
     never = _ids(avoid, nodes)
     return NodeChoice(_ids(place.nodes, nodes) - never) if place.nodes else NodeChoice(never=never)
 
 
 def first_choice(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[Node]) -> NodeChoice:
-    """As `choice_of`; without the shunned ones, unless nobody but these has room."""
+    """Return the choice without shunned nodes, unless only these have room."""
     far, near = choice_of(place, avoid, nodes), choice_of(place, (*avoid, *place.shunned), nodes)
     if near.is_empty or (fitting(place, far, nodes) and not fitting(place, near, nodes)):
         return far
@@ -94,8 +94,8 @@ def first_choice(place: PlacementRequest, avoid: Collection[str], nodes: Sequenc
 
 
 def fitting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) -> list[Node]:
-    """The nodes that have what it asks for free, of those it may stand on."""
-    asked = replace(place, nodes=(), shunned=())  # their names may have become others; `choice` knows them
+    """Return the allowed nodes that have the requested resources free."""
+    asked = replace(place, nodes=(), shunned=())  # names may have changed; `choice` has the ids
     return [room.node for room in free_capacity(nodes) if choice.takes(room.node) and room.holds(asked)]
 
 
@@ -105,7 +105,7 @@ def _ids(names: Collection[str], nodes: Sequence[Node]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A node that gets nothing at a start; `busy`: because of who is on its cards, which passes."""
+    """A node that gets no replica at a start; `busy`: because others use its GPUs at the moment."""
 
     node: Node
     why: str  # what it lacks, to be read after its name; of a busy one a clause of its own
@@ -120,7 +120,7 @@ class LeftOut:
 
 
 def left_out_lines(found: Iterable[LeftOut]) -> list[str]:
-    """The first few of many."""
+    """Return one line for each node left out, at most `SHOWN`."""
     lines = list(dict.fromkeys(one.line for one in found))
     more = len(lines) - SHOWN
     return lines[:SHOWN] + ([f"{more} more node{'s are' if more > 1 else ' is'} left out"] if more > 0 else [])
@@ -151,7 +151,7 @@ def busy_cards(node: Node, share: float) -> str | None:
 
 
 def host_of(node: Node) -> HostFacts:
-    """The node as the machine that a plan is made for."""
+    """Return the node as the machine that a plan is made for."""
     facts = node.facts
     cards = facts.cards if facts is not None else ()
     gpus = tuple(
@@ -203,12 +203,12 @@ def free_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
 
 
 def total_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
-    """As if nobody was there: for a change in which some make room for others."""
+    """Return the capacity of empty nodes, for a change in which some replicas make room for others."""
     return [NodeCapacity(node, node.gpus, node.cpus, node.memory_bytes) for node in nodes]
 
 
 def assign_nodes(places: Sequence[PlacementRequest], rooms: Sequence[NodeCapacity]) -> list[NodeCapacity | None]:
-    """The room that each gets, in the order of `places`; None: nowhere. Those with most cards choose first.
+    """Return the node of each request in order, None if none fits. Those with most GPUs choose first.
 
     Each goes where fewest are; among these, what wants no card goes where none is, and then to the emptiest.
     """
@@ -230,7 +230,7 @@ def _left(room: NodeCapacity) -> tuple[float, float, int]:
 def kept_and_unplaceable(
     asked: Sequence[Launch], running: Sequence[Launch], survey: ClusterSurvey, avoid: Collection[str] = ()
 ) -> tuple[set[str], set[str]]:
-    """Names of those that stay as they are, and of those for which there is no room.
+    """Return the names of replicas that stay as they are and of those that do not fit.
 
     Who stays keeps what it has, and who of them waits for room was there first; fewer of what stands need none. Where
     one goes and others come or change, the whole nodes count. `avoid`: nodes on which nothing new is to stand.
@@ -257,7 +257,7 @@ def _off(avoid: Collection[str], place: PlacementRequest) -> PlacementRequest:
 
 
 def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
-    """How many of these fit now."""
+    """Return how many such replicas fit now."""
     count, rooms = 0, free_capacity(nodes)
     for room in rooms:
         while count < MOST and room.holds(place):
@@ -284,7 +284,7 @@ def _cores(node: Node) -> int:
 
 
 def describe_request(place: PlacementRequest) -> str:
-    """`2 GPUs, 2 CPUs and 1.0 GiB of memory`."""
+    """Return a request in words: `2 GPUs, 2 CPUs and 1.0 GiB of memory`."""
     parts = [f"{place.cards} GPU{'s' if place.cards > 1 else ''}"] if place.cards else []
     parts += [f"{place.cpus:g} CPU{'s' if place.cpus != 1 else ''}"] if place.cpus else []
     parts += [f"{format_bytes(place.memory_bytes)} of memory"] if place.memory_bytes else []
@@ -292,6 +292,6 @@ def describe_request(place: PlacementRequest) -> str:
 
 
 def has_words(nodes: Sequence[Node]) -> str:
-    """What each has, the first few of many."""
+    """Return what each node has, for the first `SHOWN`."""
     shown = "; ".join(node.describe() for node in nodes[:SHOWN])
     return shown + (f"; and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")

@@ -1,6 +1,6 @@
-"""From settings to replicas on the nodes of a cluster: what each asks of Ray, on which nodes it may stand, what fits.
+"""Turns settings into replicas on the nodes of a cluster: what each asks of Ray, which nodes it may use, what fits.
 
-The survey is handed in; nothing here knows Ray. Address, key, cards and weights are settled on the node, by the post.
+Takes a survey and does not import Ray. The replica actor settles address, key, GPUs and weights on its node.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOCAL = ("/", "./", "../", "~")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """`memory_bytes`: of weights and cache, where they stay in the node's memory. None: not known."""
+    """Where a model's weights come from. `memory_bytes`: weights and cache in the node's memory; None: unknown."""
 
     path: Path | None = None
     checkpoint: str | None = None
@@ -63,7 +63,7 @@ class Weights:
 
 
 def path_of(serve: Serve) -> str | None:
-    """Where its weights lie on every node, if it is named by a path."""
+    """Return the path of the weights on every node, if the model is named by a path."""
     if serve.engine in NO_WEIGHTS or serve.engine == "ollama":
         return None
     named = serve.checkpoint or serve.model
@@ -75,7 +75,7 @@ def path_of(serve: Serve) -> str | None:
 
 
 def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: bool) -> Weights:
-    """`pulls`: this machine may serve it, so that its file is wanted here. A file that is here is looked into."""
+    """Return the weights of a model. `pulls`: this machine may serve it, so its file is pulled here."""
     if serve.engine in NO_WEIGHTS:
         return Weights()
     named, shared = serve.checkpoint or serve.model, path_of(serve)
@@ -101,7 +101,7 @@ def _held(serve: Serve, path: Path) -> int:
 
 
 HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose weights are on cards
-LIGHT_CPUS = 0.1  # of an engine that computes nothing
+LIGHT_CPUS = 0.1  # for an engine that computes nothing
 BUSY_HINT = "`nvidia-smi` there shows who holds it; Ray lends any card of a node that it was started with"
 
 
@@ -119,17 +119,17 @@ class _ServeCandidates:
 
     @property
     def threaded(self) -> bool:
-        """The CPU does the work."""
+        """Whether the CPU does the work."""
         return not self.cards and self.serve.engine not in NO_WEIGHTS
 
     @property
     def busy(self) -> tuple[Node, ...]:
-        """Nothing is put onto these at the start; later they are as good as the others."""
+        """Nodes that get no replica at the start because others use their GPUs."""
         return tuple(one.node for one in self.left_out if one.busy)
 
     @property
     def missed(self) -> list[LeftOut]:
-        """Those that would be large enough."""
+        """Nodes left out that would be large enough."""
         return [one for one in self.left_out if (one.node.gpus >= self.cards if self.cards else one.node.cpus)]
 
 
@@ -143,10 +143,10 @@ def place_launches(
     avoid: Collection[str] = (),
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
-    """All replicas, checked, those of one model from kind to kind in turn. May fetch weights onto this node.
+    """Return all replicas, checked, those of one model alternating between kinds. May pull weights onto this node.
 
-    `running`: what stands already has its room; none given: as the survey found it. `avoid`: nodes on which nothing new
-    is to stand. `tell` hears which nodes are left out. Raises DoesNotFit with what each node has.
+    `running`: replicas that keep their resources; by default those of the survey. `avoid`: nodes that get no new
+    replica. `tell` receives a line for each node left out. Raise DoesNotFit with what each node has.
     """
     starting, running = not running, running or survey.standing
     tables = [_table(serve, settings, survey, paths, progress, running, starting=starting) for serve in settings.serve]
@@ -163,7 +163,7 @@ def place_launches(
 
 
 def kept_launches(settings: Settings, paths: Paths, running: Sequence[Launch]) -> tuple[Launch, ...] | None:
-    """All replicas where they stand, if these settings let each of them stay so; None: one comes, goes or changes."""
+    """Return all replicas where they run, or None if the settings add, remove or change one."""
     rows = [_kept(serve, settings, paths, running) for serve in settings.serve]
     kept = [row for row in rows if row is not None]
     stand = {launch.name for launch in running if launch.place is not None}
@@ -180,7 +180,7 @@ def _all(settings: Settings, rows: Sequence[Sequence[Launch]]) -> tuple[Launch, 
 
 
 def shared_paths(settings: Settings) -> tuple[str, ...]:
-    """What the nodes have to be asked for before anything is placed: `survey(..., paths=shared_paths(settings))`."""
+    """Return the paths that the survey must look for on the nodes: `survey(..., paths=shared_paths(settings))`."""
     found = [path for serve in settings.serve if (path := path_of(serve)) is not None]
     found += [serve.binary for serve in settings.serve if serve.binary and "/" in serve.binary]
     return tuple(dict.fromkeys(found))
@@ -199,7 +199,7 @@ def _table(
     *,
     starting: bool,
 ) -> _ServeCandidates:
-    """`starting`: what others hold on the cards counts, as on one machine."""
+    """Return the candidates of one [[serve]]. When `starting`, GPUs in use by others are left out."""
     _refuse(serve)
     engine_named(serve.engine)
     stem = _stem(serve, settings)
@@ -209,7 +209,7 @@ def _table(
         if cards and starting:
             nodes, busy = _idle(serve, nodes)
             left_out = (*left_out, *busy)
-    except (DoesNotFit, EngineError):  # what is lost of a cluster is no reason to refuse what stands or is not wanted
+    except (DoesNotFit, EngineError):  # a lost node is no reason to refuse replicas that run
         kept = _kept(serve, settings, paths, running)
         if kept is None:
             raise
@@ -224,7 +224,7 @@ def _stem(serve: Serve, settings: Settings) -> str:
 
 
 def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Launch]) -> tuple[Launch, ...] | None:
-    """Its replicas where they stand, if all of them can go on so; None: one comes or changes, for which nodes count."""
+    """Return its replicas where they run, or None if one is new or changed and needs a node."""
     _refuse(serve)
     stand = {launch.name: launch for launch in running if launch.place is not None}
     names = [f"{_stem(serve, settings)}-{number}" for number in range(serve.replicas)]
@@ -245,13 +245,13 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
 
 
 def kind_word(kind: str) -> str:
-    """`2x NVIDIA GeForce RTX 3090` as part of a name: 2x-rtx-3090."""
+    """Return a kind of node as part of a name: `2x NVIDIA GeForce RTX 3090` as 2x-rtx-3090."""
     words = [word for word in re.split(r"[^a-z0-9.]+", kind.casefold()) if word not in ("", "nvidia", "geforce")]
     return "-".join(words) or "other"
 
 
 def _refuse(serve: Serve) -> None:
-    """What means something on one machine only."""
+    """Raise UserError for settings that work on one machine only."""
     where = f"`{serve.model}` on a cluster"
     if serve.on_demand:
         hint = "leave `on_demand` and `idle_unload` out"
@@ -263,7 +263,7 @@ def _refuse(serve: Serve) -> None:
 
 
 def _nodes_for(serve: Serve, survey: ClusterSurvey) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
-    """Those that can run it, whatever is free there, and those that cannot."""
+    """Return the nodes that can run it, whatever is free there, and those that cannot."""
     of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
     if not of_kind:
         kinds = ", ".join(survey.kinds) or "no node at all"
@@ -294,7 +294,7 @@ def _lack(serve: Serve, node: Node) -> str | None:
 
 
 def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
-    """GPUs of one replica. Without any in sight an engine of one card goes to the CPU, as on one machine."""
+    """Return the GPUs of one replica. Without GPUs in the cluster, an engine for one GPU uses the CPU."""
     if not on_cards(serve):
         return 0
     each = serve.options.cards
@@ -308,7 +308,7 @@ def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
 
 
 def _idle(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
-    """Those whose cards are not held by others, and the other ones."""
+    """Return the nodes whose GPUs are free and those whose GPUs others use."""
     busy = busy_nodes(nodes, card_share(serve))
     held = {one.node.id for one in busy}
     idle = tuple(node for node in nodes if node.id not in held)
@@ -318,7 +318,7 @@ def _idle(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[
 
 
 def card_share(serve: Serve) -> float:
-    """Of each card that its engine fills at the start; 0: no more than it needs, and how much is not known here."""
+    """Return the share of each GPU that the engine takes at the start; 0 if it takes what it needs."""
     return serve.options.memory_share or DEFAULT_SHARES.get(serve.engine, 0.0)
 
 
@@ -326,7 +326,7 @@ def card_share(serve: Serve) -> float:
 
 
 def _threads(tables: Sequence[_ServeCandidates], running: Sequence[Launch], avoid: Collection[str]) -> int:
-    """Of each replica whose CPU threads nobody says: the free cores, divided among all that are still to come."""
+    """Return the CPU threads of each replica without a setting: the free cores divided among the new replicas."""
     open_ones = [table for table in tables if table.threaded and table.serve.threads is None and table.kept is None]
     stand = {launch.name for launch in running}
     coming = 0
@@ -356,7 +356,7 @@ def _launches(
 
 
 def placement_request(serve: Serve) -> PlacementRequest:
-    """What a replica on cards wants, whichever node it will stand on."""
+    """Return what a replica on GPUs needs, on any node."""
     cards = serve.options.cards
     return PlacementRequest(
         cards=cards, cpus=float(max(cards, serve.threads or 0)), memory_bytes=HOST_BYTES_A_CARD * cards
@@ -364,7 +364,7 @@ def placement_request(serve: Serve) -> PlacementRequest:
 
 
 def _asked(table: _ServeCandidates, threads: int) -> PlacementRequest:
-    """Of a replica; on the CPU its threads and what its weights take."""
+    """Return what a replica needs; on the CPU its threads and the memory of its weights."""
     if table.cards:
         return placement_request(table.serve)
     return PlacementRequest(cpus=float(threads) or LIGHT_CPUS, memory_bytes=_memory(table))
@@ -377,7 +377,7 @@ def _memory(table: _ServeCandidates) -> int:
 
 
 def _in_turn(serves: Sequence[Serve], rows: Sequence[Sequence[Launch]]) -> list[Launch]:
-    """Models one after another; of a model that several kinds serve, one of each kind at a time."""
+    """Return the replicas model by model, alternating between the kinds that serve one model."""
     models = dict.fromkeys(model_id(serve.model) for serve in serves)
     ordered: list[Launch] = []
     for model in models:
@@ -387,11 +387,11 @@ def _in_turn(serves: Sequence[Serve], rows: Sequence[Sequence[Launch]]) -> list[
     return ordered
 
 
-# Whether it can be
+# Checks
 
 
 def _check(launch: Launch, nodes: Sequence[Node]) -> None:
-    """What can be known here: options that contradict each other, cards that cannot do it. The rest is the post's."""
+    """Raise for contradicting options and unsuitable GPUs. The replica actor checks the rest."""
     refusals = getattr(engine_named(launch.engine, launch.binary), "refusals", None)
     for what, instead in refusals(launch) if refusals is not None else ():
         raise UserError(f"{launch.engine}: {what}", hint=instead)
@@ -399,14 +399,14 @@ def _check(launch: Launch, nodes: Sequence[Node]) -> None:
 
 
 def _devices(nodes: Sequence[Node], cards: int) -> tuple[Device, ...]:
-    """Those of a replica, where all nodes that could hold it are of one kind."""
+    """Return the GPUs of a replica if all nodes that could hold it are of one kind."""
     able = [node for node in nodes if node.facts is not None and len(node.facts.cards) >= cards]
     if not cards or len({node.kind for node in able}) != 1:
         return ()
     try:
         return rig_of_host(host_of(able[0])).rig.cards[:cards]
     except UserError:
-        return ()  # unlike all of the catalogue: nothing is foreseen
+        return ()  # not in the catalogue: nothing is known about them
 
 
 def _check_room(
