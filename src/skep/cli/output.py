@@ -1,4 +1,4 @@
-"""How commands speak: data on stdout, narration on stderr, progress only where somebody watches."""
+"""Output of commands: data on stdout, narration on stderr, progress bars only on a terminal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def print_json(document: Any) -> None:
 
 
 def note(text: str) -> None:
-    """One line of narration."""
+    """Print one line of narration on stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Columns in `right` are numbers. No cell is cut: a terminal too narrow wraps the line."""
+    """Print a table; columns in `right` are right-aligned. No cell is cut: a narrow terminal wraps the line."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -39,7 +39,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 
 
 def speak_plainly() -> None:
-    """Where the terminal's encoding lacks bars and dashes, plain characters stand in for them."""
+    """Replace bars and dashes by plain characters where the terminal's encoding lacks them."""
     codecs.register_error("skep-plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -53,13 +53,13 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """An en dash for unknown: never a zero that was not measured."""
+    """Format a number; an unknown one is an en dash, never a zero."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
 @contextmanager
 def progress_of(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar of so many steps on a terminal, nothing elsewhere: told how many are done."""
+    """Show a bar of `total` steps on a terminal, nothing elsewhere. Call it with the number done."""
     if not sys.stderr.isatty():
         yield lambda _done: None
         return
@@ -75,7 +75,7 @@ def progress_of(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar of bytes on a terminal; a line at the start and at the end elsewhere."""
+    """Show a bar of bytes on a terminal; elsewhere, print a line for each quarter."""
     if not sys.stderr.isatty():
         yield _ProgressLines(label)
         return
@@ -87,7 +87,7 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     task = bar.add_task(label, total=None)
 
     def show(done: int, total: int | None) -> None:
-        """The bar is there from the first byte to the last: what follows may draw its own."""
+        """Show the bar from the first byte to the last, so that what follows can draw its own."""
         if not bar.finished:
             bar.start()
             bar.update(task, completed=done, total=total)
@@ -101,7 +101,7 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 class _ProgressLines:
-    """Says each quarter once."""
+    """Progress as lines: one for each quarter."""
 
     def __init__(self, label: str) -> None:
         self._label = label

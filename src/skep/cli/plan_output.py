@@ -1,4 +1,4 @@
-"""`skep plan` for people: a sentence, the layouts, the speeds, the memory, the rules, the command, the reasons."""
+"""The text that `skep plan` prints: a summary, layouts, speeds, memory, rules, commands and reasons."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
     _gap("Start it")
     _start(best)
     _runner_up(found, choice)
-    _further(found, choices=found.choices)
+    _further(found)
     _others(found, choice)
     _rejected(found)
     if found.notes:
@@ -66,7 +66,7 @@ def headline(found: PlanAnswer, choice: PlanChoice, best: Plan) -> str:
 
 
 def _links(choice: PlanChoice) -> str:
-    """One link for all pairs, and those that have another."""
+    """Describe the usual link between cards, and the pairs that have another."""
     rig, order = choice.rig, choice.order
     usual = rig.default_link
     words = [_link_words(usual)] if usual is not None else []
@@ -145,10 +145,8 @@ def _memory(plan: Plan) -> None:
         rows.append([term.name, f"{term.bytes / GIB:.2f}", f"{share * 100:.0f} %", bar, side])
     print_table(("TERM", "GiB", "OF CARD", "", "HOW"), rows, right=("GiB", "OF CARD"))
     setup = plan.setup
-    _say(
-        f"at once: {setup.slots} sequence(s) of {plan.largest_context:,} tokens, or {plan.largest_slots} of "
-        f"{setup.context:,}"
-    )
+    longest = f"{setup.slots} sequence(s) of {plan.largest_context:,} tokens"
+    _say(f"at once: {longest}, or {plan.largest_slots} of {setup.context:,}")
 
 
 def _account(spent: StepAccount, agents: int) -> None:
@@ -191,7 +189,7 @@ def _runner_up(found: PlanAnswer, choice: PlanChoice) -> None:
 
 
 def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
-    """How far the goal's figure is behind or ahead, and where it is no worse, why it is second all the same."""
+    """Say how far the goal's figure is behind or ahead; if it is no worse, say why it is second."""
     outcome, share = runner.plan.rated.outcome, abs(runner.behind)
     ahead = runner.behind < 0
     if goal.kind == "latency":
@@ -207,8 +205,8 @@ def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
     return f"{words}, but {runner.why}" if runner.why and runner.behind < CLOSE else words
 
 
-def _further(found: PlanAnswer, *, choices: Sequence[PlanChoice]) -> None:
-    for choice in choices:
+def _further(found: PlanAnswer) -> None:
+    for choice in found.choices:
         if not choice.further:
             continue
         _gap(f"What each further card adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
@@ -228,7 +226,7 @@ def _others(found: PlanAnswer, choice: PlanChoice) -> None:
 
 
 def _rejected(found: PlanAnswer) -> None:
-    """One line a reason: layouts that fell to the same rule stand together."""
+    """Print why layouts were rejected; layouts rejected by the same rule share a line."""
     for choice in found.choices:
         if not choice.rejected:
             continue
@@ -265,7 +263,7 @@ def _say(text: str) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Before anything is worked out or printed: whether the page can be written there."""
+    """Raise UserError if the page cannot be written there. Called before anything is planned or printed."""
     if path.is_dir():
         raise UserError(f"--html `{path}` is a folder", hint=f"name a file in it: --html {path / 'plan.html'}")
     if not path.parent.is_dir():

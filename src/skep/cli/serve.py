@@ -16,7 +16,6 @@ import typer
 
 from skep.errors import EngineError, UserError
 from skep.paths import Paths
-from skep.supervisor.control import NotRunning, ask, socket_of
 
 if TYPE_CHECKING:
     from skep.cli.resolve import ServeOptions
@@ -333,7 +332,7 @@ def _write_all(paths: Paths, name: str, told: dict[str, Any]) -> int:
 
 
 def _follow_elsewhere(paths: Paths, name: str, offset: int) -> None:
-    """Also while it moves, and its log cannot be had for a moment; until Ctrl-C, or the end of the hive."""
+    """Print new lines until Ctrl-C or the end of the hive, also while the replica moves between nodes."""
     is_behind = False
     with suppress(KeyboardInterrupt):
         while True:
@@ -347,7 +346,9 @@ def _follow_elsewhere(paths: Paths, name: str, offset: int) -> None:
 
 
 def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> dict[str, Any] | None:
-    """None: its log is here, or nobody is there to ask."""
+    """Return a piece of a log that lies on another node; None if the log is here or skep is not running."""
+    from skep.supervisor.control import NotRunning, ask, socket_of
+
     message = {"op": "log", "name": name, "lines": lines, "offset": offset}
     try:
         told = ask(socket_of(paths.lock, paths.socket), message, timeout_s=ANSWER_S)
@@ -357,7 +358,9 @@ def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -
 
 
 def _hosted(paths: Paths) -> list[str]:
-    """The replicas whose logs lie on the nodes of a cluster."""
+    """Return the replicas whose logs lie on the nodes of a cluster."""
+    from skep.supervisor.control import NotRunning, ask, socket_of
+
     try:
         rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
     except (NotRunning, EngineError):
@@ -368,7 +371,7 @@ def _hosted(paths: Paths) -> list[str]:
 def show_file(
     folder: Path, name: str, lines: int, *, follow: bool, others: Callable[[], Iterable[str]] = tuple
 ) -> None:
-    """`others`: whose log lies elsewhere."""
+    """Print the end of a log file. `others` returns the names whose logs lie on other nodes."""
     path = folder / f"{name}.log"
     if "/" in name or not path.is_file():
         known = sorted({*(found.stem for found in folder.glob("*.log")), *others()})
