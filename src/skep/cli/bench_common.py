@@ -1,4 +1,4 @@
-"""What every bench command needs: the key, the endpoint, lengths in its tokens, and a clean end by Ctrl-C."""
+"""Shared by the bench commands: the key, the endpoint, lengths in tokens, and a clean end on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEEDS_LENGTHS = ("conversation", "shared-prefix", "prefill")
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """Which endpoint, as the command line says it."""
+    """The endpoint as given on the command line."""
 
     url: str
     model: str | None = None
@@ -38,7 +38,7 @@ class EndpointOptions:
     api: str = "openai"
 
     def key(self) -> str | None:
-        """The variable asked for; else the key that skep itself has for a server on this machine."""
+        """Return the key in the given variable, else skep's own key for a server on this machine."""
         if self.key_env is None:
             return local_key(self.url, os.environ, user_paths(os.environ))
         value = os.environ.get(self.key_env)
@@ -126,7 +126,7 @@ def workload_of(
 
 
 def text_of(path: Path) -> str:
-    """Of a file that the user named."""
+    """Read a file that the user named."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -42,7 +42,7 @@ MOST_RATE = 2000.0
 
 @dataclass(frozen=True, slots=True)
 class BenchOutputOptions:
-    """What is kept and shown, and how many processes make the load."""
+    """Options of a timed run: what is stored and shown, and the number of load processes."""
 
     as_json: bool
     keep_text: bool

@@ -93,7 +93,7 @@ def run_compare_command(
 
 
 def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
-    """Where a name is not given: the last run of the same kind, or the one before it."""
+    """Fill in missing names: the last run of the same kind, or the one before it."""
     if a is not None and b is not None:
         return a, b
     whole = [run for run in store.runs() if run.state is RunState.DONE]
@@ -256,7 +256,7 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
 
 
 def _rows(found: Sequence[Comparison]) -> list[list[str]]:
-    """One a level."""
+    """Return one table row for each level."""
     levels: dict[int, dict[str, Comparison]] = {}
     for one in found:
         levels.setdefault(one.concurrency, {})[one.metric] = one
@@ -286,7 +286,7 @@ def comparison_json(one: Comparison) -> dict[str, Any]:
 
 
 def differences(a: StoredRun, b: StoredRun) -> list[str]:
-    """What makes the two hard to compare."""
+    """Return what makes the two runs hard to compare."""
     found = []
     if a.kind != b.kind:
         found.append(f"one is of the kind {a.kind}, the other {b.kind}")

@@ -174,7 +174,7 @@ def _say_absent(rows: list[dict[str, Any]]) -> None:
 
 
 def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
-    """One line when a row's state has changed; why, where that has changed too."""
+    """Print a line when a row's state has changed, with the reason if that has changed too."""
     name, state, why = row["name"], row["state"], row.get("why") or ""
     if said.get(name) == state:
         return

@@ -98,7 +98,7 @@ def delta_of(text: str) -> float:
 
 
 def bank_of(wishes: QualityOptions, plan: TrialPlan) -> Bank:
-    """As many items as are needed where the bank makes them; else those it has."""
+    """Take as many items as are needed where the bank generates them, else all it has."""
     count = wishes.items
     if count is not None and count > MOST_ITEMS:
         raise UserError(f"--items {count} is too large", hint=f"at most {MOST_ITEMS:,}")
@@ -407,7 +407,7 @@ def targets_of(wishes: MixedOptions) -> list[EndpointOptions]:
 
 
 async def _found(target: EndpointOptions) -> Endpoint:
-    """Where several models are served and none was chosen, the hint is that several can be."""
+    """Hint that several models can be chosen, where several are served and none was chosen."""
     try:
         return await target.find()
     except UserError as error:

@@ -29,7 +29,7 @@ SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """As it was typed. None: chosen."""
+    """The options of `skep up` as typed; None means that the planner chooses."""
 
     name: str
     engine: str | None = None
@@ -55,7 +55,7 @@ class ServeOptions:
 
 
 def serve_for(wanted: ServeOptions) -> Serve | None:
-    """None: the embedded engine serves it, as `skep up MODEL` always did."""
+    """Return the model's settings, or None if the embedded engine serves it."""
     from skep.config.presets import find_preset
 
     if wanted.engine is not None and wanted.engine not in ENGINES:
@@ -102,7 +102,7 @@ def _of_preset(preset: Preset, wanted: ServeOptions) -> Serve:
 
 
 def preset_serve(preset: Preset, wanted: ServeOptions) -> Serve:
-    """As it is written, with what may be told to any recipe."""
+    """Return the preset with the engine-independent overrides applied."""
     from skep.config.presets import serve_of
 
     for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
@@ -126,7 +126,7 @@ def check_cards(preset: Preset) -> None:
 
 
 def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
-    """What it is, on what it was measured, and which of its figures do not apply here, or on another machine."""
+    """Describe the preset, the machine it was measured on, and the figures that do not apply here."""
     from skep.catalog.needs import RunEnvironment, lost_words, missing_needs, other_cards, other_version, stand_in_words
     from skep.engines.base import engine_named
     from skep.host.facts import read_host

@@ -44,7 +44,7 @@ def survey_nodes(address: str, paths: Sequence[str] = ()) -> ClusterSurvey:
 
 
 def serves_for(wanted: ServeOptions, survey: ClusterSurvey) -> tuple[Serve, ...]:
-    """One table for each kind of node that serves it."""
+    """Return one table for each kind of node that serves the model."""
     from skep.config.presets import find_preset
 
     if wanted.engine is not None and wanted.engine not in ENGINES:
@@ -87,7 +87,7 @@ def _of_preset(preset: Preset, wanted: ServeOptions, survey: ClusterSurvey) -> S
 
 
 def _embedded(wanted: ServeOptions, survey: ClusterSurvey) -> Serve:
-    """One replica a node that has the engine, unless somebody says how many."""
+    """Place one replica on each node that has the engine, unless a number is given."""
     able = sum(node.facts is not None and "embedded" in node.facts.engines and node.cpus >= 1 for node in survey.nodes)
     count = wanted.replicas or max(1, able)
     serve = Serve(model=wanted.name, checkpoint=wanted.checkpoint, replicas=count)
@@ -210,7 +210,7 @@ def _plan_kind(wanted: ServeOptions, nodes: Sequence[Node], say: Callable[[str],
 
 
 def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
-    """Those with cards that nobody else holds, and the others."""
+    """Split the nodes into those with free cards and the others."""
     from skep.cluster.placement import BUSY_HINT, card_share
 
     able = tuple(n for n in nodes if n.facts is not None and (serve.binary or serve.engine in n.facts.engines))

@@ -108,7 +108,7 @@ def run_sweep_command(wishes: SweepOptions, *, price: float | None, as_json: boo
 
 
 def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
-    """What the budget left undone."""
+    """Describe what the budget left undone."""
     if plan.runs is not None or plan.searches:
         return []
     measured = {level.concurrency: level for level in summary.levels}

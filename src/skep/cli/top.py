@@ -46,7 +46,7 @@ ASCII = ("#%.", "-", "~", "_.:-=+*#")
 
 
 class Screen:
-    """What a frame is drawn on: its size, and the characters it can show."""
+    """The page that a frame is drawn on: its size and the characters it can show."""
 
     def __init__(self, width: int = 80, height: int | None = None, encoding: str = "utf-8") -> None:
         self.width, self.height, self._encoding = width, height, encoding
@@ -282,7 +282,7 @@ def _show_once(read: Callable[[], Status], console: Console, *, as_json: bool) -
 
 
 def _watch(read: Callable[[], Status], console: Console, every_s: float) -> None:
-    """Until q, Ctrl-C, or the end of the hive. A hive that is only silent is shown as it was."""
+    """Draw frames until q, Ctrl-C or the end of the hive. If the hive does not answer, keep the last frame."""
     from rich.live import Live
 
     from skep.supervisor.control import NotRunning

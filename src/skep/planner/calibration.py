@@ -110,12 +110,12 @@ def fit(foresee: SpeedModelMaker, measured: CalibrationData) -> Fitted:
 def before_and_after(
     foresee: SpeedModelMaker, fitted: Fitted, seen: MeasuredLevel
 ) -> tuple[PredictedOutcome, PredictedOutcome]:
-    """What was predicted for a level without the calibration, and what is with it."""
+    """Return the prediction for a level without and with the calibration."""
     return foresee(UNTUNED).outcome(seen.load()), foresee(fitted.tuning).outcome(seen.load())
 
 
 def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> Interval | None:
-    """Where further sequences cost next to nothing, noise decides: then the factor stays near 1."""
+    """Keep the factor near 1 where further sequences cost next to nothing and noise would decide."""
 
     def tpot(batch: float) -> float:
         return _crowded_tpot(foresee(StepTuning(decode.estimate, batch)), crowd)

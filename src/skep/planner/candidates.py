@@ -29,7 +29,7 @@ _SPREAD_MIXED = 1.0  # answers as uneven as chat's
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What the user has fixed. None: free."""
+    """The choices that the user has fixed; None means free."""
 
     quant: Quant | None = None
     kv: KvType | None = None
@@ -76,7 +76,7 @@ class PlanGoal:
 
 
 def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) -> list[Layout]:
-    """As many replicas as cards and agents allow; on mixed cards fewer too, as the slow ones may be better left out."""
+    """Return layouts with as many replicas as cards and agents allow; on mixed cards also fewer, without slow ones."""
     count = len(rig.cards)
     mixed = len({card.id for card in rig.cards}) > 1
     found = []
@@ -139,7 +139,7 @@ def offered_spec(model: Geometry, engine: str, pins: Pins) -> tuple[Speculation 
 
 
 def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pins) -> Iterator[Setup]:
-    """One for each quantization: 16-bit KV and no speculation unless pinned."""
+    """Return one setup for each quantization, with 16-bit KV and no speculation unless pinned."""
     cards = rig.cards[: layout.cards]
     for quant in (pinned(pins.quant, engine),) if pins.quant else offered_quants(model, engine, cards):
         kv = pins.kv or offered_kv(engine, quant, cards)[0]
@@ -164,7 +164,7 @@ def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
 
 
 def sizing_card(rig: Rig, layout: Layout) -> Device:
-    """Of all cards in use the one with the least memory."""
+    """Return the card in use with the least memory."""
     return smallest(rig.cards[: layout.cards])
 
 

@@ -293,7 +293,7 @@ def bases(
 
 
 def _drop(dropped: dict[str, Rejected], new: Rejected) -> None:
-    """One entry a rule: the first reason stands for all quantizations that fell to it."""
+    """Return one entry for each rule; the first reason stands for all quantizations rejected by it."""
     old = dropped.get(new.rule)
     dropped[new.rule] = new if old is None else replace(old, quants=(*old.quants, *new.quants))
 

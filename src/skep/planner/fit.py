@@ -141,7 +141,7 @@ def _too_large(setup: Setup, plan: MemoryPlan) -> str:
 
 
 def _remedies(setup: Setup, plan: MemoryPlan, *, vision: bool) -> tuple[str, ...]:
-    """What would make it fit, tried in the order in which it hurts least; only what helps is named."""
+    """Return the changes that make it fit, the least costly first."""
     card, now = plan.card, setup.utilization or facts.defaults(setup.engine, plan.card).utilization
     ways: list[str] = []
 

@@ -76,7 +76,7 @@ class EngineDefaults:
 
 
 def usable_bytes(card: Device) -> int:
-    """What an engine can have of the card: less than is printed on the box, and less still where memory is shared."""
+    """Return the bytes an engine can use: less than the card's nominal size, and less still where memory is shared."""
     if card.unified_memory:
         share = APPLE_SHARE if card.vendor == "apple" else UNIFIED_SHARE
         return int(card.memory_gib * share * GIB)
@@ -102,7 +102,7 @@ def defaults(engine: str, card: Device) -> EngineDefaults:
 
 
 def has_pool(engine: str) -> bool:
-    """Whether KV is a pool of what is left (vLLM, SGLang, TensorRT-LLM), or slots x context taken at start."""
+    """Return True if KV is a pool of the memory left, as in vLLM, and False if slots x context is taken at start."""
     return engine not in ("llamacpp", "ik_llamacpp", "ollama")
 
 
@@ -214,7 +214,7 @@ POOL_TERMS = (KV_POOL, WINDOW, STATE)
 
 
 def weights_bytes(model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True) -> int:
-    """Of the whole checkpoint as it lies on the cards, all of them together."""
+    """Return the bytes of the whole checkpoint on all cards together."""
     parts, bits = parts_of(model), part_bits(quant, model)
     total = (parts.embedding + parts.head) * bits["ends"] + parts.small * bits["small"]
     total += parts.mlp * bits["mlp"] + parts.experts * bits["experts"]

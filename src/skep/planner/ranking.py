@@ -177,7 +177,7 @@ def _value(goal: PlanGoal, outcome: PredictedOutcome, context: int, found: Speed
 
 
 def figure(rated: Rated, goal: PlanGoal) -> float:
-    """What the goal asks for, as it is shown: no weights for near ties in it. More is better."""
+    """Return the goal's figure as it is shown, without weights for near ties. More is better."""
     if goal.kind == "latency":
         return 1.0 / max(1e-9, rated.outcome.ttft_s + rated.outcome.tpot_s * goal.output_tokens)
     return float(rated.context_each) if goal.kind == "context" else rated.outcome.effective_tok_s

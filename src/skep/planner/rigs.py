@@ -259,7 +259,7 @@ def _with_links(rig: Rig, words: str, text: str) -> Rig:
 
 
 def _linked(rig: Rig, word: str, members: Sequence[str], text: str) -> Rig:
-    """One word of links applied: to all pairs, or to those named."""
+    """Apply one word about links to all pairs, or to those named."""
     count = len(rig.cards)
     everybody = [(a, b) for a in range(count) for b in range(a + 1, count)]
     if members:

@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def check(setup: Setup, rig: Rig) -> tuple[Finding, ...]:
-    """What the rules have to say, in the table's order; those that do not apply say nothing."""
+    """Return the findings of all rules that apply, in the table's order."""
     if not rig.cards:
         return (
             Finding(

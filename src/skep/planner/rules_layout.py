@@ -32,7 +32,7 @@ def cards_there(setup: Setup, rig: Rig) -> Finding | None:
 
 
 def engine_can(setup: Setup, rig: Rig) -> Finding | None:
-    """What an engine has no notion of, or no build for."""
+    """Find what an engine does not support, or has no build for."""
     layout, engine = setup.layout, setup.engine
     vendors = {card.vendor for card in used_cards(setup, rig)}
     if engine == "trtllm" and vendors - {"nvidia"}:
