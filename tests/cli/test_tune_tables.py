@@ -25,6 +25,7 @@ from skep.tuner.records import (
     Knob,
     KnobChange,
     KnobConfig,
+    MeasurementRound,
     ServerStart,
     StageDecision,
     TuneGoal,
@@ -32,6 +33,7 @@ from skep.tuner.records import (
     TuneStage,
     Tuning,
 )
+from skep.tuner.running import RequestFinished, RequestStarted, StageDecided
 from skep.units import Interval
 
 SLOTS = Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
@@ -208,10 +210,11 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 def test_without_a_terminal_each_stage_is_a_line(capsys):
     standing = TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0)
-    with live_view(standing, brief=True) as watch:
-        watch.began(MeasureRequest((BASE,), 2, "baseline", "the baseline"))
-        watch.decided(STAGES[0])
-        watch.ended(12.0)
+    errand = MeasureRequest((BASE,), 2, "baseline", "the baseline")
+    with live_view(standing, brief=True) as on_event:
+        on_event(RequestStarted(errand))
+        on_event(StageDecided(STAGES[0]))
+        on_event(RequestFinished(errand, MeasurementRound((), 12.0)))
     said = capsys.readouterr().err
     assert said == f"{stage_words(STAGES[0], 'tok/s')}\n"
     assert standing.spent_s == 12.0

@@ -109,8 +109,6 @@ class SmallClimb:
 class NumberedBench:
     """`before(number, errand)` is awaited before an errand is answered; numbers go on from what was answered."""
 
-    simulated = True
-
     def __init__(self, answered: int = 0, before=None) -> None:
         self.number = answered
         self._before = before

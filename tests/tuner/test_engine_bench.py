@@ -36,7 +36,7 @@ def bench(env, tmp_path):
     with open_store(paths.store) as store:
 
         def make(house=TrialServers, patience=QUICK, aim=AIM, presets=preset_of, **more):
-            tuned = BenchContext("t-1", aim, 7, presets, simulated=True)
+            tuned = BenchContext("t-1", aim, 7, presets)
             there = house(paths, tmp_path / "work")
             made = EngineBench(there, tuned, store, read_host(NvidiaReport()), patience=patience, **more)
             made.store = store

@@ -19,7 +19,7 @@ from skep.planner.preset_rules import contradictions
 from skep.planner.quants import QUANTS
 from skep.planner.rigs import parse_rig, rig_of_host
 from skep.tuner.baselines import baseline_of, prepared
-from skep.tuner.knobs import TuneMachine, apply_config, config_of, knobs_for, pairs_of, quant_of, space_of
+from skep.tuner.knobs import TuneMachine, apply_config, config_of, pairs_of, quant_of, space_of
 from skep.tuner.predictions import predictor_for
 from skep.tuner.records import TuneGoal
 
@@ -37,7 +37,7 @@ def values(knobs):
 
 
 def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
-    found = values(knobs_for(dense(), AIM, DUAL, quants=("awq", "gptq")))
+    found = values(space_of(dense(), AIM, DUAL, quants=("awq", "gptq")).knobs)
     assert {"graphs", "memory_share", "slots", "kv", "batched_tokens", "mtp", "ngram", "layout", "quant"} <= set(found)
     assert {"2x TP=1", "TP=2"} <= set(found["layout"])
     assert found["kv"] == ("auto", "fp8_e5m2")
@@ -47,31 +47,31 @@ def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
 
 def test_a_model_without_mtp_layers_is_offered_none():
     base = baseline_of("qwen3-8b", AIM, TuneMachine(8, parse_rig("rtx-4090")), engine="vllm", simulated=True)
-    found = values(knobs_for(base, AIM, TuneMachine(8, parse_rig("rtx-4090"))))
+    found = values(space_of(base, AIM, TuneMachine(8, parse_rig("rtx-4090"))).knobs)
     assert "mtp" not in found
     assert "layout" not in found
 
 
 def test_experts_can_be_spread_where_there_are_any():
     base = baseline_of("qwen3.6-35b-a3b", AIM, DUAL, engine="vllm", simulated=True)
-    assert "TP=2 + EP=2" in values(knobs_for(base, AIM, DUAL))["layout"]
+    assert "TP=2 + EP=2" in values(space_of(base, AIM, DUAL).knobs)["layout"]
 
 
 def test_the_cpu_engine_turns_threads_and_batches():
     base = baseline_of("smollm2-135m", AIM, TuneMachine(4), engine="embedded")
-    found = values(knobs_for(base, AIM, TuneMachine(4)))
+    found = values(space_of(base, AIM, TuneMachine(4)).knobs)
     assert set(found) == {"slots", "threads", "threads_batch", "replicas", "kv", "kv_layout", "flash_attention",
                           "batch", "batched_tokens", "ngram"}  # fmt: skip
     assert found["threads"] == (1, 2, 3, 4)
     assert found["replicas"] == (1, 2, 4)
-    assert "replicas" not in values(knobs_for(base, TuneGoal("task_tok_s", 1), TuneMachine(4)))
+    assert "replicas" not in values(space_of(base, TuneGoal("task_tok_s", 1), TuneMachine(4)).knobs)
 
 
 def test_llama_cpp_on_cards_splits_by_layer_by_tensor_or_not_at_all():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="llamacpp", checkpoint="qwen3-8b-Q4_K_M.gguf")
-    found = values(knobs_for(base, AIM, DUAL))
+    found = values(space_of(base, AIM, DUAL).knobs)
     assert set(found["layout"]) == {"2x TP=1", "TP=2", "TP=1 + PP=2"}
-    assert config_of(base, knobs_for(base, AIM, DUAL))["layout"] == "TP=1 + PP=2"  # by itself it takes all cards
+    assert config_of(base, space_of(base, AIM, DUAL).knobs)["layout"] == "TP=1 + PP=2"  # by itself it takes all cards
     assert "threads" not in found
 
 
@@ -92,7 +92,7 @@ def test_what_the_presets_own_flags_say_is_left_alone():
 
 def test_a_base_off_the_ladder_becomes_a_rung_of_it():
     base = apply_config(dense(), config_of(dense(), ()).turned({"slots": 5, "memory_share": 0.87}))
-    found = values(knobs_for(base, AIM, DUAL))
+    found = values(space_of(base, AIM, DUAL).knobs)
     assert found["slots"] == (1, 2, 3, 4, 5, 6, 8)
     assert found["memory_share"] == (0.8, 0.85, 0.87, 0.9, 0.92, 0.95)
 
@@ -101,23 +101,25 @@ def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
     """They would be the same configuration under another number."""
     small = TuneGoal("effective_tok_s", 2, 32, 16)
     base = baseline_of("smollm2-135m", small, TuneMachine(2), engine="embedded")
-    found = values(knobs_for(base, small, TuneMachine(2)))
+    found = values(space_of(base, small, TuneMachine(2)).knobs)
     assert (found["batched_tokens"], found["batch"]) == ((64, 128, 512), (256, 512, 2048))  # the last is its own
     assert found["ngram"] == (0, 2, 4, 8)
-    assert values(knobs_for(dense(), replace(AIM, input_tokens=2000), DUAL))["batched_tokens"][-1] == 8192
+    assert values(space_of(dense(), replace(AIM, input_tokens=2000), DUAL).knobs)["batched_tokens"][-1] == 8192
 
 
 def test_a_prefix_cache_that_is_on_is_turned_off_only_by_name():
     """A load of fresh prompts sees what it costs and not what it brings."""
     box = TuneMachine(8, parse_rig("rtx-4090"))
     base = baseline_of("qwen3-8b", AIM, box, engine="vllm", simulated=True)
-    assert "prefix_cache" not in values(knobs_for(base, AIM, box))
-    assert "prefix_cache" in values(knobs_for(base, AIM, box, named=("prefix_cache",)))
+    assert "prefix_cache" not in values(space_of(base, AIM, box).knobs)
+    assert "prefix_cache" in values(space_of(base, AIM, box, named=("prefix_cache",)).knobs)
 
 
 def test_two_checkpoints_are_a_choice_that_may_answer_differently():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
-    knob = next(k for k in knobs_for(base, AIM, DUAL, checkpoints=("a/x-AWQ", "a/x-GPTQ")) if k.name == "checkpoint")
+    knob = next(
+        k for k in space_of(base, AIM, DUAL, checkpoints=("a/x-AWQ", "a/x-GPTQ")).knobs if k.name == "checkpoint"
+    )
     assert knob.values == ("a/x-AWQ", "a/x-GPTQ")
     assert knob.alters_answers
     assert base.options.quant is None
@@ -126,13 +128,13 @@ def test_two_checkpoints_are_a_choice_that_may_answer_differently():
 def test_drafts_of_a_model_of_their_own_are_turned_where_the_preset_names_it():
     base = dense()
     base = replace(base, options=replace(base.options, draft=Draft("eagle", 3, "some/head")))
-    found = values(knobs_for(base, AIM, DUAL))
+    found = values(space_of(base, AIM, DUAL).knobs)
     assert found["eagle"][0] == 0
     assert 3 in found["eagle"]
 
 
 def test_pairs_are_of_knobs_that_are_there():
-    knobs = knobs_for(dense(), AIM, DUAL)
+    knobs = space_of(dense(), AIM, DUAL).knobs
     names = {knob.name for knob in knobs}
     pairs = pairs_of(knobs)
     assert ("slots", "memory_share") in pairs
@@ -158,7 +160,7 @@ def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
     base = baseline_of(model, AIM, box, engine=engine, simulated=True)
     assert contradictions(base) == []
     quants = [quant.id for quant in offered_quants(geometry(model), engine, rig.cards)] if rig else ()
-    knobs = knobs_for(base, AIM, box, quants=quants)
+    knobs = space_of(base, AIM, box, quants=quants).knobs
     terrain = predictor_for(base, rig, AIM, knobs)
     here = config_of(base, knobs)
     assert terrain.refusal(here) is None

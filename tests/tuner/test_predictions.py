@@ -9,7 +9,7 @@ from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.setup import Layout, Speculation
 from skep.tuner.baselines import baseline_of
-from skep.tuner.knobs import TuneMachine, config_of, knobs_for
+from skep.tuner.knobs import TuneMachine, config_of, space_of
 from skep.tuner.predictions import predictor_for, rig_of, setup_of
 from skep.tuner.reading_size import RUN_S, TOO_LONG_S, tasks_for
 from skep.tuner.records import TuneGoal
@@ -22,7 +22,7 @@ HOST = HostFacts("Linux", "x86_64", "3.11", "a CPU", 4, ("avx2",), 16 << 30, 12 
 @pytest.fixture(scope="module")
 def dense():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
-    knobs = knobs_for(base, AIM, DUAL, quants=("awq", "gptq"))
+    knobs = space_of(base, AIM, DUAL, quants=("awq", "gptq")).knobs
     return predictor_for(base, DUAL.rig, AIM, knobs), config_of(base, knobs)
 
 
@@ -30,7 +30,7 @@ def dense():
 def on_cpu():
     box = TuneMachine(4, cpu_rig(HOST, 30.0, measured=True))
     base = baseline_of("smollm2-135m", AIM, box, engine="embedded")
-    knobs = knobs_for(base, AIM, box)
+    knobs = space_of(base, AIM, box).knobs
     return predictor_for(base, box.rig, AIM, knobs), config_of(base, knobs)
 
 
@@ -149,7 +149,7 @@ def test_a_reading_is_as_long_as_the_bench_makes_it(terrain_of, request):
 
 def test_where_the_machine_is_not_known_nothing_is_foreseen():
     base = baseline_of("smollm2-135m", AIM, TuneMachine(2), engine="embedded")
-    knobs = knobs_for(base, AIM, TuneMachine(2))
+    knobs = space_of(base, AIM, TuneMachine(2)).knobs
     terrain, here = predictor_for(base, None, AIM, knobs), config_of(base, knobs)
     assert terrain.predict(here) is None
     assert terrain.refusal(here) is None
@@ -160,7 +160,7 @@ def test_where_the_machine_is_not_known_nothing_is_foreseen():
 def test_joules_and_single_tasks_have_figures_of_their_own():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
     joules = TuneGoal("tok_per_joule", 4)
-    knobs = knobs_for(base, joules, DUAL)
+    knobs = space_of(base, joules, DUAL).knobs
     terrain, here = predictor_for(base, DUAL.rig, joules, knobs), config_of(base, knobs)
     assert 0 < terrain.predict(here) < 1
     alone = TuneGoal("task_tok_s", 1)
@@ -172,7 +172,7 @@ def test_joules_and_single_tasks_have_figures_of_their_own():
 def test_checkpoints_are_foreseen_by_the_format_in_their_names():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
     names = ("a/x-AWQ", "a/x")
-    knobs = knobs_for(base, AIM, DUAL, checkpoints=names)
+    knobs = space_of(base, AIM, DUAL, checkpoints=names).knobs
     terrain, here = predictor_for(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
     assert terrain.setup(here).quant.id == "awq"
     assert terrain.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.tuner.reading_size import LONGEST_RUN_S, RUN_S, Waves, curve_s, run_tasks, tasks_for
+from skep.tuner.reading_size import LONGEST_RUN_S, RUN_S, Waves, run_tasks, tasks_for
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,3 @@ def test_a_level_that_would_take_too_long_is_left_out():
     assert run_tasks(8, 2.0) == 24
     assert run_tasks(8, None) == 8
     assert run_tasks(1, 1e-6) == 192
-
-
-def test_the_curve_of_a_slow_engine_takes_minutes_not_hours():
-    """Four agents whose answers come every 30 s: 15, 21, 30 and 42 s, twice each; of a fast one six seconds a run."""
-    assert curve_s((1, 2, 4, 8), 4, 4 / 30) == pytest.approx(2 * (15 + 21.2 + 30 + 42.4), rel=0.01)
-    assert curve_s((1, 2, 4, 8), 4, 4 / 1000) == 0.0
-    assert curve_s((1, 2, 4, 8), 4, 10.0) == pytest.approx(2 * 4 * RUN_S, rel=0.05)

@@ -6,7 +6,7 @@ import pytest
 
 from skep.planner.rigs import parse_rig
 from skep.tuner.baselines import baseline_of
-from skep.tuner.knobs import TuneMachine, config_of, knobs_for
+from skep.tuner.knobs import TuneMachine, config_of, space_of
 from skep.tuner.ports import MeasureRequest
 from skep.tuner.predictions import predictor_for
 from skep.tuner.records import ConfigFailure, TuneGoal
@@ -17,7 +17,7 @@ DUAL = TuneMachine(16, parse_rig("2x rtx-3090"))
 
 def ground(aim):
     base = baseline_of("qwen3.6-27b", aim, DUAL, engine="vllm", simulated=True)
-    knobs = knobs_for(base, aim, DUAL, quants=("awq", "gptq"))
+    knobs = space_of(base, aim, DUAL, quants=("awq", "gptq")).knobs
     return predictor_for(base, DUAL.rig, aim, knobs), config_of(base, knobs)
 
 

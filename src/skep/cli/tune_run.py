@@ -7,16 +7,15 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.output import byte_progress, note, print_json
+from skep.cli.plan_output import check_page
 from skep.cli.swarm_tables import one_line
 from skep.cli.tune_setup import PreparedTuning, prepare, prepare_again, tell
 from skep.cli.tune_stored import (
     TuningRecord,
-    check_page,
     document,
     free_name,
     logs_folder,
@@ -31,7 +30,7 @@ from skep.cli.tune_stored import (
 )
 from skep.cli.tune_tables import figure_words
 from skep.cli.tune_target import TuneOptions
-from skep.cli.tune_view import TuneCallbacks, TuneStatus, live_view
+from skep.cli.tune_view import TuneStatus, live_view
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.power import open_meter
@@ -42,18 +41,18 @@ from skep.tuner.journal import TuningJournal
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import BenchContext, EngineBench
 from skep.tuner.measurements import over_limit
-from skep.tuner.ports import Bench, BenchProgress
-from skep.tuner.quality_check import ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.ports import Bench
+from skep.tuner.quality_check import AUTO, ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
 from skep.tuner.records import FAILURES, ConfigFailure, KnobConfig, MeasurementRound, ServerStart, TuneStage, Tuning
-from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuneEvent, replay_answers, run_search
+from skep.tuner.running import OnEvent, replay_answers, run_search
 from skep.tuner.search import KnobSearch
 from skep.tuner.service_pause import running_service, service_paused
 from skep.tuner.simulated import PlannedTruth, SimulatedBench
-from skep.tuner.store import SavedTuning, TuningState, TuningStore
+from skep.tuner.store import SavedTuning, TuningState, TuningStore, check_free
 from skep.tuner.summary import accepted, best_of, unit_of
 from skep.tuner.trial_server import TrialServers, tuner_lock
 
-USUAL_BANK, NO_BANK, CHOSEN_BANK = "drills", "off", "auto"
+NO_BANK = "off"
 GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
 
 
@@ -91,7 +90,7 @@ def _check_service(ready: PreparedTuning, paths: Paths) -> None:
 
 def check_bank(wishes: TuneOptions, paths: Paths) -> None:
     """A bank that cannot be had is told before anything is started."""
-    if wishes.quality not in (NO_BANK, CHOSEN_BANK) and not wishes.simulate:
+    if wishes.quality not in (NO_BANK, AUTO) and not wishes.simulate:
         guard_bank(wishes.quality, GuardPlan(1, items=wishes.quality_items or ITEMS), paths.cache)
 
 
@@ -129,12 +128,11 @@ async def _guard(
     items = wishes.quality_items or ITEMS
     most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
     plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
-    name = USUAL_BANK if wishes.quality == CHOSEN_BANK else wishes.quality
     try:
-        bank = guard_bank(name, plan, paths.cache)
+        bank = guard_bank(wishes.quality, plan, paths.cache)
         return await stack.enter_async_context(open_guard(bank, plan, store, read_host()))
     except UserError as error:
-        if wishes.quality != CHOSEN_BANK:
+        if wishes.quality != AUTO:
             raise
         note(f"warning: answers are not guarded: {error.message}")
         return None
@@ -181,14 +179,6 @@ class TuningStopped(SkepError):
     exit_code = 130
 
 
-@dataclass(frozen=True, slots=True)
-class TuneOutputs:
-    """What is to come of it beside the preset."""
-
-    html: Path | None
-    as_json: bool
-
-
 def run_tuning(wishes: TuneOptions, *, html: Path | None, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
     if html is not None:
@@ -204,7 +194,8 @@ def run_tuning(wishes: TuneOptions, *, html: Path | None, as_json: bool) -> int:
         paths,
         lambda tunings: TuningJournal.begin(tunings, ready.tuning, time.time),
         wishes.in_place,
-        TuneOutputs(html, as_json),
+        html,
+        as_json,
     )
 
 
@@ -223,19 +214,14 @@ def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool
     note(f"{found.id}: {found.answers} answers and {found.stages} stages are there already")
     place = in_place or ready.wishes.in_place
     return _climbed(ready, paths, lambda tunings: TuningJournal.resume(tunings, found.id, time.time), place,
-                    TuneOutputs(html, as_json))  # fmt: skip
+                    html, as_json)  # fmt: skip
 
 
 def _to_resume(tunings: TuningStore, name: str) -> SavedTuning:
     """`last`: the newest that is not finished, where there is one."""
     unfinished = (row for row in tunings.tunings() if row.state is TuningState.INTERRUPTED)
     found = (next(unfinished, None) if name == "last" else None) or tunings.find(name)
-    if found.state is TuningState.ENDED:
-        hint = f"`skep tune show {found.id}` shows it, `skep tune {found.tuning.model}` begins another"
-        raise UserError(f"tuning `{found.id}` has ended, there is nothing left to do", hint=hint)
-    if found.state is TuningState.RUNNING:
-        hint = f"`skep tune show {found.id}` shows how it stands; Ctrl-C in its terminal stops it"
-        raise UserError(f"a process is at work on tuning `{found.id}`", hint=hint)
+    check_free(found.id, found.state)
     return found
 
 
@@ -244,7 +230,8 @@ def _climbed(
     paths: Paths,
     begin: Callable[[TuningStore], TuningJournal],
     in_place: bool,
-    wanted: TuneOutputs,
+    html: Path | None,
+    as_json: bool,
 ) -> int:
     with machine_for(ready, paths, in_place=in_place), open_store(paths.store) as store:
         journal, climb = begin(TuningStore(store)), ready.climb()
@@ -254,8 +241,8 @@ def _climbed(
         title = f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
         standing = TuneStatus(title, tuning.aim, tuning.budget_s, stages=[*journal.stages])
         try:
-            with live_view(standing, brief=tuning.simulated) as watch:
-                run_measuring(lambda: _carry_out(ready, journal, climb, store, paths, watch))
+            with live_view(standing, brief=tuning.simulated) as on_event:
+                run_measuring(lambda: _carry_out(ready, journal, climb, store, paths, standing, on_event))
         except Interrupted:
             raise _stopped(tuning.id) from None
         except SkepError as error:
@@ -264,31 +251,25 @@ def _climbed(
             raise
         finally:
             _tidy(paths, tuning.id)
-    return _ended(tuning.id, climb.failure, wanted)
+    return _ended(tuning.id, climb.failure, html, as_json=as_json)
 
 
 async def _carry_out(
-    ready: PreparedTuning, journal: TuningJournal, climb: KnobSearch, store: Store, paths: Paths, watch: TuneCallbacks
+    ready: PreparedTuning,
+    journal: TuningJournal,
+    climb: KnobSearch,
+    store: Store,
+    paths: Paths,
+    status: TuneStatus,
+    on_event: OnEvent,
 ) -> None:
     """What an earlier session measured is given to the climb first."""
-
-    def told(event: TuneEvent) -> None:
-        match event:
-            case RequestStarted():
-                watch.began(event.errand)
-            case BenchProgress():
-                watch.progress(event)
-            case RequestFinished():
-                watch.ended(climb.spent_s)
-            case StageDecided():
-                watch.decided(event.stage)
-
     with journal:
         spent_s = replay_answers(journal, climb)
-        watch.ended(spent_s)
+        status.spent_s = spent_s
         bench = bench_for(ready, journal.tuning, store, paths, spent_s=spent_s, rounds=len(journal.past))
         async with bench as opened_bench:
-            await run_search(climb, opened_bench, journal, on_event=told)
+            await run_search(climb, opened_bench, journal, on_event=on_event)
 
 
 def _tidy(paths: Paths, tuning_id: str) -> None:
@@ -302,18 +283,18 @@ def _tidy(paths: Paths, tuning_id: str) -> None:
 # What is left when it ends
 
 
-def _ended(tuning_id: str, failure: ConfigFailure | None, wanted: TuneOutputs) -> int:
+def _ended(tuning_id: str, failure: ConfigFailure | None, html: Path | None, *, as_json: bool) -> int:
     """The ladder, the preset, the page; exit code 1 where nothing could be tuned, or the promise is not kept."""
     if failure is not None and not read_tuning(tuning_id).stages:
         raise _did_not_start(tuning_id, failure)
     name = _save_best(tuning_id)
     found = read_tuning(tuning_id)
-    if wanted.as_json:
+    if as_json:
         print_json(document(found))
     else:
         print_all(found)
-    if wanted.html is not None:
-        write_page(found, wanted.html)
+    if html is not None:
+        write_page(found, html)
     _say_next(found, name)
     if failure is not None:
         raise EngineError(f"the climb ended early: {failure}", hint=failure.remedy)

@@ -18,7 +18,7 @@ from skep.catalog.presets import Preset
 from skep.cli.bench_common import positive_seconds
 from skep.cli.output import note
 from skep.cli.swarm_tables import one_line
-from skep.cli.tune_stored import base_document, base_of
+from skep.cli.tune_stored import base_of
 from skep.cli.tune_tables import aim_words, config_words, figure_number
 from skep.cli.tune_target import TuneOptions, TuneTarget, absolute_paths, find_tune_target, options_from_document
 from skep.errors import DoesNotFit, UserError
@@ -33,6 +33,7 @@ from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor, predictor_for
 from skep.tuner.records import Knob, KnobChange, KnobConfig, Tuning, Value, value_words
 from skep.tuner.search import KnobSearch
+from skep.tuner.store import to_document
 from skep.tuner.summary import unit_of
 from skep.units import format_seconds
 
@@ -241,7 +242,7 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
 
 def _document(ground: TuneTarget, wishes: TuneOptions) -> dict[str, Any]:
     wishes = replace(wishes, bandwidth=ground.bandwidth)
-    return {**base_document(ground.base), "wishes": asdict(wishes), "terrain": target_document(ground)}
+    return {**to_document(ground.base), "wishes": asdict(wishes), "terrain": target_document(ground)}
 
 
 def _check(terrain: Predictor, tuning: Tuning) -> None:

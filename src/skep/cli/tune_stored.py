@@ -36,7 +36,7 @@ from skep.store.database import open_store
 from skep.tuner.documents import asked_and_answered, curve_of, failure_json, tuning_json
 from skep.tuner.knobs import apply_config
 from skep.tuner.records import ConfigFailure, CurvePoint, CurveResult, MeasurementRound, TuneStage, Tuning
-from skep.tuner.store import SavedAnswer, SavedTuning, TuningState, TuningStore, from_document, to_document
+from skep.tuner.store import SavedAnswer, SavedTuning, TuningState, TuningStore, from_document
 from skep.tuner.summary import KEPT, baseline_of, best_of, count_decisions, given_up, total_gain, unit_of
 from skep.units import format_seconds
 
@@ -92,6 +92,8 @@ def document(found: TuningRecord) -> dict[str, Any]:
 
 
 def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
+    from skep.cli.plan_output import check_page
+
     if html is not None:
         check_page(html)
     found = read_tuning(name)
@@ -155,7 +157,6 @@ def _say_next(found: TuningRecord) -> None:
 
 
 def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool) -> None:
-
     found = read_tuning(tuning)
     path = write_preset(found.tuning, found.stages, name, stage=stage, overwrite=overwrite)
     wanted = stage_for(found.tuning, found.stages, stage)
@@ -190,12 +191,6 @@ def remove_tuning(name: str) -> None:
     shutil.rmtree(logs_folder(user_paths(os.environ), found.id), ignore_errors=True)
     stay = f"; its presets stay: {', '.join(found.presets)}" if found.presets else ""
     note(f"tuning {found.id} of {found.tuning.model} is deleted{stay}")
-
-
-def check_page(html: Path) -> None:
-    from skep.cli.plan_output import check_page
-
-    check_page(html)
 
 
 def write_page(found: TuningRecord, html: Path) -> None:
@@ -245,12 +240,6 @@ def _cells(row: SavedTuning, stages: Sequence[TuneStage]) -> list[str]:
 
 
 LONGEST_NAME = 80
-
-
-def base_document(preset: Preset) -> dict[str, object]:
-    """How a tuning keeps the preset that its configurations are turned from."""
-    document: dict[str, object] = to_document(preset)
-    return document
 
 
 def base_of(tuning: Tuning) -> Preset:

@@ -1,6 +1,6 @@
 """What is shown while a tuning climbs: the ladder so far and what happens now on a terminal, a line a step elsewhere.
 
-`Standing` knows no clock, terminal or process; `live_view` does.
+`TuneStatus` knows no clock, terminal or process; `live_view` does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from skep.cli.top import Line, Screen
 from skep.cli.tune_tables import figure_words
 from skep.tuner.ports import BenchProgress, BenchRequest, CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import StageDecision, TuneGoal, TuneStage
+from skep.tuner.running import OnEvent, RequestFinished, RequestStarted, StageDecided, TuneEvent
 from skep.tuner.summary import UNITS, best_of
 from skep.units import format_seconds
 
@@ -72,6 +73,18 @@ class TuneStatus:
             lines.append([(text, STYLES.get(stage.decision, ""))])
         return [[(page.clean(text), style) for text, style in line] for line in lines]
 
+    def take(self, event: TuneEvent) -> None:
+        match event:
+            case RequestStarted():
+                self.errand, self.progress = event.errand, None
+            case BenchProgress():
+                self.progress = event
+            case RequestFinished():
+                self.errand, self.progress = None, None
+                self.spent_s += event.answer.seconds
+            case StageDecided():
+                self.stages.append(event.stage)
+
     def now_words(self) -> str:
         if self.errand is None:
             return "thinking"
@@ -102,18 +115,8 @@ def stage_words(stage: TuneStage, unit: str) -> str:
     return f"stage {stage.number} {what}{figure}{why}"
 
 
-@dataclass(frozen=True, slots=True)
-class TuneCallbacks:
-    """What a climb is told to tell."""
-
-    began: Callable[[BenchRequest], None]
-    progress: Callable[[BenchProgress], None]
-    decided: Callable[[TuneStage], None]
-    ended: Callable[[float], None]  # an errand, after so many seconds of the budget in all
-
-
 @contextlib.contextmanager
-def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[TuneCallbacks]:
+def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[OnEvent]:
     """`brief`: stages only, where errands take no time. A terminal that went away is no reason to stop."""
     began = [time.monotonic()]
     lines = not sys.stderr.isatty()
@@ -122,29 +125,20 @@ def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[TuneCall
         with contextlib.suppress(OSError):  # nobody reads on: the work is worth more than the story of it
             note(one_line(text, 600))
 
-    def begin(errand: BenchRequest) -> None:
-        standing.errand, standing.progress = errand, None
-        began[0] = time.monotonic()
-        if lines and not brief:
-            say(f"{step_words(errand)} ...")
+    def on_event(event: TuneEvent) -> None:
+        standing.take(event)
+        if isinstance(event, RequestStarted):
+            began[0] = time.monotonic()
+            if lines and not brief:
+                say(f"{step_words(event.errand)} ...")
+        elif isinstance(event, StageDecided) and lines:
+            say(stage_words(event.stage, standing.unit))
 
-    def decide(stage: TuneStage) -> None:
-        standing.stages.append(stage)
-        if lines:
-            say(stage_words(stage, standing.unit))
-
-    def end(spent_s: float) -> None:
-        standing.errand, standing.progress, standing.spent_s = None, None, spent_s
-
-    def progressed(progress: BenchProgress) -> None:
-        standing.progress = progress
-
-    watch = TuneCallbacks(begin, progressed, decide, end)
     if lines:
-        yield watch
+        yield on_event
         return
     with _picture(lambda page: standing.lines(page, 0.0 if brief else time.monotonic() - began[0])):
-        yield watch
+        yield on_event
 
 
 @contextlib.contextmanager

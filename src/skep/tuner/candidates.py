@@ -326,8 +326,8 @@ class Chooser:
         self._owed += [one for one in beside if one not in self._owed and len(self._book.sittings(one)) < looks]
         return bool(self._owed)
 
-    def is_promising(self, move: Move) -> bool:
-        return move.belief.mean >= self.grain.worth and move.belief.chance >= READY
+    def is_promising(self, belief: Belief) -> bool:
+        return belief.mean >= self.grain.worth and belief.chance >= READY
 
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
         if moves and not self._owed and self._is_decidable(moves[0]):
@@ -356,4 +356,4 @@ class Chooser:
             return True
         if self._book.starts(move.config) == 0:
             return move.belief.chance >= SURE and move.belief.mean >= SURE_GAIN
-        return self.is_promising(move)
+        return self.is_promising(move.belief)

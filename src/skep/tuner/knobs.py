@@ -1,15 +1,18 @@
 """What can be turned in a preset on a machine: its knobs, each with the values that are worth a try under the goal.
 
-`space_of(base, aim, box)` gives them with one line for each that is left alone; `knobs_for` only them. `turned` makes
-the preset of a configuration, `config_of` the configuration of a preset: a knob that stands where the base has it
-already changes nothing, so that the base keeps its own words. Measures nothing, and knows what the planner knows.
+`space_of` returns them, with one line for each knob that is left alone. `apply_config` makes the preset of a
+configuration, `config_of` the configuration of a preset. A knob that already has the base's value changes nothing.
+Measures nothing, and knows what the planner knows.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any, cast
 
 from skep.catalog.gpus import Device
@@ -473,38 +476,6 @@ def _common(asked: KnobContext, micro_batch: tuple[int, int]) -> Iterator[Knob]:
         yield Knob("prefix_cache", "prefix cache", (True, False), expected=0.01)
 
 
-PAIRS = (
-    ("slots", "memory_share"), ("slots", "batched_tokens"), ("slots", "kv"), ("slots", "layout"), ("slots", "replicas"),
-    ("slots", "graphs"), ("mtp", "slots"), ("mtp", "layout"), ("mtp", "ngram"), ("mtp", "memory_share"), ("mtp", "kv"),
-    ("ngram", "slots"), ("kv", "flash_attention"), ("kv", "memory_share"), ("kv", "checkpoint"), ("kv", "quant"),
-    ("layout", "checkpoint"), ("layout", "quant"), ("layout", "memory_share"), ("layout", "kv"),
-    ("layout", "flash_attention"), ("threads", "replicas"), ("threads", "threads_batch"), ("threads", "slots"),
-    ("batch", "batched_tokens"), ("kv_layout", "slots"), ("chunked_prefill", "batched_tokens"),
-    ("batched_tokens", "memory_share"), ("eagle", "slots"), ("draft", "slots"),
-    ("dflash", "slots"), ("graphs", "memory_share"),
-)  # fmt: skip
-_SPECULATIVE = {"vllm": ("--speculative-config", "-sc"), "sglang": ("--speculative-algorithm",),
-                "llamacpp": ("--spec-type", "--model-draft", "-md", "--draft-max")}  # fmt: skip
-_SAID_BY: dict[str, dict[str, str]] = {
-    "vllm": {
-        "--enforce-eager": "graphs", "--no-enforce-eager": "graphs", "--compilation-config": "graphs", "-O": "graphs",
-        "--max-num-batched-tokens": "batched_tokens", "--enable-chunked-prefill": "chunked_prefill",
-        "--no-enable-chunked-prefill": "chunked_prefill", "--enable-prefix-caching": "prefix_cache",
-        "--no-enable-prefix-caching": "prefix_cache", "--enable-expert-parallel": "layout",
-        "--kv-cache-memory-bytes": "memory_share", "--quantization": "checkpoint", "-q": "checkpoint",
-    },
-    "sglang": {
-        "--disable-cuda-graph": "graphs", "--chunked-prefill-size": "batched_tokens",
-        "--disable-radix-cache": "prefix_cache", "--ep-size": "layout", "--ep": "layout",
-    },
-    "llamacpp": {
-        "--batch-size": "batch", "-b": "batch", "--ubatch-size": "batched_tokens", "-ub": "batched_tokens",
-        "--threads": "threads", "-t": "threads", "--threads-batch": "threads_batch", "-tb": "threads_batch",
-        "--flash-attn": "flash_attention", "-fa": "flash_attention", "--kv-unified": "kv_layout", "-kvu": "kv_layout",
-        "--no-kv-unified": "kv_layout", "--split-mode": "layout", "-sm": "layout", "--tensor-split": "layout",
-        "-ts": "layout", "--cache-prompt": "prefix_cache", "--no-cache-prompt": "prefix_cache",
-    },
-}  # fmt: skip
 _OLLAMA = "ollama decides most by itself: only slots and the KV type can be turned"
 
 
@@ -514,13 +485,6 @@ class Space:
 
     knobs: tuple[Knob, ...]
     left_alone: tuple[str, ...] = ()
-
-
-def knobs_for(
-    base: Preset, aim: TuneGoal, box: TuneMachine, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
-    named: Collection[str] = (),
-) -> tuple[Knob, ...]:  # fmt: skip
-    return space_of(base, aim, box, checkpoints=checkpoints, quants=quants, named=named).knobs
 
 
 def space_of(
@@ -541,19 +505,24 @@ def space_of(
     return Space(tuple(knob for knob in knobs if len(knob.values) > 1), tuple(lines))
 
 
+@cache
+def _rules() -> dict[str, Any]:
+    return tomllib.loads(files("skep.tuner").joinpath("knobs.toml").read_text(encoding="utf-8"))
+
+
 def pairs_of(knobs: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
     there = {knob.name for knob in knobs}
-    return tuple(pair for pair in PAIRS if there.issuperset(pair))
+    return tuple((first, second) for first, second in _rules()["pairs"] if {first, second} <= there)
 
 
 def said_in_extra(base: Preset) -> dict[str, str]:
     """Knobs that flags of the preset's own say already, and which flag does."""
-    found: dict[str, str] = {}
+    rules, found = _rules(), dict[str, str]()
     for word in base.extra:
         flag = word.partition("=")[0]
-        if flag in _SPECULATIVE.get(base.engine, ()):
+        if flag in rules["speculative"].get(base.engine, ()):
             found |= dict.fromkeys(DRAFTS, flag)
-        name = _SAID_BY.get(base.engine, {}).get(flag)
+        name = rules["flags"].get(base.engine, {}).get(flag)
         if name is not None:
             found[name] = flag
     return found

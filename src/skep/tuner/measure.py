@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, TypeVar
@@ -258,25 +258,6 @@ class ConfigRun:
         )
 
 
-@asynccontextmanager
-async def driven(
-    endpoint: Endpoint, recording: Recording, width: int, patience: MeasureTimeouts, meter: EnergyMeter | None
-) -> AsyncIterator[LoadGenerator]:
-    driver = LoadGenerator(
-        endpoint,
-        recording,
-        timeout_s=patience.request_s,
-        keep_text=False,
-        most_connections=width,
-        processes=None,
-        meter=meter,
-    )
-    try:
-        yield driver
-    finally:
-        await driver.close()
-
-
 WARM_S = 15.0  # of a warm-up, however short the readings are
 LENGTHS_S = 120.0  # for each prompt by which lengths are measured, at least
 FIRST_TOK_S = 50.0  # prompts are read at least so fast, until somebody has shown how fast
@@ -291,7 +272,6 @@ class BenchContext:
     aim: TuneGoal
     seed: int
     preset_of: Callable[[KnobConfig], Preset]
-    simulated: bool = False  # its engine makes its speed up
     first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
 
 
@@ -327,10 +307,6 @@ class EngineBench:
 
     def __repr__(self) -> str:
         return f"<EngineBench of {self._tuned.tuning}, round {self._round}>"
-
-    @property
-    def simulated(self) -> bool:
-        return self._tuned.simulated
 
     async def measure(self, errand: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, width = time.monotonic(), self._tuned.aim.concurrency
@@ -432,7 +408,12 @@ class EngineBench:
             raise ConfigRunFailed(drop_unusable_remedies(failure, bout.config)) from None
         recording = await stack.enter_async_context(self._recording(endpoint, bout))
         bout.run_id = recording.run_id
-        driver = await stack.enter_async_context(driven(endpoint, recording, bout.width, self._patience, self._meter))
+        limit_s = self._patience.request_s
+        driver = LoadGenerator(
+            endpoint, recording, timeout_s=limit_s, keep_text=False, most_connections=bout.width, processes=None,
+            meter=self._meter,
+        )  # fmt: skip
+        stack.push_async_callback(driver.close)
         bout.side = ConfigRun(bout.config, served, driver, recording, self._hang_s(bout), bout.on_progress)
         stack.callback(bout.tell, "stopping")
 

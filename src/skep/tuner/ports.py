@@ -88,9 +88,6 @@ OnProgress = Callable[[BenchProgress], None]
 class Bench(Protocol):
     """Carries errands out, on real engines or on a rig in virtual time."""
 
-    @property
-    def simulated(self) -> bool: ...
-
     async def measure(self, errand: MeasureRequest, on_progress: OnProgress) -> MeasurementRound: ...
 
     async def judge(self, errand: JudgeRequest, on_progress: OnProgress) -> JudgeResult: ...

@@ -16,7 +16,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from skep.stats.noninferiority import Claim, PairedDifference, claim_of, paired_
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.store.verdicts import Verdict, VerdictOutcome
-from skep.tuner.ports import BenchProgress, OnProgress
+from skep.tuner.ports import BenchProgress, OnProgress, ServedConfig
 from skep.tuner.records import JudgeResult, KnobConfig
 from skep.workload.items import Item
 
@@ -180,29 +180,15 @@ ROOM_TOKENS = 2048  # for an answer, where most were cut: a model that thinks al
 TIMEOUT_S, MOST_S = 600.0, 600.0
 
 
-class Answering(Protocol):
-    """Where a configuration answers."""
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-
 class QualityGuardPort(Protocol):
     def known(self, config: KnobConfig) -> Sheet | None:
         """Its sheet, where it was asked before: nothing need be started."""
 
-    async def answers(self, served: Answering, config: KnobConfig, on_progress: OnProgress) -> Sheet:
+    async def answers(self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         """Asked and judged now. The first to be asked is the incumbent, never a challenger."""
 
     def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
         """`seconds` are those of asking; who had to start engines for it puts his own."""
-
-
-class AnswerJudge(Protocol):
-    async def judge(self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +222,7 @@ async def open_guard(bank: Bank, plan: GuardPlan, store: Store, host: HostFacts)
 class QualityGuard:
     """All sheets that are kept are of one bank."""
 
-    def __init__(self, bank: Bank, plan: GuardPlan, judge: AnswerJudge, store: Store, host: HostFacts) -> None:
+    def __init__(self, bank: Bank, plan: GuardPlan, judge: Judge, store: Store, host: HostFacts) -> None:
         self._bank = bank
         self._plan = plan
         self._judge = judge
@@ -251,7 +237,9 @@ class QualityGuard:
     def known(self, config: KnobConfig) -> Sheet | None:
         return self._sheets.get(config.key)
 
-    async def answers(self, served: Answering, config: KnobConfig, on_progress: OnProgress = lambda _: None) -> Sheet:
+    async def answers(
+        self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress = lambda _: None
+    ) -> Sheet:
         sheet = await self._asked(served, config, on_progress)
         spent = sheet.seconds
         while not self._settled and not sheet.is_silent and (easier := self._easier(sheet)) is not None:
@@ -269,17 +257,6 @@ class QualityGuard:
     def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
         return compared(incumbent, challenger, self._plan.delta)
 
-    async def judge(
-        self,
-        incumbent: tuple[Answering, KnobConfig],
-        challenger: tuple[Answering, KnobConfig],
-        on_progress: OnProgress = lambda _: None,
-    ) -> JudgeResult:
-        """Both resident at once."""
-        before = self.known(incumbent[1]) or await self.answers(*incumbent, on_progress)
-        after = self.known(challenger[1]) or await self.answers(*challenger, on_progress)
-        return self.compare(before, after)
-
     def _easier(self, sheet: Sheet) -> Bank | None:
         """None: these items will do, or there are no easier ones."""
         if sheet.rate >= max(FLOOR, self._plan.delta):
@@ -295,7 +272,7 @@ class QualityGuard:
         room = max(item.max_tokens for item in items) >= ROOM_TOKENS
         return replace(easier, items=tuple(_roomier(item) for item in easier.items)) if room else easier
 
-    async def _asked(self, served: Answering, config: KnobConfig, on_progress: OnProgress) -> Sheet:
+    async def _asked(self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         began = time.monotonic()
         try:
             endpoint = await find_endpoint(served.url, served.model)

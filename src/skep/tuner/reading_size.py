@@ -6,7 +6,7 @@ A wave is one task of every agent: the least that shows a level at work.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 CURVE_RUNS = 2
 RUN_S = 6.0  # a run takes at least
@@ -68,14 +68,3 @@ def run_tasks(level: int, wave_s: float | None, least_s: float = RUN_S) -> int |
     if wave_s > LONGEST_RUN_S:
         return None
     return level * min(MOST_WAVES, max(1, math.ceil(least_s / wave_s)))
-
-
-def curve_s(levels: Iterable[int], concurrency: int, per_s: float) -> float:
-    """What the curve of one configuration is expected to take once it is warm, by its tasks a second at the goal."""
-    waves = Waves()
-    waves.took(concurrency, concurrency, concurrency / per_s)
-    total_s = 0.0
-    for level in levels:
-        wave_s = waves.seconds(level) or 0.0
-        total_s += CURVE_RUNS * wave_s * (run_tasks(level, wave_s) or 0) / level
-    return total_s

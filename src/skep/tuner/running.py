@@ -9,34 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from skep.errors import EngineError
 from skep.tuner.journal import TuningJournal
 from skep.tuner.ports import Bench, BenchProgress, BenchRequest, BenchResult, CurveRequest, JudgeRequest, OnProgress
 from skep.tuner.records import CurveResult, KnobConfig, TuneStage, Tuning
+from skep.tuner.search import KnobSearch
 from skep.units import format_seconds
 
 SHORTEST_LIMIT_S = 1800.0  # an errand may take that long, however short the budget is
-
-
-class SearchPort(Protocol):
-    """Given the same answers, it asks for the same errands and decides the same stages."""
-
-    @property
-    def stages(self) -> Sequence[TuneStage]: ...
-
-    @property
-    def incumbent(self) -> KnobConfig: ...
-
-    @property
-    def ended(self) -> str | None:
-        """Why there is nothing more to ask; None while there is."""
-
-    def following(self) -> BenchRequest | None:
-        """None: there is nothing left to ask, or no time for it. May decide stages."""
-
-    def took(self, answer: BenchResult) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +56,7 @@ class TuneOutcome:
     curve: CurveResult | None
 
 
-def replay_answers(journal: TuningJournal, climb: SearchPort) -> float:
+def replay_answers(journal: TuningJournal, climb: KnobSearch) -> float:
     """Give the climb its stored answers again; how many seconds they took. UserError where it asks for other things."""
     spent_s = 0.0
     for number, (stored, answer) in enumerate(journal.past, start=1):
@@ -89,7 +70,7 @@ def replay_answers(journal: TuningJournal, climb: SearchPort) -> float:
 
 
 async def run_search(
-    climb: SearchPort,
+    climb: KnobSearch,
     bench: Bench,
     journal: TuningJournal,
     *,

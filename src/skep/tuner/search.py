@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
-from skep.tuner.candidates import READY, Chooser, Grain, Move, Moves
+from skep.tuner.candidates import Chooser, Grain, Move, Moves
 from skep.tuner.failures import apply_remedy
 from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed
 from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest, SearchSpace
@@ -143,12 +143,6 @@ class KnobSearch:
         else:
             assert isinstance(errand, MeasureRequest)
             self._took_round(errand, answer)
-
-    @property
-    def best_stage(self) -> TuneStage | None:
-        """Of the incumbent."""
-        own = [stage for stage in self.stages if stage.config == self.incumbent and stage.figure is not None]
-        return own[-1] if own else None
 
     def prospects(self) -> list[Move]:
         """What could be tried from here, the most hopeful a minute first."""
@@ -287,7 +281,7 @@ class KnobSearch:
             elif sitting.failure is None:
                 belief = self._book.gain(sitting.config, self.incumbent)
                 seen_often = self._book.starts(sitting.config) >= grain.screens
-                promising = belief.mean >= grain.worth and belief.chance >= READY
+                promising = self._chooser.is_promising(belief)
                 if belief.hope < grain.floor or (seen_often and not promising):
                     self._turned_down(evidence)
 
@@ -311,12 +305,8 @@ class KnobSearch:
             self._note(evidence, StageDecision.OVER_LIMIT, limit_words(evidence, self.aim.slo, ratio), ratio=ratio)
         else:
             worse = contest.verdict is SequentialVerdict.WORSE
-            verdict, decision = (
-                (SequentialVerdict.WORSE, StageDecision.WORSE)
-                if worse
-                else (SequentialVerdict.SAME, StageDecision.SAME)
-            )
-            self._note(evidence, decision, speed_words(evidence, verdict, ratio), ratio=ratio)
+            verdict = SequentialVerdict.WORSE if worse else SequentialVerdict.SAME
+            self._note(evidence, _TURNED_DOWN[verdict], speed_words(evidence, verdict, ratio), ratio=ratio)
         self._moves.close(evidence.changes, self.incumbent, same=self.stages[-1].decision is StageDecision.SAME)
 
     def _took_confirmation(self, answer: MeasurementRound) -> None:
@@ -410,7 +400,8 @@ class KnobSearch:
         return there / here if there and here and there != here else None
 
     def _has_reached_target(self) -> bool:
-        best, target = self.best_stage, self.aim.target
-        if target is None or best is None or best.figure is None or best.figure.estimate < target:
+        own = (stage.figure for stage in reversed(self.stages) if stage.config == self.incumbent)
+        figure, target = next(filter(None, own), None), self.aim.target
+        if target is None or figure is None or figure.estimate < target:
             return False
         return over_limit(self._book.sittings(self.incumbent)) <= 1

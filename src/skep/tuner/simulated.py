@@ -85,8 +85,6 @@ class SimulatedBench:
     `began_s`: virtual seconds that went before, so that a climb taken up again meets the noise it would have met.
     """
 
-    simulated = True
-
     def __init__(
         self,
         truth: Truth,

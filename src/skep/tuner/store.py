@@ -295,7 +295,7 @@ class TuningStore:
             row = connection.execute(_TUNINGS + "WHERE tunings.id = ?", (tuning_id,)).fetchone()
             if row is None:
                 raise _unclear(tuning_id, [], self._newest())
-            _check_free(tuning_id, state_of(row))
+            check_free(tuning_id, state_of(row))
             number = int(row["sessions"]) + 1
             values = (tuning_id, number, at, writer.pid, writer.start_ticks, writer.boot_id)
             connection.execute("INSERT INTO tuning_sessions VALUES (?, ?, ?, ?, ?, ?)", values)
@@ -402,7 +402,7 @@ def _insert_stages(connection: Connection, tuning_id: str, stages: Sequence[Tune
     connection.executemany(INSERT_STAGE, [stage_row(tuning_id, one, at=at, answers=answers) for one in stages])
 
 
-def _check_free(tuning_id: str, state: TuningState) -> None:
+def check_free(tuning_id: str, state: TuningState) -> None:
     if state is TuningState.RUNNING:
         raise _at_work(tuning_id)
     if state is TuningState.ENDED:
