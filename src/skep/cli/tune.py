@@ -1,4 +1,4 @@
-"""`skep tune`: climb to the best configuration of a model on this machine, every step measured. Options to values."""
+"""The commands of `skep tune`: they turn options into values and call what carries them out."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ModelFirst(TyperGroup):
 tune = typer.Typer(
     cls=ModelFirst,
     no_args_is_help=True,
-    help="Climb from a safe start to the fastest configuration of a model on this machine, every step measured.",
+    help="Find the fastest configuration of a model on this machine, from a safe start; every step is measured.",
     epilog='Example: skep tune smollm2-135m --goal "effective_tok_s@4" --budget 30m',
     rich_markup_mode=None,
 )
 
 TuningName = Annotated[str, typer.Argument(metavar="ID", help="A tuning's id, the beginning of one, or `last`.")]
-HtmlOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures too.")]
+HtmlOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with charts.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,45 +59,50 @@ def run(
         str,
         typer.Option(help="effective_tok_s, task_tok_s or tok_per_joule @ agents at once; `>=300` behind it: enough."),
     ] = "effective_tok_s@4",
-    slo: Annotated[str | None, typer.Option(help="What must be kept: ttft=1s,tpot=50ms.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Latency limits to keep: ttft=1s,tpot=50ms.")] = None,
     min_context: Annotated[
         int | None, typer.Option(min=64, help="Tokens that every slot must hold. Default: a whole task.")
     ] = None,
     budget: Annotated[str, typer.Option(help="Time for all of it; the best so far is kept when it ends.")] = "1h",
-    input_tokens: Annotated[int, typer.Option(min=64, help="Of a task's prompt.")] = 512,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of a task's answer; all are of this length.")] = 128,
+    input_tokens: Annotated[int, typer.Option(min=64, help="Tokens of each prompt.")] = 512,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each answer; all answers have this length.")
+    ] = 128,
     engine: Annotated[
-        str | None, typer.Option(help="Of a model: embedded, llamacpp, vllm, sglang. Default: as `skep up` chooses.")
+        str | None,
+        typer.Option(help="Engine for a model: embedded, llamacpp, vllm, sglang. Default: as `skep up` chooses."),
     ] = None,
     checkpoint: Annotated[
-        list[str] | None, typer.Option(help="Its weights; given more than once they are tried against each other.")
+        list[str] | None, typer.Option(help="The weights; repeat it to try several against each other.")
     ] = None,
-    knobs: Annotated[str | None, typer.Option(help="Turn only these: slots,kv,mtp. Default: all there are.")] = None,
-    skip: Annotated[str | None, typer.Option(help="Leave these as they are.")] = None,
+    knobs: Annotated[str | None, typer.Option(help="Change only these knobs: slots,kv,mtp. Default: all.")] = None,
+    skip: Annotated[str | None, typer.Option(help="Knobs to leave unchanged.")] = None,
     start: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KNOB=VALUE", help="Begin there instead of where skep would; repeatable."),
+        typer.Option("--set", metavar="KNOB=VALUE", help="Start from this value; repeatable."),
     ] = None,
-    gpus: Annotated[str | None, typer.Option(help="Only these cards: 0,1.")] = None,
-    binary: Annotated[str | None, typer.Option(help="The engine's program, where it is not on PATH.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Use only these GPUs: 0,1.")] = None,
+    binary: Annotated[str | None, typer.Option(help="Path of the engine's program, if it is not on PATH.")] = None,
     quality: Annotated[
         str,
         typer.Option(help="Which items guard the answers (a bank as in `skep bench quality`), auto, or off."),
     ] = "auto",
-    quality_items: Annotated[int | None, typer.Option(min=8, help="How many of them. Default: 96.")] = None,
+    quality_items: Annotated[int | None, typer.Option(min=8, help="Number of quality items. Default: 96.")] = None,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Stop what `skep up` serves meanwhile; it is put back on any exit.")
+        bool, typer.Option("--in-place", help="Pause what `skep up` serves; it is started again on any exit.")
     ] = False,
     gpu: Annotated[str | None, typer.Option(metavar="RIG", help='With --simulate: "2x rtx-3090".')] = None,
-    link: Annotated[str | None, typer.Option(help="Between its cards: nvlink, pcie, pcie4x8.")] = None,
+    link: Annotated[str | None, typer.Option(help="Link between its GPUs: nvlink, pcie, pcie4x8.")] = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Climb on a rig that is not here, in virtual time: seconds, no model.")
+        bool, typer.Option("--simulate", help="Tune on a simulated rig in virtual time: takes seconds, runs no model.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Of prompts and chance. Default: a fresh one.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the prompts and of the simulation. Default: random.")
+    ] = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn one knob at a time, keep what is shown to be faster and answers as well, and leave the best as a preset."""
+    """Change one knob at a time, keep what is measurably faster and answers as well, and save the best as a preset."""
     from skep.cli.tune_run import run_tuning
     from skep.cli.tune_target import TuneOptions
 
@@ -113,12 +118,12 @@ def run(
 def resume(
     name: TuningName = "last",
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Stop what `skep up` serves meanwhile; it is put back on any exit.")
+        bool, typer.Option("--in-place", help="Pause what `skep up` serves; it is started again on any exit.")
     ] = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a tuning that was stopped or killed; only the step that was under way is measured again."""
+    """Continue a tuning that was stopped or killed; only the unfinished step is measured again."""
     from skep.cli.tune_run import resume_tuning
 
     raise typer.Exit(resume_tuning(name, in_place=in_place, html=html, as_json=as_json))
@@ -129,36 +134,36 @@ def show(
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The ladder: each change with its figure, interval, ratio, and why it was kept or left; the climb as bars."""
+    """Show each change with its figure, interval, ratio, and why it was kept or left; the progress as bars."""
     from skep.cli.tune_stored import show_tuning
 
     show_tuning(name, html=html, as_json=as_json)
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the preset to write; `skep up NAME` serves it.")],
-    tuning: Annotated[str, typer.Option(metavar="ID", help="Which tuning.")] = "last",
-    stage: Annotated[int | None, typer.Option(min=0, help="Not the best, but this stage of its ladder.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="A preset of that name may be there.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the preset to write; `skep up NAME` serves it.")],
+    tuning: Annotated[str, typer.Option(metavar="ID", help="Id of the tuning, or `last`.")] = "last",
+    stage: Annotated[int | None, typer.Option(min=0, help="Export this stage instead of the best.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing preset of that name.")] = False,
 ) -> None:
-    """Write the best of a tuning as a preset of your own."""
+    """Write the best configuration of a tuning as a preset of your own."""
     from skep.cli.tune_stored import export_tuning
 
     export_tuning(name, tuning, stage=stage, overwrite=overwrite)
 
 
 def list_(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Number of tunings to list, newest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """The tunings, newest first: of what, for what, from where to where."""
+    """List the tunings, newest first: model, goal, baseline and best figure."""
     from skep.cli.tune_stored import print_tunings
 
     print_tunings(limit, as_json=as_json)
 
 
 def remove(name: TuningName) -> None:
-    """Delete a tuning with its stages; presets made of it stay."""
+    """Delete a tuning with its stages; keep presets made of it."""
     from skep.cli.tune_stored import remove_tuning
 
     remove_tuning(name)
