@@ -20,12 +20,7 @@ ENDLESS = AdmissionLimits(max_queue=10**9, max_wait_s=10**9)
 CALM, FULL = (100, 0.8), (38, 2.0)  # streams per replica, and the share of the slots that they want
 
 
-def traffic(replicas: int, kind: str, seed: int, most: int, limit_s: float, rule: str = "") -> dict[str, Any]:
-    """`rule`: "least" holds a conversation's home against the least loaded replica, however many there are."""
-    if rule == "least":
-        import skep.gateway.replica_table as deciding
-
-        deciding.SMALL = 10**9
+def traffic(replicas: int, kind: str, seed: int, most: int, limit_s: float) -> dict[str, Any]:
     each, busy = CALM if kind == "calm" else FULL
     shape = Shape(kind, replicas, each * replicas, busy)
     run = Traffic(shape, seed, Service(), table(replicas))

@@ -36,12 +36,12 @@ class PlainQueue(ModelQueue):
 
     def in_order(self, priority):
         """Flow by flow, each from its head."""
-        return [entry for flow in self._classes[priority].flows.values() for entry in flow.entries.values()]
+        return [entry for flow in self._classes[priority].values() for entry in flow.entries.values()]
 
     def turn(self, priority, name):
         leases = [lease for replica in self.pool.replicas for lease in replica.leases.values()]
         active = [lease for lease in leases if lease.releasing_until is None and lease.entry.arrival.flow == name]
-        return len(active), self._classes[priority].flows[name].served
+        return len(active), self._classes[priority][name].turn[1]
 
 
 class PlainPool(ModelPool):

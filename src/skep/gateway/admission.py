@@ -8,8 +8,6 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-
 from skep.config.key_ring import Priority
 from skep.gateway.queue import QueuedRequest
 from skep.gateway.replica_table import GatewayReplica, ModelPool, ProcessKey, SlotLease, process_of
@@ -18,41 +16,21 @@ from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Rejec
 
 
 class LeaseTable:
+    """All leases by id, and those of them that are in release."""
+
     def __init__(self) -> None:
         self.by_id: dict[str, SlotLease] = {}
-        self._releasing: dict[GatewayReplica, int] = {}  # how many of a replica's
-        self._releases = 0
-        self._bounds: list[tuple[float, str, SlotLease]] = []  # a heap of all releases, also of those that have ended
+        self.releasing: dict[str, SlotLease] = {}
 
     def __len__(self) -> int:
         return len(self.by_id)
 
-    @property
-    def active(self) -> int:
-        return len(self.by_id) - self._releases
-
-    def note_release(self, lease: SlotLease, until: float) -> None:
-        self._releases += 1
-        self._releasing[lease.home] = self._releasing.get(lease.home, 0) + 1
-        heappush(self._bounds, (until, lease.id, lease))
-
-    def note_end_of_release(self, lease: SlotLease) -> None:
-        self._releases -= 1
-        self._releasing[lease.home] -= 1
-        if not self._releasing[lease.home]:
-            del self._releasing[lease.home]
-
     def overdue(self, now: float) -> list[SlotLease]:
-        """Those in release whose bound has passed. They are named once: they have to end."""
-        found = []
-        while self._bounds and self._bounds[0][0] <= now:
-            lease = heappop(self._bounds)[2]
-            if self.by_id.get(lease.id) is lease:
-                found.append(lease)
-        return found
+        """Return those in release whose bound has passed."""
+        return [lease for lease in self.releasing.values() if (lease.releasing_until or 0.0) <= now]
 
     def releasing_replicas(self) -> list[GatewayReplica]:
-        return sorted(self._releasing, key=lambda replica: replica.order)
+        return sorted({lease.home for lease in self.releasing.values()}, key=lambda replica: replica.order)
 
 
 COME_BACK_S = 5.0  # after a shutdown
@@ -90,7 +68,7 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """Requests whose answer is under way; phantoms and releasing slots are not."""
-        return self._leases.active
+        return len(self._leases.by_id) - len(self._leases.releasing)
 
     @property
     def closed(self) -> bool:
@@ -125,7 +103,7 @@ class Admission:
         """New limits hold for those who come from now on; who waits keeps the deadline it was given."""
         self.limits = limits
         for pool in self._models.values():
-            pool.set_aging(limits.aging_s)
+            pool.queue.aging_s = limits.aging_s
         return self._serve_all(now)
 
     def set_replicas(self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()) -> list[Action]:
@@ -137,14 +115,12 @@ class Admission:
         wanted = {spec.name: process_of(spec) for spec in specs}
         for name in [name for name, replica in self._replicas.items() if wanted.get(name) != process_of(replica.spec)]:
             self._remove_replica(self._replicas.pop(name))
-        changed = set()
         for spec in specs:
             known = self._replicas.get(spec.name)
             if known is None:
                 self._replicas[spec.name] = self._new_replica(spec, now)
             elif known.spec != spec:
                 known.become(spec)
-                changed.add(known)
         actions: list[Action] = []
         by_model: dict[str, list[GatewayReplica]] = {name: [] for name in {spec.model for spec in specs} | set(models)}
         for replica in self._replicas.values():
@@ -153,7 +129,7 @@ class Admission:
             waiting = self._models.pop(name).queue
             actions.extend(Reject(entry.id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
         for name, replicas in by_model.items():
-            self._models.setdefault(name, self.pool(self.limits.aging_s)).become(replicas, changed)
+            self._models.setdefault(name, self.pool(self.limits.aging_s)).become(replicas)
         self._affinity.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * sum(spec.slots for spec in specs))
         return actions + self._serve_all(now)
 
@@ -187,14 +163,10 @@ class Admission:
         if lease is None:
             return
         lease.answered = True
-        breaker = lease.home.breaker
-        before = breaker.open_until
         if complaint:
-            breaker.bad_answer(now)
+            lease.home.breaker.bad_answer(now)
         else:
-            breaker.answered(now)
-        if breaker.open_until != before:
-            self._breaker_changed(lease.home)
+            lease.home.breaker.answered(now)
 
     def finished(self, request_id: str, now: float) -> list[Action]:
         """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect."""
@@ -279,7 +251,6 @@ class Admission:
         if replica is None:
             return []
         replica.breaker.checked(ok, now)
-        self._breaker_changed(replica)
         if ok:
             return self._serve_all(now)
         if now - replica.breaker.heard_at < self.limits.dead_after_s:
@@ -361,7 +332,7 @@ class Admission:
         lease = SlotLease(request_id, replica, entry, now)
         self._leases.by_id[request_id] = lease
         replica.take(lease)
-        pool.took(lease)
+        pool.count_lease(lease, 1)
         return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
     def _again(self, lease: SlotLease, now: float) -> list[Action]:
@@ -377,10 +348,6 @@ class Admission:
         pool.queue.put(entry, first=True)
         return self._serve(pool, now)
 
-    def _breaker_changed(self, replica: GatewayReplica) -> None:
-        if replica.listed:
-            self._models[replica.spec.model].ranking.changed(replica)
-
     def _release(self, lease: SlotLease, now: float) -> list[Action]:
         home = lease.home
         if not home.listed:
@@ -388,18 +355,21 @@ class Admission:
             return []
         until = now + home.spec.release_bound_s
         home.release(lease, until)
-        self._leases.note_release(lease, until)
-        (pool := self._models[home.spec.model]).released(lease)
+        self._leases.releasing[lease.id] = lease
+        pool = self._models[home.spec.model]
+        pool.count_lease(lease, -1)
         return self._serve(pool, now)  # a soft limit counts only what is still wanted
 
     def _end(self, lease: SlotLease) -> None:
         home = lease.home
         del self._leases.by_id[lease.id]
-        if lease.releasing_until is not None:
-            self._leases.note_end_of_release(lease)
+        in_release = lease.releasing_until is not None
+        if in_release:
+            del self._leases.releasing[lease.id]
         home.give_back(lease)
         if home.listed:
-            self._models[home.spec.model].got_back(lease)
+            if not in_release:
+                self._models[home.spec.model].count_lease(lease, -1)
         elif not home.leases:
             self._leaving.pop(process_of(home.spec), None)
 
@@ -429,7 +399,5 @@ class Admission:
         entry = QueuedRequest(Arrival(f"phantom-{self._placeholder_count}", replica.spec.model), now, now)
         until = now + replica.spec.release_bound_s
         lease = self._leases.by_id[entry.id] = SlotLease(entry.id, replica, entry, now, releasing_until=until)
-        self._leases.note_release(lease, until)
+        self._leases.releasing[lease.id] = lease
         replica.take(lease)
-        if replica.listed:
-            self._models[replica.spec.model].took(lease)

@@ -2,22 +2,19 @@
 
 The home of a conversation is the replica that served it last. For an unknown one, nothing is lost with the least loaded
 replica; of equally loaded ones the winner of a rendezvous hash is taken, so that a gateway that was just started mostly
-finds again what its predecessor knew. A rendezvous asks every replica: where there are many, a place on a ring of them
-takes its part.
+finds again what its predecessor knew.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
 REMEMBERED = 16_384  # conversations, at least
 REMEMBERED_PER_SLOT = 8  # conversations whose agent thinks while others are answered
-_ON_THE_RING = 32  # replicas asked, one after the other
 _MASK = (1 << 64) - 1
 
 
@@ -51,23 +48,6 @@ def load(replica: RoutableReplica) -> tuple[float, int]:
 def clearly_busier(home: RoutableReplica, share: float) -> bool:
     """Than a share of the slots."""
     return home.busy / home.slots - share > max(CLEARLY_BUSIER, 1 / home.slots)
-
-
-class HashRing(Generic[C]):
-    """Replicas by their seeds. A conversation's is the next one from where it falls."""
-
-    def __init__(self, replicas: Sequence[C]) -> None:
-        self._replicas = sorted(replicas, key=lambda replica: replica.seed)
-        self._seeds = [replica.seed for replica in self._replicas]
-
-    def next(self, conversation: int, usable: Callable[[C], bool]) -> C | None:
-        """None: none of those that follow may be tried."""
-        start, many = bisect_left(self._seeds, _mix(conversation)), len(self._seeds)
-        for step in range(min(many, _ON_THE_RING)):
-            replica = self._replicas[(start + step) % many]
-            if usable(replica):
-                return replica
-        return None
 
 
 class ConversationAffinity:
