@@ -67,7 +67,7 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Requests whose answer is under way; phantoms and releasing slots are not."""
+        """Count the requests whose answer is under way; slots in release are not among them."""
         return len(self._leases.by_id) - len(self._leases.releasing)
 
     @property
@@ -81,33 +81,33 @@ class Admission:
         return {priority.label: self._models[model].queue.waiting(priority) for priority in Priority}
 
     def table(self) -> tuple[GatewayReplica, ...]:
-        """Those that serve."""
+        """Return the replicas that serve."""
         return tuple(self._replicas.values())
 
     def replicas(self) -> tuple[GatewayReplica, ...]:
-        """Those of the table, and those that left it with answers under way."""
+        """Return the replicas of the table, and those that left it with answers under way."""
         return (*self._replicas.values(), *self._leaving.values())
 
     def to_confirm(self) -> tuple[ReplicaSpec, ...]:
-        """The replicas that should be asked how many slots are busy."""
+        """Return the replicas that should be asked how many slots are busy."""
         return tuple(replica.spec for replica in self._leases.releasing_replicas() if replica.spec.confirms)
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
-        """A replica for a request that takes no slot, such as a count of tokens."""
+        """Return a replica for a request that takes no slot, such as a count of tokens."""
         found = self._models[model].least_busy(now) if model in self._models else None
         return found.spec if found else None
 
     # Events
 
     def set_limits(self, limits: AdmissionLimits, now: float) -> list[Action]:
-        """New limits hold for those who come from now on; who waits keeps the deadline it was given."""
+        """Set the limits for requests that come from now on; one that waits keeps the deadline it was given."""
         self.limits = limits
         for pool in self._models.values():
             pool.queue.aging_s = limits.aging_s
         return self._serve_all(now)
 
     def set_replicas(self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()) -> list[Action]:
-        """The whole table anew. `models` may name models that have no replica at the moment: their requests wait.
+        """Replace the whole table. `models` may name models that have no replica at the moment: their requests wait.
 
         A replica seen for the first time may still be busy with what an earlier gateway sent it: if it can be asked,
         all its slots count as releasing until it has answered.
@@ -134,7 +134,7 @@ class Admission:
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
-        """`may_wait`: so many may wait, whatever the limit says."""
+        """Forward, queue or reject a request. `may_wait`: so many may wait, whatever the limit says."""
         if self._closed:
             return [Reject(arrival.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S)]
         pool = self._models.get(arrival.model)
@@ -191,7 +191,7 @@ class Admission:
         return []
 
     def may_retry(self, request_id: str, now: float) -> bool:
-        """Whether another replica could be tried instead of handing on what this one said."""
+        """Return whether another replica could be tried instead of handing on what this one said."""
         lease = self._leases.by_id.get(request_id)
         if lease is None or self._closed or lease.entry.attempts >= self.limits.attempts:
             return False
@@ -275,7 +275,7 @@ class Admission:
         return actions + self._serve_all(now)
 
     def load_failed(self, model: str, why: str, retry_after_s: float) -> list[Action]:
-        """Its model cannot be loaded: those who wait for it are told."""
+        """Reject all that wait for a model that cannot be loaded."""
         pool = self._models.get(model)
         waiting = list(pool.queue) if pool is not None and not pool.replicas else []
         for entry in waiting:
@@ -283,7 +283,7 @@ class Admission:
         return [Reject(entry.id, RejectCode.LOAD_FAILED, retry_after_s, why) for entry in waiting]
 
     def close(self) -> list[Action]:
-        """Nothing new is admitted and the queues are emptied; what is under way goes on."""
+        """Admit nothing new and empty the queues; what is under way goes on."""
         self._closed = True
         waiting = [entry for pool in self._models.values() for entry in pool.queue]
         for entry in waiting:
@@ -293,12 +293,12 @@ class Admission:
     # Inside
 
     def _active(self, request_id: str) -> SlotLease | None:
-        """What is said of a lease that has ended, or is in release, is said once too often."""
+        """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""
         lease = self._leases.by_id.get(request_id)
         return lease if lease is not None and lease.releasing_until is None else None
 
     def _find(self, spec: ReplicaSpec) -> GatewayReplica | None:
-        """The process meant, also if it has left the table."""
+        """Return the replica of this process, also if it has left the table."""
         meant, replica = process_of(spec), self._replicas.get(spec.name)
         return replica if replica is not None and process_of(replica.spec) == meant else self._leaving.get(meant)
 
@@ -317,7 +317,7 @@ class Admission:
         return actions
 
     def _next(self, pool: ModelPool, now: float) -> tuple[QueuedRequest, GatewayReplica] | None:
-        """The next one that fits: a class that may not have the free slot does not hold up one that may."""
+        """Return the next request that fits: a class that may not have the free slot does not hold up one that may."""
         if not pool.has_room(now):
             return None
         for entry in pool.candidates():
@@ -336,7 +336,7 @@ class Admission:
         return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
     def _again(self, lease: SlotLease, now: float) -> list[Action]:
-        """A request that a replica failed: once more, or not."""
+        """Queue a request that a replica failed once more, or reject it."""
         entry, model = lease.entry, lease.home.spec.model
         pool = self._models.get(model)
         if pool is None:
@@ -381,7 +381,7 @@ class Admission:
             self._leaving[process_of(gone.spec)] = gone
 
     def _new_replica(self, spec: ReplicaSpec, now: float) -> GatewayReplica:
-        """New, or the same process again: then with what it still has under way."""
+        """Return a new replica, or the one of the same process with what it still has under way."""
         replica = self._leaving.pop(process_of(spec), None)
         if replica is None:
             replica = GatewayReplica(spec, now)
@@ -394,7 +394,7 @@ class Admission:
         return replica
 
     def _placeholder_lease(self, replica: GatewayReplica, now: float) -> None:
-        """A slot that works for nobody we know: in release from the beginning."""
+        """Put a slot that works for an unknown request into release."""
         self._placeholder_count += 1
         entry = QueuedRequest(Arrival(f"phantom-{self._placeholder_count}", replica.spec.model), now, now)
         until = now + replica.spec.release_bound_s

@@ -88,7 +88,7 @@ class Exchange:
         plan: RequestPlan,
         model: str,
         body: bytes,
-        house: ProxyPort,
+        proxy: ProxyPort,
         now: float,
     ) -> None:
         self.id = request_id
@@ -98,7 +98,7 @@ class Exchange:
         self.request_bytes = len(body)
         self.arrived_at = self.heard_at = now  # a byte came from the replica, if `heard_at` is later than `granted_at`
         self._body = body
-        self._house = house
+        self._proxy = proxy
         self._tail: deque[Piece] = deque(maxlen=TAIL_PIECES)
         request.on_gone = self._client_gone
         request.on_pause = self._pause
@@ -113,7 +113,7 @@ class Exchange:
     def forward(self, action: Forward) -> None:
         self.granted = self._attempt = action
         self.granted_at = self.heard_at = time.monotonic()
-        pool = self._house.pool(action.replica)
+        pool = self._proxy.pool(action.replica)
         request, plan, body = self.request, self.plan, self._body
         length = b"content-length: %d\r\n" % len(body) if body or plan.lengthy else b""
         if action.replica.authorization:
@@ -126,8 +126,8 @@ class Exchange:
             self._call = call
 
     def reject(self, action: Reject) -> None:
-        models = self._house.admission.models
-        loading = self._house.words(self.model) is not None
+        models = self._proxy.admission.models
+        loading = self._proxy.words(self.model) is not None
         status, headers, body = rejection(action, self.plan.path, model=self.model, models=models, loading=loading)
         self._answer(status, headers, body, action.code.value, [])
 
@@ -147,10 +147,10 @@ class Exchange:
             self.aloud = self.streamed = self._endless = True
             self.status = 200
             self.request.start_with(200, STREAM_LINES + b"x-skep-request-id: %b\r\n" % self.id.encode(), None)
-        elif not self.aloud or self.paused or now - self._said_at < self._house.timeouts.comment_every_s:
+        elif not self.aloud or self.paused or now - self._said_at < self._proxy.timeouts.comment_every_s:
             return
         self._said_at = now
-        words = self._house.words(self.model) or f"waiting for {self.model}"
+        words = self._proxy.words(self.model) or f"waiting for {self.model}"
         self.request.write(comment(words, now - self.arrived_at))
 
     def abandon_replica(self) -> None:
@@ -160,13 +160,13 @@ class Exchange:
             self._break_off("the replica shows no sign of life")
             self._end("broken", self._give_back())
         elif self.leased:
-            self._house.carry_out(self._house.admission.gave_up(self.id, self._house.now()))
+            self._proxy.carry_out(self._proxy.admission.gave_up(self.id, self._proxy.now()))
         else:
             self.refuse("replica_lost", "the replica shows no sign of life")
 
     def check_time(self, now: float) -> None:
         """Called now and then; ends an exchange whose replica takes too long."""
-        limits = self._house.timeouts
+        limits = self._proxy.timeouts
         if self._attempt is None or self.outcome is not None:
             return
         if not self.begun and now - self.granted_at > limits.first_byte_s:
@@ -189,11 +189,11 @@ class Exchange:
     def on_head(self, head: ResponseHead, at: float) -> None:
         granted = self.granted
         assert granted is not None
-        admission = self._house.admission
+        admission = self._proxy.admission
         if self.leased:
             if head.status in RETRY_STATUSES and admission.may_retry(self.id, at):
                 self._break_call()
-                self._house.carry_out(admission.turned_away(self.id, at, complaint=head.status in ERROR_STATUSES))
+                self._proxy.carry_out(admission.turned_away(self.id, at, complaint=head.status in ERROR_STATUSES))
                 return
             admission.answering(self.id, at, complaint=head.status in ERROR_STATUSES)
         self.heard_at = at
@@ -237,12 +237,12 @@ class Exchange:
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
         self.request.on_gone = None
-        self._end("answered", self._house.admission.finished(self.id, at) if self.leased else [])
+        self._end("answered", self._proxy.admission.finished(self.id, at) if self.leased else [])
         self.request.finish()  # last: the client's next request may be waiting, and wants what this one had
 
     def on_failure(self, failure: WireFailure, at: float) -> None:
         self._attempt = self._call = None
-        admission = self._house.admission
+        admission = self._proxy.admission
         ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
         if self.begun:
             self._break_off(f"the replica broke off: {failure}")
@@ -251,10 +251,10 @@ class Exchange:
             else:
                 self._end("broken", admission.finished(self.id, at) if self.leased else [])
         elif self.leased and ours:
-            self._house.carry_out(admission.gave_up(self.id, at))
+            self._proxy.carry_out(admission.gave_up(self.id, at))
         elif self.leased:
             counts = failure.kind != "connect"  # a refused connection costs no attempt: nothing was sent
-            self._house.carry_out(admission.failed(self.id, at, counts=counts))
+            self._proxy.carry_out(admission.failed(self.id, at, counts=counts))
         else:
             self.refuse("replica_lost", f"the replica could not be reached: {failure}")
 
@@ -262,7 +262,7 @@ class Exchange:
         """The engine's whole answer is no stream, and the client was promised one."""
         self._attempt = self._call = None
         body = error_body("engine_refused", why, self.plan.path)
-        self._answer(502, [], body, "engine_refused", self._house.admission.finished(self.id, at))
+        self._answer(502, [], body, "engine_refused", self._proxy.admission.finished(self.id, at))
 
     def cut(self, why: str) -> None:
         """The gateway ends: nobody is left without a word."""
@@ -297,7 +297,7 @@ class Exchange:
 
     def _resume(self) -> None:
         self.paused = False
-        self._resumed_at = self._house.now()
+        self._resumed_at = self._proxy.now()
         if self._call is not None:
             self._call.resume()
 
@@ -319,7 +319,7 @@ class Exchange:
 
     def _give_back(self) -> list[Action]:
         """The engine may go on for a while: its slot goes into release."""
-        return self._house.admission.hung_up(self.id, self._house.now()) if self.leased else []
+        return self._proxy.admission.hung_up(self.id, self._proxy.now()) if self.leased else []
 
     def _break_off(self, why: str) -> None:
         """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
@@ -358,7 +358,7 @@ class Exchange:
             self._body = b""
             self.request.drop_body()
         self.request.on_gone = self.request.on_pause = self.request.on_resume = None  # and no circle of references
-        self._house.ended(self, actions)
+        self._proxy.ended(self, actions)
 
 
 def _lines_of(head: ResponseHead) -> tuple[bytes, bool]:
