@@ -144,10 +144,10 @@ def test_when_skep_is_killed_everything_ends():
     text = """
 import asyncio, sys
 from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import Limits, Script
+from skep.sandbox.script import SandboxLimits, SandboxScript
 sandbox = open_sandbox()
 print(sandbox._launcher.pid, flush=True)
-asyncio.run(sandbox.run(Script(("-c", "import time; time.sleep(600)"), packages=False), Limits(seconds=60)))
+asyncio.run(sandbox.run(SandboxScript(("-c", "import time; time.sleep(600)"), packages=False), SandboxLimits(seconds=60)))
 """
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as skep:
         try:

@@ -17,7 +17,7 @@ TEXT = """
 import asyncio, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from skep.errors import UserError
-from skep.sandbox.script import Ending, Limits, Script
+from skep.sandbox.script import ScriptEnding, SandboxLimits, SandboxScript
 from skep.sandbox.detect import open_sandbox
 try:
     sandbox = open_sandbox()
@@ -25,9 +25,9 @@ except UserError as error:
     sys.exit(f"{error.message} ({error.hint})")
 others = [subprocess.Popen(["sleep", "60"]) for _ in range(30)]  # an ordinary user has more of them than a script may
 async def main():
-    limits = Limits(seconds=4, processes=10, memory_bytes=100 << 20)
+    limits = SandboxLimits(seconds=4, processes=10, memory_bytes=100 << 20)
     def run(text):
-        return sandbox.run(Script(("-c", text), packages=False), limits)
+        return sandbox.run(SandboxScript(("-c", text), packages=False), limits)
     return await asyncio.gather(
         run("import os; print(os.getuid(), os.listdir('/home') if os.path.exists('/home') else 'no home')"),
         run("import os, time\\nn = 0\\ntry:\\n  while os.fork(): n += 1\\n  time.sleep(60)\\nexcept OSError: print(n)"),
@@ -40,8 +40,8 @@ for other in others:
 asyncio.run(sandbox.close())
 assert look.stdout == b"1000 no home\\n", look
 assert forks.stdout == b"9\\n", forks
-assert memory.ending is Ending.OUT_OF_MEMORY, memory
-assert time_.ending is Ending.OUT_OF_TIME, time_
+assert memory.ending is ScriptEnding.OUT_OF_MEMORY, memory
+assert time_.ending is ScriptEnding.OUT_OF_TIME, time_
 print("well", os.getuid())
 """
 

@@ -139,11 +139,11 @@ def test_when_the_tuner_is_killed_its_engines_end_by_themselves(env, tmp_path):
 import asyncio, os
 from pathlib import Path
 from skep.paths import user_paths
-from skep.tuner.trial_server import Tryout
+from skep.tuner.trial_server import TrialServers
 from trial_presets import preset_of, with_words
 
 async def main():
-    house = Tryout(user_paths(os.environ), Path({str(tmp_path / "work")!r}))
+    house = TrialServers(user_paths(os.environ), Path({str(tmp_path / "work")!r}))
     async with house.open(preset_of(with_words("--grandchild"))) as served:
         print(served.url, flush=True)
         await asyncio.Event().wait()
