@@ -147,7 +147,8 @@ from skep.sandbox.detect import open_sandbox
 from skep.sandbox.script import SandboxLimits, SandboxScript
 sandbox = open_sandbox()
 print(sandbox._launcher.pid, flush=True)
-asyncio.run(sandbox.run(SandboxScript(("-c", "import time; time.sleep(600)"), packages=False), SandboxLimits(seconds=60)))
+script = SandboxScript(("-c", "import time; time.sleep(600)"), packages=False)
+asyncio.run(sandbox.run(script, SandboxLimits(seconds=60)))
 """
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as skep:
         try:
