@@ -128,11 +128,11 @@ def test_other_climb_is_not_given_anothers_answers(tunings):
     broken_off(tunings, name, 4)
     before = what_came(tunings, name)
     with pytest.raises(
-        UserError, match=r"was begun by skep 0\.0\.9, which climbs differently \(errand 2 was `slots 2`"
+        UserError, match=r"was begun by skep 0\.0\.9, which searches differently \(request 2 was `slots 2`"
     ):
         go_on(tunings, name, SmallClimb((1, 32, 2)))
     assert what_came(tunings, name) == before
-    assert "climbs differently" in tunings.find(name).error
+    assert "searches differently" in tunings.find(name).error
     go_on(tunings, name)
 
 

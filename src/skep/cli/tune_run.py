@@ -297,7 +297,7 @@ def _ended(tuning_id: str, failure: ConfigFailure | None, html: Path | None, *, 
         write_page(found, html)
     _say_next(found, name)
     if failure is not None:
-        raise EngineError(f"the climb ended early: {failure}", hint=failure.remedy)
+        raise EngineError(f"the tuning ended early: {failure}", hint=failure.remedy)
     if (missed := unmet(found.tuning, found.stages, _sittings(tuning_id))) is not None:
         raise missed
     return 0

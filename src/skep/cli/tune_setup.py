@@ -156,7 +156,7 @@ def predictions_for(ground: TuneTarget, tuning: Tuning, checkpoints: tuple[str, 
 
 
 def target_document(ground: TuneTarget) -> dict[str, Any]:
-    """Constants are the program's own: another version of it climbs differently anyway."""
+    """Constants are the program's own: another version of it searches differently anyway."""
     return {
         "rig": msgspec.to_builtins(ground.rig, enc_hook=dict),
         "model": msgspec.to_builtins(ground.model, enc_hook=dict),

@@ -417,4 +417,4 @@ class RayNodes:
     def connect(self, paths: Paths, policy: RestartPolicy) -> ClusterClient:
         """Return the link to the actors that run the replicas."""
         setup = {**asdict(self._where), "policy": asdict(policy), "abandoned_after_s": ABANDONED_AFTER_S}
-        return ClusterClient(setup, paths.logs / "envoy.log")
+        return ClusterClient(setup, paths.logs / "ray-driver.log")

@@ -32,7 +32,7 @@ from skep.tuner.summary import (
 from skep.units import UNKNOWN, fact_list, milliseconds, moment, number, printable, seconds, shortened
 
 _STATES = {
-    "running": "The climb goes on; what is shown is what was decided so far.",
+    "running": "The tuning goes on; what is shown is what was decided so far.",
     "interrupted": "It was broken off; what was decided stands, and `skep tune resume` takes it up again.",
     "failed": "It ended with an error; what was decided stands.",
 }
@@ -83,7 +83,7 @@ def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], *, state: str | 
     if state in _STATES:
         told.append(banner("incomplete" if state != "running" else "differs", state, _STATES[state]))
     if tuning.simulated:
-        story = "No model ran: the rig is a prediction with noise, climbed in virtual time."
+        story = "No model ran: the rig is a prediction with noise, tuned in virtual time."
         told.append(banner("simulated", "Simulated", story))
     target, best = tuning.aim.target, best_of(stages)
     if target is not None and best is not None and best.figure is not None and best.figure.estimate < target:

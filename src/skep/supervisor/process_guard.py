@@ -194,7 +194,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="skep-keeper")
+    parser = argparse.ArgumentParser(prog="skep-process-guard")
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--mark", required=True)

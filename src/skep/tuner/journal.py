@@ -107,7 +107,7 @@ class TuningJournal:
         """That this climb is not the one that was begun. Nothing has been written then."""
         tuning, hint = self.tuning, "begin a new one; `skep tune show` and `skep tune export` still know this one"
         if tuning.skep_version != __version__:
-            begun = f"was begun by skep {tuning.skep_version}, which climbs differently"
+            begun = f"was begun by skep {tuning.skep_version}, which searches differently"
             return UserError(f"tuning `{tuning.id}` {begun} ({what})", hint=hint)
         return UserError(f"tuning `{tuning.id}` cannot go on: it was begun on other terms ({what})", hint=hint)
 

@@ -62,7 +62,7 @@ def replay_answers(journal: TuningJournal, climb: KnobSearch) -> float:
     for number, (stored, answer) in enumerate(journal.past, start=1):
         asked = climb.following()
         if asked != stored:
-            raise journal.differs(f"errand {number} was {_words(stored)}, and would be {_words(asked)}")
+            raise journal.differs(f"request {number} was {_words(stored)}, and would be {_words(asked)}")
         climb.took(answer)
         spent_s += answer.seconds
     journal.decided(climb.stages)
