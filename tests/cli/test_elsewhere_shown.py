@@ -140,7 +140,7 @@ def test_down_says_what_could_not_be_ended(paths, env, monkeypatch):
 
 
 def test_in_the_foreground_it_is_said_once(paths, capsys):
-    supervisor = SimpleNamespace(phase="stopping", rows=lambda _status: [], left_behind=("something is left",))
+    supervisor = SimpleNamespace(phase="stopping", last_rows=[], left_behind=("something is left",))
     story = _ConsoleReporter(paths, as_json=False)
     story.changed(supervisor)
     story.changed(supervisor)
@@ -150,7 +150,7 @@ def test_in_the_foreground_it_is_said_once(paths, capsys):
 def test_it_is_in_the_chronicle(paths):
     lines = []
     chronicle = EventLog(lines.append)
-    supervisor = SimpleNamespace(rows=lambda _status: [], left_behind=("something is left",))
+    supervisor = SimpleNamespace(last_rows=[], left_behind=("something is left",))
     chronicle.changed(supervisor)
     chronicle.changed(supervisor)
     assert [line.partition(" ")[2] for line in lines] == ['hive.left_behind what="something is left"']

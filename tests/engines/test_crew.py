@@ -136,7 +136,7 @@ def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes_back(
             crew.wake("m", tasks)
             await until(lambda: crew.find("m-0").settled)
             assert crew.find("m-0").life.why == "fell back: slots 4 -> 2"
-            assert (crew.find("m-0").launch.slots, crew.table()["replicas"][0]["slots"]) == (4, 2)
+            assert (crew.find("m-0").launch.slots, crew.table(crew.views())["replicas"][0]["slots"]) == (4, 2)
 
     asyncio.run(run())
 

@@ -92,7 +92,7 @@ async def crew_of(tmp_path, *launches):
 
 
 def shown(crew, *keys):
-    return [tuple(row[key] for key in keys) for row in crew.table()["replicas"]]
+    return [tuple(row[key] for key in keys) for row in crew.table(crew.views())["replicas"]]
 
 
 def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):

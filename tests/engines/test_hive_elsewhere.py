@@ -15,7 +15,7 @@ from skep.supervisor.lifecycle import RestartPolicy
 
 
 def shown(supervisor, key):
-    return {row["name"]: row[key] for row in supervisor.replica_set.table()["replicas"]}
+    return {row["name"]: row[key] for row in supervisor.replica_set.table(supervisor.replica_set.views())["replicas"]}
 
 
 class Deaf(Far):

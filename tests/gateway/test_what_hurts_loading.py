@@ -167,24 +167,22 @@ def test_a_new_gateway_has_the_newest_table(tmp_path):
     """A model was loaded or unloaded between its start and its listening: `skep restart gateway`."""
 
     async def run():
-        mark = "old"
         listener = socket.socket()
         front = GatewayChild(
             [sys.executable, "-S", "-c", CHILD, str(tmp_path)],
             listener,
             setup={"op": "setup"},
             log=tmp_path / "gateway.log",
-            table=lambda: {"mark": mark},
             changed=lambda: None,
         )
+        front.publish({"mark": "old"})
         (tmp_path / "go").touch()
         running = asyncio.get_running_loop().create_task(front.run())
         await until(lambda: front.listening)
         (tmp_path / "go").unlink()
         replacing = asyncio.get_running_loop().create_task(front.replace(0.1))
         await until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
-        mark = "new"
-        front.publish()
+        front.publish({"mark": "new"})
         (tmp_path / "go").touch()
         await replacing
         await front.status()  # it has read all that was sent before
@@ -265,26 +263,24 @@ def test_a_gateway_is_told_of_a_model_that_was_given_up_and_that_it_comes_back()
     """A gateway that was started since refuses with the reason too, for as long as nobody tries again."""
 
     async def run():
-        crew, published = StubCrew(launch_of("a")), []
+        crew = StubCrew(launch_of("a"))
 
         async def status():
             return {}
 
         async with asyncio.TaskGroup() as tasks:
-            housing = ModelLoader(
-                crew, tasks, status=status, say=lambda _m: None, changed=lambda: published.append(housing.dormant())
-            )
+            housing = ModelLoader(crew, tasks, status=status, say=lambda _m: None, changed=lambda: None)
             housing.configure([crew.all["a"].launch], MemoryBudget(), begin=True)
-            assert published[-1] == {}  # it is being started, as all that is not on demand
+            assert housing.unloaded == {}  # it is being started, as all that is not on demand
             crew.all["a"].life.state, crew.all["a"].life.why = ReplicaState.FAILED, "no memory"
             housing.look()
             gateway = UnloadedModels()
-            gateway.become(published[-1], [], ["a"])
+            gateway.become(housing.unloaded, [], ["a"])
             refused = gateway.failure("a", 1e9)
             assert (refused.why, refused.retry_after_s(1e9)) == ("no memory", None)
             crew.all["a"].life.state = ReplicaState.STARTING  # skep restart
             housing.look()
-            gateway.become(published[-1], [], ["a"])
+            gateway.become(housing.unloaded, [], ["a"])
             assert gateway.failure("a", 0.0) is None
             assert gateway.states == {"a": "loading"}
 

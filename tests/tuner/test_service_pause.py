@@ -143,7 +143,7 @@ def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, 
         for model in ("fake-model", "seldom"):
             code, said = asked(before["url"], model)
             assert code == 503
-            assert f"`skep tune --in-place` (pid {holder.pid}) has the machine" in said
+            assert f"`skep tune --in-place` (pid {holder.pid}) uses the machine" in said
         assert states(status(env)) == ["paused", "paused", "unloaded"], "a request starts nothing"
         assert "skep is paused" in skep("scale", "fake-model=3", check=1).stderr
         assert "skep is paused" in skep("restart", "fake-model-0", check=1).stderr

@@ -196,7 +196,7 @@ class _ConsoleReporter:
 
     def changed(self, supervisor: Supervisor) -> None:
         if self._view is None:
-            for row in supervisor.rows({}):
+            for row in supervisor.last_rows:
                 _say_state(row, self._said)
         if supervisor.phase == "ready" and not self._ready:
             self._ready = True
@@ -216,7 +216,7 @@ class _ConsoleReporter:
             self._view.join()
 
     def _announce(self, supervisor: Supervisor) -> None:
-        _say_absent(supervisor.rows({}))
+        _say_absent(supervisor.last_rows)
         if self._as_json:
             print_json(supervisor.description())
             sys.stdout.flush()

@@ -26,7 +26,7 @@ class EventLog:
 
     def changed(self, supervisor: Supervisor) -> None:
         """Called on every change; writes only what is new."""
-        for row in supervisor.rows({}):
+        for row in supervisor.last_rows:
             state = (row["state"], row["pid"] if row["state"] == "ready" else None)
             details = {key: row.get(key) for key in ("name", "node", "pid", "url", "why")}
             self._say(row["name"], state, f"{row['kind']}.{row['state']}", details)
@@ -79,7 +79,7 @@ class StartReporter:
             self.tell(ready=supervisor.description())
             self.close()
         else:
-            self.tell(rows=supervisor.rows({}))
+            self.tell(rows=supervisor.last_rows)
 
 
 def main() -> int:

@@ -201,6 +201,9 @@ class Eviction:
     def residency(self, model: str) -> Residency:
         return self._states[model].residency
 
+    def residencies(self) -> dict[str, Residency]:
+        return {model: state.residency for model, state in self._states.items()}
+
     def why(self, model: str) -> str | None:
         """Return why the last load failed."""
         return self._states[model].why

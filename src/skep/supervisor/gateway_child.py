@@ -15,10 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skep.engines.base import Launch
 from skep.errors import GatewayError
 from skep.files import open_log
-from skep.supervisor.replica_protocol import ReplicaMember
 from skep.wire.json_pipe import JsonPipe, Message
 
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
@@ -36,7 +34,6 @@ class GatewayChild:
         *,
         setup: Message,
         log: Path,
-        table: Callable[[], Message],
         changed: Callable[[], None],
         wanted: Callable[[str], None] = lambda _model: None,
     ) -> None:
@@ -45,7 +42,7 @@ class GatewayChild:
         self._listener = listener
         self._setup = setup
         self._log = log
-        self._table = table
+        self._table: Message = {"op": "replicas", "replicas": [], "models": []}  # as last published
         self._changed = changed
         self._wanted = wanted
         self._current: _Child | None = None
@@ -66,6 +63,19 @@ class GatewayChild:
     @property
     def listening(self) -> bool:
         return self._current is not None and self._current.listening.is_set()
+
+    def row(self, *, stopping: bool) -> Message:
+        """Return what `skep ps` shows of the process itself."""
+        state = "stopping" if stopping else "ready" if self.listening else "starting"
+        restarts = max(0, self.restarts)
+        return {
+            "name": "gateway",
+            "kind": "gateway",
+            "state": state,
+            "pid": self.pid,
+            "restarts": restarts,
+            "why": self.why,
+        }
 
     async def run(self) -> None:
         """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never listened."""
@@ -88,10 +98,10 @@ class GatewayChild:
                 return
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
-    def publish(self) -> None:
+    def publish(self, table: Message) -> None:
         """Send the replica table to all processes, including those that only finish their answers."""
-        for child in self._children():
-            child.link.send({"op": "replicas", **self._table()})
+        self._table = {"op": "replicas", **table}
+        self.say(self._table)
 
     def say(self, message: Message) -> None:
         """Send a message to all processes; there is no answer."""
@@ -125,7 +135,7 @@ class GatewayChild:
                 raise GatewayError("the new gateway did not start", hint=hint)
             old, self._current = self._current, new
             self._new_current.set()
-            new.link.send({"op": "replicas", **self._table()})  # it may have changed since the start of this one
+            new.link.send(self._table)  # it may have changed since the start of this one
         if old is not None:
             self._retire(old, drain_s)
         self._changed()
@@ -153,7 +163,7 @@ class GatewayChild:
         child.on_listening = self._came_to_listen
         child.on_wanted = self._wanted
         child.link.send(self._setup)
-        child.link.send({"op": "replicas", **self._table()})
+        child.link.send(self._table)
         return child
 
     def _came_to_listen(self) -> None:
@@ -299,32 +309,3 @@ class _Child:
         self.listening.clear()
         await self.link.close()
         return await self.process.wait()
-
-
-def row_of(member: ReplicaMember, *, closed: bool) -> Message:
-    """Return the row of the gateway's replica table. `closed`: it gets no new requests."""
-    return {
-        "name": member.launch.name,
-        "model": member.model,
-        "url": member.life.url,
-        **_slots(member.started),
-        "confirms": member.engine.confirms,
-        "engine": member.launch.about or member.engine.version() or member.launch.engine,
-        "simulated": member.engine.simulated,
-        "own_engine": member.launch.engine != "remote",
-        "release_bound_s": member.engine.release_bound_s,
-        "health_path": member.launch.health_path or member.engine.health_path,
-        "draining": closed,
-        "context": member.started.context_tokens or None,
-        "authorization": member.started.authorization,
-    }
-
-
-def _slots(started: Launch) -> Message:
-    """Return slots, reserve and soft slots; a fallback to fewer slots lowers the other two."""
-    slots, soft = started.slots, started.soft_slots
-    return {
-        "slots": slots,
-        "reserve": min(started.reserve, slots - 1),
-        "soft_slots": None if soft is None else min(soft, slots),
-    }

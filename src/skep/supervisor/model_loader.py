@@ -66,7 +66,7 @@ class ModelLoader:
         self._unloading: set[asyncio.Task[None]] = set()
         self._on_demand: set[str] = set()
         self._restart_pending: set[str] = set()  # replicas that were given up and are about to start again
-        self._told: dict[str, Message] = {}  # what the gateway was last told about models that are not loaded
+        self.unloaded: dict[str, Message] = {}  # what the gateway was last told about models that are not loaded
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -106,18 +106,20 @@ class ModelLoader:
     @property
     def is_moving(self) -> bool:
         """Whether some model is being loaded or unloaded."""
-        residencies = {self._eviction.residency(model) for model in self._eviction.models}
-        return not residencies.isdisjoint((Residency.LOADING, Residency.DRAINING, Residency.LEAVING))
+        residencies = self._eviction.residencies().values()
+        return not {*residencies}.isdisjoint((Residency.LOADING, Residency.DRAINING, Residency.LEAVING))
 
     def dormant(self) -> dict[str, Message]:
         """Return, for the gateway, the models that must be loaded before they can answer."""
+        return self._dormant(self._eviction.residencies())
+
+    def _dormant(self, residencies: dict[str, Residency]) -> dict[str, Message]:
         told: dict[str, Message] = {}
-        for model in self._eviction.models:
-            residency = self._eviction.residency(model)
+        for model, residency in residencies.items():
             given_up = residency is Residency.GIVEN_UP
             if (
                 residency is Residency.IN
-                or not (given_up or self._comes_and_goes(model))
+                or not (given_up or model in self._ever_unloaded | self._on_demand)
                 or self._replica_set.serves(model)
             ):
                 continue
@@ -147,20 +149,20 @@ class ModelLoader:
 
     def look(self) -> None:
         """Derive the state of each model from its replicas; called after every change, before it is published."""
-        for model in () if self._stopped else self._eviction.models:
+        actions: list[Action] = []
+        for model, residency in () if self._stopped else self._eviction.residencies().items():
             members = self._replica_set.of_model(model)
             awake = [member for member in members if not self._replica_set.is_dormant(member)]
             self._restart_pending -= {
                 member.launch.name for member in awake if member.life.state is not ReplicaState.FAILED
             }
             states = [self._state(member) for member in awake]
-            residency = self._eviction.residency(model)
             if residency is Residency.DRAINING:
                 self._replica_set.hold(model)  # a replica that restarted meanwhile gets nothing either
             if residency in (Residency.DRAINING, Residency.LEAVING) and members and not states:
                 self._ever_unloaded.add(model)
                 self._resolve(self._leaving, model)  # even if it is loaded again at once
-                self._do(self._eviction.gone(model, _now()))
+                actions += self._eviction.gone(model, _now())
             elif (
                 residency in (Residency.LOADING, Residency.IN, Residency.DRAINING)
                 and states
@@ -168,16 +170,19 @@ class ModelLoader:
             ):
                 why = next((member.life.why for member in members if member.life.why), None)
                 self._ever_unloaded.add(model)  # the gateway is told about it from now on
-                self._do(self._eviction.failed(model, why or "it did not start", _now()))
+                actions += self._eviction.failed(model, why or "it did not start", _now())
             elif residency is Residency.LOADING and states and all(state in DONE for state in states):
-                self._do(self._eviction.loaded(model, _now()))
+                actions += self._eviction.loaded(model, _now())
             elif residency is Residency.GIVEN_UP and any(
                 state not in (ReplicaState.FAILED, ReplicaState.STOPPED) for state in states
             ):
                 self._replica_set.hold(model, back=True)
-                self._do(self._eviction.running(model, _now()))
-        self._tell_users()
-        self._told = self.dormant()
+                actions += self._eviction.running(model, _now())
+        self._carry_out(actions)
+        residencies = self._eviction.residencies()
+        self._tell_users(residencies)
+        self.unloaded = self._dormant(residencies)
+        self._wakeup.set()
 
     # Commands
 
@@ -213,7 +218,7 @@ class ModelLoader:
             raise UserError(f"`{out}` cannot be swapped for itself", hint="`skep restart NAME` starts a replica anew")
         never = self._eviction.never(come, without=out)
         if never is not None:
-            raise DoesNotFit(never, hint=f"`{out}` residencies as it is")
+            raise DoesNotFit(never, hint=f"`{out}` stays loaded")
         await self.unload(out, wait=False, drain_s=drain_s)
         try:
             answer = await self.load(come, wait=wait)
@@ -222,11 +227,6 @@ class ModelLoader:
         return {**answer, "out": out}
 
     # Inside
-
-    def _comes_and_goes(self, model: str) -> bool:
-        return model in self._ever_unloaded or all(
-            member.launch.on_demand for member in self._replica_set.of_model(model)
-        )
 
     def _known(self, model: str) -> None:
         if model not in self._eviction.models:
@@ -245,11 +245,11 @@ class ModelLoader:
             self._do(self._eviction.hurry(model, _now()))
             await asyncio.wait({gone})
 
-    def _tell_users(self) -> None:
-        for model in self._eviction.models:
-            if self._eviction.residency(model) is Residency.IN:
+    def _tell_users(self, residencies: dict[str, Residency]) -> None:
+        for model, residency in residencies.items():
+            if residency is Residency.IN:
                 self._resolve(self._waiting, model)
-            elif not self._eviction.residency(model).uses_memory:
+            elif residency in (Residency.OUT, Residency.GIVEN_UP):
                 self._resolve(self._leaving, model)
 
     def _resolve(self, futures: Futures, model: str, error: EngineError | None = None) -> None:
@@ -260,6 +260,15 @@ class ModelLoader:
                 future.set_result(None)
 
     def _do(self, actions: list[Action]) -> None:
+        """Carry the actions out, and publish what they change."""
+        self._carry_out(actions)
+        if actions:
+            self._tell_users(self._eviction.residencies())
+        if actions or self.dormant() != self.unloaded:
+            self._publish()
+        self._wakeup.set()
+
+    def _carry_out(self, actions: list[Action]) -> None:
         for action in () if self._stopped else actions:
             match action:
                 case LoadModel(model):
@@ -276,14 +285,9 @@ class ModelLoader:
                     self._tasks.create_task(self._replica_set.unload_model(model))
                 case RefuseModel(model, why, retry_after_s):
                     self._refuse(model, why, retry_after_s)
-        if actions:
-            self._tell_users()
-        if actions or self.dormant() != self._told:
-            self._publish()
-        self._wakeup.set()
 
     def _publish(self) -> None:
-        self._told = self.dormant()
+        self.unloaded = self.dormant()
         self._changed()
 
     def _state(self, member: Replica) -> ReplicaState:

@@ -133,7 +133,7 @@ class Reloader:
         set_policy: Callable[[RestartPolicy], None],
     ) -> None:
         self.hive = hive
-        self.residency = False  # a change left no replica serving: wait for the next change instead of giving up
+        self.waits_for_change = False  # a change left no replica serving: wait for the next change instead of giving up
         self._rebuild = rebuild
         self._tasks = tasks
         self._replica_set = replica_set
@@ -248,12 +248,12 @@ class Reloader:
             self._loader.configure([member.launch for member in self._replica_set.members], hive.memory_budget)
 
         plan = changes(running, hive.replicas)
-        before, self.residency = self.residency, self.residency or patient or bool(plan.removed)
+        before, self.waits_for_change = self.waits_for_change, self.waits_for_change or patient or bool(plan.removed)
         try:
             await self._replica_set.become(
                 plan, hive.replicas, hive.drain_s, self._tasks, known=settle, patient=patient
             )
-            self.residency = (before and not patient) or (bool(plan.removed) and self._given_up())
+            self.waits_for_change = (before and not patient) or (bool(plan.removed) and self._given_up())
         except SkepError as error:
             return error
         finally:

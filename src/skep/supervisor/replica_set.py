@@ -13,7 +13,6 @@ from pathlib import Path
 
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError, SkepError
-from skep.supervisor.gateway_child import row_of
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.remote_replica import UpstreamReplica
 from skep.supervisor.replica import Replica
@@ -56,6 +55,42 @@ def _sort(old: Launch | None, new: Launch) -> str:
     if old.place is not None and new.place is not None:  # its place only matters at the next start
         old, new = replace(old, place=None), replace(new, place=None)
     return "adjusted" if old.same_process(new) else "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica as it is now. Read once a change: for the gateway's table and for the rows of `skep ps`."""
+
+    member: ReplicaMember
+    model: str
+    started: Launch
+    engine: str  # name and version
+    state: str
+    serving: bool  # it answers; `closed`: it gets no new requests
+    closed: bool
+    settled: bool
+    dormant: bool
+
+    def table_row(self) -> Message:
+        """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
+        launch, engine, started = self.member.launch, self.member.engine, self.started
+        return {
+            "name": launch.name,
+            "model": self.model,
+            "url": self.member.life.url,
+            "slots": started.slots,
+            "reserve": min(started.reserve, started.slots - 1),
+            "soft_slots": None if started.soft_slots is None else min(started.soft_slots, started.slots),
+            "confirms": engine.confirms,
+            "engine": self.engine,
+            "simulated": engine.simulated,
+            "own_engine": launch.engine != "remote",
+            "release_bound_s": engine.release_bound_s,
+            "health_path": launch.health_path or engine.health_path,
+            "draining": self.closed,
+            "context": started.context_tokens or None,
+            "authorization": started.authorization,
+        }
 
 
 REST_POLL_S = 0.1
@@ -116,13 +151,30 @@ class ReplicaSet:
     def find(self, name: str) -> ReplicaMember | None:
         return next((member for member in self.members if member.launch.name == name), None)
 
+    def views(self) -> list[ReplicaView]:
+        return [
+            ReplicaView(
+                member,
+                member.model,
+                member.started,
+                member.launch.about or member.engine.version() or member.launch.engine,
+                self.state(member),
+                member.life.serving,
+                self._gets_nothing(member),
+                member.life.state is ReplicaState.READY or member.settled,
+                member.launch.name in self._dormant,
+            )
+            for member in self.members
+        ]
+
     def state(self, member: ReplicaMember) -> str:
+        """Return the state as `skep ps` shows it."""
         name = member.launch.name
         if name in self._dormant:
             return "paused" if name in self._paused else "unloaded"
         if member.life.state is ReplicaState.STOPPED and self._start_order.is_waiting(name):
             return "starting" if self._start_order.may_start(member.launch) else "waiting"
-        if member.life.serving and self._gets_nothing(member):
+        if self._gets_nothing(member) and member.life.serving:
             return "draining"
         return member.life.state.value
 
@@ -131,7 +183,7 @@ class ReplicaSet:
 
     def of_model(self, model: str) -> list[Replica]:
         """Return the replicas of a model that skep starts."""
-        return [member for member in self.members if isinstance(member, Replica) and member.model == model]
+        return [member for member in self.members if isinstance(member, Replica) and member.launch.model == model]
 
     def serves(self, model: str) -> bool:
         """Return whether a replica takes requests for the model."""
@@ -139,10 +191,10 @@ class ReplicaSet:
             member.model == model and member.life.serving and not self._gets_nothing(member) for member in self.members
         )
 
-    def table(self) -> Message:
+    def table(self, views: Iterable[ReplicaView]) -> Message:
         """Return the replica table for the gateway."""
-        specs = [row_of(member, closed=self._gets_nothing(member)) for member in self.members if member.life.serving]
-        return {"replicas": specs, "models": list(self.models)}
+        models = {view.model for view in views if view.model} | self._promised
+        return {"replicas": [view.table_row() for view in views if view.serving], "models": sorted(models)}
 
     # Adding and removing
 
@@ -386,7 +438,7 @@ class ReplicaSet:
         self._resting = (self._resting & serving.keys()) - anew  # it may have restarted without a report of it
         self._restarting = {name: before for name, before in self._restarting.items() if name not in anew}
         still = (ReplicaState.READY, ReplicaState.BACKOFF, ReplicaState.FAILED)
-        self._start_order.done(member.launch.name for member in self.members if member.life.state in still)
+        self._start_order.done([member.launch.name for member in self.members if member.life.state in still])
         self._moved.set()
         self._changed()
 

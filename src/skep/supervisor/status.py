@@ -35,11 +35,6 @@ def unanswered(gateway: Status) -> frozenset[str]:
     return frozenset(row["name"] for row in gateway.get("replicas", ()) if row["state"] in ("open", "half-open"))
 
 
-def displayed_state(state: str, why: str | None, *, answers: bool) -> Status:
-    """Return state and reason. A replica that is ready on its node and does not answer the gateway is in backoff."""
-    return {"state": state, "why": why} if answers or state != "ready" else {"state": "backoff", "why": NO_ANSWER}
-
-
 def replicas_of(status: Status) -> list[ReplicaStatus]:
     gateway = status.get("gateway") or {}
     rows = {row["name"]: row for row in status["rows"] if row["kind"] not in NO_REPLICAS}

@@ -22,9 +22,9 @@ from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
 from skep.supervisor.monitor_child import MonitorChild
 from skep.supervisor.reload import Reloader
-from skep.supervisor.replica_protocol import RemoteReplicaFactory, ReplicaMember
-from skep.supervisor.replica_set import ReplicaSet
-from skep.supervisor.status import displayed_state, unanswered
+from skep.supervisor.replica_protocol import RemoteReplicaFactory
+from skep.supervisor.replica_set import ReplicaSet, ReplicaView
+from skep.supervisor.status import NO_ANSWER, unanswered
 from skep.wire.json_pipe import Message
 
 SERVICES_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
@@ -81,13 +81,14 @@ class Supervisor:
         self._tasks = asyncio.TaskGroup()
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
+        self.last_rows: list[Message] = []  # of `skep ps`, as of the last change, without the figures of the gateway
+        self._views: list[ReplicaView] = []
         self.replica_set = ReplicaSet(hive.log_dir, hive.policy, self._replicas_changed, self._busy, elsewhere)
         self._gateway_child = GatewayChild(
             list(hive.gateway_argv),
             listener,
             setup=hive.gateway_setup,
             log=hive.log_dir / "gateway.log",
-            table=lambda: {**self.replica_set.table(), "dormant": self._dormant()},
             changed=self._changed,
             wanted=self._wanted,
         )
@@ -120,16 +121,9 @@ class Supervisor:
         return self._reloader.hive
 
     @property
-    def ready(self) -> bool:
-        settled = (*(member.settled for member in self._expected), *(service.settled for service in self._services))
-        return self._gateway_child.listening and all(settled)
-
-    @property
-    def _expected(self) -> list[ReplicaMember]:
+    def _expected(self) -> list[ReplicaView]:
         """The replicas that should serve: not those on demand or dormant."""
-        return [
-            one for one in self.replica_set.members if not one.launch.on_demand and not self.replica_set.is_dormant(one)
-        ]
+        return [view for view in self._views if not view.member.launch.on_demand and not view.dormant]
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for `drain_s` (default: as configured), then end everything. A second call ends it at once."""
@@ -197,49 +191,44 @@ class Supervisor:
 
     def rows(self, status: Message) -> list[Message]:
         """Return the rows of `skep ps`: one a replica, and one for the gateway. `status` is the gateway's answer."""
-        busy, silent = status.get("busy", {}), unanswered(status)
-        rows: list[Message] = [
-            {
-                "name": member.launch.name,
-                "kind": member.kind,
-                "pid": member.pid,
-                "url": member.life.url,
-                "slots": member.started.slots,
-                "busy": busy.get(member.launch.name, 0),
-                "model": member.model or None,
-                "engine": member.launch.about or member.engine.version() or member.launch.engine,
-                "simulated": member.engine.simulated,
-                "restarts": member.life.restarts,
-                "room": dict(member.launch.room) or None,
-                "node": member.node,
-                **displayed_state(
-                    self.replica_set.state(member),
-                    member.life.why,
-                    answers=member.node is None or member.launch.name not in silent,
-                ),
-            }
-            for member in self.replica_set.members
-        ]
-        rows.append(
-            {
-                "name": "gateway",
-                "kind": "gateway",
-                "state": self._gateway_state(),
-                "pid": self._gateway_child.pid,
-                "url": self.hive.url,
-                "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
-                "busy": status.get("in_flight", 0),
-                "queued": status.get("queued", 0),
-                "restarts": max(0, self._gateway_child.restarts),
-                "why": self._gateway_child.why,
-            }
-        )
-        return rows + [{**NO_FIGURES, **row} for service in self._services if (row := service.row()) is not None]
+        self._views = self.replica_set.views()
+        return self._rows(status)
 
-    def _gateway_state(self) -> str:
-        if self.phase == "stopping":
-            return "stopping"
-        return "ready" if self._gateway_child.listening else "starting"
+    def _rows(self, status: Message) -> list[Message]:
+        busy, silent = status.get("busy", {}), unanswered(status) if status else ()
+        rows: list[Message] = []
+        for view in self._views:
+            member = view.member
+            name, node, state, why = member.launch.name, member.node, view.state, member.life.why
+            if node is not None and state == "ready" and name in silent:  # ready on its node, but cannot be reached
+                state, why = "backoff", NO_ANSWER
+            rows.append(
+                {
+                    "name": name,
+                    "kind": member.kind,
+                    "pid": member.pid,
+                    "url": member.life.url,
+                    "slots": view.started.slots,
+                    "busy": busy.get(name, 0),
+                    "model": view.model or None,
+                    "engine": view.engine,
+                    "simulated": member.engine.simulated,
+                    "restarts": member.life.restarts,
+                    "room": dict(member.launch.room) or None,
+                    "node": node,
+                    "state": state,
+                    "why": why,
+                }
+            )
+        gateway = {
+            **self._gateway_child.row(stopping=self.phase == "stopping"),
+            "url": self.hive.url,
+            "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
+            "busy": status.get("in_flight", 0),
+            "queued": status.get("queued", 0),
+        }
+        rows.append(gateway)
+        return rows + [{**NO_FIGURES, **row} for service in self._services if (row := service.row()) is not None]
 
     def description(self) -> Message:
         """Return what `skep up --json` prints."""
@@ -248,7 +237,7 @@ class Supervisor:
             "openai_base_url": f"{self.hive.url}/v1",
             "models": list(self.replica_set.models),
             "pid": os.getpid(),
-            "replicas": [row for row in self.rows({}) if row["kind"] in ("replica", "upstream")],
+            "replicas": [row for row in self.last_rows if row["kind"] in ("replica", "upstream")],
         }
 
     # Inside
@@ -271,22 +260,27 @@ class Supervisor:
         self._published()
 
     def _published(self) -> None:
-        self._gateway_child.publish()
+        """Tell the gateway which replicas there are, then everybody what changed."""
+        self._views = self.replica_set.views()
+        self._gateway_child.publish({**self.replica_set.table(self._views), "dormant": self._dormant()})
         self._changed()
 
     def _changed(self) -> None:
-        if self.ready and self.phase == "starting":
-            self.phase = "ready"
-        states = [member.life.state for member in self._expected]
+        expected = self._expected
+        if self.phase == "starting" and self._gateway_child.listening:
+            settled = (*(view.settled for view in expected), *(service.settled for service in self._services))
+            self.phase = "ready" if all(settled) else "starting"
+        states = [view.member.life.state for view in expected]
         all_failed = bool(states) and all(state is ReplicaState.FAILED for state in states)
-        may_stay = self._reloader.residency or self._paused_for is not None  # the end of the pause tries again
-        hopeless = all_failed and len(states) == len(self.replica_set.members) and not may_stay
+        may_stay = self._reloader.waits_for_change or self._paused_for is not None  # the end of the pause tries again
+        hopeless = all_failed and len(states) == len(self._views) and not may_stay
         if hopeless or self._gateway_child.broken or (self.phase == "starting" and ReplicaState.FAILED in states):
             self._stop_asked.set()
         self._tell()
 
     def _tell(self) -> None:
         """Notify. A closed terminal or pipe is no reason to stop serving."""
+        self.last_rows = self._rows({})
         with contextlib.suppress(OSError):
             self._notify(self)
 
@@ -298,9 +292,9 @@ class Supervisor:
             )
         if self._service_failed is not None:
             return self._service_failed
-        failed = [member for member in self._expected if member.life.state is ReplicaState.FAILED]
+        failed = [view.member for view in self._expected if view.member.life.state is ReplicaState.FAILED]
         if not failed or (
-            self.phase != "starting" and (len(failed) < len(self.replica_set.members) or self._reloader.residency)
+            self.phase != "starting" and (len(failed) < len(self._views) or self._reloader.waits_for_change)
         ):
             return None
         name, why = failed[0].launch.name, failed[0].life.why
@@ -364,7 +358,7 @@ class Supervisor:
     def _dormant(self) -> dict[str, Message]:
         """Return, for the gateway, the models that no replica serves, with the reason."""
         if self._paused_for is None:
-            return self.loader.dormant()
+            return self.loader.unloaded
         silent = [model for model in self.replica_set.models if not self.replica_set.serves(model)]
         return {model: {"state": "failed", "why": self._paused_for} for model in silent}
 
