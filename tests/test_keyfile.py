@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from skep.config.key_ring import KeySpec, digest_of
 from skep.config.keys import (
+    KeySpec,
     add_entry,
+    digest_of,
     keys_path,
     loose_mode,
     make_entry,

@@ -13,7 +13,7 @@ from typing import Any
 from havoc.asks import KEYS
 from havoc.engines import SLOTS, Engine, go_on
 
-from skep.config.key_ring import digest_of
+from skep.config.keys import digest_of
 from skep.testing.gateway_process import GatewayProcess
 
 KEY_SPECS: dict[str, dict[str, Any]] = {

@@ -93,7 +93,7 @@ def memory(replicas: int, streams: int) -> dict[str, Any]:
 
 
 def _conversation_bytes(many: int) -> float:
-    from skep.gateway.routing import ConversationAffinity
+    from skep.gateway.replica_table import ConversationAffinity
 
     homes, talks = ConversationAffinity(many), [Random(5).getrandbits(62) + number for number in range(many)]
     before = tracemalloc.get_traced_memory()[0]

@@ -16,7 +16,7 @@ from random import Random
 
 from scaling.service import SLOTS, Service
 
-from skep.config.key_ring import Priority
+from skep.config.keys import Priority
 from skep.gateway.admission import Admission
 from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Reject, ReplicaSpec
 

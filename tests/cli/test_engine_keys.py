@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from talk import ask, eventually, rows_of
 
-from skep.engines.api_key import KEY_FILE
+from skep.engines.base import KEY_FILE
 from skep.paths import user_paths
 from skep.supervisor.control import local_key
 from skep.supervisor.process_guard import descendants

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.config.key_ring import KeyRing
-from skep.config.keys import keys_path, read_keys
+from skep.config.keys import KeyRing, keys_path, read_keys
 from skep.paths import user_paths
 
 

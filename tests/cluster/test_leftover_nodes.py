@@ -13,9 +13,9 @@ from skep.cluster.connect import STRANGER, checked_connection, explained
 from skep.cluster.node_commands import Head, LeftoverNode, _make_way, why_over
 from skep.cluster.node_file import NodeRecord, keep_token, read_node, write_node
 from skep.cluster.ray_command import MARK
-from skep.engines.ports import free_port
 from skep.errors import EngineError, UserError
 from skep.paths import user_paths
+from skep.wire.listen import free_port
 
 OURS, OTHERS, TOKEN = "session_1", "session_2", "0123456789abcdef"
 LOST = "whose head is lost, with its replicas"

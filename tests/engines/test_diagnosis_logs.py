@@ -9,10 +9,8 @@ import pytest
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch
-from skep.engines.diagnosis import diagnose
-from skep.engines.diagnosis_rule import make_diagnosis
-from skep.engines.diagnosis_rules import find_rule
-from skep.engines.log_lines import plain
+from skep.engines.diagnosis import diagnose, find_rule
+from skep.engines.diagnosis_rule import make_diagnosis, plain
 
 FOLDER = Path(__file__).parent / "logs"
 LOGS = [log for log in sorted(FOLDER.glob("*.log")) if log.stem != "healthy"]

@@ -11,10 +11,10 @@ import pytest
 from skep.engines.base import Launch, PlacementRequest
 from skep.engines.fake import Fake
 from skep.errors import EngineError, UserError
+from skep.supervisor.control import NO_ANSWER
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.remote_replica import UpstreamLife
 from skep.supervisor.replica_set import ReplicaSet, changes
-from skep.supervisor.status import NO_ANSWER
 from skep.supervisor.supervisor import Hive, Supervisor
 
 FAR = Launch("m-0", "fake", "m", None, slots=8, context_tokens=100, threads=1, reserve=2, place=PlacementRequest())

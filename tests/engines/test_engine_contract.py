@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from skep.catalog.options import Draft, EngineOptions
-from skep.engines.api_key import key_headers
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import Launch, engine_named, key_headers
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
 from skep.gateway.health_loop import count_busy, count_running

@@ -9,11 +9,11 @@ import pytest
 from test_replica import LAUNCH, POLICY
 
 from skep.engines.fake import Fake
-from skep.engines.ports import free_port
 from skep.errors import EngineError
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica import Replica
 from skep.supervisor.start_order import StartOrder
+from skep.wire.listen import free_port
 
 
 def few_ports():

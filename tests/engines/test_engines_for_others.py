@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.engines.api_key import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, new_key, shows_key
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, Launch, engine_named, new_key, shows_key
 from skep.files import HIDDEN, RotatingLog
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica

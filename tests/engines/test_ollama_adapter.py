@@ -10,9 +10,9 @@ import pytest
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch
 from skep.engines.ollama import Ollama, manifest_of
-from skep.engines.ports import free_port
 from skep.errors import UserError
 from skep.testing.speaker import write_program
+from skep.wire.listen import free_port
 from skep.wire.stream_reader import StreamReader
 
 

@@ -25,11 +25,9 @@ from skep.deploy.export_recipe import recipe_of
 from skep.deploy.gpus import GpuCard
 from skep.deploy.launches import LocalMachine, plan_launches, read_machine
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.diagnosis import diagnose
-from skep.engines.diagnosis_rule import match
-from skep.engines.diagnosis_rules import RULES
+from skep.engines.diagnosis import RULES, diagnose
+from skep.engines.diagnosis_rule import match, plain_lines
 from skep.engines.fake import Fake
-from skep.engines.log_lines import plain_lines
 from skep.errors import DoesNotFit, UserError
 from skep.paths import user_paths
 from skep.supervisor.eviction import Eviction, LoadModel, MemoryBudget, ModelSpec, ModelUsage, Residency, model_specs

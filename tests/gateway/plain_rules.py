@@ -3,11 +3,10 @@
 Slow, and meant to be read. `test_quick_deciding` holds the real ones to it, for pools where both must say the same.
 """
 
-from skep.config.key_ring import Priority
+from skep.config.keys import Priority
 from skep.gateway.admission import Admission
 from skep.gateway.queue import ModelQueue
-from skep.gateway.replica_table import ModelPool
-from skep.gateway.routing import clearly_busier, load, rendezvous
+from skep.gateway.replica_table import ModelPool, clearly_busier, load, rendezvous
 
 INTERACTIVE = Priority.INTERACTIVE
 

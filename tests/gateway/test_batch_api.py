@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from skep.config.key_ring import digest_of
+from skep.config.keys import digest_of
 from skep.gateway.batch.scheduler import MOST_AT_ONCE, MOST_LOST
 from skep.gateway.batch.store import BatchStore, RequestStart
 from skep.store.database import open_store

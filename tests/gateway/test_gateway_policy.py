@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from skep.config.key_ring import digest_of
+from skep.config.keys import digest_of
 from skep.testing.process import FakeEngine
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from skep.config.key_ring import KeyRefusal, KeyRing, KeySpec, RateLimit, RefusalCode, class_for, digest_of, given_keys
+from skep.config.keys import KeyRefusal, KeyRing, KeySpec, RateLimit, RefusalCode, class_for, digest_of, given_keys
 
 
 def spec(name="ci", key=None, **limits):

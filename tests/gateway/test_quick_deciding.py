@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from plain_rules import PlainAdmission
 
-from skep.config.key_ring import Priority
+from skep.config.keys import Priority
 from skep.gateway.admission import Admission
 from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, ReplicaSpec, Withdraw
 

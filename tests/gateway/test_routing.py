@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from skep.gateway.admission import Admission
-from skep.gateway.routing import ConversationAffinity, rendezvous, seed_of
+from skep.gateway.replica_table import ConversationAffinity, rendezvous, seed_of
 from skep.gateway.values import Arrival, ReplicaSpec
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from skep.config.key_ring import digest_of
+from skep.config.keys import digest_of
 from skep.gateway.body_inspection import LONG_BYTES
 from skep.testing.process import FakeEngine
 

@@ -16,8 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from skep.cli.main import app_of
-from skep.config.key_ring import digest_of
-from skep.config.keys import add_entry, keys_path, make_entry, remove_entry
+from skep.config.keys import add_entry, digest_of, keys_path, make_entry, remove_entry
 from skep.paths import user_paths
 
 HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}

@@ -12,7 +12,7 @@ from clusters import until
 from machines import AgentsAt, Room, cannot
 
 from skep.cluster.ray_command import Ports
-from skep.supervisor.status import NO_ANSWER
+from skep.supervisor.control import NO_ANSWER
 
 pytestmark = pytest.mark.ray
 DOCS = Path(__file__).parents[2] / "docs/cluster.md"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from skep.errors import StoreError
 from skep.store import database
+from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import open_store
-from skep.store.errors import is_about_a_row, is_busy
 from skep.store.records import GatewayRequest
 from skep.store.rows import GATEWAY_ROWS_AT_ONCE
 

@@ -6,7 +6,7 @@ import pytest
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.diagnosis_rules import RULES
+from skep.engines.diagnosis import RULES
 from skep.tuner.failures import failure_of
 from skep.tuner.ports import drop_unusable_remedies
 from skep.tuner.records import ConfigFailure, KnobConfig

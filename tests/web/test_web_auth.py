@@ -8,8 +8,7 @@ from itertools import islice
 import pytest
 from running_site import folders, running
 
-from skep.config.key_ring import digest_of
-from skep.config.keys import add_entry, keys_path, make_entry, remove_entry
+from skep.config.keys import add_entry, digest_of, keys_path, make_entry, remove_entry
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.web.auth import COOKIE, MOST_SESSIONS, SESSION_S, Authenticator

@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skep.wire.head_cache import HeadCache
+from skep.wire.heads import HeadCache
 from skep.wire.limits import HeldBodies
 from skep.wire.request_validation import METHODS
 from skep.wire.server import HttpServer, ServerConnection, ServerLimits, ServerShared

@@ -43,8 +43,7 @@ def add(
     from datetime import UTC, datetime
 
     from skep.cli.output import note
-    from skep.config.key_ring import digest_of
-    from skep.config.keys import add_entry, keys_path, make_entry, new_key, remove_entry
+    from skep.config.keys import add_entry, digest_of, keys_path, make_entry, new_key, remove_entry
     from skep.paths import user_paths
 
     path = keys_path(user_paths(os.environ))

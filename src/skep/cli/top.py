@@ -24,7 +24,7 @@ from skep.cli.output import note, number, print_json
 from skep.cli.serve import JsonOption
 from skep.errors import SkepError
 from skep.stats.rates import WINDOW_S, Rate, TokenRates
-from skep.supervisor.status import OUTCOMES, ReplicaStatus, Status, replicas_of, up_s
+from skep.supervisor.control import OUTCOMES, ReplicaStatus, Status, replicas_of, up_s
 from skep.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from skep.cluster.replica_registry import ABANDONED_AFTER_S
 from skep.cluster.values import launch_document
 from skep.config.settings import Cluster, Settings
 from skep.deploy.launches import PullProgress
-from skep.engines.api_key import new_key
-from skep.engines.base import Launch
+from skep.engines.base import Launch, new_key
 from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths

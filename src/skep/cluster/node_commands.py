@@ -43,9 +43,9 @@ from skep.cluster.ray_command import (
     environment,
 )
 from skep.cluster.ray_processes import Listener
-from skep.engines.ports import is_final, refusal_of
 from skep.errors import EngineError, SkepError, UserError
 from skep.paths import Paths, make_runtime
+from skep.wire.listen import is_final, refusal_of
 
 ASK_S = 20.0  # Ray itself gives up after 40 s
 _OTHERS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")

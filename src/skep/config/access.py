@@ -12,8 +12,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from skep.config.key_ring import KeyRing, KeySpec, digest_of
-from skep.config.keys import read_keys
+from skep.config.keys import KeyRing, KeySpec, digest_of, read_keys
 from skep.errors import UserError
 
 log = logging.getLogger("skep.config.access")

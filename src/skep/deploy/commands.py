@@ -11,12 +11,12 @@ from skep.engines.base import Launch
 from skep.engines.discovery import bare_words
 from skep.engines.llamacpp import LlamaCpp
 from skep.engines.ollama import Ollama
-from skep.engines.ports import HOST
 from skep.engines.sglang import Sglang
 from skep.engines.vllm import Vllm
 from skep.planner.findings import capability, used_cards
 from skep.planner.rigs import of_machines
 from skep.planner.setup import Rig, Setup
+from skep.wire.listen import HOST
 
 FIRST_PORT = 8001
 _RPC_PORT = 50052  # of llama.cpp's rpc-server

@@ -23,7 +23,6 @@ from skep.deploy.gpus import (
     spread,
 )
 from skep.engines.base import Launch, engine_named
-from skep.engines.diagnosis import predict_failure
 from skep.engines.discovery import find_program
 from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
@@ -188,6 +187,8 @@ def _foresee(launch: Launch, machine: LocalMachine) -> None:
 def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
     """Raise where the launch is certain to fail on these cards. Empty: the cards are not known."""
     _check_heads(launch)
+    from skep.engines.preflight import predict_failure  # loads the planner
+
     found = predict_failure(launch, cards) if cards else None
     if found is not None and found.final:
         raise UserError(f"`{launch.name}` would not start: {found.cause}", hint=found.remedy)

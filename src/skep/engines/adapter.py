@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from skep.catalog.options import EngineOptions, own_flag
-from skep.engines.api_key import ENGINE_KEY, key_variables
-from skep.engines.base import Diagnosis, Launch
-from skep.engines.diagnosis import diagnose
+from skep.engines.base import ENGINE_KEY, Diagnosis, Launch, key_variables
 from skep.engines.discovery import (
     HELPS,
     Program,
@@ -51,6 +49,8 @@ class OwnEngine:
     def explain(
         self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
     ) -> Diagnosis:
+        from skep.engines.diagnosis import diagnose  # reads the rules
+
         return diagnose(launch, code, tail, oom_kills=oom_kills)
 
 
@@ -129,6 +129,8 @@ class Adapter(ABC):
     def explain(
         self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
     ) -> Diagnosis:
+        from skep.engines.diagnosis import diagnose  # reads the rules
+
         return diagnose(launch, code, tail, oom_kills=oom_kills)
 
     # Shared

@@ -1,19 +1,150 @@
 """Why an engine died or refused: its exit code and last words in, cause, evidence and remedy out.
 
-The rules are in `diagnosis.toml`. They are read when something died, not before: what starts engines
-imports this.
+The rules are in `diagnosis.toml`. They are read when this is imported, so import it when something died.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
+from typing import Any
 
-from skep.catalog.gpus import Device
+from skep.engines import remedies
 from skep.engines.base import EXIT_FINAL, Diagnosis, Launch
-from skep.engines.log_lines import plain
+from skep.engines.diagnosis_rule import DiagnosisRule, FailureCase, make_diagnosis, match, plain, plain_lines
+
+_FILE = tomllib.loads(files("skep.engines").joinpath("diagnosis.toml").read_text(encoding="utf-8"))
+_LIBRARIES = ("libcudart", "libcublas", "libnvrtc", "libcublasLt")  # whose number is CUDA's
+
+
+def _capabilities(case: FailureCase) -> dict[str, str]:
+    """`86` is compute capability 8.6."""
+    told = {name: str(case.facts.get(name, "")) for name in ("least", "has")}
+    return {name: f"{int(text) / 10:.1f}" for name, text in told.items() if text.isdecimal()}
+
+
+def _cuda(case: FailureCase) -> dict[str, str]:
+    library = str(case.facts.get("library", ""))
+    version = re.search(r"\.so\.(\d+)", library) if library.startswith(_LIBRARIES) else None
+    return {"cuda": version[1] if version is not None else "and the engine"}
+
+
+def _gib(case: FailureCase) -> dict[str, str]:
+    size = case.number("bytes")
+    return {} if size is None else {"gib": f"{size / 2**30:.1f}"}
+
+
+def _seconds(case: FailureCase) -> dict[str, int]:
+    ms = case.number("ms")
+    return {} if ms is None else {"s": ms // 1000}
+
+
+def _xid(case: FailureCase) -> dict[str, str]:
+    known = _FILE["xid"].get(str(case.facts.get("xid")))
+    return {} if known is None else {"what": known}
+
+
+_ONLY_IF: Mapping[str, Callable[[Launch], bool]] = {
+    "cards_without_p2p": lambda launch: launch.options.cards > 1 and launch.options.p2p == "off",
+    "draft": lambda launch: launch.options.draft is not None,
+    "fp8_kv": lambda launch: (launch.options.kv or "").startswith("fp8"),
+    "remote_code_forbidden": lambda launch: not launch.options.trust_remote_code,
+    "tensor_parallel": lambda launch: launch.options.tp > 1,
+}
+_VALUE_OF: Mapping[str, Callable[[FailureCase], Mapping[str, Any]]] = {
+    "capabilities": _capabilities, "cuda": _cuda, "gib": _gib, "seconds": _seconds, "xid": _xid,
+}  # fmt: skip
+
+
+def _rule(entry: Mapping[str, Any]) -> DiagnosisRule:
+    told = dict(entry)
+    for name in ("looks", "numbers"):
+        found = told.get(name, ())
+        told[name] = tuple(map(_pattern, _FILE["shared"][found] if isinstance(found, str) else found))
+    for name in ("near", "anywhere", "unless"):
+        told[name] = _pattern(told[name]) if name in told else None
+    for name in ("example", "engines"):
+        told[name] = tuple(told.get(name, ()))
+    told["signals"] = tuple(signal.Signals[name] for name in told.get("signals", ()))
+    told["steps"] = tuple(getattr(remedies, name) for name in told.get("steps", ()))
+    told["only_if"] = _ONLY_IF[told["only_if"]] if "only_if" in told else None
+    told["value_of"] = _VALUE_OF[told["value_of"]] if "value_of" in told else None
+    return DiagnosisRule(**told)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE)
+
+
+RULES = tuple(map(_rule, _FILE["rule"]))
+KERNEL = tuple(map(_rule, _FILE["kernel"]))  # where the kernel counted that it killed a process
+
+
+_UNSAID = "core-gone"  # only where nothing was raised
+_OF_REQUESTS = ("chat-template", "ollama-capability")  # one client was refused: no reason to die
+_RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)|Value error)\b[:,(]")
+SAYS_NOTHING = re.compile(
+    r"engine core initialization failed|see root cause above|enginedeaderror|enginecore encountered|"
+    r"received sigquit from a child|failed to start\.?$|worker failed with error '', |workerproc initialization failed|"
+    r"see stack trace|error executing method|resource_tracker|destroy_process_group|failed core proc|"
+    r"please check the stack trace above",
+    re.IGNORECASE,
+)
+
+
+def find_rule(
+    launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
+) -> tuple[DiagnosisRule, FailureCase] | None:
+    """The rule that tells most, with the line it goes by."""
+    lines = plain_lines(tail)
+    killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    rules = KERNEL if killed and oom_kills else RULES
+    for rule in rules:
+        if (killed and rule.id in _OF_REQUESTS) or (rule.id == _UNSAID and root(tail)):
+            continue
+        case = match(rule, launch, code, lines)
+        if case is not None:
+            by_kernel = oom_kills and rule.id in ("killed-child", _UNSAID)
+            return (_by_kernel(launch), case) if by_kernel else (rule, case)
+    return None
+
+
+def _by_kernel(launch: Launch) -> DiagnosisRule:
+    return next(rule for rule in KERNEL if not rule.engines or launch.engine in rule.engines)
+
+
+def root(tail: Sequence[str]) -> str | None:
+    """What was raised above "see root cause above"."""
+    lines = [line for line in (plain(raw) for raw in reversed(tail)) if not line.quiet]
+    raised = (line for line in lines if _RAISED.match(line.text) and not SAYS_NOTHING.search(line.text))
+    return next((line.shown for line in raised), None)
+
+
+def table() -> str:
+    """The rules as the documentation lists them."""
+    rows = [
+        "| cause | engines | what the log says | what skep says | what `--fallback` may change |",
+        "|---|---|---|---|---|",
+    ]
+    for rule in (*RULES, *KERNEL):
+        says = (
+            " … ".join(f"`{_cell(line.strip())}`" for line in rule.example)
+            or "nothing: the exit code and the kernel's count"
+        )
+        advice = rule.remedy or "the change"
+        change = "; ".join(each.words for each in rule.steps) or "—"
+        told = f"{_cell(rule.cause)}. *{_cell(advice)}*"
+        rows.append(f"| {rule.id} | {', '.join(rule.engines) or 'all'} | {says} | {told} | {change} |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
 
 _WORDS = re.compile(r"error\b|\bfailed\b|out of memory\b|\bcannot\b", re.IGNORECASE)
 
@@ -31,17 +162,7 @@ def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills
     return _unknown(code, tail)
 
 
-def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
-    """What is certain to fail, said before the start. `cards` are those the launch gets, in its order."""
-    from skep.engines import preflight
-
-    return preflight.predict_failure(launch, cards)
-
-
 def _by_rule(launch: Launch, code: int | None, tail: Sequence[str], oom_kills: int | None) -> Diagnosis | None:
-    from skep.engines.diagnosis_rule import make_diagnosis
-    from skep.engines.diagnosis_rules import find_rule
-
     found = find_rule(launch, code, tail, oom_kills=oom_kills)
     return None if found is None else make_diagnosis(*found)
 
@@ -62,14 +183,8 @@ def _unknown(code: int | None, tail: Sequence[str]) -> Diagnosis:
     causes = [line for line in tail if _WORDS.search(line) and not plain(line).quiet]
     last = next((line.strip() for line in reversed(causes or list(tail)) if line.strip()), None)
     if last is not None:
-        last = _root_of(last, tail)
+        last = (root(tail) or last) if SAYS_NOTHING.search(last) else last
     return Diagnosis(f"{last} ({ended})" if last and ended else last or ended, final=code == 127)
-
-
-def _root_of(last: str, tail: Sequence[str]) -> str:
-    from skep.engines.diagnosis_rules import SAYS_NOTHING, root
-
-    return (root(tail) or last) if SAYS_NOTHING.search(last) else last
 
 
 def _signal_name(number: int) -> str:

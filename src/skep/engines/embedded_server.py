@@ -14,10 +14,9 @@ import signal
 import sys
 from typing import Any
 
-from skep.engines.api_key import NO_ORIGIN, take_key
-from skep.engines.base import EXIT_FINAL
+from skep.engines.base import EXIT_FINAL, NO_ORIGIN, take_key
 from skep.engines.llama import NGRAM
-from skep.engines.ports import cannot_listen, refusal_of
+from skep.wire.listen import cannot_listen, refusal_of
 
 HTTP_THREADS_SPARE = 16  # idle keep-alive connections hold a thread each; health checks must get through
 

@@ -6,7 +6,7 @@ import sys
 
 from skep.engines.adapter import OwnEngine, flag
 from skep.engines.base import REPORT_FD, Launch
-from skep.engines.ports import HOST
+from skep.wire.listen import HOST
 
 
 class Fake(OwnEngine):

@@ -18,8 +18,7 @@ from skep.engines.adapter import (
     source_of,
     unsupported_options,
 )
-from skep.engines.api_key import ENGINE_KEY, NO_ORIGIN
-from skep.engines.base import Launch
+from skep.engines.base import ENGINE_KEY, NO_ORIGIN, Launch
 from skep.engines.embedded_server import http_threads
 from skep.engines.llama import BATCH, NGRAM, batch_of, flash_of, llama_refusals
 from skep.errors import UserError

@@ -20,8 +20,7 @@ from skep.engines.adapter import (
     source_of,
     unsupported_options,
 )
-from skep.engines.api_key import KEY_FILE_HERE, KEY_HERE
-from skep.engines.base import Launch
+from skep.engines.base import KEY_FILE_HERE, KEY_HERE, Launch
 
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
 _NOT = {

@@ -10,11 +10,11 @@ import msgspec
 
 from skep.engines.adapter import OwnEngine, flag
 from skep.engines.base import REPORT_FD, Launch
-from skep.engines.ports import HOST
 from skep.errors import UserError
 from skep.planner.predict import SpeedModel
 from skep.planner.step import StepModel
 from skep.units import GIB
+from skep.wire.listen import HOST
 
 LOAD_BYTES_PER_S = 20 * GIB  # a real load takes longer; nobody wants to wait for what is not there
 LOAD_MOST_S = 2.0

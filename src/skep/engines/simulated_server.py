@@ -19,9 +19,7 @@ from typing import Any
 
 import uvloop
 
-from skep.engines.api_key import REFUSED, shows_key, take_key
-from skep.engines.base import EXIT_FINAL
-from skep.engines.ports import HOST, cannot_listen, socket_for
+from skep.engines.base import EXIT_FINAL, REFUSED, shows_key, take_key
 from skep.engines.simulated import SimulatedPlan, plan_from_json
 from skep.engines.simulated_loop import SimulatedLoop, SimulatedMetrics
 from skep.engines.simulated_requests import (
@@ -34,6 +32,7 @@ from skep.engines.simulated_requests import (
 from skep.errors import UserError
 from skep.planner.batching import SimulatedReplica
 from skep.wire.heads import Origin
+from skep.wire.listen import HOST, cannot_listen, socket_for
 from skep.wire.server import HttpServer, ServerRequest
 
 GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat

@@ -21,8 +21,7 @@ from skep.engines.adapter import (
     source_of,
     unsupported_options,
 )
-from skep.engines.api_key import ENGINE_KEY
-from skep.engines.base import Launch
+from skep.engines.base import ENGINE_KEY, Launch
 
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
 _NOT = {

@@ -8,10 +8,18 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
-from skep.config.key_ring import Priority
+from skep.config.keys import Priority
 from skep.gateway.queue import QueuedRequest
-from skep.gateway.replica_table import GatewayReplica, ModelPool, ProcessKey, SlotLease, process_of
-from skep.gateway.routing import REMEMBERED, REMEMBERED_PER_SLOT, ConversationAffinity
+from skep.gateway.replica_table import (
+    REMEMBERED,
+    REMEMBERED_PER_SLOT,
+    ConversationAffinity,
+    GatewayReplica,
+    ModelPool,
+    ProcessKey,
+    SlotLease,
+    process_of,
+)
 from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 

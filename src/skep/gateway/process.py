@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from urllib.parse import parse_qs, unquote
 
-from skep.config.key_ring import KeySpec, digest_of
+from skep.config.keys import KeySpec, digest_of
 from skep.gateway.admission import Admission
 from skep.gateway.error_format import JSON, RequestRefused
 from skep.gateway.health_loop import HealthLoop, HealthTimes

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from skep.config.key_ring import PRIORITIES, KeyRing, KeySpec, class_for, given_keys
+from skep.config.keys import PRIORITIES, KeyRing, KeySpec, class_for, given_keys
 from skep.gateway.admission import Admission
 from skep.gateway.body_inspection import (
     LONG_BYTES,

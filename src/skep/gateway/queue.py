@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from skep.config.key_ring import Priority
+from skep.config.keys import Priority
 from skep.gateway.values import Arrival
 
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from skep.config.key_ring import Priority
+from skep.config.keys import Priority
 from skep.errors import SkepError
 from skep.files import RotatingLog
 from skep.gateway.metrics import Labels, Metrics
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.usage import Tokens
 from skep.gateway.values import Forward
+from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import Store, open_store
-from skep.store.errors import is_about_a_row, is_busy
 from skep.store.rows import GATEWAY_COLUMNS
 from skep.units import MIB
 from skep.wire.server import ServerRequest

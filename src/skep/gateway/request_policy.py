@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from skep.config.key_ring import KeySpec, Priority
+from skep.config.keys import KeySpec, Priority
 from skep.wire.heads import HOP_BY_HOP
 from skep.wire.server_request import ServerRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skep import __version__
-from skep.config.key_ring import Priority
+from skep.config.keys import Priority
 from skep.gateway.admission import Admission
 from skep.gateway.metrics import Labels, Metrics
 from skep.gateway.proxy import Proxy

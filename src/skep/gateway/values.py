@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from skep.config.key_ring import Priority
+from skep.config.keys import Priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skep.config.access import AcceptedKeys, answer_while
-from skep.config.key_ring import given_keys
-from skep.config.keys import keys_path
+from skep.config.keys import given_keys, keys_path
 from skep.errors import UserError
 from skep.mcp_server.context import ServerContext
 from skep.mcp_server.server import make_server

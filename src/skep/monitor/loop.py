@@ -27,7 +27,7 @@ from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, A
 from skep.monitor.store import SeriesStore
 from skep.monitor.versions import LastSeen, events_since, machine_of
 from skep.paths import user_paths
-from skep.store.errors import is_about_a_row
+from skep.store.connection import is_about_a_row
 from skep.supervisor.control import replica_key
 from skep.units import format_seconds
 

@@ -28,8 +28,7 @@ from skep.store.calibrations import (
     calibration_of,
     calibration_row,
 )
-from skep.store.connection import connect, copy_database
-from skep.store.errors import translated
+from skep.store.connection import connect, copy_database, translated
 from skep.store.records import GatewayRequest, Request, RunState, StoredRun
 from skep.store.rows import (
     GATEWAY_COLUMNS,

@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from skep.config.keys import keys_path, loose_mode, read_keys
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings, settings_of
 from skep.deploy.launches import LocalMachine, PullProgress, plan_launches, read_machine
-from skep.engines.api_key import kept_key, new_key
-from skep.engines.base import Launch
+from skep.engines.base import Launch, kept_key, new_key
 from skep.errors import StoreError, UserError
 from skep.host.processes import kill_marked
 from skep.paths import LOOPBACK, Paths, make_private, make_runtime

@@ -22,8 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from skep.engines.api_key import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, write_secret
-from skep.engines.base import REPORT_FD
+from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, REPORT_FD, write_secret
 from skep.files import RotatingLog
 from skep.host.processes import MARK
 

@@ -14,9 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skep.engines.api_key import key_headers
-from skep.engines.base import EXIT_FINAL, Diagnosis, Engine, Launch
-from skep.engines.ports import cannot_listen, is_final, refusal_of
+from skep.engines.base import EXIT_FINAL, Diagnosis, Engine, Launch, key_headers
 from skep.errors import EngineError
 from skep.host.processes import kill_marked
 from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy
@@ -25,6 +23,7 @@ from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import Origin, parse_url
 from skep.wire.json_pipe import JsonPipe
+from skep.wire.listen import cannot_listen, is_final, refusal_of
 
 _V2, _V1, _MACHINE = "memory.events", "memory.oom_control", "vmstat"
 

@@ -11,10 +11,9 @@ import socket
 from collections.abc import Iterable
 from itertools import chain
 
-from skep.engines.api_key import ENGINE_KEY, GATEWAY_KEY
-from skep.engines.base import Launch
-from skep.engines.ports import HOST, claim_port, free_port
+from skep.engines.base import ENGINE_KEY, GATEWAY_KEY, Launch
 from skep.errors import EngineError
+from skep.wire.listen import HOST, claim_port, free_port
 
 MANY_PORTS = 5000  # of the 28000 that the kernel gives out; then the earliest may be used again
 

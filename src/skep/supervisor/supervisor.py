@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from skep.errors import EngineError, GatewayError, SkepError
-from skep.supervisor.control import STOP_S
+from skep.supervisor.control import NO_ANSWER, STOP_S, unanswered
 from skep.supervisor.control_commands import ControlCommands, control_socket
 from skep.supervisor.deployment import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
 from skep.supervisor.deployment import Rebuild as Rebuild  # noqa: PLC0414
@@ -24,7 +24,6 @@ from skep.supervisor.monitor_child import MonitorChild
 from skep.supervisor.reload import Reloader
 from skep.supervisor.replica_protocol import RemoteReplicaFactory
 from skep.supervisor.replica_set import ReplicaSet, ReplicaView
-from skep.supervisor.status import NO_ANSWER, unanswered
 from skep.wire.json_pipe import Message
 
 SERVICES_STOP_S = 75.0  # as STOP_S, where replicas run on other machines

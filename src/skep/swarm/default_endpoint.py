@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from skep.engines.api_key import GATEWAY_KEY
+from skep.engines.base import GATEWAY_KEY
 from skep.errors import SkepError
 from skep.paths import DEFAULT_PORT, Paths, user_paths
 from skep.supervisor.control import ask, local_key, socket_of

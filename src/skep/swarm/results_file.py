@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skep.errors import StoreError, UserError
-from skep.store.errors import is_about_a_row, is_busy
+from skep.store.connection import is_about_a_row, is_busy
 from skep.swarm.records import Task, TaskEnding, TaskResult
 from skep.swarm.store import Recorded, SwarmStore
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from skep.errors import EngineError, SkepError
 from skep.paths import Paths
-from skep.supervisor.control import NotRunning, ask, connected, socket_of
-from skep.supervisor.status import NO_REPLICAS
+from skep.supervisor.control import NO_REPLICAS, NotRunning, ask, connected, socket_of
 
 
 @dataclass(frozen=True, slots=True)

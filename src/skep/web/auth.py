@@ -17,8 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.config.access import AcceptedKeys
-from skep.config.key_ring import KeySpec, given_keys
-from skep.config.keys import keys_path
+from skep.config.keys import KeySpec, given_keys, keys_path
 from skep.monitor.records import DAY_S
 from skep.report.markup import Markup, join, tag, text
 from skep.web.context import Site

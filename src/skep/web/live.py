@@ -18,8 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from skep.errors import EngineError, SkepError
 from skep.stats.rates import Rate, TokenRates
-from skep.supervisor.control import NotRunning, ask, socket_of
-from skep.supervisor.status import OUTCOMES, ReplicaStatus, Status, replicas_of, up_s
+from skep.supervisor.control import OUTCOMES, NotRunning, ReplicaStatus, Status, ask, replicas_of, socket_of, up_s
 from skep.web.context import Site
 from skep.web.queries import TTFT_WINDOW_S, MonitorSnapshot, Ttft, read_monitor, read_ttft
 from skep.web.responses import json_answer, json_text

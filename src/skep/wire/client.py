@@ -18,8 +18,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from skep.wire.head_cache import CachedHead, HeadCache
-from skep.wire.heads import Headers, Origin, ResponseHead
+from skep.wire.heads import CachedHead, HeadCache, Headers, Origin, ResponseHead
 
 
 class Receiver(Protocol):

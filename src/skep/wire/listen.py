@@ -1,4 +1,4 @@
-"""The listening socket of a server."""
+"""Addresses to listen on: the socket of a server, which port is free, and why one cannot be had."""
 
 from __future__ import annotations
 
@@ -28,3 +28,59 @@ def bind(host: str, port: int, *, guarded: bool) -> socket.socket:
         raise GatewayError(f"cannot bind {host}:{port}: {why}", hint="choose another --host or --port") from None
     listener.listen(1024)
     return listener
+
+
+HOST = "127.0.0.1"
+
+
+def socket_for(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def free_port(host: str = HOST) -> int:
+    """A port that nobody holds there now. An engine that cannot tell its own is given it."""
+    with socket_for(host) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def claim_port(host: str, port: int) -> socket.socket | None:
+    """A port that nobody holds there now, kept from others of ours until the claim is closed, or its process ends.
+
+    An engine may bind it minutes after it was chosen. The name is not in the file system but of this network: who has
+    the same addresses sees the same claims. Linux only. None: it is taken.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0skep-engine:{host}:{port}")
+    except OSError:
+        claim.close()
+        return None
+    if refusal_of(host, port) is not None:
+        claim.close()
+        return None
+    return claim
+
+
+def refusal_of(host: str, port: int) -> OSError | None:
+    """None: an engine can listen there now."""
+    with socket_for(host) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
+
+
+def is_final(error: OSError) -> bool:
+    """It is no address of this machine: no other time and no other port helps."""
+    return error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use: choose another one, or 0 for any"
+    where = f"{host}, port {port}" if port else host
+    return f"cannot listen on {where}: {error.strerror or error}"

@@ -21,7 +21,7 @@ from typing import cast
 import httptools
 
 from skep.wire.client import unread_bytes, unsent_bytes
-from skep.wire.head_cache import CachedHead, HeadCache, PartialBody, RequestHead
+from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead
 from skep.wire.limits import ClientTimeouts, ConnectionStage, HeldBodies, ServerLimits, SweepAction
 from skep.wire.request_validation import (
     InvalidRequest,
