@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.bench.token_times import delivered, full_spans, gaps_ms, plateau_tok_s, tpot_ms
+from skep.bench.metrics import delivered, full_spans, gaps_ms, plateau_tok_s, tpot_ms
 from skep.store.records import Request
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.intervals import ratio_of_medians_interval
+from skep.stats.percentiles import ratio_of_medians_interval
 
 positive = st.lists(st.floats(min_value=0.5, max_value=1e6), min_size=2, max_size=12)
 quick = partial(settings, max_examples=40, deadline=None)

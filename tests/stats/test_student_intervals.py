@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from skep.stats.intervals import (
+from skep.stats.percentiles import (
     mean_t_interval,
     paired_ratio_interval,
     runs_interval,

@@ -18,7 +18,7 @@ from skep.catalog.names import squeeze
 from skep.catalog.needs import figures_lost, other_cards, stand_in_words, version_beside
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
-from skep.stats.intervals import runs_interval
+from skep.stats.percentiles import runs_interval
 from skep.store.records import Request
 from skep.units import Interval
 

@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import by_repeat, repeat_of, tpot_values, ttft_values
+from skep.bench.metrics import by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
 from skep.bench.records import SweepSummary
 from skep.bench.request import Sender
 from skep.bench.sweep import OnProgress, SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
-from skep.bench.token_times import tpot_ms
 from skep.catalog.machine import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.planner.calibration import CalibrationData, MeasuredLevel
-from skep.stats.intervals import mean_t_interval
+from skep.stats.percentiles import mean_t_interval
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.units import Interval

@@ -20,8 +20,7 @@ from skep.bench.summary import summarise
 from skep.bench.sweep import Sweep, SweepPlan, SweepProgress, run_fingerprint
 from skep.bench.tasks import TaskMaker
 from skep.catalog.machine import HostFacts
-from skep.stats.intervals import paired_ratio_interval
-from skep.stats.percentiles import percentile
+from skep.stats.percentiles import paired_ratio_interval, percentile
 from skep.stats.versus import Judgement, judge
 from skep.store.database import Store
 from skep.store.records import Request

@@ -1,4 +1,6 @@
-"""Runs one load once: connections ready, the client watched, the engine's counters and the energy read around it."""
+"""Runs one load once: connections ready, the client watched, the engine's counters and the energy read around it. Also the
+warm-up before anything is measured: one request alone, then batches until they are alike.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ from skep.bench.counters import counted, read_counters
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_process import Begin, LoadJob, LoadUpdate, decode_news, framed, read_frame
 from skep.bench.load_shapes import Load, OnRow, TimeWindow, TrafficStream, run_streams, split_between_workers
+from skep.bench.metrics import delivered
 from skep.bench.recording import Recording
 from skep.bench.request import BenchTask, Sender
-from skep.bench.token_times import delivered
+from skep.bench.tasks import TaskMaker
 from skep.errors import EndpointError, SkepError
+from skep.stats.precision import WarmUpDetector
 from skep.store.records import Request
 from skep.store.rows import ClientSample, LevelFact
 from skep.wire.client import Pool
@@ -436,3 +440,40 @@ def check_warm_up(endpoint: Endpoint, rows: Sequence[Request]) -> None:
             f"{endpoint.url} answered no request of the warm-up: {rows[0].error}",
             hint="look at its log; `skep doctor` checks this machine",
         )
+
+
+WARM_UP_TOKENS = 16
+WARM_UP_BATCHES = 12
+
+
+async def warm_up(
+    driver: LoadGenerator,
+    maker: TaskMaker,
+    width: int,
+    *,
+    on_row: OnRow,
+    on_batch: Callable[[int], None] = lambda _count: None,
+    limit_s: float | None = None,
+    quick: bool = False,
+) -> None:
+    """The first request finds out whether there is an answer at all. `quick`: one batch, however it went."""
+    settling = WarmUpDetector(most=WARM_UP_BATCHES)
+    tokens = min(WARM_UP_TOKENS, maker.workload.max_tokens)
+    began, index, count = time.monotonic(), 0, 1
+    while True:
+        on_batch(count)
+        tasks = maker.warm_up(count, index, tokens)
+        index += count
+        rows, _ = await driver.run_tasks(0, 0, tasks, count, on_row)
+        check_warm_up(driver.endpoint, rows)
+        if index > 1:
+            settling.feed(_batch_speed(rows))
+        late = limit_s is not None and time.monotonic() - began > limit_s
+        if settling.done or late or (quick and index > 1):
+            return
+        count = width
+
+
+def _batch_speed(rows: Sequence[Request]) -> float:
+    wall_s = max(row.ended_s for row in rows) - min(row.started_s for row in rows)
+    return sum(row.output_tokens or 0 for row in rows if row.ok) / wall_s if wall_s > 0 else 0.0

@@ -13,8 +13,7 @@ from skep.bench.client_health import limit_reason
 from skep.bench.counters import MEANS
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of, tpot_values, ttft_values
 from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSummary
-from skep.stats.intervals import ratio_of_medians_interval
-from skep.stats.percentiles import median, percentile
+from skep.stats.percentiles import median, percentile, ratio_of_medians_interval
 from skep.stats.slo import SloLimit, SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
 from skep.store.records import Request

@@ -15,14 +15,13 @@ from dataclasses import asdict, dataclass, field
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.levels import LevelSchedule, make_level_schedule
-from skep.bench.load_generator import EnergyMeter, LiveCounts, LoadGenerator
+from skep.bench.load_generator import EnergyMeter, LiveCounts, LoadGenerator, warm_up
 from skep.bench.load_shapes import TimeWindow
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
 from skep.bench.summary import summarise
 from skep.bench.tasks import Shape, TaskMaker, Workload, conversation_stream
-from skep.bench.warm_up import warm_up
 from skep.catalog.machine import HostFacts
 from skep.host.facts import lasting_json
 from skep.stats.precision import PrecisionGoal

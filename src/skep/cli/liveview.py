@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from skep.bench.sweep import SweepProgress
 from skep.cli.output import note, number
-from skep.stats.intervals import runs_interval
+from skep.stats.percentiles import runs_interval
 from skep.units import format_seconds
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from skep.bench.metrics import tpot_ms
 from skep.bench.records import SweepSummary
 from skep.bench.stored_run import JUDGED, TIMED, load_run
-from skep.bench.token_times import tpot_ms
 from skep.cli.output import note
 from skep.cli.run_list import existing, write_whole
 from skep.cli.sweep import sweep_json

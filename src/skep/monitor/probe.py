@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from skep import __version__
 from skep.bench.counters import parse_counters
 from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.metrics import tpot_ms
 from skep.bench.request import BenchTask, Sender
-from skep.bench.token_times import tpot_ms
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.host.power import open_meter
 from skep.monitor.probe_errors import ProbeFailed, ProbeFault, fault_of, fault_of_row

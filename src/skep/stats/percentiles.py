@@ -1,10 +1,23 @@
-"""Location and spread of a sample. Knows numbers only; what they measure is the caller's business."""
+"""Location and spread of a sample, and confidence intervals: how far a figure would move if the run were repeated.
+
+For many values, such as the requests of a level, the percentile bootstrap: draw samples of the same size with
+replacement, take the statistic of each, and cut the tails. It assumes independent values; with fewer than ten or so
+it is too narrow. Chance comes in as `rng`.
+
+For few values, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a
+difference: the result is the ratio of geometric means, which for a spread of a few per cent is that of the means.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from statistics import fmean, stdev
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+from statistics import NormalDist, fmean, stdev, variance
+
+from skep.units import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +82,155 @@ def _at(ordered: list[float], q: float) -> float:
     if position == below:  # infinity times zero is no number
         return low
     return min(high, low + (high - low) * (position - below))
+
+
+STEPS = 100  # far more than needed: three to ten are
+_TINY = 1e-300
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(confidence: float, freedom: float) -> float:
+    """The t for which -t..t holds `confidence` of the distribution: 2.776 for 0.95 and 4 degrees of freedom."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence {confidence} is not between 0 and 1")
+    if freedom <= 0:
+        raise ValueError(f"{freedom} degrees of freedom are too few")
+    t = NormalDist().inv_cdf((1 + confidence) / 2)
+    for _ in range(STEPS):  # Newton's: the tail is convex, so each step stays below the answer
+        x = freedom / (freedom + t * t)
+        step = (_beta_share(x, freedom / 2, 0.5) - (1 - confidence)) / (2 * _density(t, freedom))
+        t += step
+        if abs(step) < 1e-11 * t:
+            break
+    return t
+
+
+def _density(t: float, freedom: float) -> float:
+    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    return math.exp(scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
+
+
+def _beta_share(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function, from the side where its fraction converges quickly."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    if x < (a + 1) / (a + b + 2):
+        return math.exp(front) / a / _fraction(x, a, b)
+    return 1 - math.exp(front) / b / _fraction(1 - x, b, a)
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """1 + d1/(1 + d2/(1 + ...)), from the left by the method of Lentz."""
+    value, above, below = 1.0, 1.0, 0.0
+    for step in range(1, 500):
+        half = step // 2
+        if step % 2:
+            term = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
+        else:
+            term = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
+        below = 1 / ((1 + term * below) or _TINY)
+        above = (1 + term / above) or _TINY
+        value *= above * below
+        if abs(above * below - 1) < 1e-14:
+            break
+    return value
+
+
+RESAMPLES = 2000
+FEWEST_RUNS = 3  # of a level, for an interval over them
+WIDEST = 700.0  # of a logarithm: its exponential is still a float
+
+
+def ratio_of_medians_interval(
+    numerators: Iterable[float],
+    denominators: Iterable[float],
+    *,
+    rng: Random,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Interval | None:
+    """median(numerators) / median(denominators), the two drawn independently; None below two values of either."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence {confidence} is not between 0 and 1")
+    if resamples < 1:
+        raise ValueError(f"{resamples} resamples are too few")
+    above, below = sorted(numerators), sorted(denominators)  # sorted: the order of the values must not matter
+    if below and below[0] <= 0:
+        raise ValueError(f"denominator {below[0]} is not positive")
+    if min(len(above), len(below)) < 2:
+        return None
+    samples = ((rng.choices(above, k=len(above)), rng.choices(below, k=len(below))) for _ in range(resamples))
+    drawn = [median(one) / median(other) for one, other in samples]
+    tail = 50 * (1 - confidence)
+    return Interval(percentile(drawn, tail), median(above) / median(below), percentile(drawn, 100 - tail))
+
+
+def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Interval | None:
+    """Return Student's interval of the mean, for few values of a roughly normal spread; None below two values."""
+    sample = sorted(values)
+    if len(sample) < 2:
+        return None
+    found = MeanEstimate.of(sample)
+    reach = found.reach(confidence)
+    return Interval(found.estimate - reach, found.estimate, found.estimate + reach)
+
+
+def runs_interval(values: Iterable[float]) -> Interval | None:
+    """95 %, of the mean over the runs of a level, never below zero; None below three.
+
+    Of two runs Student's interval is 13 times as wide as they lie apart: their two values say more.
+    """
+    sample = list(values)
+    found = mean_t_interval(sample) if len(sample) >= FEWEST_RUNS else None
+    return None if found is None else replace(found, low=max(0.0, found.low))
+
+
+def paired_ratio_interval(pairs: Iterable[tuple[float, float]], *, confidence: float = 0.95) -> Interval | None:
+    """Return the interval of b / a over pairs (a, b) measured side by side; None below two pairs."""
+    rates = paired_logs(pairs)
+    return MeanEstimate.of(rates).as_ratio(confidence) if len(rates) >= 2 else None
+
+
+@dataclass(frozen=True, slots=True)
+class MeanEstimate:
+    """A mean with what is known of its error: each part a variance and its degrees of freedom."""
+
+    estimate: float
+    parts: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, sample: Sequence[float]) -> MeanEstimate:
+        """Needs two values."""
+        return cls(fmean(sample), ((variance(sample) / len(sample), len(sample) - 1),))
+
+    def __sub__(self, other: MeanEstimate) -> MeanEstimate:
+        return MeanEstimate(self.estimate - other.estimate, self.parts + other.parts)
+
+    @property
+    def freedom(self) -> float:
+        """By the rule of Welch and Satterthwaite, which gives the plain count for a single part."""
+        total = sum(part for part, _ in self.parts)
+        if total <= 0:
+            return sum(freedom for _, freedom in self.parts)
+        return 1 / sum((part / total) ** 2 / freedom for part, freedom in self.parts)
+
+    def reach(self, confidence: float) -> float:
+        return t_quantile(confidence, self.freedom) * math.sqrt(sum(part for part, _ in self.parts))
+
+    def as_ratio(self, confidence: float) -> Interval:
+        """Return the interval of the ratio, if this is a mean of logarithms."""
+        reach = self.reach(confidence)
+        return Interval(*(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach)))
+
+
+def logs(values: Iterable[float]) -> list[float]:
+    """Sorted; a value that is not above zero has no place in a ratio."""
+    ordered = sorted(values)
+    if ordered and ordered[0] <= 0:
+        raise ValueError(f"a ratio needs positive values, not {ordered[0]}")
+    return [math.log(value) for value in ordered]
+
+
+def paired_logs(pairs: Iterable[tuple[float, float]]) -> list[float]:
+    return sorted(logs([b])[0] - logs([a])[0] for a, b in pairs)

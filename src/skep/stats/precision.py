@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from skep.stats.intervals import mean_t_interval, t_quantile
-from skep.stats.percentiles import median
+from skep.stats.percentiles import mean_t_interval, median, t_quantile
 from skep.units import Interval
 
 

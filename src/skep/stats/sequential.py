@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
 
-from skep.stats.intervals import t_quantile
-from skep.stats.percentiles import median
+from skep.stats.percentiles import median, t_quantile
 from skep.units import Interval
 
 READING, START = 0.03, 0.012  # spreads taken for granted until there are figures

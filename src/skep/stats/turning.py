@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean
 
-from skep.stats.intervals import WIDEST, t_quantile
+from skep.stats.percentiles import WIDEST, t_quantile
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from enum import Enum
 from itertools import pairwise
 from statistics import NormalDist
 
-from skep.stats.intervals import MeanEstimate, logs, paired_logs, t_quantile
-from skep.stats.percentiles import median
+from skep.stats.percentiles import MeanEstimate, logs, median, paired_logs, t_quantile
 from skep.stats.rolling import WindowStats, window_stats
 from skep.units import Interval
 

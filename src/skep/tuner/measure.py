@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace
+from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace, warm_up
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import BenchTask
@@ -25,11 +25,10 @@ from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
-from skep.bench.warm_up import warm_up
 from skep.catalog.machine import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
-from skep.stats.intervals import mean_t_interval
+from skep.stats.percentiles import mean_t_interval
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
