@@ -1,5 +1,6 @@
-"""Runs one load once: connections ready, the client watched, the engine's counters and the energy read around it. Also the
-warm-up before anything is measured: one request alone, then batches until they are alike.
+"""Runs one load once: connections ready, the client watched, the engine's counters and the energy read around it.
+
+Also the warm-up before anything is measured: one request alone, then batches until they are alike.
 """
 
 from __future__ import annotations
