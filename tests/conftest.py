@@ -1,5 +1,7 @@
 """What several suites share: folders of their own, a command line run as a child, a gateway as a child."""
 
+import asyncio
+import inspect
 import os
 import shutil
 from functools import cache
@@ -15,6 +17,17 @@ from skep.testing.gateway_process import GatewayProcess
 # How quick this machine is at the moment is no finding.
 settings.register_profile("skep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("skep")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine function: with `START_LOOP` of its module, or else `asyncio.run`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run = getattr(pyfuncitem.module, "START_LOOP", asyncio.run)
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture
@@ -53,25 +66,25 @@ def skep(env, tmp_path, forked):
     shutil.rmtree(user_paths(env).runtime, ignore_errors=True)  # left by a skep that a test has killed
 
 
-class Door(GatewayProcess):
-    """In front of fake engines, named r0, r1, ..."""
+class GatewayOfFakes(GatewayProcess):
+    """A gateway process in front of fake engines, named r0, r1, ..."""
 
-    def serve(self, *engines, slots=2, model="fake-model", confirms=True, models=()):
+    def serve_engines(self, *engines, slots=2, model="fake-model", confirms=True, models=()):
         common = {"model": model, "slots": slots, "confirms": confirms}
-        super().serve([{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate(engines)], models)
+        self.serve([{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate(engines)], models)
 
 
 @pytest.fixture
-def gateway(tmp_path):
-    """Makes gateways; they end with the test."""
-    made = []
+def start_gateway(tmp_path):
+    """Start gateways; they end with the test."""
+    started = []
 
-    def make(**setup):
-        made.append(Door(tmp_path / f"gateway-{len(made)}.log", **setup))
-        return made[-1]
+    def start(**setup):
+        started.append(GatewayOfFakes(tmp_path / f"gateway-{len(started)}.log", **setup))
+        return started[-1]
 
-    yield make
-    for process in made:
+    yield start
+    for process in started:
         process.close()
     for log in tmp_path.glob("gateway-*.log"):
         assert "Traceback" not in log.read_text(), log.read_text()

@@ -149,12 +149,12 @@ def test_certificates_that_cannot_serve_are_found_before_the_start(skep, tmp_pat
         assert "has a passphrase" in complaint("good.pem", "locked.pem")
 
 
-def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front, gateway):
+def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front, start_gateway):
     """Another skep plays the server."""
     with FakeEngine(token_ms=1) as engine:
-        door = gateway(api_key="upstairs")
-        door.serve(engine)
-        args = ("--upstream", door.url, "--slots", "2", "--key-env", "UPSTAIRS_KEY")
+        upstairs = start_gateway(api_key="upstairs")
+        upstairs.serve_engines(engine)
+        args = ("--upstream", upstairs.url, "--slots", "2", "--key-env", "UPSTAIRS_KEY")
         refused = skep("gateway", *args, "--port", "0", check=2)
         assert "export UPSTAIRS_KEY" in refused.stderr
         url = front(*args, UPSTAIRS_KEY="upstairs")["url"]

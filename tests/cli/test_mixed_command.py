@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from skep.cli.main import app
 from skep.cli.quality_run import need_packages
 from skep.errors import SkepError, UserError
-from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 
 
@@ -105,17 +104,17 @@ def test_packages_that_answers_need_are_named_with_how_to_get_them():
 
 
 @pytest.mark.slow
-def test_two_models_are_measured_one_after_the_other_and_shown_side_by_side(engine, answers, bench, gateway):
+def test_two_models_are_measured_one_after_the_other_and_shown_side_by_side(engine, answers, bench, start_gateway):
     with FakeEngine(slots=8, token_ms=5, model="slower", answers=answers) as other:
-        door = gateway()
+        gateway = start_gateway()
         table = [(engine, "wordy"), (other, "slower")]
         replicas = [
             {"name": model, "url": one.url, "model": model, "slots": 8, "confirms": True} for one, model in table
         ]
-        GatewayProcess.serve(door, replicas)
+        gateway.serve(replicas)
         chosen = ["--model", "slower", "--model", "wordy", "--repeats", "1", "--levels", "1"]
-        done = bench("--url", door.url, *chosen)
-        unchosen = bench("--url", door.url)
+        done = bench("--url", gateway.url, *chosen)
+        unchosen = bench("--url", gateway.url)
     assert "serves 2 models" in unchosen.exception.message
     assert "--model; given several times" in unchosen.exception.hint
     assert done.exit_code == 0, done.output

@@ -86,58 +86,46 @@ def played(play):
 # The driver
 
 
-def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with_them():
+async def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with_them():
     """What nobody wants is ended one after the other, and each end takes seconds."""
-
-    async def play():
-        posts = Posts("a", "b")
-        driver = driver_of(Wire(), posts)
-        driver._wanted = {}
-        mending = asyncio.create_task(driver._repair(driver._wanted))
-        await until(lambda: posts.story)
-        ((_, first),) = posts.story
-        other = {"a": "b", "b": "a"}[first]
-        await driver._carry_out(place(replace(ONE, name=other)))
-        posts.may_end.set()
-        await mending
-        assert [name for what, name in posts.story if what == "ended"] == [first]
-        assert other in driver._wanted
-
-    played(play)
+    posts = Posts("a", "b")
+    driver = driver_of(Wire(), posts)
+    driver._wanted = {}
+    mending = asyncio.create_task(driver._repair(driver._wanted))
+    await until(lambda: posts.story)
+    ((_, first),) = posts.story
+    other = {"a": "b", "b": "a"}[first]
+    await driver._carry_out(place(replace(ONE, name=other)))
+    posts.may_end.set()
+    await mending
+    assert [name for what, name in posts.story if what == "ended"] == [first]
+    assert other in driver._wanted
 
 
-def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
+async def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
     """The end takes its place in the cluster away by its name, whoever has that by then."""
-
-    async def play():
-        posts = Posts()
-        driver = driver_of(Wire(), posts)
-        ending = asyncio.create_task(driver._carry_out({"op": "end", "name": "m-0"}))
-        await until(lambda: posts.story)
-        await driver._carry_out(place(ONE))
-        await asyncio.sleep(0.02)
-        assert posts.story == [("ends", "m-0")]
-        posts.may_end.set()
-        await ending
-        await until(lambda: posts.story[-1] == ("ensure", "m-0"))
-
-    played(play)
+    posts = Posts()
+    driver = driver_of(Wire(), posts)
+    ending = asyncio.create_task(driver._carry_out({"op": "end", "name": "m-0"}))
+    await until(lambda: posts.story)
+    await driver._carry_out(place(ONE))
+    await asyncio.sleep(0.02)
+    assert posts.story == [("ends", "m-0")]
+    posts.may_end.set()
+    await ending
+    await until(lambda: posts.story[-1] == ("ensure", "m-0"))
 
 
-def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is():
+async def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is():
     """Its row is what it was: without being told anew, the new member would start for ever."""
-
-    async def play():
-        wire = Wire()
-        driver = driver_of(wire, Posts())
-        driver._rows = {"m-0": row(ONE)}
-        driver._tell()
-        driver._tell()
-        assert len(wire) == 1
-        await driver._carry_out(place(ONE))
-        assert [told["rows"] for told in wire] == [[row(ONE)]] * 2
-
-    played(play)
+    wire = Wire()
+    driver = driver_of(wire, Posts())
+    driver._rows = {"m-0": row(ONE)}
+    driver._tell()
+    driver._tell()
+    assert len(wire) == 1
+    await driver._carry_out(place(ONE))
+    assert [told["rows"] for told in wire] == [[row(ONE)]] * 2
 
 
 # The cluster client
@@ -163,108 +151,85 @@ def restarts(wire):
     return [message["id"] for message in wire if message["op"] == "restart"]
 
 
-def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp_path):
+async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp_path):
     """Its replica gets nothing new until it has been: it would rest for ever."""
-
-    async def play():
-        wire = Wire()
-        client = client_of(wire, tmp_path)
-        member = ready(client)
-        member.restart()
-        client._restarts.again(client._members)
-        assert len(restarts(wire)) == 1, "it is being carried out"
-        client._restarts.lose()
-        client._restarts.again(client._members)
-        assert len(restarts(wire)) == 2
-        client._hear({"id": restarts(wire)[-1], "error": "TimeoutError: "})
-        client._restarts.again(client._members)
-        assert len(restarts(wire)) == 3
-        client._hear({"id": restarts(wire)[-1]})
-        client._restarts.again(client._members)
-        assert len(restarts(wire)) == 3
-
-    played(play)
+    wire = Wire()
+    client = client_of(wire, tmp_path)
+    member = ready(client)
+    member.restart()
+    client._restarts.again(client._members)
+    assert len(restarts(wire)) == 1, "it is being carried out"
+    client._restarts.lose()
+    client._restarts.again(client._members)
+    assert len(restarts(wire)) == 2
+    client._hear({"id": restarts(wire)[-1], "error": "TimeoutError: "})
+    client._restarts.again(client._members)
+    assert len(restarts(wire)) == 3
+    client._hear({"id": restarts(wire)[-1]})
+    client._restarts.again(client._members)
+    assert len(restarts(wire)) == 3
 
 
-def test_a_restart_is_needless_once_its_engine_is_another(tmp_path):
-    async def play():
-        wire = Wire()
-        client = client_of(wire, tmp_path)
-        member = ready(client)
-        member.restart()
-        client._restarts.lose()
-        client._hear({"event": "replicas", "rows": [row(ONE, pid=8)], "names": ["m-0"]})
-        client._restarts.again(client._members)
-        assert len(restarts(wire)) == 1
-
-    played(play)
+async def test_a_restart_is_needless_once_its_engine_is_another(tmp_path):
+    wire = Wire()
+    client = client_of(wire, tmp_path)
+    member = ready(client)
+    member.restart()
+    client._restarts.lose()
+    client._hear({"event": "replicas", "rows": [row(ONE, pid=8)], "names": ["m-0"]})
+    client._restarts.again(client._members)
+    assert len(restarts(wire)) == 1
 
 
-def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
+async def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
     """Not the other replicas of a table; and no longer than it lasts."""
+    wire = Wire()
+    client = client_of(wire, tmp_path)
+    two = replace(ONE, name="m-1")
+    one, other = ready(client), ready(client, two)
+    bad = {"name": "m-0", "state": "failed"}
+    client._hear({"event": "replicas", "rows": [bad, row(two, pid=9)], "names": ["m-0", "m-1"]})
+    assert (one.pid, other.pid) == (7, 9)
+    assert "cannot be read" in client.row()["why"]
+    client.came(client.member(ONE, lambda: None))
+    client._hear({"event": "replicas", "rows": 7})
+    client._hear({"event": "replicas", "rows": [row(ONE)], "names": ["m-0", "m-1"]})
+    assert client.row()["why"] is None
 
-    async def play():
+
+async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tmp_path):
+    wire = Wire()
+    client = client_of(wire, tmp_path)
+    policy = RestartPolicy(start_deadline_s=9.0)
+    client.set_policy(policy)
+    assert wire == [{"op": "policy", "policy": asdict(policy)}]
+    assert client._setup["policy"] == asdict(policy)
+
+
+async def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
+    wire = Wire()
+    client = client_of(wire, tmp_path)
+    client._hive = SimpleNamespace(avoided=frozenset({"n2", "n1"}))
+    client._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
+    assert wire[0] == {"op": "avoid", "nodes": ["n1", "n2"]}
+    assert wire[1]["op"] == "wanted"
+    driver = driver_of(Wire(), Posts())
+    await driver._carry_out(wire[0])
+    assert driver._actors.avoid == ("n1", "n2")
+
+
+async def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes_on(tmp_path):
+    wire = Wire()
+    member = ready(client_of(wire, tmp_path))
+    wire.clear()
+    member.launch = replace(ONE, reserve=1)
+    assert (member.started.reserve, wire) == (1, [])
+
+
+async def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_path):
+    for answer, left in ({}, None), ({"error": "the driver is gone"}, "the cluster cannot be reached"):
         wire = Wire()
         client = client_of(wire, tmp_path)
-        two = replace(ONE, name="m-1")
-        one, other = ready(client), ready(client, two)
-        bad = {"name": "m-0", "state": "failed"}
-        client._hear({"event": "replicas", "rows": [bad, row(two, pid=9)], "names": ["m-0", "m-1"]})
-        assert (one.pid, other.pid) == (7, 9)
-        assert "cannot be read" in client.row()["why"]
-        client.came(client.member(ONE, lambda: None))
-        client._hear({"event": "replicas", "rows": 7})
-        client._hear({"event": "replicas", "rows": [row(ONE)], "names": ["m-0", "m-1"]})
-        assert client.row()["why"] is None
-
-    played(play)
-
-
-def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tmp_path):
-    async def play():
-        wire = Wire()
-        client = client_of(wire, tmp_path)
-        policy = RestartPolicy(start_deadline_s=9.0)
-        client.set_policy(policy)
-        assert wire == [{"op": "policy", "policy": asdict(policy)}]
-        assert client._setup["policy"] == asdict(policy)
-
-    played(play)
-
-
-def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
-    async def play():
-        wire = Wire()
-        client = client_of(wire, tmp_path)
-        client._hive = SimpleNamespace(avoided=frozenset({"n2", "n1"}))
-        client._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
-        assert wire[0] == {"op": "avoid", "nodes": ["n1", "n2"]}
-        assert wire[1]["op"] == "wanted"
-        driver = driver_of(Wire(), Posts())
-        await driver._carry_out(wire[0])
-        assert driver._actors.avoid == ("n1", "n2")
-
-    played(play)
-
-
-def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes_on(tmp_path):
-    async def play():
-        wire = Wire()
-        member = ready(client_of(wire, tmp_path))
-        wire.clear()
-        member.launch = replace(ONE, reserve=1)
-        assert (member.started.reserve, wire) == (1, [])
-
-    played(play)
-
-
-def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_path):
-    async def play():
-        for answer, left in ({}, None), ({"error": "the driver is gone"}, "the cluster cannot be reached"):
-            wire = Wire()
-            client = client_of(wire, tmp_path)
-            wire.answer = lambda said, to=client, what=answer: to._hear({**what, "id": said.get("id", 0)})
-            told = await client.stop()
-            assert told is None if left is None else left in told
-
-    played(play)
+        wire.answer = lambda said, to=client, what=answer: to._hear({**what, "id": said.get("id", 0)})
+        told = await client.stop()
+        assert told is None if left is None else left in told

@@ -39,7 +39,7 @@ def test_it_announces_itself_with_its_own_handle_until_it_is_told_to_end():
     assert registry.rows == [("m-0", {"state": "ready"}, "me")] * 3
 
 
-def test_its_handle_is_sent_until_the_registry_has_it_and_again_after_a_word_was_lost():
+async def test_its_handle_is_sent_until_the_registry_has_it_and_again_after_a_word_was_lost():
     """The registry may have been started anew by then."""
     registry = Heard(ends_after=5, holds=True)
 
@@ -48,12 +48,9 @@ def test_its_handle_is_sent_until_the_registry_has_it_and_again_after_a_word_was
         lost.extend("x" * registry.away)
         return {}
 
-    async def play():
-        async with asyncio.timeout(5.0):
-            await HeartbeatSender("m-0", row, "me", lambda: registry, every_s=0.01).run()
-
     lost = []
-    asyncio.run(play())
+    async with asyncio.timeout(5.0):
+        await HeartbeatSender("m-0", row, "me", lambda: registry, every_s=0.01).run()
     assert [me for _, _, me in registry.rows] == ["me", None, None, "me", None]
 
 
@@ -91,29 +88,23 @@ def test_a_registry_made_anew_is_found_beside_the_one_that_is_gone():
     assert (len(gone.rows), len(new.rows)) == (0, 1)
 
 
-def test_a_change_is_told_at_once():
-    async def play():
-        registry, state = Heard(ends_after=2), {"state": "starting"}
-        announcer = HeartbeatSender("m-0", lambda: dict(state), "me", lambda: registry)
-        running = asyncio.ensure_future(announcer.run())
-        while not registry.rows:
-            await asyncio.sleep(0.001)
-        state["state"] = "ready"
-        announcer.wake()
-        async with asyncio.timeout(1.0):  # well before the next one is due
-            await running
-        assert [row["state"] for _, row, _ in registry.rows] == ["starting", "ready"]
-
-    asyncio.run(play())
+async def test_a_change_is_told_at_once():
+    registry, state = Heard(ends_after=2), {"state": "starting"}
+    announcer = HeartbeatSender("m-0", lambda: dict(state), "me", lambda: registry)
+    running = asyncio.ensure_future(announcer.run())
+    while not registry.rows:
+        await asyncio.sleep(0.001)
+    state["state"] = "ready"
+    announcer.wake()
+    async with asyncio.timeout(1.0):  # well before the next one is due
+        await running
+    assert [row["state"] for _, row, _ in registry.rows] == ["starting", "ready"]
 
 
-def test_what_the_registry_answers_is_heard():
-    async def play():
-        heard = []
-        await HeartbeatSender("m-0", dict, "me", lambda: Heard(ends_after=1), heard=heard.append).run()
-        assert heard == [{"end": True}]
-
-    asyncio.run(asyncio.wait_for(play(), 5.0))
+async def test_what_the_registry_answers_is_heard():
+    heard = []
+    await HeartbeatSender("m-0", dict, "me", lambda: Heard(ends_after=1), heard=heard.append).run()
+    assert heard == [{"end": True}]
 
 
 def test_cards_that_have_no_number_are_left_as_ray_shows_them():

@@ -4,7 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from test_driver_commands import ONE, SETUP, Posts, Wire, place, played, row
+from test_driver_commands import ONE, SETUP, Posts, Wire, place, row
 
 from skep.cluster.ray_driver import RayDriver, TakenOver
 from skep.cluster.replica_registry import OWNED_S, ReplicaRegistry
@@ -42,56 +42,42 @@ class House:
         return old
 
 
-def test_a_gateway_is_refused_a_hive_that_another_one_has():
-    async def play():
-        house = House()
-        await house.gateway(OLD)
-        with pytest.raises(TakenOver, match="already \\(from a:1\\)"):
-            await house.gateway(NEW)
-
-    played(play)
+async def test_a_gateway_is_refused_a_hive_that_another_one_has():
+    house = House()
+    await house.gateway(OLD)
+    with pytest.raises(TakenOver, match="already \\(from a:1\\)"):
+        await house.gateway(NEW)
 
 
-def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and_goes():
+async def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and_goes():
     """Also before it knows: it was stopped, and goes on with an order, with a look, or with its farewell."""
-
-    async def play():
-        for act in (
-            lambda old: old._repair(old._wanted),
-            lambda old: old._ensure(ONE, {}, lambda *_: None),
-            *(partial(lambda order, old: old._carry_out(order), order) for order in (
-                {"op": "end", "name": "m-0"}, {"op": "leave"}, place(ONE),
-            )),
-        ):  # fmt: skip
-            house = House()
-            old = await house.taken_over()
-            await act(old)
-            assert old._actors.story == []
-            assert (await house.registry.state())["owner"] == NEW
-            with pytest.raises(TakenOver):
-                await old._follow_table()
-
-    played(play)
-
-
-def test_where_no_registry_answers_a_gateway_ends_what_it_placed():
-    async def play():
+    for act in (
+        lambda old: old._repair(old._wanted),
+        lambda old: old._ensure(ONE, {}, lambda *_: None),
+        *(partial(lambda order, old: old._carry_out(order), order) for order in (
+            {"op": "end", "name": "m-0"}, {"op": "leave"}, place(ONE),
+        )),
+    ):  # fmt: skip
         house = House()
-        gateway = await house.gateway(OLD, "m-0")
-        house.silent = True
-        await gateway._carry_out({"op": "end", "name": "m-0"})
-        assert gateway._actors.story == [("ends", "m-0"), ("ended", "m-0")]
+        old = await house.taken_over()
+        await act(old)
+        assert old._actors.story == []
+        assert (await house.registry.state())["owner"] == NEW
+        with pytest.raises(TakenOver):
+            await old._follow_table()
 
-    played(play)
+
+async def test_where_no_registry_answers_a_gateway_ends_what_it_placed():
+    house = House()
+    gateway = await house.gateway(OLD, "m-0")
+    house.silent = True
+    await gateway._carry_out({"op": "end", "name": "m-0"})
+    assert gateway._actors.story == [("ends", "m-0"), ("ended", "m-0")]
 
 
-def test_what_stands_and_is_not_wanted_is_ended():
+async def test_what_stands_and_is_not_wanted_is_ended():
     """A gateway that comes back after a crash wants what its settings say now."""
-
-    async def play():
-        gateway = await House().gateway(OLD, "m-0", "m-1")
-        gateway._wanted, gateway._rows = {"m-0": ONE}, {"m-0": row(ONE)}
-        await gateway._repair(gateway._wanted)
-        assert gateway._actors.story == [("ends", "m-1"), ("ended", "m-1")]
-
-    played(play)
+    gateway = await House().gateway(OLD, "m-0", "m-1")
+    gateway._wanted, gateway._rows = {"m-0": ONE}, {"m-0": row(ONE)}
+    await gateway._repair(gateway._wanted)
+    assert gateway._actors.story == [("ends", "m-1"), ("ended", "m-1")]

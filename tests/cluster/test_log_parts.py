@@ -1,6 +1,5 @@
 """Logs of replicas elsewhere, in parts: each fits into a message, and together they are what one box shows."""
 
-import asyncio
 import io
 import json
 import socket
@@ -40,16 +39,12 @@ def test_what_came_since_is_told_and_a_log_that_was_begun_anew_from_its_beginnin
 
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
-def test_a_part_fits_into_a_message_whatever_its_bytes(byte):
+async def test_a_part_fits_into_a_message_whatever_its_bytes(byte):
     """`skep logs NAME -n 100000` killed the envoy: its answer was longer than a link takes."""
-
-    async def play():
-        ours, theirs = [await JsonPipe.over(end) for end in socket.socketpair()]
-        told = log_part(io.BytesIO(byte * TAIL_BYTES), None, 100_000)
-        assert (len(told["text"]), len(json.dumps(told)) > 5 * PART_BYTES) == (PART_BYTES, True)
-        theirs.send({"id": 1, **told})
-        assert await ours.receive() == {"id": 1, **told}
-        for end in (ours, theirs):
-            await end.close()
-
-    asyncio.run(asyncio.wait_for(play(), 20))
+    ours, theirs = [await JsonPipe.over(end) for end in socket.socketpair()]
+    told = log_part(io.BytesIO(byte * TAIL_BYTES), None, 100_000)
+    assert (len(told["text"]), len(json.dumps(told)) > 5 * PART_BYTES) == (PART_BYTES, True)
+    theirs.send({"id": 1, **told})
+    assert await ours.receive() == {"id": 1, **told}
+    for end in (ours, theirs):
+        await end.close()

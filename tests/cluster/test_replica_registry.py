@@ -46,201 +46,157 @@ def make(clock, ended=None, reached_by=None, **more):
     return ReplicaRegistry("skep", **told, **more)
 
 
-def test_a_table_is_told_as_soon_as_it_differs(clock):
-    async def play():
-        registry = make(clock)
-        first = await registry.table("g", 0, 1.0)
-        waiting = asyncio.create_task(registry.table("g", first["version"], 30.0))
-        await asyncio.sleep(0)
-        assert (await registry.announce("m-0", row()))["end"] is False
-        told = await waiting
-        assert told["rows"]["m-0"]["state"] == "ready"
-        again = await registry.announce("m-0", row())
-        assert again["end"] is False
-        told = {"version": told["version"], "owner": None}
-        assert await registry.table("g", told["version"], 0.0) == told, "nothing new was said"
-
-    asyncio.run(play())
+async def test_a_table_is_told_as_soon_as_it_differs(clock):
+    registry = make(clock)
+    first = await registry.table("g", 0, 1.0)
+    waiting = asyncio.create_task(registry.table("g", first["version"], 30.0))
+    await asyncio.sleep(0)
+    assert (await registry.announce("m-0", row()))["end"] is False
+    told = await waiting
+    assert told["rows"]["m-0"]["state"] == "ready"
+    again = await registry.announce("m-0", row())
+    assert again["end"] is False
+    told = {"version": told["version"], "owner": None}
+    assert await registry.table("g", told["version"], 0.0) == told, "nothing new was said"
 
 
-def test_a_post_that_was_started_anew_elsewhere_silences_the_one_before(clock):
-    async def play():
-        registry = make(clock)
-        await registry.announce("m-0", row(incarnation="one"))
-        await registry.announce("m-0", row(incarnation="two", node="c"))
-        assert (await registry.announce("m-0", row(incarnation="one")))["end"] is True
-        assert (await registry.state())["rows"]["m-0"]["node"] == "c"
-
-    asyncio.run(play())
+async def test_a_post_that_was_started_anew_elsewhere_silences_the_one_before(clock):
+    registry = make(clock)
+    await registry.announce("m-0", row(incarnation="one"))
+    await registry.announce("m-0", row(incarnation="two", node="c"))
+    assert (await registry.announce("m-0", row(incarnation="one")))["end"] is True
+    assert (await registry.state())["rows"]["m-0"]["node"] == "c"
 
 
 @pytest.mark.parametrize("first", ["old", "new"])
-def test_of_one_actor_the_later_life_counts_whoever_speaks_first(clock, first):
+async def test_of_one_actor_the_later_life_counts_whoever_speaks_first(clock, first):
     """A cable was out, and the registry was started anew meanwhile: it knows neither of them."""
-
-    async def play():
-        registry = make(clock)
-        posts = {"old": row(incarnation="old", actor="a", life=0), "new": row(incarnation="new", actor="a", life=1)}
-        await registry.announce("m-0", posts[first])
-        for _ in range(2):
-            await registry.announce("m-0", posts["old"])
-            assert (await registry.announce("m-0", posts["new"]))["end"] is False
-        assert (await registry.announce("m-0", posts["old"]))["end"] is True
-        assert (await registry.state())["rows"]["m-0"]["incarnation"] == "new"
-
-    asyncio.run(play())
+    registry = make(clock)
+    posts = {"old": row(incarnation="old", actor="a", life=0), "new": row(incarnation="new", actor="a", life=1)}
+    await registry.announce("m-0", posts[first])
+    for _ in range(2):
+        await registry.announce("m-0", posts["old"])
+        assert (await registry.announce("m-0", posts["new"]))["end"] is False
+    assert (await registry.announce("m-0", posts["old"]))["end"] is True
+    assert (await registry.state())["rows"]["m-0"]["incarnation"] == "new"
 
 
-def test_of_two_actors_the_one_that_has_the_name_counts(clock):
-    async def play():
-        names = {"m-0": None}
+async def test_of_two_actors_the_one_that_has_the_name_counts(clock):
+    names = {"m-0": None}
 
-        async def holder(name):
-            return names[name]
+    async def holder(name):
+        return names[name]
 
-        registry = make(clock, holder=holder)
-        await registry.announce("m-0", row(incarnation="one", actor="a", life=3))
-        other = row(incarnation="two", actor="b", life=0)
-        assert await registry.announce("m-0", other) == {"end": False, "policy": None, "held": False}, (
-            "no head: not now"
-        )
-        assert (await registry.announce("m-0", row(incarnation="one", actor="a", life=3)))["end"] is False
-        names["m-0"] = "b"
-        assert (await registry.announce("m-0", other))["end"] is False
-        assert (await registry.announce("m-0", row(incarnation="one", actor="a", life=3)))["end"] is True
-        names["m-0"] = ""
-        assert (await registry.announce("m-0", row(incarnation="three", actor="c", life=0)))["end"] is True
-        assert (await registry.state())["rows"]["m-0"]["incarnation"] == "two"
-
-    asyncio.run(play())
+    registry = make(clock, holder=holder)
+    await registry.announce("m-0", row(incarnation="one", actor="a", life=3))
+    other = row(incarnation="two", actor="b", life=0)
+    assert await registry.announce("m-0", other) == {"end": False, "policy": None, "held": False}, "no head: not now"
+    assert (await registry.announce("m-0", row(incarnation="one", actor="a", life=3)))["end"] is False
+    names["m-0"] = "b"
+    assert (await registry.announce("m-0", other))["end"] is False
+    assert (await registry.announce("m-0", row(incarnation="one", actor="a", life=3)))["end"] is True
+    names["m-0"] = ""
+    assert (await registry.announce("m-0", row(incarnation="three", actor="c", life=0)))["end"] is True
+    assert (await registry.state())["rows"]["m-0"]["incarnation"] == "two"
 
 
-def test_a_post_that_is_not_understood_costs_the_others_nothing(clock):
-    async def play():
-        registry = make(clock)
-        await registry.announce("m-0", row())
-        with pytest.raises(KeyError):
-            await registry.announce("m-1", {"incarnation": "two", "model": "m", "slots": 1})
-        assert list((await registry.state())["rows"]) == ["m-0"]
-        pass_time(clock, registry, AWAY_AFTER_S + 1)
-
-    asyncio.run(play())
+async def test_a_post_that_is_not_understood_costs_the_others_nothing(clock):
+    registry = make(clock)
+    await registry.announce("m-0", row())
+    with pytest.raises(KeyError):
+        await registry.announce("m-1", {"incarnation": "two", "model": "m", "slots": 1})
+    assert list((await registry.state())["rows"]) == ["m-0"]
+    pass_time(clock, registry, AWAY_AFTER_S + 1)
 
 
-def test_a_post_s_handle_is_kept_while_it_goes_on_and_not_for_its_successor(clock, monkeypatch):
+async def test_a_post_s_handle_is_kept_while_it_goes_on_and_not_for_its_successor(clock, monkeypatch):
     reached = []
-
-    async def play():
-        registry = make(clock, reached_by=reached)
-        assert (await registry.announce("m-0", row(), "handle"))["held"] is True
-        assert (await registry.announce("m-0", row(state="busy")))["held"] is True, "it is not sent every time"
-        await registry.announce("m-1", row("m-1", "three"), "old")
-        assert (await registry.announce("m-1", row("m-1", "four")))["held"] is False
-        clock.now += 100.0
-        monkeypatch.setattr("skep.cluster.replica_registry.LOOK_EVERY_S", 0.0)
-        monkeypatch.setattr("skep.cluster.replica_registry.PAUSE_S", 1000.0)
-        watching = asyncio.create_task(registry.watch())
-        while len(reached) < 2:
-            await asyncio.sleep(0)
-        watching.cancel()
-
-    asyncio.run(play())
+    registry = make(clock, reached_by=reached)
+    assert (await registry.announce("m-0", row(), "handle"))["held"] is True
+    assert (await registry.announce("m-0", row(state="busy")))["held"] is True, "it is not sent every time"
+    await registry.announce("m-1", row("m-1", "three"), "old")
+    assert (await registry.announce("m-1", row("m-1", "four")))["held"] is False
+    clock.now += 100.0
+    monkeypatch.setattr("skep.cluster.replica_registry.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("skep.cluster.replica_registry.PAUSE_S", 1000.0)
+    watching = asyncio.create_task(registry.watch())
+    while len(reached) < 2:
+        await asyncio.sleep(0)
+    watching.cancel()
     assert reached == [("m-0", "handle"), ("m-1", None)]
 
 
-def test_an_ended_replica_is_not_heard_again_but_a_new_one_of_that_name_is(clock):
-    async def play():
-        registry = make(clock)
-        await registry.announce("m-0", row(incarnation="five"))
-        await registry.forget("m-0")
-        assert (await registry.announce("m-0", row(incarnation="five")))["end"] is True
-        assert (await registry.announce("m-0", row(incarnation="six")))["end"] is False
-
-    asyncio.run(play())
+async def test_an_ended_replica_is_not_heard_again_but_a_new_one_of_that_name_is(clock):
+    registry = make(clock)
+    await registry.announce("m-0", row(incarnation="five"))
+    await registry.forget("m-0")
+    assert (await registry.announce("m-0", row(incarnation="five")))["end"] is True
+    assert (await registry.announce("m-0", row(incarnation="six")))["end"] is False
 
 
-def test_a_silent_post_is_away_until_it_is_heard_again(clock):
-    async def play():
-        registry = make(clock)
-        await registry.announce("m-0", row())
-        pass_time(clock, registry, AWAY_AFTER_S + 0.5)
-        told = (await registry.state())["rows"]["m-0"]
-        assert (told["state"], told["why"]) == ("away", "no report from node b")
-        await registry.announce("m-0", row())
-        assert (await registry.state())["rows"]["m-0"]["state"] == "ready"
-
-    asyncio.run(play())
+async def test_a_silent_post_is_away_until_it_is_heard_again(clock):
+    registry = make(clock)
+    await registry.announce("m-0", row())
+    pass_time(clock, registry, AWAY_AFTER_S + 0.5)
+    told = (await registry.state())["rows"]["m-0"]
+    assert (told["state"], told["why"]) == ("away", "no report from node b")
+    await registry.announce("m-0", row())
+    assert (await registry.state())["rows"]["m-0"]["state"] == "ready"
 
 
-def test_only_one_gateway_has_the_hive_until_it_is_silent_for_a_while(clock):
-    async def play():
-        registry = make(clock)
-        assert [await registry.claim(name, {}) for name in ("a", "b")] == ["a", "a"]
-        for _ in range(2):
-            pass_time(clock, registry, OWNED_S - 2)
-            assert (await registry.table("a", 0, 0.0))["owner"] == "a"
-        assert await registry.claim("b", {}) == "a", "who asks for the table is there"
-        pass_time(clock, registry, OWNED_S + 1)
-        assert await registry.claim("b", {}) == "b"
-        assert (await registry.table("a", 0, 0.0))["owner"] == "b"
-
-    asyncio.run(play())
+async def test_only_one_gateway_has_the_hive_until_it_is_silent_for_a_while(clock):
+    registry = make(clock)
+    assert [await registry.claim(name, {}) for name in ("a", "b")] == ["a", "a"]
+    for _ in range(2):
+        pass_time(clock, registry, OWNED_S - 2)
+        assert (await registry.table("a", 0, 0.0))["owner"] == "a"
+    assert await registry.claim("b", {}) == "a", "who asks for the table is there"
+    pass_time(clock, registry, OWNED_S + 1)
+    assert await registry.claim("b", {}) == "b"
+    assert (await registry.table("a", 0, 0.0))["owner"] == "b"
 
 
-def test_posts_hear_the_restart_policy_of_the_gateway_that_has_them(clock):
-    async def play():
-        registry = make(clock)
-        assert (await registry.announce("m-0", row()))["policy"] is None, "not told: what it was created with counts"
-        await registry.claim("one", {"fallbacks": 5})
-        await registry.claim("another", {"fallbacks": 0})
-        assert (await registry.announce("m-0", row()))["policy"] == {"fallbacks": 5}
-
-    asyncio.run(play())
+async def test_posts_hear_the_restart_policy_of_the_gateway_that_has_them(clock):
+    registry = make(clock)
+    assert (await registry.announce("m-0", row()))["policy"] is None, "not told: what it was created with counts"
+    await registry.claim("one", {"fallbacks": 5})
+    await registry.claim("another", {"fallbacks": 0})
+    assert (await registry.announce("m-0", row()))["policy"] == {"fallbacks": 5}
 
 
-def test_a_hive_without_a_gateway_is_ended(clock, monkeypatch):
+async def test_a_hive_without_a_gateway_is_ended(clock, monkeypatch):
     ended = []
-
-    async def play():
-        registry = make(clock, ended)
-        await registry.announce("m-0", row())
-        await registry.claim("a", {})
-        monkeypatch.setattr("skep.cluster.replica_registry.LOOK_EVERY_S", 0.0)
-        watching = asyncio.create_task(registry.watch())
-        await asyncio.sleep(0.01)
-        assert not ended
-        for _ in range(70):
-            clock.now += 1.0
-            await asyncio.sleep(0.001)
-        watching.cancel()
-
-    asyncio.run(play())
+    registry = make(clock, ended)
+    await registry.announce("m-0", row())
+    await registry.claim("a", {})
+    monkeypatch.setattr("skep.cluster.replica_registry.LOOK_EVERY_S", 0.0)
+    watching = asyncio.create_task(registry.watch())
+    await asyncio.sleep(0.01)
+    assert not ended
+    for _ in range(70):
+        clock.now += 1.0
+        await asyncio.sleep(0.001)
+    watching.cancel()
     assert ended[:2] == ["m-0", "registry"]
 
 
-def test_after_a_pause_nobody_is_away_for_what_could_not_be_heard(clock):
-    async def play():
-        registry = make(clock)
-        await registry.announce("m-0", row())
-        await registry.claim("a", {})
-        pass_time(clock, registry, 1.0)
-        clock.now += 60.0  # the process was stopped
-        registry.look()
-        told = await registry.state()
-        assert told["rows"]["m-0"]["state"] == "ready"
-        assert await registry.claim("b", {}) == "a"
-
-    asyncio.run(play())
+async def test_after_a_pause_nobody_is_away_for_what_could_not_be_heard(clock):
+    registry = make(clock)
+    await registry.announce("m-0", row())
+    await registry.claim("a", {})
+    pass_time(clock, registry, 1.0)
+    clock.now += 60.0  # the process was stopped
+    registry.look()
+    told = await registry.state()
+    assert told["rows"]["m-0"]["state"] == "ready"
+    assert await registry.claim("b", {}) == "a"
 
 
-def test_a_young_registry_says_that_its_table_may_lack_some(clock):
-    async def play():
-        registry = make(clock)
-        young = await registry.table("a", 0, 0.0)
-        assert young["settling"]
-        waiting = asyncio.create_task(registry.table("a", young["version"], 100.0))
-        await asyncio.sleep(0)
-        pass_time(clock, registry, AWAY_AFTER_S + 1)
-        assert (await waiting)["settling"] is False
-
-    asyncio.run(play())
+async def test_a_young_registry_says_that_its_table_may_lack_some(clock):
+    registry = make(clock)
+    young = await registry.table("a", 0, 0.0)
+    assert young["settling"]
+    waiting = asyncio.create_task(registry.table("a", young["version"], 100.0))
+    await asyncio.sleep(0)
+    pass_time(clock, registry, AWAY_AFTER_S + 1)
+    assert (await waiting)["settling"] is False

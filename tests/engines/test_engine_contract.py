@@ -144,68 +144,64 @@ class Kept:
         return count_running((await self.ask("GET", "/metrics")).body)
 
 
-def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_and_ends(launch, tmp_path):
+async def test_an_engine_comes_up_answers_tells_its_slots_and_version_survives_a_kill_and_ends(launch, tmp_path):
     """On the address and with the key that it is given; the key is nowhere to be read."""
     launch = replace(launch, host=HOST, api_key=KEY)
-
-    async def life():
-        kept = Kept(launch, tmp_path)
-        kept.engine.check(launch)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(kept.replica.run())
-            first = await kept.until(ReplicaState.READY, ReplicaState.FAILED)
-            assert kept.replica.life.why is None
-
-            assert kept.replica.life.url.startswith(f"http://{HOST}:")
-            for shown in ({}, {"authorization": "Bearer another"}):
-                refused = [await kept.ask("GET", "/v1/models", headers=shown)]
-                refused += [await kept.chat(headers=shown, max_tokens=1)]
-                assert [one.status for one in refused] == [200 if launch.engine in KEYLESS else 401] * 2
-            assert (await kept.ask("GET", kept.engine.health_path, headers={})).status == 200
-            assert not any(KEY in line for line in commands())
-            for headers in ({"origin": PAGE}, {"origin": PAGE, **key_headers(launch)}):
-                told = await kept.ask("GET", kept.engine.health_path, headers=headers)
-                leave = told.head.get(b"access-control-allow-origin")
-                assert launch.engine in ANY_PAGE or leave not in (b"*", PAGE.encode())
-
-            whole = (await kept.chat(max_tokens=6)).json()
-            assert whole["choices"][0]["message"]["content"].strip()
-            assert 0 < whole["usage"]["completion_tokens"] <= 6
-            streamed = (await kept.chat(max_tokens=6, stream=True, stream_options={"include_usage": True})).body
-            events = [json.loads(e[6:]) for e in streamed.split(b"\n\n") if e.startswith(b"data: {")]
-            assert any(c["delta"].get("content") for e in events for c in e.get("choices", ()))
-            assert any(e.get("usage") for e in events)
-
-            models = (await kept.ask("GET", "/v1/models")).json()["data"]
-            assert launch.model in [model["id"] for model in models]
-            assert kept.engine.version()
-
-            if kept.engine.confirms:
-                long = tasks.create_task(kept.chat(max_tokens=100, stream=True))
-                while await kept.busy() != 1:
-                    await asyncio.sleep(0.01)
-                long.cancel()
-                while await kept.busy() != 0:
-                    await asyncio.sleep(0.01)
-
-            os.kill(first, signal.SIGKILL)
-            second = await kept.until(ReplicaState.READY, ReplicaState.FAILED, other_than=first)
-            assert (kept.replica.life.state, kept.replica.life.restarts) == (ReplicaState.READY, 1)
-            assert (await kept.chat(max_tokens=2)).status == 200
-
-            begun = time.monotonic()
-            kept.replica.stop()
-            await kept.until(ReplicaState.STOPPED)
-        assert time.monotonic() - begun < POLICY.grace_s + 20
-        for pid in (first, second):
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-        assert descendants(os.getpid()) == before
-        assert KEY not in (tmp_path / "engine.log").read_text() + repr(kept.replica.launch)
-        assert not [*tmp_path.glob("*.yaml")]  # in which an engine may have got it
-
     before = descendants(os.getpid())
-    asyncio.run(life())
+    kept = Kept(launch, tmp_path)
+    kept.engine.check(launch)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(kept.replica.run())
+        first = await kept.until(ReplicaState.READY, ReplicaState.FAILED)
+        assert kept.replica.life.why is None
+
+        assert kept.replica.life.url.startswith(f"http://{HOST}:")
+        for shown in ({}, {"authorization": "Bearer another"}):
+            refused = [await kept.ask("GET", "/v1/models", headers=shown)]
+            refused += [await kept.chat(headers=shown, max_tokens=1)]
+            assert [one.status for one in refused] == [200 if launch.engine in KEYLESS else 401] * 2
+        assert (await kept.ask("GET", kept.engine.health_path, headers={})).status == 200
+        assert not any(KEY in line for line in commands())
+        for headers in ({"origin": PAGE}, {"origin": PAGE, **key_headers(launch)}):
+            told = await kept.ask("GET", kept.engine.health_path, headers=headers)
+            leave = told.head.get(b"access-control-allow-origin")
+            assert launch.engine in ANY_PAGE or leave not in (b"*", PAGE.encode())
+
+        whole = (await kept.chat(max_tokens=6)).json()
+        assert whole["choices"][0]["message"]["content"].strip()
+        assert 0 < whole["usage"]["completion_tokens"] <= 6
+        streamed = (await kept.chat(max_tokens=6, stream=True, stream_options={"include_usage": True})).body
+        events = [json.loads(e[6:]) for e in streamed.split(b"\n\n") if e.startswith(b"data: {")]
+        assert any(c["delta"].get("content") for e in events for c in e.get("choices", ()))
+        assert any(e.get("usage") for e in events)
+
+        models = (await kept.ask("GET", "/v1/models")).json()["data"]
+        assert launch.model in [model["id"] for model in models]
+        assert kept.engine.version()
+
+        if kept.engine.confirms:
+            long = tasks.create_task(kept.chat(max_tokens=100, stream=True))
+            while await kept.busy() != 1:
+                await asyncio.sleep(0.01)
+            long.cancel()
+            while await kept.busy() != 0:
+                await asyncio.sleep(0.01)
+
+        os.kill(first, signal.SIGKILL)
+        second = await kept.until(ReplicaState.READY, ReplicaState.FAILED, other_than=first)
+        assert (kept.replica.life.state, kept.replica.life.restarts) == (ReplicaState.READY, 1)
+        assert (await kept.chat(max_tokens=2)).status == 200
+
+        begun = time.monotonic()
+        kept.replica.stop()
+        await kept.until(ReplicaState.STOPPED)
+    assert time.monotonic() - begun < POLICY.grace_s + 20
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert descendants(os.getpid()) == before
+    assert KEY not in (tmp_path / "engine.log").read_text() + repr(kept.replica.launch)
+    assert not [*tmp_path.glob("*.yaml")]  # in which an engine may have got it
 
 
 def test_a_model_that_is_not_there_is_refused_before_the_start_or_with_its_cause(launch, tmp_path):

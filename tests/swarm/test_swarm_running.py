@@ -218,11 +218,11 @@ def test_an_answer_that_never_passes_is_set_aside_with_the_last_one(runs, quick)
     assert result.answer
 
 
-def test_a_gateway_is_filled_and_a_stuck_answer_is_gone_around(runs, gateway, quick):
-    door = gateway()
-    door.serve(quick, quick, slots=2)
+def test_a_gateway_is_filled_and_a_stuck_answer_is_gone_around(runs, start_gateway, quick):
+    gateway = start_gateway()
+    gateway.serve_engines(quick, quick, slots=2)
     quick.fault(kind="hang-mid", after_tokens=1)
-    run_id = runs.create(door.url, some(30), priority="batch")
+    run_id = runs.create(gateway.url, some(30), priority="batch")
     assert runs.carry_out(run_id) is SwarmRunState.DONE
     all_done(runs, run_id, 30)
     assert runs.read("facts", run_id, "limit")[0][3]["limit"] == 6

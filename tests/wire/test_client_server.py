@@ -67,48 +67,38 @@ def echo(request):
     )
 
 
-def test_a_request_and_its_answer_pass_whole():
-    async def run():
-        async with serving(echo) as origin:
-            answer = await fetch_once(origin, "POST", "/x?y=1", body={"a": "ü"})
-        assert (answer.status, answer.body.decode()) == (200, 'POST /x?y=1 {"a": "ü"}')
-
-    asyncio.run(run())
+async def test_a_request_and_its_answer_pass_whole():
+    async with serving(echo) as origin:
+        answer = await fetch_once(origin, "POST", "/x?y=1", body={"a": "ü"})
+    assert (answer.status, answer.body.decode()) == (200, 'POST /x?y=1 {"a": "ü"}')
 
 
-def test_one_connection_serves_many_requests():
-    async def run():
-        async with serving(echo) as origin:
-            pool = Pool(origin)
-            for n in range(5):
-                assert (await fetch(pool, "GET", f"/{n}")).body == b"GET /%d " % n
-            assert repr(pool).endswith("1 open, 1 idle>")
-            await pool.close()
-
-    asyncio.run(run())
+async def test_one_connection_serves_many_requests():
+    async with serving(echo) as origin:
+        pool = Pool(origin)
+        for n in range(5):
+            assert (await fetch(pool, "GET", f"/{n}")).body == b"GET /%d " % n
+        assert repr(pool).endswith("1 open, 1 idle>")
+        await pool.close()
 
 
-def test_a_pooled_connection_that_died_is_replaced_without_the_caller_noticing():
+async def test_a_pooled_connection_that_died_is_replaced_without_the_caller_noticing():
     """llama.cpp closes idle connections after 5 s: the next request must not fail because of it."""
+    seen = []
 
-    async def run():
-        seen = []
+    async def one_answer_per_connection(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        seen.append(1)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await writer.drain()
+        await reader.read(1)  # the next request arrives on a connection about to close, and gets nothing
 
-        async def one_answer_per_connection(reader, writer):
-            await reader.readuntil(b"\r\n\r\n")
-            seen.append(1)
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-            await writer.drain()
-            await reader.read(1)  # the next request arrives on a connection about to close, and gets nothing
-
-        async with plain_server(one_answer_per_connection) as origin:
-            pool = Pool(origin)
-            for _ in range(3):
-                assert (await fetch(pool, "GET", "/")).body == b"ok"
-            assert len(seen) == 3
-            await pool.close()
-
-    asyncio.run(run())
+    async with plain_server(one_answer_per_connection) as origin:
+        pool = Pool(origin)
+        for _ in range(3):
+            assert (await fetch(pool, "GET", "/")).body == b"ok"
+        assert len(seen) == 3
+        await pool.close()
 
 
 def answering(data):
@@ -119,20 +109,17 @@ def answering(data):
     return handler
 
 
-def test_a_fresh_connection_that_dies_is_reported_once_and_not_retried():
-    async def run():
-        connections = []
+async def test_a_fresh_connection_that_dies_is_reported_once_and_not_retried():
+    connections = []
 
-        async def slam(reader, writer):
-            connections.append(1)
-            await reader.readuntil(b"\r\n\r\n")
+    async def slam(reader, writer):
+        connections.append(1)
+        await reader.readuntil(b"\r\n\r\n")
 
-        async with plain_server(slam) as origin:
-            with pytest.raises(WireFailure) as caught:
-                await fetch_once(origin, "GET", "/")
-        assert (caught.value.kind, len(connections)) == ("closed", 1)
-
-    asyncio.run(run())
+    async with plain_server(slam) as origin:
+        with pytest.raises(WireFailure) as caught:
+            await fetch_once(origin, "GET", "/")
+    assert (caught.value.kind, len(connections)) == ("closed", 1)
 
 
 @pytest.mark.parametrize(
@@ -144,169 +131,131 @@ def test_a_fresh_connection_that_dies_is_reported_once_and_not_retried():
         (b"", "closed"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind(answer, kind):
-    async def run():
-        async with plain_server(answering(answer)) as origin:
-            with pytest.raises(WireFailure) as caught:
-                await fetch_once(origin, "GET", "/")
-        assert caught.value.kind == kind
-
-    asyncio.run(run())
+async def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind(answer, kind):
+    async with plain_server(answering(answer)) as origin:
+        with pytest.raises(WireFailure) as caught:
+            await fetch_once(origin, "GET", "/")
+    assert caught.value.kind == kind
 
 
-def test_a_body_that_ends_with_the_connection_is_whole():
-    async def run():
-        async with plain_server(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")) as origin:
-            assert (await fetch_once(origin, "GET", "/")).body == b"all of it"
-
-    asyncio.run(run())
+async def test_a_body_that_ends_with_the_connection_is_whole():
+    async with plain_server(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")) as origin:
+        assert (await fetch_once(origin, "GET", "/")).body == b"all of it"
 
 
-def test_nobody_listening_is_one_clear_failure():
-    async def run():
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            origin = Origin("127.0.0.1", taken.getsockname()[1])
-            with pytest.raises(WireFailure, match="refused") as caught:
-                await fetch_once(origin, "GET", "/")
-        assert caught.value.kind == "connect"
-
-    asyncio.run(run())
+async def test_nobody_listening_is_one_clear_failure():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        origin = Origin("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(WireFailure, match="refused") as caught:
+            await fetch_once(origin, "GET", "/")
+    assert caught.value.kind == "connect"
 
 
-def test_a_server_that_never_answers_ends_in_a_timeout_and_a_closed_connection():
-    async def run():
-        gone = asyncio.Event()
+async def test_a_server_that_never_answers_ends_in_a_timeout_and_a_closed_connection():
+    gone = asyncio.Event()
 
-        def never(request):
-            request.on_gone = gone.set
+    def never(request):
+        request.on_gone = gone.set
 
-        async with serving(never) as origin:
-            with pytest.raises(WireFailure) as caught:
-                await fetch_once(origin, "GET", "/", timeout_s=0.2)
-            assert caught.value.kind == "timeout"
-            await asyncio.wait_for(gone.wait(), 5)
-
-    asyncio.run(run())
+    async with serving(never) as origin:
+        with pytest.raises(WireFailure) as caught:
+            await fetch_once(origin, "GET", "/", timeout_s=0.2)
+        assert caught.value.kind == "timeout"
+        await asyncio.wait_for(gone.wait(), 5)
 
 
-def test_a_cancelled_caller_closes_its_connection():
-    async def run():
-        asked, gone = asyncio.Event(), asyncio.Event()
+async def test_a_cancelled_caller_closes_its_connection():
+    asked, gone = asyncio.Event(), asyncio.Event()
 
-        def never(request):
-            asked.set()
-            request.on_gone = gone.set
+    def never(request):
+        asked.set()
+        request.on_gone = gone.set
 
-        async with serving(never) as origin:
-            task = asyncio.create_task(fetch_once(origin, "GET", "/"))
-            await asked.wait()
-            task.cancel()
-            await asyncio.wait_for(gone.wait(), 5)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(run())
+    async with serving(never) as origin:
+        task = asyncio.create_task(fetch_once(origin, "GET", "/"))
+        await asked.wait()
+        task.cancel()
+        await asyncio.wait_for(gone.wait(), 5)
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
-def test_a_client_that_leaves_in_mid_answer_is_noticed_at_once():
-    async def run():
-        gone = asyncio.Event()
+async def test_a_client_that_leaves_in_mid_answer_is_noticed_at_once():
+    gone = asyncio.Event()
 
-        def half(request):
-            request.on_gone = gone.set
-            request.start(200, [], None)
-            request.write(b"first")
+    def half(request):
+        request.on_gone = gone.set
+        request.start(200, [], None)
+        request.write(b"first")
 
-        async with serving(half) as origin:
-            reader, writer = await asyncio.open_connection(origin.host, origin.port)
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            await reader.readuntil(b"first")
-            writer.close()
-            await writer.wait_closed()
-            await asyncio.wait_for(gone.wait(), 5)
-
-    asyncio.run(run())
+    async with serving(half) as origin:
+        reader, writer = await asyncio.open_connection(origin.host, origin.port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"first")
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.wait_for(gone.wait(), 5)
 
 
-def test_pipelined_requests_are_answered_in_order():
-    async def run():
-        async with serving(echo) as origin:
-            data = b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\nGET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-            answer = await raw(origin, data)
-        assert answer.index(b"GET /1 ") < answer.index(b"GET /2 ")
-
-    asyncio.run(run())
+async def test_pipelined_requests_are_answered_in_order():
+    async with serving(echo) as origin:
+        data = b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\nGET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        answer = await raw(origin, data)
+    assert answer.index(b"GET /1 ") < answer.index(b"GET /2 ")
 
 
-def test_a_stream_to_an_old_client_ends_with_the_connection():
-    async def run():
-        def stream(request):
-            request.start(200, [], None)
-            request.write(b"part")
-            request.finish()
+async def test_a_stream_to_an_old_client_ends_with_the_connection():
+    def stream(request):
+        request.start(200, [], None)
+        request.write(b"part")
+        request.finish()
 
-        async with serving(stream) as origin:
-            answer = await raw(origin, b"GET / HTTP/1.0\r\n\r\n")
-        assert answer.endswith(b"\r\n\r\npart")
-        assert b"chunked" not in answer
-
-    asyncio.run(run())
+    async with serving(stream) as origin:
+        answer = await raw(origin, b"GET / HTTP/1.0\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\npart")
+    assert b"chunked" not in answer
 
 
-def test_a_client_that_asks_first_is_told_to_go_on():
-    async def run():
-        async with serving(echo) as origin:
-            reader, writer = await asyncio.open_connection(origin.host, origin.port)
-            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"hi")
-            assert b"200 OK" in await reader.readuntil(b"POST / hi")
-            writer.close()
-            await writer.wait_closed()
-
-    asyncio.run(run())
+async def test_a_client_that_asks_first_is_told_to_go_on():
+    async with serving(echo) as origin:
+        reader, writer = await asyncio.open_connection(origin.host, origin.port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hi")
+        assert b"200 OK" in await reader.readuntil(b"POST / hi")
+        writer.close()
+        await writer.wait_closed()
 
 
-def test_an_offer_to_speak_another_protocol_is_passed_over():
+async def test_an_offer_to_speak_another_protocol_is_passed_over():
     """What `curl --http2` sends to a plain port."""
-
-    async def run():
-        async with serving(echo) as origin:
-            offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
-            second = b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-            answer = await raw(origin, b"GET /1 HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n" + second)
-        assert answer.index(b"GET /1 ") < answer.index(b"GET /2 ")
-
-    asyncio.run(run())
+    async with serving(echo) as origin:
+        offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+        second = b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        answer = await raw(origin, b"GET /1 HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n" + second)
+    assert answer.index(b"GET /1 ") < answer.index(b"GET /2 ")
 
 
-def test_the_body_of_a_request_with_such_an_offer_is_not_lost():
-    async def run():
-        async with serving(echo) as origin:
-            offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
-            reader, writer = await asyncio.open_connection(origin.host, origin.port)
-            writer.write(b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n" + offer + b"\r\nhel")
-            writer.write(b"lo")
-            assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"POST /1 hello"), 5)
-            writer.close()
-            await writer.wait_closed()
-
-    asyncio.run(run())
+async def test_the_body_of_a_request_with_such_an_offer_is_not_lost():
+    async with serving(echo) as origin:
+        offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+        reader, writer = await asyncio.open_connection(origin.host, origin.port)
+        writer.write(b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n" + offer + b"\r\nhel")
+        writer.write(b"lo")
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"POST /1 hello"), 5)
+        writer.close()
+        await writer.wait_closed()
 
 
-def test_an_answer_nobody_asked_for_never_reaches_another_request():
+async def test_an_answer_nobody_asked_for_never_reaches_another_request():
     """A server that sends more than was asked: the surplus dies with its connection."""
-
-    async def run():
-        double = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none" + b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntwo"
-        async with plain_server(answering(double)) as origin:
-            pool = Pool(origin)
-            for _ in range(3):
-                assert (await fetch(pool, "GET", "/")).body == b"one"
-            await pool.close()
-
-    asyncio.run(run())
+    double = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none" + b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntwo"
+    async with plain_server(answering(double)) as origin:
+        pool = Pool(origin)
+        for _ in range(3):
+            assert (await fetch(pool, "GET", "/")).body == b"one"
+        await pool.close()
 
 
 @pytest.mark.parametrize(
@@ -321,22 +270,16 @@ def test_an_answer_nobody_asked_for_never_reaches_another_request():
         (b"GET / HTTP/1.1\r\nhost: a\r\nbig: " + b"x" * 3000 + b"\r\n\r\n", 431),
     ],
 )
-def test_bad_requests_get_one_answer_and_a_closed_connection(request_bytes, status):
-    async def run():
-        async with serving(echo, ServerLimits(head_bytes=2000, body_bytes=900)) as origin:
-            answer = await raw(origin, request_bytes)
-        assert answer.startswith(b"HTTP/1.1 %d " % status), answer
-        assert b"connection: close" in answer
-
-    asyncio.run(run())
+async def test_bad_requests_get_one_answer_and_a_closed_connection(request_bytes, status):
+    async with serving(echo, ServerLimits(head_bytes=2000, body_bytes=900)) as origin:
+        answer = await raw(origin, request_bytes)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    assert b"connection: close" in answer
 
 
-def test_a_request_that_does_not_arrive_is_given_up():
-    async def run():
-        async with serving(echo, ServerLimits(head_timeout_s=0.1)) as origin:
-            assert b" 408 " in await raw(origin, b"GET / HTTP/1.1\r\nhost:")
-
-    asyncio.run(run())
+async def test_a_request_that_does_not_arrive_is_given_up():
+    async with serving(echo, ServerLimits(head_timeout_s=0.1)) as origin:
+        assert b" 408 " in await raw(origin, b"GET / HTTP/1.1\r\nhost:")
 
 
 @pytest.mark.parametrize(

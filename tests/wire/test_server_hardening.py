@@ -19,6 +19,7 @@ from skep.wire.heads import Origin
 from skep.wire.limits import ClientTimeouts, ConnectionStage, SweepAction
 from skep.wire.server import HttpServer, ServerLimits
 
+START_LOOP = uvloop.run  # as the gateway runs
 QUICK_S = 0.15
 CERTIFICATE = Path(__file__).parent / "localhost.pem"
 AFTER = b"GET /after HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -202,30 +203,24 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("data", "status"), REFUSED.values(), ids=REFUSED)
-def test_a_request_that_could_be_misread_gets_one_refusal_and_nothing_after_it_is_heard(data, status):
-    async def run():
-        async with serving(limits=ServerLimits(body_bytes=65_536)) as service:
-            answer = await service.talk(data + AFTER, AFTER)
-            assert service.handled == []
-        head, _, body = answer.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 %d " % status), answer
-        assert b"connection: close" in head
-        assert json.loads(body)["error"]["code"] == "bad_request"
-
-    uvloop.run(run())
+async def test_a_request_that_could_be_misread_gets_one_refusal_and_nothing_after_it_is_heard(data, status):
+    async with serving(limits=ServerLimits(body_bytes=65_536)) as service:
+        answer = await service.talk(data + AFTER, AFTER)
+        assert service.handled == []
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    assert b"connection: close" in head
+    assert json.loads(body)["error"]["code"] == "bad_request"
 
 
 @pytest.mark.parametrize("name", ["a megabyte of headers", "an extension of a megabyte", "100,000 trailers"])
-def test_what_has_no_end_is_bounded_also_in_small_packets_and_behind_another_request(name):
-    async def run():
-        data = AFTER + REFUSED[name][0]
-        async with serving() as service:
-            answer = await service.talk(*[data[i : i + 1400] for i in range(0, len(data), 1400)])
-            assert service.targets == [b"/after"]
-        assert answer.count(b"HTTP/1.1 ") == 2
-        assert b"HTTP/1.1 %d " % REFUSED[name][1] in answer
-
-    uvloop.run(run())
+async def test_what_has_no_end_is_bounded_also_in_small_packets_and_behind_another_request(name):
+    data = AFTER + REFUSED[name][0]
+    async with serving() as service:
+        answer = await service.talk(*[data[i : i + 1400] for i in range(0, len(data), 1400)])
+        assert service.targets == [b"/after"]
+    assert answer.count(b"HTTP/1.1 ") == 2
+    assert b"HTTP/1.1 %d " % REFUSED[name][1] in answer
 
 
 @pytest.mark.parametrize(
@@ -245,66 +240,50 @@ def test_what_has_no_end_is_bounded_also_in_small_packets_and_behind_another_req
     ],
 )
 @pytest.mark.parametrize("piece", [1 << 20, 999, 7])
-def test_what_is_legal_is_taken_in_whatever_pieces_it_comes(data, seen, piece):
-    async def run():
-        async with serving() as service:
-            answer = await service.talk(
-                *[data[i : i + piece] for i in range(0, len(data), piece)], get(b"connection: close")
-            )
-            assert answer.startswith(b"HTTP/1.1 200 OK")
-            first = service.handled[0]
-            assert (first.method, first.target, first.body) == seen
-
+async def test_what_is_legal_is_taken_in_whatever_pieces_it_comes(data, seen, piece):
     if piece == 7 and len(data) > 1000:
         pytest.skip("tells nothing more")
-    uvloop.run(run())
+    async with serving() as service:
+        answer = await service.talk(
+            *[data[i : i + piece] for i in range(0, len(data), piece)], get(b"connection: close")
+        )
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        first = service.handled[0]
+        assert (first.method, first.target, first.body) == seen
 
 
-def test_many_chunks_of_one_byte_are_legal():
-    async def run():
-        async with serving() as service:
-            data = chunked(b"1\r\nx\r\n" * 200_000 + b"0\r\n\r\n")
-            await service.talk(data, get(b"connection: close"))
-            assert service.handled[0].body == b"x" * 200_000
-
-    uvloop.run(run())
+async def test_many_chunks_of_one_byte_are_legal():
+    async with serving() as service:
+        data = chunked(b"1\r\nx\r\n" * 200_000 + b"0\r\n\r\n")
+        await service.talk(data, get(b"connection: close"))
+        assert service.handled[0].body == b"x" * 200_000
 
 
-def test_trailers_never_become_headers():
+async def test_trailers_never_become_headers():
     """A trailer `authorization` came after the checks on headers: it must not look like one."""
-
-    async def run():
-        async with serving() as service:
-            await service.talk(
-                chunked(b"0\r\nauthorization: Bearer x\r\nhost: evil\r\n\r\n"), get(b"connection: close")
-            )
-            assert service.handled[0].headers == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
-
-    uvloop.run(run())
+    async with serving() as service:
+        await service.talk(chunked(b"0\r\nauthorization: Bearer x\r\nhost: evil\r\n\r\n"), get(b"connection: close"))
+        assert service.handled[0].headers == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
 
 
 OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk"
 
 
 @pytest.mark.parametrize("piece", [10_000, 5])
-def test_an_offer_of_another_protocol_hides_no_request(piece):
+async def test_an_offer_of_another_protocol_hides_no_request(piece):
     """The body is read as a body, however much it looks like a request; what follows it is read once."""
-
-    async def run():
-        inner = get(first=b"GET /smuggled HTTP/1.1")
-        lengthy = post(OFFER, b"content-length: %d" % len(inner), body=inner)
-        chunks = post(OFFER, b"transfer-encoding: chunked", body=b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner))
-        data = lengthy + chunks + get(OFFER) + get(b"connection: close", first=b"GET /last HTTP/1.1")
-        async with serving() as service:
-            await service.talk(*[data[i : i + piece] for i in range(0, len(data), piece)])
-            assert [(request.target, request.body) for request in service.handled] == [
-                (b"/", inner),
-                (b"/", inner),
-                (b"/", b""),
-                (b"/last", b""),
-            ]
-
-    uvloop.run(run())
+    inner = get(first=b"GET /smuggled HTTP/1.1")
+    lengthy = post(OFFER, b"content-length: %d" % len(inner), body=inner)
+    chunks = post(OFFER, b"transfer-encoding: chunked", body=b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner))
+    data = lengthy + chunks + get(OFFER) + get(b"connection: close", first=b"GET /last HTTP/1.1")
+    async with serving() as service:
+        await service.talk(*[data[i : i + piece] for i in range(0, len(data), piece)])
+        assert [(request.target, request.body) for request in service.handled] == [
+            (b"/", inner),
+            (b"/", inner),
+            (b"/", b""),
+            (b"/last", b""),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -318,65 +297,50 @@ def test_an_offer_of_another_protocol_hides_no_request(piece):
         ((b"content-length: 99999999999",), 413),
     ],
 )
-def test_an_offer_of_another_protocol_passes_no_check_by(lines, status):
-    async def run():
-        async with serving() as service:
-            answer = await service.talk(post(OFFER, *lines) + AFTER)
-            assert service.handled == []
-        assert answer.startswith(b"HTTP/1.1 %d " % status)
-
-    uvloop.run(run())
+async def test_an_offer_of_another_protocol_passes_no_check_by(lines, status):
+    async with serving() as service:
+        answer = await service.talk(post(OFFER, *lines) + AFTER)
+        assert service.handled == []
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_an_offer_keeps_the_clients_word_on_closing_and_its_version():
-    async def run():
-        async with serving() as service:
-            closing = get(b"connection: close, upgrade", b"upgrade: h2c")
-            assert (await service.talk(closing)).count(b"connection: close") == 1
-            old = get(b"connection: upgrade", b"upgrade: h2c", first=b"GET / HTTP/1.0", host=None)
-            assert b"connection: close" in await service.talk(old)
-            assert [request.version for request in service.handled] == ["1.1", "1.0"]
-
-    uvloop.run(run())
+async def test_an_offer_keeps_the_clients_word_on_closing_and_its_version():
+    async with serving() as service:
+        closing = get(b"connection: close, upgrade", b"upgrade: h2c")
+        assert (await service.talk(closing)).count(b"connection: close") == 1
+        old = get(b"connection: upgrade", b"upgrade: h2c", first=b"GET / HTTP/1.0", host=None)
+        assert b"connection: close" in await service.talk(old)
+        assert [request.version for request in service.handled] == ["1.1", "1.0"]
 
 
-def test_thousands_of_offers_in_one_packet_are_just_requests():
-    async def run():
-        async with serving() as service:
-            await service.talk(get(OFFER) * 3000 + get(b"connection: close"))
-            assert len(service.handled) == 3001
-
-    uvloop.run(run())
+async def test_thousands_of_offers_in_one_packet_are_just_requests():
+    async with serving() as service:
+        await service.talk(get(OFFER) * 3000 + get(b"connection: close"))
+        assert len(service.handled) == 3001
 
 
-def test_a_body_with_an_offer_is_asked_for_once():
-    async def run():
-        async with serving() as service:
-            reader, writer = await service.connect()
-            writer.write(post(OFFER, b"expect: 100-continue", b"content-length: 2", body=b""))
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"hi")
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
-            await hang_up(writer)
-
-    uvloop.run(run())
+async def test_a_body_with_an_offer_is_asked_for_once():
+    async with serving() as service:
+        reader, writer = await service.connect()
+        writer.write(post(OFFER, b"expect: 100-continue", b"content-length: 2", body=b""))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hi")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+        await hang_up(writer)
 
 
-def test_nothing_after_a_request_that_closes_is_handled():
-    async def run():
-        def last(request):
-            request.keep_alive = False
-            echo(request)
+async def test_nothing_after_a_request_that_closes_is_handled():
+    def last(request):
+        request.keep_alive = False
+        echo(request)
 
-        async with serving(last) as service:
-            assert (await service.talk(AFTER * 5)).count(b"HTTP/1.1 ") == 1
-            assert service.targets == [b"/after"]
-            service.handled.clear()
-        async with serving() as service:
-            assert (await service.talk(get(b"connection: close") + AFTER)).count(b"HTTP/1.1 ") == 1
-            assert service.targets == [b"/"]
-
-    uvloop.run(run())
+    async with serving(last) as service:
+        assert (await service.talk(AFTER * 5)).count(b"HTTP/1.1 ") == 1
+        assert service.targets == [b"/after"]
+        service.handled.clear()
+    async with serving() as service:
+        assert (await service.talk(get(b"connection: close") + AFTER)).count(b"HTTP/1.1 ") == 1
+        assert service.targets == [b"/"]
 
 
 @pytest.mark.parametrize(
@@ -390,60 +354,49 @@ def test_nothing_after_a_request_that_closes_is_handled():
     ],
     ids=["too many", "too much", "one too large", "garbage", "no host"],
 )
-def test_abuse_behind_an_answer_under_way_makes_it_the_last(surplus):
+async def test_abuse_behind_an_answer_under_way_makes_it_the_last(surplus):
     """The answer is finished; nothing sent behind it is handled."""
+    asked = asyncio.Event()
 
-    async def run():
-        asked = asyncio.Event()
-
-        async with serving(lambda _: asked.set()) as service:
-            reader, writer = await service.connect()
-            writer.write(get())
-            await asked.wait()
-            writer.write(surplus)
-            connection = next(iter(service.server._connections))
-            async with asyncio.timeout(5):
-                while not connection._ended:
-                    await asyncio.sleep(0)
-            echo(service.handled[0])
-            answer = await asyncio.wait_for(reader.read(), 5)
-            assert answer.endswith(b"GET / ")
-            assert b"connection: close" in answer
-            assert len(service.handled) == 1
-            await hang_up(writer)
-
-    uvloop.run(run())
+    async with serving(lambda _: asked.set()) as service:
+        reader, writer = await service.connect()
+        writer.write(get())
+        await asked.wait()
+        writer.write(surplus)
+        connection = next(iter(service.server._connections))
+        async with asyncio.timeout(5):
+            while not connection._ended:
+                await asyncio.sleep(0)
+        echo(service.handled[0])
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.endswith(b"GET / ")
+        assert b"connection: close" in answer
+        assert len(service.handled) == 1
+        await hang_up(writer)
 
 
-def test_a_large_body_may_follow_an_answer_that_ends_meanwhile():
-    async def run():
-        async with serving() as service:
-            body = b"x" * 3_000_000
-            data = get() + post(b"content-length: %d" % len(body), b"connection: close", body=body)
-            await service.talk(*[data[i : i + 50_000] for i in range(0, len(data), 50_000)])
-            assert service.handled[1].body == body
-
-    uvloop.run(run())
+async def test_a_large_body_may_follow_an_answer_that_ends_meanwhile():
+    async with serving() as service:
+        body = b"x" * 3_000_000
+        data = get() + post(b"content-length: %d" % len(body), b"connection: close", body=body)
+        await service.talk(*[data[i : i + 50_000] for i in range(0, len(data), 50_000)])
+        assert service.handled[1].body == body
 
 
 @pytest.mark.parametrize("count", [17, 500])
-def test_a_client_that_asks_and_does_not_read_is_not_answered_without_bound(count):
+async def test_a_client_that_asks_and_does_not_read_is_not_answered_without_bound(count):
     """Its requests wait while answers pile up; more of them than may wait end the connection."""
+    unsent = []
 
-    async def run():
-        unsent = []
+    def large(request):
+        unsent.append(unsent_bytes(request._carrier._transport))
+        request.respond(200, [], b"x" * 2_000_000)
 
-        def large(request):
-            unsent.append(unsent_bytes(request._carrier._transport))
-            request.respond(200, [], b"x" * 2_000_000)
-
-        async with serving(large) as service:
-            answer = await service.talk(AFTER * (count - 1) + get(b"connection: close"))
-        assert (answer.count(b" 200 OK") == count) == (count == 17)
-        assert (b" 429 " in answer) == (count > 17)
-        assert max(unsent) < 65_536
-
-    uvloop.run(run())
+    async with serving(large) as service:
+        answer = await service.talk(AFTER * (count - 1) + get(b"connection: close"))
+    assert (answer.count(b" 200 OK") == count) == (count == 17)
+    assert (b" 429 " in answer) == (count > 17)
+    assert max(unsent) < 65_536
 
 
 # Times
@@ -462,15 +415,12 @@ def test_a_client_that_asks_and_does_not_read_is_not_answered_without_bound(coun
         ([AFTER, b"\r\n"], {"idle_timeout_s": QUICK_S}, None),
     ],
 )
-def test_a_client_that_says_nothing_more_is_given_up(pieces, limits, status):
-    async def run():
-        async with serving(limits=quick(**limits)) as service:
-            started = time.monotonic()
-            answer = await service.talk(*pieces)
-            assert time.monotonic() - started >= QUICK_S
-        assert (b"HTTP/1.1 408 " in answer) == (status == 408)
-
-    uvloop.run(run())
+async def test_a_client_that_says_nothing_more_is_given_up(pieces, limits, status):
+    async with serving(limits=quick(**limits)) as service:
+        started = time.monotonic()
+        answer = await service.talk(*pieces)
+        assert time.monotonic() - started >= QUICK_S
+    assert (b"HTTP/1.1 408 " in answer) == (status == 408)
 
 
 @pytest.mark.parametrize(
@@ -482,89 +432,72 @@ def test_a_client_that_says_nothing_more_is_given_up(pieces, limits, status):
     ],
     ids=["head", "body", "extension"],
 )
-def test_a_client_that_drips_is_given_up(start, drip, limits):
-    async def run():
-        async with serving(limits=quick(**limits)) as service:
-            started = time.monotonic()
-            reader, writer = await service.connect()
-            writer.write(start)
-            answer = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
-            while not answer.done():
-                await asyncio.wait([answer], timeout=0.02)
-                writer.write(drip)
-                assert time.monotonic() - started < 20
-            assert b" 408 " in answer.result()
-            assert time.monotonic() - started >= 0.4
-            await hang_up(writer)
-
-    uvloop.run(run())
+async def test_a_client_that_drips_is_given_up(start, drip, limits):
+    async with serving(limits=quick(**limits)) as service:
+        started = time.monotonic()
+        reader, writer = await service.connect()
+        writer.write(start)
+        answer = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
+        while not answer.done():
+            await asyncio.wait([answer], timeout=0.02)
+            writer.write(drip)
+            assert time.monotonic() - started < 20
+        assert b" 408 " in answer.result()
+        assert time.monotonic() - started >= 0.4
+        await hang_up(writer)
 
 
-def test_an_answer_may_take_longer_than_any_of_these_times():
-    async def run():
-        limits = quick(
-            head_timeout_s=0.05, body_idle_s=0.05, request_timeout_s=0.05, idle_timeout_s=0.05, linger_s=0.05
-        )
+async def test_an_answer_may_take_longer_than_any_of_these_times():
+    limits = quick(head_timeout_s=0.05, body_idle_s=0.05, request_timeout_s=0.05, idle_timeout_s=0.05, linger_s=0.05)
 
-        def slowly(request):
-            asyncio.get_running_loop().call_later(0.3, echo, request)
+    def slowly(request):
+        asyncio.get_running_loop().call_later(0.3, echo, request)
 
-        async with serving(slowly, limits) as service:
-            assert b"200 OK" in await service.talk(get())
-
-    uvloop.run(run())
+    async with serving(slowly, limits) as service:
+        assert b"200 OK" in await service.talk(get())
 
 
-def test_a_client_that_takes_none_of_its_answer_is_cut_and_its_handler_told():
-    async def run():
-        gone = asyncio.Event()
+async def test_a_client_that_takes_none_of_its_answer_is_cut_and_its_handler_told():
+    gone = asyncio.Event()
 
-        def endless(request):
-            request.on_gone = gone.set
-            request.start(200, [], None)
-            request.write(b"x" * 20_000_000)
+    def endless(request):
+        request.on_gone = gone.set
+        request.start(200, [], None)
+        request.write(b"x" * 20_000_000)
 
-        async with serving(endless, quick(write_idle_s=QUICK_S)) as service:
-            with socket.create_connection((service.origin.host, service.origin.port)) as sock:
-                sock.sendall(get())
-                await asyncio.wait_for(gone.wait(), 5)
-
-    uvloop.run(run())
+    async with serving(endless, quick(write_idle_s=QUICK_S)) as service:
+        with socket.create_connection((service.origin.host, service.origin.port)) as sock:
+            sock.sendall(get())
+            await asyncio.wait_for(gone.wait(), 5)
 
 
 @pytest.mark.parametrize("closing", [b"connection: close", b"connection: keep-alive"])
-def test_a_finished_answer_that_is_not_fetched_is_cut_too(closing):
-    async def run():
-        async with serving(lambda r: r.respond(200, [], b"x" * 20_000_000), quick(write_idle_s=QUICK_S)) as service:
-            with socket.create_connection((service.origin.host, service.origin.port)) as sock:
-                sock.sendall(get(closing))
-                async with asyncio.timeout(5):
-                    while not service.handled or "0 connections" not in repr(service.server):
-                        await asyncio.sleep(0.01)
-
-    uvloop.run(run())
+async def test_a_finished_answer_that_is_not_fetched_is_cut_too(closing):
+    async with serving(lambda r: r.respond(200, [], b"x" * 20_000_000), quick(write_idle_s=QUICK_S)) as service:
+        with socket.create_connection((service.origin.host, service.origin.port)) as sock:
+            sock.sendall(get(closing))
+            async with asyncio.timeout(5):
+                while not service.handled or "0 connections" not in repr(service.server):
+                    await asyncio.sleep(0.01)
 
 
-def test_a_client_that_reads_slowly_gets_all_of_its_answer():
-    async def run():
-        size = 20_000_000
-        limits = quick(write_idle_s=0.3, idle_timeout_s=0.1, linger_s=0.1)
-        async with serving(lambda r: r.respond(200, [], b"x" * size), limits) as service:
-            sock = socket.socket()
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-            sock.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(sock, (service.origin.host, service.origin.port))
-            await loop.sock_sendall(sock, get(b"connection: close"))
-            got, started = 0, time.monotonic()
-            while data := await loop.sock_recv(sock, 1_000_000):
-                got += len(data)
-                if time.monotonic() - started < 1:  # for longer than the limit
-                    await asyncio.sleep(0.05)
-            sock.close()
-        assert got > size
-
-    uvloop.run(run())
+async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
+    size = 20_000_000
+    limits = quick(write_idle_s=0.3, idle_timeout_s=0.1, linger_s=0.1)
+    async with serving(lambda r: r.respond(200, [], b"x" * size), limits) as service:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, (service.origin.host, service.origin.port))
+        await loop.sock_sendall(sock, get(b"connection: close"))
+        got, started = 0, time.monotonic()
+        while data := await loop.sock_recv(sock, 1_000_000):
+            got += len(data)
+            if time.monotonic() - started < 1:  # for longer than the limit
+                await asyncio.sleep(0.05)
+        sock.close()
+    assert got > size
 
 
 def looks(patience, *steps):
@@ -615,39 +548,33 @@ def test_patience_does_not_count_the_time_in_which_nothing_waited():
 # Many connections
 
 
-def test_connections_beyond_the_limit_are_told_to_come_back():
-    async def run():
-        async with serving(limits=quick(max_connections=2, linger_s=QUICK_S)) as service:
-            kept = [await service.connect() for _ in range(2)]
-            for reader, writer in kept:
-                writer.write(AFTER)
-                await reader.readuntil(b"/after ")
-            answer = await service.talk(AFTER)
-            assert answer.startswith(b"HTTP/1.1 503 ")
-            assert b"retry-after: 1" in answer
-            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
-            assert len(service.handled) == 2
-            for _, writer in kept:
-                await hang_up(writer)
-            async with asyncio.timeout(5):
-                while "0 connections" not in repr(service.server):
-                    await asyncio.sleep(0.01)
-            await service.is_well()
-
-    uvloop.run(run())
+async def test_connections_beyond_the_limit_are_told_to_come_back():
+    async with serving(limits=quick(max_connections=2, linger_s=QUICK_S)) as service:
+        kept = [await service.connect() for _ in range(2)]
+        for reader, writer in kept:
+            writer.write(AFTER)
+            await reader.readuntil(b"/after ")
+        answer = await service.talk(AFTER)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1" in answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        assert len(service.handled) == 2
+        for _, writer in kept:
+            await hang_up(writer)
+        async with asyncio.timeout(5):
+            while "0 connections" not in repr(service.server):
+                await asyncio.sleep(0.01)
+        await service.is_well()
 
 
-def test_a_crowd_beyond_the_limit_holds_no_descriptors():
-    async def run():
-        async with serving(limits=quick(max_connections=1)) as service:
-            crowd = [await service.connect() for _ in range(200)]
-            async with asyncio.timeout(5):
-                while len(service.server._connections) != 1 + 64:
-                    await asyncio.sleep(0.01)
-            for _, writer in crowd:
-                await hang_up(writer)
-
-    uvloop.run(run())
+async def test_a_crowd_beyond_the_limit_holds_no_descriptors():
+    async with serving(limits=quick(max_connections=1)) as service:
+        crowd = [await service.connect() for _ in range(200)]
+        async with asyncio.timeout(5):
+            while len(service.server._connections) != 1 + 64:
+                await asyncio.sleep(0.01)
+        for _, writer in crowd:
+            await hang_up(writer)
 
 
 STARVED = """
@@ -791,7 +718,7 @@ def test_a_plain_request_to_a_tls_port_and_a_stalled_handshake_end(start_loop):
 
 @pytest.mark.parametrize(("request_data", "status"), [(get(first=b"HEAD / HTTP/1.1"), 200), (get(), 204), (get(), 304)])
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_answer_that_has_no_body_gets_none(request_data, status, whole):
+async def test_an_answer_that_has_no_body_gets_none(request_data, status, whole):
     """A body behind such a head would be read as the next answer."""
 
     def answer(request):
@@ -804,29 +731,21 @@ def test_an_answer_that_has_no_body_gets_none(request_data, status, whole):
             request.write(b"body")
             request.finish()
 
-    async def run():
-        async with serving(answer) as service:
-            first, _, rest = (await service.talk(request_data + AFTER + get(b"connection: close"))).partition(
-                b"\r\n\r\n"
-            )
-        assert first.startswith(b"HTTP/1.1 %d " % status)
-        assert rest.startswith(b"HTTP/1.1 200 OK")
-
-    uvloop.run(run())
+    async with serving(answer) as service:
+        first, _, rest = (await service.talk(request_data + AFTER + get(b"connection: close"))).partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 %d " % status)
+    assert rest.startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_handler_that_fails_costs_its_connection_only():
-    async def run():
-        def fail(request):
-            if request.target != b"/well":
-                raise RuntimeError(request.target)
-            echo(request)
+async def test_a_handler_that_fails_costs_its_connection_only():
+    def fail(request):
+        if request.target != b"/well":
+            raise RuntimeError(request.target)
+        echo(request)
 
-        async with serving(fail) as service:
-            assert await service.talk(AFTER * 2) == b""
-            assert service.targets == [b"/after"]
-            await service.is_well()
-            assert len(service.complaints) == 1
-            service.complaints.clear()
-
-    uvloop.run(run())
+    async with serving(fail) as service:
+        assert await service.talk(AFTER * 2) == b""
+        assert service.targets == [b"/after"]
+        await service.is_well()
+        assert len(service.complaints) == 1
+        service.complaints.clear()
