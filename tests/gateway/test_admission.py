@@ -1,11 +1,16 @@
 """The admission decider, without a loop and without sleeping."""
 
+from collections import Counter
+from itertools import chain
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
+from skep.gateway.queue import QueuedRequest
+from skep.gateway.routing import load
 from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH
@@ -468,6 +473,18 @@ def test_what_an_old_process_says_of_its_slots_is_not_taken_for_the_new_ones_wor
     assert ask(decider, "a", 1.2) == []
 
 
+def test_a_replica_without_slots_gets_nothing_and_hurts_nobody():
+    decider = admission(spec("r0", 0), spec("r1", 1))
+    assert [action.replica.name for action in ask(decider, "a", conversation=1)] == ["r1"]
+    assert ask(decider, "b", conversation=2) == []
+    assert decider.anywhere("m", 0.0) is not None
+    (action,) = decider.set_replicas((spec("r0", 1), spec("r1", 1)), 1.0)
+    assert (action.request_id, action.replica.name) == ("b", "r0")
+    decider.set_replicas((spec("r0", 0), spec("r1", 0)), 1.0)
+    (full,) = [*ask(decider, "c", 1.0, max_wait_s=1.0), *decider.tick(3.0)]
+    assert isinstance(full, Reject)
+
+
 class AdmissionMachine(RuleBasedStateMachine):
     """Whatever the order of events: no slot overfilled, none idle that somebody may have, every request ends once."""
 
@@ -600,6 +617,25 @@ class AdmissionMachine(RuleBasedStateMachine):
                     continue
                 open_to_it = [r for r in pool.alive(self.now) if may_take(pool, r, entry.arrival.priority)]
                 assert not open_to_it, (entry, open_to_it)
+
+    @invariant()
+    def the_least_loaded_replica_is_that_of_a_plain_search(self):
+        for pool in self.decider._models.values():
+            for priority in Priority:
+                free = [replica for replica in pool.alive(self.now) if may_take(pool, replica, priority)]
+                least = min(free, key=lambda replica: (*load(replica), replica.busy - replica.slots), default=None)
+                entry = QueuedRequest(Arrival("new", "m", priority), self.now, self.now)
+                assert pool._least(entry, self.now) is least
+
+    @invariant()
+    def the_requests_of_a_flow_under_way_are_counted_right(self):
+        for pool in self.decider._models.values():
+            leases = [lease for replica in pool.replicas for lease in replica.leases.values()]
+            active = Counter(lease.entry.arrival.flow for lease in leases if lease.releasing_until is None)
+            if pool._counts_flows:
+                assert pool.queue._active == active
+                for name, flow in chain(*(flows.items() for flows in pool.queue._classes.values())):
+                    assert flow.turn[0] == active[name]
 
     def teardown(self):
         """The end: all slots come back."""

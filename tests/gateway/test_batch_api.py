@@ -1,19 +1,22 @@
 """Batches through a real gateway process in front of a real fake engine, with the client that everybody uses."""
 
+import asyncio
 import json
 import re
 import shutil
 import time
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
 import openai
 import pytest
 
-from skep.config.keys import digest_of
-from skep.gateway.batch.scheduler import MOST_AT_ONCE, MOST_LOST
+from skep.config.key_ring import digest_of
+from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_AT_ONCE, MOST_LOST, BatchAnswer
 from skep.gateway.batch.store import BatchStore, RequestStart
+from skep.gateway.main import MOST_HELD_BYTES, BatchGatewayPort
+from skep.gateway.proxy import Policy
 from skep.store.database import open_store
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
@@ -43,8 +46,8 @@ def base():
 class Client:
     """What a user of batches does, in few words."""
 
-    def __init__(self, door, key="none"):
-        self.api = base().with_options(base_url=f"{door.url}/v1", api_key=key)
+    def __init__(self, gateway, key="none"):
+        self.api = base().with_options(base_url=f"{gateway.url}/v1", api_key=key)
 
     def upload(self, lines):
         return self.api.files.create(file=("tasks.jsonl", jsonl(lines)), purpose="batch")
@@ -99,10 +102,22 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared(engine, keys, folder):
     """One gateway for most tests: starting one takes longer than a whole batch."""
-    with GatewayProcess(folder / "log", batches=places(folder), keys=keys) as door:
-        door.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": SLOTS, "confirms": True}])
-        yield door
+    with GatewayProcess(folder / "log", batches=places(folder), keys=keys) as gateway:
+        gateway.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": SLOTS, "confirms": True}])
+        yield gateway
     assert "Traceback" not in (folder / "log").read_text()
+
+
+@pytest.fixture
+def batching(start_gateway, tmp_path):
+    """Starts gateways that keep their batches in one folder, in front of an engine."""
+
+    def start(engine, slots=SLOTS, models=(), keys=(), **more):
+        gateway = start_gateway(batches={**places(tmp_path / "data"), **more}, keys=list(keys))
+        gateway.serve_engines(engine, slots=slots, models=models)
+        return gateway
+
+    return start
 
 
 def test_a_batch_of_the_openai_client_is_carried_out(shared):
@@ -212,23 +227,20 @@ def test_what_cannot_be_asked_for_is_refused_at_once(shared):
             client.api.get(path, cast_to=object)
 
 
-def test_a_batch_outlives_its_gateways(gateway, engine, tmp_path):
+def test_a_batch_outlives_its_gateways(batching, engine):
     """Killed: only what was under way is asked again. Replaced: it finishes what it has out, and nothing is."""
-
-    def another():
-        door = gateway(batches=places(tmp_path / "data"))
-        door.serve(engine, slots=SLOTS)
-        return door
-
-    first, before = another(), engine.state()["requests"]
+    first, before = batching(engine), engine.state()["requests"]
     batch = Client(first).begin([line(f"c{i}", tokens=10) for i in range(120)])
     Client(first).when(batch, lambda found: found.request_counts.completed >= 10)
     first.process.kill()
     first.process.wait()
-    asked, recorded = engine.state()["requests"] - before, Client(second := another()).api.batches.retrieve(batch.id)
+    asked, recorded = (
+        engine.state()["requests"] - before,
+        Client(second := batching(engine)).api.batches.retrieve(batch.id),
+    )
     assert asked - recorded.request_counts.completed <= 2 * SLOTS + 2  # in its slots, waiting, or not yet recorded
     Client(second).when(batch, lambda found: found.request_counts.completed >= 40)
-    client = Client(another())
+    client = Client(batching(engine))
     assert second.ask(op="drain", hand_over=True, timeout_s=10)["left"] == 0
     batch = client.ended(batch)
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 120, 0)
@@ -236,24 +248,17 @@ def test_a_batch_outlives_its_gateways(gateway, engine, tmp_path):
     assert engine.state()["requests"] - before <= 120 + 2 * SLOTS + 2
 
 
-def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(gateway, tmp_path):
+def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(batching, tmp_path):
     """Each new gateway once began it anew, until its batch expired."""
-    folder = tmp_path / "data"
-
-    def another():
-        door = gateway(batches=places(folder))
-        door.serve(engine, slots=2)
-        return door
-
-    with FakeEngine(slots=2, token_ms=100) as engine, open_store(folder / "skep.sqlite3") as opened:
-        store, door = BatchStore(opened), another()
-        batch = Client(door).begin([line("killer", 8000), *(line(f"c{i}", 1) for i in range(3))])
-        Client(door).when(batch, lambda found: found.request_counts.completed == 3)
+    with FakeEngine(slots=2, token_ms=100) as engine, open_store(tmp_path / "data" / "skep.sqlite3") as opened:
+        store, gateway = BatchStore(opened), batching(engine, slots=2)
+        batch = Client(gateway).begin([line("killer", 8000), *(line(f"c{i}", 1) for i in range(3))])
+        Client(gateway).when(batch, lambda found: found.request_counts.completed == 3)
         assert store.lost(batch.id) == {0: 1}
         store.record(batch.id, begun=[RequestStart(0, float(n)) for n in range(1, MOST_LOST)])  # so it was before
-        door.process.kill()
-        door.process.wait()
-        client = Client(another())
+        gateway.process.kill()
+        gateway.process.wait()
+        client = Client(batching(engine, slots=2))
         batch = client.ended(batch)
         assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 3, 1)
         (told,) = client.lines(batch.error_file_id)
@@ -300,27 +305,24 @@ def test_a_batch_waits_for_an_engine_that_is_full_or_lost(shared, engine):
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 12, 0)
 
 
-def test_an_answer_without_an_end_is_given_up_and_frees_its_slot(gateway, tmp_path):
+def test_an_answer_without_an_end_is_given_up_and_frees_its_slot(batching):
     """It once filled the gateway's memory until the kernel killed the process."""
     with FakeEngine(slots=1, token_ms=1) as engine:
         engine.fault(kind="endless")
-        door = gateway(batches=places(tmp_path / "data"))
-        door.serve(engine, slots=1)
-        client = Client(door)
+        gateway = batching(engine, slots=1)
+        client = Client(gateway)
         batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
         assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 2, 1)
         (told,) = client.lines(batch.error_file_id)
         assert (told["response"], told["error"]["code"]) == (None, "answer_too_large")
         assert "64 MiB" in told["error"]["message"]
         assert engine.state()["hangups"] == 1
-    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{door.process.pid}/status").read_text())
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway.process.pid}/status").read_text())
     assert int(peak) < 400_000
 
 
-def test_batches_for_a_model_that_is_not_there_do_not_block_those_for_another(gateway, engine, tmp_path):
-    door = gateway(batches=places(tmp_path / "data"))
-    door.serve(engine, slots=SLOTS, models=("fake-model", "asleep"))
-    client, asleep = Client(door), {"model": "asleep", "messages": []}
+def test_batches_for_a_model_that_is_not_there_do_not_block_those_for_another(batching, engine):
+    client, asleep = Client(batching(engine, models=("fake-model", "asleep"))), {"model": "asleep", "messages": []}
     waiting = [client.begin([line("a", body=asleep)]) for _ in range(MOST_AT_ONCE + 1)]
     client.when(waiting[-2], lambda found: found.status == "in_progress")
     batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
@@ -333,7 +335,7 @@ def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys
     ann, bob = Client(shared, "k-ann"), Client(shared, "k-bob")
     with pytest.raises(openai.AuthenticationError):
         Client(shared, "k-eve").api.files.list()
-    batches = [ann.begin([line(f"c{i}", SLOW) for i in range(100)]) for _ in range(2)]
+    batches = [ann.begin([line(f"c{i}", SLOW) for i in range(40)]) for _ in range(2)]
     batch = batches[1]
     for look in (bob.api.batches.retrieve, bob.api.batches.cancel):
         with pytest.raises(openai.NotFoundError):
@@ -362,20 +364,18 @@ def test_files_and_batches_belong_to_the_key_that_made_them(shared, engine, keys
     shared.ask(op="status")
     renewed = Client(shared, "k-new")
     batch = renewed.ended(batch)
-    assert (batch.status, batch.request_counts.completed + batch.request_counts.failed) == ("completed", 100)
+    assert (batch.status, batch.request_counts.completed + batch.request_counts.failed) == ("completed", 40)
     refused = [one["response"] for one in renewed.lines(batch.error_file_id)]
     assert {(one["status_code"], one["body"]["error"]["code"]) for one in refused} == {(401, "invalid_api_key")}
-    assert renewed.names(batch) == sorted(f"c{i}" for i in range(100))
+    assert renewed.names(batch) == sorted(f"c{i}" for i in range(40))
     shared.send({"op": "settings", "keys": keys})
 
 
-def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(gateway, engine, tmp_path):
+def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(batching, engine, tmp_path):
     """Ordinary requests are served all the while; a batch that was in the deleted store is gone."""
     folder = tmp_path / "data"
     folder.write_text("in the way")
-    door = gateway(batches=places(folder))
-    door.serve(engine, slots=SLOTS)
-    client = Client(door)
+    client = Client(batching(engine))
     with pytest.raises(openai.InternalServerError, match="cannot be kept now"):
         client.upload([line("a")])
     assert client.api.chat.completions.create(**line("x")["body"]).usage.completion_tokens == 2
@@ -391,17 +391,15 @@ def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(g
     engine.wait_for(running=0)
 
 
-def test_who_has_too_many_files_deletes_some_before_the_next_upload(gateway, engine, keys, tmp_path):
+def test_who_has_too_many_files_deletes_some_before_the_next_upload(batching, engine, keys, tmp_path):
     """One key could fill the disk. What others have does not count, what batches wrote does."""
-    folder = tmp_path / "data"
-    door = gateway(batches={**places(folder), "quota_bytes": 1500}, keys=keys)
-    door.serve(engine, slots=SLOTS)
-    ann, bob = Client(door, "k-ann"), Client(door, "k-bob")
+    gateway = batching(engine, keys=keys, quota_bytes=1500)
+    ann, bob = Client(gateway, "k-ann"), Client(gateway, "k-bob")
     first = ann.api.files.create(file=("a", b"x" * 900), purpose="user_data")
     with pytest.raises(openai.APIStatusError, match=r"DELETE /v1/files/ID") as refused:
         ann.api.files.create(file=("b", b"x" * 601), purpose="user_data")
     assert (refused.value.status_code, refused.value.code) == (413, "file_quota_exceeded")
-    assert [path.name for path in (folder / "files").glob("file-*")] == [first.id]
+    assert [path.name for path in (tmp_path / "data" / "files").glob("file-*")] == [first.id]
     assert bob.api.files.create(file=("c", b"x" * 1500), purpose="user_data").bytes == 1500
     batch = ann.ended(ann.begin([line("one")]))
     assert batch.status == "completed"
@@ -433,3 +431,32 @@ def test_a_key_for_one_request_at_once_can_be_used_beside_its_batch(shared, engi
         client.api.chat.completions.create(**line("x")["body"])
     client.api.batches.cancel(batch.id)
     assert client.ended(batch).request_counts.failed == 0
+
+
+class Replicas:
+    """Stands for the proxy: keeps the requests, so that a test can answer them."""
+
+    policy = Policy()
+
+    def __init__(self):
+        self.requests, self.given_up = [], []
+
+    def submit_internal(self, request, _owner):
+        request.on_gone = lambda: self.given_up.append(request)
+        request.start(200, [], None)
+        self.requests.append(request)
+
+
+async def test_when_all_answers_together_are_too_large_the_largest_is_given_up():
+    """It comes again later, when there is room: none of them is too large by itself."""
+    replicas, answers, mib = Replicas(), {}, b"x" * 1_048_576
+    port = BatchGatewayPort(replicas)
+    for number in range(MOST_HELD_BYTES // MOST_ANSWER_BYTES + 1):
+        keep = partial(answers.__setitem__, number)
+        port.errand("ann").go("/v1/embeddings", b"{}", keep)
+    for place, request in enumerate(replicas.requests):
+        for _ in range(MOST_ANSWER_BYTES // len(mib) - (1 if place == 3 else 6)):
+            request.write(mib)
+    await asyncio.sleep(0)
+    assert replicas.given_up == [replicas.requests[3]]
+    assert answers == {3: BatchAnswer(None)}

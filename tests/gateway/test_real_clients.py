@@ -39,7 +39,7 @@ def engine():
 
 
 @pytest.fixture(scope="module")
-def door(engine, tmp_path_factory):
+def gateway(engine, tmp_path_factory):
     log = tmp_path_factory.mktemp("clients") / "gateway.log"
     aliases = {"claude-*": MODEL, "gpt-4o": MODEL}
     with GatewayProcess(log, api_key=KEY, aliases=aliases) as process:
@@ -49,24 +49,24 @@ def door(engine, tmp_path_factory):
 
 
 @pytest.fixture
-def gpt(door):
-    with openai.OpenAI(base_url=f"{door.url}/v1", api_key=KEY, max_retries=0) as client:
+def gpt(gateway):
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-def claude(door):
-    with anthropic.Anthropic(base_url=door.url, api_key=KEY, max_retries=0) as client:
+def claude(gateway):
+    with anthropic.Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
         yield client
 
 
-def rows(door):
+def rows(gateway):
     """What the gateway says it counted, from /metrics."""
-    done = curl(door, "-H", f"authorization: Bearer {KEY}", f"{door.url}/metrics")
+    done = curl("-H", f"authorization: Bearer {KEY}", f"{gateway.url}/metrics")
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in done.splitlines() if line[0] != "#"}
 
 
-def curl(door, *args):
+def curl(*args):
     return subprocess.run(["curl", "-sS", "--max-time", "60", *args], capture_output=True, text=True, check=True).stdout
 
 
@@ -104,7 +104,7 @@ def test_anthropic_counting_passes_without_taking_a_slot(claude):
     assert claude.messages.count_tokens(model=MODEL, messages=ASKED).input_tokens > 3
 
 
-def test_clients_get_errors_in_their_own_dialect(gpt, claude, door):
+def test_clients_get_errors_in_their_own_dialect(gpt, claude, gateway):
     with pytest.raises(openai.NotFoundError) as missing:
         gpt.chat.completions.create(model="nobody", messages=ASKED)
     assert missing.value.code == "model_not_found"
@@ -113,7 +113,7 @@ def test_clients_get_errors_in_their_own_dialect(gpt, claude, door):
         claude.messages.create(model="nobody", messages=ASKED, max_tokens=4)
     assert unknown.value.body["type"] == "error"
     assert unknown.value.body["error"]["type"] == "not_found_error"
-    stranger = anthropic.Anthropic(base_url=door.url, api_key="another", max_retries=0)
+    stranger = anthropic.Anthropic(base_url=gateway.url, api_key="another", max_retries=0)
     with stranger, pytest.raises(anthropic.AuthenticationError):
         stranger.messages.create(model=MODEL, messages=ASKED, max_tokens=4)
 
@@ -123,8 +123,8 @@ def test_an_alias_reaches_its_model(gpt):
     assert 0 < answer.usage.completion_tokens <= 4
 
 
-def test_tokens_of_every_dialect_are_counted(gpt, claude, door):
-    before = rows(door)
+def test_tokens_of_every_dialect_are_counted(gpt, claude, gateway):
+    before = rows(gateway)
     said = [gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=5).usage.completion_tokens]
     options = {"stream": True, "stream_options": {"include_usage": True}}
     chunks = list(gpt.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=6, **options))
@@ -134,23 +134,23 @@ def test_tokens_of_every_dialect_are_counted(gpt, claude, door):
     with claude.messages.stream(model=MODEL, messages=ASKED, max_tokens=8, extra_body=GREEDY) as stream:
         said.append(stream.get_final_message().usage.output_tokens)
     name = f'skep_output_tokens_total{{model="{MODEL}",class="normal",replica="r0"}}'
-    assert rows(door)[name] - before.get(name, 0) == sum(said) > 4
+    assert rows(gateway)[name] - before.get(name, 0) == sum(said) > 4
 
 
-def test_curl_streams_with_a_body_from_a_file_and_asks_for_http2(door, tmp_path):
+def test_curl_streams_with_a_body_from_a_file_and_asks_for_http2(gateway, tmp_path):
     body = tmp_path / "body.json"
     body.write_text(json.dumps({"model": MODEL, "messages": ASKED, "max_tokens": 4, "stream": True}))
-    said = curl(door, "-N", "--http2", "-H", f"x-api-key: {KEY}", "-d", f"@{body}", f"{door.url}/v1/chat/completions")
+    said = curl("-N", "--http2", "-H", f"x-api-key: {KEY}", "-d", f"@{body}", f"{gateway.url}/v1/chat/completions")
     events = [line for line in said.splitlines() if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
     assert json.loads(events[-2][6:])["choices"] == [] or json.loads(events[-2][6:])["choices"][0]["finish_reason"]
 
 
-def test_curl_sees_plain_paths_of_the_engine_and_not_its_secrets(door):
+def test_curl_sees_plain_paths_of_the_engine_and_not_its_secrets(gateway):
     key = ("-H", f"authorization: bearer {KEY}")
-    assert json.loads(curl(door, *key, f"{door.url}/props"))["total_slots"] == 2
-    assert json.loads(curl(door, *key, "-d", '{"content": "hello"}', f"{door.url}/tokenize"))["tokens"]
-    slots = json.loads(curl(door, *key, f"{door.url}/slots"))
+    assert json.loads(curl(*key, f"{gateway.url}/props"))["total_slots"] == 2
+    assert json.loads(curl(*key, "-d", '{"content": "hello"}', f"{gateway.url}/tokenize"))["tokens"]
+    slots = json.loads(curl(*key, f"{gateway.url}/slots"))
     assert slots["error"]["code"] == "admin_path"
-    head = curl(door, *key, "-I", f"{door.url}/props")
+    head = curl(*key, "-I", f"{gateway.url}/props")
     assert head.startswith("HTTP/1.1 200")

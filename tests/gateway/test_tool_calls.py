@@ -118,16 +118,16 @@ def recorded():
 
 
 @pytest.fixture
-def door(gateway, recorded):
-    process = gateway()
-    process.serve(recorded, model="m", confirms="")
+def gateway(start_gateway, recorded):
+    process = start_gateway()
+    process.serve_engines(recorded, model="m", confirms="")
     return process
 
 
-def test_openai_tool_calls_come_back_whole_and_in_pieces(door, recorded):
+def test_openai_tool_calls_come_back_whole_and_in_pieces(gateway, recorded):
     tools = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
     ask = {"model": "m", "messages": ASKED, "tools": tools, "extra_body": {"unknown_field": {"kept": [1, 2.50, None]}}}
-    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="x", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client:
         message = client.chat.completions.create(**ask).choices[0].message
         deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**ask, stream=True)]
     assert message.tool_calls[0].function.arguments == '{"city": "Paris"}'
@@ -138,10 +138,10 @@ def test_openai_tool_calls_come_back_whole_and_in_pieces(door, recorded):
     assert b'"unknown_field"' in recorded.bodies[0]
 
 
-def test_anthropic_tool_use_comes_back_whole_and_in_pieces(door, recorded):
+def test_anthropic_tool_use_comes_back_whole_and_in_pieces(gateway, recorded):
     tools = [{"name": "get_weather", "description": "The weather", "input_schema": SCHEMA}]
     ask = {"model": "m", "messages": ASKED, "tools": tools, "max_tokens": 50}
-    with anthropic.Anthropic(base_url=door.url, api_key="x", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=gateway.url, api_key="x", max_retries=0) as client:
         whole = client.messages.create(**ask)
         with client.messages.stream(**ask) as stream:
             pieced = stream.get_final_message()

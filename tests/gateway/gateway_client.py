@@ -1,0 +1,94 @@
+"""Requests to a gateway as clients send them: whole, on a socket that can be hung up, and read back."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+
+MODEL = "fake-model"
+ASKED = [{"role": "user", "content": "one two three"}]
+
+
+def body(**fields):
+    return {"model": MODEL, "messages": ASKED, "max_tokens": 4, **fields}
+
+
+def call(gateway, method="POST", path="/v1/chat/completions", document=None, **headers):
+    """Return the status, the headers and the body of the answer; header names are given with underscores."""
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=30)
+    data = None if document is None else document if isinstance(document, bytes) else json.dumps(document).encode()
+    connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, answer.headers, text
+
+
+def post(gateway, document=None, **headers):
+    return call(gateway, document=body() if document is None else document, **headers)
+
+
+def error_of(text):
+    return json.loads(text)["error"]
+
+
+def refusal(gateway, document=None, **headers):
+    """Return the status and the error code; None for an answer that is none."""
+    status, _, text = post(gateway, document, **headers)
+    return status, json.loads(text).get("error", {}).get("code")
+
+
+def open_post(gateway, document, path="/v1/chat/completions", lines=(), receive_bytes=None):
+    """Send a request on a plain socket, to be hung up at will. `receive_bytes`: the client's buffer."""
+    data = document if isinstance(document, bytes) else json.dumps(document).encode()
+    head = [f"POST {path} HTTP/1.1", "host: x", *lines, f"content-length: {len(data)}", "", ""]
+    sock = socket.socket()
+    sock.settimeout(30)
+    if receive_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    sock.connect(("127.0.0.1", gateway.port))
+    sock.sendall("\r\n".join(head).encode() + data)
+    return sock
+
+
+def open_stream(gateway, **fields):
+    """Open a streamed request of which the first bytes have come."""
+    sock = open_post(gateway, body(stream=True, **fields))
+    assert sock.recv(100)
+    return sock
+
+
+def read_until(sock, mark, received=b""):
+    """Read up to the mark: bytes, or what is true of all that was received."""
+    there = mark if callable(mark) else lambda text: mark in text
+    while not there(received):
+        part = sock.recv(65536)
+        assert part, received
+        received += part
+    return received
+
+
+def read_all(sock):
+    received = b""
+    while part := sock.recv(65536):
+        received += part
+    return received
+
+
+def until(condition, timeout_s=15.0):
+    """Ask again and again: for what nobody announces."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        threading.Event().wait(0.02)
+    return found
+
+
+def status_of(gateway):
+    return gateway.ask(op="status")
+
+
+def metrics(gateway, **headers):
+    lines = call(gateway, "GET", "/metrics", **headers)[2].decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}

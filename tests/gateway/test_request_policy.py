@@ -1,0 +1,341 @@
+"""Priorities, keys, aliases, timeouts, health and accounts of a real gateway process in front of real fake engines."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from gateway_client import (
+    body,
+    call,
+    error_of,
+    metrics,
+    open_post,
+    open_stream,
+    post,
+    read_until,
+    refusal,
+    status_of,
+    until,
+)
+
+from skep.config.key_ring import digest_of
+
+
+def replica(engine, name="r0", **more):
+    return {"name": name, "model": "fake-model", "url": engine.url, "slots": 2, "confirms": "slots", **more}
+
+
+def states_of(gateway):
+    return {each["name"]: each["state"] for each in status_of(gateway)["replicas"]}
+
+
+# Priority
+
+
+def test_an_interactive_request_is_next_although_batch_waits_longer(serving):
+    gateway, _ = serving({"token_ms": 10}, slots=1)
+    ended = []
+
+    def ask(priority):
+        assert post(gateway, x_skep_priority=priority)[0] == 200
+        ended.append(priority)
+
+    with ThreadPoolExecutor(8) as crowd, open_stream(gateway, max_tokens=40) as running:
+        asked = [crowd.submit(ask, "batch") for _ in range(3)]
+        until(lambda: status_of(gateway)["queues"]["fake-model"]["batch"] == 3)
+        asked.append(crowd.submit(ask, "interactive"))
+        until(lambda: status_of(gateway)["queues"]["fake-model"]["interactive"] == 1)
+        read_until(running, b"0\r\n\r\n")
+        for each in asked:
+            each.result()
+    assert ended == ["interactive", "batch", "batch", "batch"]
+
+
+def test_a_header_of_ours_that_makes_no_sense_is_told_so(serving):
+    gateway, _ = serving()
+    for header, value in (("priority", "urgent"), ("max_wait", "soon"), ("max_wait", "-1")):
+        assert refusal(gateway, **{f"x_skep_{header}": value}) == (400, "bad_request"), value
+
+
+# Models and routing
+
+
+def test_several_models_stand_behind_one_endpoint(serving):
+    gateway, first, second = serving({"model": "one"}, {"model": "two"}, aliases={"gpt-*": "two"})
+    gateway.serve([{**replica(first), "model": "one"}, {**replica(second, "r1"), "model": "two", "context": 2048}])
+    listed = json.loads(call(gateway, "GET", "/v1/models")[2])["data"]
+    assert [(model["id"], model["skep"].get("context")) for model in listed] == [("one", None), ("two", 2048)]
+    for model, name in (("one", "r0"), ("two", "r1"), ("gpt-4o", "r1")):
+        assert post(gateway, body(model=model))[1]["x-skep-replica"] == name
+    status, _, text = post(gateway, body(model="three"))
+    assert (status, error_of(text)["code"]) == (404, "model_not_found")
+    assert "known: one, two" in error_of(text)["message"]
+    assert refusal(gateway, {"messages": []}) == (400, "bad_request"), "which of them is not said"
+    assert post(gateway, {"messages": [], "max_tokens": 1}, x_skep_model="one")[1]["x-skep-replica"] == "r0"
+
+
+def test_a_conversation_returns_to_its_replica(serving):
+    gateway, *engines = serving({}, {}, slots=4)
+    for number in range(6):
+        first = {"role": "user", "content": f"conversation {number}"}
+        messages, homes = [{"role": "system", "content": "shared by all"}, first], set()
+        for turn in range(4):
+            homes.add(post(gateway, body(messages=messages))[1]["x-skep-replica"])
+            messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"more {turn}"}]
+        assert len(homes) == 1
+    sessions = [{post(gateway, x_skep_session=name)[1]["x-skep-replica"] for _ in range(4)} for name in "abcdefgh"]
+    assert all(len(homes) == 1 for homes in sessions)
+    assert min(engine.state()["requests"] for engine in engines) > 0
+
+
+# Paths and headers
+
+
+def asked_for(gateway, method, path):
+    status, _, text = call(gateway, method, path, {"model": "fake-model"})
+    return status, error_of(text)["code"]
+
+
+def test_any_path_passes_and_an_owners_path_does_not(serving):
+    gateway, engine = serving()
+    assert call(gateway, "POST", "/v1/anything.v2/new", {"model": "fake-model", "x": 1})[0] == 200
+    assert json.loads(call(gateway, "GET", "/v1/models/fake-model")[2])["id"] == "fake-model"
+    assert asked_for(gateway, "GET", "/v1/models/nobody") == (404, "model_not_found")
+    status, _, text = call(gateway, "GET", "/unknown/path")
+    assert status == 404
+    assert "source" not in json.loads(text)  # the engine's own word
+    misspelt = ("//slots", "/v1/../slots", "/v1/%2e%2e/slots", "/x%2f..%2fslots", "/v1;x/slots")
+    for path in (*misspelt, "/./slots", "/v1/./chat/completions", "/slots/."):
+        assert asked_for(gateway, "POST", path) == (400, "bad_request"), path
+    paths = ("/slots", "/slots/0?action=erase", "/reset_prefix_cache", "/v1/load_lora_adapter", "/%73lots", "/props")
+    weights = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/is_paused")
+    for path in (*paths, *weights, "/Slots"):
+        assert asked_for(gateway, "POST", path) == (403, "admin_path"), path
+    assert call(gateway, "HEAD", "/v1/models")[0] == 200
+    assert engine.state()["requests"] == 1
+
+
+def test_an_engine_that_skep_started_is_asked_only_for_what_clients_ask(serving):
+    """A list of what is forbidden missed vLLM's weight transfer, and every path that an engine adds."""
+    gateway, engine = serving()
+    gateway.serve([replica(engine, own_engine=True)])
+    assert post(gateway)[0] == 200
+    assert call(gateway, "POST", "/tokenize", {"model": "fake-model", "content": "a"})[0] in (200, 404)
+    for path in ("/init_weight_transfer_engine", "/v1/anything/new", "/slots", "/", "/v1/chat/completions/x"):
+        for method in ("GET", "POST"):
+            assert asked_for(gateway, method, path) == (403, "admin_path"), path
+    assert engine.state()["requests"] == 1
+
+
+@contextlib.contextmanager
+def played_engine(lines):
+    """A plain socket as the engine: its URL, and the first POST it reads, word for word."""
+    read = []
+
+    def play():
+        while not read:
+            peer, _ = listener.accept()
+            data = peer.recv(65536)
+            if data.startswith(b"POST"):
+                read.append(data.lower())
+            peer.sendall(b"HTTP/1.1 200 OK\r\n" + lines + b"content-length: 2\r\n\r\nok")
+            peer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        player = threading.Thread(target=play)
+        player.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", read
+        player.join()
+
+
+def test_the_key_and_headers_of_one_hop_stay_behind(start_gateway):
+    gateway = start_gateway(api_key="secret")
+    with played_engine(b"x-private: 1\r\nconnection: x-private\r\n") as (url, read):
+        gateway.serve([{"name": "r0", "model": "m", "url": url, "slots": 1, "authorization": "Bearer own"}])
+        status, headers, _ = call(
+            gateway, "POST", "/v1/x", {"model": "m"}, authorization="Bearer secret", x_api_key="secret",
+            keep_alive="5", connection="keep-alive, X-Hop", x_hop="1", x_kept="yes", x_skep_agent="me",
+            te="trailers", proxy_authorization="p",
+        )  # fmt: skip
+    assert (status, headers["connection"]) == (200, None)
+    head = read[0].partition(b"\r\n\r\n")[0]
+    assert b"authorization: bearer own" in head
+    assert b"x-kept: yes" in head
+    for name in (b"secret", b"x-hop", b"x-skep", b"keep-alive", b"te:", b"proxy-", b"connection"):
+        assert name not in head, name
+
+
+def test_web_pages_may_not_call_unless_they_are_named(serving):
+    gateway, _ = serving(origins=["http://localhost:3000"])
+    assert refusal(gateway, origin="http://evil.example") == (403, "origin_refused")
+    asked = {"origin": "http://localhost:3000", "access_control_request_method": "POST"}
+    status, headers, _ = call(gateway, "OPTIONS", **asked, access_control_request_headers="x-skep-agent")
+    assert (status, headers["access-control-allow-headers"]) == (204, "x-skep-agent")
+    for _ in range(2):  # the second time the head is known
+        status, headers, _ = post(gateway, origin="http://localhost:3000")
+        assert (status, headers["access-control-allow-origin"]) == (200, "http://localhost:3000")
+    assert call(gateway, "GET", "/v1/models", origin="http://localhost:3000")[1]["vary"] == "origin"
+
+
+def test_an_engines_own_leave_for_web_pages_is_not_handed_on(start_gateway):
+    """llama.cpp and vLLM allow every page; two such headers are none, and only the gateway may give leave."""
+    gateway = start_gateway(origins=["http://a.example"])
+    with played_engine(b"access-control-allow-origin: *\r\n") as (url, read):
+        gateway.serve([{"name": "r0", "model": "m", "url": url, "slots": 1}])
+        _, headers, _ = call(gateway, "POST", "/v1/x", {"model": "m"}, origin="http://a.example")
+    assert headers.get_all("access-control-allow-origin") == ["http://a.example"]
+    assert b"origin:" not in read[0]
+
+
+# Keys
+
+
+def test_keys_have_a_class_a_cap_and_a_rate(serving):
+    keys = [
+        {"name": "slow", "sha256": digest_of("k-slow"), "priority": "batch", "max_concurrent": 1},
+        {"name": "rare", "sha256": digest_of("k-rare"), "rate_per_s": 0.01, "burst": 1},
+    ]
+    gateway, engine = serving({"token_ms": 20}, slots=4, keys=keys)
+    assert post(gateway)[0] == post(gateway, authorization="Bearer wrong")[0] == 401
+    with ThreadPoolExecutor(2) as crowd:
+        given = {"authorization": "Bearer k-slow", "x_skep_priority": "interactive"}
+        running = crowd.submit(post, gateway, body(max_tokens=40), **given)
+        engine.wait_for(running=1)
+        assert refusal(gateway, x_api_key="k-slow") == (429, "too_many_requests_of_key")
+        assert running.result()[0] == 200
+    assert post(gateway, x_api_key="k-rare")[0] == 200
+    status, headers, text = post(gateway, x_api_key="k-rare")
+    assert (status, error_of(text)["code"]) == (429, "rate_limited")
+    assert 90 <= int(headers["retry-after"]) <= 101
+    labels = 'model="fake-model",class="batch",replica="r0",outcome="answered",status="200",code=""'
+    assert f"skep_requests_total{{{labels}}}" in metrics(gateway, x_api_key="k-slow")
+    gateway.send({"op": "settings", "keys": keys[:1]})
+    until(lambda: refusal(gateway, x_api_key="k-rare") == (401, "invalid_api_key"))
+    assert post(gateway, x_api_key="k-slow")[0] == 200
+
+
+def test_a_key_called_as_the_variable_is_opens_beside_it(serving):
+    """Two keys of one name ended the gateway whenever it was started."""
+    gateway, _ = serving(api_key="k-variable", keys=[{"name": "SKEP_API_KEY", "sha256": digest_of("k-file")}])
+    assert [post(gateway, x_api_key=key)[0] for key in ("k-variable", "k-file", "k-none")] == [200, 200, 401]
+
+
+# Failure
+
+
+def test_a_replica_that_says_503_is_passed_over_for_another_one(serving):
+    gateway, _, good = serving({"fault": '{"kind": "503", "times": 50}'}, {})
+    until(lambda: not any(status_of(gateway)["busy"].values()))  # both have said that they are free
+    assert [post(gateway)[0] for _ in range(10)] == [200] * 10
+    assert good.state()["requests"] >= 10
+
+
+def test_one_429_of_a_replica_does_not_shut_it_out(serving):
+    gateway, *_ = serving({"fault": '{"kind": "429", "times": 1}'}, {})
+    until(lambda: not any(status_of(gateway)["busy"].values()))
+    assert [post(gateway)[0] for _ in range(6)] == [200] * 6
+    assert set(states_of(gateway).values()) == {"up"}
+
+
+def test_a_replica_that_talks_nonsense_may_still_work_so_its_slot_is_kept(serving):
+    gateway, engine = serving({"deaf_ms": 600, "fault": "garbage"}, slots=1, limits={"attempts": 1})
+    assert [post(gateway)[0] for _ in range(2)] == [502, 200]
+    assert engine.state()["max_inside"] <= 1
+
+
+def test_without_another_replica_its_own_words_are_passed_on(serving):
+    gateway, _ = serving({"fault": '{"kind": "503", "times": 1}'})
+    status, _, text = post(gateway)
+    assert status == 503
+    assert "source" not in json.loads(text)
+
+
+def test_a_silent_replica_is_given_up_after_the_first_byte_timeout(serving):
+    gateway, engine = serving({"fault": "hang-first"}, timeouts={"first_byte_s": 0.2})
+    assert refusal(gateway) == (504, "replica_timeout")
+    engine.wait_for(running=0)
+
+
+def test_a_stream_that_falls_silent_ends_with_an_error_event(serving):
+    gateway, engine = serving({"fault": '{"kind": "hang-mid", "after_tokens": 2}'}, timeouts={"idle_s": 0.2})
+    status, _, text = post(gateway, body(max_tokens=50, stream=True))
+    last = text.decode().strip().splitlines()[-1]
+    assert (status, error_of(last.removeprefix("data: "))["code"]) == (200, "stream_cut")
+    engine.wait_for(running=0)
+
+
+def test_a_frozen_replica_loses_its_requests_to_another_one_and_comes_back(serving):
+    """SIGSTOP: its connections stay open, nothing comes. Health checks see it; when it wakes it is tried again."""
+    watch = {"health_every_s": 0.2, "health_timeout_s": 0.2}
+    gateway, *engines = serving({"token_ms": 5}, {"token_ms": 5}, limits={"dead_after_s": 1.0}, watch=watch)
+    with ThreadPoolExecutor(1) as crowd:
+        first = crowd.submit(post, gateway, body(max_tokens=100))
+        until(lambda: status_of(gateway)["in_flight"] == 1)
+        busy = status_of(gateway)["busy"]
+        frozen, other = ("r0", "r1") if busy["r0"] else ("r1", "r0")
+        stopped = engines[int(frozen[1])].pid
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            status, headers, _ = first.result(timeout=30)
+            assert (status, headers["x-skep-replica"]) == (200, other)
+            assert states_of(gateway)[frozen] in ("open", "half-open")
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+    until(lambda: set(states_of(gateway).values()) == {"up"})
+    until(lambda: not any(status_of(gateway)["busy"].values()))
+
+
+def test_drain_undrain_add_and_remove_break_no_stream(serving):
+    gateway, one, other = serving({"token_ms": 5}, {"token_ms": 5})
+    gateway.serve([replica(one)])
+
+    def homes(requests):
+        return {post(gateway)[1]["x-skep-replica"] for _ in range(requests)}
+
+    with open_post(gateway, body(stream=True, max_tokens=100)) as stream:
+        read_until(stream, b"data:")
+        gateway.serve([replica(one, draining=True), replica(other, "r1")])
+        assert homes(4) == {"r1"}
+        gateway.serve([replica(other, "r1")])
+        assert homes(1) == {"r1"}
+        assert b"[DONE]" in read_until(stream, b"0\r\n\r\n")
+    gateway.serve([replica(one), replica(other, "r1", draining=True)])
+    assert homes(3) == {"r0"}
+
+
+# Accounts
+
+
+def test_every_request_is_a_row_a_line_and_a_count(serving, tmp_path):
+    store, log = tmp_path / "skep.sqlite3", tmp_path / "requests.log"
+    gateway, engine = serving(slots=1, store=str(store), log=str(log))
+    post(gateway, x_skep_agent="builder-1")
+    streamed = body(stream=True, max_tokens=6, stream_options={"include_usage": True})
+    post(gateway, streamed, x_skep_priority="interactive")
+    post(gateway, body(model="nobody"))
+    open_stream(gateway, max_tokens=5000).close()
+    engine.wait_for(hangups=1)
+    until(lambda: sum("requests_total" in name for name in metrics(gateway)) == 4)
+    counted = metrics(gateway)
+    gateway.close()
+    columns = "outcome, priority, flow, status, output_tokens, streamed"
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        found = connection.execute(f"SELECT {columns} FROM gateway_requests ORDER BY arrived_at").fetchall()
+    assert found == [
+        ("answered", "normal", "builder-1", 200, 4, 0),
+        ("answered", "interactive", None, 200, 6, 1),
+        ("refused", "normal", None, 404, None, 0),
+        ("hung_up", "normal", None, 200, None, 1),
+    ]
+    lines = log.read_text().splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("request.done id=") for line in lines)
+    assert counted['skep_output_tokens_total{model="fake-model",class="normal",replica="r0"}'] == 4
+    refused = 'model="unknown",class="normal",replica="",outcome="refused",status="404",code="model_not_found"'
+    assert counted[f"skep_requests_total{{{refused}}}"] == 1
+    assert counted['skep_slots{model="fake-model",replica="r0"}'] == 1
