@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 from skep.catalog.gpus import device
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import EXIT_FINAL, Launch
-from skep.engines.diagnosis import KERNEL, RULES, diagnose, find_rule, table
-from skep.engines.diagnosis_rule import SHOWN, fill, make_diagnosis, plain
-from skep.engines.preflight import predict_failure
+from skep.engines.diagnosis import diagnose, predict_failure
+from skep.engines.diagnosis_rule import fill, make_diagnosis, match
+from skep.engines.diagnosis_rules import KERNEL, RULES, find_rule, table
+from skep.engines.log_lines import SHOWN, plain, plain_lines
 from skep.supervisor.replica import read_oom_kills
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -329,3 +331,19 @@ def test_kills_are_read_from_the_group_and_else_from_the_machine(tmp_path):
     (proc / "self" / "cgroup").write_text("0::/box\n")
     (cgroup / "box" / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     assert read_oom_kills(proc=proc, cgroup=cgroup) == 1
+
+
+def test_a_diagnosis_survives_odd_numbers():
+    said = "CUDA out of memory. Tried to allocate 1.2.3 GiB. GPU 0 has a total capacity of 4 GiB of which 1 MiB is free"
+    assert "out of GPU memory" in diagnose(launch_of(), 1, [f"torch.OutOfMemoryError: {said}"]).cause
+
+
+def test_a_diagnosis_of_long_words_takes_no_longer_than_of_short_ones():
+    rule = next(rule for rule in RULES if rule.id == "architecture")
+
+    def seconds(line):
+        began = time.process_time()
+        match(rule, launch_of(), 1, plain_lines([line] * 40))
+        return time.process_time() - began
+
+    assert seconds("a" * 990) < 0.01 + 8 * seconds("ab " * 330)

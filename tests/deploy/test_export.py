@@ -249,18 +249,10 @@ def test_an_engine_of_skeps_own_is_not_exported():
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_a_shell_gives_every_value_back(text):
+def test_shells_systemd_and_compose_give_every_value_back(text):
+    """A double-quoted YAML scalar with these escapes is a JSON string too."""
     assert shlex.split(f"x {shell_word(text)}") == ["x", text]
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_systemd_gives_every_value_back(text):
     assert unsystemd(systemd_word(text)) == text
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_yaml_gives_every_value_back_after_compose_has_put_variables_in(text):
-    """A double-quoted scalar with these escapes is a JSON string too."""
     assert json.loads(yaml_word(text)).replace("$$", "$") == text
 
 
@@ -361,3 +353,9 @@ def test_an_image_whose_tag_has_moved_is_not_what_was_measured(form):
 )
 def test_ollama_is_told_to_fetch_its_model(form, line):
     assert line in export(shipped("gemma-4-31b-4x3090-ollama"), form)
+
+
+def test_a_variable_of_a_preset_comes_out_as_it_went_in():
+    wanted = replace(shipped_presets()["qwen3-coder-30b-a3b-3090"], env=(("HTTP_PROXY", "http://127.0.0.1:3128"),))
+    made = recipe_of(wanted, context_tokens=8192, port=8400, engine_port=8001)
+    assert "HTTP_PROXY=http://127.0.0.1:3128" in export(made, "docker")

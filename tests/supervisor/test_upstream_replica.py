@@ -107,38 +107,34 @@ def test_what_is_wrong_is_said(answer, why):
         told_by({"/v1/models": answer})
 
 
-def test_a_server_that_comes_later_is_found():
+async def test_a_server_that_comes_later_is_found():
     """And stays: from then on the gateway's own health checks decide."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
+    changed = asyncio.Event()
+    upstream = UpstreamReplica(launch(f"http://127.0.0.1:{port}"), changed.set)
 
-    async def run():
-        changed = asyncio.Event()
-        upstream = UpstreamReplica(launch(f"http://127.0.0.1:{port}"), changed.set)
+    async def until(condition):
+        while not condition():
+            changed.clear()
+            await asyncio.wait_for(changed.wait(), 20)
 
-        async def until(condition):
-            while not condition():
-                changed.clear()
-                await asyncio.wait_for(changed.wait(), 20)
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(upstream.run())
-            await until(lambda: upstream.tried)
-            assert upstream.life.state is ReplicaState.STARTING
-            assert "refused" in upstream.life.why
-            assert upstream.model == ""
-            engine = await asyncio.to_thread(FakeEngine(port=port).start)
-            await until(lambda: upstream.life.serving)
-            assert (upstream.model, upstream.life.why) == ("fake-model", None)
-            await asyncio.to_thread(engine.close)
-            upstream.restart()
-            assert not upstream.life.serving
-            await until(lambda: upstream.life.why is not None)
-            upstream.stop()
-        assert upstream.life.state is ReplicaState.STOPPED
-
-    asyncio.run(run())
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(upstream.run())
+        await until(lambda: upstream.tried)
+        assert upstream.life.state is ReplicaState.STARTING
+        assert "refused" in upstream.life.why
+        assert upstream.model == ""
+        engine = await asyncio.to_thread(FakeEngine(port=port).start)
+        await until(lambda: upstream.life.serving)
+        assert (upstream.model, upstream.life.why) == ("fake-model", None)
+        await asyncio.to_thread(engine.close)
+        upstream.restart()
+        assert not upstream.life.serving
+        await until(lambda: upstream.life.why is not None)
+        upstream.stop()
+    assert upstream.life.state is ReplicaState.STOPPED
 
 
 def test_stopping_does_not_wait_for_a_server_that_hangs():

@@ -1,0 +1,179 @@
+"""Replicas, sets of them and whole hives for tests, and ways to wait for what becomes of them."""
+
+import asyncio
+import socket
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+from skep.engines.base import Launch, PlacementRequest
+from skep.engines.fake import Fake
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.remote_replica import UpstreamLife
+from skep.supervisor.replica import Replica
+from skep.supervisor.replica_set import ReplicaSet
+from skep.supervisor.supervisor import Hive, Supervisor
+
+POLICY = RestartPolicy(watch_every_s=0.1, watch_timeout_s=0.3, watch_failures=2, first_delay_s=0.05, grace_s=0.3)
+ONCE = replace(POLICY, failures_before_ready=1)
+LAUNCH = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1)
+FAR = replace(LAUNCH, slots=8, reserve=2, place=PlacementRequest())
+
+
+class Changes:
+    """What is called for each change, and waits for one that brings what is wanted."""
+
+    def __init__(self):
+        self._changed = asyncio.Event()
+
+    def __call__(self, *_):
+        self._changed.set()
+
+    async def until(self, condition, timeout_s=20.0):
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+async def until(condition):
+    """For what nobody announces."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(folder, launch=LAUNCH, engine=None, policy=POLICY, **more):
+    """A replica, and a way to wait for something of it."""
+    changes = Changes()
+    replica = Replica(launch, engine or Fake(), folder / "m-0.log", changes, policy, **more)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(replica.run())
+        yield replica, changes.until
+        replica.stop()
+
+
+async def nobody_is_busy(_name):
+    return 0
+
+
+@asynccontextmanager
+async def replicas_of(folder, *launches, policy=POLICY, elsewhere=None):
+    """A set of replicas being started: the set, how it was after each change, a way to wait, its tasks."""
+    history, changes = [], Changes()
+
+    def changed():
+        history.append({member.launch.name: replicas.state(member) for member in replicas.members})
+        changes()
+
+    replicas = ReplicaSet(folder, policy, changed, nobody_is_busy, elsewhere)
+    async with asyncio.TaskGroup() as tasks:
+        replicas.add_replicas(launches, tasks)
+        changed()
+        yield SimpleNamespace(replicas=replicas, history=history, until=changes.until, tasks=tasks)
+        await replicas.end_all()
+
+
+class FarReplica:
+    """As much of a replica on another node as the hive sees. `slots`: that its engine has come to be started with."""
+
+    kind, pid = "replica", None
+    engine = Fake()
+
+    def __init__(self, launch, changed):
+        self.launch, self.slots, self._changed = launch, 8, changed
+        self.node = {"m-0": "a", "m-1": "b", "n-0": "b"}.get(launch.name, "c")
+        self.life = UpstreamLife(None)
+        self.restarted = 0
+        self._stopping = asyncio.Event()
+
+    @property
+    def model(self):
+        return self.launch.model
+
+    @property
+    def started(self):
+        return replace(self.launch, slots=self.slots)
+
+    @property
+    def settled(self):
+        return self.life.serving
+
+    def stop(self):
+        self._stopping.set()
+
+    def restart(self):
+        self.restarted += 1
+
+    def become(self, state):
+        self.life.state = state
+        self._changed()
+
+    async def run(self):
+        self.life.url = f"http://{self.node}:1"
+        self.become(ReplicaState.READY)
+        await self._stopping.wait()
+        self.become(ReplicaState.STOPPING)
+        await asyncio.sleep(0)
+        self.become(ReplicaState.STOPPED)
+
+    async def log_since(self, offset, lines):
+        said = "one\ntwo\nthree\n"
+        text = said[offset:] if offset is not None else "".join(said.splitlines(keepends=True)[-lines:])
+        return {"text": text, "offset": len(said)}
+
+
+class Service:
+    """What keeps replicas on other nodes, for a hive: a cluster that is ready, or fails."""
+
+    def __init__(self, failure=None, left=None):
+        self.story, self.settled, self.policy = [], True, None
+        self._failure, self._left = failure, left
+
+    async def run(self, supervisor):
+        self.story.append(supervisor.phase)
+        if self._failure is not None:
+            raise self._failure
+        await asyncio.Event().wait()
+
+    async def stop(self):
+        self.story.append("stop")
+        return self._left
+
+    def set_policy(self, policy):
+        self.policy = policy
+
+    def row(self):
+        return {"name": "cluster", "kind": "cluster", "state": "ready", "url": "10.0.0.1:6379"}
+
+
+IDLE_GATEWAY = """
+import json, socket, sys
+link = socket.socket(fileno=int(sys.argv[-1]))
+told, answers = link.makefile("r"), link.makefile("w")
+print('{"event": "listening"}', file=answers, flush=True)
+idle = {"queued": 0, "in_flight": 0, "busy": {}, "tokens": {}, "ended": {}, "queues": {}, "replicas": [], "left": 0}
+for message in map(json.loads, told):
+    if message.get("op") == "exit":
+        break
+    if "id" in message:
+        print(json.dumps({"id": message["id"], **idle}), file=answers, flush=True)
+"""
+GATEWAY_ARGV = (sys.executable, "-Sc", IDLE_GATEWAY)
+
+
+@asynccontextmanager
+async def hive_of(folder, *launches, services=(), elsewhere=FarReplica, rebuild=None, control=None):
+    """A supervisor whose gateway is a program that has nothing to do."""
+    with socket.socket() as listener:
+        hive = Hive(launches, GATEWAY_ARGV, {}, "http://x", control, folder, drain_s=5.0)
+        changes = Changes()
+        supervisor = Supervisor(hive, listener, changes, rebuild, elsewhere=elsewhere, services=services)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(supervisor.run())
+            await changes.until(lambda: supervisor.phase == "ready")
+            yield supervisor, changes.until
+            supervisor.stop()
+            await running

@@ -1,0 +1,533 @@
+"""Who is loaded and who makes room: the decider alone, without processes or clocks."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from supervised import LAUNCH
+
+from skep.engines.base import Launch
+from skep.supervisor.eviction import (
+    FIRST_BACK_OFF_S,
+    LONGEST_BACK_OFF_S,
+    POLL_S,
+    POLL_SOON_S,
+    DrainModel,
+    Eviction,
+    LoadModel,
+    MemoryBudget,
+    ModelSpec,
+    ModelUsage,
+    ReadmitModel,
+    RefuseModel,
+    Residency,
+    UnloadModel,
+    model_specs,
+)
+from skep.units import GIB
+
+IDLE = ModelUsage(busy=0, queued=0, idle_s=100.0)
+BUSY = ModelUsage(busy=1, queued=0, idle_s=None)
+WAITING = ModelUsage(busy=0, queued=1, idle_s=None)
+
+
+def two(need=6, have=10, **fields):
+    models = [ModelSpec("a", {"gpu0": need}, **fields), ModelSpec("b", {"gpu0": need}, **fields)]
+    return Eviction(models, MemoryBudget({"gpu0": have}))
+
+
+def loaded(eviction, model, now=0.0):
+    assert eviction.wanted(model, now) == [LoadModel(model)]
+    assert eviction.loaded(model, now) == []
+
+
+def test_the_first_request_loads_a_model_and_the_next_ones_do_nothing():
+    eviction = two()
+    assert eviction.wanted("a", 0.0) == [LoadModel("a")]
+    assert eviction.wanted("a", 1.0) == []
+    assert eviction.residency("a") is Residency.LOADING
+    assert eviction.loaded("a", 2.0) == []
+    assert eviction.loaded("a", 2.0) == []
+    assert eviction.wanted("a", 3.0) == []
+    assert eviction.poll_s is None
+
+
+def test_what_is_not_on_demand_is_loaded_at_the_start():
+    eviction = Eviction([ModelSpec("a", on_demand=False), ModelSpec("b")])
+    assert eviction.begin(0.0) == [LoadModel("a")]
+    assert eviction.begin(0.0) == []
+
+
+def test_two_that_fit_are_loaded_together():
+    eviction = two(need=5)
+    loaded(eviction, "a")
+    assert eviction.wanted("b", 1.0) == [LoadModel("b")]
+
+
+def test_an_idle_model_gives_way_at_once_but_is_drained_first():
+    eviction = two()
+    loaded(eviction, "a")
+    assert eviction.wanted("b", 100.0) == [DrainModel("a")]  # long loaded; whether it is idle nobody knows yet
+    assert eviction.told({"a": IDLE}, 100.0, 100.1) == []  # asked before it was drained: a request may have come since
+    assert eviction.told({"a": IDLE, "b": WAITING}, 100.2, 100.3) == [UnloadModel("a")]
+    assert eviction.told({"a": IDLE, "b": WAITING}, 100.4, 100.5) == []
+    assert eviction.gone("a", 101.0) == [LoadModel("b")]
+    assert eviction.gone("a", 101.0) == []
+
+
+def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers():
+    eviction = two()
+    loaded(eviction, "a")
+    assert eviction.wanted("b", 1.0) == []
+    assert eviction.told({"a": BUSY, "b": WAITING}, 2.0, 2.0) == []
+    assert eviction.told({"a": BUSY, "b": WAITING}, 30.0, 30.0) == [DrainModel("a")]
+    assert eviction.told({"a": BUSY, "b": WAITING}, 31.0, 31.0) == []
+    assert eviction.told({"a": IDLE, "b": WAITING}, 99.0, 99.0) == [UnloadModel("a")]
+
+
+@pytest.mark.parametrize(
+    ("wanted_at", "stays", "goes"),
+    [
+        (5.0, [(6.0, 0.3), (10.0, 4.3)], (11.0, 5.3)),
+        (0.5, [(0.9, 9.0)], (1.1, 9.2)),
+        (29.0, [(29.9, 0.2)], (30.1, 0.4)),
+    ],
+    ids=["between requests of an agent that thinks", "not used since it was loaded", "after its turn"],
+)
+def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
+    """(now, idle for so long): when another model waits."""
+    eviction = two()
+    loaded(eviction, "a")
+    eviction.wanted("b", wanted_at)
+    for now, idle_s in stays:
+        assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == []
+    now, idle_s = goes
+    assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == [DrainModel("a")]
+
+
+def test_of_idle_models_the_one_unused_longest_goes():
+    models = [ModelSpec(name, {"gpu0": 4}) for name in "abc"]
+    eviction = Eviction(models, MemoryBudget({"gpu0": 8}))
+    loaded(eviction, "a")
+    loaded(eviction, "b")
+    eviction.wanted("c", 20.0)
+    figures = {"a": ModelUsage(0, 0, 3.0), "b": ModelUsage(0, 0, 9.0), "c": WAITING}
+    assert eviction.told(figures, 21.0, 21.0) == [DrainModel("b")]
+
+
+def test_only_what_is_in_the_way_goes():
+    models = [ModelSpec("a", {"gpu0": 9}), ModelSpec("b", {"gpu1": 9}), ModelSpec("c", {"gpu1": 9})]
+    eviction = Eviction(models, MemoryBudget({"gpu0": 10, "gpu1": 10}))
+    loaded(eviction, "a")
+    loaded(eviction, "b")
+    assert eviction.wanted("c", 100.0) == [DrainModel("b")]
+
+
+def test_a_small_one_stays_where_a_larger_one_alone_makes_room():
+    models = [ModelSpec("small", {"ram": 2}), ModelSpec("large", {"ram": 8}), ModelSpec("new", {"ram": 7})]
+    eviction = Eviction(models, MemoryBudget({"ram": 10}))
+    loaded(eviction, "small", 0.0)
+    loaded(eviction, "large", 1.0)
+    assert eviction.wanted("new", 100.0) == [DrainModel("large")]
+
+
+def test_a_pinned_model_gives_way_to_nobody():
+    eviction = Eviction(
+        [ModelSpec("a", {"ram": 6}, pinned=True), ModelSpec("b", {"ram": 6})], MemoryBudget({"ram": 10})
+    )
+    loaded(eviction, "a")
+    (refused,) = eviction.wanted("b", 100.0)
+    assert isinstance(refused, RefuseModel)
+    assert "`b` needs 6 B of ram, which has 4 B beside the pinned `a`; unpin" in refused.why
+
+
+def test_what_can_never_fit_is_refused_at_once_with_what_to_change():
+    eviction = two(need=20)
+    (refused,) = eviction.wanted("a", 0.0)
+    assert "`a` needs 20 B of gpu0, which has 10 B; take a smaller quantization" in refused.why
+    assert eviction.residency("a") is Residency.OUT
+    assert not eviction.is_queued("a")
+
+
+def test_no_more_models_than_allowed_are_loaded():
+    eviction = Eviction([ModelSpec("a"), ModelSpec("b"), ModelSpec("c", pinned=True)], MemoryBudget(max_loaded=2))
+    loaded(eviction, "c")
+    loaded(eviction, "a")
+    assert eviction.wanted("b", 100.0) == [DrainModel("a")]
+    assert "raise `max_loaded`" in Eviction([ModelSpec("a"), ModelSpec("p", pinned=True, on_demand=False)],
+                                           MemoryBudget(max_loaded=1)).never("a")  # fmt: skip
+
+
+def test_two_of_unknown_size_do_not_share_a_card():
+    models = [ModelSpec(name, unknown=frozenset({"gpu0"})) for name in "ab"]
+    eviction = Eviction(
+        [*models, ModelSpec("c", unknown=frozenset({"gpu1"})), ModelSpec("d", {"gpu0": 1}), ModelSpec("e", {"ram": 1})]
+    )
+    loaded(eviction, "a")
+    loaded(eviction, "c")
+    loaded(eviction, "e")
+    assert eviction.wanted("b", 100.0) == [DrainModel("a")]
+    assert eviction.wanted("d", 101.0) == []  # of known size, and still nobody knows what the other one leaves
+    full = Eviction([ModelSpec("known", {"gpu0": 22}), models[0]], MemoryBudget({"gpu0": 24}))
+    loaded(full, "known")
+    full.wanted("a", 1.0)
+    assert full.residency("a") is Residency.OUT
+    pinned = Eviction([ModelSpec("p", {"gpu0": 1}, pinned=True, on_demand=False), models[0]])
+    assert "`a` and the pinned `p` share gpu0; give `room`" in pinned.never("a")
+
+
+def test_a_model_goes_after_its_time_without_a_request():
+    eviction = Eviction([ModelSpec("a", idle_unload_s=60.0), ModelSpec("p", idle_unload_s=60.0, pinned=True)])
+    loaded(eviction, "a")
+    loaded(eviction, "p")
+    assert eviction.poll_s == POLL_S
+    assert eviction.told({"a": BUSY}, 80.0, 80.0) == []
+    assert eviction.told({"a": ModelUsage(0, 0, 30.0), "p": IDLE}, 120.0, 120.0) == []
+    assert eviction.told({"a": ModelUsage(0, 0, 61.0), "p": IDLE}, 151.0, 151.0) == [DrainModel("a")]
+    assert eviction.poll_s == POLL_SOON_S
+    assert eviction.told({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == [UnloadModel("a")]
+
+
+def test_a_request_that_comes_while_an_idle_model_drains_keeps_it():
+    eviction = Eviction([ModelSpec("a", idle_unload_s=60.0)])
+    loaded(eviction, "a")
+    assert eviction.told({"a": IDLE}, 100.0, 100.0) == [DrainModel("a")]
+    assert eviction.wanted("a", 100.1) == [ReadmitModel("a")]
+    assert eviction.residency("a") is Residency.IN
+    assert not eviction.is_queued("a")
+
+
+def test_when_nobody_waits_any_more_the_model_that_drained_serves_again():
+    eviction = two()
+    loaded(eviction, "a")
+    assert eviction.wanted("b", 50.0) == [DrainModel("a")]
+    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 51.0, 51.0) == [ReadmitModel("a")]
+
+
+def test_a_model_asked_for_by_the_user_waits_in_line_without_a_request():
+    eviction = two()
+    loaded(eviction, "a")
+    assert eviction.wanted("b", 1.0, asked=True) == []
+    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 2.0, 2.0) == []
+    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 31.0, 31.0) == [DrainModel("a")]
+
+
+def test_what_the_user_unloads_goes_when_its_answers_are_finished_and_comes_back_with_a_request():
+    eviction = two(pinned=True)
+    loaded(eviction, "a")
+    assert eviction.unload("a", 1.0) == [DrainModel("a")]
+    assert eviction.unload("a", 1.0) == []
+    assert eviction.wanted("a", 1.5) == []
+    assert eviction.told({"a": ModelUsage(1, 1, None)}, 2.0, 2.0) == []
+    assert eviction.told({"a": ModelUsage(0, 1, 0.1)}, 3.0, 3.0) == [UnloadModel("a")]
+    assert eviction.gone("a", 4.0) == [LoadModel("a")]
+
+
+def test_a_user_in_a_hurry_does_not_wait_for_answers():
+    eviction = two()
+    loaded(eviction, "a")
+    eviction.unload("a", 1.0)
+    eviction.told({"a": BUSY}, 2.0, 2.0)
+    assert eviction.hurry("a", 3.0) == [UnloadModel("a")]
+    assert eviction.hurry("a", 3.0) == []
+
+
+def test_a_load_under_way_can_be_broken_off():
+    eviction = two()
+    eviction.wanted("a", 0.0)
+    assert eviction.unload("a", 1.0) == [UnloadModel("a")]
+    assert eviction.loaded("a", 1.0) == []
+    assert eviction.gone("a", 2.0) == []
+    assert eviction.residency("a") is Residency.OUT
+
+
+def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
+    eviction = two()
+    eviction.wanted("a", 0.0)
+    assert eviction.failed("a", "no memory", 1.0) == [RefuseModel("a", "no memory", FIRST_BACK_OFF_S), UnloadModel("a")]
+    assert eviction.failed("a", "no memory", 1.0) == []
+    assert eviction.gone("a", 2.0) == []
+    assert eviction.wanted("a", 5.0) == [RefuseModel("a", "no memory", 6.0)]
+    assert eviction.wanted("a", 11.0) == [LoadModel("a")]
+    for expected in (20.0, 40.0, 80.0, 160.0, 300.0, LONGEST_BACK_OFF_S):
+        refused, _ = eviction.failed("a", "no memory", 1000.0)
+        assert refused.retry_after_s == expected
+        eviction.gone("a", 1000.0)
+        assert eviction.wanted("a", 1001.0, asked=True) == [LoadModel("a")]  # the user need not wait
+
+
+def test_a_load_by_hand_that_succeeds_ends_the_back_off():
+    """Fetched, failed, mended, loaded by hand and unloaded again: the old reason holds no more."""
+    eviction = two()
+    eviction.wanted("a", 0.0)
+    eviction.failed("a", "no memory", 1.0)
+    eviction.gone("a", 1.5)
+    assert eviction.wanted("a", 2.0, asked=True) == [LoadModel("a")]
+    eviction.loaded("a", 3.0)
+    eviction.unload("a", 4.0)
+    assert eviction.told({"a": IDLE}, 4.5, 4.5) == [UnloadModel("a")]
+    eviction.gone("a", 5.0)
+    assert eviction.wanted("a", 5.5) == [LoadModel("a")]
+
+
+def test_what_made_room_once_is_tried_again_after_a_failure_like_those_on_demand():
+    eviction = Eviction([ModelSpec("a", on_demand=False)])
+    eviction.begin(0.0)
+    eviction.loaded("a", 1.0)
+    eviction.unload("a", 2.0)
+    eviction.told({"a": IDLE}, 3.0, 3.0)
+    eviction.gone("a", 4.0)
+    eviction.wanted("a", 5.0)
+    assert eviction.failed("a", "no memory", 6.0) == [RefuseModel("a", "no memory", FIRST_BACK_OFF_S), UnloadModel("a")]
+    eviction.gone("a", 7.0)
+    assert eviction.wanted("a", 16.5) == [LoadModel("a")]
+
+
+def test_a_pinned_one_that_the_user_swaps_is_in_nobodys_way():
+    eviction = Eviction(
+        [ModelSpec("a", {"ram": 6}, pinned=True), ModelSpec("b", {"ram": 6})], MemoryBudget({"ram": 10})
+    )
+    loaded(eviction, "a")
+    assert eviction.never("b") is not None
+    assert eviction.never("b", without="a") is None
+    assert eviction.unload("a", 1.0) == [DrainModel("a")]
+    assert eviction.wanted("b", 1.1, asked=True) == []  # it waits, and is not refused
+    assert eviction.told({"a": IDLE, "b": WAITING}, 2.0, 2.0) == [UnloadModel("a")]
+    assert eviction.gone("a", 3.0) == [LoadModel("b")]
+
+
+def test_what_a_reload_ends_while_it_drains_is_gone():
+    eviction = two()
+    loaded(eviction, "a")
+    assert eviction.wanted("b", 50.0) == [DrainModel("a")]
+    assert eviction.gone("a", 51.0) == [LoadModel("b")]
+
+
+def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
+    eviction = Eviction([ModelSpec("a", on_demand=False)])
+    eviction.begin(0.0)
+    eviction.failed("a", "no memory", 1.0)
+    assert eviction.wanted("a", 100.0) == []
+    assert eviction.wanted("a", 100.0, asked=True) == [LoadModel("a")]
+
+
+def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
+    models = [ModelSpec("a", {"ram": 6}), ModelSpec("large", {"ram": 9}), ModelSpec("small", {"ram": 2})]
+    eviction = Eviction(models, MemoryBudget({"ram": 10}))
+    loaded(eviction, "a")
+    assert eviction.wanted("large", 1.0) == []
+    assert eviction.wanted("small", 2.0) == []
+    figures = {"a": BUSY, "large": WAITING, "small": WAITING}
+    assert eviction.told(figures, 31.0, 31.0) == [DrainModel("a")]
+    eviction.told({**figures, "a": IDLE}, 32.0, 32.0)
+    assert eviction.gone("a", 33.0) == [LoadModel("large")]
+
+
+def test_after_a_reload_those_that_stay_keep_their_state():
+    eviction = two()
+    loaded(eviction, "a")
+    assert eviction.become([ModelSpec("a", {"gpu0": 6}), ModelSpec("c")], MemoryBudget({"gpu0": 20}), 1.0) == []
+    assert (eviction.residency("a"), eviction.residency("c"), eviction.models) == (
+        Residency.IN,
+        Residency.OUT,
+        ("a", "c"),
+    )
+
+
+def test_replicas_of_one_model_are_loaded_together():
+    launch = {"engine": "fake", "weights": None, "slots": 1, "context_tokens": 10, "threads": 1, "on_demand": True}
+    launches = [
+        Launch("m-0", model="m", room=(("gpu0", 5), ("ram", 1)), gpus=(0,), **launch),
+        Launch("m-1", model="m", room=(("gpu1", 5), ("ram", 1)), gpus=(1,), **launch),
+        Launch("n-0", model="n", gpus=(1,), idle_unload_s=9.0, **launch),
+        Launch("o-0", model="o", pinned=True, **launch),
+        Launch("far", model="p", url="http://x:1", **launch),
+    ]
+    m, n, o = model_specs(launches, {"gpu0": 8, "gpu1": 8, "ram": 9})
+    assert (m.room, m.unknown) == ({"gpu0": 5, "ram": 2, "gpu1": 5}, frozenset())
+    assert (n.unknown, n.idle_unload_s) == ({"gpu1"}, 9.0)
+    assert (o.unknown, o.pinned) == ({"gpu0", "gpu1"}, True)
+
+
+def test_an_unload_after_a_load_that_only_stopped_a_drain():
+    eviction = Eviction([ModelSpec("a", idle_unload_s=1.0)], MemoryBudget())
+    eviction.wanted("a", 0.0)
+    eviction.loaded("a", 0.0)
+    eviction.told({"a": IDLE}, 10.0, 10.0)
+    assert eviction.residency("a") is Residency.DRAINING
+    eviction.wanted("a", 10.1, asked=True)  # skep load, while it drains
+    assert eviction.residency("a") is Residency.IN
+    eviction.told({"a": IDLE}, 20.0, 20.0)
+    eviction.told({"a": IDLE}, 21.0, 21.0)
+    eviction.gone("a", 22.0)
+    assert eviction.residency("a") is Residency.OUT
+    assert eviction.unload("a", 23.0) == []
+
+
+def test_what_the_user_unloaded_is_in_nobodys_way():
+    eviction = Eviction([ModelSpec("a", {"gpu0": 6}, on_demand=False, pinned=True), ModelSpec("b", {"gpu0": 6})],
+                      MemoryBudget({"gpu0": 10}))  # fmt: skip
+    eviction.begin(0.0)
+    eviction.loaded("a", 0.0)
+    eviction.unload("a", 1.0)
+    eviction.told({"a": IDLE}, 2.0, 2.0)
+    eviction.gone("a", 3.0)
+    assert eviction.residency("a") is Residency.OUT
+    assert eviction.wanted("b", 4.0, asked=True) == [LoadModel("b")]
+
+
+def test_two_models_of_unknown_size_do_not_share_cards_that_nobody_lists():
+    """Intel, AMD, Apple: the machine's cards are not known, and so is what the engines take of them."""
+    launches = [replace(LAUNCH, name=f"{model}-0", engine="vllm", model=model, on_demand=True) for model in ("a", "b")]
+    budget = MemoryBudget({"ram": 64 * GIB})
+    eviction = Eviction(model_specs(launches, budget.room), budget)
+    assert eviction.wanted("a", 0.0) == [LoadModel("a")]
+    assert eviction.wanted("b", 0.1) == []
+
+
+class World:
+    """Random models in random demand, with engines that take their time; checks what must always hold."""
+
+    def __init__(self, chance, models, budget, flaky=()):
+        self.chance, self.now = chance, 0.0
+        self.models = {model.model: model for model in models}
+        self.memory_budget, self.flaky = budget, flaky
+        self.eviction = Eviction(self.models.values(), self.memory_budget)
+        self.queued = dict.fromkeys(self.models, 0)
+        self.busy = {name: [] for name in self.models}  # ends of answers
+        self.ended = dict.fromkeys(self.models, None)
+        self.state = dict.fromkeys(self.models, "out")
+        self.held = set()
+        self.due = []  # (time, event, model)
+        self.waited = {}  # since when a model's requests wait
+
+    @classmethod
+    def at_random(cls, chance):
+        places = ["gpu0", "gpu1", "ram"]
+        have = {place: chance.randint(8, 16) for place in places}
+        models = []
+        for name in "abcde"[: chance.randint(2, 5)]:
+            room = {place: chance.randint(1, 10) for place in chance.sample(places, chance.randint(0, 2))}
+            unknown = frozenset(chance.sample(places[:2], 1)) if not room else frozenset()
+            idle = chance.choice([None, 5.0])
+            models.append(ModelSpec(name, room, unknown, pinned=chance.random() < 0.15, idle_unload_s=idle))
+        budget = MemoryBudget(have, chance.choice([None, None, 1, 2, 3]), turn_s=chance.choice([2.0, 10.0]))
+        return cls(chance, models, budget, flaky={model.model for model in models if chance.random() < 0.2})
+
+    def do(self, actions):
+        for action in actions:
+            name = action.model
+            match action:
+                case LoadModel():
+                    assert self.state[name] == "out"
+                    self.state[name] = "loading"
+                    event = "failed" if name in self.flaky and self.chance.random() < 0.5 else "loaded"
+                    self.due.append((self.now + self.chance.uniform(0.1, 4.0), event, name))
+                case DrainModel():
+                    assert self.state[name] == "in"
+                    assert name not in self.held
+                    assert not self.models[name].pinned
+                    self.held.add(name)
+                case ReadmitModel():
+                    self.held.remove(name)
+                case UnloadModel():
+                    assert not self.busy[name], "unloaded while it served"
+                    assert self.state[name] in ("in", "failed")
+                    self.state[name] = "leaving"
+                    self.due.append((self.now + self.chance.uniform(0.1, 1.0), "gone", name))
+                case RefuseModel():
+                    self.queued[name] = 0
+                    self.waited.pop(name, None)
+        self.check_room()
+
+    def check_room(self):
+        there = [self.models[name] for name, state in self.state.items() if state != "out"]
+        for place, have in self.memory_budget.room.items():
+            assert sum(model.room.get(place, 0) for model in there) <= have
+        assert self.memory_budget.max_loaded is None or len(there) <= self.memory_budget.max_loaded
+        for model in there:
+            assert not any(model.unknown & other.places for other in there if other is not model)
+
+    def happen(self):
+        for event in sorted(self.due):
+            if event[0] <= self.now:
+                self.due.remove(event)
+                _, kind, name = event
+                if kind == "failed":
+                    self.state[name] = "failed"
+                    self.do(self.eviction.failed(name, "flaky", self.now))
+                    assert self.eviction.failed(name, "flaky", self.now) == []
+                else:
+                    self.state[name] = {"loaded": "in", "gone": "out"}[kind]
+                    self.held.discard(name)
+                    self.do(getattr(self.eviction, kind)(name, self.now))
+                    assert getattr(self.eviction, kind)(name, self.now) == []
+
+    def serve(self):
+        for name in self.models:
+            before = len(self.busy[name])
+            self.busy[name] = [end for end in self.busy[name] if end > self.now]
+            if len(self.busy[name]) < before:
+                self.ended[name] = self.now
+            if self.state[name] == "in" and name not in self.held:
+                self.busy[name] += [self.now + self.chance.uniform(0.1, 3.0) for _ in range(self.queued[name])]
+                self.queued[name] = 0
+                self.waited.pop(name, None)
+            elif self.queued[name]:
+                self.waited.setdefault(name, self.now)
+                self.do(self.eviction.wanted(name, self.now))
+
+    def figures(self):
+        return {
+            name: ModelUsage(
+                len(self.busy[name]), self.queued[name],
+                None if self.ended[name] is None else self.now - self.ended[name],
+            )
+            for name in self.models
+        }  # fmt: skip
+
+    def step(self, demand):
+        self.now += 0.2
+        self.happen()
+        for name in demand:
+            if self.chance.random() < 0.5:
+                self.queued[name] += 1
+        self.serve()
+        if self.eviction.poll_s is not None and self.chance.random() < 0.9:
+            asked_at, figures = self.now, self.figures()
+            self.do(self.eviction.told(figures, asked_at, self.now))
+            assert self.eviction.told(figures, asked_at, self.now) == []
+        for name, since in self.waited.items():
+            assert self.now - since < 120, f"{name} starves"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_comes_room_suffices_answers_finish_and_nobody_starves(seed):
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    world = World.at_random(chance)
+    for _ in range(8):
+        demand = chance.sample(sorted(world.models), chance.randint(0, min(3, len(world.models))))
+        for _ in range(chance.randint(20, 150)):
+            world.step(demand)
+            if chance.random() < 0.01:
+                name = chance.choice(sorted(world.models))
+                stay = world.eviction.residency(name)
+                if stay is Residency.IN and not world.models[name].pinned:
+                    world.do(world.eviction.unload(name, world.now))
+    for _ in range(1000):  # the demand is over: what waits is served or refused
+        world.step([])
+    assert not any(world.queued.values())
+
+
+def test_three_models_in_steady_demand_take_turns():
+    models = [ModelSpec(name, {"gpu0": 6}) for name in "abc"]
+    world = World(random.Random(7), models, MemoryBudget({"gpu0": 10}, turn_s=10.0))
+    loads = []
+    for _ in range(2000):
+        before = dict(world.state)
+        world.step("abc")
+        loads += [name for name, state in world.state.items() if state == "loading" != before[name]]
+    assert set(loads[:3]) == set("abc")
+    assert loads[3:6] == loads[:3]
+    assert 15 <= len(loads) <= 40  # 400 s: they alternate by turns of 10 s and more, and do not thrash

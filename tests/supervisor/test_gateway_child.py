@@ -1,0 +1,102 @@
+"""The gateways of a hive as its supervisor sees them: what a new one is told, and several told as one."""
+
+import asyncio
+import socket
+import sys
+
+from supervised import until
+
+from skep.supervisor.gateway_child import GatewayChild, merge_model_usage, merge_status
+
+# A gateway as the supervisor sees it: keeps the last table it was told, listens when a file is there.
+CHILD = """
+import json, os, pathlib, socket, sys, time
+sock = socket.socket(fileno=int(sys.argv[sys.argv.index("--link-fd") + 1]))
+folder = pathlib.Path(sys.argv[1])
+link = sock.makefile("rwb")
+def say(**what):
+    link.write(json.dumps(what).encode() + b"\\n"); link.flush()
+ready = False
+for line in link:
+    message = json.loads(line)
+    if message.get("op") == "replicas":
+        (folder / str(os.getpid())).write_text(message["mark"])
+        if not ready:
+            (folder / f"told-{os.getpid()}").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.01)
+            say(event="listening"); ready = True
+    elif message.get("op") == "exit":
+        break
+    elif "id" in message:
+        say(id=message["id"], left=0, queued=0, in_flight=0, replicas=[], queues={}, busy={}, tokens={}, ended={})
+"""
+
+
+async def test_a_new_gateway_has_the_newest_table(tmp_path):
+    """A model was loaded or unloaded between its start and its listening: `skep restart gateway`."""
+    mark = "old"
+    listener = socket.socket()
+    gateway = GatewayChild(
+        [sys.executable, "-S", "-c", CHILD, str(tmp_path)],
+        listener,
+        setup={"op": "setup"},
+        log=tmp_path / "gateway.log",
+        table=lambda: {"mark": mark},
+        changed=lambda: None,
+    )
+    (tmp_path / "go").touch()
+    running = asyncio.get_running_loop().create_task(gateway.run())
+    await until(lambda: gateway.listening)
+    (tmp_path / "go").unlink()
+    replacing = asyncio.get_running_loop().create_task(gateway.replace(0.1))
+    await until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
+    mark = "new"
+    gateway.publish()
+    (tmp_path / "go").touch()
+    await replacing
+    await gateway.status()  # it has read all that was sent before
+    said = (tmp_path / str(gateway.pid)).read_text()
+    await gateway.stop()
+    await running
+    listener.close()
+    assert said == "new"
+
+
+def status(name="m-0", *, state="up", active=1, queued=2):
+    replica = {"name": name, "slots": 4, "active": active, "releasing": 1, "state": state}
+    return {
+        "queued": queued,
+        "in_flight": active,
+        "busy": {name: active + 1},
+        "queues": {"m": {"interactive": 0, "normal": queued, "batch": 0}},
+        "replicas": [replica],
+        "tokens": {name: 100},
+        "ended": {"answered": 7},
+    }
+
+
+def test_a_gateway_and_the_one_it_replaces_are_told_as_one():
+    """The one that takes new connections comes first, and says in which state replicas are."""
+    told = merge_status([status(active=1), status(active=2, state="draining", queued=0), status("gone-0")])
+    assert (told["queued"], told["in_flight"]) == (4, 4)
+    assert told["busy"] == {"m-0": 5, "gone-0": 2}
+    assert told["queues"] == {"m": {"interactive": 0, "normal": 4, "batch": 0}}
+    assert [(row["name"], row["active"], row["releasing"], row["state"]) for row in told["replicas"]] == [
+        ("m-0", 3, 2, "up"),
+        ("gone-0", 1, 1, "up"),
+    ]
+    assert told["tokens"] == {"m-0": 200, "gone-0": 100}
+    assert told["ended"] == {"answered": 21}
+
+
+def test_a_model_is_idle_since_the_last_answer_of_all_gateways():
+    one = {"queued": 1, "busy": 2, "idle_s": None}
+    other = {"queued": 2, "busy": 0, "idle_s": 4.0}
+    third = {"queued": 0, "busy": 1, "idle_s": 1.0}
+    assert merge_model_usage(None, one) == one
+    assert merge_model_usage(merge_model_usage(one, other), third) == {"queued": 3, "busy": 3, "idle_s": 1.0}
+
+
+def test_without_a_gateway_there_is_nothing_to_tell():
+    assert merge_status([]) == {}

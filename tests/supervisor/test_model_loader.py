@@ -1,0 +1,182 @@
+"""Models that are loaded and unloaded, in the order that hurts: each test names what goes wrong."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from skep.engines.base import Launch
+from skep.gateway.unloaded_models import UnloadedModels
+from skep.supervisor.eviction import MemoryBudget
+from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.model_loader import ModelLoader
+
+READY, FAILED, STARTING = ReplicaState.READY, ReplicaState.FAILED, ReplicaState.STARTING
+
+
+class StubReplicas:
+    """What a loader needs of the replicas, without processes: one a model, whose state the test says."""
+
+    def __init__(self, launches):
+        self.all = {launch.model: self._replica(launch) for launch in launches}
+        self.asleep = {launch.model for launch in launches if launch.on_demand}
+
+    def _replica(self, launch):
+        life = SimpleNamespace(state=ReplicaState.STOPPED, why=None)
+        return SimpleNamespace(launch=launch, life=life, model=launch.model)
+
+    def of_model(self, model):
+        return [self.all[model]]
+
+    def is_dormant(self, replica):
+        return replica.model in self.asleep
+
+    def serves(self, model):
+        return model not in self.asleep and self.all[model].life.state is READY
+
+    def wake(self, model, _tasks):
+        """As the real ones: one that was given up is told to restart, and does so when its task runs."""
+        if self.all[model].life.state is not FAILED:
+            self.asleep.discard(model)
+            self.all[model].life.state = STARTING
+
+    def hold(self, model, *, back=False):
+        pass
+
+    async def unload_model(self, model):
+        self.asleep.add(model)
+
+
+class Setup:
+    """A loader, its replicas, what it published to gateways and said to them."""
+
+    def __init__(self, launches, tasks, figures):
+        self.replicas = StubReplicas(launches)
+        self.published, self.said, self.asked = [], [], asyncio.Event()
+        self._figures = figures
+        self.loader = ModelLoader(
+            self.replicas, tasks, status=self._status, say=self.said.append,
+            changed=lambda: self.published.append(self.loader.dormant()),
+        )  # fmt: skip
+
+    async def _status(self):
+        self.asked.set()
+        return {"models": self._figures, "complete": True} if self._figures else {}
+
+    def become(self, model, state, why=None):
+        self.replicas.all[model].life.state, self.replicas.all[model].life.why = state, why
+        self.loader.look()
+
+    def load(self, model):
+        """A request wants it, and it came."""
+        self.loader.wanted(model)
+        self.become(model, READY)
+
+
+@asynccontextmanager
+async def loader_of(*models, figures=None, max_loaded=None, begin=False):
+    """For launches of these models: a name, and what else its launch says."""
+    launches = [
+        Launch(f"{name}-0", "fake", name, None, slots=1, context_tokens=100, threads=1, **more) for name, more in models
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        setup = Setup(launches, tasks, figures)
+        setup.loader.configure(launches, MemoryBudget(max_loaded=max_loaded), begin=begin)
+        running = tasks.create_task(setup.loader.run())
+        await asyncio.sleep(0)
+        yield setup, tasks
+        assert not running.done()
+        running.cancel()
+        setup.loader.stop()
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+ON_DEMAND = {"on_demand": True}
+
+
+async def test_a_gateway_hears_that_a_model_is_not_waited_for_any_more():
+    """Its client left before there was room. The next one's request must be told to the supervisor again."""
+    figures = {"a": {"busy": 1, "queued": 0, "idle_s": None}, "b": {"busy": 0, "queued": 0, "idle_s": None}}
+    async with loader_of(("a", ON_DEMAND), ("b", ON_DEMAND), figures=figures, max_loaded=1) as (setup, _):
+        setup.load("a")
+        setup.loader.wanted("b")
+        assert setup.published[-1]["b"]["state"] == "waiting"
+        await until(lambda: setup.loader.dormant()["b"]["state"] == "unloaded")  # nobody waits for it any more
+    gateway = UnloadedModels()
+    gateway.become(setup.published[-1], ["a"])
+    assert gateway.should_request_load("b")
+
+
+async def test_an_unload_ends_also_if_the_model_fails_while_it_drains():
+    async with loader_of(("a", {}), begin=True) as (setup, tasks):
+        setup.become("a", READY)
+        unload = tasks.create_task(setup.loader.unload("a", wait=True, drain_s=0.05))
+        await asyncio.sleep(0)
+        setup.become("a", FAILED)
+        await asyncio.wait_for(unload, 5)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"busy": 0, "queued": 0, "idle_s": None, "tokens": 7}, {"busy": "many"}],
+    ids=["more than is known", "what nobody understands"],
+)
+async def test_what_a_newer_gateway_says_of_a_model_does_not_end_the_loader(figures):
+    """`skep restart gateway` after an upgrade: the supervisor is the older one. Nonsense is as silence."""
+    async with loader_of(("a", {**ON_DEMAND, "idle_unload_s": 60.0}), figures={"a": figures}) as (setup, _):
+        setup.load("a")
+        await setup.asked.wait()
+        await asyncio.sleep(0.01)
+
+
+async def test_a_load_is_not_refused_because_another_replica_changed_meanwhile():
+    async with loader_of(("a", {}), begin=True) as (setup, _):
+        setup.become("a", FAILED)
+        setup.said.clear()
+        await setup.loader.load("a", wait=False)
+        setup.loader.look()  # some other replica changed
+        assert setup.said == []
+
+
+async def test_a_gateway_is_told_of_a_model_that_was_given_up_and_that_it_comes_back():
+    """A gateway that was started since refuses with the reason too, for as long as nobody tries again."""
+    async with loader_of(("a", {}), begin=True) as (setup, _):
+        assert setup.published[-1] == {}  # it is being started, as all that is not on demand
+        setup.become("a", FAILED, "no memory")
+        gateway = UnloadedModels()
+        gateway.become(setup.published[-1], [], ["a"])
+        refused = gateway.failure("a", 1e9)
+        assert (refused.why, refused.retry_after_s(1e9)) == ("no memory", None)
+        setup.become("a", STARTING)  # skep restart
+        gateway.become(setup.published[-1], [], ["a"])
+        assert gateway.failure("a", 0.0) is None
+        assert gateway.states == {"a": "loading"}
+
+
+async def test_a_pinned_model_can_be_swapped_by_the_user():
+    figures = {"a": {"busy": 0, "queued": 0, "idle_s": 9.0}}
+    models = ("a", {"pinned": True}), ("b", ON_DEMAND)
+    async with loader_of(*models, figures=figures, max_loaded=1, begin=True) as (setup, _):
+        setup.become("a", READY)
+        assert (await setup.loader.swap("a", "b", wait=False, drain_s=None))["state"] == "waiting"
+        await until(lambda: "a" in setup.replicas.asleep)
+        setup.loader.look()
+        assert "b" not in setup.replicas.asleep
+
+
+async def test_an_unload_ends_also_if_requests_bring_the_model_back_at_once():
+    figures = {"a": {"busy": 0, "queued": 1, "idle_s": None}}
+    async with loader_of(("a", ON_DEMAND), figures=figures) as (setup, tasks):
+        setup.load("a")
+        unload = tasks.create_task(setup.loader.unload("a", wait=True, drain_s=None))
+        await asyncio.sleep(0)
+        setup.loader.wanted("a")
+        await until(lambda: "a" in setup.replicas.asleep)
+        setup.loader.look()
+        assert (await unload)["state"] == "loading"

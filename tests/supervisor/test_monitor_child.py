@@ -1,0 +1,145 @@
+"""The monitor beside a hive: there where something is watched, kept running, gone with skep."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from supervised import until
+
+from skep.config.settings import CliOverrides, Monitor, Settings
+from skep.paths import user_paths
+from skep.supervisor.main import monitor_argv
+from skep.supervisor.monitor_child import MonitorChild
+from skep.supervisor.supervisor import Hive, Supervisor
+from skep.testing.process import FakeEngine
+
+# Says that it began, and ends with its parent: what the child has to do.
+CHILD = """
+import os, sys
+print("began", flush=True)
+descriptor = int(sys.argv[sys.argv.index("--parent-fd") + 1])
+if "die" in sys.argv:
+    sys.exit(3)
+os.read(descriptor, 1)
+"""
+
+
+@asynccontextmanager
+async def running(tmp_path, *words, begin=True):
+    """A child whose parent runs, and its log; stopped at the end."""
+    log = tmp_path / "monitor.log"
+    child = MonitorChild([sys.executable, "-c", CHILD, *words], log, begin=begin, delays_s=(0.01,))
+    task = asyncio.create_task(child.run())
+    yield child, log, task
+    await child.stop()
+    if not task.cancelled():
+        await asyncio.wait_for(task, 10)
+
+
+async def begun(log, times):
+    """The log is the child's only voice: there is no event to await."""
+    await until(lambda: log.exists() and log.read_text().count("began") >= times)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_one_that_dies_is_started_again_until_it_is_stopped(tmp_path):
+    async with running(tmp_path, "die") as (child, log, _):
+        await begun(log, 3)
+    assert child.starts >= 3
+    assert child.pid is None
+
+
+async def test_one_that_runs_goes_when_it_is_stopped_and_its_pipe_is_not_inherited_by_others(tmp_path):
+    async with running(tmp_path) as (child, log, _):
+        await begun(log, 1)
+        pid = child.pid
+        assert not os.get_inheritable(child._parent_fd)
+    assert not alive(pid)
+    assert not child.wake()
+    assert child.starts == 1
+
+
+async def test_nothing_is_started_before_somebody_wants_it(tmp_path):
+    async with running(tmp_path, begin=False) as (child, log, _):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (child.starts, log.exists()) == (0, False)
+        assert child.wake()
+        await begun(log, 1)
+
+
+async def test_without_a_command_line_it_never_starts(tmp_path):
+    child = MonitorChild([], tmp_path / "monitor.log", begin=True)
+    assert not child.wake()
+    await child.stop()
+
+
+async def test_the_child_ends_when_its_parent_is_gone_without_a_word(tmp_path):
+    """Cancelled, as if killed: nobody sends a signal, the end of the pipe is all that the child hears."""
+    async with running(tmp_path) as (child, log, task):
+        await begun(log, 1)
+        pid = child.pid
+        task.cancel()
+        await until(lambda: not alive(pid))
+        await child._process.wait()  # collected, before its loop ends
+
+
+def test_settings_decide_whether_there_is_one():
+    settings = Settings(wishes=CliOverrides(config="/etc/skep.toml"))
+    assert monitor_argv(settings)[1:] == ("-m", "skep", "monitor", "run", "--config", "/etc/skep.toml")
+    assert monitor_argv(replace(settings, monitor=Monitor(with_up=False))) == ()
+
+
+@pytest.mark.parametrize(("argv", "running"), [((), False), (("/bin/true",), True)])
+async def test_a_target_added_while_it_runs_wakes_it(tmp_path, argv, running):
+    with socket.socket() as listener:
+        hive = Hive((), ("/bin/false",), {}, "http://x", tmp_path / "s", tmp_path, monitor_argv=argv)
+        told = await Supervisor(hive, listener, lambda _s: None)._control({"op": "monitor"})
+    assert told == {"ok": True, "running": running, "pid": None}
+
+
+def eventually(check, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, check
+        time.sleep(0.05)  # asking another process: there is no event to await
+    return found
+
+
+@pytest.mark.slow
+def test_it_begins_with_the_first_target_and_ends_however_the_hive_does(skep, env):
+    def loop():
+        return json.loads(skep("monitor", "status", "--json", check=0).stdout)["loop"]["pid"]
+
+    with FakeEngine(slots=2, token_ms=1) as engine:
+        start = ("gateway", "-d", "--json", "--port", "0", "--upstream", engine.url, "--slots", "2")
+        up = json.loads(skep(*start, check=0).stdout)
+        assert not (user_paths(env).logs / "monitor.log").exists()  # nothing is watched: no process
+        added = json.loads(skep("monitor", "add", "gw", "--short", "8", "--no-long", "--json", check=0).stdout)
+        assert (added["kind"], added["probing"]) == ("gateway", True)
+        first = eventually(loop)
+        eventually(lambda: "target='gw' outcome=done" in skep("logs", "monitor").stdout)
+        assert "already running" in skep("monitor", "run", check=1).stderr
+        os.kill(up["pid"], signal.SIGKILL)
+        eventually(lambda: not loop())
+        skep(*start, check=0)
+        second = eventually(loop)
+        assert second != first
+        os.kill(second, signal.SIGKILL)
+        assert eventually(lambda: loop() not in (None, second) and loop())  # it is started again
+        skep("down", check=0)
+        assert loop() is None

@@ -1,0 +1,321 @@
+"""A hive whose replicas stand on other nodes: replicas like others, with a node and a log of their own."""
+
+import asyncio
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from supervised import FAR, GATEWAY_ARGV, FarReplica, Service, hive_of, replicas_of
+
+from skep.errors import DoesNotFit, EngineError, UserError
+from skep.supervisor.control import ask_down
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.status import NO_ANSWER
+from skep.supervisor.supervisor import Hive, Supervisor
+
+SECOND = replace(FAR, name="m-1")
+
+
+@asynccontextmanager
+async def standing(folder, *launches):
+    """A set of replicas that all serve."""
+    async with replicas_of(folder, *launches, elsewhere=FarReplica) as made:
+        await made.until(lambda: all(member.settled for member in made.replicas.members))
+        yield made.replicas
+
+
+def told(replicas, *keys):
+    """What the gateway is told of each."""
+    return [tuple(row[key] for key in keys) for row in replicas.table()["replicas"]]
+
+
+async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):
+    async with standing(tmp_path, replace(FAR, soft_slots=6)) as replicas:
+        keys = ("slots", "reserve", "soft_slots", "draining")
+        assert told(replicas, *keys) == [(8, 2, 6, False)]
+        replicas.find("m-0").slots = 2
+        assert told(replicas, *keys) == [(2, 1, 2, False)], "after a fall-back"
+
+
+async def test_a_drained_node_gets_nothing_whoever_comes_there(tmp_path):
+    async with standing(tmp_path, FAR, SECOND, replace(FAR, name="n-0", model="n")) as replicas:
+        assert (replicas.nodes, replicas.at("b")) == (["a", "b"], ["m-1", "n-0"])
+        replicas.drain("b")
+        assert told(replicas, "name", "draining") == [("m-0", False), ("m-1", True), ("n-0", True)]
+        replicas.find("m-0").node, replicas.find("m-1").node = "b", "a"
+        assert told(replicas, "name", "draining") == [("m-0", True), ("m-1", False), ("n-0", True)]
+        replicas.undrain("b")
+        assert not any(draining for (draining,) in told(replicas, "draining"))
+
+
+async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
+    service = Service()
+    async with hive_of(tmp_path, FAR, SECOND, services=[service]) as (supervisor, _):
+        supervisor.replica_set.find("m-1").slots = 3
+        rows = {row["name"]: row for row in supervisor.rows({})}
+        assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 3)]
+        assert rows["gateway"]["slots"] == 11
+        assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
+        assert [row["name"] for row in supervisor.description()["replicas"]] == ["m-0", "m-1"]
+        ask = supervisor._control
+        assert (await ask({"op": "drain", "name": "b"}))["replicas"] == ["m-1"]
+        with pytest.raises(EngineError, match="is on node `b`, which is drained"):
+            await ask({"op": "undrain", "name": "m-1"})
+        with pytest.raises(EngineError, match="there is no `z`") as caught:
+            await ask({"op": "drain", "name": "z"})
+        assert caught.value.hint == "known: m-0, m-1; nodes: a, b"
+        assert (await ask({"op": "undrain", "name": "b"}))["replicas"] == ["m-1"]
+        log = await ask({"op": "log", "name": "m-0", "lines": 2})
+        assert log == {"ok": True, "text": "two\nthree\n", "offset": 14}
+        assert (await ask({"op": "log", "name": "m-0", "offset": 8}))["text"] == "three\n"
+        assert await ask({"op": "log", "name": "gateway"}) == {"ok": True}, "its log is a file here"
+        with pytest.raises(UserError, match="no model `m` that skep starts here"):
+            await ask({"op": "scale", "model": "m"})
+    assert service.story == ["starting", "stop"]
+
+
+async def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_called_ready(tmp_path):
+    """Its node said so once, and nobody may be left to say more: the head is lost."""
+    async with hive_of(tmp_path, FAR, SECOND) as (supervisor, _):
+        status = {"replicas": [{"name": "m-0", "state": "half-open"}, {"name": "m-1", "state": "up"}]}
+        rows = {row["name"]: row for row in supervisor.rows(status)}
+        assert (rows["m-0"]["state"], rows["m-0"]["why"]) == ("backoff", NO_ANSWER)
+        assert (rows["m-1"]["state"], rows["gateway"]["slots"]) == ("ready", 8)
+
+
+async def test_an_service_that_cannot_go_on_ends_the_hive_with_its_reason(tmp_path):
+    with socket.socket() as listener:
+        hive = Hive((), GATEWAY_ARGV, {}, "http://x", None, tmp_path)
+        service = Service(UserError("no cluster at `x`", hint="start one"))
+        with pytest.raises(UserError, match="no cluster at `x`"):
+            await Supervisor(hive, listener, lambda _s: None, services=[service]).run()
+    assert service.story == ["starting", "stop"]
+
+
+class Deaf(FarReplica):
+    def restart(self):
+        raise EngineError("`m-0` cannot be started anew: the cluster does not answer")
+
+
+async def test_one_that_cannot_be_told_to_restart_is_let_in_again(tmp_path):
+    async with hive_of(tmp_path, FAR, elsewhere=Deaf) as (supervisor, _):
+        with pytest.raises(EngineError, match="cannot be started anew"):
+            await supervisor._control({"op": "restart", "name": "m-0"})
+        assert told(supervisor.replica_set, "draining") == [(False,)]
+
+
+async def test_one_that_was_restarted_in_a_moment_is_let_in_again(tmp_path):
+    """What is told of a replica elsewhere may leave out that it did not serve for a while."""
+    async with hive_of(tmp_path, FAR) as (supervisor, _):
+        await supervisor._control({"op": "restart", "name": "m-0"})
+        member = supervisor.replica_set.find("m-0")
+        member._changed()
+        assert (member.restarted, told(supervisor.replica_set, "draining")) == (1, [(True,)])
+        member.life.restarts += 1
+        member._changed()
+        assert told(supervisor.replica_set, "draining") == [(False,)]
+
+
+LEFT = "the cluster does not answer: its replicas end by themselves within 60 s"
+
+
+@pytest.mark.parametrize(("said", "left"), [(None, []), (LEFT, [LEFT])])
+async def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, said, left):
+    path = tmp_path / "control"
+    async with hive_of(tmp_path, FAR, services=[Service(left=said)], control=path) as (supervisor, until):
+        onlooker, looking = await asyncio.open_unix_connection(path)
+        looking.write(b'{"op": "status"}\n')
+        assert json.loads(await onlooker.readline())["phase"] == "ready"
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b'{"op": "down", "drain_s": 0}\n')
+        await until(lambda: supervisor.phase == "stopping")
+    lines = [json.loads(line) for line in (await reader.read()).splitlines()]
+    assert (lines[0]["ok"], lines[1:]) == (True, [{"left_behind": left}])
+    assert await onlooker.read() == b"", "who asked for something else hears nothing"
+    for end in (looking, writer):
+        end.close()
+
+
+@pytest.mark.parametrize(("last", "left"), [(b'{"left_behind": ["x"]}\n', ["x"]), (b"", []), (b'{"left', [])])
+def test_the_last_words_may_come_with_the_answer_or_not_at_all(tmp_path, last, left):
+    document = {"ok": True, "pid": 2**30, "drain_s": 0.0, "stop_s": 5.0}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control"))
+        listener.listen()
+
+        def answer():
+            with listener.accept()[0] as asked:
+                asked.recv(1000)
+                asked.sendall(json.dumps(document).encode() + b"\n" + last)
+
+        with ThreadPoolExecutor() as beside:
+            beside.submit(answer)
+            assert ask_down(tmp_path / "control") == left
+
+
+async def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
+    for services, stop_s in (((), 15.0), ([Service()], 75.0)):
+        async with hive_of(tmp_path, FAR, services=services) as (supervisor, _):
+            answer = await supervisor._control({"op": "down", "drain_s": 0.0})
+            assert (answer["drain_s"], answer["stop_s"]) == (0.0, stop_s)
+
+
+async def test_a_reload_tells_who_keeps_replicas_elsewhere_the_new_restart_policy(tmp_path):
+    policy = RestartPolicy(start_deadline_s=7.0, fallbacks=3)
+    service = Service()
+    async with hive_of(
+        tmp_path, FAR, services=[service], rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
+    ) as (supervisor, _):
+        answer = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
+        assert (answer["left_out"], answer["unchanged"]) == ([], ["m-0"])
+        assert service.policy == supervisor.hive.policy == policy
+
+
+async def test_a_reload_says_that_the_memory_that_was_taken_elsewhere_stays_as_much(tmp_path):
+    """Its engine goes on, as on one box; only another place would have more of it."""
+    roomier = replace(FAR, place=replace(FAR.place, memory_bytes=1 << 30))
+
+    def rebuild(_document, hive, _running):
+        return replace(hive, replicas=(roomier,), left_out=())
+
+    async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
+        for left_out in (["room"], []):
+            answer = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
+            assert (answer["left_out"], answer["changed"]) == (left_out, [])
+
+
+async def test_a_change_is_told_the_nodes_that_are_drained(tmp_path):
+    """Their room was counted: a replica was said to start, and waited for ever."""
+    avoided = []
+
+    def rebuild(_document, hive, _running):
+        avoided.append(hive.avoid)
+        return hive
+
+    async with hive_of(tmp_path, FAR, SECOND, rebuild=rebuild) as (supervisor, _):
+        supervisor.replica_set.drain("a")
+        supervisor.replica_set.drain("b")
+        for _ in range(2):
+            await supervisor._control({"op": "reload", "settings": {}, "wait": True})
+            supervisor.replica_set.undrain("a")
+        assert avoided == [{"a", "b"}, {"b"}]
+
+
+async def test_more_replicas_go_to_the_next_kind_where_the_first_one_is_full(tmp_path):
+    table = {"model": "m", "replicas": 0}
+    asked = {"serve": [{**table, "kind": "large", "replicas": 1}, {**table, "kind": "small"}]}
+    seen = []
+
+    def rebuild(document, hive, _running):
+        large, small = (one["replicas"] for one in document["serve"])
+        seen.append((large, small))
+        if large > 1:
+            raise DoesNotFit("the large one is full")
+        return replace(hive, replicas=tuple(replace(FAR, name=f"m-{n}") for n in range(large + small)))
+
+    async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
+        await supervisor._control({"op": "reload", "settings": asked, "wait": True})
+        answer = await supervisor._control({"op": "scale", "model": "m", "replicas": 2, "wait": True})
+        assert (answer["added"], answer["unchanged"]) == (["m-1"], ["m-0"])
+        assert seen == [(1, 0), (2, 0), (1, 1)]
+
+
+# Fewer replicas than there are: those with the last numbers go, and never the one that serves for one that cannot.
+
+
+def settings(replicas):
+    return {"serve": [{"model": "m", "replicas": replicas}], "cluster": {"address": "auto"}}
+
+
+def rebuilt(document, hive, _running):
+    return replace(hive, replicas=tuple(replace(FAR, name=f"m-{n}") for n in range(document["serve"][0]["replicas"])))
+
+
+@asynccontextmanager
+async def scaled(folder, count):
+    """A hive of so many replicas; it goes on whatever is done to it."""
+    launches = [replace(FAR, name=f"m-{n}") for n in range(count)]
+    async with hive_of(folder, *launches, rebuild=rebuilt) as (hive, until):
+        await hive._control({"op": "reload", "settings": settings(count), "wait": True})
+        yield hive, hive.replica_set, until
+        assert hive.phase == "ready"
+        assert not hive._stop_asked.is_set()
+
+
+async def scale(hive, replicas):
+    return await hive._control({"op": "scale", "model": "m", "replicas": replicas, "wait": True})
+
+
+async def refused(hive, replicas, words):
+    with pytest.raises(EngineError) as caught:
+        await scale(hive, replicas)
+    assert str(caught.value).endswith(words), str(caught.value)
+    return caught.value.hint
+
+
+async def test_only_a_drained_one_is_not_left(tmp_path):
+    async with scaled(tmp_path, 2) as (hive, replicas, _):
+        replicas.drain("a")
+        hint = await refused(hive, 1, "`m` would be left without a replica that serves: m-0 is drained")
+        assert hint == "the last ones go first; `skep undrain a` sends it requests again"
+        assert replicas.names == ["m-0", "m-1"]
+        shown = await hive._control({"op": "scale"})
+        assert shown["models"] == [{"model": "m", "replicas": 2, "ready": 2}], "nothing has changed"
+        replicas.undrain("a")
+        replicas.drain("m-0")
+        assert "`skep undrain m-0` sends" in await refused(hive, 1, "m-0 is drained")
+        replicas.undrain("m-0")
+        assert (await scale(hive, 1))["removed"] == ["m-1"]
+
+
+async def test_only_one_that_was_given_up_or_has_not_come_yet_is_not_left(tmp_path):
+    async with scaled(tmp_path, 3) as (hive, replicas, _):
+        first, second, third = replicas.members
+        first.become(ReplicaState.FAILED)
+        assert "`skep restart m-0` starts it again" in await refused(hive, 1, "m-0 was given up")
+        second.become(ReplicaState.STARTING)
+        third.become(ReplicaState.FAILED)
+        await refused(hive, 1, "m-0 was given up")
+        first.become(ReplicaState.BACKOFF)
+        third.become(ReplicaState.READY)
+        assert "try again when it is ready" in await refused(hive, 2, "m-0 is in backoff, m-1 is starting")
+        second.become(ReplicaState.READY)
+        assert (await scale(hive, 2))["removed"] == ["m-2"], "one that serves is left"
+
+
+async def test_those_that_cannot_serve_may_go(tmp_path):
+    async with scaled(tmp_path, 3) as (hive, replicas, _):
+        replicas.drain("m-2")
+        replicas.find("m-1").become(ReplicaState.FAILED)
+        assert (await scale(hive, 1))["removed"] == ["m-1", "m-2"]
+
+
+async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_one_goes(tmp_path):
+    async with scaled(tmp_path, 2) as (hive, replicas, until):
+        answered = asyncio.Event()
+
+        async def under_way(_name):
+            return 0 if answered.is_set() else 1
+
+        replicas.busy = under_way
+        going = asyncio.ensure_future(scale(hive, 1))
+        await until(lambda: replicas.state(replicas.find("m-1")) == "draining")
+        replicas.find("m-0").become(ReplicaState.FAILED)
+        answered.set()
+        await going
+        assert replicas.names == ["m-0"]
+
+
+async def test_who_rests_before_a_restart_is_not_drained(tmp_path):
+    async with scaled(tmp_path, 1) as (_, replicas, _):
+        one = replicas.find("m-0")
+        await replicas.rest("m-0", 1.0)
+        assert (replicas.state(one), replicas.is_drained(one)) == ("draining", False)
+        for name in ("m-0", "a"):
+            replicas.drain(name)
+            assert replicas.is_drained(one)
+            replicas.undrain(name)
+            assert not replicas.is_drained(one)

@@ -1,0 +1,146 @@
+"""One replica's shell on real processes, with short times."""
+
+import http.server
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from supervised import LAUNCH, ONCE, POLICY, running, until
+
+from skep.engines.fake import Fake
+from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.supervisor import Hive, Supervisor
+
+
+async def test_a_frozen_engine_is_noticed_and_started_anew(tmp_path):
+    """SIGSTOP: connected, silent, its slots taken. Nothing else would ever end it."""
+    async with running(tmp_path) as (replica, changed):
+        await changed(lambda: replica.life.state is ReplicaState.READY)
+        frozen = replica.pid
+        os.kill(frozen, signal.SIGSTOP)
+        await changed(lambda: replica.life.state is ReplicaState.READY and replica.pid != frozen)
+        assert replica.life.restarts == 1
+
+
+class Puzzled(Fake):
+    def explain(self, *_said, **_more):
+        raise ValueError("a rule has a bug")
+
+
+async def test_a_bug_in_a_diagnosis_costs_an_explanation_and_nothing_else(tmp_path):
+    broken = replace(LAUNCH, extra=("--crash-at-start=error: no memory", "--exit-code=3"))
+    async with running(tmp_path, broken, Puzzled(), ONCE) as (replica, changed):
+        await changed(lambda: replica.life.state is ReplicaState.FAILED)
+        assert replica.life.why == "exit code 3, not explained: ValueError (error: no memory)"
+
+
+class Watched(Fake):
+    """Notes whether the replica serves while its death is being explained."""
+
+    def __init__(self):
+        self.replica, self.served = None, []
+
+    def explain(self, launch, code, tail, *, oom_kills=None):
+        self.served.append(self.replica.life.serving)
+        return super().explain(launch, code, tail, oom_kills=oom_kills)
+
+
+async def test_while_its_death_is_being_explained_a_replica_serves_nobody(tmp_path):
+    engine = Watched()
+    async with running(tmp_path, LAUNCH, engine) as (engine.replica, changed):
+        await changed(lambda: engine.replica.life.serving)
+        os.kill(engine.replica.pid, signal.SIGKILL)
+        await changed(lambda: engine.replica.life.state is ReplicaState.BACKOFF)
+        assert engine.served == [False]
+
+
+async def test_a_port_that_somebody_has_is_named_and_nothing_is_started(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        async with running(tmp_path, replace(LAUNCH, port=port), policy=ONCE) as (replica, changed):
+            await changed(lambda: replica.life.state is ReplicaState.FAILED)
+            assert f"the port {port} is in use" in replica.life.why
+            assert not (tmp_path / "m-0.log").exists()
+
+
+@pytest.mark.parametrize(("port", "where"), [(0, "192.0.2.1"), (9001, "192.0.2.1, port 9001")])
+async def test_an_address_that_the_machine_does_not_have_is_one_line_and_no_second_try(tmp_path, port, where):
+    policy = replace(POLICY, failures_before_ready=3)
+    async with running(tmp_path, replace(LAUNCH, host="192.0.2.1", port=port), policy=policy) as (replica, changed):
+        await changed(lambda: replica.life.state is ReplicaState.FAILED)
+        assert replica.life.why.startswith(f"cannot listen on {where}: ")
+        assert replica.life.restarts == 0
+    assert not [*tmp_path.iterdir()]
+
+
+class Script(Fake):
+    """A process that is a few lines of Python, at a port it is given."""
+
+    reports_address = False
+
+    def __init__(self, script):
+        self.script = script
+
+    def argv(self, launch):
+        return [sys.executable, "-S", "-c", self.script, str(launch.port)]
+
+
+async def test_an_engine_does_not_get_the_keys_of_the_gateway(tmp_path, monkeypatch):
+    monkeypatch.setenv("SKEP_API_KEY", "secret")
+    told = tmp_path / "env.json"
+    script = f"import json, os, time; open({str(told)!r}, 'w').write(json.dumps(dict(os.environ))); time.sleep(60)"
+    async with running(tmp_path, LAUNCH, Script(script)):
+        await until(lambda: told.exists() and told.read_text().endswith("}"))
+    assert "SKEP_API_KEY" not in json.loads(told.read_text())
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Says yes to everything."""
+
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    do_POST = do_GET  # noqa: N815 - the name is http.server's
+
+    def log_message(self, *_):
+        pass
+
+
+async def test_a_server_of_others_on_the_engines_port_is_not_the_engine(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            launch = replace(LAUNCH, port=server.server_port)
+            engine = Script("import time; time.sleep(60)")  # ours is still loading
+            async with running(tmp_path, launch, engine, ONCE) as (replica, changed):
+                with pytest.raises(TimeoutError):
+                    await changed(lambda: replica.life.state is ReplicaState.READY, 0.8)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(tmp_path, monkeypatch):
+    for name, build in (("other", 1111), ("own", 2222)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "llama-server").write_text(f"#!/bin/sh\necho 'version: {build} (abc)'\n")
+        (tmp_path / name / "llama-server").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'other'}:{os.environ['PATH']}")
+    own = str(tmp_path / "own" / "llama-server")
+    launch = replace(LAUNCH, engine="llamacpp", on_demand=True, binary=own, checkpoint="/m.gguf")
+    with closing(socket.socket()) as listener:
+        hive = Hive((launch,), ("true",), {}, "http://x", tmp_path / "s", tmp_path)
+        supervisor = Supervisor(hive, listener, lambda _s: None)
+        supervisor.replica_set.add_replicas([launch], None)
+        assert "1111" not in supervisor.rows({})[0]["engine"]

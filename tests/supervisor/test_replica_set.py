@@ -1,0 +1,186 @@
+"""Replicas that share a card start one after the other, others at once; dormant ones wait until they are wanted."""
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+from supervised import FAR, LAUNCH, POLICY, replicas_of
+
+from skep.engines.base import Diagnosis, Launch, PlacementRequest
+from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.replica_set import ReplicaChanges, changes
+
+ONE = replace(LAUNCH, gpus=(0, 1), extra=("--load-s=0.2",))
+TWO = replace(ONE, name="m-1")
+SLOW = replace(ONE, extra=("--load-s=60",))
+ON_DEMAND = replace(LAUNCH, on_demand=True)
+
+
+def at_work(states):
+    return [name for name, state in states.items() if state in ("starting", "warming", "backoff")]
+
+
+async def test_those_that_share_a_card_start_one_after_the_other(tmp_path):
+    apart = replace(ONE, name="n-0", model="n", gpus=(2,))
+    async with replicas_of(tmp_path, ONE, replace(TWO, gpus=(1,)), apart) as made:
+        assert made.history[0]["m-1"] == "waiting"
+        await made.until(lambda: all(member.settled for member in made.replicas.members))
+        for states in made.history:
+            assert not {"m-0", "m-1"} <= set(at_work(states))
+        assert any({"m-0", "n-0"} <= set(at_work(states)) for states in made.history)
+
+
+async def test_one_that_is_given_up_holds_up_nobody(tmp_path):
+    broken = replace(ONE, extra=("--crash-at-start=error", "--exit-code=78"))
+    async with replicas_of(tmp_path, broken, TWO) as made:
+        await made.until(lambda: made.replicas.find("m-1").settled)
+        assert made.replicas.find("m-0").life.state is ReplicaState.FAILED
+
+
+async def test_one_that_waits_for_its_turn_can_be_dismissed(tmp_path):
+    async with replicas_of(tmp_path, SLOW, TWO) as made:
+        await made.replicas.remove_replica("m-1")
+        assert made.replicas.names == ["m-0"]
+
+
+async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(tmp_path):
+    async with replicas_of(tmp_path, ON_DEMAND, replace(ON_DEMAND, name="m-1")) as made:
+        replicas = made.replicas
+
+        def states():
+            return [replicas.state(member) for member in replicas.members]
+
+        assert (states(), replicas.models) == (["unloaded", "unloaded"], ("m",))
+        replicas.wake("m", made.tasks)
+        replicas.wake("m", made.tasks)
+        await made.until(lambda: all(member.settled for member in replicas.members))
+        assert replicas.serves("m")
+        replicas.hold("m")
+        assert (states(), replicas.serves("m")) == (["draining", "draining"], False)
+        replicas.hold("m", back=True)
+        await replicas.unload_model("m")
+        assert (states(), [member.pid for member in replicas.members]) == (["unloaded", "unloaded"], [None, None])
+        await replicas.unload_model("m")
+
+
+async def test_one_that_waits_for_its_turn_is_started_once_though_it_is_restarted(tmp_path):
+    async with replicas_of(tmp_path, ONE, replace(TWO, extra=())) as made:
+        second = made.replicas.find("m-1")
+        await made.until(lambda: second.life.state is ReplicaState.WAITING)
+        second.restart()
+        await made.until(lambda: second.settled)
+        assert second.life.restarts == 0
+        states = [states["m-1"] for states in made.history]
+        assert "waiting" not in states[states.index("starting") :]
+
+
+async def test_one_that_dies_again_and_again_does_not_keep_its_place(tmp_path):
+    """Between two starts it measures nothing: whoever waits goes on."""
+    async with replicas_of(tmp_path, replace(ONE, extra=("--crash-at-start=error",)), TWO) as made:
+        await made.until(lambda: made.replicas.find("m-1").settled)
+        for states in made.history:
+            assert list(states.values()).count("starting") < 2
+
+
+async def test_one_that_restarts_by_itself_waits_for_another_that_starts_on_its_card(tmp_path):
+    first = replace(LAUNCH, gpus=(0,))
+    other = replace(first, name="n-0", model="n", on_demand=True, extra=("--load-s=0.5",))
+    async with replicas_of(tmp_path, first, other) as made:
+        await made.until(lambda: made.replicas.find("m-0").settled)
+        made.replicas.wake("n", made.tasks)
+        await made.until(lambda: made.replicas.find("n-0").pid is not None)
+        made.history.clear()
+        os.kill(made.replicas.find("m-0").pid, 9)
+        await made.until(lambda: made.replicas.find("n-0").settled)
+        assert not [states for states in made.history if set(states.values()) <= {"starting", "warming"}]
+
+
+async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes_back(tmp_path):
+    first = replace(ON_DEMAND, slots=4)
+    async with replicas_of(tmp_path, first) as made:
+        made.replicas.wake("m", made.tasks)
+        await made.until(lambda: made.replicas.find("m-0").settled)
+        member = made.replicas.find("m-0")
+        fewer = Diagnosis("out of memory", change=replace(first, slots=2), changed="slots 4 -> 2")
+        member.life.policy = replace(POLICY, fallbacks=1)
+        assert member._fall_back(fewer)
+        assert changes([member.launch], [first]).changed == (), "a reload leaves it alone"
+        await made.replicas.unload_model("m")
+        made.replicas.wake("m", made.tasks)
+        await made.until(lambda: made.replicas.find("m-0").settled)
+        assert made.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
+        assert (made.replicas.find("m-0").launch.slots, made.replicas.table()["replicas"][0]["slots"]) == (4, 2)
+
+
+async def test_two_that_end_the_same_one_both_wait_for_its_end(tmp_path):
+    async with replicas_of(tmp_path, SLOW) as made:
+        member = made.replicas.find("m-0")
+        await made.until(lambda: member.pid is not None)
+        await asyncio.gather(made.replicas.unload_model("m"), made.replicas.remove_replica("m-0"))
+        assert (member.pid, member.life.state, made.replicas.members) == (None, ReplicaState.STOPPED, [])
+
+
+async def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
+    new = replace(ON_DEMAND, name="n-0", model="n")
+    async with replicas_of(tmp_path, ONE) as made:
+        await made.until(lambda: made.replicas.find("m-0").settled)
+        known, plan = asyncio.Event(), ReplicaChanges(added=("n-0",), changed=("m-0",))
+        reload = made.tasks.create_task(made.replicas.become(plan, [SLOW, new], 0.0, made.tasks, known.set))
+        await known.wait()
+        made.replicas.wake("n", made.tasks)
+        await made.until(lambda: made.replicas.find("n-0").settled)
+        assert not reload.done()
+        reload.cancel()
+
+
+async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts_as_unloaded(tmp_path):
+    async with replicas_of(tmp_path, ON_DEMAND) as made:
+        replicas = made.replicas
+        replicas.wake("m", made.tasks)
+        await made.until(lambda: replicas.find("m-0").settled)
+        going = made.tasks.create_task(replicas.unload_model("m"))
+        while "m-0" in replicas._lives:  # its process is being ended
+            await asyncio.sleep(0)
+        await replicas.become(ReplicaChanges(changed=("m-0",)), [replace(ON_DEMAND, slots=2)], 0.0, made.tasks)
+        await going
+        member = replicas.find("m-0")
+        assert replicas.is_dormant(member) == (member.life.state is ReplicaState.STOPPED), replicas.state(member)
+        replicas._dormant.clear()  # whatever was found: nothing is left running
+
+
+# What a reload changes
+
+UPSTREAM = Launch("box-1", "remote", "", None, slots=8, context_tokens=0, threads=0, url="http://10.0.0.2:8000")
+
+
+def test_the_same_list_changes_nothing():
+    assert changes([LAUNCH, UPSTREAM], [UPSTREAM, LAUNCH]) == ReplicaChanges(unchanged=("box-1", "m-0"))
+
+
+def test_what_is_new_is_added_and_what_is_not_wanted_removed():
+    new = replace(LAUNCH, name="m-1")
+    assert changes([LAUNCH], [new, UPSTREAM]) == ReplicaChanges(added=("m-1", "box-1"), removed=("m-0",))
+
+
+@pytest.mark.parametrize(
+    ("launch", "change", "restarts"),
+    [
+        (LAUNCH, {"slots": 4}, True),
+        (LAUNCH, {"context_tokens": 200}, True),
+        (LAUNCH, {"extra": ("-x",)}, True),
+        (LAUNCH, {"model": "n"}, True),
+        (LAUNCH, {"reserve": 1}, False),
+        (LAUNCH, {"soft_slots": 1}, False),
+        (LAUNCH, {"health_path": "/ping"}, False),
+        (UPSTREAM, {"slots": 16}, False),
+        (UPSTREAM, {"url": "http://10.0.0.3:8000"}, True),
+        (FAR, {"place": PlacementRequest(nodes=("x", "y"))}, False),
+        (FAR, {"place": PlacementRequest(nodes=("x", "y")), "slots": 4}, True),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_only_what_an_engine_is_started_with_wants_a_new_start(launch, change, restarts):
+    """The rest is told to the gateway; where a replica may stand matters when it is started anew."""
+    found = changes([launch], [replace(launch, **change)])
+    assert (found.changed, found.adjusted) == (((launch.name,), ()) if restarts else ((), (launch.name,)))
