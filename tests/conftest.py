@@ -21,11 +21,12 @@ settings.load_profile("skep")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Run a test that is a coroutine function: with `START_LOOP` of its module, or else `asyncio.run`."""
+    """Run a test that is a coroutine function: by its `start_loop`, `START_LOOP` of its module, or `asyncio.run`."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    run = getattr(pyfuncitem.module, "START_LOOP", asyncio.run)
+    of_module = getattr(pyfuncitem.module, "START_LOOP", asyncio.run)
+    run = pyfuncitem.funcargs.get("start_loop", of_module)
     run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
 

@@ -65,6 +65,16 @@ class Service:
         await hang_up(writer)
 
 
+async def until(happened, timeout_s=5.0):
+    async with asyncio.timeout(timeout_s):
+        while not happened():
+            await asyncio.sleep(0)
+
+
+def is_empty(server):
+    return "0 connections" in repr(server)
+
+
 async def hang_up(writer):
     writer.close()
     with contextlib.suppress(OSError):
@@ -92,9 +102,7 @@ async def serving(handler=echo, limits=None, tls=None):
         yield Service(server, Origin("127.0.0.1", sock.getsockname()[1]), handled, complaints)
     finally:
         await server.close(0)
-        async with asyncio.timeout(5):
-            while "0 connections" not in repr(server):
-                await asyncio.sleep(0)
+        await until(lambda: is_empty(server))
     assert complaints == []
 
 
@@ -319,10 +327,11 @@ async def test_thousands_of_offers_in_one_packet_are_just_requests():
         assert len(service.handled) == 3001
 
 
-async def test_a_body_with_an_offer_is_asked_for_once():
+@pytest.mark.parametrize("lines", [(), (OFFER,)], ids=["plain", "with an offer"])
+async def test_a_client_that_asks_first_is_told_to_go_on_once(lines):
     async with serving() as service:
         reader, writer = await service.connect()
-        writer.write(post(OFFER, b"expect: 100-continue", b"content-length: 2", body=b""))
+        writer.write(post(*lines, b"expect: 100-continue", b"content-length: 2", body=b""))
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"hi")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
@@ -364,9 +373,7 @@ async def test_abuse_behind_an_answer_under_way_makes_it_the_last(surplus):
         await asked.wait()
         writer.write(surplus)
         connection = next(iter(service.server._connections))
-        async with asyncio.timeout(5):
-            while not connection._ended:
-                await asyncio.sleep(0)
+        await until(lambda: connection._ended)
         echo(service.handled[0])
         answer = await asyncio.wait_for(reader.read(), 5)
         assert answer.endswith(b"GET / ")
@@ -476,9 +483,7 @@ async def test_a_finished_answer_that_is_not_fetched_is_cut_too(closing):
     async with serving(lambda r: r.respond(200, [], b"x" * 20_000_000), quick(write_idle_s=QUICK_S)) as service:
         with socket.create_connection((service.origin.host, service.origin.port)) as sock:
             sock.sendall(get(closing))
-            async with asyncio.timeout(5):
-                while not service.handled or "0 connections" not in repr(service.server):
-                    await asyncio.sleep(0.01)
+            await until(lambda: service.handled and is_empty(service.server))
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
@@ -561,18 +566,14 @@ async def test_connections_beyond_the_limit_are_told_to_come_back():
         assert len(service.handled) == 2
         for _, writer in kept:
             await hang_up(writer)
-        async with asyncio.timeout(5):
-            while "0 connections" not in repr(service.server):
-                await asyncio.sleep(0.01)
+        await until(lambda: is_empty(service.server))
         await service.is_well()
 
 
 async def test_a_crowd_beyond_the_limit_holds_no_descriptors():
     async with serving(limits=quick(max_connections=1)) as service:
         crowd = [await service.connect() for _ in range(200)]
-        async with asyncio.timeout(5):
-            while len(service.server._connections) != 1 + 64:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(service.server._connections) == 1 + 64)
         for _, writer in crowd:
             await hang_up(writer)
 
@@ -646,71 +647,59 @@ LOOPS = pytest.mark.parametrize("start_loop", [uvloop.run, asyncio.run], ids=["u
 
 
 @LOOPS
-def test_requests_are_answered_over_tls(start_loop):
-    async def run():
-        async with serving(tls=tls_of_server()) as service:
-            reader, writer = await service.connect(ssl=tls_of_client())
-            for body in (b"hello", b"x" * 3_000_000):
-                writer.write(post(b"content-length: %d" % len(body), body=body))
-                head = await reader.readuntil(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 200 OK")
-                assert await reader.readexactly(len(body) + 7) == b"POST / " + body
-            await hang_up(writer)
-
-    start_loop(run())
+async def test_requests_are_answered_over_tls(start_loop):
+    async with serving(tls=tls_of_server()) as service:
+        reader, writer = await service.connect(ssl=tls_of_client())
+        for body in (b"hello", b"x" * 3_000_000):
+            writer.write(post(b"content-length: %d" % len(body), body=body))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK")
+            assert await reader.readexactly(len(body) + 7) == b"POST / " + body
+        await hang_up(writer)
 
 
 @LOOPS
-def test_a_refusal_over_tls_is_said_and_the_connection_closed(start_loop):
-    async def run():
-        async with serving(tls=tls_of_server()) as service:
-            reader, writer = await service.connect(ssl=tls_of_client())
-            writer.write(get(host=None) + AFTER)
-            answer = await asyncio.wait_for(reader.read(), 5)
-            assert answer.startswith(b"HTTP/1.1 400 ")
-            assert service.handled == []
-            await hang_up(writer)
-
-    start_loop(run())
+async def test_a_refusal_over_tls_is_said_and_the_connection_closed(start_loop):
+    async with serving(tls=tls_of_server()) as service:
+        reader, writer = await service.connect(ssl=tls_of_client())
+        writer.write(get(host=None) + AFTER)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert service.handled == []
+        await hang_up(writer)
 
 
 @LOOPS
 @pytest.mark.parametrize("how", ["politely", "abruptly"])
-def test_a_hang_up_over_tls_is_noticed(start_loop, how):
-    async def run():
-        asked, gone = asyncio.Event(), asyncio.Event()
+async def test_a_hang_up_over_tls_is_noticed(start_loop, how):
+    asked, gone = asyncio.Event(), asyncio.Event()
 
-        def never(request):
-            request.on_gone = gone.set
-            asked.set()
+    def never(request):
+        request.on_gone = gone.set
+        asked.set()
 
-        async with serving(never, tls=tls_of_server()) as service:
-            _, writer = await service.connect(ssl=tls_of_client())
-            writer.write(get())
-            await asyncio.wait_for(asked.wait(), 5)
-            if how == "politely":
-                await hang_up(writer)
-            else:
-                writer.transport.abort()
-            await asyncio.wait_for(gone.wait(), 5)
-
-    start_loop(run())
+    async with serving(never, tls=tls_of_server()) as service:
+        _, writer = await service.connect(ssl=tls_of_client())
+        writer.write(get())
+        await asyncio.wait_for(asked.wait(), 5)
+        if how == "politely":
+            await hang_up(writer)
+        else:
+            writer.transport.abort()
+        await asyncio.wait_for(gone.wait(), 5)
 
 
 @LOOPS
-def test_a_plain_request_to_a_tls_port_and_a_stalled_handshake_end(start_loop):
-    async def run():
-        async with serving(limits=quick(head_timeout_s=QUICK_S), tls=tls_of_server()) as service:
-            for opening in (AFTER, b"\x16\x03\x01", b""):
-                reader, writer = await service.connect()
-                writer.write(opening)
-                with contextlib.suppress(ConnectionError):
-                    assert AFTER not in await asyncio.wait_for(reader.read(), 5)
-                await hang_up(writer)
-            service.complaints.clear()  # asyncio reports failed handshakes
-            assert service.handled == []
-
-    start_loop(run())
+async def test_a_plain_request_to_a_tls_port_and_a_stalled_handshake_end(start_loop):
+    async with serving(limits=quick(head_timeout_s=QUICK_S), tls=tls_of_server()) as service:
+        for opening in (AFTER, b"\x16\x03\x01", b""):
+            reader, writer = await service.connect()
+            writer.write(opening)
+            with contextlib.suppress(ConnectionError):
+                assert AFTER not in await asyncio.wait_for(reader.read(), 5)
+            await hang_up(writer)
+        service.complaints.clear()  # asyncio reports failed handshakes
+        assert service.handled == []
 
 
 # Answers
