@@ -12,20 +12,13 @@ MIB = 1 << 20
 
 
 def test_an_exit_code_a_signal_and_the_output_come_back(run):
-    done = run(
-        "import sys; sys.stderr.write('e'); print(sys.argv, sys.stdin.read()); sys.exit(3)",
-        stdin=b"in",
-        argv=("main.py", "a b"),
-    )
+    text = "import sys; sys.stderr.write('e'); print(sys.argv, sys.stdin.read()); sys.exit(3)"
+    done = run(text, stdin=b"in", argv=("main.py", "a b"))
     assert (done.ending, done.exit_code, done.signal, done.ok) == (ScriptEnding.EXITED, 3, None, False)
     assert (done.stdout, done.stderr) == (b"['main.py', 'a b'] in\n", b"e")
     shot = run("import os, signal; print('x', flush=True); os.kill(os.getpid(), signal.SIGSEGV)")
-    assert (shot.ending, shot.exit_code, shot.signal, shot.stdout) == (
-        ScriptEnding.KILLED,
-        None,
-        signal.SIGSEGV,
-        b"x\n",
-    )
+    killed = (ScriptEnding.KILLED, None, signal.SIGSEGV, b"x\n")
+    assert (shot.ending, shot.exit_code, shot.signal, shot.stdout) == killed
 
 
 def test_much_input_and_binary_output_pass_unchanged(run):
@@ -65,14 +58,15 @@ time.sleep(600)""",
 }
 
 
-def test_time_ends_everything(sandbox):
-    async def all_of_them():
-        limits = SandboxLimits(seconds=0.4)
-        return await asyncio.gather(
-            *(sandbox.run(SandboxScript(("-c", text), packages=False), limits) for text in ENDLESS.values())
-        )
+async def run_all(sandbox, texts, **limits):
+    """By their names."""
+    scripts = [SandboxScript(("-c", text), packages=False) for text in texts.values()]
+    found = await asyncio.gather(*(sandbox.run(script, SandboxLimits(**limits)) for script in scripts))
+    return zip(texts, found, strict=True)
 
-    for name, result in zip(ENDLESS, asyncio.run(all_of_them()), strict=True):
+
+async def test_time_ends_everything(sandbox):
+    for name, result in await run_all(sandbox, ENDLESS, seconds=0.4):
         assert (result.ending, result.exit_code) == (ScriptEnding.OUT_OF_TIME, None), name
         assert 0.4 <= result.seconds < 60, name
 
@@ -140,14 +134,8 @@ ctypes.CDLL(None).pthread_exit(None)""",
 }
 
 
-def test_memory_is_bounded_for_all_processes_together(sandbox):
-    async def all_of_them():
-        limits = SandboxLimits(seconds=8, memory_bytes=150 * MIB)
-        return await asyncio.gather(
-            *(sandbox.run(SandboxScript(("-c", text), packages=False), limits) for text in MEMORY.values())
-        )
-
-    for name, result in zip(MEMORY, asyncio.run(all_of_them()), strict=True):
+async def test_memory_is_bounded_for_all_processes_together(sandbox):
+    for name, result in await run_all(sandbox, MEMORY, seconds=8, memory_bytes=150 * MIB):
         assert result.ending is ScriptEnding.OUT_OF_MEMORY, (name, result)
         assert result.seconds < 5, name
 

@@ -35,41 +35,27 @@ arm = os.uname().machine == "aarch64"
 """
 
 
-def verdict(result):
-    """The last word of a script, with all it said where that is not `kept in`."""
-    said = result.stdout.decode(errors="replace")
-    return "kept in" if said.endswith("kept in\n") and result.ok else said + result.stderr.decode(errors="replace")
+@pytest.fixture
+def attempt(run):
+    """Run what tries something; its last word, with all it said where that is not `kept in`."""
+
+    def attempt(text, **more):
+        result = run(TRY + text, **more)
+        said = result.stdout.decode(errors="replace")
+        return "kept in" if said.endswith("kept in\n") and result.ok else said + result.stderr.decode(errors="replace")
+
+    return attempt
 
 
-def test_the_host_s_files_are_not_there(run, tmp_path):
+def test_the_host_s_files_are_not_there(attempt, tmp_path):
     """Neither the home folder, nor /etc, nor the checkout, nor another script's folder."""
     (tmp_path / "secret").write_text(SECRET)
-    places = [
-        "/etc/shadow",
-        "/etc/hostname",
-        "/home",
-        "/root/.ssh",
-        "/root/.bashrc",
-        "/var",
-        "/run",
-        "/sys",
-        "/boot",
-        "/opt",
-    ]
-    places += [
-        "/usr/bin/env",
-        "/bin/sh",
-        "/sbin",
-        "/mnt",
-        "/media",
-        "/srv",
-        str(Path.home() / ".cache"),
-        str(tmp_path / "secret"),
-    ]
+    names = (
+        "etc/shadow etc/hostname home root/.ssh root/.bashrc var run sys boot opt usr/bin/env bin/sh sbin mnt media srv"
+    )
+    places = [f"/{name}" for name in names.split()] + [str(Path.home() / ".cache"), str(tmp_path / "secret")]
     places += [str(CHECKOUT / "src"), str(CHECKOUT / "pyproject.toml"), str(CHECKOUT / ".git"), __file__]
-    text = (
-        TRY
-        + f"""
+    text = f"""
 seen = [place for place in {places!r} if os.path.lexists(place)]
 print(seen, open("/etc/passwd").read(), os.listdir("/etc"), os.listdir(os.path.expanduser("~")))
 here = os.listdir("/")
@@ -79,15 +65,12 @@ assert os.listdir(os.path.expanduser("~")) == ["main.py"] == os.listdir(".")
 assert os.listdir("/tmp") == [] == os.listdir("/dev/shm")
 print("kept in")
 """
-    )
-    assert verdict(run(text)) == "kept in"
+    assert attempt(text) == "kept in"
 
 
-def test_with_packages_the_checkout_stays_closed(run):
+def test_with_packages_the_checkout_stays_closed(attempt):
     """An editable install points into it, and the environment may lie in it."""
-    text = (
-        TRY
-        + f"""
+    text = f"""
 import importlib.util, iniconfig
 assert importlib.util.find_spec("pytest")
 assert not os.path.exists({str(CHECKOUT / "src")!r})
@@ -96,11 +79,10 @@ try:
 except ImportError:
     print("kept in")
 """
-    )
     installed = Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / "skep"
     if installed.exists():
         pytest.skip("skep itself is among the packages")
-    assert verdict(run(text, packages=True)) == "kept in"
+    assert attempt(text, packages=True) == "kept in"
 
 
 def test_without_packages_there_are_none(run):
@@ -108,10 +90,8 @@ def test_without_packages_there_are_none(run):
     assert run(text).stdout == b"[]\n"
 
 
-def test_nothing_but_its_folder_can_be_written(run):
-    text = (
-        TRY
-        + """
+def test_nothing_but_its_folder_can_be_written(attempt):
+    text = """
 import iniconfig
 places = ["/", "/etc", "/dev", "/proc", "/usr/lib", "/box/.."]
 places += [os.path.dirname(iniconfig.__file__), os.path.dirname(os.__file__)]
@@ -123,19 +103,15 @@ kept += [refused(open, sys.executable, "r+b"), refused(os.mknod, "node", 0o60600
 open("mine", "w").write("x"); open(os.environ["TMPDIR"] + "/mine", "w").write("x")
 print("kept in" if all(kept) else kept)
 """
-    )
-    assert verdict(run(text, packages=True)) == "kept in"
+    assert attempt(text, packages=True) == "kept in"
 
 
-def test_the_environment_tells_nothing(run):
-    os.environ["SKEP_TEST_SECRET"] = SECRET
-    try:
-        result = run("import os; print(dict(os.environ), open('/proc/self/environ').read())")
-    finally:
-        del os.environ["SKEP_TEST_SECRET"]
-    assert SECRET not in result.stdout.decode()
-    assert str(Path.home()) not in result.stdout.decode().replace(sys.base_prefix, "")
-    assert "'HOME': '/box/work'" in result.stdout.decode()
+def test_the_environment_tells_nothing(run, monkeypatch):
+    monkeypatch.setenv("SKEP_TEST_SECRET", SECRET)
+    said = run("import os; print(dict(os.environ), open('/proc/self/environ').read())").stdout.decode()
+    assert SECRET not in said
+    assert str(Path.home()) not in said.replace(sys.base_prefix, "")
+    assert "'HOME': '/box/work'" in said
 
 
 class Listening:
@@ -169,11 +145,9 @@ class Listening:
         return came
 
 
-def test_no_socket_of_the_host_is_reached(run, tmp_path):
+def test_no_socket_of_the_host_is_reached(attempt, tmp_path):
     host = Listening(tmp_path)
-    text = (
-        TRY
-        + f"""
+    text = f"""
 s = socket.socket(); s.settimeout(1)
 kept = [refused(s.connect, ("127.0.0.1", {host.tcp.getsockname()[1]}))]
 kept += [refused(socket.socket().connect, ("192.0.2.1", 80)), refused(socket.socket().connect, ("10.0.0.1", 80))]
@@ -187,9 +161,7 @@ kept += [refused(socket.socket, family, socket.SOCK_RAW) for family in families]
 kept += [refused(socket.getaddrinfo, "example.org", 80)]
 print("kept in" if all(kept) else kept)
 """
-    )
-    result = run(text)
-    assert verdict(result) == "kept in"
+    assert attempt(text) == "kept in"
     assert host.came_in() == []
 
 
@@ -204,11 +176,9 @@ print(socket.create_server(("::1", 0), family=socket.AF_INET6).getsockname()[0])
     assert run(text).stdout == b"b'hello'\n::1\n"
 
 
-def test_no_other_process_is_seen_or_signalled(run):
+def test_no_other_process_is_seen_or_signalled(attempt):
     """kill -1 reaches its own processes only; the first one inside shrugs."""
-    text = (
-        TRY
-        + f"""
+    text = f"""
 import signal, subprocess, time
 pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
 assert pids == [1, os.getpid()], pids
@@ -229,15 +199,12 @@ time.sleep(0.05)
 kept.append(os.path.exists("/proc/1"))
 print("kept in" if all(kept) else kept)
 """
-    )
-    assert verdict(run(text)) == "kept in"
+    assert attempt(text) == "kept in"
 
 
-def test_the_first_process_inside_tells_nothing(run):
+def test_the_first_process_inside_tells_nothing(attempt, monkeypatch):
     """Its environment is empty, its memory closed or worth nothing, its root the same closed one."""
-    text = (
-        TRY
-        + f"""
+    text = f"""
 def look(path, binary=False):
     try:
         return open(path, "rb").read(100000).decode(errors="replace")
@@ -256,19 +223,13 @@ assert all(name.startswith("pipe:") for name in opened), opened
 assert all(int(fd) < 4 for fd in os.listdir("/proc/self/fd")), os.listdir("/proc/self/fd")
 print("kept in")
 """
-    )
-    os.environ["SKEP_TEST_SECRET"] = SECRET
-    try:
-        assert verdict(run(text)) == "kept in"
-    finally:
-        del os.environ["SKEP_TEST_SECRET"]
+    monkeypatch.setenv("SKEP_TEST_SECRET", SECRET)
+    assert attempt(text) == "kept in"
 
 
 def test_overwriting_the_first_process_gains_nothing(run):
     """bubblewrap's can be written to by its children; that ends the run, and is no error of skep's."""
-    text = (
-        TRY
-        + """
+    text = """
 def overwrite():
     maps = [line.split() for line in open("/proc/1/maps") if " r-xp " in line]
     with open("/proc/1/mem", "r+b", buffering=0) as memory:
@@ -282,29 +243,23 @@ else:
     sys.stderr.write("bwrap: forged\\n"); sys.stderr.flush()
     os._exit(0)
 """
-    )
-    result = run(text)
-    assert verdict(result) == "kept in" or result.ending is not ScriptEnding.EXITED
+    result = run(TRY + text)
+    assert result.stdout == b"kept in\n" or result.ending is not ScriptEnding.EXITED
 
 
-def test_links_in_its_folder_lead_nowhere(run, tmp_path):
+def test_links_in_its_folder_lead_nowhere(attempt, tmp_path):
     (tmp_path / "secret").write_text(SECRET)
-    text = (
-        TRY
-        + f"""
+    text = f"""
 os.symlink({str(tmp_path / "secret")!r}, "a"); os.symlink("/etc/shadow", "b"); os.symlink("/../../../..", "c")
 kept = [refused(open, "a"), refused(open, "b"), refused(os.link, "/etc/passwd", "d"), "main" not in os.listdir("c")]
 print("kept in" if all(kept) else kept)
 """
-    )
-    assert verdict(run(text)) == "kept in"
+    assert attempt(text) == "kept in"
 
 
-def test_dangerous_calls_are_refused(run):
+def test_dangerous_calls_are_refused(attempt):
     """Other processes' memory, mounts, namespaces, keys, programs for the kernel."""
-    text = (
-        TRY
-        + """
+    text = """
 calls = {
     "ptrace": (101, 117, 0, 0, 0, 0), "process_vm_readv": (310, 270, 1, 0, 0, 0, 0, 0),
     "unshare user": (272, 97, 0x10000000), "unshare net": (272, 97, 0x40000000), "setns": (308, 268, 0, 0),
@@ -329,14 +284,11 @@ for name, (x86, generic, *args) in calls.items():
             managed.append((name, error.errno))
 print("kept in" if not managed else managed)
 """
-    )
-    assert verdict(run(text)) == "kept in"
+    assert attempt(text) == "kept in"
 
 
-def test_no_privilege_can_be_gained(run):
-    text = (
-        TRY
-        + """
+def test_no_privilege_can_be_gained(attempt):
+    text = """
 import stat, shutil
 kept = [refused(os.setuid, 0), refused(os.setgid, 0), refused(os.setgroups, [0]), refused(os.setresuid, 0, 0, 0)]
 kept += [refused(os.chown, "main.py", 0, 0)]
@@ -351,11 +303,10 @@ status = open("/proc/self/status").read()
 kept += ["NoNewPrivs:\\t1" in status, "Seccomp:\\t2" in status, "CapBnd:\\t0000000000000000" in status]
 print("kept in" if all(kept) else (kept, ids))
 """
-    )
-    assert verdict(run(text)) == "kept in"
+    assert attempt(text) == "kept in"
 
 
-def test_two_scripts_at_once_do_not_meet(sandbox):
+async def test_two_scripts_at_once_do_not_meet(sandbox):
     """Each has its own processes, folder, loopback and abstract sockets."""
     text = b"""
 import os, socket, time
@@ -365,11 +316,6 @@ open("/tmp/mark", "x"); open("/dev/shm/mark", "x"); open("mark", "x")
 time.sleep(0.2)
 print(len([n for n in os.listdir("/proc") if n.isdigit()]))
 """
-
-    async def both():
-        script = SandboxScript(("main.py",), {"main.py": text}, packages=False)
-        return await asyncio.gather(*(sandbox.run(script, SandboxLimits(seconds=8)) for _ in range(2)))
-
-    assert [(one.ending, one.stdout, one.stderr) for one in asyncio.run(both())] == [
-        (ScriptEnding.EXITED, b"2\n", b"")
-    ] * 2
+    script = SandboxScript(("main.py",), {"main.py": text}, packages=False)
+    both = await asyncio.gather(*(sandbox.run(script, SandboxLimits(seconds=8)) for _ in range(2)))
+    assert [(one.ending, one.stdout, one.stderr) for one in both] == [(ScriptEnding.EXITED, b"2\n", b"")] * 2

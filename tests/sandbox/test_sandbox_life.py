@@ -1,9 +1,12 @@
 """Cancelled, closed, killed from outside, many at once: nothing is left, and the next run works."""
 
 import asyncio
+import contextlib
+import gc
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,116 +29,85 @@ def started(sandbox, count=1):
     return len(descendants(sandbox._launcher.pid)) >= 4 * count
 
 
-def test_a_cancelled_run_is_gone_when_the_cancelling_returns(sandbox):
-    async def cancel():
-        task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
-        while not started(sandbox):
-            await asyncio.sleep(0.005)
-        inside = descendants(sandbox._launcher.pid)[1:]
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not any(map(alive, inside))
-        return await sandbox.run(WELL)
-
-    assert asyncio.run(cancel()).stdout == b"well\n"
+async def run_forever(sandbox):
+    """A script that does not end by itself, as a task, and its processes once it runs."""
+    task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
+    while not started(sandbox):
+        await asyncio.sleep(0.005)
+    return task, descendants(sandbox._launcher.pid)
 
 
-def test_cancelling_at_any_moment_leaves_nothing(sandbox):
+async def test_a_cancelled_run_is_gone_when_the_cancelling_returns(sandbox):
+    task, inside = await run_forever(sandbox)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not any(map(alive, inside[1:]))
+    assert (await sandbox.run(WELL)).stdout == b"well\n"
+
+
+async def test_cancelling_at_any_moment_leaves_nothing(sandbox):
     """Also before the room is closed: the fixture looks for what is left."""
-
-    async def cancel(after_s):
+    for number in range(12):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(after_s):
+            async with asyncio.timeout(number * 0.004):
                 await sandbox.run(FOREVER, SandboxLimits(seconds=60))
-
-    async def many():
-        for number in range(12):
-            await cancel(number * 0.004)
-        return await sandbox.run(WELL)
-
-    assert asyncio.run(many()).ok
+    assert (await sandbox.run(WELL)).ok
 
 
-def test_more_runs_than_cores_wait_their_turn(sandbox):
+async def test_more_runs_than_cores_wait_their_turn(sandbox):
     most = 0
-
-    async def many():
-        nonlocal most
-        async with asyncio.TaskGroup() as tasks:
-            runs = [tasks.create_task(sandbox.run(WELL)) for _ in range(8)]
-            while not all(run.done() for run in runs):
-                most = max(most, len(sandbox._live))
-                await asyncio.sleep(0.001)
-        return [run.result().stdout for run in runs]
-
-    assert asyncio.run(many()) == [b"well\n"] * 8
+    async with asyncio.TaskGroup() as tasks:
+        runs = [tasks.create_task(sandbox.run(WELL)) for _ in range(8)]
+        while not all(run.done() for run in runs):
+            most = max(most, len(sandbox._live))
+            await asyncio.sleep(0.001)
+    assert [run.result().stdout for run in runs] == [b"well\n"] * 8
     assert most <= len(os.sched_getaffinity(0))
 
 
-def test_a_killed_launcher_takes_its_scripts_along_and_is_started_anew(sandbox):
+async def test_a_killed_launcher_takes_its_scripts_along_and_is_started_anew(sandbox):
     """At any moment: bubblewrap's first process, if it lost its parent just before the script's start, lived on."""
-
-    async def kill(after_s):
+    for number in range(5):
+        assert (await sandbox.run(WELL)).stdout == b"well\n"
+        assert wait_until(lambda: not descendants(sandbox._launcher.pid)), number
         task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
-        while len(inside := descendants(sandbox._launcher.pid)) < 2:
+        while len(descendants(sandbox._launcher.pid)) < 2:
             await asyncio.sleep(0)
-        await asyncio.sleep(after_s)
+        await asyncio.sleep(number * 0.005)
         inside = descendants(sandbox._launcher.pid)
         os.kill(sandbox._launcher.pid, signal.SIGKILL)
         with pytest.raises(SkepError, match="was killed"):
             await task
-        assert wait_until(lambda: not any(map(alive, inside)))
-
-    async def many():
-        for number in range(5):
-            assert (await sandbox.run(WELL)).stdout == b"well\n"
-            assert wait_until(lambda: not descendants(sandbox._launcher.pid)), number
-            await kill(number * 0.005)
-        return await sandbox.run(WELL)
-
-    assert asyncio.run(many()).ok
+        assert wait_until(lambda: not any(map(alive, inside)))  # noqa: B023 - called at once
+    assert (await sandbox.run(WELL)).ok
 
 
-def test_a_killed_supervisor_takes_its_script_along(sandbox):
+async def test_a_killed_supervisor_takes_its_script_along(sandbox):
     """At any moment, also while the room is being closed."""
-
-    async def kill(after_s):
+    await sandbox.run(WELL)
+    for number in range(10):
+        assert wait_until(lambda: not descendants(sandbox._launcher.pid)), number
         task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
         while not (supervisors := descendants(sandbox._launcher.pid)):
             await asyncio.sleep(0)
-        await asyncio.sleep(after_s)
+        await asyncio.sleep(number * 0.004)
         os.kill(supervisors[0], signal.SIGKILL)
         with pytest.raises(SkepError):
             await task
-
-    async def many():
-        await sandbox.run(WELL)
-        for number in range(10):
-            assert wait_until(lambda: not descendants(sandbox._launcher.pid)), number
-            await kill(number * 0.004)
-        return await sandbox.run(WELL)
-
-    assert asyncio.run(many()).ok
+    assert (await sandbox.run(WELL)).ok
 
 
 @pytest.mark.usefixtures("opened")
-def test_closing_ends_what_runs():
+async def test_closing_ends_what_runs():
     sandbox = open_sandbox()
-
-    async def close():
-        task = asyncio.create_task(sandbox.run(FOREVER, SandboxLimits(seconds=60)))
-        while not started(sandbox):
-            await asyncio.sleep(0.005)
-        inside = [sandbox._launcher.pid, *descendants(sandbox._launcher.pid)]
-        await sandbox.close()
-        with pytest.raises(SkepError):
-            await task
-        return inside
-
-    inside = asyncio.run(close())
+    task, inside = await run_forever(sandbox)
+    inside.append(sandbox._launcher.pid)
+    await sandbox.close()
+    with pytest.raises(SkepError):
+        await task
     assert wait_until(lambda: not any(map(alive, inside)))
-    asyncio.run(sandbox.close())  # twice is as good as once
+    await sandbox.close()  # twice is as good as once
 
 
 @pytest.mark.usefixtures("opened")
@@ -169,14 +141,30 @@ def test_a_slow_bubblewrap_takes_none_of_the_script_s_time(monkeypatch):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)  # root's scripts have another uid
-        (folder / "bwrap").write_text(f'#!/bin/sh\n[ -e {folder}/slow ] && sleep 3\nexec {real} "$@"\n')
+        (folder / "bwrap").write_text(f'#!/bin/sh\n[ -e {folder}/slow ] && sleep 2\nexec {real} "$@"\n')
         (folder / "bwrap").chmod(0o755)
         monkeypatch.setenv("PATH", name, prepend=":")
         sandbox = open_sandbox()
         (folder / "slow").touch()
-        result = asyncio.run(sandbox.run(WELL, SandboxLimits(seconds=2.5)))
+        result = asyncio.run(sandbox.run(WELL, SandboxLimits(seconds=1.7)))
         asyncio.run(sandbox.close())
-    assert (result.stdout, result.seconds < 2.5) == (b"well\n", True)
+    assert (result.stdout, result.seconds < 1.7) == (b"well\n", True)
+
+
+@pytest.mark.slow
+def test_a_launcher_that_hangs_up_is_an_error_of_the_sandbox_or_is_started_anew(sandbox):
+    """The same way an OSError came out where no descriptor was left: callers expect a SkepError."""
+    launcher = sandbox._launcher.pid
+    os.kill(launcher, signal.SIGSTOP)  # it lives, but will not hear any more
+    sandbox._control.shutdown(socket.SHUT_RDWR)
+    try:
+        with contextlib.suppress(SkepError):
+            assert asyncio.run(sandbox.run(WELL)).ok
+    finally:
+        os.kill(launcher, signal.SIGCONT)
+        asyncio.run(sandbox.close())
+        assert asyncio.run(sandbox.run(WELL)).ok  # opens it for the next test
+    gc.collect()
 
 
 def alive(pid):
