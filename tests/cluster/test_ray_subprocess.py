@@ -1,4 +1,4 @@
-"""An errand: what a child says, and what becomes of one that fails."""
+"""A question to Ray in a process of its own: what it answers, and what becomes of one that fails."""
 
 import os
 import sys
@@ -34,11 +34,11 @@ sys.exit(tell(find))
 
 @pytest.fixture
 def ask(tmp_path):
-    (tmp_path / "an_errand.py").write_text(CHILD)
+    (tmp_path / "asking_child.py").write_text(CHILD)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
 
     def run(word, wait_s=60.0):
-        send = partial(ray_subprocess.send, "an_errand", asked="the cluster", given="a token", env=env, hint="wait")
+        send = partial(ray_subprocess.send, "asking_child", asked="the cluster", given="a token", env=env, hint="wait")
         return send([word], wait_s=wait_s)
 
     return run

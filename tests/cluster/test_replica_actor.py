@@ -1,10 +1,16 @@
-"""A replica actor keeps reporting to its registry, whatever becomes of the head and of the registry. Without Ray."""
+"""A replica actor without Ray: its reports to the registry, whatever becomes of that, and its log in parts."""
 
 import asyncio
+import io
+import json
+import socket
 import threading
 from types import SimpleNamespace
 
-from skep.cluster.replica_actor import HeartbeatSender, own_cards
+import pytest
+
+from skep.cluster.replica_actor import PART_BYTES, TAIL_BYTES, HeartbeatSender, log_part, own_cards
+from skep.wire.json_pipe import JsonPipe
 
 
 class Heard:
@@ -23,19 +29,15 @@ class Heard:
         return told | ({"held": True} if self.holds else {})
 
 
-def announced(find, timeout_s=5.0):
-    """Runs until a registry says that it is over."""
-
-    async def play():
-        async with asyncio.timeout(timeout_s):
-            await HeartbeatSender("m-0", lambda: {"state": "ready"}, "me", find, every_s=0.01).run()
-
-    asyncio.run(play())
+async def announced(find, row=lambda: {"state": "ready"}):
+    """Run until a registry says that it is over."""
+    async with asyncio.timeout(5.0):
+        await HeartbeatSender("m-0", row, "me", find, every_s=0.01).run()
 
 
-def test_it_announces_itself_with_its_own_handle_until_it_is_told_to_end():
+async def test_it_announces_itself_with_its_own_handle_until_it_is_told_to_end():
     registry = Heard(ends_after=3)
-    announced(lambda: registry)
+    await announced(lambda: registry)
     assert registry.rows == [("m-0", {"state": "ready"}, "me")] * 3
 
 
@@ -49,12 +51,11 @@ async def test_its_handle_is_sent_until_the_registry_has_it_and_again_after_a_wo
         return {}
 
     lost = []
-    async with asyncio.timeout(5.0):
-        await HeartbeatSender("m-0", row, "me", lambda: registry, every_s=0.01).run()
+    await announced(lambda: registry, row)
     assert [me for _, _, me in registry.rows] == ["me", None, None, "me", None]
 
 
-def test_a_registry_that_missed_a_word_is_tried_again_while_nobody_can_be_looked_up():
+async def test_a_registry_that_missed_a_word_is_tried_again_while_nobody_can_be_looked_up():
     """Without a head a lookup takes a minute. The handle that is known needs no head."""
     registry, head, looks = Heard(away=0, ends_after=3), threading.Event(), []
 
@@ -67,14 +68,14 @@ def test_a_registry_that_missed_a_word_is_tried_again_while_nobody_can_be_looked
         return registry
 
     try:
-        announced(find)
+        await announced(find)
         assert len(registry.rows) == 3
         assert len(looks) == 2, "never more than one at a time"
     finally:
         head.set()
 
 
-def test_a_registry_made_anew_is_found_beside_the_one_that_is_gone():
+async def test_a_registry_made_anew_is_found_beside_the_one_that_is_gone():
     gone, new = Heard(away=10**9), Heard(ends_after=1)
     found = iter([gone, gone, None, new])
 
@@ -84,7 +85,7 @@ def test_a_registry_made_anew_is_found_beside_the_one_that_is_gone():
             raise ValueError("no such actor")
         return registry
 
-    announced(find)
+    await announced(find)
     assert (len(gone.rows), len(new.rows)) == (0, 1)
 
 
@@ -110,3 +111,46 @@ async def test_what_the_registry_answers_is_heard():
 def test_cards_that_have_no_number_are_left_as_ray_shows_them():
     assert own_cards(["0", 3]) == (0, 3)
     assert own_cards(["GPU-8c1f", "1"]) == own_cards(["MIG-GPU-8c1f/1/0"]) == own_cards([]) == ()
+
+
+# Its log in parts: each fits into a message, and together they are what one machine shows
+
+LINE = "INFO [loggers.py:118] Engine 000: Avg prompt throughput: 0.0 tokens/s, härter\n".encode()
+LONG = LINE * (2 * TAIL_BYTES // len(LINE))
+
+
+def all_parts(data, lines):
+    """As `skep logs -n` asks for them."""
+    file = io.BytesIO(data)
+    parts = [log_part(file, None, lines)]
+    while parts[-1]["offset"] < parts[0]["size"]:
+        parts.append(log_part(file, parts[-1]["offset"], 0))
+    return parts
+
+
+@pytest.mark.parametrize("lines", [0, 3, 20_000, 10_000_000])
+def test_the_parts_are_together_the_last_lines_as_of_a_file_here(lines):
+    shown = LONG[-TAIL_BYTES:].splitlines(keepends=True)[-lines:] if lines else ()
+    parts = all_parts(LONG, lines)
+    assert "".join(part["text"] for part in parts) == b"".join(shown).decode(errors="replace")
+    assert parts[-1]["offset"] == len(LONG)
+    assert (len(parts) > 1) == (lines > 3), "a long one comes in several parts"
+    assert all("\ufffd" not in part["text"] for part in parts[1:]), "no letter is cut"
+
+
+def test_what_came_since_is_told_and_a_log_that_was_begun_anew_from_its_beginning():
+    assert log_part(io.BytesIO(b"one\ntwo"), 4, 0) == {"text": "two", "offset": 7, "size": 7}
+    assert log_part(io.BytesIO(b"new\n"), 100, 0) == {"text": "new\n", "offset": 4, "size": 4}
+    assert log_part(io.BytesIO(b""), None, 9) == {"text": "", "offset": 0, "size": 0}
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+async def test_a_part_fits_into_a_message_whatever_its_bytes(byte):
+    """`skep logs NAME -n 100000` killed the driver: its answer was longer than a link takes."""
+    ours, theirs = [await JsonPipe.over(end) for end in socket.socketpair()]
+    told = log_part(io.BytesIO(byte * TAIL_BYTES), None, 100_000)
+    assert (len(told["text"]), len(json.dumps(told)) > 5 * PART_BYTES) == (PART_BYTES, True)
+    theirs.send({"id": 1, **told})
+    assert await ours.receive() == {"id": 1, **told}
+    for end in (ours, theirs):
+        await end.close()

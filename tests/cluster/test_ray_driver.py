@@ -1,11 +1,15 @@
-"""The commands between the supervisor and the Ray driver, without a cluster: none is lost or undone by another."""
+"""The Ray driver and its client without a cluster: no command is lost or undone, one gateway owns a hive."""
 
 import asyncio
 from dataclasses import asdict, replace
+from functools import partial
 from types import SimpleNamespace
 
+import pytest
+
 from skep.cluster.client import ClusterClient
-from skep.cluster.ray_driver import RayDriver
+from skep.cluster.ray_driver import RayDriver, TakenOver
+from skep.cluster.replica_registry import OWNED_S, ReplicaRegistry
 from skep.cluster.values import launch_document
 from skep.engines.base import Launch, PlacementRequest
 from skep.supervisor.lifecycle import RestartPolicy
@@ -30,7 +34,7 @@ class Wire(list):
             asyncio.get_running_loop().call_soon(self.answer, message)
 
 
-class Posts:
+class Actors:
     """The actors as the driver calls them: ends wait for `may_end`."""
 
     avoid = ()
@@ -61,10 +65,10 @@ async def claimed(gateway, _policy):
     return gateway
 
 
-def driver_of(link, posts=None):
+def driver_of(link, actors=None):
     made = RayDriver(link, {**SETUP, "gateway": "g", "key": "k"})
     calls = {"forget": forgotten, "claim": claimed}
-    made._actors = posts
+    made._actors = actors
     made._registry = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
     return made
 
@@ -79,47 +83,43 @@ async def until(what):
             await asyncio.sleep(0.001)
 
 
-def played(play):
-    asyncio.run(asyncio.wait_for(play(), 20))
-
-
 # The driver
 
 
 async def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with_them():
     """What nobody wants is ended one after the other, and each end takes seconds."""
-    posts = Posts("a", "b")
-    driver = driver_of(Wire(), posts)
+    actors = Actors("a", "b")
+    driver = driver_of(Wire(), actors)
     driver._wanted = {}
     mending = asyncio.create_task(driver._repair(driver._wanted))
-    await until(lambda: posts.story)
-    ((_, first),) = posts.story
+    await until(lambda: actors.story)
+    ((_, first),) = actors.story
     other = {"a": "b", "b": "a"}[first]
     await driver._carry_out(place(replace(ONE, name=other)))
-    posts.may_end.set()
+    actors.may_end.set()
     await mending
-    assert [name for what, name in posts.story if what == "ended"] == [first]
+    assert [name for what, name in actors.story if what == "ended"] == [first]
     assert other in driver._wanted
 
 
 async def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
     """The end takes its place in the cluster away by its name, whoever has that by then."""
-    posts = Posts()
-    driver = driver_of(Wire(), posts)
+    actors = Actors()
+    driver = driver_of(Wire(), actors)
     ending = asyncio.create_task(driver._carry_out({"op": "end", "name": "m-0"}))
-    await until(lambda: posts.story)
+    await until(lambda: actors.story)
     await driver._carry_out(place(ONE))
     await asyncio.sleep(0.02)
-    assert posts.story == [("ends", "m-0")]
-    posts.may_end.set()
+    assert actors.story == [("ends", "m-0")]
+    actors.may_end.set()
     await ending
-    await until(lambda: posts.story[-1] == ("ensure", "m-0"))
+    await until(lambda: actors.story[-1] == ("ensure", "m-0"))
 
 
 async def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is():
     """Its row is what it was: without being told anew, the new member would start for ever."""
     wire = Wire()
-    driver = driver_of(wire, Posts())
+    driver = driver_of(wire, Actors())
     driver._rows = {"m-0": row(ONE)}
     driver._tell()
     driver._tell()
@@ -170,15 +170,24 @@ async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp
     assert len(restarts(wire)) == 3
 
 
-async def test_a_restart_is_needless_once_its_engine_is_another(tmp_path):
+@pytest.mark.parametrize(
+    ("meanwhile", "again"),
+    [
+        ([{"state": "away", "why": "no word"}, {}], True),
+        ([{"state": "waiting", "pid": None}, {}], True),
+        ([{"pid": 8}], False),
+        ([{"restarts": 1}], False),
+    ],
+)
+async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_it_was_away(tmp_path, meanwhile, again):
     wire = Wire()
     client = client_of(wire, tmp_path)
-    member = ready(client)
-    member.restart()
+    ready(client).restart()
     client._restarts.lose()
-    client._hear({"event": "replicas", "rows": [row(ONE, pid=8)], "names": ["m-0"]})
-    client._restarts.again(client._members)
-    assert len(restarts(wire)) == 1
+    for said in meanwhile:
+        client._hear({"event": "replicas", "rows": [row(ONE, **said)], "names": ["m-0"]})
+        client._restarts.again(client._members)
+    assert len(restarts(wire)) == 1 + again
 
 
 async def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
@@ -213,7 +222,7 @@ async def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_pat
     client._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
     assert wire[0] == {"op": "avoid", "nodes": ["n1", "n2"]}
     assert wire[1]["op"] == "wanted"
-    driver = driver_of(Wire(), Posts())
+    driver = driver_of(Wire(), Actors())
     await driver._carry_out(wire[0])
     assert driver._actors.avoid == ("n1", "n2")
 
@@ -233,3 +242,79 @@ async def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_
         wire.answer = lambda said, to=client, what=answer: to._hear({**what, "id": said.get("id", 0)})
         told = await client.stop()
         assert told is None if left is None else left in told
+
+
+# A hive that another gateway owns, with the real registry
+
+OLD, NEW = "a:1:x", "b:2:y"
+
+
+class Ownership:
+    """The real registry, asked as an actor is; and gateways before it. Time passes where a test says so."""
+
+    def __init__(self):
+        self.now, self.silent = 100.0, False
+        self.registry = ReplicaRegistry("h", end_post=None, end_self=None, now=lambda: self.now)
+        calls = ("announce", "claim", "forget", "table")
+        self.actor = SimpleNamespace(**{call: SimpleNamespace(remote=partial(self._call, call)) for call in calls})
+
+    async def _call(self, name, *args):
+        if self.silent:
+            raise ConnectionError(name)
+        return await getattr(self.registry, name)(*args)
+
+    async def gateway(self, name, *standing):
+        """One that has claimed the hive."""
+        made = RayDriver(Wire(), {**SETUP, "gateway": name, "key": "k"})
+        made._actors, made._wanted, made._registry = Actors(*standing), {}, self.actor
+        made._actors.may_end.set()
+        await made._claim()
+        return made
+
+    async def taken_over(self):
+        """By NEW, while OLD was not heard. Two replicas stand."""
+        old = await self.gateway(OLD, "m-0", "m-1")
+        self.now += OWNED_S + 1
+        await self.gateway(NEW, "m-0", "m-1")
+        return old
+
+
+async def test_a_gateway_is_refused_a_hive_that_another_one_has():
+    hive = Ownership()
+    await hive.gateway(OLD)
+    with pytest.raises(TakenOver, match="already \\(from a:1\\)"):
+        await hive.gateway(NEW)
+
+
+async def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and_goes():
+    """Also before it knows: it was stopped, and goes on with an order, with a look, or with its farewell."""
+    for act in (
+        lambda old: old._repair(old._wanted),
+        lambda old: old._ensure(ONE, {}, lambda *_: None),
+        *(partial(lambda order, old: old._carry_out(order), order) for order in (
+            {"op": "end", "name": "m-0"}, {"op": "leave"}, place(ONE),
+        )),
+    ):  # fmt: skip
+        hive = Ownership()
+        old = await hive.taken_over()
+        await act(old)
+        assert old._actors.story == []
+        assert (await hive.registry.state())["owner"] == NEW
+        with pytest.raises(TakenOver):
+            await old._follow_table()
+
+
+async def test_where_no_registry_answers_a_gateway_ends_what_it_placed():
+    hive = Ownership()
+    gateway = await hive.gateway(OLD, "m-0")
+    hive.silent = True
+    await gateway._carry_out({"op": "end", "name": "m-0"})
+    assert gateway._actors.story == [("ends", "m-0"), ("ended", "m-0")]
+
+
+async def test_what_stands_and_is_not_wanted_is_ended():
+    """A gateway that comes back after a crash wants what its settings say now."""
+    gateway = await Ownership().gateway(OLD, "m-0", "m-1")
+    gateway._wanted, gateway._rows = {"m-0": ONE}, {"m-0": row(ONE)}
+    await gateway._repair(gateway._wanted)
+    assert gateway._actors.story == [("ends", "m-1"), ("ended", "m-1")]
