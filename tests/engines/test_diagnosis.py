@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import signal
 import time
 from dataclasses import fields, replace
@@ -283,28 +284,21 @@ def test_the_same_log_again_and_again_runs_out_of_changes(rule):
     pytest.fail("it never ended")
 
 
-def test_before_the_start_heads_must_divide():
-    told = predict_failure(replace(launch_of(tp=5), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 5)
-    assert told is not None
-    assert told.final
-    assert told.changed == "tp 5 -> 4"
-    assert predict_failure(replace(launch_of(tp=4), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 4) is None
-
-
-def test_before_the_start_cards_must_be_there():
-    told = predict_failure(launch_of(tp=4), [device("rtx-3090")] * 2)
-    assert told is not None
-    assert told.cause == "tp 4 x pp 1 x dp 1 needs 4 cards, 2 are given"
-    assert told.changed == "tp 4 -> 2"
-
-
-def test_before_the_start_old_cards_have_no_bfloat16_and_no_fp8():
-    told = predict_failure(launch_of(dtype="bfloat16"), [device("t4")])
-    assert told is not None
-    assert told.changed == "dtype bfloat16 -> float16"
-    kv = predict_failure(replace(launch_of(kv="fp8_e4m3"), checkpoint="Qwen/Qwen3-8B"), [device("t4")])
-    assert kv is not None
-    assert kv.changed == "kv fp8_e4m3 -> unset"
+@pytest.mark.parametrize(
+    ("options", "cards", "cause", "changed"),
+    [
+        ({"tp": 5}, ["rtx-3090"] * 5, "", "tp 5 -> 4"),
+        ({"tp": 4}, ["rtx-3090"] * 2, "tp 4 x pp 1 x dp 1 needs 4 cards, 2 are given", "tp 4 -> 2"),
+        ({"dtype": "bfloat16"}, ["t4"], "", "dtype bfloat16 -> float16"),
+        ({"kv": "fp8_e4m3"}, ["t4"], "", "kv fp8_e4m3 -> unset"),
+    ],
+    ids=["heads must divide", "cards must be there", "an old card has no bfloat16", "an old card has no fp8"],
+)
+def test_before_the_start_it_is_said_what_cannot_be_with_what_can(options, cards, cause, changed):
+    known = replace(launch_of(**options), checkpoint="Qwen/Qwen3-8B")
+    told = predict_failure(known, [device(card) for card in cards])
+    assert (told.final, told.changed) == (True, changed)
+    assert cause in told.cause
 
 
 def test_before_the_start_what_depends_on_the_version_is_left_to_the_engine():
@@ -319,6 +313,7 @@ def test_before_the_start_what_depends_on_the_version_is_left_to_the_engine():
 def test_before_the_start_nothing_is_said_of_what_is_not_known():
     assert predict_failure(launch_of("llamacpp", tp=5), [device("rtx-3090")]) is None
     assert predict_failure(launch_of(tp=3), []) is None
+    assert predict_failure(replace(launch_of(tp=4), checkpoint="Qwen/Qwen3-8B"), [device("rtx-3090")] * 4) is None
 
 
 def test_kills_are_read_from_the_group_and_else_from_the_machine(tmp_path):
@@ -347,3 +342,74 @@ def test_a_diagnosis_of_long_words_takes_no_longer_than_of_short_ones():
         return time.process_time() - began
 
     assert seconds("a" * 990) < 0.01 + 8 * seconds("ab " * 330)
+
+
+# Excerpts of real logs: the first line of each file says what to expect
+
+FOLDER = Path(__file__).parent / "logs"
+LOGS = [log for log in sorted(FOLDER.glob("*.log")) if log.stem != "healthy"]
+
+
+def expected(log: Path) -> tuple[dict[str, str], list[str]]:
+    head, *lines = log.read_text().splitlines()
+    return dict(word.split("=", 1) for word in shlex.split(head.removeprefix("#!"))), lines
+
+
+def launch_of_log(said: dict[str, str]) -> Launch:
+    draft = said.get("draft")
+    options = EngineOptions(
+        tp=int(said.get("tp", 1)),
+        memory_share=float(said["share"]) if "share" in said else None,
+        kv=said.get("kv"),
+        draft=None if draft is None else Draft(draft.split(":")[0], int(draft.split(":")[1])),
+    )
+    slots, context = int(said.get("slots", 8)), int(said.get("context", 32768))
+    return replace(launch_of(said["engine"], slots=slots, context=context), options=options)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_a_real_log_is_explained(log):
+    said, lines = expected(log)
+    launch = launch_of_log(said)
+    found = find_rule(launch, int(said["code"]), lines)
+    assert found is not None
+    rule, case = found
+    assert rule.id == said["rule"]
+    told = make_diagnosis(rule, case)
+    assert told.changed == said.get("changed")
+    assert told.evidence in {plain(line).shown for line in lines}
+    assert "{" not in told.cause
+    assert "?" not in told.cause
+
+
+def test_an_engine_that_ended_with_the_loss_of_its_core_is_put_down_to_the_kernel_where_that_counted():
+    said, lines = expected(FOLDER / "vllm_core_vanished.log")
+    assert "killed, or crashed outside Python" in diagnose(launch_of_log(said), 0, lines).cause
+    assert "killed by the kernel" in diagnose(launch_of_log(said), 0, lines, oom_kills=1).cause
+
+
+def test_a_hub_error_shows_what_was_raised_not_the_line_of_code():
+    said, lines = expected(FOLDER / "vllm_offline_hub.log")
+    evidence = diagnose(launch_of_log(said), 1, lines).evidence
+    assert evidence is not None
+    assert evidence.startswith("huggingface_hub.errors.LocalEntryNotFoundError: Cannot find")
+
+
+HEALTHY = (FOLDER / "healthy.log").read_text()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "embedded", "ollama"])
+@pytest.mark.parametrize("code", [0, 1, None])
+def test_a_healthy_log_gives_no_cause(engine, code):
+    assert find_rule(launch_of(engine), code, HEALTHY.splitlines()) is None
+
+
+def test_each_line_of_a_healthy_log_alone_gives_no_cause_either():
+    for engine in ("vllm", "sglang", "llamacpp", "ollama"):
+        for line in HEALTHY.splitlines():
+            assert find_rule(launch_of(engine), 1, [line]) is None, line
+
+
+def test_an_unexplained_end_does_not_show_a_warning_as_its_error():
+    told = diagnose(launch_of(), 1, HEALTHY.splitlines()[:5])
+    assert "ulimit" not in told.cause

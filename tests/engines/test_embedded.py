@@ -1,4 +1,4 @@
-"""The embedded engine for real: llama.cpp serving SmolLM2-135M, behind the gateway, as `skep up` runs it."""
+"""The embedded engine: its options as words and refusals, and for real, llama.cpp serving SmolLM2-135M."""
 
 import json
 import os
@@ -9,26 +9,104 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
 import pytest
 
+import embedded_process
+from embedded_process import MODEL
+from skep.catalog.options import Draft, EngineOptions
+from skep.deploy.launches import KV_BYTES
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
 from skep.engines.embedded import Embedded
 from skep.engines.embedded_server import http_threads
+from skep.engines.llama import KV_TYPES, batch_of
+from skep.errors import UserError
 from skep.paths import user_paths
 from skep.supervisor.control import replica_key
-from skep.weights.pull import installed, pull
-
-pytestmark = pytest.mark.engine
-MODEL = "smollm2-135m"
 
 
 @pytest.fixture(scope="module")
 def weights():
-    cache = user_paths(os.environ).cache
-    return installed(MODEL, cache) or pull(MODEL, cache_dir=cache).path
+    return embedded_process.weights()
+
+
+def launch_of(weights=Path("/models/m.gguf"), slots=2, context_tokens=256, port=0, **options):
+    told = {"slots": slots, "context_tokens": context_tokens, "threads": 1, "port": port}
+    return Launch("e-0", "embedded", MODEL, weights, **told, options=EngineOptions(**options))
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, []),
+        ({"batch": 2048, "kv_layout": "unified", "prefix_cache": True}, []),
+        ({"batched_tokens": 128}, ["--micro-batch", "128"]),
+        ({"batched_tokens": 4096}, ["--micro-batch", "4096", "--batch", "4096"]),
+        ({"batch": 256, "threads_batch": 4}, ["--threads-batch", "4", "--batch", "256"]),
+        ({"kv": "q8_0"}, ["--kv", "q8_0", "--flash-attention", "on"]),
+        ({"kv": "bf16"}, ["--kv", "bf16"]),
+        ({"flash_attention": False}, ["--flash-attention", "off"]),
+        ({"kv_layout": "split", "prefix_cache": False}, ["--split", "--no-prefix-cache"]),
+        ({"draft": Draft("ngram", 8)}, ["--ngram", "8"]),
+    ],
+)
+def test_only_what_differs_from_its_own_way_is_told(options, told):
+    argv = Embedded().argv(launch_of(**options))
+    assert argv[argv.index(REPORT_FD) + 1 :] == told
+
+
+def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
+    """llama.cpp ends itself under load where they overflow it."""
+    assert batch_of(launch_of(slots=64, draft=Draft("ngram", 48))) == 64 * 49
+    assert batch_of(launch_of(slots=4, draft=Draft("ngram", 8))) == 2048
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "instead"),
+    [
+        ({"kv": "fp8"}, 'kv = "fp8" is not known', ", ".join(KV_TYPES)),
+        ({"kv": "q4_0", "flash_attention": False}, 'kv = "q4_0" wants flash attention', "leave flash_attention out"),
+        ({"batch": 256, "batched_tokens": 512}, "batched_tokens = 512 is more than batch = 256", "raise `batch`"),
+        ({"batch": 1}, "batch = 1 does not hold a token of 2 slots", "2 or more"),
+        (
+            {"batch": 16, "draft": Draft("ngram", 8)},
+            "batch = 16 does not hold a token of 2 slots with 8 drafted tokens each",
+            "18 or more",
+        ),
+        ({"kv_layout": "paged"}, 'kv_layout = "paged"', "unified, split"),
+        ({"draft": Draft("mtp", 3)}, "speculation by `mtp` cannot be", "use ngram"),
+        ({"draft": Draft("draft", 3)}, "speculation by `draft` cannot be", "use ngram"),
+        ({"tp": 2}, "tp = 2 cannot be", "llamacpp"),
+        ({"quant": "awq"}, 'quant = "awq" is the file\'s own', "another GGUF"),
+        ({"memory_share": 0.9}, "memory_share = 0.9", "leave it out"),
+        ({"graphs": False}, "graphs = false", "leave it out"),
+        ({"chunked_prefill": False}, "chunked_prefill = false", "leave it out"),
+        ({"reasoning_parser": "qwen3"}, "reasoning_parser", "llamacpp"),
+    ],
+)
+def test_what_it_does_not_take_is_one_line_before_the_start(options, said, instead):
+    pytest.importorskip("xllamacpp")
+    with pytest.raises(UserError, match="embedded: ") as caught:
+        Embedded().check(launch_of(**options))
+    assert said in caught.value.message
+    assert instead in caught.value.hint
+
+
+def test_every_type_of_cache_has_its_size():
+    """A replica's room is worked out with it; a type without one counts as 16 bits."""
+    assert set(KV_TYPES) == {*KV_BYTES, "f16", "bf16"}
+
+
+# As `skep up` runs it
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +130,7 @@ def client_of(hive):
     return openai.OpenAI(base_url=hive["openai_base_url"], api_key="none", max_retries=0)
 
 
+@pytest.mark.engine
 def test_the_openai_client_gets_words_streamed_and_whole(hive):
     with client_of(hive) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
@@ -69,6 +148,7 @@ def test_the_openai_client_gets_words_streamed_and_whole(hive):
         assert words.strip()
 
 
+@pytest.mark.engine
 def test_a_prompt_beyond_the_slots_context_gets_a_clean_400_and_disturbs_nobody(hive):
     """A unified cache without a bound per slot lets one long prompt kill its neighbours."""
     with client_of(hive) as client:
@@ -90,6 +170,7 @@ def test_a_prompt_beyond_the_slots_context_gets_a_clean_400_and_disturbs_nobody(
         assert neighbour["tokens"] == 60
 
 
+@pytest.mark.engine
 def test_a_hang_up_in_mid_answer_frees_the_slot(hive):
     port = int(hive["url"].rpartition(":")[2])
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Tell a long story."}], "max_tokens": 200}
@@ -111,6 +192,7 @@ def test_a_hang_up_in_mid_answer_frees_the_slot(hive):
 
 
 @pytest.mark.slow
+@pytest.mark.engine
 def test_a_sweep_on_the_real_engine_has_both_clocks(hive):
     command = [sys.executable, "-m", "skep", "bench", "sweep", "--url", hive["url"], "--json"]
     sizes = ["--concurrency", "1,2", "--tasks", "2", "--runs", "1", "--max-tokens", "6", "--fixed-output"]
@@ -126,33 +208,31 @@ def test_a_sweep_on_the_real_engine_has_both_clocks(hive):
     assert document["speedup"] == pytest.approx(document["serial_wall_s"] / document["swarm_wall_s"])
 
 
-def launch_of(weights, *extra, **options):
-    return Launch("e", "embedded", MODEL, weights, slots=1, context_tokens=64, threads=1, extra=extra, **options)
+def start_server(launch):
+    return subprocess.run(embedded_process.argv_of(launch, 1), capture_output=True, text=True, timeout=60)
 
 
-def start_server(weights, *extra, **options):
-    argv = [part if part != REPORT_FD else "1" for part in Embedded().argv(launch_of(weights, *extra, **options))]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60)
-
-
+@pytest.mark.engine
 def test_an_occupied_port_is_not_mistaken_for_a_damaged_file(weights):
     """llama.cpp gives the same error for both."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = start_server(weights, port=port)
+        done = start_server(launch_of(weights, port=port))
     assert done.returncode == EXIT_FINAL
     found = Embedded().explain(launch_of(weights), done.returncode, done.stderr.splitlines())
     assert f"port {port} is in use" in str(found)
 
 
+@pytest.mark.engine
 def test_a_file_that_vanished_is_named(tmp_path):
-    done = start_server(tmp_path / "gone.gguf")
+    done = start_server(launch_of(tmp_path / "gone.gguf"))
     assert done.returncode == EXIT_FINAL
     assert "gone.gguf` does not exist" in done.stderr
 
 
+@pytest.mark.engine
 def test_a_truncated_file_is_found_before_an_engine_is_started(weights, skep, tmp_path):
     short = tmp_path / "short.gguf"
     with weights.open("rb") as whole, short.open("wb") as part:
@@ -165,6 +245,7 @@ def test_a_truncated_file_is_found_before_an_engine_is_started(weights, skep, tm
 
 
 @pytest.mark.slow
+@pytest.mark.engine
 def test_a_gguf_file_can_be_served_by_its_path(weights, skep, tmp_path):
     named = tmp_path / "Tiny-Model.gguf"
     named.symlink_to(weights)
@@ -179,21 +260,89 @@ def test_there_are_http_threads_for_slots_pool_and_health():
     assert all(http_threads(slots) >= slots + slots + 8 for slots in (1, 4, 64))
 
 
-def test_the_reported_address_is_the_engines_own(weights):
-    read_fd, write_fd = os.pipe()
-    launch = Launch("e", "embedded", MODEL, weights, slots=1, context_tokens=64, threads=1)
-    argv = [part if part != REPORT_FD else str(write_fd) for part in Embedded().argv(launch)]
-    with subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL) as process:
-        os.close(write_fd)
-        try:
-            with os.fdopen(read_fd) as pipe:
-                url = json.loads(pipe.readline())["url"]
-            with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
-                assert answer.status == 200
-        finally:
-            process.terminate()  # else a failed assertion would wait for it for ever
-        assert process.wait(20) == 0
+def asked(url, text, tokens=16):
+    body = {"prompt": text, "max_tokens": tokens, "temperature": 0}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
-def test_weights_come_from_the_users_cache(weights):
-    assert Path(weights).is_relative_to(user_paths(os.environ).cache)
+LIST = "one, two, three, four, five, six, one, two, three, four, five, six, one, two, three"
+
+
+@pytest.mark.engine
+def test_all_of_them_at_once_serve_and_do_what_they_say(weights):
+    launch = launch_of(
+        weights, kv="q8_0", batch=64, batched_tokens=32, threads_batch=1, kv_layout="split", prefix_cache=False,
+        draft=Draft("ngram", 4),
+    )  # fmt: skip
+    Embedded().check(launch)
+    with embedded_process.serving(launch) as url:
+        first, second = asked(url, LIST), asked(url, LIST)
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            asked(url, "word " * 900)
+        with urllib.request.urlopen(f"{url}/slots") as slots:
+            assert [slot["n_ctx"] for slot in json.load(slots)] == [256, 256]
+    assert first["choices"][0]["text"] == second["choices"][0]["text"]
+    assert second["choices"][0]["text"].startswith(", four, five, six")
+    assert second["timings"]["cache_n"] == 0
+    assert 0 < second["timings"]["draft_n_accepted"] <= second["timings"]["draft_n"]
+
+
+CAT = "Repeat after me: the cat sat on the mat. the cat sat on the mat. the cat"
+SAME = {
+    "split": {"kv_layout": "split"},
+    "ngram": {"draft": Draft("ngram", 4)},
+    "small batches": {"batch": 32, "batched_tokens": 8},
+    "threads for prompts": {"threads_batch": 2},
+    "no prefix cache": {"prefix_cache": False},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
+    """Drafts are checked by the model, and a cache cut apart is the same cache. A quantized one may round otherwise."""
+
+    def answers(**options):
+        launch = launch_of(weights, **options)
+        Embedded().check(launch)
+        with embedded_process.serving(launch) as url, ThreadPoolExecutor(2) as agents:
+            found = list(agents.map(lambda text: asked(url, text), (LIST, CAT)))
+            found += [asked(url, CAT)]  # by itself, and where there is a cache, with what is in it
+        return [one["choices"][0]["text"] for one in found], [one["timings"] for one in found]
+
+    plain, _ = answers()
+    assert plain[1] == plain[2]
+    for name, options in SAME.items():
+        texts, timings = answers(**options)
+        assert texts == plain, name
+        drafted = sum(one.get("draft_n_accepted", 0) for one in timings)
+        assert (drafted > 0) == (name == "ngram")
+    rounded, _ = answers(kv="q8_0")
+    assert rounded[0].startswith(", four, five, six")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("options", "cause", "said", "changed"),
+    [
+        (
+            {"kv": "q8_0", "flash_attention": False},
+            "a quantized KV cache (q8_0) does not go without flash attention",
+            "quantized V cache requires flash_attn",
+            "flash_attention off -> unset",
+        ),
+        ({"batch": 1}, "a batch of 1 tokens does not hold a token of 2 slots", "n_outputs_max", "batch 1 -> unset"),
+    ],
+)
+def test_a_wrong_combination_dies_with_its_cause_its_line_and_its_remedy(weights, options, cause, said, changed):
+    launch = launch_of(weights, **options)
+    done = start_server(launch)
+    assert done.returncode in (EXIT_FINAL, -6)
+    found = Embedded().explain(launch, done.returncode, done.stderr.splitlines())
+    assert (found.cause, found.changed, found.final) == (cause, changed, True)
+    assert said in found.evidence
+    assert found.remedy

@@ -1,4 +1,4 @@
-"""What every adapter promises, kept by a real process behind the real keeper: one suite, run on all of them."""
+"""What every adapter promises, kept by a real process behind the real process guard: one suite, run on all of them."""
 
 import asyncio
 import json
@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
+import embedded_process
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named, key_headers
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
 from skep.gateway.health_loop import count_busy, count_running
-from skep.paths import user_paths
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.process_guard import descendants
 from skep.supervisor.replica import Replica
 from skep.testing.speaker import write_program
-from skep.weights.pull import installed, pull
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import parse_url
 
@@ -34,18 +33,13 @@ PAGE = "http://evil.example"
 ANY_PAGE = ("ollama", "sglang")  # what they answer a web page cannot be told to them; stood for by speakers here
 
 
-def smollm2():
-    cache = user_paths(os.environ).cache
-    return installed("smollm2-135m", cache) or pull("smollm2-135m", cache_dir=cache).path
-
-
 def launch_of(engine, model="m", **fields):
     values = {"weights": None, "slots": SLOTS, "context_tokens": 128, "threads": 1}
     return Launch(f"{engine}-0", engine, model, **{**values, **fields})
 
 
 def embedded(_):
-    return launch_of("embedded", weights=smollm2())
+    return launch_of("embedded", weights=embedded_process.weights())
 
 
 def fake(_):
@@ -79,7 +73,7 @@ def ollama(folder):
 def llamacpp(_):
     if not is_installed("llamacpp"):
         pytest.skip("no llama-server on PATH or in $SKEP_LLAMA_SERVER: `make test-llama-server` builds one")
-    return launch_of("llamacpp", weights=smollm2())
+    return launch_of("llamacpp", weights=embedded_process.weights())
 
 
 def vllm(_):
@@ -110,7 +104,7 @@ def launch(request, tmp_path, monkeypatch):
 
 
 def commands():
-    """As `ps` shows them to everybody: the keeper's, the engine's."""
+    """As `ps` shows them to everybody: the guard's, the engine's."""
     return [Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(os.getpid())]
 
 

@@ -1,22 +1,17 @@
 """What people really point at the gateway: the openai and anthropic clients and curl, in front of llama.cpp itself."""
 
 import json
-import os
-import select
 import subprocess
 
 import anthropic
 import openai
 import pytest
 
-from skep.engines.base import REPORT_FD, Launch
-from skep.engines.embedded import Embedded
-from skep.paths import user_paths
+from embedded_process import MODEL, serving, weights
+from skep.engines.base import Launch
 from skep.testing.gateway_process import GatewayProcess
-from skep.weights.pull import installed, pull
 
 pytestmark = pytest.mark.engine
-MODEL = "smollm2-135m"
 KEY = "a key of our own"
 GREEDY = {"temperature": 0}
 ASKED = [{"role": "user", "content": "Say hello."}]
@@ -24,18 +19,9 @@ ASKED = [{"role": "user", "content": "Say hello."}]
 
 @pytest.fixture(scope="module")
 def engine():
-    cache = user_paths(os.environ).cache
-    weights = installed(MODEL, cache) or pull(MODEL, cache_dir=cache).path
-    launch = Launch("e", "embedded", MODEL, weights, slots=2, context_tokens=1024, threads=2)
-    read_fd, write_fd = os.pipe()
-    argv = [word.replace(REPORT_FD, str(write_fd)) for word in Embedded().argv(launch)]
-    process = subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    os.close(write_fd)
-    with os.fdopen(read_fd) as report:
-        assert select.select([report], [], [], 60)[0], "the engine did not start"
-        yield json.loads(report.readline())["url"]
-    process.kill()
-    process.wait()
+    launch = Launch("e", "embedded", MODEL, weights(), slots=2, context_tokens=1024, threads=2)
+    with serving(launch) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -12,13 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from gateway_client import body, call, open_post, post, read_until
 
+import embedded_process
 from skep.config.load import make_upstream
-from skep.engines.base import REPORT_FD, Launch
-from skep.engines.embedded import Embedded
-from skep.paths import user_paths
+from skep.engines.base import Launch
 from skep.supervisor.remote_replica import probe_upstream
 from skep.testing.process import FakeEngine
-from skep.weights.pull import installed, pull
 
 HOST, KEY = "127.0.0.2", "a-key-of-this-hive"
 
@@ -51,33 +47,20 @@ def test_requests_and_the_question_for_busy_slots_show_the_replicas_key(start_ga
     assert KEY not in "".join(path.read_text() for path in tmp_path.glob("*.log"))
 
 
-@pytest.fixture
-def embedded():
-    """llama.cpp itself, with a key and on an address of its own."""
-    cache = user_paths(os.environ).cache
-    weights = installed("smollm2-135m", cache) or pull("smollm2-135m", cache_dir=cache).path
-    launch = Launch("e", "embedded", "m", weights, slots=2, context_tokens=512, threads=1, host=HOST, api_key=KEY)
-    heard, told = os.pipe()
-    argv = [part if part != REPORT_FD else str(told) for part in Embedded().argv(launch)]
-    env = {**os.environ, **Embedded().environment(launch)}
-    with subprocess.Popen(argv, env=env, pass_fds=(told,), stderr=subprocess.DEVNULL) as process:
-        os.close(told)
-        with os.fdopen(heard) as report:
-            yield json.loads(report.readline())["url"]
-        process.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.engine
-def test_llama_cpp_with_a_key_serves_through_the_gateway_and_nobody_beside_it(start_gateway, embedded):
-    for path in ("/v1/models", "/slots", "/metrics"):
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{embedded}{path}")
-    assert urllib.request.urlopen(f"{embedded}/health").status == 200
-    gateway = start_gateway()
-    serve(gateway, embedded, "m", "slots")
-    for _ in range(3):
-        assert hang_up_and_ask_again(gateway, "m", 400) < 10_000  # it was asked: else half a minute
+def test_llama_cpp_with_a_key_serves_through_the_gateway_and_nobody_beside_it(start_gateway):
+    shown = {"host": HOST, "api_key": KEY}
+    launch = Launch("e", "embedded", "m", embedded_process.weights(), slots=2, context_tokens=512, threads=1, **shown)
+    with embedded_process.serving(launch) as url:
+        for path in ("/v1/models", "/slots", "/metrics"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(f"{url}{path}")
+        assert urllib.request.urlopen(f"{url}/health").status == 200
+        gateway = start_gateway()
+        serve(gateway, url, "m", "slots")
+        for _ in range(3):
+            assert hang_up_and_ask_again(gateway, "m", 400) < 10_000  # it was asked: else half a minute
 
 
 class Cloud(BaseHTTPRequestHandler):

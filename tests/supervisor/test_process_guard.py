@@ -1,4 +1,4 @@
-"""The keeper on real processes: whatever an engine starts ends with it, and with us."""
+"""The process guard on real processes: whatever an engine starts ends with it, and with us."""
 
 import json
 import os
@@ -11,29 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from skep.files import RotatingLog
+from skep.files import HIDDEN, RotatingLog
 from skep.host.processes import kill_marked
 from skep.supervisor.process_guard import descendants
 
 
-class KeptEngine:
+KEY = "a-key-of-this-hive"
+
+
+class GuardedEngine:
     def __init__(self, log, *argv):
         self.link, theirs = socket.socketpair()
+        told = ["--link-fd", str(theirs.fileno()), "--log", str(log), "--mark", str(log), "--", *argv]
         with theirs:
-            self.keeper = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "skep.supervisor.process_guard",
-                    "--link-fd",
-                    str(theirs.fileno()),
-                    "--log",
-                    str(log),
-                    "--mark",
-                    str(log),
-                    "--",
-                    *argv,
-                ],
+            self.guard = subprocess.Popen(
+                [sys.executable, "-m", "skep.supervisor.process_guard", *told],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -46,15 +38,15 @@ class KeptEngine:
     def close(self):
         self._lines.close()
         self.link.close()
-        self.keeper.wait(10)
+        self.guard.wait(10)
 
 
 @pytest.fixture
-def kept(tmp_path):
+def guarded(tmp_path):
     made = []
 
     def make(*argv):
-        made.append(KeptEngine(tmp_path / "engine.log", *argv))
+        made.append(GuardedEngine(tmp_path / "engine.log", *argv))
         return made[-1]
 
     yield make
@@ -100,45 +92,45 @@ time.sleep(600)
 """
 
 
-def start_family(kept):
-    engine = kept(sys.executable, "-c", FAMILY, "{report_fd}")
+def start_family(guarded):
+    engine = guarded(sys.executable, "-c", FAMILY, "{report_fd}")
     pid = engine.read()["pid"]
     return engine, pid, int(engine.read()["url"])
 
 
-def test_when_skep_dies_the_engine_and_its_grandchildren_die_too(kept):
+def test_when_skep_dies_the_engine_and_its_grandchildren_die_too(guarded):
     """A parent-death signal would not reach a grandchild that left the group."""
-    engine, pid, grandchild = start_family(kept)
-    assert {pid, grandchild} <= set(descendants(engine.keeper.pid))
+    engine, pid, grandchild = start_family(guarded)
+    assert {pid, grandchild} <= set(descendants(engine.guard.pid))
     engine.link.shutdown(socket.SHUT_RDWR)
-    engine.keeper.wait(10)
+    engine.guard.wait(10)
     wait_dead(pid, grandchild)
 
 
-def test_a_killed_engine_leaves_no_grandchildren(kept):
-    engine, pid, grandchild = start_family(kept)
+def test_a_killed_engine_leaves_no_grandchildren(guarded):
+    engine, pid, grandchild = start_family(guarded)
     os.kill(pid, 9)
     assert engine.read()["code"] == -9
     wait_dead(pid, grandchild)
 
 
-def test_a_killed_keeper_takes_the_engine_with_it(kept):
-    engine = kept(sys.executable, "-c", "import time; time.sleep(600)")
+def test_a_killed_guard_takes_the_engine_with_it(guarded):
+    engine = guarded(sys.executable, "-c", "import time; time.sleep(600)")
     pid = engine.read()["pid"]
-    engine.keeper.kill()
+    engine.guard.kill()
     wait_dead(pid)
 
 
-def test_an_engine_that_ignores_term_is_killed_after_the_grace(kept):
-    engine = kept(sys.executable, "-c", STUBBORN, "{report_fd}")
+def test_an_engine_that_ignores_term_is_killed_after_the_grace(guarded):
+    engine = guarded(sys.executable, "-c", STUBBORN, "{report_fd}")
     engine.read()
     assert engine.read()["url"] == "x"
     engine.link.sendall(b'{"op":"term","grace_s":0.2}\n')
     assert engine.read()["code"] == -9
 
 
-def test_the_last_words_of_a_dying_engine_come_with_its_exit_code(kept, tmp_path):
-    engine = kept(
+def test_the_last_words_of_a_dying_engine_come_with_its_exit_code(guarded, tmp_path):
+    engine = guarded(
         sys.executable, "-c", "import sys; print('loading'); print('CUDA out of memory', file=sys.stderr); sys.exit(3)"
     )
     engine.read()
@@ -148,40 +140,56 @@ def test_the_last_words_of_a_dying_engine_come_with_its_exit_code(kept, tmp_path
     assert "loading" in (tmp_path / "engine.log").read_text()
 
 
-def test_an_engine_that_floods_its_output_is_still_ended_with_skep(kept):
-    engine = kept("yes")
+def test_an_engine_that_floods_its_output_is_still_ended_with_skep(guarded):
+    engine = guarded("yes")
     pid = engine.read()["pid"]
     engine.link.shutdown(socket.SHUT_RDWR)
-    engine.keeper.wait(10)
+    engine.guard.wait(10)
     wait_dead(pid)
 
 
-def test_long_last_words_do_not_lose_the_exit_code(kept):
-    engine = kept(sys.executable, "-c", "import sys; [print('x' * 20000) for _ in range(40)]; sys.exit(78)")
+def test_long_last_words_do_not_lose_the_exit_code(guarded):
+    engine = guarded(sys.executable, "-c", "import sys; [print('x' * 20000) for _ in range(40)]; sys.exit(78)")
     engine.read()
     assert engine.read()["code"] == 78
 
 
-def test_what_a_killed_keeper_leaves_behind_is_found_by_its_mark(kept, tmp_path):
-    engine, pid, grandchild = start_family(kept)
-    engine.keeper.kill()
+def test_what_a_killed_guard_leaves_behind_is_found_by_its_mark(guarded, tmp_path):
+    engine, pid, grandchild = start_family(guarded)
+    engine.guard.kill()
     wait_dead(pid)
     assert alive(grandchild)
     assert kill_marked(str(tmp_path / "engine.log")) == 1
     wait_dead(grandchild)
 
 
-def test_an_engine_that_cannot_be_started_is_reported_like_one_that_died(kept):
-    end = kept("/no/such/engine").read()
+def test_an_engine_that_cannot_be_started_is_reported_like_one_that_died(guarded):
+    end = guarded("/no/such/engine").read()
     assert (end["event"], end["code"]) == ("exit", 127)
     assert "/no/such/engine" in end["tail"][0]
+
+
+# Its log
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 1000])
+def test_a_key_that_the_engine_says_is_not_in_its_log_however_it_is_cut(step, tmp_path):
+    """SGLang logs all its arguments."""
+    log = RotatingLog(tmp_path / "e.log", hidden=KEY)
+    said = f"a-key\nserver_args=(api_key='{KEY}', a-key-of-this-house)\n{KEY}{KEY}\nthe end a-k".encode()
+    for start in range(0, len(said), step):
+        log.write(said[start : start + step])
+    hidden = HIDDEN.decode()
+    lines = ["a-key", f"server_args=(api_key='{hidden}', a-key-of-this-house)", hidden * 2, "the end a-k"]
+    assert log.tail == lines
+    assert (tmp_path / "e.log").read_text().splitlines()[:3] == lines[:3]
+    log.close()
 
 
 def test_a_log_that_somebody_deleted_is_begun_anew(tmp_path):
     log = RotatingLog(tmp_path / "e.log", max_bytes=100)
     (tmp_path / "e.log").unlink()
-    for _ in range(20):
-        log.write(b"some words of an engine\n")
+    log.write(b"some words of an engine\n" * 20)
     log.close()
     assert (tmp_path / "e.log").exists()
 

@@ -1,16 +1,11 @@
 """What an engine is told for others' sake: the address it binds, and the key that it wants to see."""
 
-import asyncio
-import os
 from dataclasses import replace
 
 import pytest
 
-from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, Launch, engine_named, new_key, shows_key
-from skep.files import HIDDEN, RotatingLog
-from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.replica import Replica
-from skep.supervisor.start_order import StartOrder
+from skep.engines.api_key import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, new_key, shows_key
+from skep.engines.base import Launch, engine_named
 
 KEY = "a-key-of-this-hive"
 PLAIN = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, port=9001, checkpoint="org/m")
@@ -85,61 +80,9 @@ def test_a_key_among_the_extra_words_is_refused_where_the_hive_has_one(extra):
     assert "another" not in str(refused)
 
 
-def test_an_engines_key_is_inherited_from_nobody(monkeypatch):
-    monkeypatch.setenv(ENGINE_KEY, "of somebody else")
-    assert ENGINE_KEY not in asyncio.run(_environment())
-
-
-async def _environment():
-    return StartOrder().environment()
-
-
-@pytest.mark.parametrize(("shown", "right"), [
-    (b"Bearer a-key-of-this-hive", True),
-    (b"bearer a-key-of-this-hive", True),
-    (b"Bearer a-key-of-this-hiv", False),
-    (b"Basic a-key-of-this-hive", False),
-    (b"a-key-of-this-hive", False),
-    (b"Bearer \xff", False),
-    (b"", False),
-    (None, False),
-])  # fmt: skip
-def test_a_key_is_shown_whole_and_as_a_bearers(shown, right):
-    assert shows_key(KEY, shown) == right
-    assert shows_key("", shown)
-
-
-@pytest.mark.parametrize("step", [1, 3, 7, 1000])
-def test_a_key_that_the_engine_says_is_not_in_its_log_however_it_is_cut(step, tmp_path):
-    """SGLang logs all its arguments."""
-    log = RotatingLog(tmp_path / "e.log", hidden=KEY)
-    said = f"a-key\nserver_args=(api_key='{KEY}', a-key-of-this-house)\n{KEY}{KEY}\nthe end a-k".encode()
-    for start in range(0, len(said), step):
-        log.write(said[start : start + step])
-    hidden = HIDDEN.decode()
-    lines = ["a-key", f"server_args=(api_key='{hidden}', a-key-of-this-house)", hidden * 2, "the end a-k"]
-    assert log.tail == lines
-    assert (tmp_path / "e.log").read_text().splitlines()[:3] == lines[:3]
-    log.close()
-
-
-@pytest.mark.parametrize("port", [0, 9001])
-def test_an_address_that_the_machine_does_not_have_is_one_line_and_no_second_try(tmp_path, port):
-    async def run():
-        changed = asyncio.Event()
-        launch = replace(PLAIN, host="192.0.2.1", port=port)
-        policy = RestartPolicy(failures_before_ready=3)
-        replica = Replica(launch, engine_named("fake"), tmp_path / "m-0.log", changed.set, policy)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(replica.run())
-            while replica.life.state is not ReplicaState.FAILED:
-                changed.clear()
-                await asyncio.wait_for(changed.wait(), 20)
-            replica.stop()
-        return replica.life
-
-    life = asyncio.run(run())
-    where = "192.0.2.1, port 9001" if port else "192.0.2.1"
-    assert life.why.startswith(f"cannot listen on {where}: ")
-    assert life.restarts == 0
-    assert not os.listdir(tmp_path)  # noqa: PTH208
+def test_a_key_is_shown_whole_and_as_a_bearers():
+    key = KEY.encode()
+    wrong = (b"Bearer " + key[:-1], b"Basic " + key, key, b"Bearer \xff", b"", None)
+    assert all(shows_key(KEY, scheme + key) for scheme in (b"Bearer ", b"bearer "))
+    assert not any(shows_key(KEY, shown) for shown in wrong)
+    assert all(shows_key("", shown) for shown in wrong), "where none is wanted"
