@@ -1,15 +1,20 @@
-"""Real Ray clusters on this machine, and the doors before them: each a set of folders with commands of its own."""
+"""Real Ray clusters on this machine, and installations of skep: each a set of folders with commands of its own."""
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import openai
+from asking import MODEL
+
 STORE_BYTES = 80_000_000  # of Ray's shared memory, a node
 PATIENCE_S = 150.0
+UP = ("up", "--embedded", "--slots", "2", "--context", "512", "--threads", "1")
 OWN_FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 
 
@@ -25,9 +30,10 @@ class Nodes:
         self._cluster = Cluster(initialize_head=True, head_node_args={**args, "include_dashboard": False})
         self.address = self._cluster.address
 
-    def add(self, name, **args):
+    def add(self, *names, **args):
         told = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": STORE_BYTES, **args}
-        self._nodes[name] = self._cluster.add_node(node_name=name, **told)
+        for name in names:
+            self._nodes[name] = self._cluster.add_node(node_name=name, **told)
 
     def kill(self, name):
         """Every process of it at once, as when its power is gone."""
@@ -56,7 +62,7 @@ class Nodes:
             self._cluster.shutdown()
 
 
-class Door:
+class Installation:
     """One `skep` installation on this machine: its folders, its commands."""
 
     def __init__(self, home, env):
@@ -106,10 +112,35 @@ def processes(words, folder):
 
 
 def worker_of(engine_pid):
-    """The process of Ray that keeps this engine: its keeper's parent."""
+    """The process of Ray that keeps this engine: its guard's parent."""
     return _parent(_parent(engine_pid))
 
 
 def _parent(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[1])
+
+
+def ready(one, count):
+    rows = [row for row in one.rows().values() if row["kind"] == "replica"]
+    return rows if len(rows) == count and all(row["state"] == "ready" for row in rows) else []
+
+
+def chat(url, **more):
+    asked = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}], **more}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
+        return client.chat.completions.create(**asked)
+
+
+def engines_left():
+    """Engines that an actor of ours started, by what their guards wrote into their environment."""
+    mark, found = f"{os.environ['XDG_STATE_HOME']}/skep/logs/posts/", []
+    for pid in (path.name for path in Path("/proc").glob("[0-9]*")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                words = file.read()
+        except OSError:
+            continue
+        if b"SKEP_REPLICA=" in words and mark.encode() in words.partition(b"SKEP_REPLICA=")[2]:
+            found.append(int(pid))
+    return found

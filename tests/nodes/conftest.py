@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from clusters import OWN_FOLDERS, Door, Nodes
+from clusters import OWN_FOLDERS, UP, Installation, Nodes
 
 from skep.cluster.ray_command import _WATCHFUL
 
@@ -37,14 +37,27 @@ def nodes(node_env):
 
 
 @pytest.fixture
-def door(tmp_path_factory, node_env):
-    """Several of them: `door()` makes one; all are closed at the end."""
+def install(tmp_path_factory, node_env):
+    """Make installations of skep; all hives are ended with the test."""
     made = []
 
     def make():
-        made.append(Door(tmp_path_factory.mktemp("d"), node_env))
+        made.append(Installation(tmp_path_factory.mktemp("d"), node_env))
         return made[-1]
 
     yield make
     for one in made:
         one.down()
+
+
+@pytest.fixture
+def up_on(nodes, install):
+    """Add these nodes, and start the embedded engine on the cluster."""
+
+    def start(*names, replicas=1):
+        nodes.add(*names)
+        one = install()
+        one.up(*UP, "--replicas", str(replicas), "--cluster", nodes.address)
+        return one
+
+    return start

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import openai
 from asking import MODEL, Agents
-from clusters import PATIENCE_S, Door
+from clusters import PATIENCE_S, Installation
 
 from skep.cluster.node_file import folder_of
 from skep.paths import user_paths
@@ -84,8 +84,8 @@ class Box:
         self._holder.wait(30)
 
 
-class Machine(Door):
-    """A door's commands, run inside. `address`: of its one cable; each has a folder for everything that it writes."""
+class Machine(Installation):
+    """An installation's commands, run inside. `address`: of its one cable; all that it writes lies in one folder."""
 
     def __init__(self, box, address, home, env):
         super().__init__(home, env)

@@ -32,12 +32,12 @@ except Exception as error:
 
 
 @pytest.fixture
-def machine(door):
+def machine(install):
     """`machine()` is an installation of its own; what it started of Ray is ended."""
     made = []
 
     def make():
-        made.append(door())
+        made.append(install())
         return made[-1]
 
     yield make
@@ -133,19 +133,8 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
     assert asked(address, node.env, **right) == "False", "let in"
 
     (node.home / "token").write_text(head.run("cluster", "token").stdout)
-    joined = json.loads(
-        node.run(
-            "cluster",
-            "join",
-            address,
-            *with_ip,
-            "--token-file",
-            str(node.home / "token"),
-            "--label",
-            "rack=7",
-            "--json",
-        ).stdout
-    )
+    told = ["--token-file", str(node.home / "token"), "--label", "rack=7", "--json"]
+    joined = json.loads(node.run("cluster", "join", address, *with_ip, *told).stdout)
     assert (joined["head"], joined["address"], joined["is_head"]) == (address, "127.0.0.3", False)
     low, high = map(int, joined["ports"].split("-"))
     assert all(low <= listener["port"] <= high for listener in joined["listeners"])

@@ -1,14 +1,14 @@
-"""One gateway a hive: a second one is refused, a killed one comes back; and a head that is lost while answers go on."""
+"""One gateway a hive: a second one is refused, a killed one comes back; and what must cost no answer."""
 
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from asking import MODEL, Agents
-from clusters import processes, until
-from test_ray_hive import UP, chat, engines_left, ready
+from clusters import UP, chat, engines_left, processes, ready, until
 
 from skep.cluster.ray_driver import MEND_EVERY_S
 from skep.cluster.replica_actor import TAIL_BYTES
@@ -17,9 +17,9 @@ from skep.cluster.replica_registry import OWNED_S
 pytestmark = pytest.mark.ray
 
 
-def killed(door):
+def killed(one):
     """The supervisor and all of its processes at once, as when a machine is lost."""
-    rows = door.rows()
+    rows = one.rows()
     gateway = rows["gateway"]["pid"]
     with open(f"/proc/{gateway}/status") as file:
         parent = next(int(line.split()[1]) for line in file if line.startswith("PPid:"))
@@ -28,12 +28,12 @@ def killed(door):
 
 
 @contextlib.contextmanager
-def stopped(door):
-    """All processes of a door, as those of a machine that sleeps."""
-    pids = processes("skep", door.home)
+def stopped(one):
+    """All processes of an installation, as those of a machine that sleeps."""
+    pids = processes("skep", one.home)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    assert len(pids) >= 3, "supervisor, gateway, envoy"
+    assert len(pids) >= 3, "supervisor, gateway, driver"
     try:
         yield
     finally:
@@ -41,20 +41,15 @@ def stopped(door):
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_second_hive_of_that_name_is_refused(nodes, door):
-    for name in ("b", "c"):
-        nodes.add(name)
-    first, second = door(), door()
-    first.up(*UP, "--replicas", "1", "--cluster", nodes.address)
-    told = second.run(*UP, "--replicas", "1", "--cluster", nodes.address, "--port", "0", "-d", check=False)
+def test_a_second_hive_of_that_name_is_refused(nodes, up_on, install):
+    up_on("b", "c")
+    told = install().run(*UP, "--replicas", "1", "--cluster", nodes.address, "--port", "0", "-d", check=False)
     assert (told.returncode, "a hive `skep` runs in this cluster already" in told.stderr) == (1, True), told.stderr
     assert "if its skep was killed, try again in 8 s" in told.stderr
 
 
-def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, door):
-    nodes.add("b")
-    first, second = door(), door()
-    first.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, up_on, install):
+    first, second = up_on("b"), install()
     (before,) = ready(first, 1)
     killed(first)
     until(lambda: False, OWNED_S)
@@ -64,11 +59,9 @@ def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, do
     assert chat(second.url).usage.completion_tokens
 
 
-def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_other_one_serves_alone(nodes, door):
-    """It ended the new one's replicas and its ledger, and until then both placed and ended against each other."""
-    nodes.add("b")
-    first, second = door(), door()
-    first.up(*UP, "--replicas", "2", "--cluster", nodes.address)
+def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_other_serves_alone(nodes, up_on, install):
+    """It ended the new one's replicas and its registry, and until then both placed and ended against each other."""
+    first, second = up_on("b", replicas=2), install()
     with stopped(first):
         until(lambda: False, OWNED_S + 1)
         second.up(*UP, "--replicas", "1", "--cluster", nodes.address)
@@ -87,26 +80,22 @@ def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_othe
     assert until(lambda: not engines_left(), 20.0)
 
 
-def test_a_long_log_elsewhere_is_shown_as_one_here_is_and_costs_no_envoy(nodes, door):
-    """Its answer was longer than the link to the envoy takes, and the cluster was away for seconds."""
-    nodes.add("b")
-    one = door()
-    one.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+def test_a_long_log_elsewhere_is_shown_as_one_here_is_and_costs_no_driver(nodes, up_on):
+    """Its answer was longer than the link to the driver takes, and the cluster was away for seconds."""
+    one = up_on("b")
     log = Path(os.environ["XDG_STATE_HOME"], "skep/logs/posts", f"skep@{nodes.address}", f"{MODEL}-0.log")
     with log.open("ab") as file:
         file.write(b"INFO [loggers.py:118] Engine 000: Avg prompt throughput: 0.0 tokens/s\n" * 100_000)
-    (envoy,) = processes("skep.cluster.ray_driver", one.home)
+    (driver,) = processes("skep.cluster.ray_driver", one.home)
     told = one.run("logs", f"{MODEL}-0", "-n", "1000000").stdout.encode()
     assert told == log.read_bytes()[-TAIL_BYTES:]
     assert len(one.run("logs", f"{MODEL}-0", "-n", "50000").stdout.splitlines()) == 50_000
-    assert processes("skep.cluster.ray_driver", one.home) == [envoy]
+    assert processes("skep.cluster.ray_driver", one.home) == [driver]
     assert one.rows()["cluster"]["state"] == "ready"
 
 
-def test_a_lost_head_is_said_and_what_serves_goes_on_serving(nodes, door):
-    nodes.add("b")
-    one = door()
-    one.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+def test_a_lost_head_is_said_and_what_serves_goes_on_serving(nodes, up_on):
+    one = up_on("b")
     with Agents(one.url, 2) as agents:
         agents.until_answered(2)
         nodes.kill_gcs()
@@ -116,3 +105,62 @@ def test_a_lost_head_is_said_and_what_serves_goes_on_serving(nodes, door):
     assert agents.account.answered == agents.account.begun, agents.account
     assert one.down().returncode == 0
     assert not engines_left(), "without a head the engines are ended all the same"
+
+
+def test_what_is_ended_under_streams_cuts_none_of_them(up_on):
+    """Scaled down, restarted, drained and taken back."""
+    one = up_on("b", "c", replicas=2)
+    with Agents(one.url, 3, tokens=60) as agents:
+        agents.until_answered(3)
+        one.run("scale", f"{MODEL}=1", "--wait")
+        assert until(lambda: ready(one, 1), 30.0), one.run("ps").stdout
+        agents.until_answered(3)
+        one.run("restart", f"{MODEL}-0")
+        agents.until_answered(3)
+        one.run("drain", f"{MODEL}-0", "--wait")
+        one.run("undrain", f"{MODEL}-0")
+        agents.until_answered(3)
+    assert not agents.account.cut, agents.account
+    one.run("down", "--wait", "60s")
+    assert until(lambda: not engines_left(), 20.0)
+
+
+def test_neither_the_registry_nor_a_driver_killed_costs_an_answer(nodes, up_on):
+    one = up_on("b", "c", replicas=2)
+    with Agents(one.url, 2) as agents:
+        agents.until_answered(2)
+        (registry,) = processes("ray::RegistryActor", nodes.env["XDG_STATE_HOME"])
+        os.kill(registry, signal.SIGKILL)
+        agents.until_answered(3)
+        (driver,) = processes("skep.cluster.ray_driver", one.home)
+        os.kill(driver, signal.SIGKILL)
+        agents.until_answered(3)
+        assert until(lambda: one.rows()["cluster"]["state"] == "ready", 60.0)
+        agents.until_answered(2)
+    assert agents.account.answered == agents.account.begun, agents.account
+    assert len(ready(one, 2)) == 2
+
+
+def test_what_a_killed_gateway_left_and_nobody_wants_is_ended(nodes, up_on, install):
+    first, second = up_on("b", "c", replicas=2), install()
+    killed(first)
+    until(lambda: False, 10.0)  # the hive counts as its own for a while
+    second.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+    assert until(lambda: len(engines_left()) <= 2, 30.0), "one guard's engine and what it starts"
+    assert chat(second.url).usage.completion_tokens
+    assert second.down().returncode == 0
+    assert until(lambda: not engines_left(), 20.0)
+
+
+def test_a_head_that_hesitates_while_a_replica_goes_leaves_nothing_in_the_way(nodes, up_on):
+    one = up_on("b", "c", replicas=2)
+    with nodes.head_stopped():
+        assert until(lambda: one.rows()["cluster"]["state"] == "lost", 30.0)
+        began = time.monotonic()
+        one.run("restart", f"{MODEL}-0")
+        assert time.monotonic() - began < 60.0
+    assert until(lambda: one.rows()["cluster"]["state"] == "ready", 30.0), one.run("ps").stdout
+    assert until(lambda: len(ready(one, 2)) == 2), one.run("ps").stdout
+    one.run("scale", f"{MODEL}=1", "--wait")
+    one.run("scale", f"{MODEL}=2", "--wait")
+    assert len(ready(one, 2)) == 2

@@ -3,47 +3,16 @@
 import json
 import os
 import signal
-from pathlib import Path
 
-import openai
 import pytest
 from asking import MODEL, Agents
-from clusters import processes, until, worker_of
+from clusters import chat, engines_left, processes, ready, until, worker_of
 
 pytestmark = pytest.mark.ray
-UP = ("up", "--embedded", "--slots", "2", "--context", "512", "--threads", "1")
 
 
-def ready(door, count):
-    rows = [row for row in door.rows().values() if row["kind"] == "replica"]
-    return rows if len(rows) == count and all(row["state"] == "ready" for row in rows) else []
-
-
-def chat(url, **more):
-    asked = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}], **more}
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client:
-        return client.chat.completions.create(**asked)
-
-
-def engines_left():
-    """Engines that a post of ours started, by what their keepers wrote into their environment."""
-    mark, found = f"{os.environ['XDG_STATE_HOME']}/skep/logs/posts/", []
-    for pid in (path.name for path in Path("/proc").glob("[0-9]*")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                words = file.read()
-        except OSError:
-            continue
-        if b"SKEP_REPLICA=" in words and mark.encode() in words.partition(b"SKEP_REPLICA=")[2]:
-            found.append(int(pid))
-    return found
-
-
-def test_a_hive_on_three_nodes_serves_drains_scales_and_leaves_nothing_behind(nodes, door):
-    nodes.add("b")
-    nodes.add("c")
-    one = door()
-    one.up(*UP, "--replicas", "2", "--cluster", nodes.address)
+def test_a_hive_on_three_nodes_serves_drains_scales_and_leaves_nothing_behind(nodes, up_on):
+    one = up_on("b", "c", replicas=2)
     rows = ready(one, 2)
     assert {row["node"] for row in rows} == {"b", "c"}, "spread over the nodes"
     assert "NODE" in one.run("ps").stdout
@@ -71,10 +40,8 @@ def test_a_hive_on_three_nodes_serves_drains_scales_and_leaves_nothing_behind(no
     assert until(lambda: not engines_left(), 20.0)
 
 
-def test_an_engine_that_dies_is_started_anew_where_it_stands(nodes, door):
-    nodes.add("b")
-    one = door()
-    one.up(*UP, "--replicas", "1", "--cluster", nodes.address)
+def test_an_engine_that_dies_is_started_anew_where_it_stands(up_on):
+    one = up_on("b")
     (before,) = ready(one, 1)
     os.kill(before["pid"], signal.SIGKILL)
     after = until(lambda: [row for row in ready(one, 1) if row["pid"] != before["pid"]])
@@ -83,12 +50,9 @@ def test_an_engine_that_dies_is_started_anew_where_it_stands(nodes, door):
     assert chat(one.url).usage.completion_tokens
 
 
-def test_a_node_killed_under_load_loses_no_request_and_its_replica_moves(nodes, door):
+def test_a_node_killed_under_load_loses_no_request_and_its_replica_moves(nodes, up_on):
     """Every request ends exactly once: answered, or told so. What had not begun to answer is tried elsewhere."""
-    for name in ("b", "c", "d"):
-        nodes.add(name)
-    one = door()
-    one.up(*UP, "--replicas", "2", "--cluster", nodes.address)
+    one = up_on("b", "c", "d", replicas=2)
     rows = ready(one, 2)
     lost = rows[0]["node"]
     with Agents(one.url, 6) as agents:
@@ -107,7 +71,7 @@ def test_a_node_killed_under_load_loses_no_request_and_its_replica_moves(nodes, 
     assert (gateway["busy"], gateway["queued"]) == (0, 0)
 
 
-def test_a_reload_reaches_the_posts_and_ends_no_engine_and_what_cannot_be_is_refused(nodes, door, tmp_path):
+def test_a_reload_reaches_the_actors_and_ends_no_engine_and_what_cannot_be_is_refused(nodes, install, tmp_path):
     """Also a post that Ray starts anew has what was reloaded, not what it was created with."""
     nodes.add("b")
     config = tmp_path / "skep.toml"
@@ -117,7 +81,7 @@ def test_a_reload_reaches_the_posts_and_ends_no_engine_and_what_cannot_be_is_ref
         config.write_text(f'start_deadline = "{deadline}"\n{serve}\n[cluster]\naddress = "{nodes.address}"\n')
 
     write("60s")
-    one = door()
+    one = install()
     one.up("up", "--config", str(config))
     before = {row["name"]: row for row in ready(one, 2)}
     write("60s", "on_demand = true")
@@ -136,19 +100,19 @@ def test_a_reload_reaches_the_posts_and_ends_no_engine_and_what_cannot_be_is_ref
     assert until(lambda: ready(one, 2)), one.run("ps").stdout
 
 
-def test_a_restart_that_an_envoy_took_along_is_carried_out_by_the_next_one(nodes, door, tmp_path):
+def test_a_restart_that_a_driver_took_along_is_carried_out_by_the_next_one(nodes, install, tmp_path):
     """It heard of it and died before it did it. Until it is done the replica gets nothing new."""
     nodes.add("b")
     config = tmp_path / "skep.toml"
     serve = '[[serve]]\nmodel = "m"\nengine = "fake"\nslots = 2\n'
     config.write_text(f'{serve}[cluster]\naddress = "{nodes.address}"\n')
-    one = door()
+    one = install()
     one.up("up", "--config", str(config))
     (before,) = ready(one, 1)
-    (envoy,) = processes("skep.cluster.ray_driver", one.home)
-    os.kill(envoy, signal.SIGSTOP)
+    (driver,) = processes("skep.cluster.ray_driver", one.home)
+    os.kill(driver, signal.SIGSTOP)
     one.run("restart", "m-0")
-    os.kill(envoy, signal.SIGKILL)
+    os.kill(driver, signal.SIGKILL)
     after = until(lambda: [row for row in ready(one, 1) if row["pid"] != before["pid"]])
     assert after, one.run("ps").stdout
     assert after[0]["restarts"] == 1

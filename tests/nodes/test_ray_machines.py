@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from asking import MODEL
-from clusters import until
+from clusters import ready, until
 from machines import AgentsAt, Room, cannot
 
 from skep.cluster.ray_command import Ports
@@ -63,13 +63,8 @@ address = "auto"
     return str(file)
 
 
-def ready(door, count):
-    rows = [row for row in door.rows().values() if row["kind"] == "replica"]
-    return rows if len(rows) == count and all(row["state"] == "ready" for row in rows) else []
-
-
-def nodes(door):
-    return {row["name"]: row for row in json.loads(door.run("cluster", "status", "--json").stdout)["nodes"]}
+def nodes(one):
+    return {row["name"]: row for row in json.loads(one.run("cluster", "status", "--json").stdout)["nodes"]}
 
 
 def test_the_five_commands_serve_on_three_machines_and_what_listens_is_as_documented(three):
@@ -164,7 +159,7 @@ def test_a_pulled_cable_costs_no_request_its_end_and_the_old_engine_ends_when_it
     assert nodes(a)["c"]["alive"]
 
 
-def test_a_door_that_is_cut_off_serves_from_its_own_machine_and_has_all_again_after_a_join(room, config):
+def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_and_has_all_again_after_a_join(room, config):
     """Its replica cannot move, for there is no room: it waits, and its slots are nobody else's meanwhile."""
     a, b, c = (room.add(name) for name in "abc")
     a.cluster("start", "--address", a.address, "--cpus", "0")
@@ -193,7 +188,7 @@ def test_a_door_that_is_cut_off_serves_from_its_own_machine_and_has_all_again_af
 
 
 def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_join_on_each_node(three):
-    """The old head's nodes do not know the new one: `join` ends what they had, and the door goes on by itself."""
+    """The old head's nodes do not know the new one: `join` ends what they had, and the gateway goes on by itself."""
     a, b, c = three
     b.up("up", "--embedded", *SIZES, "--replicas", "2", "--cluster", "auto")
     assert ready(b, 2)
@@ -227,8 +222,8 @@ def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_
     assert until(lambda: not b.engines() | c.engines(), 20.0)
 
 
-def test_a_door_of_auto_follows_its_machine_to_a_head_at_another_address(three):
-    """What was served there has ended with the stop: its door does not call it ready meanwhile."""
+def test_a_gateway_of_auto_follows_its_machine_to_a_head_at_another_address(three):
+    """What was served there has ended with the stop: its gateway does not call it ready meanwhile."""
     a, b, c = three
     b.up("up", "--embedded", *SIZES, "--replicas", "2", "--cluster", "auto")
     assert {row["node"] for row in ready(b, 2)} == {"b", "c"}

@@ -49,8 +49,8 @@ def config_of(tmp_path, address, weights, *, tp=1, **keys):
     return str(path)
 
 
-def replicas(door):
-    return {name: row for name, row in door.rows().items() if row["kind"] == "replica"}
+def replicas(one):
+    return {name: row for name, row in one.rows().items() if row["kind"] == "replica"}
 
 
 def cards_seen(rows):
@@ -73,8 +73,8 @@ def placed(address):
         ray.shutdown()
 
 
-def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(nodes, mixed, door, weights, tmp_path):
-    one = door()
+def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(nodes, mixed, install, weights, tmp_path):
+    one = install()
     one.up("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2))
     rows = replicas(one)
     assert cards_seen(rows) == [("twin", "0,1")]
@@ -90,8 +90,8 @@ def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(nod
         assert words in refused.stderr
 
 
-def test_replicas_of_one_card_are_spread_and_never_share_one(nodes, mixed, door, weights, tmp_path):
-    one = door()
+def test_replicas_of_one_card_are_spread_and_never_share_one(nodes, mixed, install, weights, tmp_path):
+    one = install()
     too_many = config_of(tmp_path, nodes.address, weights, replicas=4)
     refused = one.run("up", "--config", too_many, "--port", "0", check=False)
     assert refused.returncode == 3, refused.stderr
@@ -101,8 +101,8 @@ def test_replicas_of_one_card_are_spread_and_never_share_one(nodes, mixed, door,
     assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
 
 
-def test_a_model_by_name_is_planned_for_each_kind_of_node(nodes, mixed, door, weights):
-    one = door()
+def test_a_model_by_name_is_planned_for_each_kind_of_node(nodes, mixed, install, weights):
+    one = install()
     told = one.run(
         "up", "qwen3-8b", "--engine", "sglang", "--checkpoint", str(weights), "--cluster", nodes.address,
         "--port", "0", "-d", check=False,
@@ -113,11 +113,11 @@ def test_a_model_by_name_is_planned_for_each_kind_of_node(nodes, mixed, door, we
     assert {row["node"] for row in replicas(one).values()} == {"twin", "big"}
 
 
-def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, door, weights, tmp_path):
+def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, install, weights, tmp_path):
     """Ray lends them all the same: a replica that comes later says so, and starts when its card is free."""
     twin, _ = mixed
     twin.hold([0, 20000])
-    one = door()
+    one = install()
     refused = one.run("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2), "--port", "0", check=False)
     assert refused.returncode == 3, refused.stderr
     for words in (
@@ -139,10 +139,10 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, door, w
     assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
 
 
-def test_a_node_that_was_busy_at_the_start_takes_what_has_lost_its_own(nodes, mixed, door, weights, tmp_path):
+def test_a_node_that_was_busy_at_the_start_takes_what_has_lost_its_own(nodes, mixed, install, weights, tmp_path):
     twin, _ = mixed
     twin.hold([0, 20000])
-    one = door()
+    one = install()
     one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
     assert cards_seen(replicas(one)) == [("big", "0")]
     twin.hold([0, 0])
@@ -151,21 +151,12 @@ def test_a_node_that_was_busy_at_the_start_takes_what_has_lost_its_own(nodes, mi
     assert moved, one.run("ps").stdout
 
 
-def test_with_fewer_gpus_than_cards_those_are_looked_at_that_ray_would_lend(nodes, door, weights, tmp_path):
-    """The first of CUDA_VISIBLE_DEVICES, whatever its number."""
+@pytest.mark.parametrize("visible", ["1,0", "1"], ids=["the first of two is lent", "the other one is kept from Ray"])
+def test_with_fewer_gpus_than_cards_those_are_looked_at_that_ray_would_lend(nodes, install, weights, tmp_path, visible):
+    """The first of CUDA_VISIBLE_DEVICES, whatever its number; somebody else is on the other one."""
     pair = Cards(tmp_path / "pair", TWIN, 24576, 2)
     pair.hold([20000, 0])
-    nodes.add("pair", num_cpus=2, num_gpus=1, memory=8 * GIB, env_vars={**pair.env, "CUDA_VISIBLE_DEVICES": "1,0"})
-    one = door()
-    one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
-    assert cards_seen(replicas(one)) == [("pair", "1")]
-
-
-def test_a_card_that_a_node_keeps_from_ray_is_neither_lent_nor_looked_at(nodes, door, weights, tmp_path):
-    """Its Ray was started with the second of two cards; somebody else is on the first."""
-    pair = Cards(tmp_path / "pair", TWIN, 24576, 2)
-    pair.hold([20000, 0])
-    nodes.add("pair", num_cpus=2, num_gpus=1, memory=8 * GIB, env_vars={**pair.env, "CUDA_VISIBLE_DEVICES": "1"})
-    one = door()
+    nodes.add("pair", num_cpus=2, num_gpus=1, memory=8 * GIB, env_vars={**pair.env, "CUDA_VISIBLE_DEVICES": visible})
+    one = install()
     one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
     assert cards_seen(replicas(one)) == [("pair", "1")]

@@ -119,9 +119,9 @@ def test_a_machine_that_is_no_node_and_an_address_without_a_cluster_are_told_apa
         survey(nodes.address)
 
 
-def test_up_on_a_cluster_without_the_engine_or_the_room_is_one_line(nodes, door):
+def test_up_on_a_cluster_without_the_engine_or_the_room_is_one_line(nodes, install):
     nodes.add("b")
-    one = door()
+    one = install()
     done = one.run("up", "org/model", "--engine", "vllm", "--cluster", nodes.address, check=False)
     assert done.returncode == 1
     assert "error: no node can serve `org/model`: head has no vllm installed; b has no vllm installed" in done.stderr
@@ -132,8 +132,8 @@ def test_up_on_a_cluster_without_the_engine_or_the_room_is_one_line(nodes, door)
     assert "Traceback" not in done.stderr
 
 
-def test_a_simulated_model_can_be_tried_on_a_cluster(nodes, door):
+def test_a_simulated_model_can_be_tried_on_a_cluster(nodes, install):
     nodes.add("b")
-    one = door()
+    one = install()
     one.up("up", "qwen3-8b", "--simulate", "--gpu", "2x rtx-3090", "--cluster", nodes.address)
     assert {row["node"] for row in one.rows().values() if row["kind"] == "replica"} == {"b"}, "the head lends nothing"
