@@ -1,6 +1,5 @@
 """Requests for a model that is not loaded: told to the supervisor once, kept alive meanwhile, answered or refused."""
 
-import http.server
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,9 @@ from gateway_client import (
     open_stream,
     post,
     read_until,
+    recorded,
     refusal,
+    sse,
 )
 
 from skep.gateway.stream_keepalive import comment, wants_stream
@@ -171,50 +172,30 @@ def test_the_openai_client_does_not_see_the_comments(start, crowd, engine):
     assert plain.choices[0].message.content == said
 
 
-class Messages(http.server.BaseHTTPRequestHandler):
-    """An engine that speaks Anthropic's stream and nothing else."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        usage = {"input_tokens": 3, "output_tokens": 1}
-        message = {"id": "m", "type": "message", "role": "assistant", "model": MODEL, "content": [], "usage": usage}
-        delta = {"type": "text_delta", "text": "hello"}
-        events = [
-            {"type": "message_start", "message": {**message, "stop_reason": None, "stop_sequence": None}},
-            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-            {"type": "content_block_delta", "index": 0, "delta": delta},
-            {"type": "content_block_stop", "index": 0},
-            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
-            {"type": "message_stop"},
-        ]
-        said = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode()
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("content-length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, *_):
-        pass
+USAGE = {"input_tokens": 3, "output_tokens": 1}
+MESSAGE = {"id": "m", "type": "message", "role": "assistant", "model": MODEL, "content": [], "usage": USAGE}
+SAID = sse(
+    {"type": "message_start", "message": {**MESSAGE, "stop_reason": None, "stop_sequence": None}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hello"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": USAGE},
+    {"type": "message_stop"},
+)
 
 
 def test_the_anthropic_client_does_not_see_the_comments(start, crowd):
     """This engine promises a length: its bytes go on in chunks, because the head was out without one."""
     gateway, supervisor = start()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Messages) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        loading = crowd.submit(supervisor.load, server)
-        with (
-            anthropic.Anthropic(base_url=gateway.url, api_key="k", max_retries=0) as claude,
-            claude.messages.stream(model=MODEL, max_tokens=4, messages=ASKED) as stream,
-        ):
+    with (
+        recorded(lambda *_: b"".join(SAID)) as engine,
+        anthropic.Anthropic(base_url=gateway.url, api_key="k", max_retries=0) as claude,
+    ):
+        loading = crowd.submit(supervisor.load, engine)
+        with claude.messages.stream(model=MODEL, max_tokens=4, messages=ASKED) as stream:
             assert "".join(stream.text_stream) == "hello"
             assert stream.get_final_message().usage.output_tokens == 1
         loading.result()
-        server.shutdown()
 
 
 def test_clients_raise_what_went_wrong_in_a_stream_that_had_begun(start, crowd):
