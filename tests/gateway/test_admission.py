@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
 from skep.gateway.queue import QueuedRequest
+from skep.gateway.replica_table import LONGEST_OPEN_S
 from skep.gateway.routing import load
 from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
@@ -37,9 +38,12 @@ def names(actions):
     return [action.request_id for action in actions]
 
 
-def admission(*specs, max_queue=4, max_wait_s=10.0):
+def admission(*specs, asked="", max_queue=4, max_wait_s=10.0):
+    """With these replicas, at which requests of these names have arrived."""
     decider = Admission(AdmissionLimits(max_queue=max_queue, max_wait_s=max_wait_s))
     decider.set_replicas(specs, 0.0)
+    for name in asked:
+        ask(decider, name)
     return decider
 
 
@@ -54,8 +58,7 @@ def test_requests_beyond_the_slots_wait_and_are_served_in_order():
 
 def test_a_full_queue_rejects_the_newcomer_with_the_expected_wait():
     """Retry-After comes from the measured time of a lease: 3 waiting of 2 s each on one slot is 6 s."""
-    decider = admission(spec(slots=1), max_queue=2)
-    ask(decider, "a", 0.0)
+    decider = admission(spec(slots=1), max_queue=2, asked="a")
     decider.finished("a", 2.0)
     for name in "bcd":
         ask(decider, name, 2.0)
@@ -107,10 +110,7 @@ def test_the_least_loaded_replica_gets_the_next_request():
 
 
 def test_ending_a_lease_twice_frees_one_slot():
-    decider = admission(spec(slots=1))
-    ask(decider, "a", 0.0)
-    ask(decider, "b", 0.0)
-    ask(decider, "c", 0.0)
+    decider = admission(spec(slots=1), asked="abc")
     assert len(decider.finished("a", 1.0)) == 1
     assert decider.finished("a", 1.0) == []
     assert decider.hung_up("a", 1.0) == []
@@ -119,9 +119,7 @@ def test_ending_a_lease_twice_frees_one_slot():
 
 
 def test_a_client_that_leaves_the_queue_never_reaches_an_engine():
-    decider = admission(spec(slots=1))
-    ask(decider, "a", 0.0)
-    ask(decider, "b", 0.0)
+    decider = admission(spec(slots=1), asked="ab")
     decider.hung_up("b", 0.5)
     assert decider.finished("a", 1.0) == []
     assert decider.queued == 0
@@ -198,9 +196,7 @@ def test_an_unknown_model_is_rejected_at_once():
 
 
 def test_closing_rejects_the_queue_and_lets_the_running_ones_end():
-    decider = admission(spec(slots=1))
-    ask(decider, "a", 0.0)
-    ask(decider, "b", 0.0)
+    decider = admission(spec(slots=1), asked="ab")
     assert [action.request_id for action in decider.close()] == ["b"]
     assert decider.in_flight == 1
     assert decider.finished("a", 1.0) == []
@@ -208,9 +204,7 @@ def test_closing_rejects_the_queue_and_lets_the_running_ones_end():
 
 
 def test_a_slot_of_an_engine_that_cannot_be_asked_is_free_after_its_bound():
-    decider = admission(spec(slots=1, release_bound_s=2.0))
-    ask(decider, "a")
-    ask(decider, "b")
+    decider = admission(spec(slots=1, release_bound_s=2.0), asked="ab")
     assert decider.hung_up("a", 1.0) == []
     assert decider.tick(2.9) == []
     assert names(decider.tick(3.1)) == ["b"]
@@ -310,8 +304,7 @@ def test_a_soft_limit_keeps_answers_quick_and_lifts_when_only_batch_is_there():
 
 
 def test_a_request_may_say_how_long_it_wants_to_wait():
-    decider = admission(spec(slots=1), max_wait_s=100.0)
-    ask(decider, "a")
+    decider = admission(spec(slots=1), max_wait_s=100.0, asked="a")
     ask(decider, "b", max_wait_s=2.0)
     ask(decider, "c", max_wait_s=1e9)
     assert [(a.request_id, a.code) for a in decider.tick(2.0)] == [("b", RejectCode.QUEUE_TIMEOUT)]
@@ -397,16 +390,14 @@ def test_a_replica_without_a_sign_of_life_loses_what_it_has_under_way():
 
 
 def test_a_byte_from_a_replica_is_a_sign_of_life_even_if_its_health_check_fails():
-    decider = admission(spec("r0", 2))
-    ask(decider, "a")
+    decider = admission(spec("r0", 2), asked="a")
     decider.heard(at(decider, "r0"), 50.0)
     assert decider.checked(at(decider, "r0"), False, 70.0) == []
     assert decider.checked(at(decider, "r0"), False, 111.0) == [Withdraw("a")]
 
 
 def test_a_replica_that_left_the_table_and_shows_no_sign_of_life_loses_its_requests_too():
-    decider = admission(spec("r0", 2))
-    ask(decider, "a")
+    decider = admission(spec("r0", 2), asked="a")
     old = at(decider, "r0")
     decider.set_replicas((spec("r0", 2, url="http://new"),), 1.0)
     assert decider.checked(old, False, 100.0) == [Withdraw("a")]
@@ -441,8 +432,7 @@ def test_a_request_that_engines_drop_does_not_close_a_replica_that_answers_other
 
 
 def test_a_failed_request_waits_a_moment_for_another_replica_before_it_is_tried_on_the_same_one_again():
-    decider = admission(spec("r0", 1), spec("r1", 1))
-    ask(decider, "a")
+    decider = admission(spec("r0", 1), spec("r1", 1), asked="a")
     (second,) = ask(decider, "b")
     assert decider.failed("a", 1.0) == []
     assert decider.tick(1.5) == []
@@ -456,8 +446,7 @@ def test_a_failed_request_waits_a_moment_for_another_replica_before_it_is_tried_
 
 
 def test_a_request_taken_back_from_a_replica_that_left_leaves_no_slot_behind():
-    decider = admission(spec("r0", 1))
-    ask(decider, "a")
+    decider = admission(spec("r0", 1), asked="a")
     decider.set_replicas((), 1.0, models=("m",))
     decider.gave_up("a", 2.0)
     assert decider.replicas() == ()
@@ -519,6 +508,8 @@ class AdmissionMachine(RuleBasedStateMachine):
             if isinstance(action, Forward):
                 assert not action.replica.draining
                 assert busy_of(self.decider, action.replica) <= action.replica.slots
+                (replica,) = (one for one in self.decider.replicas() if one.spec is action.replica)
+                assert replica.breaker.trial in (None, action.request_id), "one trial at a time"
 
     def pick(self, data, state):
         known = sorted(name for name, where in self.where.items() if where == state)
@@ -606,6 +597,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert 0 <= replica.active <= replica.busy
             assert replica.prompt_bytes == sum(lease.entry.arrival.prompt_bytes for lease in replica.leases.values())
             assert replica.breaker.trial is None or replica.breaker.trial in replica.leases
+            assert replica.leases or replica.breaker.allows(self.now + LONGEST_OPEN_S), "it is tried again in the end"
 
     @invariant()
     def nobody_waits_for_a_slot_it_may_have(self):
@@ -661,5 +653,5 @@ def busy_of(decider, spec):
     return sum(replica.busy for replica in decider.replicas() if replica.spec is spec)
 
 
-AdmissionMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+AdmissionMachine.TestCase.settings = settings(max_examples=70, stateful_step_count=50, deadline=None)
 TestAdmissionMachine = AdmissionMachine.TestCase

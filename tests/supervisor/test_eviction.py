@@ -31,9 +31,17 @@ BUSY = ModelUsage(busy=1, queued=0, idle_s=None)
 WAITING = ModelUsage(busy=0, queued=1, idle_s=None)
 
 
-def two(need=6, have=10, **fields):
-    models = [ModelSpec("a", {"gpu0": need}, **fields), ModelSpec("b", {"gpu0": need}, **fields)]
-    return Eviction(models, MemoryBudget({"gpu0": have}))
+def two(need=6, have=10, loads="", **fields):
+    """Models `a` and `b` that need so much of one card; some of them are loaded."""
+    models = [ModelSpec(name, {"gpu0": need}, **fields) for name in "ab"]
+    return made(models, MemoryBudget({"gpu0": have}), loads)
+
+
+def made(models, budget=None, loads=()):
+    eviction = Eviction(models, budget) if budget is not None else Eviction(models)
+    for name in loads:
+        loaded(eviction, name)
+    return eviction
 
 
 def loaded(eviction, model, now=0.0):
@@ -59,14 +67,12 @@ def test_what_is_not_on_demand_is_loaded_at_the_start():
 
 
 def test_two_that_fit_are_loaded_together():
-    eviction = two(need=5)
-    loaded(eviction, "a")
+    eviction = two(need=5, loads="a")
     assert eviction.wanted("b", 1.0) == [LoadModel("b")]
 
 
 def test_an_idle_model_gives_way_at_once_but_is_drained_first():
-    eviction = two()
-    loaded(eviction, "a")
+    eviction = two(loads="a")
     assert eviction.wanted("b", 100.0) == [DrainModel("a")]  # long loaded; whether it is idle nobody knows yet
     assert eviction.told({"a": IDLE}, 100.0, 100.1) == []  # asked before it was drained: a request may have come since
     assert eviction.told({"a": IDLE, "b": WAITING}, 100.2, 100.3) == [UnloadModel("a")]
@@ -76,8 +82,7 @@ def test_an_idle_model_gives_way_at_once_but_is_drained_first():
 
 
 def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers():
-    eviction = two()
-    loaded(eviction, "a")
+    eviction = two(loads="a")
     assert eviction.wanted("b", 1.0) == []
     assert eviction.told({"a": BUSY, "b": WAITING}, 2.0, 2.0) == []
     assert eviction.told({"a": BUSY, "b": WAITING}, 30.0, 30.0) == [DrainModel("a")]
@@ -96,8 +101,7 @@ def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers():
 )
 def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
     """(now, idle for so long): when another model waits."""
-    eviction = two()
-    loaded(eviction, "a")
+    eviction = two(loads="a")
     eviction.wanted("b", wanted_at)
     for now, idle_s in stays:
         assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == []
@@ -107,9 +111,7 @@ def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
 
 def test_of_idle_models_the_one_unused_longest_goes():
     models = [ModelSpec(name, {"gpu0": 4}) for name in "abc"]
-    eviction = Eviction(models, MemoryBudget({"gpu0": 8}))
-    loaded(eviction, "a")
-    loaded(eviction, "b")
+    eviction = made(models, MemoryBudget({"gpu0": 8}), loads="ab")
     eviction.wanted("c", 20.0)
     figures = {"a": ModelUsage(0, 0, 3.0), "b": ModelUsage(0, 0, 9.0), "c": WAITING}
     assert eviction.told(figures, 21.0, 21.0) == [DrainModel("b")]
@@ -117,9 +119,7 @@ def test_of_idle_models_the_one_unused_longest_goes():
 
 def test_only_what_is_in_the_way_goes():
     models = [ModelSpec("a", {"gpu0": 9}), ModelSpec("b", {"gpu1": 9}), ModelSpec("c", {"gpu1": 9})]
-    eviction = Eviction(models, MemoryBudget({"gpu0": 10, "gpu1": 10}))
-    loaded(eviction, "a")
-    loaded(eviction, "b")
+    eviction = made(models, MemoryBudget({"gpu0": 10, "gpu1": 10}), loads="ab")
     assert eviction.wanted("c", 100.0) == [DrainModel("b")]
 
 
@@ -150,9 +150,9 @@ def test_what_can_never_fit_is_refused_at_once_with_what_to_change():
 
 
 def test_no_more_models_than_allowed_are_loaded():
-    eviction = Eviction([ModelSpec("a"), ModelSpec("b"), ModelSpec("c", pinned=True)], MemoryBudget(max_loaded=2))
-    loaded(eviction, "c")
-    loaded(eviction, "a")
+    eviction = made(
+        [ModelSpec("a"), ModelSpec("b"), ModelSpec("c", pinned=True)], MemoryBudget(max_loaded=2), loads="ca"
+    )
     assert eviction.wanted("b", 100.0) == [DrainModel("a")]
     assert "raise `max_loaded`" in Eviction([ModelSpec("a"), ModelSpec("p", pinned=True, on_demand=False)],
                                            MemoryBudget(max_loaded=1)).never("a")  # fmt: skip
@@ -177,9 +177,7 @@ def test_two_of_unknown_size_do_not_share_a_card():
 
 
 def test_a_model_goes_after_its_time_without_a_request():
-    eviction = Eviction([ModelSpec("a", idle_unload_s=60.0), ModelSpec("p", idle_unload_s=60.0, pinned=True)])
-    loaded(eviction, "a")
-    loaded(eviction, "p")
+    eviction = made([ModelSpec("a", idle_unload_s=60.0), ModelSpec("p", idle_unload_s=60.0, pinned=True)], loads="ap")
     assert eviction.poll_s == POLL_S
     assert eviction.told({"a": BUSY}, 80.0, 80.0) == []
     assert eviction.told({"a": ModelUsage(0, 0, 30.0), "p": IDLE}, 120.0, 120.0) == []
@@ -189,8 +187,7 @@ def test_a_model_goes_after_its_time_without_a_request():
 
 
 def test_a_request_that_comes_while_an_idle_model_drains_keeps_it():
-    eviction = Eviction([ModelSpec("a", idle_unload_s=60.0)])
-    loaded(eviction, "a")
+    eviction = made([ModelSpec("a", idle_unload_s=60.0)], loads="a")
     assert eviction.told({"a": IDLE}, 100.0, 100.0) == [DrainModel("a")]
     assert eviction.wanted("a", 100.1) == [ReadmitModel("a")]
     assert eviction.residency("a") is Residency.IN
@@ -198,23 +195,20 @@ def test_a_request_that_comes_while_an_idle_model_drains_keeps_it():
 
 
 def test_when_nobody_waits_any_more_the_model_that_drained_serves_again():
-    eviction = two()
-    loaded(eviction, "a")
+    eviction = two(loads="a")
     assert eviction.wanted("b", 50.0) == [DrainModel("a")]
     assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 51.0, 51.0) == [ReadmitModel("a")]
 
 
 def test_a_model_asked_for_by_the_user_waits_in_line_without_a_request():
-    eviction = two()
-    loaded(eviction, "a")
+    eviction = two(loads="a")
     assert eviction.wanted("b", 1.0, asked=True) == []
     assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 2.0, 2.0) == []
     assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 31.0, 31.0) == [DrainModel("a")]
 
 
 def test_what_the_user_unloads_goes_when_its_answers_are_finished_and_comes_back_with_a_request():
-    eviction = two(pinned=True)
-    loaded(eviction, "a")
+    eviction = two(pinned=True, loads="a")
     assert eviction.unload("a", 1.0) == [DrainModel("a")]
     assert eviction.unload("a", 1.0) == []
     assert eviction.wanted("a", 1.5) == []
@@ -224,8 +218,7 @@ def test_what_the_user_unloads_goes_when_its_answers_are_finished_and_comes_back
 
 
 def test_a_user_in_a_hurry_does_not_wait_for_answers():
-    eviction = two()
-    loaded(eviction, "a")
+    eviction = two(loads="a")
     eviction.unload("a", 1.0)
     eviction.told({"a": BUSY}, 2.0, 2.0)
     assert eviction.hurry("a", 3.0) == [UnloadModel("a")]
@@ -297,8 +290,7 @@ def test_a_pinned_one_that_the_user_swaps_is_in_nobodys_way():
 
 
 def test_what_a_reload_ends_while_it_drains_is_gone():
-    eviction = two()
-    loaded(eviction, "a")
+    eviction = two(loads="a")
     assert eviction.wanted("b", 50.0) == [DrainModel("a")]
     assert eviction.gone("a", 51.0) == [LoadModel("b")]
 
@@ -313,8 +305,7 @@ def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
 
 def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
     models = [ModelSpec("a", {"ram": 6}), ModelSpec("large", {"ram": 9}), ModelSpec("small", {"ram": 2})]
-    eviction = Eviction(models, MemoryBudget({"ram": 10}))
-    loaded(eviction, "a")
+    eviction = made(models, MemoryBudget({"ram": 10}), loads="a")
     assert eviction.wanted("large", 1.0) == []
     assert eviction.wanted("small", 2.0) == []
     figures = {"a": BUSY, "large": WAITING, "small": WAITING}
@@ -324,8 +315,7 @@ def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
 
 
 def test_after_a_reload_those_that_stay_keep_their_state():
-    eviction = two()
-    loaded(eviction, "a")
+    eviction = two(loads="a")
     assert eviction.become([ModelSpec("a", {"gpu0": 6}), ModelSpec("c")], MemoryBudget({"gpu0": 20}), 1.0) == []
     assert (eviction.residency("a"), eviction.residency("c"), eviction.models) == (
         Residency.IN,

@@ -1,13 +1,27 @@
 """A replica's life, decided without a clock."""
 
+import pytest
+
 from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy
 
 POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=8.0, failures_before_ready=3, failures_after_ready=5, stable_s=60)
 
 
-def ready_life():
+def started():
     life = Lifecycle(POLICY)
     assert life.start(0.0) == [LifecycleAction.SPAWN]
+    return life
+
+
+def warming():
+    life = started()
+    life.addressed("http://e")
+    life.healthy(1.0)
+    return life
+
+
+def ready_life():
+    life = started()
     assert life.addressed("http://e") == [LifecycleAction.PROBE]
     assert life.healthy(1.0) == [LifecycleAction.WARM_UP]
     assert life.warmed(2.0) == [LifecycleAction.PUBLISH]
@@ -15,9 +29,9 @@ def ready_life():
 
 
 def test_traffic_is_let_in_only_after_the_warm_up():
+    assert not warming().serving
     life = ready_life()
-    assert life.state is ReplicaState.READY
-    assert life.due_at is None
+    assert (life.state, life.serving, life.due_at) == (ReplicaState.READY, True, None)
 
 
 def test_a_dead_engine_is_started_again_after_growing_pauses():
@@ -35,8 +49,7 @@ def test_a_dead_engine_is_started_again_after_growing_pauses():
 
 
 def test_giving_up_says_why():
-    life = Lifecycle(POLICY)
-    life.start(0.0)
+    life = started()
     for n in range(3):
         life.exited(f"CUDA out of memory ({n})", 1.0)
         if life.due_at is not None:
@@ -45,31 +58,13 @@ def test_giving_up_says_why():
     assert life.why == "CUDA out of memory (2)"
 
 
-def test_an_end_that_would_come_again_is_not_tried_again():
+def test_an_end_that_would_come_again_is_not_tried_again_unless_it_is_asked_for():
     """A missing file, an occupied port: the second start would fail like the first."""
-    life = Lifecycle(POLICY)
-    life.start(0.0)
+    life = started()
     life.exited("port 9 is in use", 0.5, final=True)
     assert life.state is ReplicaState.FAILED
-
-
-def test_a_replica_that_was_given_up_starts_again_when_it_is_asked_to():
-    life = Lifecycle(POLICY)
-    life.start(0.0)
-    life.exited("port 9 is in use", 0.5, final=True)
     assert life.restart(9.0) == [LifecycleAction.SPAWN]
     assert life.state is ReplicaState.STARTING
-
-
-def test_an_engine_that_dies_in_its_warm_up_is_quoted_itself():
-    """Its own last words say more than our broken connection."""
-    life = Lifecycle(POLICY)
-    life.start(0.0)
-    life.addressed("http://e")
-    life.healthy(1.0)
-    life.warm_up_failed("closed the connection")
-    life.exited("CUDA error at layer 3 (exit code 42)", 1.1, by_itself=True)
-    assert life.why == "CUDA error at layer 3 (exit code 42)"
 
 
 def test_failures_before_a_long_good_time_are_forgotten():
@@ -85,8 +80,7 @@ def test_failures_before_a_long_good_time_are_forgotten():
 
 
 def test_an_engine_that_is_not_healthy_in_time_is_ended_with_that_reason():
-    life = Lifecycle(POLICY)
-    life.start(0.0)
+    life = started()
     assert life.tick(POLICY.start_deadline_s) == [LifecycleAction.TERMINATE]
     life.exited("killed by signal 15", 181.0)
     assert life.state is ReplicaState.BACKOFF
@@ -101,14 +95,19 @@ def test_a_restart_that_was_asked_for_is_no_failure():
     assert (life.restarts, life.why) == (1, None)
 
 
-def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason():
-    life = Lifecycle(POLICY)
-    life.start(0.0)
-    life.addressed("http://e")
-    life.healthy(1.0)
+@pytest.mark.parametrize(
+    ("said", "by_itself", "why"),
+    [
+        ("killed by signal 15", False, "the warm-up generation failed: HTTP 500"),
+        ("CUDA error at layer 3 (exit code 42)", True, "CUDA error at layer 3 (exit code 42)"),
+    ],
+)
+def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason_unless_the_engine_has_a_better_one(said, by_itself, why):
+    """The last words of one that died by itself say more than our broken connection."""
+    life = warming()
     assert life.warm_up_failed("HTTP 500") == [LifecycleAction.TERMINATE]
-    life.exited("killed by signal 15", 2.0)
-    assert life.why == "the warm-up generation failed: HTTP 500"
+    life.exited(said, 2.0, by_itself=by_itself)
+    assert life.why == why
 
 
 def test_an_engine_that_no_longer_answers_is_started_anew():
@@ -128,7 +127,10 @@ def test_a_stop_while_ready_takes_the_traffic_away_first():
     assert life.state is ReplicaState.STOPPED
 
 
-def test_a_stop_while_waiting_for_a_restart_starts_nothing():
+def test_a_stop_while_waiting_for_cards_or_for_a_restart_starts_nothing():
+    life = started()
+    life.must_wait()
+    assert (life.stop(), life.state) == ([], ReplicaState.STOPPED)
     life = ready_life()
     life.exited("boom", 10.0)
     assert life.stop() == []
@@ -145,21 +147,12 @@ def test_late_words_of_an_engine_that_is_gone_change_nothing():
 
 
 def test_one_that_has_to_wait_for_its_cards_is_not_late():
-    life = Lifecycle(POLICY)
-    assert life.start(0.0) == [LifecycleAction.SPAWN]
+    life = started()
     life.must_wait()
     assert (life.state, life.due_at, life.restart(1.0)) == (ReplicaState.WAITING, None, [])
     assert life.granted(1000.0) == [LifecycleAction.SPAWN]
     assert life.granted(1000.0) == []
     assert (life.state, life.due_at) == (ReplicaState.STARTING, 1000.0 + POLICY.start_deadline_s)
-
-
-def test_one_that_waits_for_its_cards_can_be_stopped():
-    life = Lifecycle(POLICY)
-    life.start(0.0)
-    life.must_wait()
-    assert life.stop() == []
-    assert life.state is ReplicaState.STOPPED
 
 
 def test_a_dead_one_serves_nobody_before_it_is_known_why_it_died():

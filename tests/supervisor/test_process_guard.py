@@ -15,7 +15,6 @@ from skep.files import HIDDEN, RotatingLog
 from skep.host.processes import kill_marked
 from skep.supervisor.process_guard import descendants
 
-
 KEY = "a-key-of-this-hive"
 
 
