@@ -385,6 +385,9 @@ HOSTILE = {
     "deep parts": ASK + b"[" * 1_000_000,
     "many parts": ASK + b"[" + b'{"text":""},' * 80_000 + b"{}]}]}",
     "escaped quotes": ASK + b'"' + b'\\"' * 500_000,
+    # Each of its quotes was tried as the beginning of a string, up to the end of the window: 20 s for 100 KB.
+    "escaped quotes in a part": ASK + b'[{"type":"text","x":"' + b'\\"' * 450_000 + b'"}]}],"model":"a"}',
+    "odd escaped quotes in a part": ASK + b'[{"type":"text","x":"a' + b'\\"' * 450_000 + b'"}]}],"model":"a"}',
     "backslashes": ASK + b'"' + b"\\" * 1_000_000 + b'"}],"model":"a"}',
     "nested models": b'{"x":[' + b'{"model":"a"},' * 70_000 + b'{}],"model":"a"}',
     "open models": ASK + b'"x"}],' + b'"model":"a",' * 80_000,
@@ -396,27 +399,6 @@ HOSTILE = {
     "forms": b'name="model"\r\n' * 70_000,
     "form lines": b'name="model"\r\n' + b"a\r\n" * 300_000,
 }
-
-
-def processor_s(action, *, times=3):
-    """The least of several, so that what else the machine does does not count."""
-
-    def once():
-        began = time.process_time()
-        action()
-        return time.process_time() - began
-
-    return min(once() for _ in range(times))
-
-
-@pytest.mark.parametrize("padding", [0, 1], ids=["even", "odd"])
-def test_a_string_of_escaped_quotes_without_end_costs_what_a_plain_string_of_its_length_costs(padding):
-    """Each of its quotes was tried as the beginning of a string, up to the end of the window: 20 s for 100 KB."""
-    parts = ASK + b'[{"type":"text","x":"' + b"a" * padding
-    hostile = parts + b'\\"' * 40_000 + b'"}]}],"model":"a"}'
-    plain = parts + b"aa" * 40_000 + b'"}]}],"model":"a"}'
-    assert inspect_body(hostile).model == inspect_body(plain).model == "a"
-    assert processor_s(lambda: inspect_body(hostile), times=1) < 50 * processor_s(lambda: inspect_body(plain)) + 0.01
 
 
 @given(st.dictionaries(keys, values, max_size=6), st.sampled_from([compact, spaced]), st.integers(2, 40))

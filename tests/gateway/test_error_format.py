@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import anthropic
 import httpx2
 import hypothesis.strategies as st
 import openai
@@ -38,7 +39,6 @@ def openai_client(status, body, kind="application/json"):
 
 
 def anthropic_client(status, body, kind="application/json"):
-    anthropic = pytest.importorskip("anthropic")
     return anthropic.Anthropic(
         api_key="k", base_url="http://gateway", max_retries=0, http_client=answering(status, body, kind)
     )
@@ -67,7 +67,7 @@ def test_openais_library_reads_every_error(code):
 def test_anthropics_library_reads_every_error(code):
     status, _, kind = ERRORS[code]
     client = anthropic_client(status, error_body(code, "why it is", MESSAGES))
-    with pytest.raises(pytest.importorskip("anthropic").APIStatusError) as caught:
+    with pytest.raises(anthropic.APIStatusError) as caught:
         message(client)
     error = caught.value
     assert error.status_code == status
@@ -99,7 +99,7 @@ def test_anthropics_library_raises_what_a_stream_ends_with():
     begun = b'event: ping\ndata: {"type": "ping"}\n\n'
     body = begun + error_event("stream_cut", "it died", MESSAGES)
     client = anthropic_client(200, body, "text/event-stream")
-    with pytest.raises(pytest.importorskip("anthropic").APIStatusError, match="it died") as caught:
+    with pytest.raises(anthropic.APIStatusError, match="it died") as caught:
         next(iter(message(client, stream=True)))
     assert caught.value.body["error"]["type"] == "api_error"
 

@@ -6,7 +6,6 @@ import json
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skep.config.keys import KeyRefusal, KeyRing, KeySpec, RateLimit, RefusalCode, class_for, digest_of, given_keys
 
@@ -209,55 +208,3 @@ def test_a_reload_does_not_fill_a_bucket_unless_its_rate_changed():
     assert ring.enter("ci", 0.0) is None
     ring.replace([spec()])
     assert [ring.enter("ci", 0.0) for _ in range(9)] == [None] * 9
-
-
-class Ring(RuleBasedStateMachine):
-    """Whatever comes in whatever order: what is in flight is what entered and did not leave."""
-
-    def __init__(self):
-        super().__init__()
-        self.ring = KeyRing()
-        self.specs = {}
-        self.entered = {"a": 0, "b": 0}
-        self.now = 0.0
-
-    @rule(
-        limits=st.dictionaries(
-            st.sampled_from("ab"),
-            st.tuples(st.none() | st.integers(1, 3), st.none() | st.floats(0.1, 10), st.integers(1, 3)),
-        )
-    )
-    def replace(self, limits):
-        made = [spec(n, max_concurrent=at_once, rate_per_s=r, burst=b) for n, (at_once, r, b) in limits.items()]
-        self.specs = {one.name: one for one in made}
-        self.ring.replace(made)
-
-    @rule(name=st.sampled_from("ab"), later=st.floats(0, 2))
-    def enter(self, name, later):
-        self.now += later
-        known = self.specs.get(name)
-        refusal = self.ring.enter(name, self.now)
-        if known is None:
-            assert refusal.code is RefusalCode.GONE
-        elif known.max_concurrent is not None and self.entered[name] >= known.max_concurrent:
-            assert refusal == KeyRefusal(RefusalCode.TOO_MANY)
-        elif refusal is None:
-            self.entered[name] += 1
-        else:
-            assert refusal.code is RefusalCode.RATE_LIMITED
-            assert known.rate_per_s is not None
-            assert 0 < refusal.retry_after_s <= 1 / known.rate_per_s + 1e-6
-
-    @rule(name=st.sampled_from("ab"))
-    def leave(self, name):
-        if self.entered[name]:
-            self.entered[name] -= 1
-            self.ring.leave(name)
-
-    @invariant()
-    def counts_agree(self):
-        assert {name: self.ring.in_flight(name) for name in "ab"} == self.entered
-
-
-TestRing = Ring.TestCase
-TestRing.settings = settings(max_examples=100, stateful_step_count=40)

@@ -34,28 +34,6 @@ def states_of(gateway):
     return {each["name"]: each["state"] for each in status_of(gateway)["replicas"]}
 
 
-# Priority
-
-
-def test_an_interactive_request_is_next_although_batch_waits_longer(serving):
-    gateway, _ = serving({"token_ms": 10}, slots=1)
-    ended = []
-
-    def ask(priority):
-        assert post(gateway, x_skep_priority=priority)[0] == 200
-        ended.append(priority)
-
-    with ThreadPoolExecutor(8) as crowd, open_stream(gateway, max_tokens=40) as running:
-        asked = [crowd.submit(ask, "batch") for _ in range(3)]
-        until(lambda: status_of(gateway)["queues"]["fake-model"]["batch"] == 3)
-        asked.append(crowd.submit(ask, "interactive"))
-        until(lambda: status_of(gateway)["queues"]["fake-model"]["interactive"] == 1)
-        read_until(running, b"0\r\n\r\n")
-        for each in asked:
-            each.result()
-    assert ended == ["interactive", "batch", "batch", "batch"]
-
-
 def test_a_header_of_ours_that_makes_no_sense_is_told_so(serving):
     gateway, _ = serving()
     for header, value in (("priority", "urgent"), ("max_wait", "soon"), ("max_wait", "-1")):

@@ -24,7 +24,6 @@ from gateway_client import (
 )
 
 from skep.gateway.stream_keepalive import comment, wants_stream
-from skep.gateway.unloaded_models import UnloadedModels
 from skep.testing.process import FakeEngine
 
 
@@ -357,21 +356,3 @@ def test_only_event_streams_get_comments():
 
 def test_a_comment_is_one_line_whatever_the_name():
     assert comment("loading a\n\ndata: b", 12.4) == b": loading a data: b, 12 s\n\n"
-
-
-def test_the_supervisor_is_told_once_until_the_model_moves():
-    models = UnloadedModels()
-    assert not models.should_request_load("m")
-    for _ in range(2):
-        models.become({"m": {"state": "unloaded"}}, ())
-        assert models.should_request_load("m")
-        models.become({"m": {"state": "unloaded"}}, ())  # sent before it heard
-        assert not models.should_request_load("m")
-        models.become({"m": {"state": "loading"}}, ())
-        assert not models.should_request_load("m")
-    models.failed("m", "why", 10.0)
-    assert models.failure("m", 9.0) is not None
-    assert models.failure("m", 11.0) is None
-    assert models.become({}, ["m"]) == ["m"]
-    assert models.become({}, ["m"]) == []
-    assert models.failure("m", 9.0) is None

@@ -3,21 +3,17 @@
 `SKEP_FUZZ_EXAMPLES=100000 pytest tests/wire/test_server_fuzz.py --timeout=0` searches for long.
 """
 
-import asyncio
 import os
 import re
-import socket
-import threading
 
 import pytest
-import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skep.wire.heads import HeadCache
 from skep.wire.limits import HeldBodies
 from skep.wire.request_validation import METHODS
-from skep.wire.server import HttpServer, ServerConnection, ServerLimits, ServerShared
+from skep.wire.server import ServerConnection, ServerLimits, ServerShared
 
 EXAMPLES = int(os.environ.get("SKEP_FUZZ_EXAMPLES", "150"))
 SEARCH = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -193,93 +189,7 @@ def in_pieces(draw, sources):
     return data, [data[i:j] for i, j in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-# The server, in a thread of its own
-
-
-class Running:
-    def __init__(self, *, later):
-        self.handled = []
-        self.complaints = []
-        self.port = 0
-        self._later = later
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
-
-    def __enter__(self):
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
-
-    def __exit__(self, *_):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-
-    async def _serve(self):
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(lambda _, context: self.complaints.append(context))
-        self._stop = asyncio.Event()
-        sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
-        server = HttpServer(self._handle, ServerLimits(linger_s=0.2, sweep_s=0.1))
-        await server.listen(sock)
-        self.port = sock.getsockname()[1]
-        self._ready.set()
-        await self._stop.wait()
-        await server.close()
-
-    def _handle(self, request):
-        self.handled.append((request.method, request.target, request.body))
-        if self._later:
-            self._loop.call_soon(request.respond, 200, [], b"ok")
-        else:
-            request.respond(200, [], b"ok")
-
-    def tell(self, pieces, *, half_close):
-        """Send and read until the server closes; the answer, however the connection ended."""
-        self.handled.clear()
-        answer = b""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                for piece in pieces:
-                    sock.sendall(piece)
-                if half_close:
-                    sock.shutdown(socket.SHUT_WR)
-                while data := sock.recv(65536):
-                    answer += data
-            except ConnectionError:
-                pass
-        return answer
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["at once", "later"])
-def running(request):
-    with Running(later=request.param) as server:
-        yield server
-    assert server.complaints == []
-
-
-@SEARCH
-@given(in_pieces(st.lists(whole_requests(), min_size=1, max_size=5).map(b"".join)))
-def test_legal_requests_are_all_handled_whatever_the_pieces(running, sent):
-    data, pieces = sent
-    expected = [*strict_reading(data), (b"GET", b"/final", b"")]
-    answer = running.tell([*pieces, FINAL], half_close=False)
-    assert running.handled == expected
-    assert answer.count(b"HTTP/1.1 200 OK\r\n") == len(expected)
-    assert running.complaints == []
-
-
-@SEARCH
-@given(in_pieces(damaged()))
-def test_damaged_requests_are_handled_as_far_as_they_are_legal_and_no_further(running, sent):
-    data, pieces = sent
-    answer = running.tell(pieces, half_close=True)
-    handled = list(running.handled)
-    assert handled == strict_reading(data)[: len(handled)]
-    assert answer.count(b"HTTP/1.1 200 OK\r\n") <= len(handled)
-    assert running.tell([FINAL], half_close=False).startswith(b"HTTP/1.1 200 OK\r\n")
-    assert running.complaints == []
+# The server's side of one connection
 
 
 class Sink:
@@ -308,13 +218,19 @@ class Sink:
 KNOWN = HeadCache()  # grows over all examples, as a server's does
 
 
-def fed(pieces, heads):
-    """What one connection makes of these reads: requests handed over, bytes written, and whether it ended."""
-    handled, sink = [], Sink()
+def fed(pieces, heads, *, later=False):
+    """What one connection makes of these reads: requests handed over, bytes written, and whether it ended.
+
+    `later`: what a read brought is answered when all of it has been looked at.
+    """
+    handled, waiting, sink = [], [], Sink()
 
     def handle(request):
         handled.append((request.method, request.target, request.headers, request.body))
-        request.respond(200, [], b"ok")
+        if later:
+            waiting.append(request)
+        else:
+            request.respond(200, [], b"ok")
 
     limits = ServerLimits()
     bodies = HeldBodies(limits)
@@ -322,10 +238,40 @@ def fed(pieces, heads):
     connection.connection_made(sink)
     for piece in pieces:
         connection.data_received(piece)
+        while waiting:
+            waiting.pop(0).respond(200, [], b"ok")
     closing = sink.closing
     connection.connection_lost(None)
     assert bodies.bytes == 0
     return handled, sink.written, closing
+
+
+def as_read(handled):
+    return [(method, target, body) for method, target, _, body in handled]
+
+
+LATER = pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+
+
+@LATER
+@SEARCH
+@given(in_pieces(st.lists(whole_requests(), min_size=1, max_size=5).map(b"".join)))
+def test_legal_requests_are_all_handled_whatever_the_pieces(later, sent):
+    data, pieces = sent
+    expected = [*strict_reading(data), (b"GET", b"/final", b"")]
+    handled, written, closing = fed([*pieces, FINAL], HeadCache(), later=later)
+    assert (as_read(handled), closing) == (expected, True)
+    assert written.count(b"HTTP/1.1 200 OK\r\n") == len(expected)
+
+
+@LATER
+@SEARCH
+@given(in_pieces(damaged()))
+def test_damaged_requests_are_handled_as_far_as_they_are_legal_and_no_further(later, sent):
+    data, pieces = sent
+    handled, written, _ = fed(pieces, HeadCache(), later=later)
+    assert as_read(handled) == strict_reading(data)[: len(handled)]
+    assert written.count(b"HTTP/1.1 200 OK\r\n") <= len(handled)
 
 
 @SEARCH
