@@ -1,7 +1,5 @@
 """No worse: bounds against published figures, errors worked out exactly, and how many items it takes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -132,7 +130,7 @@ def test_every_item_counts_the_same():
     assert (found.items, found.pairs, found.lost) == (2, 4, 1)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(banks, st.randoms(use_true_random=False))
 def test_order_does_not_matter(pairs, rng):
     """Of items nor of repeats."""

@@ -1,12 +1,13 @@
-"""Repeats until the interval is tight: when it ends, what it promises, and what it still expects."""
+"""Repeats until the interval is tight, warm-up until the speed is steady: when each ends, and what it promises."""
 
-from __future__ import annotations
-
+import math
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from skep.stats.precision import Precision, PrecisionGoal
+from skep.stats.precision import Precision, PrecisionGoal, WarmUpDetector
 
 
 def fed(figures, **goal):
@@ -23,35 +24,22 @@ def run_to_the_end(rng, noise):
     return precision
 
 
-def test_a_level_ends_when_its_interval_is_tight():
-    """Four repeats within 1 % are within 3 %."""
-    precision = fed([100.0, 101.0, 100.5, 100.2])
-    assert precision.enough
-    assert precision.done
-    assert precision.interval.contains(100.4)
-
-
-def test_agreement_by_luck_does_not_end_a_level():
-    """Three equal repeats are fewer than the fewest."""
-    precision = fed([100.0, 100.0, 100.0])
-    assert not precision.done
-    assert precision.expected_more() == 1
-
-
-def test_repeats_run_out():
-    """A level as noisy as this is given up at the most, and does not claim to be precise."""
-    precision = fed([100.0, 150.0] * 6)
-    assert precision.done
-    assert not precision.enough
-    assert precision.expected_more() == 0
-
-
-@pytest.mark.parametrize("figures", [[], [100.0]])
-def test_what_one_repeat_needs_cannot_be_told(figures):
-    """There is no spread to go by."""
+@pytest.mark.parametrize(
+    ("figures", "done", "enough", "more"),
+    [
+        ([], False, False, None),
+        ([100.0], False, False, None),
+        ([100.0, 101.0, 100.5, 100.2], True, True, 0),
+        ([100.0] * 3, False, False, 1),
+        ([100.0, 150.0] * 6, True, False, 0),
+        ([-1.0, 1.0] * 2, False, False, 8),
+    ],
+    ids=["none", "one", "within 1 %", "equal by luck", "too noisy", "around zero"],
+)
+def test_a_level_ends_when_its_interval_is_tight_or_its_repeats_are_spent(figures, done, enough, more):
     precision = fed(figures)
-    assert precision.half_width is None
-    assert precision.expected_more() is None
+    assert (precision.done, precision.enough, precision.expected_more()) == (done, enough, more)
+    assert (precision.half_width is None) is (len(figures) < 2)
 
 
 def test_expectation_grows_with_the_spread_and_stops_at_the_most():
@@ -62,19 +50,12 @@ def test_expectation_grows_with_the_spread_and_stops_at_the_most():
     assert 1 <= quiet < wild == 9
 
 
-def test_figures_around_zero_are_never_precise():
-    """A share of nothing is no measure."""
-    precision = fed([-1.0, 1.0, -1.0, 1.0])
-    assert not precision.enough
-    assert precision.expected_more() == 8
-
-
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
 def test_the_interval_that_ends_a_level_still_holds_the_truth(noise):
-    """Looking after each repeat costs some of the 95 %; of 800 levels at least 90 % with allowance for chance."""
+    """Looking after each repeat costs some of the 95 %; of 400 levels at least 90 % with allowance for chance."""
     rng = Random(21)
-    held = sum(run_to_the_end(rng, noise).interval.contains(100) for _ in range(800))
-    assert held >= 0.905 * 800
+    held = sum(run_to_the_end(rng, noise).interval.contains(100) for _ in range(400))
+    assert held >= 0.905 * 400
 
 
 @pytest.mark.parametrize("goal", [{"relative": 0}, {"fewest": 5, "most": 4}, {"fewest": 0}])
@@ -84,7 +65,88 @@ def test_a_goal_must_be_possible(goal):
         PrecisionGoal(**goal)
 
 
-def test_state_reads_in_one_line():
-    """For the log and the live view."""
-    assert repr(fed([100.0])) == "<Precision 1/12 repeats, +- ? of 3 %>"
-    assert repr(fed([100.0, 100.0])) == "<Precision 2/12 repeats, +- 0.0 % of 3 %>"
+def warmed(figures, **options):
+    settling = WarmUpDetector(**options)
+    for figure in figures:
+        settling.feed(figure)
+    return settling
+
+
+def test_noise_around_a_constant_settles_at_the_first_look():
+    """2 % noise, five batches: in at least 95 % of 400 seeds."""
+    settled = 0
+    for seed in range(400):
+        rng = Random(seed)
+        settled += warmed(rng.gauss(100, 2) for _ in range(5)).settled
+    assert settled >= 0.95 * 400
+
+
+@settings(deadline=None)
+@given(st.floats(min_value=0.006, max_value=0.5), st.integers(min_value=3, max_value=8), st.booleans())
+def test_a_ramp_never_settles(rise, window, falling):
+    """Up or down, quick or slow: while each batch brings more, the engine is still warming."""
+    figures = [100 * (1 + rise) ** batch for batch in range(20)]
+    settling = warmed(figures[::-1] if falling else figures, window=window)
+    assert settling.gave_up
+    assert settling.batches == 20
+
+
+def test_a_noisy_ramp_is_seldom_taken_for_steady():
+    """5 % a batch under 2 % noise, twenty batches: in at most 15 % of 200 seeds."""
+    settled = 0
+    for seed in range(200):
+        rng = Random(seed)
+        settled += warmed(100 * (1 + 0.05 * batch) * rng.gauss(1, 0.02) for batch in range(20)).settled
+    assert settled <= 0.15 * 200
+
+
+def test_a_warming_engine_settles_once_it_is_warm():
+    """Speed that approaches its end as caches do: settled, and only where it is within 5 % of that end."""
+    settling = WarmUpDetector()
+    for batch in range(20):
+        speed = 100 * (1 - 0.6 * math.exp(-batch / 2))
+        settling.feed(speed + (0.3 if batch % 2 else 0))
+        if settling.settled:
+            assert speed > 95
+    assert settling.settled
+    assert 6 <= settling.batches <= 15
+
+
+def test_one_cold_batch_does_not_hold_up_the_rest():
+    """The first batch compiled; with the fifth steady one after it the warm-up is over."""
+    settling = warmed([20.0, 100.0, 101.0, 99.5, 100.5])
+    assert not settling.done
+    settling.feed(100.0)
+    assert settling.settled
+
+
+def test_a_batch_without_a_figure_starts_the_look_anew():
+    """Failed requests are no evidence of steadiness."""
+    settling = warmed([100.0, 101.0, 100.0, 101.0, None, 100.0, 101.0, 100.0, 101.0])
+    assert not settling.done
+    settling.feed(100.0)
+    assert settling.settled
+    assert settling.batches == 10
+
+
+@pytest.mark.parametrize(
+    ("figures", "most", "settled", "batches"),
+    [
+        ([100.0, 101.0, 100.0, 101.0, 100.0, 500.0, 900.0], 20, True, 5),
+        ([100.0, 101.0, 93.0, 99.5, 100.5], 20, True, 5),
+        ([100.0, 50.0] * 20, 12, False, 12),
+        ([0.0] * 5, 20, True, 5),
+    ],
+    ids=["what was said is final", "a stray batch is no trend", "never steady is given up", "zero is steady too"],
+)
+def test_the_warm_up_ends(figures, most, settled, batches):
+    settling = warmed(figures, most=most)
+    assert settling.done
+    assert (settling.settled, settling.gave_up, settling.batches) == (settled, not settled, batches)
+
+
+@pytest.mark.parametrize("options", [{"window": 2}, {"window": 6, "most": 5}])
+def test_a_look_needs_enough_batches(options):
+    """Two batches cannot show a trend."""
+    with pytest.raises(ValueError, match="batches"):
+        WarmUpDetector(**options)

@@ -1,7 +1,5 @@
 """Knee and cliff of measured levels: published curves, single repeats, noise, limited clients."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -32,25 +30,6 @@ def test_the_published_cliff_is_found():
     )
 
 
-def test_a_curve_that_levels_off_has_a_knee_and_no_cliff():
-    """Past eight nothing is gained."""
-    found = find_turning(points(SATURATING))
-    assert (found.knee, found.knee_bracket, found.sure) == (8, (4, 8), True)
-    assert (found.cliff, found.cliff_bracket, found.drop_pct) == (None, None, None)
-
-
-def test_a_curve_that_grows_to_its_end_has_no_knee():
-    """It is not made up at the last level."""
-    found = find_turning(points({1: 10.0, 2: 20.0, 4: 40.0}))
-    assert found == Turning(None, None, None, None, None, sure=True)
-
-
-def test_a_curve_that_never_grows_has_its_knee_at_one():
-    """A server with one slot; the bracket is (0, 1]."""
-    found = find_turning(points({1: 100.0, 2: 100.0, 4: 101.0}))
-    assert (found.knee, found.knee_bracket, found.sure) == (1, (0, 1), True)
-
-
 def test_one_repeat_gives_no_turning_point():
     """Nothing is known of chance: the places are estimates, good enough for a search, not to be told."""
     levels = points(DUAL_3090, repeats=1)
@@ -68,19 +47,6 @@ def test_levels_that_cannot_be_told_apart_have_no_knee():
     assert find_turning(quiet) == estimate_turning(quiet)
 
 
-def test_two_runs_that_lie_far_apart_give_neither_knee_nor_cliff():
-    """Told as "knee at C=1, between 0 and 2; cliff beyond C=2, between 1 and 4"."""
-    found = find_turning([LevelPoint(1, (113, 140)), LevelPoint(2, (111, 141)), LevelPoint(4, (95, 125))])
-    assert (found.knee, found.cliff, found.sure, found.unclear) == (None, None, False, (1, 2, 4))
-
-
-def test_a_first_level_that_is_unclear_is_no_knee_at_one():
-    """C=2 is surely past the knee; whether C=1 is too is not known, and "between 0 and 2" says nothing."""
-    found = find_turning([LevelPoint(1, (97, 99, 98)), LevelPoint(2, (101, 103, 102)), LevelPoint(4, (102, 101, 103))])
-    assert (found.knee, found.knee_bracket, found.sure) == (None, None, False)
-    assert found.unclear == (1, 2)
-
-
 def test_a_sure_knee_is_told_beside_an_unclear_cliff():
     curve = [LevelPoint(c, (v, v * 1.002, v * 0.998)) for c, v in {1: 50, 2: 100, 4: 101}.items()]
     found = find_turning([*curve, LevelPoint(8, (97.0, 93.0, 95.5))])
@@ -89,19 +55,43 @@ def test_a_sure_knee_is_told_beside_an_unclear_cliff():
     assert found.unclear == (4, 8)
 
 
+@pytest.mark.parametrize(
+    ("curve", "knee", "bracket"),
+    [
+        (SATURATING, 8, (4, 8)),
+        ({1: 10.0, 2: 20.0, 4: 40.0}, None, None),
+        ({1: 100.0, 2: 100.0, 4: 101.0}, 1, (0, 1)),
+        ({1: 50.0, 2: 100.0, 4: 70.0, 8: 104.0, 16: 103.0}, 2, (1, 2)),
+    ],
+    ids=["levels off", "grows to its end", "never grows", "a dip that recovers"],
+)
+def test_a_curve_without_a_cliff_has_a_knee_or_none(curve, knee, bracket):
+    """None is made up at the last level; a curve falls for good or it does not fall."""
+    found = find_turning(points(curve))
+    assert (found.knee, found.knee_bracket) == (knee, bracket)
+    assert (found.cliff, found.cliff_bracket, found.drop_pct) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("levels", "unclear"),
+    [
+        ({1: (113, 140), 2: (111, 141), 4: (95, 125)}, (1, 2, 4)),
+        ({1: (97, 99, 98), 2: (101, 103, 102), 4: (102, 101, 103)}, (1, 2)),
+    ],
+    ids=["two runs that lie far apart", "a first level that is unclear"],
+)
+def test_what_is_unclear_is_not_told_as_a_knee(levels, unclear):
+    """Told as "knee at C=1, between 0 and 2; cliff beyond C=2, between 1 and 4"."""
+    found = find_turning([LevelPoint(*one) for one in levels.items()])
+    assert (found.knee, found.knee_bracket, found.cliff, found.sure) == (None, None, None, False)
+    assert found.unclear == unclear
+
+
 def test_levels_limited_by_the_client_are_not_used():
     """The fall from eight on is the client's."""
     levels = [LevelPoint(p.concurrency, p.values, limited=p.concurrency >= 8) for p in points(DUAL_3090)]
     found = find_turning(levels)
-    assert found.knee is None
-    assert found.cliff is None
-
-
-def test_a_dip_that_recovers_is_no_cliff():
-    """It falls for good or it does not fall."""
-    found = find_turning(points({1: 50.0, 2: 100.0, 4: 70.0, 8: 104.0, 16: 103.0}))
-    assert found.cliff is None
-    assert found.knee == 2
+    assert (found.knee, found.cliff) == (None, None)
 
 
 def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff():

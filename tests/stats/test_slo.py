@@ -1,7 +1,5 @@
 """The highest C that keeps a promise, on servers whose truth is known."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 
@@ -25,12 +23,21 @@ def run(share, top, *, noise=0.0, seed=0, **options):
     return search.result(), asked
 
 
-def test_the_highest_level_is_found():
-    """Met up to 20, far off from 21 on."""
-    result, asked = run(lambda c: 0.3 if c <= 20 else 5.0, 256)
-    assert (result.highest_met, result.lowest_failed, result.safe) == (20, 21, 20)
-    assert result.end is SloEnd.FOUND
-    assert len(asked) <= 10
+@pytest.mark.parametrize(
+    ("share", "top", "budget", "highest", "failed", "end", "most_runs"),
+    [
+        (lambda c: 0.3 if c <= 20 else 5.0, 256, 40, 20, 21, SloEnd.FOUND, 10),
+        (lambda c: 2.5 * c, 64, 40, None, 1, SloEnd.NEVER, 1),
+        *[(lambda c: c / 200, top, 40, top, None, SloEnd.STILL_MET, 10) for top in (1, 48, 64)],
+        (lambda c: c / 37, 512, 8, 32, 64, SloEnd.BUDGET, 8),
+    ],
+    ids=["found", "not even one agent", "still met at 1", "still met at 48", "still met at 64", "budget"],
+)
+def test_the_highest_level_is_found_and_why_it_ended_is_said(share, top, budget, highest, failed, end, most_runs):
+    result, asked = run(share, top, budget=budget)
+    assert (result.highest_met, result.lowest_failed, result.end) == (highest, failed, end)
+    assert result.safe == highest
+    assert len(asked) <= most_runs
 
 
 def test_it_comes_near_under_noise():
@@ -41,21 +48,6 @@ def test_it_comes_near_under_noise():
         near += abs(result.highest_met - 37) <= 0.12 * 37
         assert len(asked) <= 25
     assert near >= 95
-
-
-def test_not_even_one_agent():
-    """The first answer says it."""
-    result, asked = run(lambda c: 2.5 * c, 64)
-    assert (result.highest_met, result.lowest_failed, result.end) == (None, 1, SloEnd.NEVER)
-    assert asked == [1]
-
-
-@pytest.mark.parametrize("top", [1, 48, 64])
-def test_still_met_at_the_largest(top):
-    """Nothing is said about what lies beyond."""
-    result, asked = run(lambda c: c / 200, top)
-    assert (result.highest_met, result.lowest_failed, result.end) == (top, None, SloEnd.STILL_MET)
-    assert asked[-1] == top
 
 
 def test_a_level_near_the_limit_is_decided_by_the_majority():
@@ -78,29 +70,14 @@ def test_a_pass_above_a_failure_is_said():
     assert result.safe < 8
 
 
-def test_a_failure_of_the_client_is_not_the_servers():
-    """From 16 on the client was too slow: the answer is what was met below."""
+@pytest.mark.parametrize(("first", "highest"), [(16, 15), (1, None)])
+def test_a_failure_of_the_client_is_not_the_servers(first, highest):
+    """From some level on the client was too slow: the answer is what was met below."""
     search = SloSearch(max_concurrency=256)
     while (level := search.next_level()) is not None:
-        search.measured(level, 0.5 if level < 16 else 3.0, limited=level >= 16)
+        search.measured(level, 0.5 if level < first else 3.0, limited=level >= first)
     result = search.result()
-    assert (result.highest_met, result.lowest_failed, result.end) == (15, None, SloEnd.CLIENT_LIMITED)
-
-
-def test_a_client_limited_at_one_says_so():
-    """And does not blame the server."""
-    search = SloSearch(max_concurrency=4)
-    search.measured(1, 9.0, limited=True)
-    assert search.done
-    assert search.result().end is SloEnd.CLIENT_LIMITED
-
-
-def test_the_budget_ends_it():
-    """With what is known."""
-    result, asked = run(lambda c: c / 37, 512, budget=8)
-    assert len(asked) == 8
-    assert result.end is SloEnd.BUDGET
-    assert result.highest_met == 32
+    assert (result.highest_met, result.lowest_failed, result.end) == (highest, None, SloEnd.CLIENT_LIMITED)
 
 
 def test_the_worst_figure_counts():
@@ -120,13 +97,6 @@ def test_it_ends_on_any_server(top, budget, seed, shares):
     assert len(asked) <= budget
     assert result.highest_met is None or result.highest_met in asked
     assert result.safe is None or result.lowest_failed is None or result.safe < result.lowest_failed
-
-
-def test_state_reads_in_one_line():
-    """For the log."""
-    search = SloSearch(max_concurrency=8)
-    search.measured(1, 0.2)
-    assert repr(search) == "<SloSearch 1/40 runs, met at 1, next 2>"
 
 
 def test_a_search_needs_room():
