@@ -1,6 +1,6 @@
 """Carries out a run in a child that is killed at random moments, until one child gets to the end.
 
-    python swarm_child.py RUN SEED LONGEST_S
+    python killed_swarm_run.py RUN SEED LONGEST_S
 
 Prints how often it was killed. The child is forked, so that it is at work at once, and killed with SIGKILL.
 """

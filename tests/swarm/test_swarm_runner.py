@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import EndpointError, EngineError, StoreError, UserError
+from skep.files import hold_lock
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.attempt import ChatWorker
@@ -108,20 +109,6 @@ def test_a_finished_run_asks_for_nothing_more(runs, quick):
     assert runs.carry_out(run_id) is SwarmRunState.DONE
     assert quick.state()["requests"] == asked
     all_done(runs, run_id, 3)
-
-
-def test_a_run_that_was_killed_just_before_its_end_is_ended(runs, quick):
-    """The last result was there, the word that it is done was not."""
-    run_id = runs.create(quick.url, some(1))
-    with open_store(runs.paths.store) as store:
-        swarm = SwarmStore(store)
-        swarm.open_session(run_id, at=1.0, agents=None, endpoint={}, simulated=False)
-        swarm.close_session(run_id, 1, at=2.0, outcome="stopped")
-        swarm.record(
-            run_id, [Recorded(None, TaskResult("t0", TaskEnding.DONE, "x", None, None, None, 1, 1.0, 2.0, 1, 1))]
-        )
-    assert runs.carry_out(run_id) is SwarmRunState.DONE
-    all_done(runs, run_id, 1)
 
 
 def test_refusals_and_drops_and_cuts_lose_nothing(runs, quick):
@@ -256,32 +243,10 @@ def test_stopping_keeps_what_is_done_and_the_rest_is_done_later(runs, quick):
     assert {one.why for one in runs.read("attempts", run_id) if one.session == 2} >= {Why.RESUMED, Why.FIRST}
 
 
-def test_somebody_else_may_cancel_it(runs, quick):
-    quick.fault(kind="hang-first", times=None)
-    run_id = runs.create(quick.url, some(5))
-
-    async def go():
-        work = asyncio.create_task(carry_out(runs.paths, run_id))
-        await asyncio.to_thread(quick.wait_for, running=4)
-        with open_store(runs.paths.store) as store:
-            SwarmStore(store).set_cancelled(run_id, 4e9)
-        return await work
-
-    assert asyncio.run(go()) is SwarmRunState.CANCELLED
-    (session,) = runs.read("session_rows", run_id)
-    assert session.outcome == "cancelled"
-
-
 def test_two_processes_do_not_work_at_one_run(runs, quick):
     run_id = runs.create(quick.url, some(1))
-
-    async def go():
-        from skep.files import hold_lock
-
-        with hold_lock(lock_path(runs.paths, run_id), "x", "y"), pytest.raises(EngineError, match="already running"):
-            await carry_out(runs.paths, run_id)
-
-    asyncio.run(go())
+    with hold_lock(lock_path(runs.paths, run_id), "x", "y"), pytest.raises(EngineError, match="already running"):
+        runs.carry_out(run_id)
 
 
 def test_a_run_that_is_cancelled_before_it_has_begun_sends_nothing(runs, quick):
@@ -361,18 +326,12 @@ def test_a_resumed_run_never_mixes_its_lines_with_those_of_another_run(runs, qui
     theirs, asked = runs.output.read_bytes(), quick.state()["requests"]
     with pytest.raises(UserError, match="line 1 is the first") as caught:
         runs.carry_out(first)
-    assert str(runs.output) in caught.value.message
     assert f"skep swarm resume {first} -o" in caught.value.hint
-    assert runs.output.read_bytes() == theirs
     assert quick.state()["requests"] == asked, "the file is looked at before anything is sent"
-
     other = tmp_path / "other.jsonl"
     assert runs.carry_out(first, output=other) is SwarmRunState.DONE
-    assert [json.loads(line)["id"] for line in other.read_text().splitlines()] == ["t0", "t1"]
-    assert json.loads(other.read_text().splitlines()[0])["answer"] == "mine"
-    assert runs.output.read_bytes() == theirs
-    with open_store(runs.paths.store) as store, pytest.raises(UserError, match="not results of run"):
-        complete_output(SwarmStore(store), first, runs.output)
+    answers = {line["id"]: line["answer"] for line in map(json.loads, other.read_text().splitlines())}
+    assert (answers.keys(), answers["t0"]) == ({"t0", "t1"}, "mine")
     assert runs.output.read_bytes() == theirs
 
 
@@ -403,27 +362,19 @@ def test_a_file_that_another_run_is_writing_to_is_left_to_it(runs, quick):
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("length", [0, 1, 20, -1])
+@pytest.mark.parametrize("length", [0, 1, 20, -1, None], ids=str)
 def test_a_line_that_was_cut_is_written_again(runs, quick, length):
+    """None: a crash left zeros instead."""
     run_id = runs.create(quick.url, some(4))
     runs.carry_out(run_id)
     whole = runs.output.read_bytes()
     first, second, third, _ = whole.splitlines(keepends=True)
-    runs.output.write_bytes(first + second + third[:length])
+    runs.output.write_bytes(first + second + (bytes(100) if length is None else third[:length]))
     with open_store(runs.paths.store) as store:
         assert complete_output(SwarmStore(store), run_id, runs.output) == 2
         assert complete_output(SwarmStore(store), run_id, runs.output) == 0
     all_done(runs, run_id, 4)
     assert runs.output.read_bytes().startswith(first + second)
-
-
-def test_a_tail_of_zeros_that_a_crash_left_is_dropped(runs, quick):
-    run_id = half_done(runs, quick.url)
-    first = runs.output.read_bytes()
-    runs.output.write_bytes(first + bytes(100))
-    assert runs.carry_out(run_id) is SwarmRunState.DONE
-    assert runs.output.read_bytes().startswith(first)
-    all_done(runs, run_id, 2)
 
 
 def test_mending_a_results_file_writes_nowhere_but_to_that_file(runs, quick, tmp_path):
@@ -541,8 +492,8 @@ def test_an_answer_that_never_ends_is_broken_off_and_set_aside(runs):
     assert all(sent < talkative.MOST_BYTES for sent in talkative.sent), "the connection was closed"
 
 
-class Spoken:
-    """A line on which every answer is known."""
+class KnownAnswers:
+    """A client that has every answer ready."""
 
     def __init__(self, takes):
         self.takes, self.asked = takes, []
@@ -561,7 +512,7 @@ def test_a_server_that_cannot_hold_answers_to_a_schema_is_asked_without_it(takes
     tasks = [Task(name, ({"role": "user", "content": name},), schema={**SCHEMA, "title": name}) for name in "abab"]
 
     async def go():
-        line = Spoken(takes)
+        line = KnownAnswers(takes)
         async with AnswerChecker() as checking:
             work = ChatWorker(line, checking, SwarmRunOptions(max_tokens=9))
             return [await work.attempt(task, 1, None) for task in tasks], line.asked

@@ -20,24 +20,15 @@ JSON_MD = Path(__file__).parent.parent.parent / "docs" / "json.md"
 class Journal:
     """A real store, filled by hand. Times are seconds after the run began."""
 
-    def __init__(self, store, config=None):
-        self.store = store
+    def __init__(self, store):
         self.swarm = SwarmStore(store)
-        self.config = config or {}
+        self.config = {}
         self.id = ""
 
     def begin(self, *names):
         tasks = [Task(name, ({"role": "user", "content": name},)) for name in names]
-        self.id = self.swarm.begin(
-            kind="map",
-            created_at=BEGAN,
-            name="tasks.jsonl",
-            url=URL,
-            model=None,
-            config=self.config,
-            skep_version="0",
-            tasks=tasks,
-        )
+        fields = {"kind": "map", "name": "tasks.jsonl", "url": URL, "model": None, "config": self.config}
+        self.id = self.swarm.begin(created_at=BEGAN, skep_version="0", tasks=tasks, **fields)
 
     def open(self, at, *, simulated=False):
         return self.swarm.open_session(
@@ -51,25 +42,10 @@ class Journal:
         told = {"number": 1, "agent": 0, "why": Why.FIRST, "outcome": AttemptOutcome.DONE, "prompt_tokens": 100} | other
         told = {"output_tokens": 50, "first_token_at": None} | told
         one = Attempt(task, session, started_at=BEGAN + begin, ended_at=BEGAN + end, **told)
-        final = None
-        if result:
-            ending = TaskEnding.DONE if one.outcome is AttemptOutcome.DONE else TaskEnding.FAILED
-            final = TaskResult(
-                task,
-                ending,
-                "yes",
-                None,
-                one.error_kind,
-                one.error,
-                one.number,
-                one.started_at,
-                one.ended_at,
-                one.prompt_tokens,
-                one.output_tokens,
-                one.finish_reason,
-                one.replica,
-            )
-        self.swarm.record(self.id, [Recorded(one, final)])
+        ending = TaskEnding.DONE if one.outcome is AttemptOutcome.DONE else TaskEnding.FAILED
+        known = (one.started_at, one.ended_at, one.prompt_tokens, one.output_tokens, one.finish_reason, one.replica)
+        final = TaskResult(task, ending, "yes", None, one.error_kind, one.error, one.number, *known)
+        self.swarm.record(self.id, [Recorded(one, final if result else None)])
 
     def fact(self, name, at, session=1, **fact):
         self.swarm.append_fact(self.id, session, name, BEGAN + at, fact)
@@ -115,12 +91,8 @@ def test_pauses_between_sessions_count_neither_as_wall_nor_as_a_tasks_time(journ
     journal.attempt("a", 3601, 3605, session=2, number=2, why=Why.RESUMED)
     journal.close(2, 3606)
     account = journal.account()
-    assert account.wall_s == pytest.approx(5 + 5)
-    assert account.paused_s == pytest.approx(3595)
-    assert account.sessions == 2
-    assert account.retried == 1
-    assert account.wasted == 1
-    assert account.wasted_output_tokens == 50
+    assert (account.wall_s, account.paused_s) == (pytest.approx(5 + 5), pytest.approx(3595))
+    assert (account.sessions, account.retried, account.wasted, account.wasted_output_tokens) == (2, 1, 1, 50)
 
 
 def test_a_session_whose_process_vanished_ends_with_the_last_thing_it_wrote(journal):
@@ -141,26 +113,19 @@ def test_a_session_whose_process_vanished_ends_with_the_last_thing_it_wrote(jour
 def test_nothing_begun_is_unknown_and_not_zero(journal):
     journal.begin("a")
     account = journal.account()
-    assert account.wall_s is None
-    assert account.effective_tok_s is None
+    assert (account.wall_s, account.effective_tok_s) == (None, None)
     assert "no work has begun" in headline(account)
 
 
-def test_tokens_that_nobody_told_are_unknown(journal):
-    two_at_once(journal, output_tokens=None)
-    account = journal.account()
-    assert account.tokens_unknown == 1
-    assert account.output_tokens == 50
-
-
-def test_what_ran_on_a_simulated_endpoint_says_so(journal):
-    journal.begin("a")
+def test_a_simulated_endpoint_and_tokens_that_nobody_told_are_said(journal):
+    journal.begin("a", "b")
     journal.open(0, simulated=True)
-    journal.attempt("a", 0, 2)
-    journal.close(1, 2)
+    journal.attempt("a", 0, 2, output_tokens=None)
+    journal.attempt("b", 0, 2)
     account = journal.account()
     assert account.simulated is True
     assert headline(account).endswith("simulated")
+    assert (account.tokens_unknown, account.output_tokens) == (1, 50)
 
 
 def test_downtime_is_told_from_word_to_word_and_ends_with_its_session(journal):
@@ -176,17 +141,14 @@ def test_downtime_is_told_from_word_to_word_and_ends_with_its_session(journal):
     assert story.account.wall_s == pytest.approx(30)
 
 
-def test_energy_is_of_the_sessions_that_measured_it(tmp_path):
-    with open_store(tmp_path / "s.sqlite3") as store:
-        journal = Journal(store, {"price_kwh": 0.5})
-        two_at_once(journal)
-        journal.fact("energy", 11, joules=7200.0, seconds=12.0, max_w=700.0, throttled=["thermal"], source="NVML")
-        energy = journal.account().energy
-        assert energy.energy.joules_per_token == pytest.approx(72)
-        assert energy.energy.mean_w == pytest.approx(600)
-        assert energy.kwh == pytest.approx(0.002)
-        assert energy.cost == pytest.approx(0.001)
-        assert journal.account(price_kwh=1.0).energy.cost == pytest.approx(0.002)
+def test_energy_is_of_the_sessions_that_measured_it(journal):
+    journal.config = {"price_kwh": 0.5}
+    two_at_once(journal)
+    journal.fact("energy", 11, joules=7200.0, seconds=12.0, max_w=700.0, throttled=["thermal"], source="NVML")
+    energy = journal.account().energy
+    assert (energy.energy.joules_per_token, energy.energy.mean_w) == (pytest.approx(72), pytest.approx(600))
+    assert (energy.kwh, energy.cost) == (pytest.approx(0.002), pytest.approx(0.001))
+    assert journal.account(price_kwh=1.0).energy.cost == pytest.approx(0.002)
 
 
 def test_errors_agents_and_replicas_are_counted(journal):
