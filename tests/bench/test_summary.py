@@ -1,35 +1,23 @@
 """A whole run in figures: speedups, drift, classes, open loads, energy, and what is left out of them."""
 
+from operator import attrgetter
+
 import pytest
+from sample_rows import evenly, request
 
 from skep.bench.levels import figure_of
 from skep.bench.metrics import classes_of, complete_rows
 from skep.bench.summary import cost_per_million_tokens, repeat_figure, summarise
 from skep.cli.summaries import print_summary, remarks
-from skep.store.records import Request
+from skep.store.records import EngineTimings
 from skep.store.rows import ClientSample, LevelFact
 
 
 def row(level=1, repeat=0, index=0, start=0.0, end=1.0, tokens=10, **fields):
     """Its first token a tenth of the way, its last at its end."""
-    first = start + (end - start) / 10
-    steps = tuple(first + (end - first) * n / 9 for n in range(10))
-    return Request(
-        level=level,
-        repeat=repeat,
-        index=index,
-        kind="fix",
-        started_s=start,
-        ended_s=end,
-        **{
-            "first_token_s": steps[0],
-            "last_token_s": steps[-1],
-            "output_tokens": tokens,
-            "arrivals_s": steps,
-            "finish_reason": "stop",
-            **fields,
-        },
-    )
+    arrivals = evenly(start + (end - start) / 10, end, 10)
+    told = {"level": level, "repeat": repeat, "index": index, "tokens": tokens, "finish_reason": "stop", **fields}
+    return request(*arrivals, start=start, **told)
 
 
 def sample(level, repeat, *, limited):
@@ -61,23 +49,19 @@ def test_one_answer_that_ran_into_the_limit_does_not_make_a_speedup():
     assert found.by_tokens_whole == pytest.approx((900 / 29.89) / (900 / 90.0), rel=0.01)
 
 
-def test_a_task_truncated_in_either_batch_is_left_out_of_both():
-    serial = serially([(10.0, 100, "stop"), (10.0, 100, "stop")])
-    swarm = [row(2, 0, 0, 0.0, 10.0, 100), row(2, 0, 1, 0.0, 40.0, 400, finish_reason="length")]
-    found = summarise("r", [*serial, *swarm]).speedups
-    assert (found.by_wall, found.by_wall_whole) == (0.5, 1.0)
-
-
-def test_where_every_answer_was_truncated_nothing_is_left_to_say():
-    rows = [row(1, end=4.0, finish_reason="length"), row(2, end=2.0, finish_reason="length")]
+@pytest.mark.parametrize(
+    ("serial", "swarm", "by_wall", "whole"),
+    [
+        ([10.0, 10.0], [(10.0, "stop"), (40.0, "length")], 0.5, 1.0),
+        ([4.0], [(2.0, "length")], 2.0, None),
+    ],
+    ids=["a task truncated in either batch is left out of both", "nothing whole is left"],
+)
+def test_whole_answers_have_a_speedup_of_their_own(serial, swarm, by_wall, whole):
+    rows = serially([(seconds, 100, "stop") for seconds in serial])
+    rows += [row(2, 0, n, 0.0, end, 100, finish_reason=reason) for n, (end, reason) in enumerate(swarm)]
     found = summarise("r", rows).speedups
-    assert (found.by_wall, found.by_wall_whole, found.by_tokens_whole) == (2.0, None, None)
-
-
-def test_speedups_are_not_claimed_of_other_work_or_of_failures():
-    assert summarise("r", [row(1), row(1, index=1), row(2)]).speedups is None
-    assert summarise("r", [row(1), row(2, error_kind="cut")]).speedups is None
-    assert summarise("r", [row(2)]).speedups is None
+    assert (found.by_wall, found.by_wall_whole) == (by_wall, whole)
 
 
 def test_several_runs_of_both_are_told_per_run():
@@ -85,6 +69,13 @@ def test_several_runs_of_both_are_told_per_run():
     rows += [row(2, 0, 0, 10.0, 12.0), row(2, 1, 0, 60.0, 62.0)]
     found = summarise("r", rows).speedups
     assert (found.tasks, found.serial_wall_s, found.swarm_wall_s, found.by_wall) == (1, 4.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "rows", [[row(1), row(1, index=1), row(2)], [row(1), row(2, error_kind="cut")], [row(2)]], ids=len
+)
+def test_speedups_are_not_claimed_of_other_work_or_of_failures(rows):
+    assert summarise("r", rows).speedups is None
 
 
 def test_a_speedup_is_the_ratio_of_the_two_times_it_is_told_with():
@@ -183,14 +174,6 @@ def test_one_level_that_the_client_did_not_limit_is_no_curve():
 # The client was the limit
 
 
-def test_runs_where_the_client_was_the_limit_are_not_used_where_there_are_others():
-    rows = [row(8, 0, end=10.0), row(8, 1, start=20.0, end=21.0)]
-    summary = summarise("r", rows, [sample(8, 0, limited=True), sample(8, 1, limited=False)])
-    (level,) = summary.levels
-    assert (level.effective_tok_s, level.client_limited, len(level.counted)) == (10.0, False, 1)
-    assert not summary.client_limited
-
-
 def test_a_run_that_is_left_out_stays_among_the_runs_with_the_reason():
     """The table showed one run of two, the slow one was gone, and nothing said so."""
     rows = [row(8, 0, end=10.0), row(8, 1, start=20.0, end=21.0)]
@@ -200,6 +183,8 @@ def test_a_run_that_is_left_out_stays_among_the_runs_with_the_reason():
     assert (left_out.repeat, left_out.effective_tok_s, left_out.client_limited) == (0, 1.0, True)
     assert (left_out.counted, left_out.why) == (False, "event loop lag 51 ms")
     assert (counted.counted, counted.client_limited, counted.why) == (True, False, "")
+    assert (summary.levels[0].effective_tok_s, summary.levels[0].client_limited) == (10.0, False)
+    assert (summary.client_limited, summary.levels[0].late_ms) == (False, None)
     told = "left out: C=8 run 1, 1.0 tok/s: the client was the limit (event loop lag 51 ms)"
     assert told in remarks(summary)
 
@@ -228,28 +213,17 @@ def test_runs_left_out_are_those_of_each_kind_of_traffic_too():
     assert [[one.counted for one in level.repeats] for level in found.classes] == [[False, True]] * 2
 
 
-def test_a_level_with_no_other_run_keeps_it_and_is_marked():
-    summary = summarise("r", [row(1), row(8, end=10.0)], [sample(8, 0, limited=True)])
-    assert [level.client_limited for level in summary.levels] == [False, True]
-    assert summary.levels[1].effective_tok_s == 1.0
-
-
 def test_a_late_beginning_is_said_with_the_mark():
     """A level made by two processes was marked with no lag and an idle core, and nothing said why."""
     rows, samples = [row(8, r) for r in range(2)], [sample(8, r, limited=True) for r in range(2)]
     late = [LevelFact(8, r, "late", {"late_ms": 60.0 + 452 * r}) for r in range(2)]
     summary = summarise("r", [row(1), *rows], samples, late)
     assert [level.late_ms for level in summary.levels] == [None, 512.0]
+    assert [level.client_limited for level in summary.levels] == [False, True]
     (line,) = [line for line in remarks(summary) if "the limit" in line]
     assert line.startswith("warning: the client was the limit at some level (marked *; load began up to 512 ms late)")
     (line,) = [line for line in remarks(summarise("r", rows, samples)) if "the limit" in line]
     assert "(marked *);" in line
-
-
-def test_a_late_run_that_is_not_used_is_not_said():
-    late = LevelFact(8, 0, "late", {"late_ms": 60.0})
-    found = summarise("r", [row(8, 0), row(8, 1)], [sample(8, 0, limited=True)], [late])
-    assert [level.late_ms for level in found.levels] == [None]
 
 
 def test_marked_levels_are_never_a_knee():
@@ -274,18 +248,12 @@ def test_tokens_of_failed_requests_count_nowhere():
 # Schedules and classes
 
 
-def test_latency_counts_from_when_a_request_was_due():
-    (level,) = summarise("r", [row(1, start=5.0, end=6.0, scheduled_s=4.0)], closed=False).levels
-    assert level.ttft_ms.p50 == pytest.approx(1100.0)
-    assert level.total_ms.p50 == pytest.approx(2000.0)
-    assert level.wall_s == 2.0
-    assert level.task_tok_s_whole == pytest.approx(5.0)
-
-
-def test_a_request_sent_before_it_was_due_counts_from_its_sending():
-    """Timers fire up to a millisecond early."""
-    (level,) = summarise("r", [row(1, start=5.0, end=6.0, scheduled_s=5.5)], closed=False).levels
-    assert level.ttft_ms.p50 == pytest.approx(100.0)
+@pytest.mark.parametrize(("due_s", "ttft_ms", "total_ms"), [(4.0, 1100.0, 2000.0), (5.5, 100.0, 1000.0)])
+def test_latency_counts_from_when_a_request_was_due(due_s, ttft_ms, total_ms):
+    """One sent before it was due counts from its sending: timers fire up to a millisecond early."""
+    (level,) = summarise("r", [row(1, start=5.0, end=6.0, scheduled_s=due_s)], closed=False).levels
+    assert (level.ttft_ms.p50, level.total_ms.p50) == (pytest.approx(ttft_ms), pytest.approx(total_ms))
+    assert level.wall_s == pytest.approx(total_ms / 1000)
 
 
 def test_levels_of_a_rate_are_no_concurrencies():
@@ -304,10 +272,7 @@ def test_each_kind_of_traffic_has_its_own_figures():
     assert (batch.traffic, chat.traffic) == ("batch", "chat")
     assert (batch.ttft_ms.p50, chat.ttft_ms.p50) == (pytest.approx(400.0), pytest.approx(100.0))
     assert summarise("r", rows, closed=False).levels[0].traffic == ""
-
-
-def test_a_mix_of_one_class_is_told_and_plain_traffic_has_none():
-    assert [level.traffic for level in classes_of([row(traffic="chat"), row(index=1, traffic="chat")])] == ["chat"]
+    assert [level.traffic for level in classes_of([row(traffic="chat")])] == ["chat"]
     assert classes_of([row()]) == ()
 
 
@@ -340,10 +305,7 @@ def test_agents_that_think_are_compared_by_one_figure_at_every_level():
     assert eight / one == pytest.approx(8.0, rel=0.25)
     levels = summarise("r", [*talking(1), *talking(8)]).levels
     assert repeat_figure(levels[1])[0] / repeat_figure(levels[0])[0] == pytest.approx(8.0, rel=0.25)
-
-
-def test_of_agents_that_think_nothing_is_said_to_be_delivered():
-    assert all(level.delivered is None for level in summarise("r", [*talking(1), *talking(8)]).levels)
+    assert [level.delivered for level in levels] == [None, None]
 
 
 # Energy
@@ -358,11 +320,9 @@ def test_energy_is_summed_over_the_runs_of_a_level():
     energy = summarise("r", rows, facts=[drawn(2, 0), drawn(2, 1, 60.0)]).levels[0].energy
     assert (energy.joules, energy.seconds, energy.joules_per_token, energy.mean_w) == (160.0, 4.0, 8.0, 40.0)
     assert (energy.max_w, energy.throttled) == (70.0, ("heat",))
-
-
-def test_energy_without_a_token_has_no_price_per_token():
-    energy = summarise("r", [row(2, error_kind="cut")], facts=[drawn(2, 0)]).levels[0].energy
-    assert (energy.joules, energy.joules_per_token) == (100.0, None)
+    failed = summarise("r", [row(2, error_kind="cut")], facts=[drawn(2, 0)]).levels[0].energy
+    assert (failed.joules, failed.joules_per_token) == (100.0, None)
+    assert cost_per_million_tokens(3600.0, 0.30) == pytest.approx(300.0)  # a thousand kilowatt hours
 
 
 def test_energy_of_runs_that_are_left_out_is_left_out():
@@ -378,18 +338,62 @@ def test_nothing_measured_is_a_summary_without_levels():
     assert (summary.levels, summary.turning, summary.client_limited) == ((), None, False)
 
 
-def test_a_mean_that_one_run_does_not_tell_is_that_of_the_others():
-    """A tenth of a second a token in one run, nothing said in the other: 10 tok/s, not 20."""
-    facts = [LevelFact(2, 0, "counters", {"tpot_s": 0.1}), LevelFact(2, 1, "counters", {"output_tokens": 10.0})]
+@pytest.mark.parametrize(
+    ("first", "second", "tok_s"),
+    [({"tpot_s": 0.1}, {"tpot_s": 0.3}, 5.0), ({"tpot_s": 0.1}, {"output_tokens": 10.0}, 10.0)],
+    ids=["both runs tell it", "one does not"],
+)
+def test_the_engines_own_mean_stands_in_where_it_says_nothing_of_a_request(first, second, tok_s):
+    facts = [LevelFact(2, repeat, "counters", fact) for repeat, fact in enumerate((first, second))]
     (level,) = summarise("r", [row(2, 0), row(2, 1, start=9.0, end=10.0)], facts=facts).levels
-    assert level.engine_tok_s == pytest.approx(10.0)
+    assert level.engine_tok_s == pytest.approx(tok_s)
 
 
-def test_the_engines_own_mean_stands_in_where_it_says_nothing_of_a_request():
-    facts = [LevelFact(2, repeat, "counters", {"tpot_s": 0.1 + repeat / 5}) for repeat in (0, 1)]
-    (level,) = summarise("r", [row(2, 0), row(2, 1, start=9.0, end=10.0)], facts=facts).levels
-    assert level.engine_tok_s == pytest.approx(5.0)
+def known(level=1, repeat=0, index=0, first=1.0, last=2.0, end=2.0, tokens=10, **fields):
+    """One that waits a second and answers for one."""
+    arrivals = evenly(first, last, tokens) if tokens else ()
+    return request(*arrivals, level=level, repeat=repeat, index=index, end=end, tokens=tokens, **fields)
 
 
-def test_a_million_tokens_at_3600_joules_are_a_thousand_kilowatt_hours():
-    assert cost_per_million_tokens(3600.0, 0.30) == pytest.approx(300.0)
+FAILED = known(2, error_kind="connect", tokens=None)
+TIMINGS = EngineTimings(cached_tokens=10, decode_tok_s=40.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "figures"),
+    [
+        ([known(2, end=3.0), known(2, index=1, end=4.0)], {"effective_tok_s": 5.0, "wall_s": 4.0, "output_tokens": 20}),
+        (
+            [known(1), known(1, 1, start=100.0, first=101.0, last=102.0, end=104.0)],
+            {"wall_s": 6.0, "effective_tok_s": 20 / 6, "effective_low": 2.5, "effective_high": 5.0},
+        ),
+        ([known(1, 0, n, last=1.0 + seconds) for n, seconds in enumerate((1.0, 2.0, 10.0))], {"task_tok_s": 5.0}),
+        ([known(4)], {"contention_pct": None}),
+        ([known(tokens=11)], {"tpot_ms.p50": 100.0}),
+        ([known(start=0.25)], {"ttft_ms.mean": 750.0}),
+        ([known(2), known(2, index=1, end=10.0, error_kind="cut")], {"requests": 2, "failed": 1, "effective_tok_s": 1}),
+        ([FAILED], {"effective_tok_s": None, "ttft_ms": None}),
+        ([known(last=1.0, tokens=1)], {"task_tok_s": None, "tpot_ms": None, "effective_tok_s": 0.5}),
+        ([known(prompt_tokens=40, engine=TIMINGS)], {"engine_tok_s": 40.0, "cached_prompt_share": 0.25}),
+    ],
+    ids=[
+        *("output tokens over wall time", "the pause between two runs is no wall time", "the median of tasks"),
+        *("no contention without C=1", "time per token without the first", "TTFT from sending"),
+        *("failures cost time and bring no tokens", "where all failed there is no speed"),
+        *("one token has no speed of its own", "the engine's own speed and cache"),
+    ],
+)
+def test_figures_of_a_level(rows, figures):
+    (level,) = summarise("r", rows).levels
+    for name, value in figures.items():
+        assert attrgetter(name)(level) == (None if value is None else pytest.approx(value)), name
+
+
+def test_levels_stand_beside_each_other():
+    """Contention is what a task loses against one alone, the speedup is by wall time; the warm-up counts nowhere."""
+    summary = summarise("r", [known(0), known(1, end=8.0), known(2, end=5.0), known(8, last=3.0, end=2.0)])
+    assert [level.concurrency for level in summary.levels] == [1, 2, 8]
+    assert [level.contention_pct for level in summary.levels] == [0.0, 0.0, 50.0]
+    assert (summary.serial_wall_s, summary.swarm_wall_s, summary.speedup) == (8.0, 2.0, 4.0)
+    alone = summarise("r", [known(4)])
+    assert (alone.speedup, alone.serial_wall_s) == (None, None)

@@ -1,0 +1,16 @@
+"""Requests made by hand, so that every figure of them can be checked in one's head."""
+
+from skep.store.records import Request
+
+
+def request(*arrivals, start=0.0, end=None, tokens=None, level=1, repeat=0, index=0, **fields):
+    """Its tokens came at `arrivals`, and it ended with the last of them."""
+    known = {"first_token_s": arrivals[0], "last_token_s": arrivals[-1]} if arrivals else {}
+    known |= {"output_tokens": tokens, "arrivals_s": tuple(arrivals), **fields}
+    ended_s = end if end is not None else (arrivals or (start,))[-1]
+    return Request(level, repeat, index, "fix", start, ended_s, **known)
+
+
+def evenly(first, last, number):
+    """So many moments from the first to the last."""
+    return tuple(first + (last - first) * n / max(1, number - 1) for n in range(number))

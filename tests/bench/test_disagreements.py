@@ -1,0 +1,85 @@
+"""Client and engine on the same requests: when they differ, and what is said to be the cause."""
+
+from dataclasses import replace
+
+import pytest
+from sample_rows import evenly, request
+
+from skep.bench.metrics import disagreements
+from skep.bench.records import Clock
+from skep.store.records import EngineTimings
+
+ENGINE = EngineTimings(prompt_tokens=10, prompt_ms=100.0, output_tokens=11, decode_ms=1000.0)
+
+
+AGREED = evenly(0.1, 1.1, 11)
+
+
+def row(arrivals=AGREED, tokens=11, engine=ENGINE, **fields):
+    """Eleven tokens from 0.1 s on, one every 0.1 s: just what the engine says."""
+    return request(*arrivals, tokens=tokens, engine=engine, **fields)
+
+
+def only(*rows, **how):
+    (found,) = disagreements(rows, **how)
+    return found
+
+
+LATE = evenly(0.5, 1.5, 11)
+
+
+@pytest.mark.parametrize(
+    ("rows", "counters"),
+    [
+        ([row(), row()], None),
+        ([row(engine=EngineTimings())], None),
+        ([], None),
+        ([row(arrivals=evenly(0.119, 1.119, 11))], None),
+        ([row(), row(arrivals=[5.0, 90.0], error_kind="timeout")], None),
+        ([row()], {"tpot_s": 9.0, "ttft_s": 9.0}),
+        ([row(engine=EngineTimings())], {"tpot_s": 0.1, "ttft_s": 0.1}),
+    ],
+    ids=[
+        *("they agree", "the engine says nothing", "no requests", "a few milliseconds are the network"),
+        *("a failed request", "counters, where the engine tells each request", "counters that agree"),
+    ],
+)
+def test_clocks_that_agree_are_not_mentioned(rows, counters):
+    """The engine's time is that of ten tokens: the first one is its prompt's."""
+    assert disagreements(rows, counters) == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "clock", "client", "engine", "cause"),
+    [
+        (row(arrivals=evenly(0.1, 1.35, 11)), Clock.DECODE, 8.0, 10.0, "proxy"),
+        (row(arrivals=LATE), Clock.FIRST_TOKEN, 500.0, 100.0, "waited"),
+        (row(arrivals=LATE, queued_ms=390.0), Clock.FIRST_TOKEN, 500.0, 100.0, "390 ms of it in the gateway's queue"),
+        (row(arrivals=LATE, queued_ms=50.0), Clock.FIRST_TOKEN, 500.0, 100.0, "the rest"),
+        (replace(row(), scheduled_s=-1.0), Clock.FIRST_TOKEN, 1100.0, 100.0, ""),
+    ],
+    ids=["slower tokens", "a late first token", "in the gateway's queue", "partly there", "a late client"],
+)
+def test_what_the_client_saw_later_has_its_cause(one, clock, client, engine, cause):
+    found = only(one)
+    assert (found.clock, found.client, found.engine) == (clock, pytest.approx(client), pytest.approx(engine))
+    assert cause in found.cause
+
+
+def test_quicker_tokens_at_the_client_that_came_together_say_so():
+    found = only(row(arrivals=[0.1 + n // 4 / 10 for n in range(11)]))
+    assert (found.clock, found.client > found.engine) == (Clock.DECODE, True)
+    assert found.cause == "several tokens came in one read"
+
+
+def test_usage_and_the_engines_count_may_differ_by_the_end_token():
+    by_one, by_many = ({one.clock for one in disagreements([row(tokens=count)])} for count in (12, 30))
+    assert (Clock.TOKENS in by_one, Clock.TOKENS in by_many) == (False, True)
+
+
+def test_counters_speak_where_the_engine_says_nothing_of_a_request():
+    silent = row(engine=EngineTimings())
+    slow = only(silent, counters={"tpot_s": 0.05})
+    assert (slow.clock, slow.engine) == (Clock.DECODE, pytest.approx(20.0))
+    waited = only(silent, counters={"ttft_s": 0.01})
+    assert (waited.clock, waited.client, waited.engine) == (Clock.FIRST_TOKEN, pytest.approx(100.0), 10.0)

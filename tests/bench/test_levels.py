@@ -1,0 +1,134 @@
+"""Which level comes next: deciders on scripted figures, no clock and no server."""
+
+import pytest
+from sample_rows import evenly, request
+
+from skep.bench.levels import LevelRounds, ToSaturation, WithinLimits, figure_of, make_level_schedule
+from skep.stats.precision import PrecisionGoal
+from skep.stats.slo import SloLimits
+
+GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)
+
+
+def run_of(level, tok_s, *, ttft_s=0.1, failing=False):
+    """One second at `level` agents, a request each, with `tok_s` tokens a second together."""
+    told = {"level": level, "tokens": round(tok_s * 1000) // level, "error_kind": "cut" if failing else None}
+    return [request(*evenly(ttft_s, 1000.0, 101), index=index, **told) for index in range(level)]
+
+
+def walk(schedule, figures, *, most=200, limited=()):
+    """Levels in the order asked for; `figures(level, run)` is the speed of a run."""
+    order, times = [], {}
+    while (level := schedule.following()) is not None:
+        assert len(order) < most, "it never ends"
+        run = times.get(level, 0)
+        times[level] = run + 1
+        order.append(level)
+        rows = figures(level, run)
+        rows = rows if isinstance(rows, list) else run_of(level, rows)
+        schedule.took(level, rows, limited=level in limited)
+    assert schedule.following() is None
+    return order
+
+
+# Fixed levels
+
+
+@pytest.mark.parametrize(
+    ("levels", "runs", "order"),
+    [
+        ((1, 4), None, [1, 4] * 4 + [1]),
+        ((1,), None, [1] * 4),
+        ((2, 4), None, [2, 4] * 4),
+        ((1, 2, 4), 2, [1, 2, 4] * 2),
+        ((1,), 1, [1]),
+    ],
+)
+def test_levels_take_turns_and_one_agent_comes_once_more_at_the_end(levels, runs, order):
+    """Steady figures: the fewest runs of each, in rounds, so that drift befalls all alike; exact runs are exact."""
+    assert walk(LevelRounds(levels, GOAL, runs=runs), lambda level, _: 10.0 * level) == order
+
+
+def test_levels_where_all_fails_end_too():
+    dead = [LevelRounds((1, 2), GOAL), ToSaturation(256)]
+    rounds, search = (walk(one, lambda level, _: run_of(level, 10, failing=True)) for one in dead)
+    assert rounds.count(2) == 8
+    assert len(search) <= 60
+
+
+# Fixed levels
+
+
+def test_a_level_that_varies_is_repeated_until_it_is_known_or_the_runs_are_spent():
+    order = walk(LevelRounds((1, 4), GOAL), lambda level, run: 10.0 if level == 1 else 40.0 + 20 * (run % 2))
+    assert (order.count(1), order.count(4)) == (4 + 1, 8)
+    assert order[-1] == 1
+
+
+def test_what_is_left_shrinks_to_nothing():
+    schedule = LevelRounds((1, 4), GOAL)
+    assert schedule.remaining() == {1: 5.0, 4: 4.0}
+    walk(schedule, lambda level, _: 10.0 * level)
+    assert schedule.remaining() == {}
+
+
+def test_runs_that_will_not_be_counted_do_not_make_a_level_known():
+    """The first three were limited by the client; a summary drops them and is left with one run and no interval."""
+    schedule, unlimited = LevelRounds((4,), GOAL), 0
+    for run in range(8):
+        if schedule.following() is None:
+            break
+        schedule.took(4, run_of(4, 40.0), limited=run < 3)
+        unlimited += run >= 3
+    assert unlimited >= GOAL.fewest
+
+
+def test_a_runs_figure_is_that_of_its_plateau():
+    """Two agents, one of them twice as long: full for the first half, at 20 tok/s; 15 over the whole batch."""
+    long, short = run_of(2, 20.0)
+    half = tuple(at / 2 for at in short.arrivals_s)
+    short = request(*half, level=2, index=1, tokens=5000)
+    assert figure_of([long, short], 2) == pytest.approx(20.0, rel=0.03)
+
+
+# To saturation
+
+
+def growing(level, run):
+    return 10.0 * level * (1 + 0.002 * (run % 2))
+
+
+def test_a_curve_that_levels_off_has_its_knee_bracketed():
+    """10 tok/s an agent up to eight of them."""
+    order = walk(ToSaturation(256), lambda level, run: growing(min(level, 8), run))
+    assert order[:5] == [1, 2, 4, 8, 16]
+    assert max(order) <= 64
+    assert any(4 < level < 8 for level in order)
+
+
+def test_a_curve_that_still_grows_ends_at_the_largest_level_or_where_the_client_was_the_limit():
+    assert max(walk(ToSaturation(16), growing)) == 16
+    assert max(walk(ToSaturation(256), growing, limited={8})) == 8
+
+
+@pytest.mark.parametrize(
+    ("most", "run", "asked", "highest"),
+    [
+        (64, lambda level: run_of(level, 10.0 * level, ttft_s=0.105 * level), {9, 10}, 32),
+        (64, lambda level: run_of(level, 10.0, ttft_s=50.0), {1}, 1),
+        (10, lambda level: run_of(level, 10.0 * level), {10}, 10),
+        (64, lambda level: run_of(level, 10.0, failing=level >= 4), {3}, 8),
+    ],
+    ids=["up to nine agents", "one agent breaks it", "always kept", "failing requests keep no limit"],
+)
+def test_the_highest_level_within_the_limits_is_found(most, run, asked, highest):
+    order = walk(WithinLimits(SloLimits.parse("ttft=1s"), most), lambda level, _: run(level))
+    assert asked <= set(order)
+    assert max(order) <= highest
+
+
+def test_the_schedule_is_chosen_by_what_was_asked_for():
+    fields = {"runs": None, "to_saturation": False, "slo": None, "most": 8}
+    asked = {LevelRounds: {}, ToSaturation: {"to_saturation": True}, WithinLimits: {"slo": SloLimits.parse("ttft=1s")}}
+    for kind, how in asked.items():
+        assert isinstance(make_level_schedule((1, 2), GOAL, **{**fields, **how}), kind)
