@@ -58,21 +58,21 @@ def held(figure=FIGURE, run=None, seen=SEEN, missing=(), **fields):
     return found
 
 
+@pytest.mark.parametrize(
+    ("figures", "number", "shape", "levels"),
+    [
+        ((replace(FIGURE, **LONG), FIGURE, replace(FIGURE, concurrency=8)), None, (100, 50), (2, 8)),
+        ((replace(FIGURE, **LONG), FIGURE), None, (100, 400), (2,)),
+        ((FIGURE, FIGURE, replace(FIGURE, concurrency=3, **LONG)), 3, (100, 400), (3,)),
+    ],
+    ids=["the shape with most figures", "of equals the first", "that of a figure that was named"],
+)
+def test_one_shape_is_run_at_the_concurrencies_of_its_figures(figures, number, shape, levels):
+    rerun = rerun_of(preset(*figures), number)
+    assert (rerun.shape, rerun.levels) == (PublishedShape(*shape), levels)
+
+
 # What is run
-
-
-def test_the_shape_with_most_figures_is_run_at_their_concurrencies():
-    rerun = rerun_of(preset(replace(FIGURE, **LONG), FIGURE, replace(FIGURE, concurrency=8)))
-    assert (rerun.shape, rerun.levels) == (PublishedShape(100, 50), (2, 8))
-
-
-def test_of_equals_the_first_shape_is_run():
-    assert rerun_of(preset(replace(FIGURE, **LONG), FIGURE)).shape == PublishedShape(100, 400)
-
-
-def test_a_figure_can_be_named_whose_shape_is_run():
-    rerun = rerun_of(preset(FIGURE, FIGURE, replace(FIGURE, concurrency=3, **LONG)), 3)
-    assert (rerun.shape, rerun.levels) == (PublishedShape(100, 400), (3,))
 
 
 @pytest.mark.parametrize(
@@ -92,42 +92,28 @@ def test_what_cannot_be_rerun_is_said_before_anything_is_measured(published, num
 # The same metric by the same clock
 
 
-def test_output_is_output_tokens_over_wall_time():
-    found = held()
-    assert (found.measured, found.ratio, found.clock, found.why) == (
-        pytest.approx(100.0),
-        pytest.approx(1.0),
-        "client",
-        None,
-    )
-    assert found.fair
-
-
-def test_combined_counts_the_prompt_too():
-    assert held(replace(FIGURE, metric="combined", tok_s=600.0)).ratio == pytest.approx(0.5)
-
-
-def test_a_prompt_of_unknown_length_leaves_combined_unknown():
-    found = held(replace(FIGURE, metric="combined"), side(prompt_tokens=None))
-    assert found.ratio is None
-    assert found.why is not None
-
-
-def test_decode_is_between_first_and_last_token():
-    assert held(replace(FIGURE, metric="decode")).measured == pytest.approx(50 / 0.8)
-
-
-def test_decode_by_the_engines_clock_is_what_the_engine_says():
-    told = side(engine=EngineTimings(decode_tok_s=70.0))
-    found = held(replace(FIGURE, metric="decode", clock="engine"), told)
-    assert (found.measured, found.clock, found.why) == (70.0, "engine", None)
-
-
-def test_where_the_engine_says_nothing_the_other_clock_is_named():
-    found = held(replace(FIGURE, metric="decode", clock="engine"))
-    assert found.clock == "client"
-    assert not found.fair
-    assert "published by the engine's clock" in found.why
+@pytest.mark.parametrize(
+    ("how", "run", "measured", "clock", "why"),
+    [
+        ({"metric": "output"}, {}, 100.0, "client", None),
+        ({"metric": "combined"}, {}, 300.0, "client", None),
+        ({"metric": "combined"}, {"prompt_tokens": None}, None, None, ""),
+        ({"metric": "decode"}, {}, 50 / 0.8, "client", None),
+        ({"metric": "decode", "clock": "engine"}, {"engine": EngineTimings(decode_tok_s=70.0)}, 70.0, "engine", None),
+        ({"metric": "decode", "clock": "engine"}, {}, 50 / 0.8, "client", "published by the engine's clock"),
+    ],
+    ids=[
+        *("output tokens over wall time", "with the prompt's", "a prompt of unknown length"),
+        *("from first to last token", "what the engine says", "an engine that says nothing"),
+    ],
+)
+def test_a_metric_is_measured_by_its_clock(how, run, measured, clock, why):
+    found = held(replace(FIGURE, **how), side(**run))
+    assert found.measured == (None if measured is None else pytest.approx(measured))
+    assert found.ratio == (None if measured is None else pytest.approx(measured / 100))
+    assert clock is None or found.clock == clock
+    assert (found.why is None) if why is None else (why in found.why)
+    assert found.fair is (why is None)
 
 
 def test_a_clock_that_is_not_published_is_taken_as_the_clients_which_is_said():
@@ -138,17 +124,14 @@ def test_a_clock_that_is_not_published_is_taken_as_the_clients_which_is_said():
     assert judge(preset(FIGURE), side(), SEEN).differences == ()
 
 
-def test_the_interval_is_of_what_was_measured_and_one_run_has_none():
+def test_the_interval_is_of_what_was_measured_and_needs_three_runs():
     found = held(run=side(seconds=(1.0, 1.1, 0.9)))
     assert found.interval.low < found.measured < found.interval.high
     assert found.ratio_interval.estimate == pytest.approx(found.ratio)
     assert held(run=side(seconds=(1.0,))).interval is None
-
-
-def test_two_runs_have_their_two_values_and_no_interval():
-    found = held(run=side(seconds=(1.0, 1.25)))
-    assert (found.interval, found.ratio_interval, len(found.runs)) == (None, None, 2)
-    assert range_text(found.interval, found.runs).endswith(" (2 runs)")
+    two = held(run=side(seconds=(1.0, 1.25)))
+    assert (two.interval, two.ratio_interval, len(two.runs)) == (None, None, 2)
+    assert range_text(two.interval, two.runs).endswith(" (2 runs)")
 
 
 # Why not
@@ -204,21 +187,22 @@ def test_an_engine_is_known_by_its_own_words(told, engine):
         (replace(SEEN, cards=("NVIDIA GeForce RTX 4090",)), "measured on rtx-3090, here is 1x rtx-4090"),
         (replace(SEEN, cards=()), "measured on rtx-3090, no card is seen here"),
         (ObservedServer("mine", "simulated: as vllm", simulated=True), "no model ran"),
+        (ObservedServer("mine"), None),
+        (replace(SEEN, cards=("NVIDIA GeForce RTX 3090",) * 2), None),
     ],
 )
 def test_other_conditions_are_named_beside_the_share(seen, said):
+    """A server that does not say what it is is taken at its word; cards of the same kind change nothing."""
     found = held(seen=seen)
     assert found.ratio == pytest.approx(1.0)
-    assert said in found.why
-    assert not found.fair
+    assert found.fair is (said is None)
+    assert said is None or said in found.why
 
 
-def test_a_server_that_does_not_say_what_it_is_is_taken_at_its_word():
-    assert held(seen=ObservedServer("mine")).fair
-
-
-def test_cards_of_the_same_kind_change_nothing():
-    assert held(seen=replace(SEEN, cards=("NVIDIA GeForce RTX 3090",) * 2)).fair
+def test_a_client_at_its_limit_and_failed_requests_are_named():
+    assert "the client was the limit" in held(run=side(limited=True)).why
+    rows = [row(0, 0), row(0, 1), row(0, 2, error_kind="http_500", output_tokens=None, prompt_tokens=None)]
+    assert "1 of 3 requests failed" in held(run=ComparedRun(summarise("r", rows), rows)).why
 
 
 def test_a_checkpoint_that_nobody_named_is_never_quite_the_same():
@@ -242,15 +226,6 @@ def test_a_need_that_is_not_known_to_be_met_is_named():
     assert "rests on the patches" in found.why
     assert "SKEP_HAVE=genesis" in found.why
     assert held(missing=(need,), needs=(need,)).fair  # that figure does not rest on it
-
-
-def test_a_client_at_its_limit_is_named():
-    assert "the client was the limit" in held(run=side(limited=True)).why
-
-
-def test_failed_requests_are_named():
-    rows = [row(0, 0), row(0, 1), row(0, 2, error_kind="http_500", output_tokens=None, prompt_tokens=None)]
-    assert "1 of 3 requests failed" in held(run=ComparedRun(summarise("r", rows), rows)).why
 
 
 def test_the_best_is_the_largest_output_that_can_be_compared():

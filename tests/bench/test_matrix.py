@@ -32,10 +32,6 @@ def fake(*options, **fields):
     return MatrixConfig(fields.pop("name", "fake"), url=f"http://127.0.0.1:{port}", start=command, **fields)
 
 
-def python(code, **fields):
-    return MatrixConfig("odd", url=f"http://127.0.0.1:{free_port()}", start=f'{sys.executable} -c "{code}"', **fields)
-
-
 def state(url):
     with urllib.request.urlopen(f"{url}/fake/state", timeout=5) as answer:
         return json.load(answer)
@@ -80,18 +76,13 @@ def test_a_configuration_is_an_endpoint_a_command_or_a_stored_run():
         ({"name": "a", "url": "u", "gpus": 2}, "`gpus` is not known"),
         ({"name": "a", "url": 5}, "`url` is not a text"),
         ({"name": "a", "url": "u", "ready_within": "soon"}, "not a duration"),
+        *[({"name": "a", "url": "u", "env": env}, "`env`") for env in ("GPU=1", 5, ["GPU"])],
     ],
 )
 def test_what_is_no_configuration_is_one_line_with_a_way_out(entry, told):
     with pytest.raises(UserError, match=told) as caught:
         parse_matrix({"config": [entry]})
     assert caught.value.hint
-
-
-@pytest.mark.parametrize("env", ["GPU=1", 5, ["GPU"]])
-def test_an_environment_that_is_no_table_is_one_line_too(env):
-    with pytest.raises(UserError):
-        parse_matrix({"config": [{"name": "a", "url": "u", "env": env}]})
 
 
 def test_names_are_given_once_and_there_must_be_one():
@@ -152,38 +143,26 @@ def test_what_is_started_answers_while_it_is_measured_and_is_gone_afterwards(tmp
         state(config.url)
 
 
-def test_the_environment_reaches_the_command_and_its_words_reach_the_log(tmp_path):
-    config = python("import os, sys; print(os.environ['RIG']); sys.exit(3)", env={"RIG": "two of them"})
-    (cell,), _ = matrix([config], tmp_path)
-    assert cell.diagnosis == "it ended with exit code 3: two of them"
-
-
-def test_a_command_that_ends_is_told_with_its_last_words(tmp_path):
-    config = fake("--crash-at-start=CUDA-out-of-memory", "--exit-code=7")
-    (cell,), said = matrix([config], tmp_path)
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        (f"{sys.executable} -c \"import os, sys; print(os.environ['RIG']); sys.exit(3)\"", "exit code 3: two of them"),
+        ("sh -c 'echo loading; sleep 600'", "it did not answer within 0.5 s: loading"),
+        ("no-such-program --x", "cannot be started"),
+        ("unbalanced 'quote", "is not a command"),
+        (" ", ""),
+    ],
+    ids=["ends", "does not answer in time", "does not exist", "cannot be read", "empty"],
+)
+def test_a_command_that_cannot_be_measured_is_told_with_its_last_words(tmp_path, start, told):
+    """The environment of the configuration reaches it."""
+    within_s = 0.5 if "sleep" in start else 60.0
+    url, env = f"http://127.0.0.1:{free_port()}", {"RIG": "two of them"}
+    (cell,), said = matrix([MatrixConfig("odd", url=url, start=start, ready_within_s=within_s, env=env)], tmp_path)
     assert cell.summary is None
-    assert "exit code 7" in cell.diagnosis
-    assert "CUDA-out-of-memory" in cell.diagnosis
-    assert cell.diagnosis in said[-1]
-
-
-def test_a_command_that_does_not_answer_in_time_is_stopped_and_told(tmp_path):
-    command = "sh -c 'echo loading; sleep 600'"
-    config = MatrixConfig("slow", url=f"http://127.0.0.1:{free_port()}", start=command, ready_within_s=0.5)
-    (cell,), _ = matrix([config], tmp_path)
-    assert cell.diagnosis == "it did not answer within 0.5 s: loading"
-
-
-def test_a_command_that_does_not_exist_or_cannot_be_read_is_told(tmp_path):
-    commands = {"no-such-program --x": "cannot be started", "unbalanced 'quote": "is not a command"}
-    configs = [MatrixConfig(start, url=f"http://127.0.0.1:{free_port()}", start=start) for start in commands]
-    cells, _ = matrix(configs, tmp_path)
-    assert all(told in cell.diagnosis for cell, told in zip(cells, commands.values(), strict=True))
-
-
-def test_an_empty_command_is_told(tmp_path):
-    (cell,), _ = matrix([MatrixConfig("a", url="http://h:1", start=" ")], tmp_path)
     assert cell.diagnosis
+    assert told in cell.diagnosis
+    assert cell.diagnosis in said[-1]
 
 
 def test_a_command_that_writes_nothing_says_so(tmp_path):

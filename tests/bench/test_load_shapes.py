@@ -47,25 +47,25 @@ def tasks(number):
     return [BenchTask(1, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], 2) for n in range(number)]
 
 
-def by_name(strands):
-    return {strand.tasks[0].traffic: strand for strand in strands}
+def by_name(streams):
+    return {stream.tasks[0].traffic: stream for stream in streams}
 
 
-def asked(strand, number):
-    return {task.index: task.messages for task in islice(endless_tasks(strand), number)}
+def asked(stream, number):
+    return {task.index: task.messages for task in islice(endless_tasks(stream), number)}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_agents_and_shares_of_every_class_are_kept_over_the_workers(mix, workers):
     """One agent is one worker's; no worker stands idle while another has two classes to itself."""
-    hands = split_between_workers(mix.strands, workers)
+    shares = split_between_workers(mix.strands, workers)
     places = Counter()
-    for hand in hands:
-        for strand in hand:
-            places[strand.tasks[0].traffic] += strand.width if strand.offsets is None else 0
+    for share in shares:
+        for stream in share:
+            places[stream.tasks[0].traffic] += stream.width if stream.offsets is None else 0
     assert (places["agents"], places["alone"], places["chat"]) == (5, 1, 3)
-    assert len(hands) == workers
-    assert {strand.tasks[0].priority for strand in by_name(mix.strands).values()} == {"batch", "normal"}
+    assert len(shares) == workers
+    assert {stream.tasks[0].priority for stream in by_name(mix.strands).values()} == {"batch", "normal"}
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -73,7 +73,7 @@ def test_arrivals_of_all_workers_are_those_of_one_at_the_same_moments(mix, worke
     whole = by_name(mix.strands)["cron"]
     due = dict(zip((task.index for task in endless_tasks(whole)), whole.offsets, strict=False))
     assert len(due) > 2 * len(whole.tasks)
-    parts = [by_name(hand)["cron"] for hand in split_between_workers(mix.strands, workers)]
+    parts = [by_name(share)["cron"] for share in split_between_workers(mix.strands, workers)]
     got = {}
     for part in parts:
         got |= dict(zip((task.index for task in endless_tasks(part)), part.offsets, strict=False))
@@ -84,7 +84,7 @@ def test_arrivals_of_all_workers_are_those_of_one_at_the_same_moments(mix, worke
 def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
     """Also when the prompts that were made beforehand have come to their end and begin anew."""
     alone = asked(by_name(mix.strands)[name], 900)
-    parts = [by_name(hand)[name] for hand in split_between_workers(mix.strands, 2) if name in by_name(hand)]
+    parts = [by_name(share)[name] for share in split_between_workers(mix.strands, 2) if name in by_name(share)]
     sent = [asked(part, 300) for part in parts]
     assert all(len(some) == 300 for some in sent)
     assert all(alone[index] == said for some in sent for index, said in some.items() if index in alone)
@@ -93,11 +93,11 @@ def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
 
 
 def test_a_conversation_is_one_workers_and_the_same_one(mix):
-    def first_turns(strand, number):
-        return {talk.first.session: talk.messages([]) for talk in islice(conversations(strand), number)}
+    def first_turns(stream, number):
+        return {talk.first.session: talk.messages([]) for talk in islice(conversations(stream), number)}
 
     alone = first_turns(by_name(mix.strands)["chat"], 600)
-    sent = [first_turns(by_name(hand)["chat"], 200) for hand in split_between_workers(mix.strands, 3)]
+    sent = [first_turns(by_name(share)["chat"], 200) for share in split_between_workers(mix.strands, 3)]
     assert len(alone) == 600
     assert len({session for some in sent for session in some}) == 600
     assert all(alone[session] == said for some in sent for session, said in some.items() if session in alone)
@@ -110,27 +110,32 @@ def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
 
 def test_conversations_of_a_level_are_had_once_each():
     maker = TaskMaker(Workload(shape="conversation", turns=3, seed=1))
-    strand = conversation_stream(maker, 4, 0, 30)
-    sessions = [[talk.first.session for hand in split_between_workers([strand], 3) for talk in conversations(hand[0])]]
+    stream = conversation_stream(maker, 4, 0, 30)
+    sessions = [
+        [talk.first.session for share in split_between_workers([stream], 3) for talk in conversations(share[0])]
+    ]
     assert sorted(sessions[0]) == list(range(10))
-    assert sum(hand[0].width for hand in split_between_workers([strand], 3)) == 4
-
-
-def test_a_class_without_an_arrival_in_its_time_is_nobodys():
-    strand = TrafficStream(tasks(4), 1, [], again=Repetition(4, 0))
-    assert split_between_workers([strand], 2) == []
-    assert split_between_workers([TrafficStream([], 3, [])], 2) == []
+    assert sum(share[0].width for share in split_between_workers([stream], 3)) == 4
 
 
 def test_fewer_arrivals_than_workers_leave_some_out():
-    assert [len(hand[0].offsets) for hand in split_between_workers([TrafficStream(tasks(2), 9, [0.1, 0.2])], 3)] == [
-        1,
-        1,
-    ]
+    """A class without an arrival in its time is nobody's."""
+    found = split_between_workers([TrafficStream(tasks(2), 9, [0.1, 0.2])], 3)
+    assert [len(share[0].offsets) for share in found] == [1, 1]
+    assert split_between_workers([TrafficStream(tasks(4), 1, [], again=Repetition(4, 0))], 2) == []
+    assert split_between_workers([TrafficStream([], 3, [])], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("span", "end_s"),
+    [({}, None), ({"until_s": 9.0}, 9.0), ({"for_s": 4.0}, 7.0), ({"until_s": 5.0, "for_s": 4.0}, 5.0)],
+)
+def test_nothing_is_begun_after_the_first_of_two_ends(span, end_s):
+    assert TimeWindow(**span).end_s(3.0) == end_s
 
 
 def test_workers_pause_as_long_as_one_would_but_not_in_step(mix):
-    seeds = [by_name(hand)["agents"].seed for hand in split_between_workers(mix.strands, 3)]
+    seeds = [by_name(share)["agents"].seed for share in split_between_workers(mix.strands, 3)]
     assert seeds[0] == by_name(mix.strands)["agents"].seed
     assert len({Random(seed).random() for seed in seeds}) == 3
 
@@ -144,11 +149,11 @@ def test_where_all_share_a_system_message_the_question_changes():
     assert repetition_of(tasks(2)) == Repetition(2, 0)
 
 
-def test_a_rate_is_dealt_without_making_its_prompts_anew():
+def test_a_rate_is_split_without_making_its_prompts_anew():
     part = open_part(TaskMaker(Workload(seed=1)), 1, 0, rate=1000.0, arrivals="constant", for_s=1.0)
-    hands = split_between_workers(part.strands, 4)
-    assert sum(len(hand[0].tasks) for hand in hands) == 256
-    assert sorted(at for hand in hands for at in hand[0].offsets) == part.strands[0].offsets
+    shares = split_between_workers(part.strands, 4)
+    assert sum(len(share[0].tasks) for share in shares) == 256
+    assert sorted(at for share in shares for at in share[0].offsets) == part.strands[0].offsets
 
 
 def test_more_arrivals_than_can_be_kept_are_refused_with_the_class():
@@ -161,9 +166,9 @@ def test_more_arrivals_than_can_be_kept_are_refused_with_the_class():
 # When it begins and ends
 
 
-def job(strand, **span):
+def job(stream, **span):
     return LoadJob(
-        Endpoint(parse_url("http://127.0.0.1:9")[0], "/v1", "m"), [strand], 100.0, 1.0, True, TimeWindow(**span)
+        Endpoint(parse_url("http://127.0.0.1:9")[0], "/v1", "m"), [stream], 100.0, 1.0, True, TimeWindow(**span)
     )
 
 
@@ -176,13 +181,6 @@ def test_workers_of_a_schedule_count_from_one_moment_that_is_yet_to_come():
     begins = [begin.at_s for begin in beginnings([timed, closed, mixed], 107.0)]
     assert begins == [7.0 + LEAD_S, None, 7.0 + LEAD_S]
     assert beginnings([timed], 107.0) == [Begin()]
-
-
-def test_nothing_is_begun_after_the_first_of_two_ends():
-    assert TimeWindow().end_s(3.0) is None
-    assert TimeWindow(until_s=9.0).end_s(3.0) == 9.0
-    assert TimeWindow(for_s=4.0).end_s(3.0) == 7.0
-    assert TimeWindow(until_s=5.0, for_s=4.0).end_s(3.0) == 5.0
 
 
 def test_a_beginning_that_is_past_is_not_waited_for_and_the_delay_is_known():

@@ -1,13 +1,16 @@
-"""Loads that follow a clock, and a run being written: what is stored, however it ends."""
+"""Loads that follow a clock, by one process or two, and a run being written: what is stored, however it ends."""
 
 import asyncio
+import json
 import sqlite3
 import threading
+from dataclasses import asdict
+from itertools import accumulate, islice
 
 import pytest
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_shapes import TimeWindow, run_streams
+from skep.bench.load_shapes import TimeWindow, run_streams, split_between_workers
 from skep.bench.open_loop import CLASS_STEP, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender
@@ -36,6 +39,15 @@ def timed(engine, store, *parts, plan=PLAN, maker=MAKER, show=lambda _: None):
 
     summary = asyncio.run(run())
     return summary, [row for row in store.requests(summary.run_id) if row.level]
+
+
+def swept(engine, store, **fields):
+    plan = SweepPlan(**{"quick_warm_up": True, "runs": 1, "workload": Workload(max_tokens=4), **fields})
+
+    async def run():
+        return await run_sweep(plan, await find_endpoint(engine.url, None), store, HOST)
+
+    return asyncio.run(run())
 
 
 # At a rate
@@ -142,18 +154,8 @@ def test_a_batch_file_is_sent_as_it_was(engine, store):
 
 
 def test_conversations_have_an_index_for_every_turn(engine, store):
-    plan = SweepPlan(
-        concurrency=(1, 3),
-        tasks=7,
-        runs=1,
-        quick_warm_up=True,
-        workload=Workload(shape="conversation", turns=3, think_s=0.001, max_tokens=2),
-    )
-
-    async def run():
-        return await run_sweep(plan, await find_endpoint(engine.url, None), store, HOST)
-
-    summary = asyncio.run(run())
+    load = Workload(shape="conversation", turns=3, think_s=0.001, max_tokens=2)
+    summary = swept(engine, store, concurrency=(1, 3), tasks=7, workload=load)
     rows = [row for row in store.requests(summary.run_id) if row.level == 3]
     assert [row.index for row in rows] == list(range(9))
     assert all((row.session, row.turn) == divmod(row.index, 3) for row in rows)
@@ -166,8 +168,8 @@ def test_a_salt_makes_other_first_lines_of_conversations_too():
 
 
 def test_there_is_a_conversation_for_every_agent():
-    strand = conversation_stream(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2)
-    assert (strand.width, len(strand.scripts)) == (8, 8)
+    stream = conversation_stream(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2)
+    assert (stream.width, len(stream.scripts)) == (8, 8)
 
 
 # A server that fails
@@ -199,28 +201,15 @@ def test_a_server_that_dies_in_the_middle_leaves_rows_by_kind(store):
 # More agents than tasks; no time at all
 
 
-def swept(engine, store, **fields):
-    plan = SweepPlan(**{"quick_warm_up": True, "runs": 1, "workload": Workload(max_tokens=4), **fields})
-
-    async def run():
-        return await run_sweep(plan, await find_endpoint(engine.url, None), store, HOST)
-
-    return asyncio.run(run())
-
-
 @pytest.mark.parametrize("how", [{}, {"to_saturation": True}, {"kind": "ab"}, {"kind": "matrix"}], ids=str)
 def test_a_level_is_never_measured_with_fewer_in_flight_than_it_says(how):
     """A search with --tasks, `ab` and `matrix` do so: the curve is flat from there on, and a knee is found."""
     assert SweepPlan(concurrency=(1, 8), tasks=3, **how).tasks_at(8) >= 8
 
 
-def test_a_search_keeps_to_its_budget_also_with_runs(engine, store):
-    summary = swept(engine, store, to_saturation=True, max_concurrency=4, runs=2, budget_s=0.001)
-    assert len(summary.levels) <= 1
-
-
-def test_a_budget_that_the_warm_up_has_spent_still_gives_a_figure(engine, store):
+def test_a_budget_that_the_warm_up_has_spent_still_gives_a_figure_and_a_search_keeps_to_it(engine, store):
     assert swept(engine, store, concurrency=(1, 2), runs=None, budget_s=0.001).levels
+    assert len(swept(engine, store, to_saturation=True, max_concurrency=4, runs=2, budget_s=0.001).levels) <= 1
 
 
 # A run being written
@@ -240,44 +229,28 @@ def stored(store):
     return run.state, run.error, run.requests
 
 
-def test_a_run_that_ends_well_is_done(store):
+def write(store, *rows, then=None):
+    """A run that takes these rows and then raises, if it is told to."""
+
     async def run():
         async with recording(store) as writing:
-            writing.took(row(0))
+            for one in rows:
+                writing.took(one)
+            if then is not None:
+                raise then
 
     asyncio.run(run())
+
+
+def test_a_run_that_ends_well_is_done(store):
+    write(store, row(0))
     assert stored(store) == (RunState.DONE, None, 1)
 
 
 def test_a_run_that_raises_keeps_its_rows_and_the_reason(store):
-    async def run():
-        async with recording(store) as writing:
-            writing.took(row(0))
-            raise ExceptionGroup("several", [ValueError("the first"), ValueError("the second")])
-
     with pytest.raises(ExceptionGroup):
-        asyncio.run(run())
+        write(store, row(0), then=ExceptionGroup("several", [ValueError("the first"), ValueError("the second")]))
     assert stored(store) == (RunState.FAILED, "the first", 1)
-
-
-def test_a_cancelled_run_keeps_its_rows_and_says_interrupted(store):
-    async def run():
-        begun = asyncio.Event()
-
-        async def write():
-            async with recording(store) as writing:
-                writing.took(row(0))
-                begun.set()
-                await asyncio.Event().wait()
-
-        work = asyncio.create_task(write())
-        await begun.wait()
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
-
-    asyncio.run(run())
-    assert stored(store) == (RunState.FAILED, "interrupted", 1)
 
 
 class SlowStore(Store):
@@ -365,11 +338,84 @@ def test_a_store_that_takes_nothing_more_is_told_and_the_run_does_not_go_on_unre
 
 
 def test_the_same_row_twice_is_refused_and_not_counted_twice(store):
-    async def run():
-        async with recording(store) as writing:
-            writing.took(row(0))
-            writing.took(row(0))
-
     with pytest.raises(StoreError, match="does not take this row"):
-        asyncio.run(run())
+        write(store, row(0), row(0))
     assert stored(store)[0] is RunState.FAILED
+
+
+def test_a_rate_and_a_trace_are_split_between_the_processes(engine, store):
+    items = [{"timestamp": n, "input_length": 8, "output_length": 2, "hash_ids": [n]} for n in range(5)]
+    trace = read_trace([json.dumps(item) for item in items], speed=1.0, limit=None)
+    parts = [
+        open_part(MAKER, 2, 0, rate=100.0, arrivals="constant", for_s=0.2),
+        replay_part(trace, TokenCalibration(), seed=1, default_tokens=2),
+    ]
+    summary, rows = timed(engine, store, *parts, plan=TimedPlan("open", {}, "f", processes=2))
+    assert {sample.processes for sample in store.client_samples(summary.run_id)} == {2}
+    assert sorted(row.index for row in rows if row.kind != "replay") == list(range(20))
+    assert sorted(row.index for row in rows if row.kind == "replay") == list(range(5))
+    assert all(row.scheduled_s is not None and row.ok for row in rows)
+
+
+def talked(engine, store, processes):
+    load = Workload(shape="conversation", turns=3, think_s=0.02, max_tokens=2, seed=1)
+    summary = swept(engine, store, concurrency=(4,), tasks=21, workload=load, processes=processes)
+    return summary, {row.index: row for row in store.requests(summary.run_id) if row.level}
+
+
+def test_conversations_stay_whole_and_are_those_of_one_process(engine, store):
+    """Turn after turn with the think times between them, the same words; and a summary of the same form."""
+    spread, rows = talked(engine, store, 2)
+    here, alone = talked(engine, store, 1)
+    assert rows.keys() == alone.keys() == set(range(21))
+    assert all((row.session, row.turn) == divmod(index, 3) for index, row in rows.items())
+    assert {index: row.prompt for index, row in rows.items()} == {index: row.prompt for index, row in alone.items()}
+    scripts = [*islice(TaskMaker(Workload(shape="conversation", turns=3, think_s=0.02, seed=1)).scripts(4, 0), 7)]
+    for row in rows.values():
+        if row.turn:
+            pause = row.started_s - rows[row.index - 1].ended_s
+            assert pause >= scripts[row.session].think_s[row.turn - 1] - 0.002
+    moments = sorted([(row.started_s, 1) for row in rows.values()] + [(row.ended_s, -1) for row in rows.values()])
+    assert max(accumulate(step for _, step in moments)) <= 4
+    assert flat(asdict(spread.levels[0])) == flat(asdict(here.levels[0]))
+    assert asdict(spread).keys() == asdict(here).keys()
+
+
+def flat(document):
+    """Which keys hold a value, without the values; whether agents who think were ever all at work is chance."""
+    return {key: value is not None for key, value in document.items() if key != "plateau_tok_s"}
+
+
+MIX = (
+    TrafficClass("agents", "steady", agents=3, prompt_tokens=40, max_tokens=2, think_s=0.02, priority="batch"),
+    TrafficClass("chat", "conversation", agents=2, prompt_tokens=40, max_tokens=2, turns=3, think_s=0.01),
+    TrafficClass("cron", "open", rate=60.0, prompt_tokens=40, max_tokens=2, priority="interactive"),
+)
+
+
+def mixed(engine, store, part, processes):
+    return timed(engine, store, part, plan=TimedPlan("classes", {}, "f", processes=processes))
+
+
+def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
+    part = classes_part(MIX, TokenCalibration(), 0, seed=1, for_s=0.4)
+    spread, rows = mixed(engine, store, part, 2)
+    here, alone = mixed(engine, store, part, 1)
+    assert all(row.ok for row in rows)
+    cron = sorted((row for row in rows if row.traffic == "cron"), key=lambda row: row.index)
+    due, cron_stream = [row.scheduled_s for row in cron], part.strands[2]
+    begin = due[0] - cron_stream.offsets[0]
+    assert due == pytest.approx([begin + offset for offset in cron_stream.offsets], abs=1e-6)
+    late = [row for row in rows if row.traffic == "agents" and row.started_s > begin + 0.4]
+    assert len(late) <= 3  # each agent comes back from its pause once
+    chat = {row.index: row for row in rows if row.traffic == "chat"}
+    assert all(not row.turn or chat[row.index - 1].ended_s <= row.started_s for row in chat.values())
+    words = {(row.traffic, row.index): row.prompt for row in alone if not row.turn}
+    both = [row for row in rows if (row.traffic, row.index) in words]
+    assert {row.traffic for row in both} == {"agents", "chat", "cron"}
+    assert all(words[row.traffic, row.index] == row.prompt for row in both)
+    assert [level.traffic for level in spread.classes] == [level.traffic for level in here.classes]
+    for stream in [stream for streams in split_between_workers(part.strands, 2) for stream in streams]:
+        one = next(one for one in MIX if one.name == stream.tasks[0].traffic)
+        assert {task.priority for task in stream.tasks} == {one.priority}
+    assert [flat(asdict(one)) for one in spread.classes] == [flat(asdict(one)) for one in here.classes]
