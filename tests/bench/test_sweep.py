@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import sqlite3
 
 import pytest
 
@@ -37,47 +36,38 @@ def sweep(engine, store, progress=lambda _: None, **fields):
     return asyncio.run(run())
 
 
-def test_a_sweep_measures_what_the_engine_does(store):
+@pytest.fixture(scope="module")
+def paced():
+    with FakeEngine(slots=2, ttft_ms=40, token_ms=10) as started:
+        yield started
+
+
+def test_a_sweep_measures_what_the_engine_does(paced, store):
     """Truth: 40 ms to the first token, 10 ms a token, never less. The engine's own clock sees the same busy machine."""
-    with FakeEngine(slots=2, ttft_ms=40, token_ms=10) as engine:
-        summary = sweep(engine, store, max_tokens=20)
+    summary = sweep(paced, store)
     one, two = summary.levels
-    rows = [row for row in store.requests(summary.run_id) if row.level]
-    assert len(rows) == 2 * 2 * 5  # of which those count whose client was not the limit, as on a busy machine
+    run, rows = store.run(summary.run_id), store.requests(summary.run_id)
+    assert run.state is RunState.DONE
+    assert len(rows) == 1 + 2 + 2 * 2 * 5  # the warm-up is stored too, as level 0: one alone, then as many as at most
+    assert len({row.prompt for row in rows}) == len(rows)
+    counted = [row for row in rows if row.level]  # those of them count whose client was not the limit
+    assert {row.output_tokens for row in counted} == {8}
+    assert {row.kind for row in counted} == {"implement", "test", "fix", "refactor", "document"}
+    assert all(row.engine.decode_tok_s and row.arrivals_s for row in counted)
+    times = [(row.started_s, row.first_byte_s, row.first_token_s, row.last_token_s, row.ended_s) for row in counted]
+    assert all(list(moments) == sorted(moments) for moments in times)
     assert one.failed == two.failed == 0
-    assert {row.output_tokens for row in rows} == {20}
     assert one.ttft_ms.p50 >= 40
     assert one.tpot_ms.p50 >= 8  # a first token that is late on a busy machine shortens it
-    assert 1000 / one.tpot_ms.p50 == pytest.approx(one.engine_tok_s, rel=0.1)
-    assert one.task_tok_s == pytest.approx(1000 / one.tpot_ms.p50 * 20 / 19, rel=0.1)
+    assert 1000 / one.tpot_ms.p50 == pytest.approx(one.engine_tok_s, rel=0.2)
+    assert one.task_tok_s == pytest.approx(1000 / one.tpot_ms.p50 * 8 / 7, rel=0.1)
     if summary.speedup is not None:
         assert summary.speedup == pytest.approx(summary.serial_wall_s / summary.swarm_wall_s)
 
 
-def test_every_request_is_stored_raw_with_both_clocks(store):
-    with FakeEngine(slots=2, token_ms=2) as engine:
-        summary = sweep(engine, store)
-    run = store.run(summary.run_id)
-    rows = store.requests(run.id)
-    assert run.state is RunState.DONE
-    assert len(rows) == 1 + 2 + 2 * 2 * 5  # the warm-up is stored too, as level 0: one alone, then as many as at most
-    counted = [row for row in rows if row.level]
-    assert all(row.output_tokens == 8 and len(row.arrivals_s) >= 1 for row in counted)
-    assert all(row.engine.decode_tok_s for row in counted)
-    assert all(
-        row.started_s < row.first_byte_s <= row.first_token_s <= row.last_token_s <= row.ended_s for row in counted
-    )
-    assert len({row.prompt for row in rows}) == len(rows)
-    assert {row.kind for row in counted} == {"implement", "test", "fix", "refactor", "document"}
-
-
-def test_prompts_can_be_left_unstored(store, tmp_path):
-    with FakeEngine(slots=2, token_ms=2) as engine:
-        sweep(engine, store, keep_text=False)
-    with sqlite3.connect(tmp_path / "s.sqlite3") as database:
-        (texts,) = database.execute("SELECT count(prompt) + count(answer) FROM requests").fetchone()
-    database.close()
-    assert texts == 0
+def test_prompts_can_be_left_unstored(engine, store):
+    summary = sweep(engine, store, keep_text=False)
+    assert {(row.prompt, row.answer) for row in store.requests(summary.run_id)} == {(None, None)}
 
 
 STREAM_FORMS = (
@@ -97,29 +87,27 @@ def test_tokens_and_times_are_right_in_every_form_of_stream(store, form):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ({"kind": "500"}, "http_500"),
-        ({"kind": "503"}, "http_503"),
-        ({"kind": "429"}, "http_429"),
-        ({"kind": "garbage"}, "protocol"),
-        ({"kind": "html"}, "garbage"),
-        ({"kind": "invalid-json"}, "garbage"),
-        ({"kind": "close-first"}, "closed"),
-        ({"kind": "close-mid", "after_tokens": 3}, "cut"),
-        ({"kind": "hang-first"}, "timeout"),
-        ({"kind": "hang-mid", "after_tokens": 3}, "timeout"),
+        ("500", "http_500"),
+        ("503", "http_503"),
+        ("429", "http_429"),
+        ("garbage", "protocol"),
+        ("html", "garbage"),
+        ("invalid-json", "garbage"),
+        ("close-first", "closed"),
+        ("close-mid", "cut"),
+        ("hang-first", "timeout"),
+        ("hang-mid", "timeout"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value["kind"],
 )
-def test_faults_are_counted_by_kind_and_never_as_tokens(store, fault, kind):
-    with FakeEngine(slots=2, token_ms=2) as engine:
-        calls = []
+def test_faults_are_counted_by_kind_and_never_as_tokens(engine, store, fault, kind):
+    calls = []
 
-        def after_warm_up(progress: SweepProgress):
-            if progress.level and not calls:
-                calls.append(engine.fault(**fault, times=None))
+    def after_warm_up(progress):
+        if progress.level and not calls:
+            calls.append(engine.fault(kind=fault, times=None, after_tokens=3))
 
-        summary = sweep(engine, store, after_warm_up, concurrency=(1,), tasks=2, runs=1, timeout_s=0.5)
-        engine.fault(kind="none")
+    summary = sweep(engine, store, after_warm_up, concurrency=(1,), tasks=2, runs=1, timeout_s=0.3)
+    engine.fault(kind="none")
     (level,) = summary.levels
     rows = [row for row in store.requests(summary.run_id) if row.level]
     assert {row.error_kind for row in rows} == {kind}
@@ -131,13 +119,6 @@ def test_an_answer_without_usage_is_a_failure_and_not_a_guess(store):
     with FakeEngine(slots=2, token_ms=2, stream_form="no-usage") as engine, pytest.raises(EndpointError, match="usage"):
         sweep(engine, store)
     assert store.run("last").state is RunState.FAILED
-
-
-def test_a_server_that_refuses_the_warm_up_ends_the_sweep_with_its_words(store):
-    with FakeEngine(slots=2) as engine:
-        engine.fault(kind="500", times=None)
-        with pytest.raises(EndpointError, match="answered no request of the warm-up"):
-            sweep(engine, store)
 
 
 def test_a_cancelled_sweep_keeps_its_rows_and_says_interrupted(store):
@@ -164,32 +145,25 @@ def test_a_cancelled_sweep_keeps_its_rows_and_says_interrupted(store):
     assert stored.requests >= 10
 
 
-def test_the_same_seed_asks_the_same_questions(store):
+def test_the_same_seed_asks_the_same_questions(engine, store):
     seed = random.SystemRandom().randrange(1000)
     print("seed", seed)
-    asked = []
-    with FakeEngine(slots=2, token_ms=1) as engine:
-        for _ in range(2):
-            summary = sweep(engine, store, seed=seed, concurrency=(2,), runs=1)
-            asked.append({row.prompt for row in store.requests(summary.run_id)})
-    assert asked[0] == asked[1]
+    runs = [sweep(engine, store, seed=seed, concurrency=(2,), runs=1).run_id for _ in range(2)]
+    first, second = ({row.prompt for row in store.requests(run)} for run in runs)
+    assert first == second
 
 
-def test_repeats_have_one_fingerprint_and_other_workloads_another(store):
-    async def run():
-        with FakeEngine(slots=2) as engine:
-            endpoint = await find_endpoint(engine.url, None)
-        return [run_fingerprint(plan, endpoint, HOST) for plan in (plan_of(seed=1), plan_of(seed=2), plan_of(tasks=3))]
-
-    one, other_seed, other_tasks = asyncio.run(run())
+def test_repeats_have_one_fingerprint_and_other_workloads_another(engine):
+    endpoint = asyncio.run(find_endpoint(engine.url, None))
+    plans = (plan_of(seed=1), plan_of(seed=2), plan_of(tasks=3))
+    one, other_seed, other_tasks = (run_fingerprint(plan, endpoint, HOST) for plan in plans)
     assert one == other_seed != other_tasks
 
 
-def test_the_url_may_have_v1_or_not_and_the_only_model_need_not_be_named():
-    with FakeEngine() as engine:
-        for url in (engine.url, f"{engine.url}/", f"{engine.url}/v1", engine.url.removeprefix("http://")):
-            endpoint = asyncio.run(find_endpoint(url, None))
-            assert (endpoint.base, endpoint.model) == ("/v1", "fake-model")
+def test_the_url_may_have_v1_or_not_and_the_only_model_need_not_be_named(engine):
+    for url in (engine.url, f"{engine.url}/", f"{engine.url}/v1", engine.url.removeprefix("http://")):
+        endpoint = asyncio.run(find_endpoint(url, None))
+        assert (endpoint.base, endpoint.model) == ("/v1", "fake-model")
 
 
 def test_a_wrong_model_name_is_met_with_the_nearest_one():
@@ -203,11 +177,11 @@ def test_nobody_at_the_url_is_one_clear_error():
         asyncio.run(find_endpoint("http://127.0.0.1:9", None))
 
 
-def test_writing_never_waits_for_a_reader(store, tmp_path):
+def test_writing_never_waits_for_a_reader(engine, store):
     """`skep runs` may look at any moment."""
-    with FakeEngine(slots=2, token_ms=1) as engine, open_store(tmp_path / "s.sqlite3", read_only=True) as reader:
+    with open_store(store.path, read_only=True) as reader:
         seen = []
         summary = sweep(engine, store, lambda _: seen.append(len(reader.runs())), tasks=10)
     assert seen[-1] == 1
     assert store.run(summary.run_id).state is RunState.DONE
-    assert (tmp_path / "s.sqlite3").stat().st_mode & 0o077 == 0
+    assert store.path.stat().st_mode & 0o077 == 0

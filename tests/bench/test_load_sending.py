@@ -14,13 +14,6 @@ from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 
 
-@pytest.fixture(scope="module")
-def quick():
-    """For tests that do not ask for its state: starting one takes longer than they do."""
-    with FakeEngine(slots=100) as engine:
-        yield engine
-
-
 def task(index=0, tokens=2, text="write a function", **fields):
     return BenchTask(1, 0, index, "fix", [{"role": "user", "content": f"{index} {text}"}], tokens, **fields)
 
@@ -76,33 +69,33 @@ def test_a_steady_load_never_has_more_in_flight_than_asked_for():
     assert all(row.ok and row.output_tokens == 2 for row in rows)
 
 
-def test_more_agents_than_tasks_do_no_harm(quick):
-    assert len(run(quick, lambda sender, took: steady(sender, took, tasks(2), 8))) == 2
-    assert run(quick, lambda sender, took: steady(sender, took, [], 8)) == []
-
-
 def test_no_more_is_begun_when_the_time_is_over_and_what_is_under_way_is_waited_for():
+    """Tasks of an endless stream are taken one by one."""
+    taken = []
     with FakeEngine(slots=2, ttft_ms=20) as engine:
-        endless = (task(index) for index in count())
-        rows = run(engine, lambda sender, took: steady(sender, took, endless, 2, until_s=sender.now() + 0.3))
+        endless = (taken.append(index) or task(index) for index in count())
+        rows = run(engine, lambda sender, took: steady(sender, took, endless, 2, until_s=sender.now() + 0.2))
     assert 2 <= len(rows) < 200
+    assert len(rows) <= len(taken) <= len(rows) + 2
     assert all(row.ok for row in rows)
     assert indexes(rows) == list(range(len(rows)))
 
 
-def test_tasks_of_an_endless_stream_are_taken_one_by_one(quick):
-    taken = []
-    endless = (taken.append(index) or task(index) for index in count())
-    rows = run(quick, lambda sender, took: steady(sender, took, endless, 1, until_s=sender.now() + 0.1))
-    assert len(rows) <= len(taken) <= len(rows) + 1
+def test_more_agents_than_tasks_and_conversations_past_the_end_do_no_harm(engine):
+    assert len(run(engine, lambda sender, took: steady(sender, took, tasks(2), 8))) == 2
+    assert run(engine, lambda sender, took: steady(sender, took, [], 8)) == []
+    endless = (talk(place * 2, 2)[0] for place in count())
+    rows = run(engine, lambda sender, took: run_conversations(sender, took, endless, 2, until_s=sender.now() + 0.1))
+    assert len(rows) % 2 == 0
+    assert len({row.index for row in rows}) == len(rows)
 
 
 # A schedule
 
 
-def test_a_schedule_keeps_its_order_and_its_rows_know_when_they_were_due(quick):
+def test_a_schedule_keeps_its_order_and_its_rows_know_when_they_were_due(engine):
     offsets = [0.0, 0.03, 0.06, 0.06, 0.1]
-    rows = run(quick, lambda sender, took: scheduled(sender, took, zip(offsets, tasks(5), strict=True)))
+    rows = run(engine, lambda sender, took: scheduled(sender, took, zip(offsets, tasks(5), strict=True)))
     rows.sort(key=lambda row: row.index)
     assert [row.started_s for row in rows] == sorted(row.started_s for row in rows)
     due = [row.scheduled_s - rows[0].scheduled_s for row in rows]
@@ -120,14 +113,14 @@ def test_a_schedule_does_not_wait_for_answers():
     assert last.first_token_s - last.due_s >= 0.15
 
 
-def test_a_late_client_is_seen_in_the_latency_and_not_forgiven(quick):
+def test_a_late_client_is_seen_in_the_latency_and_not_forgiven(engine):
     """The loop stands still for 0.2 s while requests are due."""
 
     async def load(sender, took):
         asyncio.get_running_loop().call_later(0.02, time.sleep, 0.2)
         await scheduled(sender, took, zip([0.0, 0.05, 0.06], tasks(3), strict=True))
 
-    rows = sorted(run(quick, load), key=lambda row: row.index)
+    rows = sorted(run(engine, load), key=lambda row: row.index)
     late = rows[1]
     assert late.started_s - late.scheduled_s >= 0.1
     assert late.due_s == late.scheduled_s
@@ -150,9 +143,9 @@ def talk(first, turns, *, think_s=()):
     return Conversation(task(first, session=first), messages, think_s), said
 
 
-def test_a_conversation_grows_by_the_answers_it_got(quick):
+def test_a_conversation_grows_by_the_answers_it_got(engine):
     one, said = talk(10, 3, think_s=(0.01, 0.02))
-    rows = run(quick, lambda sender, took: run_conversations(sender, took, iter([one]), 2, until_s=None))
+    rows = run(engine, lambda sender, took: run_conversations(sender, took, iter([one]), 2, until_s=None))
     assert [len(answers) for answers in said] == [0, 1, 2]
     assert said[2] == [rows[0].answer, rows[1].answer]
     assert [(row.turn, row.index, row.session) for row in rows] == [(0, 10, 10), (1, 11, 10), (2, 12, 10)]
@@ -160,22 +153,12 @@ def test_a_conversation_grows_by_the_answers_it_got(quick):
     assert rows[1].started_s >= rows[0].ended_s + 0.009
 
 
-def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(quick):
+def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(engine):
     (first, said), (second, _) = talk(0, 3), talk(100, 2)
-    quick.fault(kind="close-mid", after_tokens=1)
-    rows = run(quick, lambda sender, took: run_conversations(sender, took, iter([first, second]), 1, until_s=None))
+    engine.fault(kind="close-mid", after_tokens=1)
+    rows = run(engine, lambda sender, took: run_conversations(sender, took, iter([first, second]), 1, until_s=None))
     assert [(row.index, row.ok) for row in rows] == [(0, False), (100, True), (101, True)]
     assert len(said) == 1
-
-
-def test_no_conversation_begins_after_the_time_is_over(quick):
-    def endless():
-        for place in count():
-            yield talk(place * 2, 2)[0]
-
-    rows = run(quick, lambda sender, took: run_conversations(sender, took, endless(), 2, until_s=sender.now() + 0.2))
-    assert len(rows) % 2 == 0
-    assert len({row.index for row in rows}) == len(rows)
 
 
 def test_several_kinds_of_traffic_run_at_the_same_time():
@@ -192,31 +175,19 @@ def test_several_kinds_of_traffic_run_at_the_same_time():
 # Faults
 
 
-def test_a_timeout_is_a_row_and_its_connection_is_given_up(quick):
-    quick.fault(kind="hang-mid", after_tokens=1)
-    rows = run(quick, lambda sender, took: steady(sender, took, tasks(2), 2), timeout_s=0.4)
-    quick.wait_for(running=0)
+def test_a_timeout_is_a_row_and_its_connection_is_given_up(engine):
+    engine.fault(kind="hang-mid", after_tokens=1)
+    rows = run(engine, lambda sender, took: steady(sender, took, tasks(2), 2), timeout_s=0.2)
+    engine.wait_for(running=0)
     kinds = {row.error_kind for row in rows}
     assert kinds == {"timeout", None}
     slow = next(row for row in rows if not row.ok)
-    assert slow.ended_s - slow.started_s >= 0.4
+    assert slow.ended_s - slow.started_s >= 0.2
     assert slow.first_token_s is not None
 
 
-def test_a_server_that_is_gone_fails_every_request_and_raises_nothing():
-    with FakeEngine(slots=2) as engine:
-
-        async def load(sender, took):
-            engine.kill()
-            await steady(sender, took, tasks(5), 2)
-
-        rows = run(engine, load)
-    assert indexes(rows) == list(range(5))
-    assert {row.error_kind for row in rows} == {"connect"}
-
-
 def test_connections_that_the_server_closed_meanwhile_are_made_again_unseen():
-    with FakeEngine(slots=8, idle_close_s=0.5, ttft_ms=20) as engine:
+    with FakeEngine(slots=8, idle_close_s=0.2, ttft_ms=20) as engine:
 
         async def load(sender, took):
             await asyncio.to_thread(engine.wait_for, connections_open=0)
@@ -236,15 +207,6 @@ def test_a_request_that_the_server_drops_is_a_failed_one_and_not_made_twice():
         rows = run(engine, lambda sender, took: burst(sender, took, tasks(4)), ready=4)
         assert engine.state()["requests"] == 4
     assert [row.error_kind for row in rows].count("closed") == 1
-
-
-def test_a_request_sent_again_counts_from_its_first_sending():
-    """If the wire does send again, the wait is the server's, not forgiven."""
-    with FakeEngine(slots=1, ttft_ms=30) as engine:
-        engine.fault(kind="close-first", times=1)
-        (row,) = run(engine, lambda sender, took: steady(sender, took, tasks(1), 1), ready=1)
-    assert row.started_s < (row.first_token_s or row.ended_s)
-    assert row.first_byte_s is None or row.first_byte_s - row.started_s >= 0.03
 
 
 # The end by force
@@ -289,7 +251,7 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
     assert len(rows) >= ended[0]  # one may have ended while the cancel was on its way
 
 
-def test_a_fault_while_a_row_is_handed_on_ends_the_load(quick):
+def test_a_fault_while_a_row_is_handed_on_ends_the_load(engine):
     taken = []
 
     async def load(sender, _took):
@@ -301,13 +263,13 @@ def test_a_fault_while_a_row_is_handed_on_ends_the_load(quick):
         with pytest.raises((RuntimeError, BaseExceptionGroup)):
             await steady(sender, refuse_the_first, tasks(3), 1)
 
-    run(quick, load)
+    run(engine, load)
 
 
 # What is sent
 
 
-def test_a_recorded_body_is_sent_as_it_was_with_the_benchs_own_fields_over_it(quick):
+def test_a_recorded_body_is_sent_as_it_was_with_the_benchs_own_fields_over_it(engine):
     async def load(sender, _took):
         old = task(body={"temperature": 0.7, "model": "other", "stream": False, "top_p": 0.5})
         body = body_of(old, sender.endpoint)
@@ -316,11 +278,11 @@ def test_a_recorded_body_is_sent_as_it_was_with_the_benchs_own_fields_over_it(qu
         assert (new.get("max_tokens"), new["max_completion_tokens"]) == (None, 9)
         assert body_of(task(fixed_output=True), sender.endpoint)["ignore_eos"] is True
 
-    run(quick, load)
+    run(engine, load)
 
 
-def test_the_priority_is_a_header_and_half_a_surrogate_pair_is_no_traceback(quick):
+def test_the_priority_is_a_header_and_half_a_surrogate_pair_is_no_traceback(engine):
     odd = task(priority="batch", text="half \ud83d of it")
-    (row,) = run(quick, lambda sender, took: steady(sender, took, [odd], 1))
-    assert quick.state()["last_headers"]["x-skep-priority"] == "batch"
+    (row,) = run(engine, lambda sender, took: steady(sender, took, [odd], 1))
+    assert engine.state()["last_headers"]["x-skep-priority"] == "batch"
     assert row.ok
