@@ -1,13 +1,14 @@
-"""A stored series as it is shown: points or summaries, its usual place, what changed, in words."""
+"""A stored series as it is shown: its points, what changed in it, and how it compares with another or with before."""
 
-from __future__ import annotations
-
-from datetime import UTC, datetime
-from random import Random
+from datetime import UTC
 
 import pytest
+from monitor_samples import KEY, START, noisy
+from monitor_samples import add_probes as add
 
-from skep.monitor.changes import find_changes
+from skep.errors import UserError
+from skep.monitor.changes import SETTLED_S, WINDOW_S, find_changes
+from skep.monitor.compare import around_event, compare_targets
 from skep.monitor.history import history_of, primary_keys, read_window, thinned
 from skep.monitor.records import (
     DAY_S,
@@ -20,28 +21,15 @@ from skep.monitor.records import (
     ProbeSample,
     ProbeShape,
     ProbeTarget,
+    SeriesChange,
     SeriesKey,
     SeriesMetric,
     SeriesPoint,
     SpanKind,
 )
+from skep.stats.versus import Judgement
 
-START = datetime(2026, 10, 24, tzinfo=UTC).timestamp()
-KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 COLD = SeriesKey("box", Heat.COLD, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
-
-
-def add(series, values, *, target="box", start=START, heats=(Heat.HOT,), every_s=HOUR_S, **probed):
-    for number, value in enumerate(values):
-        at = start + number * every_s
-        slot = int(at // every_s)
-        probe = Probe(target, 0, slot, at, at + 9, ProbeOutcome.DONE, at, **probed)
-        series.append_probe(probe, [ProbeSample(at + 1, heat, ProbeShape.SHORT, 1, tok_s=value) for heat in heats])
-
-
-def noisy(*levels, cv=0.01, seed=1):
-    rng = Random(seed)
-    return [level * rng.gauss(1, cv) for level, many in levels for _ in range(many)]
 
 
 def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series):
@@ -78,7 +66,7 @@ def test_busy_values_are_shown_and_left_out_of_the_rest(series):
 
 
 def test_cold_runs_have_statistics_and_no_changes(series):
-    add(series, noisy((70, 40), (20, 40)), heats=(Heat.COLD,))
+    add(series, noisy((70, 40), (20, 40)), heat=Heat.COLD)
     found = history_of(series, COLD, START, START + 80 * HOUR_S, zone=UTC)
     assert (found.changes, found.late) == ((), None)
     assert found.stats["7 d"].count == 80
@@ -90,7 +78,7 @@ def test_cold_runs_have_statistics_and_no_changes(series):
 def test_nothing_and_nearly_nothing_is_shown_as_such(series, values):
     add(series, values)
     now = START + 100 * HOUR_S
-    assert find_changes(series, "box", now) == []
+    assert find_changes(series, "box", now) == find_changes(series, "nobody", now) == []
     found = history_of(series, KEY, START, now, zone=UTC)
     assert len(found.points) == len(values)
     assert (found.stats["30 d"] is None) is (not values)
@@ -156,3 +144,128 @@ def test_the_engines_own_speed_stands_for_a_target_as_long_as_it_is_told(series)
     probed(2, tok_s=50.0)
     assert str(primary_keys(series, "box")[0]) == "box/hot/short/c1/tok_s"
     assert primary_keys(series, "nobody") == []
+
+
+STEP_S = 6 * HOUR_S  # few probes over a long time
+
+
+def test_a_change_stays_when_the_window_has_moved_past_it(series):
+    """Looked at after every probe of seven weeks, a change of the first week is told all the time, and only once."""
+    values = noisy((70, 40), (60, 160))
+    add(series, values[:60], every_s=STEP_S)
+    [first] = find_changes(series, "box", START + 59 * STEP_S)
+    for slot in range(60, len(values), 4):
+        add(series, values[slot : slot + 4], start=START + slot * STEP_S, every_s=STEP_S)
+        [change] = find_changes(series, "box", START + (slot + 3) * STEP_S)
+        assert change.at == first.at
+    assert first.at < START + 199 * STEP_S - WINDOW_S
+
+
+def test_a_change_that_proves_to_be_none_goes_away(series):
+    """Inside the window everything is found anew."""
+    add(series, noisy((70, 60), seed=3), every_s=STEP_S)
+    series.set_changes(KEY, [SeriesChange(KEY, START + 30 * STEP_S, (START, START), 70.0, 65.0, 0.9, 0.95, 30, 30)])
+    assert find_changes(series, "box", START + 59 * STEP_S) == []
+    assert series.changes("box") == []
+
+
+def test_the_beginning_of_a_window_is_not_looked_at_for_new_changes(series):
+    """A level that reaches into the window with few values was judged when it lay inside with all of them."""
+    add(series, noisy((70, 20), (60, 130), seed=4), every_s=STEP_S)
+    now = START + 150 * STEP_S
+    begin = now - WINDOW_S
+    assert begin < START + 40 * STEP_S < begin + SETTLED_S
+    assert find_changes(series, "box", now) == []
+
+
+END = START + 30 * DAY_S
+
+
+def test_local_against_cloud(series):
+    add(series, noisy((75, 40)), target="local", model="qwen", figures={"engine_tok_s": 76.0})
+    add(series, noisy((34, 40), cv=0.3), target="cloud", model="qwen", figures={"ttft_ms": 900.0})
+    found = compare_targets(series, "local", "cloud", START, END)
+    [row] = found.rows  # the engine's speed and the wait are each told by one side only
+    assert (row.metric, row.versus.judgement) == (SeriesMetric.TOK_S, Judgement.WORSE)
+    assert found.same_model
+    [told] = found.sentences
+    assert told.startswith("short runs, one stream, hot: local is 2.")
+    assert "as fast as cloud on the same model; ranges " in told
+
+
+def test_engines_are_compared_by_their_own_clocks_where_both_tell(series):
+    add(series, noisy((50, 10)), target="a", model="qwen", figures={"engine_tok_s": 60.0})
+    add(series, noisy((50, 10)), target="b", model="other", figures={"engine_tok_s": 66.0})
+    found = compare_targets(series, "a", "b", START, END)
+    assert [row.metric for row in found.rows] == [SeriesMetric.ENGINE_TOK_S]
+    assert found.sentences[0].startswith("short runs, one stream, hot: b is 10.0 % (10.0..10.0) faster than a (of diff")
+
+
+def test_other_lengths_are_no_comparison(series):
+    series.put_target(ProbeTarget("box", "http://a", prompt_tokens=256))
+    series.put_target(ProbeTarget("cloud", "http://b", prompt_tokens=16))
+    add(series, noisy((70, 48)))
+    add(series, noisy((35, 48)), target="cloud")
+    found = compare_targets(series, "box", "cloud", START, END)
+    assert found.rows[0].versus.judgement is Judgement.UNKNOWN
+    assert "not the same load, prompts of 256 against 16 tokens" in found.sentences[0]
+
+
+def test_targets_that_share_nothing_have_no_rows(series):
+    add(series, [50.0] * 5, target="a")
+    series.append_probe(
+        Probe("b", 0, 0, START, START, ProbeOutcome.FAILED), [ProbeSample(START, Heat.COLD, ProbeShape.LONG, 1)]
+    )
+    with pytest.raises(UserError, match="there is no target `b`"):
+        compare_targets(series, "a", "b", START, END)
+
+
+def test_one_value_of_a_side_is_not_comparable(series):
+    add(series, [50.0], target="a")
+    add(series, [50.0], target="b")
+    [row] = compare_targets(series, "a", "b", START, END).rows
+    assert (row.versus.judgement, row.sentence) == (Judgement.UNKNOWN, None)
+
+
+def test_before_and_after_a_note_are_compared_by_themselves(series):
+    add(series, noisy((70, 48), (63, 48)))
+    note = MonitorEvent(START + 2 * DAY_S - 600, EventKind.NOTE, "NVLink bridges removed", "box")
+    series.append_event(note)
+    found = around_event(series, note, KEY, zone=UTC)
+    assert (found.versus.a.count, found.versus.b.count) == (48, 48)
+    assert found.versus.judgement is Judgement.WORSE
+    assert "when it was noted: NVLink bridges removed: -10.2 % (" in found.sentence
+    assert found.sentence.endswith("48 values against 48 before")
+
+
+def test_a_note_inside_an_hour_of_many_probes_divides_that_hour(series):
+    add(series, noisy((70, 20), (63, 20)), every_s=60)
+    note = MonitorEvent(START + 20 * 60 - 10, EventKind.NOTE, "clock locked", "box")
+    series.append_event(note)
+    found = around_event(series, note, KEY, zone=UTC)
+    assert (found.versus.a.count, found.versus.b.count) == (20, 20)
+
+
+def test_the_windows_end_where_something_else_happened(series):
+    add(series, noisy((70, 96)))
+    note = MonitorEvent(START + 2 * DAY_S, EventKind.NOTE, "new fans", "box")
+    series.append_event(note)
+    for days, kind, text, target in (
+        (1, EventKind.VERSION, "driver", "box"),
+        (2.001, EventKind.VERSION, "of the same moment", "box"),
+        (2.5, EventKind.RESTART, "started anew", "box"),
+        (3, EventKind.NOTE, "another", "box"),
+        (2.2, EventKind.NOTE, "of another box", "other"),
+    ):
+        series.append_event(MonitorEvent(START + days * DAY_S, kind, text, target))
+    found = around_event(series, note, KEY, zone=UTC)
+    assert (found.before, found.after) == ((START + DAY_S, START + 2 * DAY_S), (START + 2 * DAY_S, START + 3 * DAY_S))
+    assert "inside run-to-run noise (CV 0.9 %)" in found.sentence
+
+
+def test_a_note_with_nothing_after_it_is_not_comparable_yet(series):
+    add(series, noisy((70, 10)))
+    note = MonitorEvent(START + DAY_S, EventKind.NOTE, "just now", "box")
+    assert around_event(series, note, KEY, zone=UTC).sentence.endswith(
+        "not comparable, with 10 values before and 0 after"
+    )

@@ -27,7 +27,7 @@ HOUR = 3600.0
 START = datetime(2026, 5, 4, 12, 0, tzinfo=UTC).timestamp()  # a Monday
 
 
-class Ear:
+class Listener:
     """A notifier that remembers. `error` is what it says of each."""
 
     via = "webhook"
@@ -46,25 +46,17 @@ class Ear:
 class Rig:
     """A target probed hourly, the watch over it, and one who listens."""
 
-    def __init__(self, series, wanted=None, ear=None, free=100 * GIB, **target):
+    def __init__(self, series, wanted=None, listener=None, free=100 * GIB, **target):
         self.series, self.wanted = series, wanted or Monitor()
-        self.ear, self.log, self.free = ear or Ear(), [], free
+        self.listener, self.log, self.free = listener or Listener(), [], free
         self.slot = 0
         self.now = START
         series.put_target(ProbeTarget("box", "http://box:8000", added_at=START, **target))
         self.watch = None
 
     def begin(self, env=None):
-        self.watch = AlertWatcher(
-            self.series,
-            self.wanted,
-            env=env or {},
-            log=self.log.append,
-            free_bytes=lambda: self.free,
-            zone=UTC,
-            host="attic",
-            notifiers=[self.ear],
-        )
+        how = {"free_bytes": lambda: self.free, "zone": UTC, "host": "attic", "notifiers": [self.listener]}
+        self.watch = AlertWatcher(self.series, self.wanted, env=env or {}, log=self.log.append, **how)
 
     def store(self, *, tok_s=50.0, ttft_ms=100.0, failed=None, running=None, quality=None):
         outcome = ProbeOutcome.FAILED if failed else ProbeOutcome.DONE
@@ -88,14 +80,21 @@ class Rig:
 
 
 def alive(rig, story, env=None):
-    """A process with a watch in it, from its beginning to its end."""
+    """A process with a watch in it, from its beginning to its end; a story may be the probes that are made."""
 
     async def run():
         rig.begin(env)
         async with rig.watch:
-            await story()
+            if callable(story):
+                await story()
+                return
+            for figures in story:
+                await rig.probe(**figures)
 
     asyncio.run(run())
+
+
+DOWN = [{"failed": "refused"}] * 2
 
 
 def test_down_and_up_again_are_told_once_each_and_stored(series):
@@ -104,51 +103,37 @@ def test_down_and_up_again_are_told_once_each_and_stored(series):
     async def story():
         await rig.probe()
         await rig.probe(failed="refused")
-        assert rig.ear.heard == []
-        await rig.probe(failed="refused")
-        await rig.probe(failed="refused")
-        await rig.probe()
-        await rig.probe()
+        assert rig.listener.heard == []
+        for failed in ("refused", "refused", None, None):
+            await rig.probe(failed=failed)
 
     alive(rig, story)
-    assert rig.ear.heard == [
+    assert rig.listener.heard == [
         ("opened", "box is down: 2 probes in a row failed: refused"),
         ("closed", "box: no longer down after 2 h 00 min: it answers again"),
     ]
     (alert,) = series.alerts()
     assert (alert.rule, alert.closed_at - alert.opened_at) == (AlertRule.DOWN, 2 * HOUR)
-    assert [(what, via, error) for what, _, via, error in series.notices(alert.id)] == [
-        ("opened", "log", None),
-        ("opened", "webhook", None),
-        ("closed", "log", None),
-        ("closed", "webhook", None),
-    ]
+    told = [(what, via, error) for what, _, via, error in series.notices(alert.id)]
+    assert told == [(what, via, None) for what in ("opened", "closed") for via in ("log", "webhook")]
     assert rig.log[0].startswith("alert.opened rule=down target=box")
 
 
 def test_a_restart_in_the_middle_of_it_repeats_nothing(series):
     rig = Rig(series)
 
-    async def down():
-        await rig.probe(failed="refused")
-        await rig.probe(failed="refused")
-
     async def later():
         await rig.tick()
         await rig.probe(failed="refused")
         await rig.probe()
 
-    alive(rig, down)
+    alive(rig, DOWN)
     alive(rig, later)
-    assert rig.ear.words() == ["opened", "closed"]
+    assert rig.listener.words() == ["opened", "closed"]
 
 
 def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
     rig = Rig(series)
-
-    async def nothing():
-        await rig.tick()
-
     rig.store(failed="x")
     rig.store(failed="x")
     series.open_alert(Alert(AlertRule.DOWN, "box", rig.now, "box is down"))
@@ -156,10 +141,9 @@ def test_what_was_found_but_not_told_is_told_by_the_next_process(series):
     series.close_alert(gone, rig.now + 60, "over")
     old = series.open_alert(Alert(AlertRule.QUALITY, "box", START - 9 * 86400, "wrong"))
     series.close_alert(old, START - 8 * 86400, "over")
-    alive(rig, nothing)
-    assert rig.ear.words() == ["opened", "passed"]
-    alive(rig, nothing)
-    assert rig.ear.words() == ["opened", "passed"]
+    for _ in range(2):
+        alive(rig, rig.tick)
+        assert rig.listener.words() == ["opened", "passed"]
 
 
 def test_a_way_that_was_cut_off_by_the_end_is_gone_by_the_next_process(series):
@@ -169,19 +153,19 @@ def test_a_way_that_was_cut_off_by_the_end_is_gone_by_the_next_process(series):
     rig.store(failed="x")
     number = series.open_alert(Alert(AlertRule.DOWN, "box", rig.now, "box is down"))
     series.append_notice(number, "opened", rig.now, "command", None)
-    other = Ear()
+    other = Listener()
     other.via = "command"
 
     async def run():
         rig.begin()
         watch = AlertWatcher(
-            series, rig.wanted, env={}, log=rig.log.append, free_bytes=lambda: None, notifiers=[other, rig.ear]
+            series, rig.wanted, env={}, log=rig.log.append, free_bytes=lambda: None, notifiers=[other, rig.listener]
         )
         async with watch:
             await watch.tick(rig.now)
 
     asyncio.run(run())
-    assert (other.words(), rig.ear.words()) == ([], ["opened"])
+    assert (other.words(), rig.listener.words()) == ([], ["opened"])
 
 
 def test_slower_than_its_own_median_is_told_and_a_busy_box_is_not(series):
@@ -204,8 +188,8 @@ def test_slower_than_its_own_median_is_told_and_a_busy_box_is_not(series):
             await rig.probe(tok_s=49.0)
 
     alive(rig, story)
-    assert rig.ear.words() == ["opened", "closed"]
-    assert rig.ear.heard[0][1] == "box, short answers 40 tok/s, 20.0 % below the median of 7 days, 50"
+    assert rig.listener.words() == ["opened", "closed"]
+    assert rig.listener.heard[0][1] == "box, short answers 40 tok/s, 20.0 % below the median of 7 days, 50"
 
 
 def test_a_target_may_have_limits_of_its_own(series):
@@ -228,15 +212,9 @@ def test_a_quality_probe_that_fails_is_told(series):
     rig = Rig(series, quality_items=5)
     for _ in range(30):
         rig.store(quality=1.0)
-
-    async def story():
-        await rig.probe(quality=0.2)
-        for _ in range(3):
-            await rig.probe(quality=1.0)
-
-    alive(rig, story)
-    assert rig.ear.words() == ["opened", "closed"]
-    assert "20% of 5 small tasks right" in rig.ear.heard[0][1]
+    alive(rig, [{"quality": right} for right in (0.2, 1.0, 1.0, 1.0)])
+    assert rig.listener.words() == ["opened", "closed"]
+    assert "20% of 5 small tasks right" in rig.listener.heard[0][1]
 
 
 def test_a_change_point_for_the_worse_is_told_with_its_cause(series):
@@ -255,30 +233,37 @@ def test_a_change_point_for_the_worse_is_told_with_its_cause(series):
         await rig.probe()
 
     alive(rig, story)
-    assert rig.ear.words() == ["opened", "closed"]
-    assert rig.ear.heard[0][1] == (
+    assert rig.listener.words() == ["opened", "closed"]
+    assert rig.listener.heard[0][1] == (
         "box, short answers: tok/s -4.0 % (-5.0 to -3.0 %) since Monday 13:00, when the driver changed from 570 to 580"
     )
 
 
+class FullStore(SeriesStore):
+    """Takes no alert and no end of one while its disk is full."""
+
+    full = True
+
+    def open_alert(self, alert):
+        if self.full and alert.rule is AlertRule.DISK:
+            raise StoreError("the store cannot grow: no space left on its disk")
+        return super().open_alert(alert)
+
+    def close_alert(self, alert_id, at, because):
+        if self.full:
+            raise StoreError("the store cannot grow: no space left on its disk")
+        super().close_alert(alert_id, at, because)
+
+
 def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
     """The alert that matters most comes when the store can take no rows; it is stored when there is room again."""
-
-    class FullStore(SeriesStore):
-        full = True
-
-        def open_alert(self, alert):
-            if self.full:
-                raise StoreError("the store cannot grow: no space left on its disk")
-            return super().open_alert(alert)
-
     full = FullStore(series._store)
     rig = Rig(full, free=GIB)
 
     async def story():
         await rig.tick()
         await rig.tick()
-        assert rig.ear.words() == ["opened"]
+        assert rig.listener.words() == ["opened"]
         assert series.alerts() == []
         full.full = False
         await rig.tick()
@@ -289,29 +274,20 @@ def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
         await rig.tick()
 
     alive(rig, story)
-    assert rig.ear.words() == ["opened", "closed"]
+    assert rig.listener.words() == ["opened", "closed"]
     assert series.alerts(open_only=True) == []
     assert any("watch.failed in=store" in line for line in rig.log)
 
 
 def test_an_end_that_cannot_be_stored_is_stored_later(series):
     """Else the alert would stand there as open until the next process, and beside the next one of its kind."""
-
-    class FullStore(SeriesStore):
-        full = True
-
-        def close_alert(self, alert_id, at, because):
-            if self.full:
-                raise StoreError("the store cannot grow: no space left on its disk")
-            super().close_alert(alert_id, at, because)
-
     full = FullStore(series._store)
     rig = Rig(full)
 
     async def story():
         for failed in ("refused", "refused", None):
             await rig.probe(failed=failed)
-        assert rig.ear.words() == ["opened", "closed"]
+        assert rig.listener.words() == ["opened", "closed"]
         assert len(series.alerts(open_only=True)) == 1
         full.full = False
         await rig.tick()
@@ -331,8 +307,8 @@ def test_a_disk_that_will_be_full_in_three_days_is_told(series):
             rig.free -= 2 * GIB
 
     alive(rig, story)
-    assert rig.ear.words() == ["opened"]
-    assert "at the pace of the last day" in rig.ear.heard[0][1]
+    assert rig.listener.words() == ["opened"]
+    assert "at the pace of the last day" in rig.listener.heard[0][1]
 
 
 def test_quiet_hours_hold_the_sender_but_not_the_log(series):
@@ -345,51 +321,37 @@ def test_quiet_hours_hold_the_sender_but_not_the_log(series):
         for _ in range(2):
             await rig.probe(failed="x")  # found at 17:00, still so in the evening
         await rig.tick()
-        assert rig.ear.heard == []
+        assert rig.listener.heard == []
         assert [line.split()[0] for line in rig.log] == ["alert.opened", "alert.closed", "alert.opened"]
         await rig.tick(2 * HOUR)
 
     alive(rig, story)
-    assert rig.ear.words() == ["passed", "opened"]
-    assert rig.ear.heard[0][1] == "came and went in quiet hours: box down 14:00 to 15:00"
+    assert rig.listener.words() == ["passed", "opened"]
+    assert rig.listener.heard[0][1] == "came and went in quiet hours: box down 14:00 to 15:00"
 
 
 def test_quiet_hours_survive_a_restart(series):
     rig = Rig(series, Monitor(quiet_hours="13:00-18:30"))
 
-    async def down():
-        await rig.probe(failed="x")
-        await rig.probe(failed="x")
-
     async def evening():
         await rig.tick()
-        assert rig.ear.heard == []
+        assert rig.listener.heard == []
         await rig.tick(6 * HOUR)
 
-    alive(rig, down)
+    alive(rig, DOWN)
     alive(rig, evening)
-    assert rig.ear.words() == ["opened"]
+    assert rig.listener.words() == ["opened"]
 
 
 def test_down_may_be_told_at_any_hour(series):
     rig = Rig(series, Monitor(quiet_hours="00:00-23:59", quiet_except=("down",)))
-
-    async def story():
-        await rig.probe(failed="x")
-        await rig.probe(failed="x")
-
-    alive(rig, story)
-    assert rig.ear.words() == ["opened"]
+    alive(rig, DOWN)
+    assert rig.listener.words() == ["opened"]
 
 
 def test_a_delivery_that_failed_is_written_down(series):
-    rig = Rig(series, ear=Ear("https://x:443 answered 500"))
-
-    async def story():
-        await rig.probe(failed="x")
-        await rig.probe(failed="x")
-
-    alive(rig, story)
+    rig = Rig(series, listener=Listener("https://x:443 answered 500"))
+    alive(rig, DOWN)
     (alert,) = series.alerts()
     assert series.notices(alert.id)[-1][2:] == ("webhook", "https://x:443 answered 500")
     assert 'alert.untold via=webhook event=opened error="https://x:443 answered 500"' in rig.log
@@ -398,15 +360,9 @@ def test_a_delivery_that_failed_is_written_down(series):
 def test_no_secret_reaches_message_log_or_store(series):
     rig = Rig(series, Monitor(webhook_env="HOOK", webhook_token_env="TOKEN"), key_env="KEY")
     env = {"KEY": "sk-very-secret", "HOOK": "https://hooks.example/hidden", "TOKEN": "tk_hidden"}
-
-    async def story():
-        text = "401: sk-very-secret is no key; https://hooks.example/hidden tk_hidden"
-        await rig.probe(failed=text)
-        await rig.probe(failed=text)
-
-    alive(rig, story, env)
+    alive(rig, [{"failed": "401: sk-very-secret is no key; https://hooks.example/hidden tk_hidden"}] * 2, env)
     (alert,) = series.alerts()
-    seen = json.dumps([rig.log, rig.ear.heard, alert.message])
+    seen = json.dumps([rig.log, rig.listener.heard, alert.message])
     assert "401: *** is no key; *** ***" in alert.message
     assert "hidden" not in seen
     assert "very-secret" not in seen
@@ -422,8 +378,8 @@ def test_alerts_of_a_removed_target_end(series):
         await rig.tick()
 
     alive(rig, story)
-    assert rig.ear.words() == ["opened", "closed"]
-    assert rig.ear.heard[1][1].endswith("it is no longer watched")
+    assert rig.listener.words() == ["opened", "closed"]
+    assert rig.listener.heard[1][1].endswith("it is no longer watched")
 
 
 def test_nothing_that_goes_wrong_inside_comes_out(series):
@@ -470,11 +426,7 @@ def test_check_says_what_is_wrong_and_who_watches(series, tmp_path):
 def test_check_tells_an_open_alert_once_and_a_target_that_was_never_probed(series):
     rig = Rig(series)
 
-    async def story():
-        await rig.probe(failed="x")
-        await rig.probe(failed="x")
-
-    alive(rig, story)
+    alive(rig, DOWN)
     document = check_document(series, rig.wanted, rig.now)
     assert [one["rule"] for one in document["wrong"]] == ["down"]
     assert document["alerts"] == document["wrong"]

@@ -4,6 +4,9 @@ import csv
 import io
 import json
 
+from monitor_samples import KEY
+from monitor_samples import START as NOW
+
 from skep.monitor import export
 from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
 from skep.monitor.records import (
@@ -14,14 +17,10 @@ from skep.monitor.records import (
     ProbeSample,
     ProbeShape,
     ProbeTarget,
-    SeriesKey,
-    SeriesMetric,
 )
 from skep.monitor.store import SeriesStore
 
-NOW = 1_794_700_000.0
 BOX = ProbeTarget("box", "http://127.0.0.1:1")
-KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 
 
 def fill(store, count=3, **fields):
@@ -41,7 +40,7 @@ def test_every_sample_is_a_row_with_what_its_probe_knew(store):
     assert [row["tok_s"] for row in rows] == [10, 80, 11, 81]
     assert {row["busy"] for row in rows} == {True}
     assert rows[0]["versions"] == {"driver": "580"}
-    assert rows[0]["at_utc"] == "2026-11-14T23:46:40.000Z"
+    assert rows[0]["at_utc"] == "2026-10-24T00:00:00.000Z"
     assert set(rows[0]) == set(SAMPLE_COLUMNS)
 
 

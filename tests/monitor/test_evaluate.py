@@ -1,0 +1,372 @@
+"""What counts as wrong, what as right again, what is left in the noise; and when an alert begins and ends."""
+
+import math
+import random
+from dataclasses import replace
+from datetime import UTC
+
+import pytest
+
+from skep.monitor import evaluate
+from skep.monitor.evaluate import Alarms, AlertClosed, AlertOpened, RuleFinding
+from skep.monitor.records import (
+    Alert,
+    AlertRule,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeShape,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+    SeriesPoint,
+)
+from skep.units import GIB
+
+HOUR = 3600.0
+NOW = 20 * 86400.0
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+TTFT = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
+QUALITY = SeriesKey("box", Heat.HOT, ProbeShape.QUALITY, 1, SeriesMetric.QUALITY)
+
+
+def points(values, busy=()):
+    return [SeriesPoint(n * HOUR, value, n in busy) for n, value in enumerate(values)]
+
+
+def probes(*outcomes, error="refused"):
+    """Newest first, as the store gives them."""
+    words = {"f": ProbeOutcome.FAILED, "d": ProbeOutcome.DONE, "m": ProbeOutcome.MISSED}
+    return [Probe("box", 0, n, n, n, words[letter], error=error) for n, letter in enumerate(outcomes)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wrong"),
+    [
+        ("", None),
+        ("f", None),
+        ("fd", None),
+        ("ffd", True),
+        ("df", False),
+        ("fmmf", True),
+        ("mmdff", False),
+        ("mm", None),
+    ],
+)
+def test_a_target_is_down_after_two_failures_in_a_row_and_up_with_one_answer(outcomes, wrong):
+    finding = evaluate.down("box", probes(*outcomes), 2)
+    assert (finding.wrong if finding else None) is wrong
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wrong"),
+    [("b" * 23, None), ("b" * 24, True), ("bff", True), ("fbf", True), ("bbd", False), ("bf", None), ("dbbb", False)],
+)
+def test_a_target_without_room_is_busy_and_down_only_if_that_lasts(outcomes, wrong):
+    """It is there: neither a failure nor an answer. Refused for a day of hourly probes, it serves nobody."""
+    found = [
+        replace(probe, error_kind="busy") if letter == "b" else probe
+        for letter, probe in zip(outcomes, probes(*outcomes.replace("b", "f")), strict=True)
+    ]
+    finding = evaluate.down("box", found, 2)
+    assert (finding.wrong if finding else None) is wrong
+
+
+def test_what_failed_is_told():
+    finding = evaluate.down("box", probes("f", error="x" * 999), 1)
+    assert finding.message.startswith("box is down: the last probe failed: xxx")
+    assert len(finding.message) < 300
+    assert evaluate.down("box", probes("f", "f", "f", error=None), 2).message.endswith(
+        "3 probes in a row failed: no answer"
+    )
+
+
+STEADY = [50 + 0.1 * (n % 5) for n in range(40)]
+
+
+NOTHING = "nothing is said"
+
+
+def verdict(finding):
+    return NOTHING if finding is None else finding.wrong
+
+
+@pytest.mark.parametrize(
+    ("values", "busy", "wrong"),
+    [
+        ([*STEADY, 44, 44, 44], (), True),
+        ([*STEADY, 46.5, 46.5, 46.5], (), None),
+        ([*STEADY, 48, 48, 48], (), False),
+        ([*STEADY, 50, 50, 20], (), False),
+        ([*STEADY, 20, 50, 20], (), None),
+        ([*STEADY, 20, 20, 20], range(40, 43), False),
+        ([50.0] * 26, (), NOTHING),
+        ([50.0] * 27, (), False),
+        ([], (), NOTHING),
+        ([*STEADY, 0, 0, 0], (), NOTHING),
+        ([100.0] * 300 + [50.0] * 171, (), False),
+    ],
+    ids=[
+        *("beyond the limit", "between", "within half of it", "one slow run", "two slow runs", "busy"),
+        *("too little before", "just enough", "nothing", "zero", "the median is of seven days"),
+    ],
+)
+def test_slower_is_wrong_beyond_the_limit_right_at_half_of_it_and_neither_between(values, busy, wrong):
+    finding = evaluate.slower(KEY, points(values, busy), 10)
+    assert verdict(finding) is wrong
+    assert (
+        not wrong
+        or wrong is NOTHING
+        or finding.message == ("box, short answers 44 tok/s, 12.4 % below the median of 7 days, 50.2")
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "busy", "wrong"),
+    [
+        ([100, 900, 900], (), True),
+        ([100, 100, 900], (), False),
+        ([750, 750, 750], (), NOTHING),
+        ([900, 900], (), NOTHING),
+        ([100, 100, 100, 900, 900, 900], range(3, 6), False),
+    ],
+)
+def test_first_token_over_its_limit(values, busy, wrong):
+    assert verdict(evaluate.first_token(TTFT, points(values, busy), 800)) is wrong
+
+
+def test_what_lies_inside_the_noise_is_no_alert():
+    """With 20 % from run to run, three runs 15 % down are nothing; a half is something."""
+    rng = random.Random(4)
+    noisy = [50 * 2.718281828 ** rng.gauss(0, 0.2) for _ in range(168)]
+    middle = evaluate.median(noisy)
+    assert not evaluate.slower(KEY, points([*noisy, *[0.85 * middle] * 3]), 10).wrong
+    assert evaluate.slower(KEY, points([*noisy, *[0.45 * middle] * 3]), 10).wrong is True
+
+
+USUAL = [0.8, 1.0] * 20
+
+
+@pytest.mark.parametrize(
+    ("values", "minimum", "wrong"),
+    [
+        ([*USUAL, 0.0], None, True),
+        ([*USUAL, 0.6], None, False),
+        ([*USUAL, 0.4, 0.4, 0.4], None, True),
+        ([1.0] * 168 + [0.8], None, False),
+        ([1.0] * 168 + [0.4, 0.4], None, True),
+        ([0.4], 0.6, True),
+        ([0.8], 0.6, False),
+        ([0.8], None, NOTHING),
+        ([], 0.6, NOTHING),
+    ],
+    ids=[
+        *("a collapse, with the first probe", "bad luck", "a fall, with three", "one wrong in a year", "two in a row"),
+        *("a limit needs no history", "kept", "without history", "without values"),
+    ],
+)
+def test_quality_that_falls_is_seen_and_bad_luck_is_not(values, minimum, wrong):
+    finding = evaluate.quality(QUALITY, points(values), 5, HOUR, minimum)
+    assert verdict(finding) is wrong
+    assert values != [*USUAL, 0.0] or "0% of 5 small tasks right, usually 90%" in finding.message
+
+
+def change(ratio, at, key=KEY, because=None):
+    return SeriesChange(key, at, (at - HOUR, at), 50.0, 50.0 * ratio, ratio - 0.01, ratio + 0.01, 40, 20, because)
+
+
+def test_a_change_for_the_worse_names_its_size_moment_and_cause():
+    finding = evaluate.shift(
+        "box", [change(0.959, 6.1 * 86400, because="the driver changed from 570 to 580")], 7 * 86400, UTC
+    )
+    assert finding.wrong
+    assert finding.since == 6.1 * 86400
+    assert finding.message == (
+        "box, short answers: tok/s -4.1 % (-5.1 to -3.1 %) since Wednesday 02:24, "
+        "when the driver changed from 570 to 580"
+    )
+
+
+def test_a_fall_to_nothing_is_told_like_any_other():
+    """None of the small tasks right any more: a ratio of zero has no logarithm."""
+    gone = replace(change(0.5, NOW - 3600, QUALITY), before=0.9, after=0.0, ratio_low=0.0, ratio_high=0.0)
+    finding = evaluate.shift("box", [gone, change(0.8, NOW - 3600)], NOW, UTC)
+    assert finding.wrong
+    assert "share of right answers -100.0 %" in finding.message
+
+
+def test_of_several_changes_the_latest_is_told():
+    other = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
+    finding = evaluate.shift("box", [change(0.8, NOW - 9000), change(0.95, NOW - 3600, other)], NOW)
+    assert finding.since == NOW - 3600
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ([change(0.9, NOW - 86400), change(1.11, NOW - 3600)], False),
+        ([change(0.9, NOW - 8 * 86400)], False),
+        ([change(1.1, NOW - 86400)], False),
+        ([change(0.99, NOW - 86400)], False),
+        ([], False),
+        ([change(1.2, NOW - 3600, TTFT)], True),
+    ],
+    ids=["made good", "a week old", "for the better", "too small", "none", "a longer wait is worse"],
+)
+def test_a_change_is_wrong_while_it_is_new_and_not_made_good(changes, wrong):
+    assert evaluate.shift("box", changes, NOW).wrong is wrong
+
+
+FILLING = [(100 - 2 * n) * GIB for n in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("free_by_hour", "wrong"),
+    [
+        ([GIB], True),
+        ([100 * GIB] * 24, False),
+        (FILLING, True),
+        ([round(2.1 * GIB)], NOTHING),
+        ([100 * GIB] * 12 + [60 * GIB] * 12, False),
+        ([100 * GIB, 90 * GIB, 80 * GIB], False),
+    ],
+    ids=["below its limit", "steady", "about to be full", "just above", "one large file", "a few hours"],
+)
+def test_a_disk_below_its_limit_or_about_to_be_full_is_wrong(free_by_hour, wrong):
+    finding = evaluate.disk(free_by_hour[-1], [(n * HOUR, free) for n, free in enumerate(free_by_hour)], 2 * GIB)
+    assert verdict(finding) is wrong
+    assert free_by_hour is not FILLING or "is full in 27 h 00 min at the pace of the last day" in finding.message
+
+
+def test_of_several_series_the_worst_speaks_and_all_must_be_well():
+    wrong, worse, well, between = (
+        evaluate.RuleFinding(AlertRule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
+        for state, value in ((True, 44.0), (True, 40.0), (False, 60.0), (None, 51.0))
+    )
+    assert evaluate.worst([wrong, worse, well]) is worse
+    assert evaluate.worst([well, between]) is between
+    assert evaluate.worst([well]) is well
+    assert evaluate.worst([]) is None
+
+
+def test_chances_add_up():
+    assert evaluate.chance_of_at_most(5, 5, 0.9) == pytest.approx(1.0)
+    assert evaluate.chance_of_at_most(0, 3, 0.5) == pytest.approx(0.125)
+
+
+def told_slower(rng, cv, tails, drop):
+    """After how many probes of 14 days (from day 8 on, where there is a drop) it is called slower; None: never."""
+    draws = [rng.gauss(0, 1) for _ in range(336)]
+    if tails:  # Student's t with 3 degrees of freedom, of the same deviation
+        draws = [draw / math.sqrt(rng.gammavariate(1.5, 2)) for draw in draws]
+    values = [50 * math.exp(cv * draw) * (1 - drop if hour >= 168 else 1) for hour, draw in enumerate(draws)]
+    run = points(values)
+    first = 168 if drop else 15
+    for last in range(first, 336):
+        if sorted(values[last - 2 : last + 1])[1] < 46.5:  # 7 % down at least: else it need not be asked
+            said = evaluate.slower(KEY, run[max(0, last - 171) : last + 1], 10)
+            if said is not None and said.wrong:
+                return last - first + 1
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cv", "tails", "drop", "least", "most"),
+    [
+        (0.02, False, 0.0, 0, 0),
+        (0.04, False, 0.0, 0, 1),
+        (0.06, False, 0.0, 0, 4),
+        (0.10, False, 0.0, 0, 7),
+        (0.20, False, 0.0, 0, 9),
+        (0.04, True, 0.0, 0, 3),
+        (0.10, True, 0.0, 0, 45),
+        (0.04, False, 0.12, 285, 300),
+        (0.04, False, 0.15, 297, 300),
+        (0.10, False, 0.30, 297, 300),
+        (0.20, False, 0.50, 290, 300),
+    ],
+)
+def test_how_often_300_targets_are_called_slower_that_are_not_and_that_are(cv, tails, drop, least, most):
+    """14 days of hourly probes, looked at after each. docs/monitor.md has these figures."""
+    rng = random.Random(7)
+    waits = [wait for _ in range(300) if (wait := told_slower(rng, cv, tails, drop)) is not None]
+    assert least <= len(waits) <= most, len(waits)
+    if drop:
+        assert evaluate.median(waits) <= 3
+
+
+def found(wrong, rule=AlertRule.SLOWER, target="box", since=None):
+    return RuleFinding(rule, target, wrong=wrong, message="m", value=1.0, limit=2.0, since=since)
+
+
+def test_an_event_opens_one_alert_and_closes_it_once():
+    alarms = Alarms()
+    (opened,) = alarms.feed([found(True)], 10.0)
+    assert opened == AlertOpened(Alert(AlertRule.SLOWER, "box", 10.0, "m", 1.0, 2.0))
+    assert alarms.feed([found(True)], 20.0) == []
+    (closed,) = alarms.feed([found(False)], 30.0)
+    assert (closed.alert.opened_at, closed.alert.closed_at, closed.alert.closed_because) == (10.0, 30.0, "m")
+    assert alarms.feed([found(False)], 40.0) == []
+    assert repr(alarms) == "<Alarms 0 open>"
+
+
+def test_between_wrong_and_right_nothing_opens_and_nothing_closes():
+    alarms = Alarms()
+    assert alarms.feed([found(None)], 1.0) == []
+    alarms.feed([found(True)], 2.0)
+    assert alarms.feed([found(None)], 3.0) == []
+    assert len(alarms.open) == 1
+
+
+def test_rules_and_targets_have_alerts_of_their_own():
+    alarms = Alarms()
+    others = [found(True, AlertRule.TTFT), found(True, target="cloud"), found(True, AlertRule.DISK, None)]
+    assert len(alarms.feed([found(True), *others], 1.0)) == 4
+    (closed,) = alarms.feed([found(False, target="cloud")], 2.0)
+    assert isinstance(closed, AlertClosed)
+    assert closed.alert.target == "cloud"
+
+
+def test_a_restart_neither_forgets_nor_repeats():
+    alarms = Alarms(
+        [Alert(AlertRule.DOWN, "box", 5.0, "m", id=7), Alert(AlertRule.TTFT, "box", 1.0, "m", closed_at=2.0, id=3)]
+    )
+    assert alarms.feed([found(True, AlertRule.DOWN)], 10.0) == []
+    (closed,) = alarms.feed([found(False, AlertRule.DOWN)], 11.0)
+    assert closed.alert.id == 7
+    (opened,) = alarms.feed([found(True, AlertRule.TTFT)], 12.0)
+    assert isinstance(opened, AlertOpened)
+
+
+def test_a_change_that_was_told_is_not_told_again_when_it_is_found_again():
+    """Change points are derived anew after each probe; one may be lost and found again."""
+    alarms = Alarms()
+    alarms.feed([found(True, AlertRule.SHIFT, since=50.0)], 60.0)
+    assert len(alarms.feed([found(False, AlertRule.SHIFT)], 70.0)) == 1
+    assert alarms.feed([found(True, AlertRule.SHIFT, since=55.0)], 80.0) == []
+    assert len(alarms.feed([found(True, AlertRule.SHIFT, since=75.0)], 90.0)) == 1
+
+
+def test_a_later_change_is_an_event_of_its_own():
+    alarms = Alarms()
+    alarms.feed([found(True, AlertRule.SHIFT, since=50.0)], 60.0)
+    ended, begun = alarms.feed([found(True, AlertRule.SHIFT, since=65.0)], 80.0)
+    assert ended.alert.closed_because == "another one followed"
+    assert begun.alert.opened_at == 80.0
+    assert len(alarms.open) == 1
+
+
+def test_what_is_no_longer_watched_has_no_open_alerts():
+    alarms = Alarms()
+    alarms.feed([found(True), found(True, target="cloud"), found(True, AlertRule.DISK, None)], 1.0)
+    (closed,) = alarms.forget(["cloud"], 2.0)
+    assert (closed.alert.target, closed.alert.closed_because) == ("box", "it is no longer watched")
+
+
+def test_a_stored_alert_keeps_its_number_to_its_end():
+    alarms = Alarms()
+    (opened,) = alarms.feed([found(True)], 1.0)
+    assert alarms.stored(opened.alert, 4).id == 4
+    (closed,) = alarms.feed([found(False)], 2.0)
+    assert closed.alert.id == 4
