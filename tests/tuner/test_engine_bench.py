@@ -35,9 +35,9 @@ def bench(env, tmp_path):
     paths = user_paths(env)
     with open_store(paths.store) as store:
 
-        def make(house=TrialServers, patience=QUICK, aim=AIM, presets=preset_of, **more):
+        def make(servers=TrialServers, patience=QUICK, aim=AIM, presets=preset_of, **more):
             tuned = BenchContext("t-1", aim, 7, presets)
-            there = house(paths, tmp_path / "work")
+            there = servers(paths, tmp_path / "work")
             made = EngineBench(there, tuned, store, read_host(NvidiaReport()), patience=patience, **more)
             made.store = store
             return made
@@ -47,8 +47,8 @@ def bench(env, tmp_path):
 
 
 def measured(bench, configs, readings=2, seen=None):
-    errand = MeasureRequest(tuple(configs), readings, "screen", "a trial")
-    return asyncio.run(bench.measure(errand, (lambda _: None) if seen is None else seen.append))
+    request = MeasureRequest(tuple(configs), readings, "screen", "a trial")
+    return asyncio.run(bench.measure(request, (lambda _: None) if seen is None else seen.append))
 
 
 def tasks_of(rows):
@@ -123,8 +123,8 @@ def test_a_cancelled_round_leaves_nothing_running(bench, tmp_path):
 
     async def run():
         began = asyncio.Event()
-        errand = MeasureRequest((PLAIN, FASTER), 10_000, "screen", "endless")
-        work = asyncio.create_task(made.measure(errand, lambda told: began.set() if told.reading > 2 else None))
+        request = MeasureRequest((PLAIN, FASTER), 10_000, "screen", "endless")
+        work = asyncio.create_task(made.measure(request, lambda told: began.set() if told.reading > 2 else None))
         await began.wait()
         work.cancel()
         await asyncio.wait({work})

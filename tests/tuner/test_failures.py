@@ -1,4 +1,4 @@
-"""Dead ends: what is tried instead, and what is never tried again. Inferences must hold on every terrain."""
+"""Dead ends: what is tried instead, and what is never tried again. Inferences must hold on every effects."""
 
 from itertools import product
 from random import Random

@@ -1,4 +1,4 @@
-"""What the climb learns of an engine that died."""
+"""What the search learns of an engine that died."""
 
 from dataclasses import replace
 

@@ -14,7 +14,7 @@ def test_a_goal_names_a_metric_and_a_number_of_agents():
 
 
 @pytest.mark.parametrize("text", ["task_tok_s@1>=90", " task-tok-s @ 1 >= 90 ", "TASK_TOK_S@1>=90.0"])
-def test_a_target_ends_the_climb(text):
+def test_a_target_ends_the_search(text):
     aim = parse_goal(text)
     assert (aim.metric, aim.concurrency, aim.target) == ("task_tok_s", 1, 90.0)
     assert parse_goal(str(aim)) == aim

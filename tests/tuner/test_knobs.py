@@ -161,14 +161,14 @@ def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
     assert contradictions(base) == []
     quants = [quant.id for quant in offered_quants(geometry(model), engine, rig.cards)] if rig else ()
     knobs = space_of(base, AIM, box, quants=quants).knobs
-    terrain = predictor_for(base, rig, AIM, knobs)
+    effects = predictor_for(base, rig, AIM, knobs)
     here = config_of(base, knobs)
-    assert terrain.refusal(here) is None
+    assert effects.refusal(here) is None
     for knob in knobs:
         assert here[knob.name] in knob.values
         for value in knob.values:
             config = here.turned({knob.name: value})
-            if terrain.refusal(config) is None:
+            if effects.refusal(config) is None:
                 preset = apply_config(base, config)
                 assert contradictions(preset) == []
                 assert list(ADAPTERS[engine]().refusals(launch_of(preset))) == []

@@ -35,9 +35,9 @@ def on_cpu():
 
 
 def test_a_configuration_is_the_planners_setup(dense):
-    terrain, here = dense
+    effects, here = dense
     config = here.turned({"layout": "2x TP=1", "mtp": 3, "kv": "fp8_e5m2", "graphs": True, "slots": 2})
-    setup = setup_of(config, terrain.ground)
+    setup = setup_of(config, effects.ground)
     assert setup is not None
     assert setup.layout == Layout(replicas=2)
     assert setup.spec == Speculation("mtp", 3)
@@ -46,56 +46,56 @@ def test_a_configuration_is_the_planners_setup(dense):
 
 
 def test_the_steps_of_the_write_up_are_foreseen(dense):
-    """Graphs, MTP and a second replica each were steps of its climb."""
-    terrain, here = dense
-    figure = terrain.predict(here)
+    """Graphs, MTP and a second replica each were steps of its search."""
+    effects, here = dense
+    figure = effects.predict(here)
     for change in ({"graphs": True}, {"layout": "2x TP=1"}, {"layout": "TP=2", "mtp": 3}):
-        assert terrain.predict(here.turned(change)) > 1.1 * figure
-    full = terrain.predict(here.turned({"mtp": 3}))  # drafts take room, and 85 % of one card has none left for all four
+        assert effects.predict(here.turned(change)) > 1.1 * figure
+    full = effects.predict(here.turned({"mtp": 3}))  # drafts take room, and 85 % of one card has none left for all four
     assert full < figure
-    assert terrain.predict(here.turned({"mtp": 3, "memory_share": 0.92})) > full
-    assert terrain.predict(here.turned({"slots": 1})) < 0.8 * figure
+    assert effects.predict(here.turned({"mtp": 3, "memory_share": 0.92})) > full
+    assert effects.predict(here.turned({"slots": 1})) < 0.8 * figure
 
 
 def test_what_the_planner_knows_nothing_of_leaves_the_figure(dense, on_cpu):
-    terrain, here = dense
-    assert terrain.predict(here.turned({"chunked_prefill": False})) == terrain.predict(here)
-    terrain, here = on_cpu
+    effects, here = dense
+    assert effects.predict(here.turned({"chunked_prefill": False})) == effects.predict(here)
+    effects, here = on_cpu
     changes = ({"flash_attention": False}, {"kv_layout": "split"}, {"batch": 512}, {"threads_batch": 1}, {"ngram": 8})
     for change in changes:
-        assert terrain.predict(here.turned(change)) == terrain.predict(here)
+        assert effects.predict(here.turned(change)) == effects.predict(here)
 
 
 def test_fewer_threads_than_cores_are_slower(on_cpu):
-    terrain, here = on_cpu
-    assert terrain.predict(here.turned({"threads": 1})) < terrain.predict(here)
-    two = rig_of(here.turned({"replicas": 2, "threads": 2}), terrain.ground)
+    effects, here = on_cpu
+    assert effects.predict(here.turned({"threads": 1})) < effects.predict(here)
+    two = rig_of(here.turned({"replicas": 2, "threads": 2}), effects.ground)
     assert two is not None
     assert len(two.cards) == 2
     assert two.cards[0].bandwidth_gbs == pytest.approx(15.0)
 
 
 def test_more_threads_than_cores_are_in_each_others_way(on_cpu):
-    terrain, here = on_cpu
-    apart = terrain.predict(here.turned({"replicas": 2, "threads": 2}))
-    assert terrain.predict(here.turned({"replicas": 2, "threads": 4})) < 0.7 * apart
+    effects, here = on_cpu
+    apart = effects.predict(here.turned({"replicas": 2, "threads": 2}))
+    assert effects.predict(here.turned({"replicas": 2, "threads": 4})) < 0.7 * apart
 
 
 def test_four_slots_on_cores_that_compute_all_they_can_gain_little(on_cpu):
     """By the CPU time that a Neoverse-N1 took: decoding gained 8 %, prompts lost 4 %, 128 in and 48 out nothing."""
-    terrain, here = on_cpu
+    effects, here = on_cpu
     rig = cpu_rig(replace(HOST, cpu_cores=2, cpu_features=("asimddp",)), 15.0, measured=True)
-    told = predictor_for(terrain.ground.base, rig, TuneGoal("effective_tok_s", 4, 128, 48), terrain.knobs)
+    told = predictor_for(effects.ground.base, rig, TuneGoal("effective_tok_s", 4, 128, 48), effects.knobs)
     one, four = (told.predict(here.turned({"threads": 1, "slots": slots})) for slots in (1, 4))
     assert 0.94 < four / one < 1.06
 
 
 def test_a_slots_ladder_ends_in_a_queue_below_and_in_nothing_above(on_cpu):
-    terrain, here = on_cpu
-    one, four, eight = (terrain.predict(here.turned({"slots": slots})) for slots in (1, 4, 8))
+    effects, here = on_cpu
+    one, four, eight = (effects.predict(here.turned({"slots": slots})) for slots in (1, 4, 8))
     assert one < four
     assert eight == pytest.approx(four)
-    assert terrain.refusal(here.turned({"slots": 1})) is None
+    assert effects.refusal(here.turned({"slots": 1})) is None
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_a_slots_ladder_ends_in_a_queue_below_and_in_nothing_above(on_cpu):
     ],
 )
 def test_what_cannot_start_is_refused_with_the_reason(dense, change, said):
-    terrain, here = dense
-    assert terrain.refusal(here) is None
-    assert said in (terrain.refusal(here.turned(change)) or "")
-    assert terrain.predict(here.turned(change)) is None or said not in ("cannot be both", "is no layout")
-    assert terrain.start_s(here.turned(change)) > 0
+    effects, here = dense
+    assert effects.refusal(here) is None
+    assert said in (effects.refusal(here.turned(change)) or "")
+    assert effects.predict(here.turned(change)) is None or said not in ("cannot be both", "is no layout")
+    assert effects.start_s(here.turned(change)) > 0
 
 
 @pytest.mark.parametrize(
@@ -127,42 +127,42 @@ def test_what_cannot_start_is_refused_with_the_reason(dense, change, said):
     ],
 )
 def test_llama_cpps_own_contradictions_are_refused(on_cpu, change, said):
-    terrain, here = on_cpu
-    assert terrain.refusal(here) is None
-    assert said in (terrain.refusal(here.turned(change)) or "")
+    effects, here = on_cpu
+    assert effects.refusal(here) is None
+    assert said in (effects.refusal(here.turned(change)) or "")
 
 
 def test_a_start_costs_what_the_engine_and_its_weights_take(dense, on_cpu):
-    terrain, here = dense
-    assert 30 < terrain.start_s(here) < terrain.start_s(here.turned({"graphs": True})) < 200
-    terrain, here = on_cpu
-    assert terrain.start_s(here) < 5
+    effects, here = dense
+    assert 30 < effects.start_s(here) < effects.start_s(here.turned({"graphs": True})) < 200
+    effects, here = on_cpu
+    assert effects.start_s(here) < 5
 
 
 @pytest.mark.parametrize("terrain_of", ["dense", "on_cpu"])
 def test_a_reading_is_as_long_as_the_bench_makes_it(terrain_of, request):
-    terrain, here = request.getfixturevalue(terrain_of)
-    per_s = terrain.predict(here) / AIM.output_tokens
-    assert terrain.reading_s(here) == pytest.approx(tasks_for(AIM.concurrency, [per_s]) / per_s)
-    assert RUN_S <= terrain.reading_s(here) <= TOO_LONG_S
+    effects, here = request.getfixturevalue(terrain_of)
+    per_s = effects.predict(here) / AIM.output_tokens
+    assert effects.reading_s(here) == pytest.approx(tasks_for(AIM.concurrency, [per_s]) / per_s)
+    assert RUN_S <= effects.reading_s(here) <= TOO_LONG_S
 
 
 def test_where_the_machine_is_not_known_nothing_is_foreseen():
     base = baseline_of("smollm2-135m", AIM, TuneMachine(2), engine="embedded")
     knobs = space_of(base, AIM, TuneMachine(2)).knobs
-    terrain, here = predictor_for(base, None, AIM, knobs), config_of(base, knobs)
-    assert terrain.predict(here) is None
-    assert terrain.refusal(here) is None
-    assert terrain.refusal(here.turned({"batched_tokens": 1024, "batch": 256})) is not None
-    assert terrain.reading_s(here) > 0
+    effects, here = predictor_for(base, None, AIM, knobs), config_of(base, knobs)
+    assert effects.predict(here) is None
+    assert effects.refusal(here) is None
+    assert effects.refusal(here.turned({"batched_tokens": 1024, "batch": 256})) is not None
+    assert effects.reading_s(here) > 0
 
 
 def test_joules_and_single_tasks_have_figures_of_their_own():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
     joules = TuneGoal("tok_per_joule", 4)
     knobs = space_of(base, joules, DUAL).knobs
-    terrain, here = predictor_for(base, DUAL.rig, joules, knobs), config_of(base, knobs)
-    assert 0 < terrain.predict(here) < 1
+    effects, here = predictor_for(base, DUAL.rig, joules, knobs), config_of(base, knobs)
+    assert 0 < effects.predict(here) < 1
     alone = TuneGoal("task_tok_s", 1)
     assert predictor_for(base, DUAL.rig, alone, knobs).predict(here) == pytest.approx(
         predictor_for(base, DUAL.rig, alone, knobs).outcome(here).task_tok_s
@@ -173,15 +173,15 @@ def test_checkpoints_are_foreseen_by_the_format_in_their_names():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
     names = ("a/x-AWQ", "a/x")
     knobs = space_of(base, AIM, DUAL, checkpoints=names).knobs
-    terrain, here = predictor_for(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
-    assert terrain.setup(here).quant.id == "awq"
-    assert terrain.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"
+    effects, here = predictor_for(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
+    assert effects.setup(here).quant.id == "awq"
+    assert effects.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"
 
 
 def test_a_cpu_calibrated_with_two_replicas_is_one_machine(on_cpu):
-    terrain, here = on_cpu
-    halves = replace(terrain.ground, rig=cpu_rig(HOST, 30.0, measured=True, replicas=2))
-    whole, again = rig_of(here, terrain.ground), rig_of(here, halves)
+    effects, here = on_cpu
+    halves = replace(effects.ground, rig=cpu_rig(HOST, 30.0, measured=True, replicas=2))
+    whole, again = rig_of(here, effects.ground), rig_of(here, halves)
     assert whole is not None
     assert again is not None
     assert again.cards[0].bandwidth_gbs == pytest.approx(whole.cards[0].bandwidth_gbs)

@@ -27,31 +27,31 @@ def dense():
 
 
 def test_what_is_read_is_what_is_foreseen_but_for_the_noise(dense):
-    terrain, here = dense
+    effects, here = dense
     still = SimulatedNoise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)
-    bench = SimulatedBench(PlannedTruth(terrain), seed=1, noise=still)
+    bench = SimulatedBench(PlannedTruth(effects), seed=1, noise=still)
     faster = here.turned({"graphs": True})
     sittings = bench.measured(MeasureRequest((here, faster), 2, "screen", "")).sittings
     for sitting in sittings:
-        assert sitting.figures == pytest.approx([terrain.predict(sitting.config)] * 2)
+        assert sitting.figures == pytest.approx([effects.predict(sitting.config)] * 2)
     assert sittings[1].figures > sittings[0].figures
 
 
 def test_the_promise_is_held_against_what_is_foreseen(dense):
-    terrain, here = dense
-    reading = PlannedTruth(terrain).figure(here)
+    effects, here = dense
+    reading = PlannedTruth(effects).figure(here)
     assert reading.over_limit == pytest.approx(max(reading.ttft_ms / 1000, reading.tpot_ms / 10))
 
 
 def test_what_the_card_cannot_hold_runs_out_of_memory_and_says_it_is_simulated(dense):
-    terrain, here = dense
-    failure = PlannedTruth(terrain).figure(here.turned({"layout": "2x TP=1", "quant": "bf16"}))
+    effects, here = dense
+    failure = PlannedTruth(effects).figure(here.turned({"layout": "2x TP=1", "quant": "bf16"}))
     assert isinstance(failure, ConfigFailure)
     assert failure.kind == "out-of-memory"
     assert failure.cause.startswith("SIMULATED")
 
 
 def test_tokens_for_a_joule_are_read_where_that_is_the_goal():
-    terrain, here = ground(replace(TuneGoal("effective_tok_s", 4), metric="tok_per_joule"))
-    reading = PlannedTruth(terrain).figure(here)
+    effects, here = ground(replace(TuneGoal("effective_tok_s", 4), metric="tok_per_joule"))
+    reading = PlannedTruth(effects).figure(here)
     assert reading.figure == pytest.approx(reading.tok_per_joule)

@@ -1,11 +1,9 @@
 """Values as documents: the stored form to the bit, the readers' form with its keys."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from small_climb import BASELINE, OUT_OF_MEMORY, a_tuning
+from small_search import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
 from skep.tuner.documents import asked_and_answered, curve_of, kept_answer, tuning_json
@@ -43,7 +41,7 @@ def types(config: KnobConfig) -> list[type]:
 
 
 @pytest.mark.parametrize(
-    ("errand", "answer"),
+    ("asked", "answer"),
     [
         (
             MeasureRequest((BASELINE, MIXED), 3, "screen", "slots 1 → 2"),
@@ -56,12 +54,12 @@ def types(config: KnobConfig) -> list[type]:
         (CurveRequest((BASELINE, MIXED), (1, 2, 4)), CURVED),
     ],
 )
-def test_errand_and_answer_come_out_as_they_went_in(errand, answer):
-    kept = kept_answer(1, 5.0, errand, answer)
+def test_request_and_answer_come_out_as_they_went_in(asked, answer):
+    kept = kept_answer(1, 5.0, asked, answer)
     again = SavedAnswer(
         1, 5.0, kept.kind, kept.seconds, *(json.loads(document_text(one)) for one in (kept.errand, kept.answer))
     )
-    assert asked_and_answered(again) == (errand, answer)
+    assert asked_and_answered(again) == (asked, answer)
 
 
 def test_value_of_a_knob_keeps_its_type():

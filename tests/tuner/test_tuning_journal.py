@@ -1,7 +1,5 @@
 """A tuning that is broken off goes on where it was: nothing is asked twice, nothing is decided otherwise."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -9,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from small_climb import SLOTS, NumberedBench, SmallClimb, a_tuning
+from small_search import SLOTS, NumberedBench, SmallSearch, a_tuning
 
 from skep import __version__
 from skep.errors import StoreError, UserError
@@ -19,7 +17,7 @@ from skep.tuner.journal import TuningJournal
 from skep.tuner.running import replay_answers, run_search
 from skep.tuner.store import TuningState, TuningStore
 
-PROCESS = Path(__file__).with_name("climb_process.py")
+PROCESS = Path(__file__).with_name("search_process.py")
 
 
 @pytest.fixture
@@ -34,22 +32,22 @@ def clock():
 
 def unbroken(tunings) -> str:
     journal = TuningJournal.begin(tunings, a_tuning(), clock)
-    asyncio.run(run_search(SmallClimb(), NumberedBench(), journal))
+    asyncio.run(run_search(SmallSearch(), NumberedBench(), journal))
     return journal.tuning.id
 
 
-def go_on(tunings, name, climb=None, **changes):
+def go_on(tunings, name, search=None, **changes):
     """In this process, to its end."""
-    climb = climb or SmallClimb()
+    search = search or SmallSearch()
     with TuningJournal.resume(tunings, name, clock) as journal:
-        replay_answers(journal, climb)
-        return asyncio.run(run_search(climb, NumberedBench(len(journal.past), **changes), journal))
+        replay_answers(journal, search)
+        return asyncio.run(run_search(search, NumberedBench(len(journal.past), **changes), journal))
 
 
 def broken_off(tunings, name, after: int) -> None:
-    """By Ctrl-C, in the middle of an errand."""
+    """By Ctrl-C, in the middle of an request."""
 
-    async def before(number, _errand):
+    async def before(number, _request):
         if number > after:
             raise asyncio.CancelledError
 
@@ -63,7 +61,7 @@ def what_came(tunings, name):
 
 
 @contextmanager
-def climber(path, name: str, *, freely: bool = False):
+def search_process(path, name: str, *, freely: bool = False):
     command = [sys.executable, str(PROCESS), str(path), name, *(["freely"] if freely else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -72,10 +70,10 @@ def climber(path, name: str, *, freely: bool = False):
             process.kill()
 
 
-def killed_in(process, errands: int) -> list[int]:
-    """The numbers of the errands it began; it is killed in the middle of the last."""
+def killed_in(process, requests: int) -> list[int]:
+    """The numbers of the requests it began; it is killed in the middle of the last."""
     begun = []
-    for left in range(errands, 0, -1):
+    for left in range(requests, 0, -1):
         begun.append(int(process.stdout.readline()))
         if left > 1:
             process.stdin.write("\n")
@@ -85,10 +83,10 @@ def killed_in(process, errands: int) -> list[int]:
     return begun
 
 
-def test_killed_climb_redoes_only_the_errand_that_was_under_way(tunings, tmp_path):
-    """Killed three times, twice in the middle of an errand and once anywhere, it ends as if nothing had been."""
+def test_killed_search_redoes_only_the_request_that_was_under_way(tunings, tmp_path):
+    """Killed three times, twice in the middle of an request and once anywhere, it ends as if nothing had been."""
     path = tmp_path / "skep.sqlite3"
-    with climber(path, "new") as (process, name):
+    with search_process(path, "new") as (process, name):
         assert tunings.state(name) is TuningState.RUNNING
         with pytest.raises(UserError, match="a process is at work"):
             TuningJournal.resume(tunings, name, clock)
@@ -96,9 +94,9 @@ def test_killed_climb_redoes_only_the_errand_that_was_under_way(tunings, tmp_pat
             tunings.delete([name])
         assert killed_in(process, 3) == [1, 2, 3]
     assert tunings.state(name) is TuningState.INTERRUPTED
-    with climber(path, name) as (process, _):
+    with search_process(path, name) as (process, _):
         assert killed_in(process, 2) == [3, 4]
-    with climber(path, name, freely=True) as (process, _):
+    with search_process(path, name, freely=True) as (process, _):
         assert killed_in(process, 1) == [4]
     if tunings.state(name) is TuningState.INTERRUPTED:  # else it was at its end before the kill
         go_on(tunings, name)
@@ -108,7 +106,7 @@ def test_killed_climb_redoes_only_the_errand_that_was_under_way(tunings, tmp_pat
 
 
 @pytest.mark.parametrize("after", range(7))
-def test_interrupted_climb_goes_on_where_it_was(tunings, after):
+def test_interrupted_search_goes_on_where_it_was(tunings, after):
     """Wherever it is broken off, also between a measurement and the look at the answers that belongs to it."""
     with TuningJournal.begin(tunings, a_tuning(), clock) as journal:
         name = journal.tuning.id
@@ -121,7 +119,7 @@ def test_interrupted_climb_goes_on_where_it_was(tunings, after):
     assert what_came(tunings, name) == what_came(tunings, unbroken(tunings))
 
 
-def test_other_climb_is_not_given_anothers_answers(tunings):
+def test_other_search_is_not_given_anothers_answers(tunings):
     """One line, and what was stored is as it was."""
     with TuningJournal.begin(tunings, a_tuning(skep_version="0.0.9"), clock) as journal:
         name = journal.tuning.id
@@ -130,16 +128,16 @@ def test_other_climb_is_not_given_anothers_answers(tunings):
     with pytest.raises(
         UserError, match=r"was begun by skep 0\.0\.9, which searches differently \(request 2 was `slots 2`"
     ):
-        go_on(tunings, name, SmallClimb((1, 32, 2)))
+        go_on(tunings, name, SmallSearch((1, 32, 2)))
     assert what_came(tunings, name) == before
     assert "searches differently" in tunings.find(name).error
     go_on(tunings, name)
 
 
-def test_climb_that_decides_otherwise_is_found_out(tunings):
+def test_search_that_decides_otherwise_is_found_out(tunings):
     """It asks for the same things and makes other stages of the answers."""
 
-    class Contrary(SmallClimb):
+    class Contrary(SmallSearch):
         def _stage(self, config, decision, why, **more):
             super()._stage(config, decision, f"{why} otherwise", **more)
 
@@ -152,24 +150,24 @@ def test_climb_that_decides_otherwise_is_found_out(tunings):
         go_on(tunings, name, Contrary())
 
 
-def test_climb_that_has_ended_takes_no_more(tunings):
+def test_search_that_has_ended_takes_no_more(tunings):
     name = unbroken(tunings)
     with pytest.raises(UserError, match=f"tuning `{name}` has ended"):
         TuningJournal.resume(tunings, name, clock)
 
 
 def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings):
-    """The climb decides one before it asks for the next thing; killed there, it makes it again of the same answers."""
+    """The search decides one before it asks for the next thing; killed there, it makes it again of the same answers."""
     with TuningJournal.begin(tunings, a_tuning(), clock) as journal:
         name = journal.tuning.id
-    broken_off(tunings, name, 4)  # the refused one is stored, the errand after it is not answered
+    broken_off(tunings, name, 4)  # the refused one is stored, the request after it is not answered
     assert [stage.why for stage in tunings.stages(name)][-1] == "refused"
     with TuningJournal.resume(tunings, name, clock) as journal:
-        climb = SmallClimb()
-        replay_answers(journal, climb)
-        assert len(climb.stages) == len(journal.stages) - 1
-        climb.following()
-        assert journal.decided(climb.stages) == ()
+        search = SmallSearch()
+        replay_answers(journal, search)
+        assert len(search.stages) == len(journal.stages) - 1
+        search.following()
+        assert journal.decided(search.stages) == ()
     go_on(tunings, name)
     assert [stage.number for stage in tunings.stages(name)] == list(range(len(SLOTS)))
 

@@ -1,11 +1,9 @@
-"""The loop between climb and bench: what is told, what is stored when, and how it ends."""
-
-from __future__ import annotations
+"""The loop between search and bench: what is told, what is stored when, and how it ends."""
 
 import asyncio
 
 import pytest
-from small_climb import BASELINE, NumberedBench, SmallClimb, a_tuning
+from small_search import BASELINE, NumberedBench, SmallSearch, a_tuning
 
 from skep.errors import EngineError
 from skep.store.database import open_store
@@ -22,7 +20,7 @@ def tunings(tmp_path):
         yield TuningStore(store)
 
 
-def climb_now(*parts, **options):
+def search_now(*parts, **options):
     return asyncio.run(run_search(*parts, **options))
 
 
@@ -31,9 +29,9 @@ def journal(tunings):
     return TuningJournal.begin(tunings, a_tuning(), lambda: 1_794_752_600.0)
 
 
-def test_climb_goes_on_until_nothing_is_asked(journal, tunings):
+def test_search_goes_on_until_nothing_is_asked(journal, tunings):
     """What comes back is what is stored, and the best is the last that was accepted."""
-    outcome = climb_now(SmallClimb(), NumberedBench(), journal)
+    outcome = search_now(SmallSearch(), NumberedBench(), journal)
     assert list(outcome.stages) == tunings.stages(outcome.tuning.id)
     assert [stage.decision.value for stage in outcome.stages] == [
         "baseline", "accepted", "accepted", "failed", "failed", "worse"
@@ -57,52 +55,52 @@ def test_who_watches_is_told_what_is_stored_already(journal, tunings):
         if isinstance(event, RequestFinished):
             assert tunings.find("last").answers == told.count(RequestFinished)
 
-    climb_now(SmallClimb(), NumberedBench(), journal, on_event=on_event)
+    search_now(SmallSearch(), NumberedBench(), journal, on_event=on_event)
     assert told[:4] == [RequestStarted, BenchProgress, RequestFinished, StageDecided]
     assert (told.count(RequestStarted), told.count(RequestFinished), told.count(StageDecided)) == (7, 7, 6)
 
 
-def test_cancelled_climb_keeps_what_was_decided(journal, tunings):
-    """The errand under way leaves nothing; the best so far is known to who cancelled it."""
-    climb = SmallClimb()
+def test_cancelled_search_keeps_what_was_decided(journal, tunings):
+    """The request under way leaves nothing; the best so far is known to who cancelled it."""
+    search = SmallSearch()
 
     async def broken_off():
         reached = asyncio.Event()
 
-        async def before(number, _errand):
+        async def before(number, _request):
             if number == 3:
                 reached.set()
                 await asyncio.Event().wait()
 
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(run_search(climb, NumberedBench(before=before), journal))
+            task = tasks.create_task(run_search(search, NumberedBench(before=before), journal))
             await reached.wait()
             task.cancel()
         return task.cancelled()
 
     assert asyncio.run(broken_off())
-    assert (climb.incumbent["slots"], len(journal.stages)) == (2, 2)
+    assert (search.incumbent["slots"], len(journal.stages)) == (2, 2)
     kept = tunings.find("last")
     assert (kept.state, kept.answers, kept.error) == (TuningState.INTERRUPTED, 2, None)
 
 
-def test_errand_that_never_ends_is_broken_off(journal, tunings):
+def test_request_that_never_ends_is_broken_off(journal, tunings):
     """The bench should have seen that it hangs; whoever waits in front of it is told in any case."""
 
-    async def before(number, _errand):
+    async def before(number, _request):
         if number == 2:
             await asyncio.Event().wait()
 
     with pytest.raises(EngineError, match=r"`slots 2` \(2 readings of \w+, \w+\) was broken off after"):
-        climb_now(SmallClimb(), NumberedBench(before=before), journal, longest_s=0.05)
+        search_now(SmallSearch(), NumberedBench(before=before), journal, longest_s=0.05)
     kept = tunings.find("last")
     assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
     assert "broken off" in kept.error
 
 
 def test_timeout_of_the_bench_itself_stays_its_own(journal):
-    async def before(number, _errand):
+    async def before(number, _request):
         raise TimeoutError("the engine did not answer")
 
     with pytest.raises(TimeoutError, match="did not answer"):
-        climb_now(SmallClimb(), NumberedBench(before=before), journal)
+        search_now(SmallSearch(), NumberedBench(before=before), journal)

@@ -1,12 +1,10 @@
-"""The real climb on a rig in virtual time, broken off in every errand and taken up again each time."""
-
-from __future__ import annotations
+"""The real search on a rig in virtual time, broken off in every request and taken up again each time."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
-from small_climb import a_tuning
+from small_search import a_tuning
 
 from skep.store.database import open_store
 from skep.tuner.journal import TuningJournal
@@ -25,7 +23,7 @@ BASELINE = KnobConfig.of({"graphs": False, "kv": "auto", "slots": 1})
 SPEED = {1: 20.0, 2: 36.0, 4: 60.0, 8: 66.0, 16: 50.0}
 
 
-class Hill:
+class OneEffect:
     """Terrain and truth at once: what is foreseen is what is there, but that fp8 with 16 slots has no room."""
 
     knobs = KNOBS
@@ -56,21 +54,21 @@ class Hill:
         return self.figure(config)
 
 
-def session(journal, *, errands: int | None = None):
-    """So many errands, the next of which is broken off; None: to the end."""
+def session(journal, *, requests: int | None = None):
+    """So many requests, the next of which is broken off; None: to the end."""
     tuning = journal.tuning
-    climb = KnobSearch(Hill(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
-    left = iter(range(errands)) if errands is not None else None
+    search = KnobSearch(OneEffect(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
+    left = iter(range(requests)) if requests is not None else None
 
     class Breaking(SimulatedBench):
-        async def measure(self, errand, on_progress):
+        async def measure(self, request, on_progress):
             if left is not None and next(left, None) is None:
                 raise asyncio.CancelledError
-            return await super().measure(errand, on_progress)
+            return await super().measure(request, on_progress)
 
     with journal:
-        bench = Breaking(Hill(), seed=tuning.seed, began_s=replay_answers(journal, climb))
-        asyncio.run(run_search(climb, bench, journal))
+        bench = Breaking(OneEffect(), seed=tuning.seed, began_s=replay_answers(journal, search))
+        asyncio.run(run_search(search, bench, journal))
 
 
 def told(tunings, name):
@@ -82,7 +80,7 @@ def told(tunings, name):
     return rounded
 
 
-def test_climb_broken_off_in_every_errand_ends_as_one_that_was_not(tmp_path):
+def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tmp_path):
     tuning = a_tuning(baseline=BASELINE, knobs=KNOBS, budget_s=3 * 3600.0)
     with open_store(tmp_path / "skep.sqlite3") as store:
         tunings = TuningStore(store)
@@ -93,7 +91,7 @@ def test_climb_broken_off_in_every_errand_ends_as_one_that_was_not(tmp_path):
         while tunings.state(name) is not TuningState.ENDED:
             before = tunings.find(name).answers
             try:
-                session(broken, errands=1)
+                session(broken, requests=1)
             except asyncio.CancelledError:
                 assert tunings.find(name).answers > before
                 broken = TuningJournal.resume(tunings, name, lambda: 0.0)

@@ -1,17 +1,15 @@
-"""A process that climbs: `climb_process.py DATABASE new|TUNING [freely]`.
+"""A process that searches: `search_process.py DATABASE new|TUNING [freely]`.
 
-Says the tuning's id, then the number of each errand as it begins; before it answers one it waits for a line, unless it
-climbs freely.
+Says the tuning's id, then the number of each request as it begins; before it answers one it waits for a line, unless it
+searches freely.
 """
-
-from __future__ import annotations
 
 import asyncio
 import sys
 import time
 from pathlib import Path
 
-from small_climb import NumberedBench, SmallClimb, a_tuning
+from small_search import NumberedBench, SmallSearch, a_tuning
 
 from skep.store.database import open_store
 from skep.tuner.journal import TuningJournal
@@ -20,13 +18,13 @@ from skep.tuner.store import TuningStore
 
 
 def main(path: Path, name: str, *, freely: bool) -> None:
-    async def before(number, _errand):
+    async def before(number, _request):
         print(number, flush=True)
         if not freely:
             await asyncio.to_thread(sys.stdin.readline)
 
     with open_store(path) as store:
-        tunings, climb = TuningStore(store), SmallClimb()
+        tunings, search = TuningStore(store), SmallSearch()
         new = name == "new"
         journal = (
             TuningJournal.begin(tunings, a_tuning(), time.time)
@@ -34,8 +32,8 @@ def main(path: Path, name: str, *, freely: bool) -> None:
             else TuningJournal.resume(tunings, name, time.time)
         )
         print(journal.tuning.id, flush=True)
-        replay_answers(journal, climb)
-        asyncio.run(run_search(climb, NumberedBench(len(journal.past), before), journal))
+        replay_answers(journal, search)
+        asyncio.run(run_search(search, NumberedBench(len(journal.past), before), journal))
 
 
 if __name__ == "__main__":

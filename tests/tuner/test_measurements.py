@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from small_hills import GRAPHS, KV, SLOTS, Hills
+from known_effects import GRAPHS, KV, SLOTS, KnownEffects
 
 from skep.tuner.candidates import best_config_with
 from skep.tuner.failures import FailureSuspects
@@ -15,17 +15,17 @@ def config(graphs=False, slots=1, kv="bf16"):
     return KnobConfig.of({"graphs": graphs, "slots": slots, "kv": kv})
 
 
-TERRAIN = Hills((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
+EFFECTS_KNOWN = KnownEffects((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
 
 
 def test_before_anything_is_measured_the_planner_is_believed_but_not_to_the_letter():
-    belief = Surrogate(TERRAIN, config()).gain(config(graphs=True), config())
+    belief = Surrogate(EFFECTS_KNOWN, config()).gain(config(graphs=True), config())
     assert belief.mean == pytest.approx(math.log(1.5))
     assert 0.05 < belief.deviation < 0.4
 
 
 def test_what_was_measured_wins_over_what_was_foreseen():
-    surrogate = Surrogate(TERRAIN, config())
+    surrogate = Surrogate(EFFECTS_KNOWN, config())
     for number, (one, score) in enumerate([(config(), 4.0), (config(graphs=True), 3.8)] * 3):
         surrogate.took(one, number // 2, score, 0.0001)
     belief = surrogate.gain(config(graphs=True), config())
@@ -34,14 +34,14 @@ def test_what_was_measured_wins_over_what_was_foreseen():
 
 
 def test_an_effect_seen_here_is_expected_elsewhere():
-    surrogate = Surrogate(TERRAIN, config())
+    surrogate = Surrogate(EFFECTS_KNOWN, config())
     surrogate.took(config(), 1, 4.0, 0.0001)
     surrogate.took(config(slots=4), 1, 4.7, 0.0001)
     assert surrogate.gain(config(graphs=True, slots=4), config(graphs=True)).mean > 0.3
 
 
 def test_neighbours_on_a_ladder_are_thought_alike():
-    surrogate = Surrogate(TERRAIN, config())
+    surrogate = Surrogate(EFFECTS_KNOWN, config())
     surrogate.took(config(), 1, 4.0, 0.0001)
     surrogate.took(config(slots=4), 1, 4.3, 0.0001)
     near, far = (surrogate.gain(config(slots=slots), config()).mean for slots in (6, 2))
@@ -50,7 +50,7 @@ def test_neighbours_on_a_ladder_are_thought_alike():
 
 
 def test_a_round_that_was_slow_for_all_says_nothing_about_any():
-    surrogate = Surrogate(TERRAIN, config())
+    surrogate = Surrogate(EFFECTS_KNOWN, config())
     surrogate.took(config(), 1, 4.0, 0.0001)
     surrogate.took(config(slots=4), 1, 4.0, 0.0001)
     before = surrogate.gain(config(slots=4), config()).mean
@@ -67,7 +67,7 @@ def test_hope_is_never_below_the_mean_nor_below_nothing(mean, deviation):
 
 
 def test_the_quick_mean_is_the_mean():
-    surrogate = Surrogate(TERRAIN, config())
+    surrogate = Surrogate(EFFECTS_KNOWN, config())
     surrogate.took(config(), 1, 4.0, 0.001)
     surrogate.took(config(slots=4), 1, 4.5, 0.001)
     surrogate.took(config(kv="fp8"), 2, 4.1, 0.001)
@@ -97,10 +97,10 @@ def test_what_has_run_is_cleared():
 
 
 def test_a_leap_turns_what_a_refused_value_needs_and_nothing_else():
-    terrain = Hills((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 2.0}})
-    terrain.refused = lambda one: "too large" if one["graphs"] and one["slots"] > 2 else None
+    effects = KnownEffects((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 2.0}})
+    effects.refused = lambda one: "too large" if one["graphs"] and one["slots"] > 2 else None
     here = config(slots=8)
-    found = best_config_with(Measurements(terrain, here), here, "graphs", True)
+    found = best_config_with(Measurements(effects, here), here, "graphs", True)
     assert found is not None
     assert found["graphs"] is True
     assert found["slots"] in (1, 2)
@@ -108,15 +108,15 @@ def test_a_leap_turns_what_a_refused_value_needs_and_nothing_else():
 
 
 def test_where_no_configuration_may_have_a_value_there_is_no_leap():
-    terrain = Hills((GRAPHS, SLOTS, KV), {})
-    terrain.refused = lambda one: "never" if one["graphs"] else None
-    assert best_config_with(Measurements(terrain, config()), config(), "graphs", True) is None
+    effects = KnownEffects((GRAPHS, SLOTS, KV), {})
+    effects.refused = lambda one: "never" if one["graphs"] else None
+    assert best_config_with(Measurements(effects, config()), config(), "graphs", True) is None
 
 
 def test_of_two_that_the_planner_can_weigh_the_heavier_is_not_tried_after_the_lighter_ran_out_of_memory():
-    terrain = Hills((GRAPHS, SLOTS, KV), {})
-    terrain.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
-    book = Measurements(terrain, config())
+    effects = KnownEffects((GRAPHS, SLOTS, KV), {})
+    effects.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
+    book = Measurements(effects, config())
     failure = ConfigFailure("out-of-memory", "no memory left", "CUDA out of memory")
     book.took(MeasurementRound((ServerStart(config(slots=4), 1.0, failure=failure),), 10.0))
     assert book.refusal(config(graphs=True, slots=3)) is not None

@@ -27,14 +27,14 @@ def paths(env):
 
 
 @pytest.fixture
-def house(paths, tmp_path):
+def servers(paths, tmp_path):
     yield TrialServers(paths, tmp_path / "work")
     assert not pids_of(str(tmp_path / "work")), "something was left running"
 
 
-async def not_started(house, config):
+async def not_started(servers, config):
     with pytest.raises(DidNotStart) as found:
-        async with house.open(preset_of(config)):
+        async with servers.open(preset_of(config)):
             pass
     return found.value.failure
 
@@ -46,9 +46,12 @@ async def until(check):
     return found
 
 
-def test_it_serves_beside_the_users_own_and_leaves_nothing(house, paths, tmp_path):
+def test_it_serves_beside_the_users_own_and_leaves_nothing(servers, paths, tmp_path):
     async def run():
-        async with house.open(preset_of(PLAIN)) as served, house.open(preset_of(PLAIN.turned({"slots": 3}))) as other:
+        async with (
+            servers.open(preset_of(PLAIN)) as served,
+            servers.open(preset_of(PLAIN.turned({"slots": 3}))) as other,
+        ):
             assert served.url != other.url
             assert served.start_s > 0
             assert served.trouble() is None
@@ -57,23 +60,23 @@ def test_it_serves_beside_the_users_own_and_leaves_nothing(house, paths, tmp_pat
             assert lock_holder(paths.lock) is None
         assert not pids_of(str(tmp_path / "work"))
 
-    assert house.together([preset_of(PLAIN), preset_of(PLAIN)])
+    assert servers.together([preset_of(PLAIN), preset_of(PLAIN)])
     asyncio.run(run())
     assert not paths.store.exists()
     assert not paths.runtime.exists()
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_what_does_not_start_is_told_with_its_log_and_tried_once(house, tmp_path):
-    failure = asyncio.run(not_started(house, with_words("--crash-at-start", "CUDA error: out of memory")))
+def test_what_does_not_start_is_told_with_its_log_and_tried_once(servers, tmp_path):
+    failure = asyncio.run(not_started(servers, with_words("--crash-at-start", "CUDA error: out of memory")))
     assert failure.kind == "out-of-memory"
     assert "out of memory" in str(failure)
     logs = (tmp_path / "work").rglob("fake-model-0.log")
     assert [path.read_text().count("started, pid") for path in logs] == [1]
 
 
-def test_what_cannot_be_started_is_refused_before(house):
-    failure = asyncio.run(not_started(house, PLAIN.turned({"slots": 0})))
+def test_what_cannot_be_started_is_refused_before(servers):
+    failure = asyncio.run(not_started(servers, PLAIN.turned({"slots": 0})))
     assert failure.kind == "refused"
     assert failure.remedy
 
@@ -87,9 +90,9 @@ def test_two_tuners_do_not_run_at_once(paths):
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(house, tmp_path):
+def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(servers, tmp_path):
     async def run():
-        async with house.open(preset_of(PLAIN.turned({"replicas": 2}))) as served:
+        async with servers.open(preset_of(PLAIN.turned({"replicas": 2}))) as served:
             engines = [pid for pid in pids_of(str(tmp_path / "work")) if "fake_engine" in words(pid)]
             engine = next(pid for pid in engines if "keeper" not in words(pid))
             os.kill(engine, signal.SIGSEGV)
@@ -102,8 +105,8 @@ def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(house, tm
 
 @pytest.mark.slow
 def test_one_that_never_becomes_healthy_hangs(paths, tmp_path):
-    house = TrialServers(paths, tmp_path / "work", start_deadline_s=1.0)
-    failure = asyncio.run(not_started(house, with_words("--load-s", "60")))
+    servers = TrialServers(paths, tmp_path / "work", start_deadline_s=1.0)
+    failure = asyncio.run(not_started(servers, with_words("--load-s", "60")))
     assert failure.kind == "hang"
     assert "within 1 s" in failure.cause
     assert not pids_of(str(tmp_path / "work"))
@@ -111,9 +114,9 @@ def test_one_that_never_becomes_healthy_hangs(paths, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_cancelled_one_leaves_nothing(house, tmp_path, ready):
+def test_a_cancelled_one_leaves_nothing(servers, tmp_path, ready):
     async def serve(up):
-        async with house.open(preset_of(with_words("--grandchild", "--load-s", "0" if ready else "60"))):
+        async with servers.open(preset_of(with_words("--grandchild", "--load-s", "0" if ready else "60"))):
             up.set()
             await asyncio.Event().wait()
 
@@ -143,8 +146,8 @@ from skep.tuner.trial_server import TrialServers
 from trial_presets import preset_of, with_words
 
 async def main():
-    house = TrialServers(user_paths(os.environ), Path({str(tmp_path / "work")!r}))
-    async with house.open(preset_of(with_words("--grandchild"))) as served:
+    servers = TrialServers(user_paths(os.environ), Path({str(tmp_path / "work")!r}))
+    async with servers.open(preset_of(with_words("--grandchild"))) as served:
         print(served.url, flush=True)
         await asyncio.Event().wait()
 

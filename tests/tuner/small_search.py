@@ -1,10 +1,8 @@
-"""A climb and a bench small enough to be read, and a tuning for them to be stored under.
+"""A search and a bench small enough to be read, and a tuning for them to be stored under.
 
-The climb tries the values of one knob in turn, one of them refused, one judged, and ends with a curve: seven errands.
-The bench gives the nth errand always the same answer, so that a climb that was broken off can be held against another.
+The search tries the values of one knob in turn, one of them refused, one judged, and ends with a curve: seven requests.
+The bench gives the nth request always the same answer, so that one that was broken off can be compared with another.
 """
-
-from __future__ import annotations
 
 import asyncio
 from random import Random
@@ -45,7 +43,7 @@ def a_tuning(**changes) -> Tuning:
     return Tuning(**values | changes)
 
 
-class SmallClimb:
+class SmallSearch:
     def __init__(self, slots=SLOTS) -> None:
         self.stages: list[TuneStage] = []
         self.incumbent = BASELINE
@@ -60,15 +58,15 @@ class SmallClimb:
         return self._asked
 
     def took(self, answer) -> None:
-        errand, self._asked = self._asked, None
+        request, self._asked = self._asked, None
         if isinstance(answer, MeasurementRound):
             self._round = answer
-            config = errand.configs[-1]
+            config = request.configs[-1]
             better = not self.stages or self._figure(-1) > self._figure(0)
             if not (better and config["slots"] == JUDGED):
                 self._decide(config, better=better)
         elif isinstance(answer, JudgeResult):
-            self._decide(errand.challenger, better=answer.ok)
+            self._decide(request.challenger, better=answer.ok)
         else:
             self.ended = "all was tried"
 
@@ -107,36 +105,36 @@ class SmallClimb:
 
 
 class NumberedBench:
-    """`before(number, errand)` is awaited before an errand is answered; numbers go on from what was answered."""
+    """`before(number, request)` is awaited before an request is answered; numbers go on from what was answered."""
 
     def __init__(self, answered: int = 0, before=None) -> None:
         self.number = answered
         self._before = before
 
-    async def measure(self, errand, on_progress):
-        rng = await self._begin(errand)
-        on_progress(BenchProgress(errand.configs[0], "measuring", 1, errand.readings))
+    async def measure(self, request, on_progress):
+        rng = await self._begin(request)
+        on_progress(BenchProgress(request.configs[0], "measuring", 1, request.readings))
         return MeasurementRound(
-            tuple(sitting(config, errand.readings, rng) for config in errand.configs), rng.uniform(10, 20)
+            tuple(sitting(config, request.readings, rng) for config in request.configs), rng.uniform(10, 20)
         )
 
-    async def judge(self, errand, on_progress):
-        rng = await self._begin(errand)
-        on_progress(BenchProgress(errand.challenger, "judging"))
+    async def judge(self, request, on_progress):
+        rng = await self._begin(request)
+        on_progress(BenchProgress(request.challenger, "judging"))
         return JudgeResult(ok=True, words="as many right", seconds=rng.uniform(1, 2))
 
-    async def curve(self, errand, on_progress):
-        rng = await self._begin(errand)
-        on_progress(BenchProgress(errand.configs[0], "measuring"))
-        pairs = [(config, level) for config in errand.configs for level in errand.levels]
+    async def curve(self, request, on_progress):
+        rng = await self._begin(request)
+        on_progress(BenchProgress(request.configs[0], "measuring"))
+        pairs = [(config, level) for config in request.configs for level in request.levels]
         points = (CurvePoint(level, config, Interval(1.0, rng.uniform(1, 9), 9.0)) for config, level in pairs)
         return CurveResult(tuple(points), 5.0)
 
-    async def _begin(self, errand) -> Random:
+    async def _begin(self, request) -> Random:
         self.number += 1
         await asyncio.sleep(0)
         if self._before is not None:
-            await self._before(self.number, errand)
+            await self._before(self.number, request)
         return Random(f"answer {self.number}")
 
 

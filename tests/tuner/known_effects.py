@@ -1,4 +1,4 @@
-"""A terrain of a few knobs whose truth is written down, and a bench that measures it with noise. No I/O, no clock."""
+"""A effects of a few knobs whose truth is written down, and a bench that measures it with noise. No I/O, no clock."""
 
 import math
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from skep.tuner.records import (
 
 
 @dataclass
-class Hills:
+class KnownEffects:
     """`effects`: the share that each value of a knob has of the figure; `foreseen`: what the planner says of it."""
 
     knobs: tuple
@@ -53,28 +53,28 @@ class Hills:
         return KnobConfig.of({knob.name: knob.values[0] for knob in self.knobs})
 
 
-class HillBench:
-    """Carries errands out. `fails`, `late`, `limited` and `judged` are functions of a configuration."""
+class KnownBench:
+    """Carries requests out. `fails`, `late`, `limited` and `judged` are functions of a configuration."""
 
-    def __init__(self, hills, seed=0, noise=0.02, start_noise=0.005):
-        self.hills, self.rng, self.noise, self.start_noise = hills, Random(seed), noise, start_noise
-        self.errands = []
+    def __init__(self, effects_of, seed=0, noise=0.02, start_noise=0.005):
+        self.effects_of, self.rng, self.noise, self.start_noise = effects_of, Random(seed), noise, start_noise
+        self.requests = []
         self.fails = lambda _config: None
         self.late = lambda _config: 0.0
         self.limited = lambda _config: False
         self.judged = lambda _config: JudgeResult(ok=True, words="as good", seconds=60.0)
 
-    def carry_out(self, errand):
-        self.errands.append(errand)
-        if isinstance(errand, JudgeRequest):
-            return self.judged(errand.challenger)
-        if isinstance(errand, CurveRequest):
-            points = [CurvePoint(level, config, None) for level in errand.levels for config in errand.configs]
+    def carry_out(self, request):
+        self.requests.append(request)
+        if isinstance(request, JudgeRequest):
+            return self.judged(request.challenger)
+        if isinstance(request, CurveRequest):
+            points = [CurvePoint(level, config, None) for level in request.levels for config in request.configs]
             return CurveResult(tuple(points), 100.0)
-        assert isinstance(errand, MeasureRequest)
-        sittings = tuple(self.sitting(config, errand.readings) for config in errand.configs)
-        each = self.hills.start_seconds + (errand.readings + 1) * self.hills.reading_seconds
-        return MeasurementRound(sittings, each * len(errand.configs))
+        assert isinstance(request, MeasureRequest)
+        sittings = tuple(self.sitting(config, request.readings) for config in request.configs)
+        each = self.effects_of.start_seconds + (request.readings + 1) * self.effects_of.reading_seconds
+        return MeasurementRound(sittings, each * len(request.configs))
 
     def sitting(self, config, readings):
         failure = self.fails(config)
@@ -84,7 +84,7 @@ class HillBench:
         return ServerStart(config, 1.0, tuple(self.reading(config, lucky) for _ in range(readings)))
 
     def reading(self, config, lucky):
-        figure = self.hills.truth(config) * math.exp(lucky + self.rng.gauss(0, self.noise))
+        figure = self.effects_of.truth(config) * math.exp(lucky + self.rng.gauss(0, self.noise))
         return TuneReading(
             figure, figure, figure / 4, 100.0, 10.0, 10.0, 12,
             limited=self.limited(config), over_limit=self.late(config),
@@ -92,15 +92,15 @@ class HillBench:
 
     @property
     def measured(self):
-        return [errand for errand in self.errands if isinstance(errand, MeasureRequest)]
+        return [request for request in self.requests if isinstance(request, MeasureRequest)]
 
 
-def climbed(climb, bench, most=400):
+def searched(search, bench, most=400):
     """To its end; every answer, in order."""
     answers = []
-    while (errand := climb.following()) is not None:
-        answers.append(bench.carry_out(errand))
-        climb.took(answers[-1])
+    while (request := search.following()) is not None:
+        answers.append(bench.carry_out(request))
+        search.took(answers[-1])
         assert len(answers) < most, "it does not end"
     return answers
 
