@@ -1,11 +1,24 @@
 """Dead ends: what is tried instead, and what is never tried again. Inferences must hold on every effects."""
 
+from dataclasses import replace
 from itertools import product
 from random import Random
 
 import pytest
 
-from skep.tuner.failures import apply_remedy, asks_as_much, greedy_share, is_of_memory, narrower, why_hopeless
+from skep.catalog.options import Draft, EngineOptions
+from skep.engines.base import Diagnosis, Launch
+from skep.engines.diagnosis_rules import RULES
+from skep.tuner.failures import (
+    apply_remedy,
+    asks_as_much,
+    failure_of,
+    greedy_share,
+    is_of_memory,
+    narrower,
+    why_hopeless,
+)
+from skep.tuner.ports import drop_unusable_remedies
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig
 
 KNOBS = (
@@ -40,11 +53,6 @@ def test_memory_that_ran_out_beside_the_pool_and_inside_of_it_are_told_apart():
     assert is_of_memory(ConfigFailure("crash-under-load", "it died", "torch.OutOfMemoryError: CUDA out of memory."))
 
 
-@pytest.mark.parametrize("failure", [OUTSIDE, POOL, CRASH])
-def test_the_same_configuration_is_never_tried_again(failure):
-    assert why_hopeless(MIDDLE, [(MIDDLE, failure)], KNOBS) is not None
-
-
 @pytest.mark.parametrize(
     "turned", [{"slots": 16}, {"batched_tokens": 4096}, {"mtp": 5}, {"memory_share": 0.95}, {"slots": 16, "mtp": 5}]
 )
@@ -55,19 +63,27 @@ def test_who_asks_for_more_than_one_that_ran_out_of_memory_is_refused(turned):
     assert f"{name} {value}" in reason
 
 
+LESS = (
+    *({"slots": 4}, {"memory_share": 0.85}, {"kv": "fp8"}, {"graphs": False}, {"slots": 16, "mtp": 1}),
+    *({"layout": "2x TP=1"}, {"prefix_cache": False, "slots": 16}),
+)
+
+
 @pytest.mark.parametrize(
-    "turned",
-    [{"slots": 4}, {"memory_share": 0.85}, {"kv": "fp8"}, {"graphs": False}, {"slots": 16, "mtp": 1},
-     {"layout": "2x TP=1"}, {"prefix_cache": False, "slots": 16}],
-)  # fmt: skip
-def test_who_asks_for_less_in_any_respect_may_be_tried(turned):
-    """Of what is not known to matter, such as another layout, nothing is concluded."""
-    assert why_hopeless(MIDDLE.turned(turned), [(MIDDLE, OUTSIDE)], KNOBS) is None
-
-
-def test_a_pool_that_was_too_small_is_not_helped_by_a_smaller_share_but_by_a_larger_one():
-    assert why_hopeless(MIDDLE.turned({"memory_share": 0.85}), [(MIDDLE, POOL)], KNOBS) is not None
-    assert why_hopeless(MIDDLE.turned({"memory_share": 0.95}), [(MIDDLE, POOL)], KNOBS) is None
+    ("failure", "turned", "hopeless"),
+    [
+        (OUTSIDE, {}, True),
+        (POOL, {}, True),
+        (CRASH, {}, True),
+        (POOL, {"memory_share": 0.85}, True),
+        (POOL, {"memory_share": 0.95}, False),
+        (CRASH, {"threads": 4}, False),
+        *[(OUTSIDE, turned, False) for turned in LESS],
+    ],
+)
+def test_the_same_is_never_tried_again_and_who_asks_for_less_in_any_respect_is(failure, turned, hopeless):
+    """A pool that was too small is helped by a larger share; of another layout nothing is concluded."""
+    assert (why_hopeless(MIDDLE.turned(turned), [(MIDDLE, failure)], KNOBS) is not None) is hopeless
 
 
 def test_where_the_words_do_not_tell_which_nothing_is_concluded_from_the_share():
@@ -81,7 +97,6 @@ def test_where_the_words_do_not_tell_which_nothing_is_concluded_from_the_share()
 def test_a_knob_that_memory_does_not_depend_on_mends_nothing():
     reason = why_hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, OUTSIDE)], KNOBS)
     assert reason.endswith("which threads cannot mend")
-    assert why_hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, CRASH)], KNOBS) is None
 
 
 def test_on_a_machine_with_so_much_memory_nothing_that_fits_is_ever_refused():
@@ -201,8 +216,53 @@ def test_auto_may_be_as_narrow_as_eight_bits_and_no_wider_than_sixteen():
     assert asks_as_much("flash_attention", False, True, share="up")
 
 
-def test_the_next_narrower_type_of_the_cache_is_taken():
-    assert narrower("f16", ("f16", "q8_0", "q4_0")) == "q8_0"
-    assert narrower(None, (None, "fp8")) == "fp8"
-    assert narrower("q4_0", ("f16", "q4_0")) is None
-    assert narrower("turbo3", ("f16", "q4_0")) is None
+@pytest.mark.parametrize(
+    ("now", "types", "found"),
+    [
+        ("f16", ("f16", "q8_0", "q4_0"), "q8_0"),
+        (None, (None, "fp8"), "fp8"),
+        ("q4_0", ("f16", "q4_0"), None),
+        ("turbo3", ("f16", "q4_0"), None),
+    ],
+)
+def test_the_next_narrower_type_of_the_cache_is_taken(now, types, found):
+    assert narrower(now, types) == found
+
+
+LAUNCH = Launch(
+    "r", "vllm", "m", None, 8, 4096, 4, options=EngineOptions(memory_share=0.92, kv="fp8", draft=Draft("mtp", 3))
+)
+
+
+def test_the_remedy_is_told_as_knobs():
+    options = replace(LAUNCH.options, memory_share=0.87, draft=Draft("mtp", 2))
+    change = replace(LAUNCH, slots=4, options=options)
+    found = failure_of(Diagnosis("out of GPU memory", "torch...", "lower it", change=change), LAUNCH, under_load=False)
+    assert found.kind == "out-of-memory"
+    assert (found.evidence, found.remedy) == ("torch...", "lower it")
+    assert dict(found.mended) == {"slots": 4, "mtp": 2, "memory_share": 0.87}
+
+
+def test_speculation_that_is_given_up_is_a_depth_of_none():
+    change = replace(LAUNCH, options=replace(LAUNCH.options, draft=None))
+    found = failure_of(Diagnosis("no draft layers", change=change), LAUNCH, under_load=False)
+    assert found.mended == (("mtp", 0),)
+
+
+@pytest.mark.parametrize(("under_load", "kind"), [(False, "no-start"), (True, "crash-under-load")])
+def test_another_death_is_told_by_when_it_came(under_load, kind):
+    found = failure_of(Diagnosis("an illegal memory access"), LAUNCH, under_load=under_load)
+    assert found.kind == kind
+    assert ("under load" in found.cause) == under_load
+
+
+def test_every_rule_that_is_about_running_out_is_told_as_such():
+    causes = [rule.cause for rule in RULES if "out of GPU memory" in rule.cause or "no memory" in rule.cause]
+    assert len(causes) > 10
+    assert {failure_of(Diagnosis(cause), LAUNCH, under_load=False).kind for cause in causes} == {"out-of-memory"}
+
+
+def test_only_knobs_of_the_configuration_are_a_remedy():
+    failure = ConfigFailure("no-start", "x", mended=(("slots", 4), ("kv", "fp8"), ("p2p", "off")))
+    config = KnobConfig.of({"slots": 8, "kv": "fp8"})
+    assert drop_unusable_remedies(failure, config).mended == (("slots", 4),)

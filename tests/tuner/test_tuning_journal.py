@@ -1,20 +1,25 @@
-"""A tuning that is broken off goes on where it was: nothing is asked twice, nothing is decided otherwise."""
+"""A tuning as it runs and is stored: what is told and when, and that one broken off goes on where it was."""
 
 import asyncio
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_search import SLOTS, NumberedBench, SmallSearch, a_tuning
+from small_search import BASELINE, SLOTS, NumberedBench, SmallSearch, a_tuning
 
 from skep import __version__
-from skep.errors import StoreError, UserError
+from skep.errors import EngineError, StoreError, UserError
 from skep.store.database import open_store
 from skep.tuner.documents import curve_of
 from skep.tuner.journal import TuningJournal
-from skep.tuner.running import replay_answers, run_search
+from skep.tuner.ports import BenchProgress
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig, StageDecision, TuneReading
+from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, replay_answers, run_search
+from skep.tuner.search import KnobSearch
+from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningState, TuningStore
 
 PROCESS = Path(__file__).with_name("search_process.py")
@@ -26,12 +31,12 @@ def tunings(tmp_path):
         yield TuningStore(store)
 
 
-def clock():
+def now():
     return 1_794_752_600.0
 
 
 def unbroken(tunings) -> str:
-    journal = TuningJournal.begin(tunings, a_tuning(), clock)
+    journal = TuningJournal.begin(tunings, a_tuning(), now)
     asyncio.run(run_search(SmallSearch(), NumberedBench(), journal))
     return journal.tuning.id
 
@@ -39,7 +44,7 @@ def unbroken(tunings) -> str:
 def go_on(tunings, name, search=None, **changes):
     """In this process, to its end."""
     search = search or SmallSearch()
-    with TuningJournal.resume(tunings, name, clock) as journal:
+    with TuningJournal.resume(tunings, name, now) as journal:
         replay_answers(journal, search)
         return asyncio.run(run_search(search, NumberedBench(len(journal.past), **changes), journal))
 
@@ -89,7 +94,7 @@ def test_killed_search_redoes_only_the_request_that_was_under_way(tunings, tmp_p
     with search_process(path, "new") as (process, name):
         assert tunings.state(name) is TuningState.RUNNING
         with pytest.raises(UserError, match="a process is at work"):
-            TuningJournal.resume(tunings, name, clock)
+            TuningJournal.resume(tunings, name, now)
         with pytest.raises(UserError, match="a process is at work"):
             tunings.delete([name])
         assert killed_in(process, 3) == [1, 2, 3]
@@ -103,12 +108,14 @@ def test_killed_search_redoes_only_the_request_that_was_under_way(tunings, tmp_p
     assert what_came(tunings, name) == what_came(tunings, unbroken(tunings))
     kept = tunings.find(name)
     assert (kept.state, kept.reason) == (TuningState.ENDED, "all was tried")
+    with pytest.raises(UserError, match=f"tuning `{name}` has ended"):
+        TuningJournal.resume(tunings, name, now)
 
 
 @pytest.mark.parametrize("after", range(7))
 def test_interrupted_search_goes_on_where_it_was(tunings, after):
     """Wherever it is broken off, also between a measurement and the look at the answers that belongs to it."""
-    with TuningJournal.begin(tunings, a_tuning(), clock) as journal:
+    with TuningJournal.begin(tunings, a_tuning(), now) as journal:
         name = journal.tuning.id
     broken_off(tunings, name, after)
     kept = tunings.find(name)
@@ -121,7 +128,7 @@ def test_interrupted_search_goes_on_where_it_was(tunings, after):
 
 def test_other_search_is_not_given_anothers_answers(tunings):
     """One line, and what was stored is as it was."""
-    with TuningJournal.begin(tunings, a_tuning(skep_version="0.0.9"), clock) as journal:
+    with TuningJournal.begin(tunings, a_tuning(skep_version="0.0.9"), now) as journal:
         name = journal.tuning.id
     broken_off(tunings, name, 4)
     before = what_came(tunings, name)
@@ -141,7 +148,7 @@ def test_search_that_decides_otherwise_is_found_out(tunings):
         def _stage(self, config, decision, why, **more):
             super()._stage(config, decision, f"{why} otherwise", **more)
 
-    with TuningJournal.begin(tunings, a_tuning(skep_version=__version__), clock) as journal:
+    with TuningJournal.begin(tunings, a_tuning(skep_version=__version__), now) as journal:
         name = journal.tuning.id
     broken_off(tunings, name, 2)
     with pytest.raises(
@@ -150,19 +157,13 @@ def test_search_that_decides_otherwise_is_found_out(tunings):
         go_on(tunings, name, Contrary())
 
 
-def test_search_that_has_ended_takes_no_more(tunings):
-    name = unbroken(tunings)
-    with pytest.raises(UserError, match=f"tuning `{name}` has ended"):
-        TuningJournal.resume(tunings, name, clock)
-
-
 def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings):
     """The search decides one before it asks for the next thing; killed there, it makes it again of the same answers."""
-    with TuningJournal.begin(tunings, a_tuning(), clock) as journal:
+    with TuningJournal.begin(tunings, a_tuning(), now) as journal:
         name = journal.tuning.id
     broken_off(tunings, name, 4)  # the refused one is stored, the request after it is not answered
     assert [stage.why for stage in tunings.stages(name)][-1] == "refused"
-    with TuningJournal.resume(tunings, name, clock) as journal:
+    with TuningJournal.resume(tunings, name, now) as journal:
         search = SmallSearch()
         replay_answers(journal, search)
         assert len(search.stages) == len(journal.stages) - 1
@@ -174,10 +175,159 @@ def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings):
 
 def test_session_left_by_an_error_says_it(tunings):
     """The reason is the first error's own, and Ctrl-C is none."""
-    with pytest.raises(ExceptionGroup), TuningJournal.begin(tunings, a_tuning(), clock):
+    with pytest.raises(ExceptionGroup), TuningJournal.begin(tunings, a_tuning(), now):
         raise ExceptionGroup("of tasks", [StoreError("the disk is full")])
     assert tunings.find("last").error == "the disk is full"
-    with pytest.raises(KeyboardInterrupt), TuningJournal.resume(tunings, "last", clock):
+    with pytest.raises(KeyboardInterrupt), TuningJournal.resume(tunings, "last", now):
         raise KeyboardInterrupt
     kept = tunings.find("last")
     assert (kept.error, kept.sessions, kept.state) == (None, 2, TuningState.INTERRUPTED)
+
+
+def search_now(*parts, **options):
+    return asyncio.run(run_search(*parts, **options))
+
+
+@pytest.fixture
+def journal(tunings):
+    return TuningJournal.begin(tunings, a_tuning(), now)
+
+
+def test_search_goes_on_until_nothing_is_asked(journal, tunings):
+    """What comes back is what is stored, and the best is the last that was accepted."""
+    outcome = search_now(SmallSearch(), NumberedBench(), journal)
+    assert list(outcome.stages) == tunings.stages(outcome.tuning.id)
+    assert [stage.decision.value for stage in outcome.stages] == [
+        "baseline", "accepted", "accepted", "failed", "failed", "worse"
+    ]  # fmt: skip
+    assert outcome.best == BASELINE.turned({"slots": 4})
+    assert len(outcome.curve.points) == 4
+    kept = tunings.find("last")
+    assert (kept.state, kept.answers, kept.stages) == (TuningState.ENDED, 7, 6)
+    spent_s = sum(one.seconds for one in tunings.answers(kept.id))
+    assert kept.measured_s == pytest.approx(spent_s)
+
+
+def test_who_watches_is_told_what_is_stored_already(journal, tunings):
+    """A stage is told after it is in the file, and once."""
+    told = []
+
+    def on_event(event):
+        told.append(type(event))
+        if isinstance(event, StageDecided):
+            assert tunings.stages(journal.tuning.id)[-1] == event.stage or event.stage.decision is StageDecision.FAILED
+        if isinstance(event, RequestFinished):
+            assert tunings.find("last").answers == told.count(RequestFinished)
+
+    search_now(SmallSearch(), NumberedBench(), journal, on_event=on_event)
+    assert told[:4] == [RequestStarted, BenchProgress, RequestFinished, StageDecided]
+    assert (told.count(RequestStarted), told.count(RequestFinished), told.count(StageDecided)) == (7, 7, 6)
+
+
+def test_request_that_never_ends_is_broken_off(journal, tunings):
+    """The bench should have seen that it hangs; whoever waits in front of it is told in any case."""
+
+    async def before(number, _request):
+        if number == 2:
+            await asyncio.Event().wait()
+
+    with pytest.raises(EngineError, match=r"`slots 2` \(2 readings of \w+, \w+\) was broken off after"):
+        search_now(SmallSearch(), NumberedBench(before=before), journal, longest_s=0.05)
+    kept = tunings.find("last")
+    assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
+    assert "broken off" in kept.error
+
+
+def test_timeout_of_the_bench_itself_stays_its_own(journal):
+    async def before(number, _request):
+        raise TimeoutError("the engine did not answer")
+
+    with pytest.raises(TimeoutError, match="did not answer"):
+        search_now(SmallSearch(), NumberedBench(before=before), journal)
+
+
+THREE_KNOBS = (
+    Knob("graphs", "graphs", (False, True), expected=0.3),
+    Knob("kv", "KV type", ("auto", "fp8"), alters_answers=True, expected=0.1),
+    Knob("slots", "slots", (1, 2, 4, 8, 16), ordered=True, expected=0.2),
+)
+FIRST = KnobConfig.of({"graphs": False, "kv": "auto", "slots": 1})
+SPEED = {1: 20.0, 2: 36.0, 4: 60.0, 8: 66.0, 16: 50.0}
+
+
+class OneEffect:
+    """Terrain and truth at once: what is foreseen is what is there, but that fp8 with 16 slots has no room."""
+
+    knobs = THREE_KNOBS
+    pairs = (("kv", "slots"),)
+
+    def refusal(self, config):  # noqa: ARG002
+        return None
+
+    def predict(self, config):
+        return SPEED[config["slots"]] * (1.4 if config["graphs"] else 1.0) * (1.05 if config["kv"] == "fp8" else 1.0)
+
+    def start_s(self, config):  # noqa: ARG002
+        return 30.0
+
+    def reading_s(self, config):  # noqa: ARG002
+        return 10.0
+
+    def figure(self, config):
+        if (config["kv"], config["slots"]) == ("fp8", 16):
+            return ConfigFailure("out-of-memory", "no room", "CUDA out of memory")
+        speed = self.predict(config)
+        return TuneReading(speed, speed, speed / 4, 90.0, 20.0, 10.0, 12)
+
+    def dies(self, config):  # noqa: ARG002
+        return None
+
+    def at(self, config, concurrency):  # noqa: ARG002
+        return self.figure(config)
+
+
+def session(journal, *, requests: int | None = None):
+    """So many requests, the next of which is broken off; None: to the end."""
+    tuning = journal.tuning
+    search = KnobSearch(OneEffect(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
+    left = iter(range(requests)) if requests is not None else None
+
+    class Breaking(SimulatedBench):
+        async def measure(self, request, on_progress):
+            if left is not None and next(left, None) is None:
+                raise asyncio.CancelledError
+            return await super().measure(request, on_progress)
+
+    with journal:
+        bench = Breaking(OneEffect(), seed=tuning.seed, began_s=replay_answers(journal, search))
+        asyncio.run(run_search(search, bench, journal))
+
+
+def told(tunings, name):
+    """Figures but for their last digits: virtual time is added up in another order."""
+    rounded = []
+    for one in tunings.stages(name):
+        figure = None if one.figure is None else round(one.figure.estimate, 6)
+        rounded.append((one.title, one.config, one.decision, figure, one.starts, one.readings))
+    return rounded
+
+
+def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tmp_path):
+    tuning = a_tuning(baseline=FIRST, knobs=THREE_KNOBS, budget_s=3 * 3600.0)
+    with open_store(tmp_path / "skep.sqlite3") as store:
+        tunings = TuningStore(store)
+        whole = TuningJournal.begin(tunings, tuning, lambda: 0.0)
+        session(whole)
+        broken = TuningJournal.begin(tunings, replace(tuning, created_at=tuning.created_at + 1), lambda: 0.0)
+        name = broken.tuning.id
+        while tunings.state(name) is not TuningState.ENDED:
+            before = tunings.find(name).answers
+            try:
+                session(broken, requests=1)
+            except asyncio.CancelledError:
+                assert tunings.find(name).answers > before
+                broken = TuningJournal.resume(tunings, name, lambda: 0.0)
+        assert tunings.find(name).sessions > 5
+        assert told(tunings, name) == told(tunings, whole.tuning.id)
+        assert tunings.find(name).answers == tunings.find(whole.tuning.id).answers
+        assert tunings.find(name).measured_s == pytest.approx(tunings.find(whole.tuning.id).measured_s)
