@@ -1,18 +1,22 @@
 """The rules of a verdict, before and around what the checks find."""
 
 import asyncio
+import time
 
 import pytest
 from answers.sample_judge import judged, request, texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
 from skep.errors import SkepError, UserError
-from skep.quality.judging import AnsweredItem, Judge, finding_of, harness_files, missing_packages, needs_sandbox
+from skep.quality.judging import AnsweredItem, Judge, finding_of, missing_packages, needs_sandbox
 from skep.sandbox.script import ScriptEnding, ScriptResult
 from skep.store.verdicts import VerdictOutcome
+from skep.workload.banks import parse_bank
+from skep.workload.extraction import python_blocks
 from skep.workload.items import Checker, Item
 
 NUMBER = Item("sum", ({"role": "user", "content": "6 + 6?"},), Checker("number", {"answer": 12}), keywords=("Twelve",))
+REPORT = b'{"outcome": "passed", "detail": "", "checks": [{"name": "a", "passed": true, "detail": ""}]}'
 RIGHT = "```python\ndef page_count(total, size):\n    return -(-total // size)\n```"
 
 
@@ -31,17 +35,18 @@ def test_a_read_answer_needs_no_sandbox():
     assert needs_sandbox([NUMBER, PAGES]) is True
 
 
-def test_keywords_stand_beside_the_verdict_and_do_not_change_it():
-    verdict = read(request("It is 12."))
-    assert (verdict.passed, verdict.keywords, verdict.keywords_missing) == (True, False, ("Twelve",))
-    verdict = read(request("It is thirteen, not twelve."))
-    assert (verdict.passed, verdict.keywords, verdict.keywords_missing) == (False, True, ())
-
-
-def test_keywords_are_looked_for_in_the_content_only():
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "passed", "missing"),
+    [
+        ("It is 12.", None, True, ("Twelve",)),
+        ("It is thirteen, not twelve.", None, False, ()),
+        ("12", "twelve", True, ("Twelve",)),
+    ],
+)
+def test_keywords_of_the_content_stand_beside_the_verdict_and_do_not_change_it(answer, reasoning, passed, missing):
     """As in the write-up, where an answer in the reasoning was taken for a failure."""
-    verdict = read(request("12", reasoning="twelve"))
-    assert (verdict.passed, verdict.keywords) == (True, False)
+    verdict = read(request(answer, reasoning=reasoning))
+    assert (verdict.passed, verdict.keywords, verdict.keywords_missing) == (passed, not missing, missing)
 
 
 @pytest.mark.parametrize(
@@ -94,23 +99,22 @@ def test_the_order_is_kept_and_progress_told():
     assert heard == [1, 2, 3]
 
 
-def test_only_a_marked_report_counts():
-    told = b'{"outcome": "passed", "detail": "", "checks": [{"name": "a", "passed": true, "detail": ""}]}'
-
-    def finding(stdout, ending=ScriptEnding.EXITED, stderr=b""):
-        return finding_of(ScriptResult(ending, 0, None, stdout, stderr, 0.1), "MARK")
-
-    assert finding(b"MARK" + told).outcome is VerdictOutcome.PASSED
-    assert finding(told).outcome is VerdictOutcome.BROKEN
-    assert finding(b"MARK{").outcome is VerdictOutcome.BROKEN
-    assert finding(b"MARK[]").outcome is VerdictOutcome.BROKEN
-    assert finding(b"", ScriptEnding.OUT_OF_TIME).outcome is VerdictOutcome.EXCEEDED
-    assert finding(b"", ScriptEnding.OUT_OF_MEMORY).detail == "out of memory"
-    assert finding(b"", stderr=b"Traceback\nOops: x").detail.endswith("Oops: x")
-
-
-def test_the_harness_travels_with_the_package():
-    assert {"harness/__init__.py", "harness/driver.py", "harness/worker.py"} <= set(harness_files())
+@pytest.mark.parametrize(
+    ("stdout", "ending", "outcome"),
+    [
+        (b"MARK" + REPORT, ScriptEnding.EXITED, VerdictOutcome.PASSED),
+        (REPORT, ScriptEnding.EXITED, VerdictOutcome.BROKEN),
+        (b"MARK{", ScriptEnding.EXITED, VerdictOutcome.BROKEN),
+        (b"MARK[]", ScriptEnding.EXITED, VerdictOutcome.BROKEN),
+        (b"", ScriptEnding.OUT_OF_TIME, VerdictOutcome.EXCEEDED),
+        (b"", ScriptEnding.OUT_OF_MEMORY, VerdictOutcome.EXCEEDED),
+    ],
+)
+def test_only_a_marked_report_counts(stdout, ending, outcome):
+    finding = finding_of(ScriptResult(ending, 0, None, stdout, b"Traceback\nOops: x", 0.1), "MARK")
+    assert finding.outcome is outcome
+    assert ending is not ScriptEnding.OUT_OF_MEMORY or finding.detail == "out of memory"
+    assert stdout or ending is not ScriptEnding.EXITED or finding.detail.endswith("Oops: x")
 
 
 def test_what_answers_may_import_is_installed_here():
@@ -118,20 +122,15 @@ def test_what_answers_may_import_is_installed_here():
 
 
 def test_a_check_that_fails_itself_costs_one_answer_and_not_the_others():
-    """An item that asks for something impossible is told with its answer."""
+    """An item that asks for something impossible is told with its answer; a bank of the user's may not ask for it."""
     impossible = Item("x", ({"role": "user", "content": "?"},), Checker("number", {"answer": "0/0"}))
-    rows = [
-        AnsweredItem(request("12"), impossible),
-        AnsweredItem(request("0/0"), NUMBER),
-        AnsweredItem(request("12"), NUMBER),
-    ]
-    verdicts = asyncio.run(Judge(None).judge(rows))
-    assert [verdict.outcome for verdict in verdicts] == [
-        VerdictOutcome.BROKEN,
-        VerdictOutcome.WRONG,
-        VerdictOutcome.PASSED,
-    ]
+    asked = [("12", impossible), ("0/0", NUMBER), ("12", NUMBER)]
+    verdicts = asyncio.run(Judge(None).judge([AnsweredItem(request(answer), item) for answer, item in asked]))
+    expected = [VerdictOutcome.BROKEN, VerdictOutcome.WRONG, VerdictOutcome.PASSED]
+    assert [verdict.outcome for verdict in verdicts] == expected
     assert verdicts[0].detail == "the check itself failed: ValueError: `0/0` is not a number"
+    with pytest.raises(UserError):
+        parse_bank(['{"prompt": "?", "checker": {"kind": "number", "answer": "0/0"}}'], "bank")
 
 
 class Failing:
@@ -170,3 +169,11 @@ def test_answers_of_a_checker_that_is_gone_are_one_clear_error():
     with pytest.raises(UserError, match="no checker `fastapi`") as caught:
         asyncio.run(Judge(None).judge([AnsweredItem(request("x"), old)]))
     assert "skep report" in caught.value.hint
+
+
+def test_many_small_blocks_are_read_in_time_proportional_to_their_number():
+    """150 KB of them took half a minute, during which nothing else in skep went on."""
+    text = "".join(f"```python\nx{number} = 1\n```\n" for number in range(2000))
+    began = time.process_time()
+    python_blocks(text)
+    assert time.process_time() - began < 0.4

@@ -1,7 +1,7 @@
 """Answers in several blocks, as chats have them: the program is judged, and what only stands beside it is left out."""
 
 import pytest
-from answers.sample_judge import sample, texts_judged
+from answers.sample_judge import FOLDER, expected, sample, samples_judged, texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
 from skep.quality.harness.blocks import free_names
@@ -129,3 +129,33 @@ def test_a_regular_expression_is_searched_for_in_the_sandbox():
 def test_a_pattern_that_takes_for_ever_is_ended():
     (verdict,) = texts_judged(item("regex", pattern="(a|aa)+$"), ["a" * 60 + "b"], limits=SandboxLimits(seconds=1))
     assert verdict.outcome is VerdictOutcome.EXCEEDED
+
+
+ALL = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.md"))
+LIGHT = [name for name in ALL if name.startswith(("bug/", "docstring/"))]
+
+
+def surprises(verdicts):
+    return {
+        name: (verdict.outcome.value, verdict.detail)
+        for name, verdict in verdicts.items()
+        if verdict.outcome.value != expected(name)
+    }
+
+
+def test_answers_with_functions_and_docstrings_are_judged_as_they_should_be():
+    assert surprises(samples_judged(LIGHT)) == {}
+
+
+@pytest.mark.slow
+def test_every_sample_answer_is_judged_as_it_should_be():
+    verdicts = samples_judged(ALL)
+    assert surprises(verdicts) == {}
+    assert "a blank name is refused: answered 201, not 422" in verdicts["fastapi2/wrong-lets-blank-names-in"].detail
+    assert "event loop" in verdicts["reader/wrong-blocks-the-loop"].detail
+    assert "NameError: name 'uuid4' is not defined" in verdicts["fastapi1/wrong-forgets-an-import"].detail
+
+
+def test_every_kind_has_right_and_wrong_samples():
+    kinds = {name.partition("/")[0] for name in ALL}
+    assert all({"passed", "wrong"} <= {expected(n) for n in ALL if n.startswith(f"{kind}/")} for kind in kinds)

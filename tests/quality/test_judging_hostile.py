@@ -87,6 +87,25 @@ def test_code_that_lies_or_leaves_never_passes():
     assert all(verdict.detail for verdict in verdicts.values())
 
 
+FORGED = """
+import os
+import sys
+
+frame = sys._getframe()
+while "say" not in frame.f_locals:
+    frame = frame.f_back
+say = frame.f_locals["say"]
+say(passed=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="the process that runs the answer tells whether it passed")
+def test_code_that_reports_a_pass_by_itself_does_not_pass():
+    (verdict,) = texts_judged(item(), [block(FORGED)])
+    assert not verdict.passed
+
+
 def test_code_over_its_limits_is_told_apart():
     verdicts = texts_judged(item(), [block(f"{RIGHT}\n{code}") for code in FLOODS.values()], limits=SHORT)
     found = {name: verdict.outcome for name, verdict in zip(FLOODS, verdicts, strict=True)}
