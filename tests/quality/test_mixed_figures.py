@@ -126,16 +126,14 @@ def test_side_tasks_that_are_sent_again_hold_the_load_but_for_the_gaps():
     assert found.wall_s == 4.0  # the last one is waited for
 
 
-def test_a_level_has_figures_for_each_of_its_side_tasks_even_without_rows():
-    assert [(one.item, one.runs) for one in level_of(talk(level=5)).side] == [(f"S{n}", 0) for n in (1, 2, 3, 4)]
-
-
 # Together
 
 
-def test_aggregate_speed_is_all_tokens_over_wall_time():
-    rows = [*talk(level=2), side(1, 0.0, 5.0)]
+def test_aggregate_speed_is_all_tokens_over_wall_time_without_the_warm_up():
+    rows = [*talk(level=2), side(1, 0.0, 5.0), turn(0, 0.0, 9.0, level=0)]
+    assert [one.concurrency for one in summed(rows).levels] == [2]
     assert level_of(rows).aggregate_tok_s == pytest.approx(350 / 5)
+    assert [(one.item, one.runs) for one in level_of(talk(level=5)).side] == [(f"S{n}", 0) for n in (1, 2, 3, 4)]
 
 
 def test_time_per_finished_task_counts_only_answers_that_passed():
@@ -143,10 +141,6 @@ def test_time_per_finished_task_counts_only_answers_that_passed():
     verdicts = [verdict(row, VerdictOutcome.WRONG if row.kind == "P1.3" else VerdictOutcome.PASSED) for row in rows]
     assert level_of(rows, verdicts).seconds_per_task == pytest.approx(4.0 / 3)
     assert level_of(rows, [verdict(row, VerdictOutcome.TRUNCATED) for row in rows]).seconds_per_task is None
-
-
-def test_warm_up_rows_are_not_counted():
-    assert [one.concurrency for one in summed([*talk(), turn(0, 0.0, 9.0, level=0)]).levels] == [1]
 
 
 # The axes
@@ -173,28 +167,22 @@ def test_each_axis_is_between_0_and_1_and_says_how_it_is_made():
     assert all(axis.definition and axis.shown for axis in axes)
 
 
-def test_what_gets_faster_under_load_is_no_better_than_1():
-    assert summed(loaded(slower=0.5)).axes[2].value == 1.0
-
-
-def test_with_one_level_only_the_axes_of_load_are_unknown():
+def test_with_one_level_or_none_the_axes_of_load_are_unknown():
     assert [axis.value for axis in summed(talk()).axes] == [1.0, None, None, None, None, None]
-
-
-def test_no_rows_at_all_are_a_summary_without_levels():
     summary = summed([])
     assert (summary.levels, summary.advice.concurrency) == ((), None)
     assert all(axis.value is None for axis in summary.axes)
+    assert summed(loaded(slower=0.5)).axes[2].value == 1.0, "what gets faster under load is no better than 1"
 
 
-def test_solo_speed_is_a_share_of_the_fastest_model_shown():
-    both = side_by_side([summed(loaded(speed=100)), summed(loaded(speed=50))])
-    assert [one.axes[0].value for one in both] == [1.0, 0.5]
-
-
-def test_a_model_without_a_speed_has_no_place_on_that_axis():
-    both = side_by_side([summed(loaded()), summed([row for row in loaded() if row.level > 1])])
-    assert [one.axes[0].value for one in both] == [1.0, None]
+@pytest.mark.parametrize(
+    ("other", "share"),
+    [(loaded(speed=50), 0.5), ([row for row in loaded() if row.level > 1], None)],
+    ids=["half", "none"],
+)
+def test_solo_speed_is_a_share_of_the_fastest_model_shown(other, share):
+    both = side_by_side([summed(loaded(speed=100)), summed(other)])
+    assert [one.axes[0].value for one in both] == [1.0, share]
 
 
 # The advice
@@ -276,11 +264,7 @@ def test_how_small_a_loss_could_have_been_seen_is_said_with_what_was_seen():
     )
     assert losing(3, 4).is_shown
     assert not losing(3, 3).is_shown
-
-
-def test_answers_too_few_for_any_claim_are_called_so():
-    loss = PassLoss(1, 1, 1, 1, 1.0, None)
-    assert loss_words(loss).endswith("too few to tell any loss from chance")
+    assert loss_words(PassLoss(1, 1, 1, 1, 1.0, None)).endswith("too few to tell any loss from chance")
 
 
 def test_each_task_is_held_against_the_lowest_level_that_had_it():

@@ -16,15 +16,17 @@ from skep.store.database import open_store
 ENDPOINT = "/v1/chat/completions"
 
 
-class Errand:
-    def __init__(self, door, owner):
-        self.door = door
+class Sent:
+    """One request on its way."""
+
+    def __init__(self, gateway, owner):
+        self.gateway = gateway
         self.owner = owner
         self.waiting = True
         self.given_up = False
 
     def go(self, endpoint, body, answered):
-        self.door.send(self, endpoint, json.loads(body)["n"], answered)
+        self.gateway.send(self, endpoint, json.loads(body)["n"], answered)
 
     def give_up(self):
         self.given_up = True
@@ -39,29 +41,29 @@ class Scripted:
         self.most = most
         self.answers = answers  # None: all
         self.sent = []
-        self.errands = []
+        self.requests = []
         self.most_waiting = 0
 
     def complaint_of(self, model):
         return None if model == "m" else f"no {model}"
 
     def errand(self, owner):
-        if self.most is not None and sum(not errand.given_up for errand in self.errands) >= self.most:
+        if self.most is not None and sum(not request.given_up for request in self.requests) >= self.most:
             return None
-        self.errands.append(Errand(self, owner))
-        return self.errands[-1]
+        self.requests.append(Sent(self, owner))
+        return self.requests[-1]
 
     async def ready(self):
         pass
 
-    def send(self, errand, endpoint, number, answered):
-        self.sent.append((errand.owner, endpoint, number))
+    def send(self, request, endpoint, number, answered):
+        self.sent.append((request.owner, endpoint, number))
         if self.silent or (self.answers is not None and len(self.sent) > self.answers):
-            errand.waiting = sum(not one.waiting for one in self.errands) >= self.slots
+            request.waiting = sum(not one.waiting for one in self.requests) >= self.slots
         else:
-            errand.waiting = False
+            request.waiting = False
             asyncio.get_running_loop().call_soon(answered, BatchAnswer(200, b"{}"))
-        self.most_waiting = max(self.most_waiting, sum(one.waiting for one in self.errands))
+        self.most_waiting = max(self.most_waiting, sum(one.waiting for one in self.requests))
 
 
 class Bench:
@@ -83,17 +85,18 @@ class Bench:
         self.store.add_batch(BatchOrder(name, owner, now, ENDPOINT, file, "24h", now + window_s))
         return file
 
-    def carry_out(self, door, *, until=None, store=None):
+    def carry_out(self, make_gateway, *, until=None, store=None):
         """Until every batch has ended, and then the runner is told to leave; or it is cut off at some point."""
 
         async def work():
-            runner = BatchRunner(store or self.store, self.room, door(), self.said.append)
+            gateway = make_gateway()
+            runner = BatchRunner(store or self.store, self.room, gateway, self.said.append)
             async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(runner.run())
-                while self.store.unfinished() if until is None else not until(runner._door):
+                while self.store.unfinished() if until is None else not until(gateway):
                     await asyncio.sleep(0.005)
                 runner.leave() if until is None else running.cancel()
-            return runner._door
+            return gateway
 
         return asyncio.run(work())
 
@@ -113,8 +116,8 @@ def bench(tmp_path):
 def test_batches_are_carried_out_with_the_rights_of_their_owners(bench):
     bench.add("batch_1", 20, owner="ann")
     bench.add("batch_2", 20, owner="bob")
-    door = bench.carry_out(Scripted)
-    assert sorted(door.sent) == sorted((owner, ENDPOINT, n) for owner in ("ann", "bob") for n in range(20))
+    gateway = bench.carry_out(Scripted)
+    assert sorted(gateway.sent) == sorted((owner, ENDPOINT, n) for owner in ("ann", "bob") for n in range(20))
     output, errors = bench.told("batch_1")
     assert ([line["custom_id"] for line in output], errors) == ([f"c{n}" for n in range(20)], [])
     assert (bench.store.pending("batch_1"), bench.said) == ([], [])
@@ -123,9 +126,11 @@ def test_batches_are_carried_out_with_the_rights_of_their_owners(bench):
 def test_a_few_wait_for_a_slot_and_no_more(bench):
     """What does not find a slot waits in the gateway's queue, where others wait too."""
     bench.add("batch_1", 20)
-    door = bench.carry_out(lambda: Scripted(slots=3, silent=True), until=lambda door: len(door.sent) == 5)
-    assert (len(door.sent), door.most_waiting) == (5, 2)
-    assert all(errand.given_up for errand in door.errands)  # the process ended: nobody is left to hear the answers
+    gateway = bench.carry_out(lambda: Scripted(slots=3, silent=True), until=lambda gateway: len(gateway.sent) == 5)
+    assert (len(gateway.sent), gateway.most_waiting) == (5, 2)
+    assert all(
+        request.given_up for request in gateway.requests
+    )  # the process ended: nobody is left to hear the answers
     assert len(bench.store.pending("batch_1")) == 20
 
 
@@ -134,7 +139,7 @@ def test_a_process_that_ends_in_order_leaves_nothing_begun(bench):
     bench.add("batch_1", 20)
     begun = []
 
-    def under_way(_door):
+    def under_way(_gateway):
         begun.append(bench.store.lost("batch_1"))
         return len(begun[-1]) == 3
 
@@ -143,10 +148,10 @@ def test_a_process_that_ends_in_order_leaves_nothing_begun(bench):
     assert bench.store.lost("batch_1") == {}
 
 
-def test_what_the_door_does_not_take_stays_here(bench):
+def test_what_the_gateway_does_not_take_stays_here(bench):
     bench.add("batch_1", 20)
-    door = bench.carry_out(lambda: Scripted(silent=True, most=2), until=lambda door: len(door.sent) == 2)
-    assert len(door.sent) == 2
+    gateway = bench.carry_out(lambda: Scripted(silent=True, most=2), until=lambda gateway: len(gateway.sent) == 2)
+    assert len(gateway.sent) == 2
 
 
 def test_many_batches_of_one_owner_do_not_keep_another_owners_from_beginning(bench):
@@ -155,13 +160,13 @@ def test_many_batches_of_one_owner_do_not_keep_another_owners_from_beginning(ben
         bench.add(f"batch_{number}", 1)
 
     class Late(Scripted):
-        def send(self, errand, endpoint, number, answered):
-            super().send(errand, endpoint, number, answered)
+        def send(self, request, endpoint, number, answered):
+            super().send(request, endpoint, number, answered)
             if len(self.sent) == MOST_AT_ONCE:
                 bench.add("batch_bob", 3, owner="bob")
 
-    def bobs(door):
-        return sum(owner == "bob" for owner, _, _ in door.sent) == 3
+    def bobs(gateway):
+        return sum(owner == "bob" for owner, _, _ in gateway.sent) == 3
 
     bench.carry_out(lambda: Late(slots=100, silent=True), until=bobs)
 
@@ -182,16 +187,16 @@ def test_a_batch_that_gave_way_goes_on_while_its_last_answer_is_still_to_come(be
                 await asyncio.sleep(0.005)
 
     async def work():
-        door, order = Scripted(slots=1, silent=True), bench.store.batch("batch_1").order
+        gateway, order = Scripted(slots=1, silent=True), bench.store.batch("batch_1").order
         course, room = BatchSchedule(bench.store.pending("batch_1")), OneLine(bench.room.folder)
-        sending = BatchSender(order, course, store=bench.store, room=room, door=door, say=bench.said.append)
+        sending = BatchSender(order, course, store=bench.store, room=room, door=gateway, say=bench.said.append)
         running = asyncio.create_task(sending.run())
-        await until(lambda: len(door.sent) == 3)
+        await until(lambda: len(gateway.sent) == 3)
         assert not sending.may_resume
         sending.halt(Halt.LEAVING)
-        await until(lambda: sum(errand.given_up for errand in door.errands) == 2)
+        await until(lambda: sum(request.given_up for request in gateway.requests) == 2)
         sending.resume()
-        await until(lambda: len(door.sent) == 5)
+        await until(lambda: len(gateway.sent) == 5)
         assert len(course.left()) == 5
         running.cancel()
         await asyncio.wait([running])
@@ -206,52 +211,49 @@ def test_one_that_is_cancelled_ends_though_there_is_no_room_for_another(bench):
     last = f"batch_{MOST_AT_ONCE + 3}"
 
     class Late(Scripted):
-        def send(self, errand, endpoint, number, answered):
-            super().send(errand, endpoint, number, answered)
+        def send(self, request, endpoint, number, answered):
+            super().send(request, endpoint, number, answered)
             if len(self.sent) == MOST_AT_ONCE:
                 bench.store.become(last, BatchStatus.CANCELLING, time.time())
 
-    bench.carry_out(lambda: Late(slots=100, silent=True), until=lambda _door: bench.store.batch(last).status.is_final)
+    bench.carry_out(
+        lambda: Late(slots=100, silent=True), until=lambda _gateway: bench.store.batch(last).status.is_final
+    )
     assert bench.store.batch(last).status is BatchStatus.CANCELLED
 
 
 def test_one_that_was_cancelled_before_it_was_looked_at_is_cancelled(bench):
     bench.add("batch_1")
     bench.store.become("batch_1", BatchStatus.CANCELLING, time.time())
-    door = bench.carry_out(Scripted)
-    assert (bench.store.batch("batch_1").status, bench.told("batch_1"), door.sent) == (
+    gateway = bench.carry_out(Scripted)
+    assert (bench.store.batch("batch_1").status, bench.told("batch_1"), gateway.sent) == (
         BatchStatus.CANCELLED,
         [[], []],
         [],
     )
 
 
-def test_one_whose_window_passed_while_nobody_served_has_expired(bench):
-    bench.add("batch_1", 3, window_s=-1.0)
-    door = bench.carry_out(Scripted)
+@pytest.mark.parametrize(
+    ("window_s", "answers", "answered"), [(-1.0, None, 0), (1.0, 4, 4)], ids=["before", "under way"]
+)
+def test_what_is_not_done_in_its_window_expires(bench, window_s, answers, answered):
+    """Also where it passed while nobody served: then nothing is sent."""
+    bench.add("batch_1", 10, window_s=window_s)
+    gateway = bench.carry_out(lambda: Scripted(slots=3, answers=answers))
     output, errors = bench.told("batch_1")
-    assert (bench.store.batch("batch_1").status, output, door.sent) == (BatchStatus.EXPIRED, [], [])
-    assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [
-        (f"c{n}", "batch_expired") for n in range(3)
-    ]
-
-
-def test_what_is_not_done_in_its_window_expires(bench):
-    bench.add("batch_1", 10, window_s=1.0)
-    bench.carry_out(lambda: Scripted(slots=3, answers=4))
-    output, errors = bench.told("batch_1")
-    assert (bench.store.batch("batch_1").status, len(output)) == (BatchStatus.EXPIRED, 4)
+    assert (bench.store.batch("batch_1").status, len(output)) == (BatchStatus.EXPIRED, answered)
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
     assert sorted(line["custom_id"] for line in output + errors) == [f"c{n}" for n in range(10)]
+    assert bool(gateway.sent) is bool(answered)
 
 
 def test_a_file_that_goes_meanwhile_ends_what_was_not_sent(bench):
     class Careless(Scripted):
-        def send(self, errand, endpoint, number, answered):
+        def send(self, request, endpoint, number, answered):
             sent.append(f"c{number}")
             if number == 3:
                 bench.room.delete(file)
-            super().send(errand, endpoint, number, answered)
+            super().send(request, endpoint, number, answered)
 
     sent, file = [], bench.add("batch_1", 10)
     bench.carry_out(Careless)
@@ -274,7 +276,7 @@ def test_a_disk_that_is_full_at_the_end_is_not_filled_further(bench):
     bench.add("batch_1", 3, window_s=1.0)
     room, before = bench.room, set(bench.room.folder.iterdir())
     bench.room = Full(room.folder)
-    bench.carry_out(lambda: Scripted(answers=1), until=lambda _door: bench.said)
+    bench.carry_out(lambda: Scripted(answers=1), until=lambda _gateway: bench.said)
     assert set(room.folder.iterdir()) - before == {room.folder / ".lock"}
     assert "No space" in bench.said[0]
     bench.room = room
@@ -287,8 +289,8 @@ def test_one_that_was_being_finalized_is_finalized(bench):
     bench.store.validated("batch_1", 1.0, "m", [BatchRequest(0, "c0", 0, 1)])
     bench.store.record("batch_1", [BatchResult(0, 2.0, ok=True, line=b'{"custom_id": "c0"}\n')])
     bench.store.become("batch_1", BatchStatus.FINALIZING, 3.0)
-    door = bench.carry_out(Scripted)
-    assert (door.sent, bench.told("batch_1")) == ([], [[{"custom_id": "c0"}], []])
+    gateway = bench.carry_out(Scripted)
+    assert (gateway.sent, bench.told("batch_1")) == ([], [[{"custom_id": "c0"}], []])
 
 
 def test_a_file_that_is_gone_is_said(bench):
@@ -309,8 +311,8 @@ def test_a_store_that_is_full_for_a_while_gets_every_result(bench):
             super().record(batch_id, results, **noted)
 
     bench.add("batch_1", 8)
-    door = bench.carry_out(Scripted, store=Full(bench.store._store))
-    assert (len(door.sent), len(bench.told("batch_1")[0])) == (8, 8)
+    gateway = bench.carry_out(Scripted, store=Full(bench.store._store))
+    assert (len(gateway.sent), len(bench.told("batch_1")[0])) == (8, 8)
     assert "disk is full" in bench.said[0]
 
 
@@ -318,8 +320,8 @@ def test_two_processes_do_not_work_on_the_same_batch(bench):
     bench.add("batch_1", 30)
 
     async def both():
-        doors = [Scripted(), Scripted()]
-        runners = [BatchRunner(bench.store, bench.room, door, bench.said.append) for door in doors]
+        gateways = [Scripted(), Scripted()]
+        runners = [BatchRunner(bench.store, bench.room, gateway, bench.said.append) for gateway in gateways]
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
             for runner in runners:
                 tasks.create_task(runner.run())
@@ -327,10 +329,10 @@ def test_two_processes_do_not_work_on_the_same_batch(bench):
                 await asyncio.sleep(0.005)
             for runner in runners:
                 runner.leave()
-        return doors
+        return gateways
 
-    doors = asyncio.run(both())
-    assert sorted(len(door.sent) for door in doors) == [0, 30]
+    gateways = asyncio.run(both())
+    assert sorted(len(gateway.sent) for gateway in gateways) == [0, 30]
 
 
 def test_what_expired_and_what_was_left_behind_is_tidied_away(bench):
@@ -339,6 +341,6 @@ def test_what_expired_and_what_was_left_behind_is_tidied_away(bench):
     old = new_file_id()
     bench.room.write(old, [b"x"])
     bench.store.add_file(StoredFile(old, "", 0.0, "f", "batch", 1, expires_at=1.0))
-    bench.carry_out(Scripted, until=lambda _door: bench.store.file(old) is None)
+    bench.carry_out(Scripted, until=lambda _gateway: bench.store.file(old) is None)
     assert not bench.room.path(old).exists()
     assert bench.room.path(file).exists()
