@@ -56,8 +56,8 @@ class KnownEffects:
 class KnownBench:
     """Carries requests out. `fails`, `late`, `limited` and `judged` are functions of a configuration."""
 
-    def __init__(self, effects_of, seed=0, noise=0.02, start_noise=0.005):
-        self.effects_of, self.rng, self.noise, self.start_noise = effects_of, Random(seed), noise, start_noise
+    def __init__(self, effects, seed=0, noise=0.02, start_noise=0.005):
+        self.effects, self.rng, self.noise, self.start_noise = effects, Random(seed), noise, start_noise
         self.requests = []
         self.fails = lambda _config: None
         self.late = lambda _config: 0.0
@@ -73,7 +73,7 @@ class KnownBench:
             return CurveResult(tuple(points), 100.0)
         assert isinstance(request, MeasureRequest)
         sittings = tuple(self.sitting(config, request.readings) for config in request.configs)
-        each = self.effects_of.start_seconds + (request.readings + 1) * self.effects_of.reading_seconds
+        each = self.effects.start_seconds + (request.readings + 1) * self.effects.reading_seconds
         return MeasurementRound(sittings, each * len(request.configs))
 
     def sitting(self, config, readings):
@@ -84,7 +84,7 @@ class KnownBench:
         return ServerStart(config, 1.0, tuple(self.reading(config, lucky) for _ in range(readings)))
 
     def reading(self, config, lucky):
-        figure = self.effects_of.truth(config) * math.exp(lucky + self.rng.gauss(0, self.noise))
+        figure = self.effects.truth(config) * math.exp(lucky + self.rng.gauss(0, self.noise))
         return TuneReading(
             figure, figure, figure / 4, 100.0, 10.0, 10.0, 12,
             limited=self.limited(config), over_limit=self.late(config),

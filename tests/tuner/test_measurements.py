@@ -15,17 +15,17 @@ def config(graphs=False, slots=1, kv="bf16"):
     return KnobConfig.of({"graphs": graphs, "slots": slots, "kv": kv})
 
 
-EFFECTS_KNOWN = KnownEffects((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
+EFFECTS = KnownEffects((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
 
 
 def test_before_anything_is_measured_the_planner_is_believed_but_not_to_the_letter():
-    belief = Surrogate(EFFECTS_KNOWN, config()).gain(config(graphs=True), config())
+    belief = Surrogate(EFFECTS, config()).gain(config(graphs=True), config())
     assert belief.mean == pytest.approx(math.log(1.5))
     assert 0.05 < belief.deviation < 0.4
 
 
 def test_what_was_measured_wins_over_what_was_foreseen():
-    surrogate = Surrogate(EFFECTS_KNOWN, config())
+    surrogate = Surrogate(EFFECTS, config())
     for number, (one, score) in enumerate([(config(), 4.0), (config(graphs=True), 3.8)] * 3):
         surrogate.took(one, number // 2, score, 0.0001)
     belief = surrogate.gain(config(graphs=True), config())
@@ -34,14 +34,14 @@ def test_what_was_measured_wins_over_what_was_foreseen():
 
 
 def test_an_effect_seen_here_is_expected_elsewhere():
-    surrogate = Surrogate(EFFECTS_KNOWN, config())
+    surrogate = Surrogate(EFFECTS, config())
     surrogate.took(config(), 1, 4.0, 0.0001)
     surrogate.took(config(slots=4), 1, 4.7, 0.0001)
     assert surrogate.gain(config(graphs=True, slots=4), config(graphs=True)).mean > 0.3
 
 
 def test_neighbours_on_a_ladder_are_thought_alike():
-    surrogate = Surrogate(EFFECTS_KNOWN, config())
+    surrogate = Surrogate(EFFECTS, config())
     surrogate.took(config(), 1, 4.0, 0.0001)
     surrogate.took(config(slots=4), 1, 4.3, 0.0001)
     near, far = (surrogate.gain(config(slots=slots), config()).mean for slots in (6, 2))
@@ -50,7 +50,7 @@ def test_neighbours_on_a_ladder_are_thought_alike():
 
 
 def test_a_round_that_was_slow_for_all_says_nothing_about_any():
-    surrogate = Surrogate(EFFECTS_KNOWN, config())
+    surrogate = Surrogate(EFFECTS, config())
     surrogate.took(config(), 1, 4.0, 0.0001)
     surrogate.took(config(slots=4), 1, 4.0, 0.0001)
     before = surrogate.gain(config(slots=4), config()).mean
@@ -67,7 +67,7 @@ def test_hope_is_never_below_the_mean_nor_below_nothing(mean, deviation):
 
 
 def test_the_quick_mean_is_the_mean():
-    surrogate = Surrogate(EFFECTS_KNOWN, config())
+    surrogate = Surrogate(EFFECTS, config())
     surrogate.took(config(), 1, 4.0, 0.001)
     surrogate.took(config(slots=4), 1, 4.5, 0.001)
     surrogate.took(config(kv="fp8"), 2, 4.1, 0.001)
