@@ -136,10 +136,12 @@ def test_a_split_by_rule_says_why():
     assert "split by rule, not by the model: no JSON" in final_answer(run, results)
 
 
-def test_concat_keeps_the_order_and_makes_no_further_tasks():
+def test_concat_keeps_the_order_makes_no_further_tasks_and_counts_answers_that_were_cut():
     run = run_of(2, merge=False)
     assert next_tasks(run, [], first_answers(2)) == []
     assert final_answer(run, first_answers(2)).startswith("## Objective 0\n\nFinding 0")
+    cut = [result("t0", "Whole."), result("t1", "Only half of", finish="length")]
+    assert "- 1 of 2 answers were cut at the limit of tokens" in final_answer(run, cut)
 
 
 def test_a_merge_may_not_take_a_tasks_name():
@@ -160,12 +162,9 @@ def test_a_plan_of_an_earlier_version_is_read():
     assert final_answer(run, [result("a", "one"), result("b", "two")]) == "## Count\n\none\n\n## a.md:1-3\n\ntwo"
 
 
-def test_babble_is_known_by_its_repeating():
+def test_babble_is_known_by_its_repeating_and_equal_answers_are_printed_once():
     assert repeats_itself("We go on and on.\n" * 8)
     assert not repeats_itself("\n".join(f"Line number {n} says something." for n in range(20)))
-
-
-def test_equal_answers_are_printed_once():
     parts = [MergeProblem("A", "Nothing found."), MergeProblem("B", "nothing found")]
     assert joined(parts) == "## A\n\nNothing found.\n\n## B\n\nThe same as A."
 
@@ -186,9 +185,3 @@ def test_what_a_merge_does_not_mention_stands_below_it():
     parts = [MergeProblem(one.task, one.answer) for one in answers]
     assert left_out("There are two of them.", parts) == []
     assert left_out("Queens and foragers.", parts) == []
-
-
-def test_answers_that_were_cut_are_counted():
-    answers = [result("t0", "Whole."), result("t1", "Only half of", finish="length")]
-    text = final_answer(run_of(2, merge=False), answers)
-    assert "- 1 of 2 answers were cut at the limit of tokens" in text

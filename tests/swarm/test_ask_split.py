@@ -80,16 +80,13 @@ def test_a_models_liberties_are_forgiven(sources):
     assert [part.id for part in split.parts][-2:] == ["a", "3"]
 
 
-def test_ids_are_unique(sources):
-    split = made(sources, {"id": "a", "files": ["one.py"]}, {"id": "a", "files": ["two.py"]})
-    assert [part.id for part in split.parts][:2] == ["a", "a'"]
-
-
 def test_files_that_a_model_forgot_get_a_task_of_their_own(sources):
     split = made(sources, {"id": "a", "files": ["src/one.py"]})
     assert files_of(split) == {"long.md", "src/one.py", "src/two.py"}
     assert split.why == "2 of 3 files were in no task and got their own"
     assert {part.objective for part in split.parts[1:]} == {"the goal"}
+    twice = made(sources, {"id": "a", "files": ["one.py"]}, {"id": "a", "files": ["two.py"]})
+    assert [part.id for part in twice.parts][:2] == ["a", "a'"]
 
 
 def test_by_rule_the_goal_goes_to_every_piece(sources):
@@ -98,6 +95,7 @@ def test_by_rule_the_goal_goes_to_every_piece(sources):
     assert {part.objective for part in split.parts} == {"Sum up"}
     assert "one.py:1-2" in [part.id for part in split.parts]
     assert files_of(split) == set(sources.texts)
+    assert "- long.md (" in planner_messages("the goal", sources, SIZES)[1]["content"]
 
 
 def test_names_that_two_files_share_stay_whole(tmp_path):
@@ -121,10 +119,6 @@ def test_material_cannot_end_its_own_marks(tmp_path):
     assert content.count(">>>") == content.count("<<<") == 1
 
 
-def test_the_planner_is_given_the_files(sources):
-    assert "- long.md (" in planner_messages("the goal", sources, SIZES)[1]["content"]
-
-
 def test_pieces_follow_the_context():
     assert sizes_of(None, 3.0, chunk_tokens=None, max_tokens=None).chunk_chars == 3000
     large = sizes_of(32_768, 3.0, chunk_tokens=None, max_tokens=None)
@@ -133,11 +127,11 @@ def test_pieces_follow_the_context():
     assert sizes_of(2048, 3.0, chunk_tokens=None, max_tokens=None).answer_tokens == 256
 
 
-def test_a_plan_may_be_as_long_as_its_files_and_the_context_ask_for():
-    assert plan_tokens(2048, 3) == 512
-    assert plan_tokens(None, 0) == 1024
-    assert plan_tokens(131_072, 10) == 1504
-    assert plan_tokens(131_072, 5_000) == 4096
+@pytest.mark.parametrize(
+    ("context", "files", "tokens"), [(2048, 3, 512), (None, 0, 1024), (131_072, 10, 1504), (131_072, 5_000, 4096)]
+)
+def test_a_plan_may_be_as_long_as_its_files_and_the_context_ask_for(context, files, tokens):
+    assert plan_tokens(context, files) == tokens
 
 
 @pytest.mark.parametrize(
@@ -180,17 +174,16 @@ def test_pieces_cover_a_text_in_order_and_none_is_too_long(text, most):
     assert "".join(got.split()) == "".join(text.split())
 
 
-def test_code_is_cut_between_functions():
-    pieces = pieces_of("a.py", CODE, 500)
-    assert len(pieces) > 2
-    assert all(piece.text.startswith("def ") for piece in pieces)
+MARKDOWN = "".join(f"# Chapter {n}\n\n" + "Some words here.\n" * 6 + "```sh\n\n# no heading\n```\n" for n in range(6))
 
 
-def test_markdown_is_cut_at_headings_and_not_inside_a_fence():
-    text = "".join(f"# Chapter {n}\n\n" + "Some words here.\n" * 6 + "```sh\n\n# no heading\n```\n" for n in range(6))
-    pieces = pieces_of("a.md", text, 320)
+@pytest.mark.parametrize(
+    ("name", "text", "most", "begin"), [("a.py", CODE, 500, "def "), ("a.md", MARKDOWN, 320, "# Chapter")]
+)
+def test_code_is_cut_between_functions_and_markdown_at_headings_and_not_inside_a_fence(name, text, most, begin):
+    pieces = pieces_of(name, text, most)
     assert len(pieces) > 2
-    assert all(piece.text.startswith("# Chapter") for piece in pieces)
+    assert all(piece.text.startswith(begin) for piece in pieces)
 
 
 def test_pieces_are_about_equally_long():

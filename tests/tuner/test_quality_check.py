@@ -40,36 +40,33 @@ def sheet(right, of=ITEMS, *, first=0, bank="drills", **how):
     return Sheet(PLAIN, bank, marks, 2.0, **how)
 
 
-def test_equal_answers_are_shown_to_be_no_worse_with_the_usual_number_of_items():
-    found = compared(sheet(80), sheet(80), 0.05)
-    assert (found.ok, found.skipped, found.seconds) == (True, False, 4.0)
-    assert found.words == (
-        "80 of 96 right against 80 of 96 (drills): not worse by more than 5 points; 96 of 96 texts are the same"
-    )
+EQUAL = "80 of 96 right against 80 of 96 (drills): not worse by more than 5 points; 96 of 96 texts are the same"
+HALF = Sheet(PLAIN, "drills", {str(n): RIGHT if n < 48 else Mark(VerdictOutcome.TIMED_OUT) for n in range(96)}, 2.0)
 
 
-def test_one_lost_item_is_still_shown_to_be_no_worse():
-    assert "not worse by more than 5 points" in compared(sheet(80), sheet(79), 0.05).words
-
-
-def test_a_clear_loss_is_refused_with_how_much_is_lost_at_least():
-    found = compared(sheet(80), sheet(50), 0.05)
-    assert not found.ok
-    assert "50 of 96 right against 80 of 96 (drills): worse by at least 23" in found.words
-
-
-def test_what_cannot_be_shown_is_accepted_only_if_little_was_lost_and_says_so():
+@pytest.mark.parametrize(
+    ("before", "after", "ok", "skipped", "words"),
+    [
+        (sheet(80), sheet(80), True, False, EQUAL),
+        (sheet(80), sheet(79), True, False, "not worse by more than 5 points"),
+        (sheet(80), sheet(50), False, False, "50 of 96 right against 80 of 96 (drills): worse by at least 23"),
+        (sheet(40, 48), sheet(38, 48), True, False, "could not be shown; with 48 items a loss of up to"),
+        (sheet(40, 48), sheet(37, 48), False, False, "6.2 points fewer, and with 48 items"),
+        (sheet(4), sheet(0), True, True, "too hard for this model, so that nothing can be told"),
+        (HALF, sheet(48), False, False, ""),
+        (sheet(80), sheet(48, 48), True, False, "48 of 48 right against 48 of 48"),
+        (sheet(80), sheet(10, bank="humaneval"), True, True, ""),
+    ],
+    ids=[
+        *("equal", "one lost", "a clear loss", "little lost, not shown", "more lost, not shown", "too hard for both"),
+        *("no answer before hides no loss", "only what both were asked", "different banks"),
+    ],
+)
+def test_what_two_sheets_allow_to_say(before, after, ok, skipped, words):
     """Three lost of 48 are six points, which chance alone may do; two are four."""
-    little, much = compared(sheet(40, 48), sheet(38, 48), 0.05), compared(sheet(40, 48), sheet(37, 48), 0.05)
-    assert (little.ok, much.ok) == (True, False)
-    assert "could not be shown; with 48 items a loss of up to" in little.words
-    assert "6.2 points fewer, and with 48 items" in much.words
-
-
-def test_items_too_hard_for_both_sides_tell_nothing():
-    found = compared(sheet(4), sheet(0), 0.05)
-    assert (found.ok, found.skipped) == (True, True)
-    assert "too hard for this model, so that nothing can be told" in found.words
+    found = compared(before, after, 0.05)
+    assert (found.ok, found.skipped, found.seconds) == (ok, skipped, 4.0)
+    assert words in found.words
 
 
 def test_a_side_that_answers_nothing_is_no_matter_of_quality():
@@ -79,21 +76,6 @@ def test_a_side_that_answers_nothing_is_no_matter_of_quality():
     for one, why in ((silent, "HTTP 500"), (dead, "cannot connect")):
         found = compared(sheet(80), one, 0.05)
         assert (found.ok, found.words) == (False, f"none of its requests was answered: {why}")
-
-
-def test_a_request_that_got_no_answer_before_cannot_hide_a_loss():
-    before = Sheet(PLAIN, "drills", {str(n): RIGHT if n < 48 else Mark(VerdictOutcome.TIMED_OUT) for n in range(96)})
-    assert not compared(before, sheet(48), 0.05).ok
-
-
-def test_only_what_both_were_asked_is_compared():
-    """A slow side had no time for all: the other's further answers say nothing of the difference."""
-    found = compared(sheet(80), sheet(48, 48), 0.05)
-    assert found.words.startswith("48 of 48 right against 48 of 48")
-
-
-def test_sheets_of_different_banks_are_not_held_against_each_other():
-    assert compared(sheet(80), sheet(10, bank="humaneval"), 0.05).skipped
 
 
 @dataclass(frozen=True)
