@@ -36,31 +36,18 @@ def monitor(**table):
     return parse_settings({"monitor": table}, "skep.toml", {}).monitor
 
 
-def test_every_key_is_understood():
-    assert monitor(**EVERYTHING) == Monitor(
-        with_up=False,
-        slower_pct=7.5,
-        ttft_ms=800.0,
-        down_after=3,
-        quality_min=0.6,
-        disk_free_bytes=5 * GIB,
-        quiet_hours="22:00-07:00",
-        quiet_except=("down", "disk"),
-        command=("notify-send", "{message}"),
-        webhook_env="HOOK",
-        webhook_shape="ntfy",
-        webhook_token_env="TOKEN",
-    )
+def test_every_key_is_understood_and_survives_its_way_through_json():
+    told = {"slower_pct": 7.5, "ttft_ms": 800.0, "disk_free_bytes": 5 * GIB, "quiet_except": ("down", "disk")}
+    told |= {"command": ("notify-send", "{message}")}
+    same = {name: value for name, value in EVERYTHING.items() if name not in ("slower", "ttft", "disk_free")}
+    assert monitor(**EVERYTHING) == Monitor(**{**same, **told})
+    settings = parse_settings({"monitor": EVERYTHING}, "test", {})
+    assert settings_of(json.loads(json.dumps(asdict(settings)))) == settings
 
 
 def test_the_defaults_of_the_file_are_those_of_the_values():
     assert monitor() == Monitor()
     assert monitor(slower="off", disk_free="0") == Monitor(slower_pct=None, disk_free_bytes=0)
-
-
-def test_it_survives_its_way_through_json():
-    settings = parse_settings({"monitor": EVERYTHING}, "test", {})
-    assert settings_of(json.loads(json.dumps(asdict(settings)))) == settings
 
 
 @pytest.mark.parametrize(
@@ -94,12 +81,7 @@ def test_what_is_wrong_is_named_with_its_place(table, said):
     assert "skep.toml: " in caught.value.message
     assert said in caught.value.message
     assert caught.value.hint
-
-
-def test_an_unknown_key_is_answered_with_the_known_ones():
-    with pytest.raises(UserError) as caught:
-        monitor(slow="10%")
-    assert "slower" in caught.value.hint
+    assert "unknown key" not in said or "slower" in caught.value.hint
 
 
 @pytest.mark.parametrize("key", sorted(MonitorTable.model_fields))

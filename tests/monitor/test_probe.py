@@ -124,14 +124,6 @@ def test_what_a_server_says_is_one_plain_line_without_the_key(engine):
     assert "hunter2" not in str(made)
 
 
-def test_an_answer_that_ends_after_its_head_fails(engine):
-    slow = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n"
-    with server(slow) as url:
-        made, samples = probe(replace(box(engine), url=url, timeout_s=0.2))
-    assert (made.outcome, samples) == (ProbeOutcome.FAILED, [])
-    assert made.error_kind in ("closed", "cut", "timeout")
-
-
 def test_prompts_are_of_the_length_asked_for_in_the_targets_own_tokens(engine):
     lengths = Lengths()
     for _ in range(2):
@@ -176,12 +168,19 @@ def test_others_at_the_target_are_seen(engine):
     engine.wait_for(running=0)
 
 
-def test_who_came_and_went_is_found_by_tokens():
-    before, after = TargetLoad(0, 0, 1000.0), TargetLoad(0, 0, 1500.0)
-    assert other_requests(before, after, 500) == (0, 0)
-    assert other_requests(before, after, 100) == (1, 0)
-    assert other_requests(before, after, None) == (0, 0)
-    assert other_requests(TargetLoad(), TargetLoad(), 100) == (None, None)
+@pytest.mark.parametrize(
+    ("before", "after", "own", "others"),
+    [
+        (TargetLoad(0, 0, 1000.0), TargetLoad(0, 0, 1500.0), 500, (0, 0)),
+        (TargetLoad(0, 0, 1000.0), TargetLoad(0, 0, 1500.0), 100, (1, 0)),
+        (TargetLoad(0, 0, 1000.0), TargetLoad(0, 0, 1500.0), None, (0, 0)),
+        (TargetLoad(), TargetLoad(), 100, (None, None)),
+    ],
+)
+def test_who_came_and_went_is_found_by_tokens(before, after, own, others):
+    assert other_requests(before, after, own) == others
+    assert count_busy([{"is_processing": True}, {"is_processing": False}, "x"]) == 1
+    assert count_busy({"error": "no"}) is None
 
 
 @pytest.mark.parametrize(
@@ -199,11 +198,6 @@ def test_who_came_and_went_is_found_by_tokens():
 def test_load_is_read_by_the_names_of_each_engine(counters, running, waiting):
     found = load_of(counters)
     assert (found.running, found.waiting) == (running, waiting)
-
-
-def test_slots_that_are_no_slots_tell_nothing():
-    assert count_busy([{"is_processing": True}, {"is_processing": False}, "x"]) == 1
-    assert count_busy({"error": "no"}) is None
 
 
 @pytest.mark.parametrize(
@@ -284,13 +278,15 @@ def server(answer):
         (b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\n\r\n{}", "busy"),
         (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n", "http"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "protocol"),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n", "closed or cut"),
     ],
-    ids=["key expired", "a router's page", "no room", "bad gateway", "another protocol"],
+    ids=["key expired", "a router's page", "no room", "bad gateway", "another protocol", "ends after its head"],
 )
 def test_a_server_that_is_no_endpoint_fails(answer, kind):
     with server(answer) as url:
         made, _ = probe(ProbeTarget("odd", url, key_env="KEY"), key="expired")
-    assert (made.outcome, made.error_kind) == (ProbeOutcome.FAILED, kind)
+    assert made.outcome is ProbeOutcome.FAILED
+    assert made.error_kind in kind.split(" or ")
 
 
 def test_a_probe_that_is_broken_off_says_nothing(engine):

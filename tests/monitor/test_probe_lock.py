@@ -49,16 +49,24 @@ def test_who_comes_second_waits_and_is_told_so_once(tmp_path):
     assert asyncio.run(run()) == ["first", "second"]
 
 
-def test_other_machines_are_not_waited_for(tmp_path):
+def test_nobody_is_waited_for_without_need(tmp_path):
+    """Neither another machine, nor one that never ends (a probe by hand stopped with Ctrl-Z), nor without a folder."""
+    (tmp_path / "file").write_text("")
+
     async def run():
-        async with ProbeLock(tmp_path).at("here", pytest.fail), ProbeLock(tmp_path).at("there", pytest.fail):
+        async with (
+            ProbeLock(tmp_path).at("here", pytest.fail),
+            ProbeLock(tmp_path).at("there", pytest.fail),
+            ProbeLock(tmp_path, longest_s=0.05).at("here", lambda: None),
+            ProbeLock(tmp_path / "file" / "folder").at("here", pytest.fail),
+        ):
             return True
 
     assert asyncio.run(run())
 
 
-def test_a_turn_ends_with_its_holder_and_can_be_waited_for_in_vain(tmp_path):
-    """The holder is killed: nobody gives the turn back but the kernel. Who breaks off its wait has none."""
+def test_a_lock_ends_with_its_holder_and_can_be_waited_for_in_vain(tmp_path):
+    """The holder is killed: nobody gives it back but the kernel. Who breaks off its wait has none."""
 
     async def run():
         waiting = asyncio.Event()
@@ -80,29 +88,6 @@ def test_a_turn_ends_with_its_holder_and_can_be_waited_for_in_vain(tmp_path):
     assert asyncio.run(run())
 
 
-def test_who_never_ends_is_not_waited_for_for_ever(tmp_path):
-    """A probe by hand that was stopped with Ctrl-Z must not end the watch."""
-
-    async def run():
-        async with (
-            ProbeLock(tmp_path).at("here", pytest.fail),
-            ProbeLock(tmp_path, longest_s=0.05).at("here", lambda: None),
-        ):
-            return True
-
-    assert asyncio.run(run())
-
-
-def test_without_a_place_for_the_file_probes_go_on(tmp_path):
-    (tmp_path / "file").write_text("")
-
-    async def run():
-        async with ProbeLock(tmp_path / "file" / "folder").at("here", pytest.fail):
-            return True
-
-    assert asyncio.run(run())
-
-
 def test_a_probe_by_hand_waits_for_the_one_under_way(tmp_path, series):
     """Both would have been busy with each other."""
 
@@ -110,11 +95,9 @@ def test_a_probe_by_hand_waits_for_the_one_under_way(tmp_path, series):
         box = ProbeTarget("box", engine.url, short_tokens=8, long_tokens=0)
         series.put_target(box)
         said = []
-        turns = ProbeLock(tmp_path / "probing")
-        async with turns.at("here", pytest.fail):
-            task = asyncio.ensure_future(
-                probe_by_hand(series, box, {}, turns=turns, waits=lambda: said.append("waits"))
-            )
+        lock = ProbeLock(tmp_path / "probing")
+        async with lock.at("here", pytest.fail):
+            task = asyncio.ensure_future(probe_by_hand(series, box, {}, turns=lock, waits=lambda: said.append("waits")))
             while not said:
                 await asyncio.sleep(0)
         probe, _ = await asyncio.wait_for(task, 20)

@@ -84,18 +84,19 @@ def test_a_probe_that_was_broken_off_is_due_again():
 
 
 @pytest.mark.parametrize(
-    ("later", "cause"),
+    ("later", "known", "cause"),
     [
-        (Moment(NOON + 4 * HOUR, 60, 60 + 4 * HOUR), ASLEEP),
-        (Moment(NOON + 4 * HOUR, 60, 60), CLOCK_FORWARD),
-        (Moment(NOON + 4 * HOUR, 4 * HOUR, 4 * HOUR), LATE),
+        (Moment(NOON + 4 * HOUR, 60, 60 + 4 * HOUR), None, ASLEEP),
+        (Moment(NOON + 4 * HOUR, 60, 60), None, CLOCK_FORWARD),
+        (Moment(NOON + 4 * HOUR, 4 * HOUR, 4 * HOUR), None, LATE),
+        (Moment(NOON + 4 * HOUR, 4 * HOUR, 4 * HOUR), NO_ROOM, NO_ROOM),
     ],
-    ids=["asleep", "clock set forward", "late"],
+    ids=["asleep", "clock set forward", "late", "the caller knows better"],
 )
-def test_a_gap_says_why(later, cause):
+def test_a_gap_says_why(later, known, cause):
     schedule = ProbeSchedule()
     probed(schedule, schedule.look([BOX], Moment(NOON, 0, 0)))
-    (gap,) = schedule.look([BOX], later).missed
+    (gap,) = schedule.look([BOX], later, *([known] if known else [])).missed
     assert (gap.error_kind, gap.error) == cause
 
 
@@ -114,30 +115,17 @@ def test_a_system_without_a_clock_for_sleep_leaves_it_open():
     assert what_happened(Moment(NOON, 0), Moment(NOON + 60, 59)) is None
 
 
-def test_the_caller_may_know_better_why_slots_were_missed():
+def test_a_clock_that_is_set_back_begins_a_new_era_and_a_little_is_waited_for():
     schedule = ProbeSchedule()
     probed(schedule, schedule.look([BOX], moment(NOON)))
-    (gap,) = schedule.look([BOX], moment(NOON + 3 * HOUR), NO_ROOM).missed
-    assert gap.error_kind == "disk"
-
-
-def test_a_clock_that_is_set_back_begins_a_new_era():
-    schedule = ProbeSchedule()
-    probed(schedule, schedule.look([BOX], moment(NOON)))
+    little = schedule.look([BOX], moment(NOON - 0.9 * HOUR))
+    assert (little.eras, little.missed, little.due) == ((), (), ())
+    assert little.wake_at == due_at(BOX, int(NOON // HOUR) + 1)
     agenda = schedule.look([BOX], moment(NOON - 30 * HOUR))
     (era,) = agenda.eras
     assert (era.number, era.kind, era.slot) == (1, EventKind.CLOCK, NOON // HOUR - 30)
     assert era.text == "the machine's clock was set back, by 30 h 00 min or more"
-    assert agenda.due[0].era == 1
-    assert agenda.missed == ()
-
-
-def test_a_clock_that_is_set_back_a_little_is_waited_for():
-    schedule = ProbeSchedule()
-    probed(schedule, schedule.look([BOX], moment(NOON)))
-    agenda = schedule.look([BOX], moment(NOON - 0.9 * HOUR))
-    assert (agenda.eras, agenda.missed, agenda.due) == ((), (), ())
-    assert agenda.wake_at == due_at(BOX, int(NOON // HOUR) + 1)
+    assert (agenda.due[0].era, agenda.missed) == (1, ())
 
 
 def test_another_pace_begins_a_new_era_and_misses_nothing():

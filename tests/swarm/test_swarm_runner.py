@@ -99,16 +99,11 @@ def test_every_task_has_its_result_and_its_line(runs, quick):
     (session,) = runs.read("session_rows", run_id)
     assert (session.outcome, session.endpoint["model"]) == ("done", "fake-model")
     assert not lock_path(runs.paths, run_id).exists()
-
-
-def test_a_finished_run_asks_for_nothing_more(runs, quick):
-    run_id = runs.create(quick.url, some(3))
-    runs.carry_out(run_id)
     asked = quick.state()["requests"]
     runs.output.unlink()
     assert runs.carry_out(run_id) is SwarmRunState.DONE
-    assert quick.state()["requests"] == asked
-    all_done(runs, run_id, 3)
+    assert quick.state()["requests"] == asked, "a finished run asks for nothing more"
+    all_done(runs, run_id, 30)
 
 
 def test_refusals_and_drops_and_cuts_lose_nothing(runs, quick):
@@ -186,23 +181,18 @@ def test_a_task_that_is_no_request_is_set_aside_and_blocks_nobody(runs, quick):
     assert "context" in line["error"]["message"]
 
 
-def test_a_wrong_answer_is_asked_again_with_what_was_wrong(runs, quick):
+def test_a_wrong_answer_is_asked_again_with_what_was_wrong_and_set_aside_if_it_never_passes(runs, quick):
     ask = Task("t0", ({"role": "user", "content": "seven"},), max_tokens=50, schema=SCHEMA)
-    run_id = runs.create(quick.url, [ask])
+    never = Task("t1", ({"role": "user", "content": "task 1"},), max_tokens=5, schema={"type": "array"})
+    run_id = runs.create(quick.url, [ask, never], tries=2)
     assert runs.carry_out(run_id) is SwarmRunState.DONE
-    (result,) = runs.read("results", run_id)
+    result, failed = runs.read("results", run_id)
     assert (result.ending, result.value, result.tries) == (TaskEnding.DONE, {"n": 7}, 2)
-    first, second = runs.read("attempts", run_id)
+    assert (failed.ending, failed.tries, failed.error_kind) == (TaskEnding.FAILED, 2, "rejected")
+    assert failed.answer
+    first, second = (one for one in runs.read("attempts", run_id) if one.task == "t0")
     assert (first.outcome, first.answer, second.why) == (AttemptOutcome.REJECTED, "it is seven", Why.RETRY)
-    assert runs.lines()[0]["value"] == {"n": 7}
-
-
-def test_an_answer_that_never_passes_is_set_aside_with_the_last_one(runs, quick):
-    run_id = runs.create(quick.url, some(1, schema={"type": "array"}), tries=2)
-    assert runs.carry_out(run_id) is SwarmRunState.DONE
-    (result,) = runs.read("results", run_id)
-    assert (result.ending, result.tries, result.error_kind) == (TaskEnding.FAILED, 2, "rejected")
-    assert result.answer
+    assert {line["id"]: line.get("value") for line in runs.lines()} == {"t0": {"n": 7}, "t1": None}
 
 
 def test_a_gateway_is_filled_and_a_stuck_answer_is_gone_around(runs, start_gateway, quick):
@@ -290,20 +280,16 @@ def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
     assert session.endpoint["url"].startswith(quick.url)
 
 
-def test_a_folder_that_is_gone_is_said_before_anything_runs(runs, quick, tmp_path):
+def test_what_cannot_be_written_is_said_before_anything_runs(runs, quick, tmp_path):
+    """A folder that is gone, and another file's content, which is not overwritten."""
     asked = quick.state()["requests"]
-    run_id = runs.create(quick.url, some(1), output=str(tmp_path / "gone" / "out.jsonl"))
     with pytest.raises(UserError, match="is not there"):
-        runs.carry_out(run_id)
-    assert quick.state()["requests"] == asked
-
-
-def test_another_files_content_is_not_overwritten(runs, quick):
+        runs.carry_out(runs.create(quick.url, some(1), output=str(tmp_path / "gone" / "out.jsonl")))
     runs.output.write_text("precious\n")
-    run_id = runs.create(quick.url, some(1))
     with pytest.raises(UserError, match="not results of run"):
-        runs.carry_out(run_id)
+        runs.carry_out(runs.create(quick.url, some(1)))
     assert runs.output.read_text() == "precious\n"
+    assert quick.state()["requests"] == asked
 
 
 def half_done(runs, url):

@@ -55,31 +55,24 @@ def test_one_that_ends_makes_room_for_one():
     assert (third.task.id, third.agent) == ("c", first.agent)
 
 
-def test_a_rejected_answer_is_tried_again_with_the_complaint():
-    plan = schedule("a")
-    (first,) = starts(plan.step(0.0, 1))
+def test_a_rejected_answer_is_tried_again_with_the_complaint_and_what_is_no_request_is_not():
+    plan = schedule("a", "b")
+    first, second = starts(plan.step(0.0, 2))
     (record,) = plan.ended(first.lease, WRONG, 1.0)
     assert (record.attempt.outcome, record.attempt.answer, record.result) == (AttemptOutcome.REJECTED, "no", None)
-    (again,) = starts(plan.step(1.0, 1))
+    (again,) = starts(plan.step(1.0, 2))
     assert (again.why, again.number, again.complaint) == (Why.RETRY, 2, "`a` is missing")
+    done = result(plan.ended(second.lease, BAD, 1.0))
+    assert (done.ending, done.tries, done.error) == (TaskEnding.FAILED, 1, "too long")
 
 
 def test_a_task_that_fails_again_and_again_is_set_aside():
-    plan, now = schedule("a", "b", tries=3), 0.0
-    last = None
+    plan, now, last = schedule("a", tries=3), 0.0, None
     while last is None:
         for start in starts(plan.step(now, 1)):
-            last = result(plan.ended(start.lease, SLOW if start.task.id == "a" else GOOD, now)) or last
-            last = last if last is not None and last.task == "a" else None
+            last = result(plan.ended(start.lease, SLOW, now))
         now += 1.0
     assert (last.ending, last.tries, last.error_kind) == (TaskEnding.FAILED, 3, "timeout")
-
-
-def test_a_request_that_is_no_request_is_not_repeated():
-    plan = schedule("a", "b")
-    (first, _) = starts(plan.step(0.0, 2))
-    done = result(plan.ended(first.lease, BAD, 1.0))
-    assert (done.ending, done.tries, done.error) == (TaskEnding.FAILED, 1, "too long")
 
 
 def test_what_is_the_endpoints_fault_costs_no_try():
@@ -170,6 +163,19 @@ def finish_some(plan, now, seconds=1.0, number=6):
         plan.ended(start.lease, GOOD, now + seconds)
 
 
+def test_a_long_answer_that_flows_is_no_straggler_and_of_two_one_may_fail():
+    plan = schedule(*"abcdef", "slow", tries=1)
+    finish_some(plan, 0.0)
+    (slow,) = starts(plan.step(1.0, 4))
+    assert not starts(plan.step(101.0, 4, {slow.lease: 1000}))
+    plan = schedule(*"abcdef", "slow", tries=1)
+    finish_some(plan, 0.0)
+    (slow,) = starts(plan.step(1.0, 4))
+    (second,) = starts(plan.step(9.0, 4))
+    assert result(plan.ended(second.lease, SLOW, 10.0)) is None
+    assert result(plan.ended(slow.lease, GOOD, 11.0)).ending is TaskEnding.DONE
+
+
 def test_a_straggler_is_asked_a_second_time_once_and_the_first_answer_counts():
     plan = schedule(*"abcdef", "slow")
     finish_some(plan, 0.0)
@@ -187,22 +193,6 @@ def test_a_straggler_is_asked_a_second_time_once_and_the_first_answer_counts():
     ]
     assert plan.ended(slow.lease, GOOD, 52.0) == [], "what still comes of it changes nothing"
     assert plan.is_over
-
-
-def test_a_long_answer_that_flows_is_no_straggler():
-    plan = schedule(*"abcdef", "long")
-    finish_some(plan, 0.0)
-    (long,) = starts(plan.step(1.0, 4))
-    assert not starts(plan.step(101.0, 4, {long.lease: 1000}))
-
-
-def test_one_of_two_that_fails_leaves_the_other_its_chance():
-    plan = schedule(*"abcdef", "slow", tries=1)
-    finish_some(plan, 0.0)
-    (slow,) = starts(plan.step(1.0, 4))
-    (second,) = starts(plan.step(9.0, 4))
-    assert result(plan.ended(second.lease, SLOW, 10.0)) is None
-    assert result(plan.ended(slow.lease, GOOD, 11.0)).ending is TaskEnding.DONE
 
 
 def test_stopping_writes_down_what_was_under_way():
