@@ -8,7 +8,6 @@ import pytest
 from skep.catalog.machine import Gpu, HostFacts
 from skep.catalog.models import geometry
 from skep.catalog.options import Draft, EngineOptions
-from skep.catalog.presets import Preset
 from skep.config.presets import all_presets, find_preset
 from skep.engines.base import Launch
 from skep.engines.embedded import Embedded
@@ -47,44 +46,49 @@ def dense(**changes):
     return baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True, **changes)
 
 
-def values(knobs):
-    return {knob.name: knob.values for knob in knobs}
+def values(base, box=DUAL, goal=AIM, **how):
+    """What is offered of a preset, by knob."""
+    return {knob.name: knob.values for knob in space_of(base, goal, box, **how).knobs}
 
 
 def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
-    found = values(space_of(dense(), AIM, DUAL, quants=("awq", "gptq")).knobs)
+    found = values(dense(), quants=("awq", "gptq"))
     assert {"graphs", "memory_share", "slots", "kv", "batched_tokens", "mtp", "ngram", "layout", "quant"} <= set(found)
     assert {"2x TP=1", "TP=2"} <= set(found["layout"])
     assert found["kv"] == ("auto", "fp8_e5m2")
     assert found["slots"] == (1, 2, 3, 4, 6, 8)
     assert found["mtp"] == tuple(range(9))
+    knobs = space_of(dense(), AIM, DUAL).knobs
+    assert {("slots", "memory_share"), ("mtp", "layout")} <= set(pairs_of(knobs))
+    assert {name for pair in pairs_of(knobs) for name in pair} <= {knob.name for knob in knobs}
 
 
-def test_a_model_without_mtp_layers_is_offered_none():
-    base = baseline_of("qwen3-8b", AIM, TuneMachine(8, parse_rig("rtx-4090")), engine="vllm", simulated=True)
-    found = values(space_of(base, AIM, TuneMachine(8, parse_rig("rtx-4090"))).knobs)
-    assert "mtp" not in found
-    assert "layout" not in found
+def test_a_model_without_mtp_layers_is_offered_none_and_a_prefix_cache_that_is_on_only_by_name():
+    """A load of fresh prompts sees what the cache costs and not what it brings."""
+    box = TuneMachine(8, parse_rig("rtx-4090"))
+    base = baseline_of("qwen3-8b", AIM, box, engine="vllm", simulated=True)
+    assert not {"mtp", "layout", "prefix_cache"} & set(values(base, box))
+    assert "prefix_cache" in values(base, box, named=("prefix_cache",))
 
 
 def test_experts_can_be_spread_where_there_are_any():
     base = baseline_of("qwen3.6-35b-a3b", AIM, DUAL, engine="vllm", simulated=True)
-    assert "TP=2 + EP=2" in values(space_of(base, AIM, DUAL).knobs)["layout"]
+    assert "TP=2 + EP=2" in values(base)["layout"]
 
 
 def test_the_cpu_engine_turns_threads_and_batches():
     base = baseline_of("smollm2-135m", AIM, TuneMachine(4), engine="embedded")
-    found = values(space_of(base, AIM, TuneMachine(4)).knobs)
+    found = values(base, TuneMachine(4))
     assert set(found) == {"slots", "threads", "threads_batch", "replicas", "kv", "kv_layout", "flash_attention",
                           "batch", "batched_tokens", "ngram"}  # fmt: skip
     assert found["threads"] == (1, 2, 3, 4)
     assert found["replicas"] == (1, 2, 4)
-    assert "replicas" not in values(space_of(base, TuneGoal("task_tok_s", 1), TuneMachine(4)).knobs)
+    assert "replicas" not in values(base, TuneMachine(4), TuneGoal("task_tok_s", 1))
 
 
 def test_llama_cpp_on_cards_splits_by_layer_by_tensor_or_not_at_all():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="llamacpp", checkpoint="qwen3-8b-Q4_K_M.gguf")
-    found = values(space_of(base, AIM, DUAL).knobs)
+    found = values(base)
     assert set(found["layout"]) == {"2x TP=1", "TP=2", "TP=1 + PP=2"}
     assert config_of(base, space_of(base, AIM, DUAL).knobs)["layout"] == "TP=1 + PP=2"  # by itself it takes all cards
     assert "threads" not in found
@@ -107,7 +111,7 @@ def test_what_the_presets_own_flags_say_is_left_alone():
 
 def test_a_base_off_the_ladder_becomes_a_rung_of_it():
     base = apply_config(dense(), config_of(dense(), ()).turned({"slots": 5, "memory_share": 0.87}))
-    found = values(space_of(base, AIM, DUAL).knobs)
+    found = values(base)
     assert found["slots"] == (1, 2, 3, 4, 5, 6, 8)
     assert found["memory_share"] == (0.8, 0.85, 0.87, 0.9, 0.92, 0.95)
 
@@ -116,18 +120,10 @@ def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
     """They would be the same configuration under another number."""
     small = TuneGoal("effective_tok_s", 2, 32, 16)
     base = baseline_of("smollm2-135m", small, TuneMachine(2), engine="embedded")
-    found = values(space_of(base, small, TuneMachine(2)).knobs)
+    found = values(base, TuneMachine(2), small)
     assert (found["batched_tokens"], found["batch"]) == ((64, 128, 512), (256, 512, 2048))  # the last is its own
     assert found["ngram"] == (0, 2, 4, 8)
-    assert values(space_of(dense(), replace(AIM, input_tokens=2000), DUAL).knobs)["batched_tokens"][-1] == 8192
-
-
-def test_a_prefix_cache_that_is_on_is_turned_off_only_by_name():
-    """A load of fresh prompts sees what it costs and not what it brings."""
-    box = TuneMachine(8, parse_rig("rtx-4090"))
-    base = baseline_of("qwen3-8b", AIM, box, engine="vllm", simulated=True)
-    assert "prefix_cache" not in values(space_of(base, AIM, box).knobs)
-    assert "prefix_cache" in values(space_of(base, AIM, box, named=("prefix_cache",)).knobs)
+    assert values(dense(), goal=replace(AIM, input_tokens=2000))["batched_tokens"][-1] == 8192
 
 
 def test_two_checkpoints_are_a_choice_that_may_answer_differently():
@@ -143,18 +139,9 @@ def test_two_checkpoints_are_a_choice_that_may_answer_differently():
 def test_drafts_of_a_model_of_their_own_are_turned_where_the_preset_names_it():
     base = dense()
     base = replace(base, options=replace(base.options, draft=Draft("eagle", 3, "some/head")))
-    found = values(space_of(base, AIM, DUAL).knobs)
+    found = values(base)
     assert found["eagle"][0] == 0
     assert 3 in found["eagle"]
-
-
-def test_pairs_are_of_knobs_that_are_there():
-    knobs = space_of(dense(), AIM, DUAL).knobs
-    names = {knob.name for knob in knobs}
-    pairs = pairs_of(knobs)
-    assert ("slots", "memory_share") in pairs
-    assert ("mtp", "layout") in pairs
-    assert all(names.issuperset(pair) for pair in pairs)
 
 
 @pytest.mark.parametrize(
@@ -277,27 +264,28 @@ NOWHERE = Path("nowhere")
 EMBEDDED = baseline_of("smollm2-135m", AIM, TuneMachine(4), engine="embedded")
 
 
-def shipped():
-    return [find_preset(name, NOWHERE) for name in all_presets(NOWHERE)]
+PRESETS = pytest.mark.parametrize(
+    "preset", [*(find_preset(name, NOWHERE) for name in all_presets(NOWHERE)), EMBEDDED], ids=lambda preset: preset.name
+)
 
 
-def box_of(preset: Preset) -> TuneMachine:
-    return TuneMachine(8, parse_rig(preset.hardware, preset.link))
+def box_of(preset):
+    return TuneMachine(4) if preset is EMBEDDED else TuneMachine(8, parse_rig(preset.hardware, preset.link))
 
 
-@pytest.mark.parametrize("preset", [*shipped(), EMBEDDED], ids=lambda preset: preset.name)
+@PRESETS
 def test_a_preset_turned_to_where_it_stands_is_itself(preset):
     """Its own words are kept: nothing is said that it left to the engine."""
-    box = TuneMachine(4) if preset is EMBEDDED else box_of(preset)
+    box = box_of(preset)
     knobs = space_of(preset, AIM, box, named=("prefix_cache",)).knobs
     assert apply_config(preset, config_of(preset, knobs)) == preset
     base = prepared(preset, AIM, box)
     assert apply_config(base, config_of(base, knobs)) == base
 
 
-@pytest.mark.parametrize("preset", [*shipped(), EMBEDDED], ids=lambda preset: preset.name)
+@PRESETS
 def test_every_value_of_every_knob_is_found_again_in_the_preset(preset):
-    box = TuneMachine(4) if preset is EMBEDDED else box_of(preset)
+    box = box_of(preset)
     base = prepared(preset, AIM, box)
     knobs = space_of(base, AIM, box, named=("prefix_cache",)).knobs
     here = config_of(base, knobs)
@@ -333,11 +321,6 @@ def test_a_draft_that_no_knob_is_about_is_left_alone():
     assert apply_config(base, KnobConfig.of({"eagle": 5})).options.draft == Draft("eagle", 5, "some/head")
 
 
-def test_fewer_slots_keep_one_for_others():
-    base = replace(EMBEDDED, slots=8, reserve=4)
-    assert apply_config(base, KnobConfig.of({"slots": 2})).reserve == 1
-
-
 def test_another_checkpoint_does_not_inherit_the_format_of_the_first():
     base = replace(EMBEDDED, engine="vllm", checkpoint="a/one-AWQ", options=EngineOptions(quant="awq_marlin"))
     other = apply_config(base, KnobConfig.of({"checkpoint": "a/one-GPTQ"}))
@@ -345,11 +328,13 @@ def test_another_checkpoint_does_not_inherit_the_format_of_the_first():
     assert apply_config(base, KnobConfig.of({"checkpoint": "a/one-AWQ"})).options.quant == "awq_marlin"
 
 
-def test_an_unknown_knob_is_refused():
+def test_an_unknown_knob_and_a_layout_that_is_none_are_refused():
     with pytest.raises(UserError, match="no knob is called `speed`"):
         apply_config(EMBEDDED, KnobConfig.of({"speed": 11}))
     with pytest.raises(UserError, match="no knob is called `speed`"):
         config_of(EMBEDDED, [Knob("speed", "speed", (1, 2))])
+    with pytest.raises(UserError, match="is no layout"):
+        parse_layout("two cards")
 
 
 @pytest.mark.parametrize(
@@ -368,21 +353,13 @@ def test_layouts_are_said_in_words_and_written_into_presets(words, layout):
     assert layout_of(with_layout(replace(EMBEDDED, engine="vllm"), layout)) == layout
 
 
-def test_replicas_that_share_experts_are_one_engine():
-    shared = with_layout(replace(EMBEDDED, engine="vllm"), Layout(1, 1, 2, 2))
-    assert (shared.replicas, shared.options.dp, shared.options.ep) == (1, 2, True)
-
-
-def test_named_cards_are_kept_as_far_as_they_are_wanted():
+def test_named_cards_and_reserved_slots_are_kept_as_far_as_they_are_wanted():
     base = replace(EMBEDDED, engine="vllm", gpus=(2, 3), options=EngineOptions(tp=2))
-    assert with_layout(base, Layout()).gpus == (2,)
-    assert with_layout(base, Layout(replicas=2)).gpus == (2, 3)
-    assert with_layout(base, Layout(tp=4)).gpus == ()
+    for layout, gpus in ((Layout(), (2,)), (Layout(replicas=2), (2, 3)), (Layout(tp=4), ())):
+        assert with_layout(base, layout).gpus == gpus
     both = replace(base, options=EngineOptions())
-    assert apply_config(both, KnobConfig.of({"layout": "TP=1"})).gpus == (2,)
-    assert apply_config(both, KnobConfig.of({"layout": "TP=2"})).gpus == (2, 3)
-
-
-def test_nonsense_is_no_layout():
-    with pytest.raises(UserError, match="is no layout"):
-        parse_layout("two cards")
+    for words, gpus in (("TP=1", (2,)), ("TP=2", (2, 3))):
+        assert apply_config(both, KnobConfig.of({"layout": words})).gpus == gpus
+    shared = with_layout(replace(EMBEDDED, engine="vllm"), Layout(1, 1, 2, 2))
+    assert (shared.replicas, shared.options.dp, shared.options.ep) == (1, 2, True), "they share experts: one engine"
+    assert apply_config(replace(EMBEDDED, slots=8, reserve=4), KnobConfig.of({"slots": 2})).reserve == 1
