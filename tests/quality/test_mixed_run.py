@@ -214,14 +214,15 @@ def test_answers_are_part_of_the_next_turn_and_reasoning_is_not(answers, store):
     assert not any("bees" in row.prompt for row in rows)
 
 
-def test_thoughts_inside_an_answer_are_not_sent_back(tmp_path, store):
+def test_thoughts_inside_an_answer_are_not_sent_back_and_first_lines_follow_the_seed(tmp_path, store):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"prompt": "e", "answer": "<think> of bees </think> done"}))
     with FakeEngine(slots=8, token_ms=0.2, answers=path) as thoughtful:
-        _, rows = mixed(thoughtful, store, repeats=1, levels=(1,))
-    assert "bees" in rows[0].answer
-    assert "done" in rows[2].prompt
-    assert "bees" not in rows[2].prompt
+        first, again, other = (mixed(thoughtful, store, repeats=1, levels=(1,), seed=seed)[1] for seed in (1, 1, 2))
+    assert "bees" in first[0].answer
+    assert "done" in first[2].prompt
+    assert "bees" not in first[2].prompt
+    assert first_line(first[0]) == first_line(again[0]) != first_line(other[0])
 
 
 @pytest.mark.slow
@@ -237,12 +238,6 @@ def test_no_prompt_begins_like_one_of_another_conversation_or_round(engine, stor
     assert all(line.startswith("Session ") for lines in talks.values() for line in lines)
 
 
-@pytest.mark.slow
-def test_another_seed_gives_other_first_lines_and_the_same_seed_the_same(engine, store):
-    lines = [first_line(mixed(engine, store, repeats=1, levels=(1,), seed=seed)[1][0]) for seed in (1, 1, 2)]
-    assert lines[0] == lines[1] != lines[2]
-
-
 # What is kept
 
 
@@ -251,14 +246,8 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
     run = store.run(summary.run_id)
     assert (run.kind, run.state) == ("mixed", RunState.DONE)
     kept = {name: run.config[name] for name in ("form", "repeats", "seed", "temperature", "sandbox", "levels")}
-    assert kept == {
-        "form": "published",
-        "repeats": 1,
-        "seed": 5,
-        "temperature": 0.2,
-        "sandbox": "idle",
-        "levels": ["P1", "P1+S1"],
-    }
+    told = {"form": "published", "repeats": 1, "seed": 5, "temperature": 0.2}
+    assert kept == {**told, "sandbox": "idle", "levels": ["P1", "P1+S1"]}
     assert [item.id for item in store.items(run.id)] == ["P1.1", "P1.2", "P1.3", "S1"]
     verdicts = store.verdicts(run.id)
     assert [(one.level, one.index, one.item) for one in verdicts] == [(row.level, row.index, row.kind) for row in rows]
@@ -269,15 +258,10 @@ def test_items_verdicts_and_how_it_was_run_are_stored_with_the_run(engine, store
 @pytest.mark.slow
 def test_a_right_conversation_passes_in_the_real_sandbox(engine, store):
     sandbox = open_sandbox()
-
-    async def run():
-        endpoint = await find_endpoint(engine.url, None)
-        try:
-            return await run_mixed(MixedPlan(repeats=1, levels=(1,)), endpoint, store, HOST, sandbox)
-        finally:
-            await sandbox.close()
-
-    summary = asyncio.run(run())
+    try:
+        summary, _ = mixed(engine, store, sandbox=sandbox, repeats=1, levels=(1,))
+    finally:
+        asyncio.run(sandbox.close())
     details = [(one.item, one.outcome, one.detail) for one in store.verdicts(summary.run_id)]
     assert [outcome for _, outcome, _ in details] == [VerdictOutcome.PASSED] * 3, details
     assert summary.levels[0].seconds_per_task == pytest.approx(summary.levels[0].wall_s / 3)
@@ -295,12 +279,7 @@ def test_a_failed_turn_ends_its_conversation_and_the_run_goes_on(engine, store):
             struck.append(engine.fault(kind="500", times=1))
 
     summary, rows = mixed(engine, store, show, repeats=2, levels=(1,))
-    assert [(row.repeat, row.turn, row.ok) for row in rows] == [
-        (0, 0, False),
-        (1, 0, True),
-        (1, 1, True),
-        (1, 2, True),
-    ]
+    assert [(row.repeat, row.turn, row.ok) for row in rows] == [(0, 0, False), *((1, turn, True) for turn in range(3))]
     level = summary.levels[0]
     assert dict(level.outcomes) == {"broken": 3, "failed": 1, "not asked": 2}
     assert [turn.judged for turn in level.turns] == [2, 2, 2]

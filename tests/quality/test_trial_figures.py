@@ -57,40 +57,30 @@ def some(count, failing, outcome=VerdictOutcome.WRONG, begin=0):
     return [outcome if begin <= n < begin + failing else VerdictOutcome.PASSED for n in range(count)]
 
 
-def test_the_same_verdicts_in_both_arms_hold():
-    made = Made(400).passes(1, 0, "base", some(400, 100)).passes(1, 1, "again", some(400, 100), base=0)
-    summary = made.passes(4, 0, "load", some(400, 100), base=0).summary()
-    (level,) = summary.levels
-    assert (level.concurrency, level.claim) == (4, Claim.HOLDS)
-    assert (level.difference.items, level.difference.lost, level.difference.gained) == (400, 0, 0)
-    assert level.difference.base_rate == level.difference.rate == 0.75
-    assert (summary.holds_up_to, summary.skipped) == (4, (8,))
-    assert level.needed_items is None
+RESTARTED = [VerdictOutcome.FAILED] * 60 + [VerdictOutcome.PASSED] * 140
+EVERY_FIFTH = [VerdictOutcome.PASSED if n % 5 else VerdictOutcome.WRONG for n in range(200)]
 
 
-def test_a_loss_that_is_there_is_called_worse():
-    made = Made(400).passes(1, 0, "base", some(400, 100)).passes(4, 0, "load", some(400, 140), base=0)
+@pytest.mark.parametrize(
+    ("base", "load", "claim", "lost"),
+    [
+        (some(400, 100), some(400, 100), Claim.HOLDS, 0),
+        (some(400, 100), some(400, 140), Claim.LOST, 40),
+        (some(40, 10), some(40, 10, begin=1), Claim.UNSHOWN, 1),
+        (some(400, 395), some(400, 395), Claim.UNSHOWN, 0),
+        (RESTARTED, EVERY_FIFTH, Claim.LOST, 40),
+    ],
+    ids=["the same", "a loss", "too few items", "too hard to lose anything", "failures one at a time are no proof"],
+)
+def test_what_may_be_claimed_of_a_level(base, load, claim, lost):
+    """Nobody may call it quality that holds if nothing passed before either; too few items say how many would do."""
+    made = Made(len(base)).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0)
     summary = made.summary()
     (level,) = summary.levels
-    assert level.claim is Claim.LOST
-    assert level.difference.lost == 40
-    assert level.difference.difference == pytest.approx(-0.1)
-    assert summary.holds_up_to is None
-
-
-def test_too_few_items_show_nothing_and_say_how_many_would():
-    made = Made(40).passes(1, 0, "base", some(40, 10)).passes(4, 0, "load", some(40, 10, begin=1), base=0)
-    (level,) = made.summary().levels
-    assert level.claim is Claim.UNSHOWN
-    assert level.needed_items > 40
-
-
-def test_a_bank_too_hard_to_lose_anything_shows_nothing():
-    """Nobody may call it quality that holds if nothing passed before either."""
-    made = Made(400).passes(1, 0, "base", some(400, 395)).passes(4, 0, "load", some(400, 395), base=0)
-    (level,) = made.summary().levels
-    assert level.difference.low > -0.03
-    assert level.claim is Claim.UNSHOWN
+    assert (level.concurrency, level.claim, level.difference.lost) == (4, claim, lost)
+    assert level.difference.items == len(base)
+    assert (summary.holds_up_to, summary.skipped) == (4 if claim is Claim.HOLDS else None, (8,))
+    assert level.needed_items > 40 if len(base) == 40 else level.needed_items is None
 
 
 def test_time_outs_truncation_and_errors_are_failures_and_counted_apart():
@@ -139,18 +129,14 @@ def test_base_passes_of_further_levels_are_further_noise():
     assert summary.levels[1].difference.lost == 0  # held against its own base pass
 
 
-def test_a_block_that_was_broken_off_does_not_count():
+def test_a_block_or_a_repeat_that_was_broken_off_does_not_count():
     """The answers that had come by then are the quick ones."""
     made = Made(128)
     made.passes(1, 0, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
     made.passes(4, 0, "load", some(128, 64, begin=64), blocks=[(0, 64)], base=0)
     (level,) = made.summary().levels
     assert (level.difference.items, level.difference.lost, level.load.requests) == (64, 0, 64)
-
-
-def test_a_repeat_that_was_broken_off_does_not_count_beside_whole_ones():
-    made = Made(128)
-    made.passes(1, 0, "base", VerdictOutcome.PASSED).passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
+    made = Made(128).passes(1, 0, "base", VerdictOutcome.PASSED).passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
     made.passes(1, 1, "base", VerdictOutcome.PASSED, blocks=[(0, 64)])
     made.passes(4, 1, "load", VerdictOutcome.WRONG, blocks=[(0, 64)], base=1)
     (level,) = made.summary().levels
@@ -192,11 +178,3 @@ def test_nothing_seen_to_change_in_a_few_pairs_is_not_taken_for_more_noise_than_
     assert share(12, 0) == ASSUMED_DISCORDANCE
     assert share(400, 0) == pytest.approx(1 / 400)
     assert share(400, 40) == pytest.approx(0.1)
-
-
-def test_failures_at_one_at_a_time_are_no_proof_that_load_does_no_harm():
-    """60 of 200 requests met a server that restarted, in the base arm. Under load every fifth answer is wrong."""
-    base = [VerdictOutcome.FAILED] * 60 + [VerdictOutcome.PASSED] * 140
-    load = [VerdictOutcome.PASSED if n % 5 else VerdictOutcome.WRONG for n in range(200)]
-    (level,) = Made(200).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0).summary().levels
-    assert level.claim is not Claim.HOLDS

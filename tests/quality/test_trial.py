@@ -1,9 +1,11 @@
-"""What is said before and after a trial."""
+"""What a trial asks in which order, and what is said before and after it."""
 
 import pytest
 
+from skep.errors import UserError
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.trial import noise_words, outlook, remarks, signed
+from skep.quality.trial_plan import AGAIN, BASE, LOAD, CacheBypass, ItemPass, Passes, TrialPlan, blocks_of, order_of
 from skep.quality.words import claim_words, conclusion, points
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
 
@@ -28,27 +30,25 @@ UNSURE = level_of(8, 40, lost=1, gained=1, needed=690)
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(0.03, "3 points"), (0.01, "1 point"), (0.0512, "5.1 points"), (-0.0, "0 points")]
+    ("words", "share", "text"),
+    [
+        *[
+            (points, *one)
+            for one in ((0.03, "3 points"), (0.01, "1 point"), (0.0512, "5.1 points"), (-0.0, "0 points"))
+        ],
+        *[(signed, *one) for one in ((-0.012, "-1.2"), (0.004, "+0.4"), (0.0, "0.0"), (-0.0001, "0.0"))],
+    ],
 )
-def test_points_read_as_people_write_them(share, text):
-    assert points(share) == text
-
-
-@pytest.mark.parametrize(("share", "text"), [(-0.012, "-1.2"), (0.004, "+0.4"), (0.0, "0.0"), (-0.0001, "0.0")])
-def test_differences_have_a_sign(share, text):
-    assert signed(share) == text
+def test_points_read_as_people_write_them_and_differences_have_a_sign(words, share, text):
+    assert words(share) == text
 
 
 def test_claims_in_words():
     assert claim_words(GOOD, 0.03) == "no worse than 3 points"
     assert claim_words(WORSE, 0.03).startswith("worse: at least ")
     assert "cannot be excluded; about 690 items would be needed" in claim_words(UNSURE, 0.03)
-
-
-def test_a_small_loss_within_delta_is_told_with_the_claim():
-    level = level_of(4, 4000, lost=40, gained=5)
-    assert level.claim is Claim.HOLDS
-    assert claim_words(level, 0.03).startswith("no worse than 3 points, though at least")
+    small = level_of(4, 4000, lost=40, gained=5)
+    assert claim_words(small, 0.03).startswith("no worse than 3 points, though at least")
 
 
 @pytest.mark.parametrize("levels", [(UNSURE,), (GOOD, UNSURE), (level_of(4, 8),), (level_of(4, 400, base=0.0),), ()])
@@ -105,3 +105,69 @@ def test_levels_not_walked_and_prompts_from_a_cache_are_told():
     assert said[0] == "incomplete: the budget ended"
     assert said[1] == "not walked: C=8, C=16, as C=4 does not hold"
     assert said[2].startswith("warning: 50 % of the prompts came from a cache")
+
+
+@pytest.mark.parametrize(("count", "level"), [(1, 4), (63, 4), (64, 4), (127, 4), (128, 4), (1000, 8), (1000, 64)])
+def test_blocks_hold_every_item_once_and_none_is_small(count, level):
+    blocks = blocks_of(count, level)
+    assert [index for begin, end in blocks for index in range(begin, end)] == list(range(count))
+    if len(blocks) > 1:
+        assert min(end - begin for begin, end in blocks) >= max(64, 8 * level)
+
+
+def test_which_arm_goes_first_changes_from_block_to_block_and_from_round_to_round():
+    arms = Passes().round(4, again=False)
+    firsts = [order_of(arms, 1, 4, 0, block)[0].arm for block in range(4)]
+    assert firsts in ([BASE, LOAD] * 2, [LOAD, BASE] * 2)
+    assert [order_of(arms, 1, 4, 1, block)[0].arm for block in range(4)] == firsts[1:] + firsts[:1]
+
+
+def test_a_coin_of_the_seed_says_which_arm_begins():
+    arms = Passes().round(4, again=False)
+    assert {order_of(arms, seed, 4, 0, 0)[0].arm for seed in range(20)} == {BASE, LOAD}
+
+
+def test_the_load_stands_between_the_two_base_arms():
+    arms = Passes().round(4, again=True)
+    assert [one.arm for one in order_of(arms, 1, 4, 0, 0)] in ([BASE, LOAD, AGAIN], [AGAIN, LOAD, BASE])
+
+
+def test_passes_of_a_level_are_numbered_as_they_are_begun():
+    passes = Passes()
+    assert passes.round(4, again=True) == {
+        BASE: ItemPass(1, 0, BASE),
+        AGAIN: ItemPass(1, 1, AGAIN),
+        LOAD: ItemPass(4, 0, LOAD),
+    }
+    assert passes.round(4, again=False) == {BASE: ItemPass(1, 2, BASE), LOAD: ItemPass(4, 1, LOAD)}
+
+
+def test_one_is_the_base_whether_it_is_named_or_not():
+    assert TrialPlan((8, 1, 4)).levels == TrialPlan((4, 8)).levels == (4, 8)
+
+
+def test_a_plan_without_a_level_above_one_is_refused():
+    with pytest.raises(UserError, match="no level to hold against C=1"):
+        TrialPlan((1,))
+
+
+def test_llama_cpp_is_told_to_use_no_cache_and_vllm_gets_a_salt_for_each_request():
+    one = ItemPass(4, 0, LOAD)
+    for told in (
+        {"engine": "xllamacpp 2026.1"},
+        {"engine": "llama.cpp b11434-1a2b3c4"},
+        {"engine": "llamacpp"},
+        {"build": "b6000-abc"},
+    ):
+        assert CacheBypass.for_engine(told, "s").fields(one, 3) == {"cache_prompt": False}
+    salted = CacheBypass.for_engine({"engine": "vllm 0.19.1"}, "5a17")
+    salts = [salted.fields(of, index)["cache_salt"] for of in (one, ItemPass(1, 0, BASE)) for index in range(3)]
+    assert len(set(salts)) == 6
+    assert not set("@/\\\0") & set("".join(salts))  # vLLM refuses these
+    assert all(
+        not CacheBypass.for_engine({"engine": name}, "s").fields(one, 3) for name in ("sglang 0.5", "ollama 0.12", "")
+    )
+    assert set(CacheBypass.for_engine({"engine": "vllm 0.19.1, xllamacpp 2026.1"}, "s").fields(one, 3)) == {
+        "cache_prompt",
+        "cache_salt",
+    }
