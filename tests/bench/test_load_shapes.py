@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from random import Random
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -183,13 +184,10 @@ def test_workers_of_a_schedule_count_from_one_moment_that_is_yet_to_come():
     assert beginnings([timed], 107.0) == [Begin()]
 
 
-def test_a_beginning_that_is_past_is_not_waited_for_and_the_delay_is_known():
-    class Clock:
-        def now(self):
-            return 10.0
-
-    assert asyncio.run(asyncio.wait_for(wait_for_begin(Clock(), TimeWindow(begin_s=3.0)), 1.0)) == 7.0
-    assert asyncio.run(asyncio.wait_for(wait_for_begin(Clock(), TimeWindow()), 1.0)) == 0.0
+@pytest.mark.parametrize(("window", "delay_s"), [(TimeWindow(begin_s=3.0), 7.0), (TimeWindow(), 0.0)])
+def test_a_beginning_that_is_past_is_not_waited_for_and_the_delay_is_known(window, delay_s):
+    clock = SimpleNamespace(now=lambda: 10.0)
+    assert asyncio.run(asyncio.wait_for(wait_for_begin(clock, window), 1.0)) == delay_s
 
 
 def test_a_job_with_every_kind_of_traffic_comes_through_as_it_was(mix):

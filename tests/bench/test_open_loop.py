@@ -96,12 +96,16 @@ def test_a_rate_so_low_that_nothing_arrives_is_a_run_without_requests(engine, st
     assert (rows, summary.levels) == ([], ())
 
 
-def test_the_same_seed_arrives_at_the_same_times():
+def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversations():
     def totals(seed):
         maker = TaskMaker(Workload(seed=seed))
         return [open_part(maker, 1, n, rate=50.0, arrivals="gamma:2", for_s=4.0).total for n in range(3)]
 
     assert totals(1) == totals(1) != totals(2)
+    first, second = (next(TaskMaker(Workload(), salt=salt).scripts(1, 0)).system for salt in "ab")
+    assert first != second
+    stream = conversation_stream(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2)
+    assert (stream.width, len(stream.scripts)) == (8, 8), "there is a conversation for every agent"
 
 
 # Classes
@@ -160,16 +164,6 @@ def test_conversations_have_an_index_for_every_turn(engine, store):
     assert [row.index for row in rows] == list(range(9))
     assert all((row.session, row.turn) == divmod(row.index, 3) for row in rows)
     assert all(row.ok for row in rows)
-
-
-def test_a_salt_makes_other_first_lines_of_conversations_too():
-    first, second = (next(TaskMaker(Workload(), salt=salt).scripts(1, 0)).system for salt in "ab")
-    assert first != second
-
-
-def test_there_is_a_conversation_for_every_agent():
-    stream = conversation_stream(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2)
-    assert (stream.width, len(stream.scripts)) == (8, 8)
 
 
 # A server that fails

@@ -24,12 +24,16 @@ from skep.gateway.batch.store import BatchRequest, UnfinishedBatch
 LOST = json.dumps({"error": {"code": "replica_lost"}, "source": "gateway"}).encode()
 
 
-def course(count):
-    return BatchSchedule([BatchRequest(index, f"c{index}", 0, 0) for index in range(count)])
+def requests(count):
+    return [BatchRequest(index, f"c{index}", 0, 0) for index in range(count)]
+
+
+def schedule_of(count):
+    return BatchSchedule(requests(count))
 
 
 def test_requests_go_out_in_their_order_and_are_done_when_answered():
-    work = course(2)
+    work = schedule_of(2)
     first, second = work.next(0.0), work.next(0.0)
     assert (first.index, second.index, work.next(0.0), work.out) == (0, 1, None, 2)
     assert work.due_in_s(0.0) is None
@@ -40,7 +44,7 @@ def test_requests_go_out_in_their_order_and_are_done_when_answered():
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
-    work, now = course(1), 0.0
+    work, now = schedule_of(1), 0.0
     work.next(now)
     for _ in range(50):
         assert not work.answered(0, BatchAnswer(status, b"{}", retry_after_s=3.0), now)
@@ -52,7 +56,7 @@ def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
 
 
 def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while():
-    work = course(3)
+    work = schedule_of(3)
     work.next(0.0)
     assert not work.answered(0, BatchAnswer(429, retry_after_s=2.0), 0.0)
     assert work.next(1.9) is None
@@ -60,16 +64,18 @@ def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while():
     assert work.next(2.1).index == 0
 
 
-def test_one_lost_replica_does_not_hold_up_the_others():
-    work = course(2)
+def test_one_lost_replica_does_not_hold_up_the_others_and_what_has_no_answer_is_left_in_the_files_order():
+    work = schedule_of(4)
     work.next(0.0)
     assert not work.answered(0, BatchAnswer(None), 0.0)
-    assert work.next(0.0).index == 1
+    assert [work.next(0.0).index, work.next(0.0).index] == [1, 2]
+    work.answered(1, BatchAnswer(200), 0.0)
+    assert [request.index for request in work.left()] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("answer", [BatchAnswer(None), BatchAnswer(502, LOST)])
 def test_a_request_that_costs_a_replica_each_time_is_set_aside(answer):
-    work, now = course(1), 0.0
+    work, now = schedule_of(1), 0.0
     for _ in range(MOST_COSTLY - 1):
         now += 100
         work.next(now)
@@ -77,15 +83,6 @@ def test_a_request_that_costs_a_replica_each_time_is_set_aside(answer):
     work.next(now + 100)
     assert work.answered(0, answer, now + 100)
     assert work.done
-
-
-def test_what_has_no_answer_is_left_in_the_files_order():
-    work = course(4)
-    for _ in range(3):
-        work.next(0.0)
-    work.answered(2, BatchAnswer(None), 0.0)
-    work.answered(0, BatchAnswer(200), 0.0)
-    assert [request.index for request in work.left()] == [1, 2, 3]
 
 
 def read(result):
@@ -118,14 +115,14 @@ def test_an_odd_answer_is_kept_and_its_tokens_are_unknown(body):
     assert (result.ok, result.prompt_tokens, result.output_tokens) == (False, None, None)
 
 
-def test_tokens_of_the_other_dialect_are_counted_too():
+def test_tokens_of_the_other_api_are_counted_too():
     body = b'{"usage": {"input_tokens": 5, "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 2}}}'
     result = result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(200, body), "n", 0.0)
     assert (result.prompt_tokens, result.output_tokens, result.reasoning_tokens) == (5, 6, 2)
 
 
 def test_an_answer_that_was_too_large_is_not_asked_for_again():
-    work = course(1)
+    work = schedule_of(1)
     request = work.next(0.0)
     assert work.answered(0, BatchAnswer(None, fault="answer_too_large"), 0.0)
     assert work.done
@@ -138,10 +135,6 @@ def test_what_was_never_sent_says_why():
     assert (told["custom_id"], told["response"], told["error"]["code"]) == ("a", None, "batch_expired")
     broken = read(result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(None), "n", 0.0))
     assert (broken["response"], broken["error"]["code"]) == (None, "stream_cut")
-
-
-def requests(count):
-    return [BatchRequest(index, f"c{index}", 0, 0) for index in range(count)]
 
 
 def test_what_may_kill_the_gateway_goes_last_and_alone():
@@ -226,61 +219,55 @@ def under_way(*batches, waits=False, since=0.0):
     return [RunningBatch(one, since + place, waits) for place, one in enumerate(batches)]
 
 
-def pick(waiting, seats, had_turn=None, now=0.0):
-    return choose(waiting, seats, had_turn or {}, now, MOST)
+def pick(waiting, running, had_turn=None, now=0.0):
+    return choose(waiting, running, had_turn or {}, now, MOST)
 
 
-def test_the_oldest_begins_while_there_is_room():
+def test_the_oldest_begins_while_there_is_room_and_who_has_the_fewest_first():
     assert pick([batch("a"), batch("b")], under_way(batch("c"))) == NextBatch(batch("a"))
     assert pick([], []) is None
-
-
-def test_who_has_the_fewest_begins_first():
-    seats = under_way(batch("a"), batch("b"), batch("c", "bob"))
-    assert pick([batch("d"), batch("e", "bob"), batch("f", "eve")], seats).begins.id == "f"
-    assert pick([batch("d"), batch("e", "ann", "other")], seats).begins.id == "e"
+    running = under_way(batch("a"), batch("b"), batch("c", "bob"))
+    assert pick([batch("d"), batch("e", "bob"), batch("f", "eve")], running).begins.id == "f"
+    assert pick([batch("d"), batch("e", "ann", "other")], running).begins.id == "e"
 
 
 def test_one_owners_batches_give_way_until_the_shares_are_alike():
     ann, bob = [batch(f"a{i}") for i in range(9)], [batch(f"b{i}", "bob") for i in range(9)]
-    seats = under_way(*ann[:MOST])
-    assert pick([*ann[MOST:], *bob], seats) == NextBatch(bob[0], ann[3])
-    seats = under_way(*ann[:3], bob[0])
-    assert pick([*ann[3:], *bob[1:]], seats) == NextBatch(bob[1], ann[2])
-    seats = under_way(*ann[:2], *bob[:2])
-    assert pick([*ann[2:], *bob[2:]], seats) is None
+    running = under_way(*ann[:MOST])
+    assert pick([*ann[MOST:], *bob], running) == NextBatch(bob[0], ann[3])
+    running = under_way(*ann[:3], bob[0])
+    assert pick([*ann[3:], *bob[1:]], running) == NextBatch(bob[1], ann[2])
+    running = under_way(*ann[:2], *bob[:2])
+    assert pick([*ann[2:], *bob[2:]], running) is None
 
 
 def test_a_model_that_is_not_loaded_does_not_block_another_model_of_its_owner():
     asleep = [batch(f"a{i}", model="asleep") for i in range(9)]
-    seats = under_way(*asleep[:MOST], waits=True)
-    assert pick([*asleep[MOST:], batch("b", model="awake")], seats).begins.id == "b"
-    assert pick(asleep[MOST:], seats) is None
+    running = under_way(*asleep[:MOST], waits=True)
+    assert pick([*asleep[MOST:], batch("b", model="awake")], running).begins.id == "b"
+    assert pick(asleep[MOST:], running) is None
 
 
-def test_what_waits_gives_way_before_what_is_being_answered():
-    seats = [*under_way(batch("a"), waits=True), *under_way(batch("b"), batch("c"), batch("d"), since=5.0)]
-    assert pick([batch("e", "bob")], seats).gives_way.id == "a"
-
-
-def test_a_file_that_is_being_read_or_written_does_not_give_way():
+def test_what_waits_gives_way_before_what_is_being_answered_and_a_file_that_is_read_or_written_never():
+    running = [*under_way(batch("a"), waits=True), *under_way(batch("b"), batch("c"), batch("d"), since=5.0)]
+    assert pick([batch("e", "bob")], running).gives_way.id == "a"
     assert pick([batch("e", "bob")], under_way(*(batch(f"a{i}") for i in range(MOST)), waits=None)) is None
 
 
 def test_where_all_have_the_same_batches_take_turns():
-    seats = under_way(*(batch(f"a{i}", f"owner {i}", "asleep") for i in range(MOST)), waits=True)
+    running = under_way(*(batch(f"a{i}", f"owner {i}", "asleep") for i in range(MOST)), waits=True)
     late = [batch("late", "eve"), batch("later", "zoe")]
-    assert pick(late, seats, now=WAITING_TURN_S - 1) is None
-    assert pick(late, seats, now=WAITING_TURN_S) == NextBatch(late[0], seats[0].batch)
-    assert pick(late, seats, {"late": 1.0}, now=WAITING_TURN_S).begins.id == "later"
-    assert pick(late[:1], seats, {"late": 1.0}, now=WAITING_TURN_S) is None  # it had its turn a moment ago
-    assert pick(late[:1], seats, {"late": 1.0}, now=WAITING_TURN_S + 1) == NextBatch(late[0], seats[0].batch)
-    seats = under_way(*(batch(f"a{i}", f"owner {i}") for i in range(MOST)))
-    assert pick(late, seats, now=TURN_S - 1) is None
-    assert pick(late, seats, now=TURN_S) == NextBatch(late[0], seats[0].batch)
+    assert pick(late, running, now=WAITING_TURN_S - 1) is None
+    assert pick(late, running, now=WAITING_TURN_S) == NextBatch(late[0], running[0].batch)
+    assert pick(late, running, {"late": 1.0}, now=WAITING_TURN_S).begins.id == "later"
+    assert pick(late[:1], running, {"late": 1.0}, now=WAITING_TURN_S) is None  # it had its turn a moment ago
+    assert pick(late[:1], running, {"late": 1.0}, now=WAITING_TURN_S + 1) == NextBatch(late[0], running[0].batch)
+    running = under_way(*(batch(f"a{i}", f"owner {i}") for i in range(MOST)))
+    assert pick(late, running, now=TURN_S - 1) is None
+    assert pick(late, running, now=TURN_S) == NextBatch(late[0], running[0].batch)
 
 
 def test_batches_of_one_owner_for_one_model_take_no_turns():
     """The next one would wait for the same."""
-    seats = under_way(*(batch(f"a{i}") for i in range(MOST)), waits=True)
-    assert pick([batch("late")], seats, now=TURN_S) is None
+    running = under_way(*(batch(f"a{i}") for i in range(MOST)), waits=True)
+    assert pick([batch("late")], running, now=TURN_S) is None
