@@ -1,6 +1,10 @@
 """Requests made by hand, so that every figure of them can be checked in one's head."""
 
+from skep.host.facts import read_host
+from skep.host.nvidia import NvidiaReport
 from skep.store.records import Request
+
+HOST = read_host(NvidiaReport())
 
 
 def request(*arrivals, start=0.0, end=None, tokens=None, level=1, repeat=0, index=0, **fields):

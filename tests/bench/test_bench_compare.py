@@ -4,22 +4,19 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from sample_rows import evenly, request
+from sample_rows import HOST, evenly, request
 
 from skep.bench.compare import ComparedRun, compare, is_higher_better, regressions, run_ab
 from skep.bench.endpoint import find_endpoint
 from skep.bench.summary import summarise
 from skep.bench.sweep import SweepPlan
 from skep.bench.tasks import TaskMaker, Workload
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
 from skep.stats.versus import Judgement
 from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.store.rows import ClientSample
 from skep.testing.process import FakeEngine
 
-HOST = read_host(NvidiaReport())
 STEADY = (1.0, 1.01, 0.99, 1.0)
 
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from sample_rows import HOST
 
 from skep.bench.client_health import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
 from skep.bench.endpoint import Endpoint, find_endpoint
@@ -22,13 +23,9 @@ from skep.bench.load_shapes import TimeWindow, TrafficStream, split_tasks
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import BenchTask
 from skep.errors import SkepError
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store
 from skep.store.records import Request
 from skep.wire.heads import parse_url
-
-HOST = read_host(NvidiaReport())
 
 
 def tasks(number, tokens=2, **fields):

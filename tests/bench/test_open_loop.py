@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import accumulate, islice
 
 import pytest
+from sample_rows import HOST
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_shapes import TimeWindow, run_streams, split_between_workers
@@ -17,8 +18,6 @@ from skep.bench.request import Sender
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload, conversation_stream
 from skep.errors import EndpointError, StoreError
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
 from skep.store.database import Store, open_store
 from skep.store.records import Request, RunState
 from skep.testing.process import FakeEngine
@@ -28,7 +27,6 @@ from skep.workload.calibration import TokenCalibration
 from skep.workload.mix import TrafficClass
 from skep.workload.traces import read_trace
 
-HOST = read_host(NvidiaReport())
 PLAN = TimedPlan("open", {"seed": 1}, "f")
 MAKER = TaskMaker(Workload(max_tokens=3, seed=1))
 

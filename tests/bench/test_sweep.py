@@ -4,19 +4,15 @@ import asyncio
 import random
 
 import pytest
+from sample_rows import HOST
 
 from skep.bench.endpoint import find_endpoint
 from skep.bench.sweep import SweepPlan, SweepProgress, run_fingerprint, run_sweep
 from skep.bench.tasks import Workload
 from skep.errors import EndpointError, UserError
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
 from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.testing.process import FakeEngine
-
-HOST = read_host(NvidiaReport())
-
 
 WORK = {"max_tokens": 8, "seed": 3}
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from known_effects import KnownEffects
 from small_search import BASELINE, SLOTS, NumberedBench, SmallSearch, a_tuning
 
 from skep import __version__
@@ -252,44 +253,37 @@ THREE_KNOBS = (
     Knob("slots", "slots", (1, 2, 4, 8, 16), ordered=True, expected=0.2),
 )
 FIRST = KnobConfig.of({"graphs": False, "kv": "auto", "slots": 1})
-SPEED = {1: 20.0, 2: 36.0, 4: 60.0, 8: 66.0, 16: 50.0}
+SHARES = {1: 0.2, 2: 0.36, 4: 0.6, 8: 0.66, 16: 0.5}
 
 
-class OneEffect:
-    """Terrain and truth at once: what is foreseen is what is there, but that fp8 with 16 slots has no room."""
-
-    knobs = THREE_KNOBS
-    pairs = (("kv", "slots"),)
-
-    def refusal(self, config):  # noqa: ARG002
-        return None
+class Played(KnownEffects):
+    """What is foreseen is what is there, but that fp8 with 16 slots has no memory for it."""
 
     def predict(self, config):
-        return SPEED[config["slots"]] * (1.4 if config["graphs"] else 1.0) * (1.05 if config["kv"] == "fp8" else 1.0)
-
-    def start_s(self, config):  # noqa: ARG002
-        return 30.0
-
-    def reading_s(self, config):  # noqa: ARG002
-        return 10.0
+        return self.truth(config)
 
     def figure(self, config):
         if (config["kv"], config["slots"]) == ("fp8", 16):
             return ConfigFailure("out-of-memory", "no room", "CUDA out of memory")
-        speed = self.predict(config)
+        speed = self.truth(config)
         return TuneReading(speed, speed, speed / 4, 90.0, 20.0, 10.0, 12)
 
-    def dies(self, config):  # noqa: ARG002
+    def dies(self, _config):
         return None
 
-    def at(self, config, concurrency):  # noqa: ARG002
+    def at(self, config, _concurrency):
         return self.figure(config)
+
+
+def played():
+    effects = {"slots": SHARES, "graphs": {True: 1.4}, "kv": {"fp8": 1.05}}
+    return Played(THREE_KNOBS, effects, pairs=(("kv", "slots"),))
 
 
 def session(journal, *, requests: int | None = None):
     """So many requests, the next of which is broken off; None: to the end."""
     tuning = journal.tuning
-    search = KnobSearch(OneEffect(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
+    search = KnobSearch(played(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
     left = iter(range(requests)) if requests is not None else None
 
     class Breaking(SimulatedBench):
@@ -299,7 +293,7 @@ def session(journal, *, requests: int | None = None):
             return await super().measure(request, on_progress)
 
     with journal:
-        bench = Breaking(OneEffect(), seed=tuning.seed, began_s=replay_answers(journal, search))
+        bench = Breaking(played(), seed=tuning.seed, began_s=replay_answers(journal, search))
         asyncio.run(run_search(search, bench, journal))
 
 
