@@ -1,8 +1,6 @@
 """`skep bench` as a user runs it: every command once, its likely misuse, Ctrl-C, and what others read of it."""
 
-import csv
 import fcntl
-import json
 import os
 import pty
 import re
@@ -16,19 +14,19 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from hive_client import eventually
+from in_process import call, refused
 
 from skep.bench.matrix import parse_matrix
 from skep.cli.compare import plan_of
-from skep.cli.main import app
-from skep.errors import UserError
 from skep.store.database import open_store
-from skep.store.records import Request, RunState
+from skep.store.records import RunState
 from skep.testing.process import FakeEngine
 from skep.workload.mix import parse_classes
 
 ROOT = Path(__file__).parents[2]
 TWICE = ("--runs", "2", "--max-tokens", "4")
+QUICK = ("-c", "1,2", "--tasks", "2", *TWICE, "--warm-up", "quick")
 MIX = """
 [class.chat]
 shape = "conversation"
@@ -53,10 +51,10 @@ TRACES = {
 }
 
 
-@pytest.fixture
-def skep(env, tmp_path, forked):
-    """As in the other suites, but for the end: nothing of `skep bench` stays behind that would have to be stopped."""
-    return lambda *args, check=None: call(forked, env, tmp_path, *args, check=check)
+@pytest.fixture(autouse=True)
+def _own_folders(paths, tmp_path):
+    """Each test has an installation of its own, and a file with classes of traffic."""
+    (tmp_path / "mix.toml").write_text(MIX)
 
 
 @pytest.fixture
@@ -65,20 +63,35 @@ def engine():
         yield running
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory, forked):
-    """Two runs of an A/B measurement, made once: B is much slower. Gives the command, its outcome and the ids."""
-    folder = tmp_path_factory.mktemp("pair")
-    env = {**os.environ, "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "120", "NO_COLOR": "1"}
+def bench(command, engine, *words, check=0):
+    return call("bench", command, "--url", engine.url, *words, check=check)
 
-    def run(*args, check):
-        return call(forked, env, folder, "bench", *args, check=check)
 
+def test_a_sweep_is_listed_and_reported(engine, tmp_path):
+    done = bench("sweep", engine, *QUICK)
+    assert "eff tok/s" in done.out
+    assert "C=1,2; steady" in done.err
+    (run,) = call("runs", "--json", check=0).json
+    assert (run["state"], run["model"]) == ("done", "fake-model")
+    assert run["requests"] > 8  # and a warm-up
+    assert run["id"] in call("runs", check=0).out
+    call("report", run["id"][:11], "-o", "out.html", check=0)
+    page = (tmp_path / "out.html").read_text()
+    assert "fake-model" in page
+    assert "<svg" in page
+    addresses = set(re.findall(r"https?://[^\s\"'<>/]+", page))
+    assert addresses == {engine.url}  # what was measured: nothing is fetched from anywhere
+    call("report", "-o", "picture.svg", check=0)
+    assert (tmp_path / "picture.svg").read_text().lstrip().startswith("<svg")
+
+
+def test_two_servers_are_compared_and_the_slower_one_ends_with_4():
     slow = {"slots": 2, "ttft_ms": 20}
     with FakeEngine(token_ms=3, **slow) as a, FakeEngine(token_ms=12, **slow) as b:
-        done = run("ab", a.url, b.url, "-c", "1,2", "--tasks", "2", "--runs", "3", "--max-tokens", "16", check=4)
-    ids = re.search(r"A is run (\S+), B is run (\S+);", done.stderr).groups()
-    return run, done, ids, folder
+        load = ("-c", "1,2", "--tasks", "2", "--runs", "3", "--max-tokens", "16")
+        done = call("bench", "ab", a.url, b.url, *load, check=4)
+    assert re.search(r"A is run (\S+), B is run (\S+);", done.err)
+    assert done.out.rstrip().splitlines()[-1].startswith("REGRESSION: B is worse than A")
 
 
 SHAPES = [
@@ -88,125 +101,77 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_is_measured_at_every_level(skep, engine, shape):
+def test_every_shape_is_measured_at_every_level(engine, shape):
     how = ("--shape", shape, "--turns", "2", "--think", "10ms", "--prompt-tokens", "200", "--seed", "3")
-    done = skep("bench", "sweep", "--url", engine.url, "-c", "1,2", *how, *TWICE, "--json", check=0)
-    levels = json.loads(done.stdout)["levels"]
+    done = bench("sweep", engine, "-c", "1,2", *how, *TWICE, "--json")
+    levels = done.json["levels"]
     assert [level["concurrency"] for level in levels] == [1, 2]
     assert all(level["requests"] >= 2 * level["concurrency"] and not level["failed"] for level in levels)
     assert all(level["truncated"] == level["requests"] for level in levels)
 
 
-def test_a_search_for_saturation_tells_where_growth_ends(skep):
+def test_a_search_for_saturation_tells_where_growth_ends():
     """Where it is found depends on what else the machine does; the courses' own tests say where it must be."""
     with FakeEngine(slots=2, token_ms=5) as engine:
         limits = ("--to-saturation", "--max-concurrency", "8", "--max-tokens", "4")
-        done = skep("bench", "sweep", "--url", engine.url, *limits, "--json", check=0)
-    document = json.loads(done.stdout)
-    assert "to saturation, C up to 8" in done.stderr
+        done = bench("sweep", engine, *limits, "--json")
+    document = done.json
+    assert "to saturation, C up to 8" in done.err
     assert set(document["turning"]) == {"knee", "knee_bracket", "cliff", "cliff_bracket", "drop_pct", "sure", "unclear"}
     assert document["turning"]["knee"] in (None, *range(1, 9))
     assert [level["concurrency"] for level in document["levels"]][:2] == [1, 2]
 
 
-def test_a_promise_is_kept_up_to_the_slots(skep):
+def test_a_promise_is_kept_up_to_the_slots():
     """One slot and 80 ms a request: the second agent waits twice as long as promised."""
     with FakeEngine(slots=1, token_ms=10) as engine:
         limits = ("--slo", "ttft=40ms", "--max-concurrency", "4", "--max-tokens", "8", "--tasks", "4")
-        done = skep("bench", "sweep", "--url", engine.url, *limits, check=0)
-    assert "ttft_p95=40ms is kept up to C=1; not at C=2" in done.stderr
+        done = bench("sweep", engine, *limits)
+    assert "ttft_p95=40ms is kept up to C=1; not at C=2" in done.err
 
 
-def test_the_speedup_of_a_swarm_is_told_in_four_forms(skep, tmp_path):
+def test_the_speedup_of_a_swarm_is_told_in_four_forms(paths):
     with FakeEngine(slots=4, token_ms=5) as engine:
         common = ("--tasks", "4", "--agents", "1,4", "--prompt-tokens", "60", "--max-tokens", "16")
-        done = skep("bench", "serial-vs-swarm", "--url", engine.url, *common, "--json", check=0)
-    document = json.loads(done.stdout)
+        done = bench("serial-vs-swarm", engine, *common, "--json")
+    document = done.json
     assert {"by_wall", "by_tokens", "by_wall_whole", "by_tokens_whole"} <= set(document["speedups"])
     assert document["speedups"]["by_wall"] == document["speedup"] > 1.5
     assert document["speedups"]["truncated_serial"] == 4
     assert document["speedups"]["by_wall_whole"] is None  # no answer ended by itself: none is left to compare
-    assert stored_runs(tmp_path)[0].kind == "serial-vs-swarm"
+    assert stored_runs(paths)[0].kind == "serial-vs-swarm"
 
 
-def test_an_open_load_has_a_row_for_each_rate(skep, engine, tmp_path):
+def test_an_open_load_has_a_row_for_each_rate(engine, paths, tmp_path):
     how = ("--rate", "20,40", "--arrivals", "constant", "--for", "500ms", "--max-tokens", "4")
-    done = skep("bench", "open", "--url", engine.url, *how, check=0)
-    assert re.search(r"^ +20 .*\n +40 ", done.stdout, re.MULTILINE)
-    (run,) = stored_runs(tmp_path)
+    done = bench("open", engine, *how)
+    assert re.search(r"^ +20 .*\n +40 ", done.out, re.MULTILINE)
+    (run,) = stored_runs(paths)
     assert (run.kind, run.state, run.config["rates"]) == ("open", RunState.DONE, [20.0, 40.0])
-    skep("report", check=0)
+    call("report", check=0)
     assert "40 requests/s" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow
-def test_classes_of_traffic_are_reported_one_by_one(skep, engine, tmp_path):
-    (tmp_path / "mix.toml").write_text(MIX)
-    done = skep("bench", "classes", "mix.toml", "--url", engine.url, "--for", "1s", "--json", check=0)
-    document = json.loads(done.stdout)
+def test_classes_of_traffic_are_reported_one_by_one(engine, tmp_path):
+    done = bench("classes", engine, "mix.toml", "--for", "1s", "--json")
+    document = done.json
     assert [level["traffic"] for level in document["classes"]] == ["chat", "hooks"]
     assert sum(level["requests"] for level in document["classes"]) == document["levels"][0]["requests"]
-    skep("report", check=0)
+    call("report", check=0)
     assert "hooks" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("form", TRACES)
-def test_a_trace_is_replayed_whole(skep, engine, tmp_path, form):
+def test_a_trace_is_replayed_whole(engine, tmp_path, form):
     (tmp_path / "trace.jsonl").write_text("\n".join(TRACES[form]))
     limits = ("--speed", "2", "--max-tokens", "5")
-    done = skep("bench", "replay", "trace.jsonl", "--url", engine.url, *limits, "--json", check=0)
-    (level,) = json.loads(done.stdout)["levels"]
+    done = bench("replay", engine, "trace.jsonl", *limits, "--json")
+    (level,) = done.json["levels"]
     assert (level["requests"], level["failed"], level["output_tokens"]) == (2, 0, 10)
 
 
-def test_a_comparison_beyond_the_threshold_ends_with_4(pair):
-    run, done, (a, b), folder = pair
-    assert done.stdout.rstrip().splitlines()[-1].startswith("REGRESSION: B is worse than A")
-    document = json.loads(run("compare", a, b, "-o", "both.html", "--json", check=4).stdout)
-    told = {"a", "b", "threshold", "comparisons", "regressions", "verdict", "verdict_in_words"}
-    assert set(document) == told
-    assert document["regressions"] >= 1
-    assert {one["concurrency"] for one in document["comparisons"]} == {1, 2}
-    slower = [one for one in document["comparisons"] if one["metric"] == "TPOT p50" and one["judgement"] == "worse"]
-    assert slower
-    assert all(1.05 < one["ratio"]["low"] < one["ratio"]["estimate"] < one["ratio"]["high"] for one in slower)
-    assert "<svg" in (folder / "both.html").read_text()
-
-
-def test_a_comparison_within_the_threshold_ends_with_0(pair):
-    """The other way round all is better or the same."""
-    run, _, (a, b), _ = pair
-    turned = json.loads(run("compare", b, a, "--threshold", "60%", "--json", check=0).stdout)
-    assert turned["regressions"] == 0
-    assert "better" in {one["judgement"] for one in turned["comparisons"]}
-    same = json.loads(run("compare", a, a, "--json", check=0).stdout)
-    assert {one["judgement"] for one in same["comparisons"]} == {"not distinguishable"}
-
-
-@pytest.mark.slow
-def test_an_export_says_the_same_in_every_format(pair):
-    run, _, (a, _), folder = pair
-    document = json.loads(run("export", a, "--format", "json", check=0).stdout)
-    rows = list(csv.DictReader(run("export", a, "--format", "csv", check=0).stdout.splitlines()))
-    table = run("export", a, check=0).stdout
-    for level, row in zip(document["levels"], rows, strict=True):
-        assert float(row["effective_tok_s"]) == pytest.approx(level["effective_tok_s"], rel=1e-3)
-        assert f"| {level['concurrency']} | {level['effective_tok_s']:.3g} " in table
-    run("export", a, "--requests", "--format", "csv", "-o", "rows.csv", check=0)
-    kept = list(csv.DictReader((folder / "rows.csv").read_text().splitlines()))
-    assert len([row for row in kept if int(row["level"])]) == sum(level["requests"] for level in document["levels"])
-
-
-def test_a_reader_that_leaves_early_is_no_crash(pair):
-    _, _, (a, _), folder = pair
-    words = f"{sys.executable} -m skep bench export {a} --requests --format json | head -1"
-    env = {**os.environ, "XDG_DATA_HOME": str(folder / "data")}
-    done = subprocess.run(["bash", "-c", words], env=env, capture_output=True, text=True)
-    assert done.stdout == "[\n"
-    assert done.stderr == ""
-
-
-def test_a_matrix_keeps_the_row_of_a_configuration_that_failed(skep, engine, tmp_path):
+def test_a_matrix_keeps_the_row_of_a_configuration_that_failed(engine, tmp_path):
     port = free_port()
     (tmp_path / "rigs.toml").write_text(f"""
 concurrency = [1, 2]
@@ -225,8 +190,8 @@ name = "broken"
 url = "http://127.0.0.1:9"
 start = "{sys.executable} -c 'raise SystemExit(3)'"
 """)
-    done = skep("bench", "matrix", "rigs.toml", "-o", "rigs.md", "--json")
-    there, started, broken = json.loads(done.stdout)
+    done = call("bench", "matrix", "rigs.toml", "-o", "rigs.md", "--json")
+    there, started, broken = done.json
     assert [level["concurrency"] for level in there["summary"]["levels"]] == [1, 2]
     assert there["boot_s"] is None
     assert started["boot_s"] > 0
@@ -236,23 +201,17 @@ start = "{sys.executable} -c 'raise SystemExit(3)'"
     assert not is_open(port)
 
 
-def test_results_of_another_tool_in_an_old_store_are_listed_without_figures(skep, tmp_path):
-    """An older version stored them. They are not taken for something that skep measured."""
-    with open_store(tmp_path / "data" / "skep" / "skep.sqlite3") as store:
-        run = store.begin_run(
-            kind="imported", created_at=1.0, model="m", url="file:a.json", fingerprint="f", config={}, host={},
-            engine={}, simulated=False, skep_version="0",
-        )  # fmt: skip
-        store.append_requests(run, [Request(4, 0, 0, "imported", 0.0, 1.0, first_token_s=0.5, output_tokens=9)])
-        store.end_run(run, 2.0, "done")
-    assert run in skep("runs", check=0).stdout
-    assert f"run `{run}` has no measured requests" in skep("report", run, check=2).stderr
-
-
 WRONG = [
     ("sweep --slo nonsense", "--slo `nonsense`"),
     ("sweep --slo ttft=1s --to-saturation", "two different searches"),
     ("sweep --precision 150%", "--precision `150%`"),
+    ("sweep --url ftp://x", "`ftp://x` is not an http(s) URL"),
+    ("sweep --concurrency 0,1", "--concurrency `0,1`"),
+    ("sweep --concurrency 1,100000", "--concurrency 100000"),
+    ("sweep --size huge", "--size `huge`"),
+    ("sweep --key-env NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE"),
+    ("sweep --timeout soon", "`soon` is not a duration"),
+    ("sweep --tasks 1", "--tasks 1 cannot keep 8 agents busy"),
     ("serial-vs-swarm --agents 2,4", "--agents `2,4`"),
     ("open --rate 0", "--rate `0`"),
     ("classes unknown.toml", "`speeed` is not known"),
@@ -266,25 +225,54 @@ WRONG = [
 ]
 
 
-def test_wrong_input_is_exit_code_2_and_names_the_value(env, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("line", "words"), WRONG, ids=[line for line, _ in WRONG])
+def test_wrong_input_is_exit_code_2_and_names_the_value(tmp_path, line, words):
     (tmp_path / "broken.toml").write_text("a = [")
     (tmp_path / "unknown.toml").write_text('[class.a]\nshape = "steady"\nagents = 1\nspeeed = 1\n')
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
-    monkeypatch.chdir(tmp_path)
-    for line, words in WRONG:
-        done = CliRunner().invoke(app, ["bench", *line.split()], env=env)
-        assert isinstance(done.exception, UserError), (line, done.output)
-        assert (done.exception.exit_code, done.stdout) == (2, ""), line
-        assert words in f"error: {done.exception.message}\nhint: {done.exception.hint}", (line, done.exception)
-        assert done.exception.hint, line
+    said = refused("bench", *line.split())
+    assert words in said
+    assert not said.endswith("| None")
 
 
-def test_runs_that_cannot_be_compared_are_named(pair):
-    run, _, (a, _), _ = pair
-    assert "there is no run `zzz`" in run("compare", a, "zzz", check=2).stderr
-    assert "could be" in run("compare", a[:9], a, check=2).stderr
+def test_a_server_that_is_not_there_or_has_another_model_is_named(engine):
+    assert "127.0.0.1:9 cannot be reached" in refused("bench", "sweep", "--url", "http://127.0.0.1:9", code=1)
+    said = refused("bench", "sweep", "--url", engine.url, "--model", "fake-modell")
+    assert "does not serve `fake-modell`" in said
+    assert "did you mean `fake-model`?" in said
+    assert engine.state()["requests"] == 0
+
+
+def test_failed_requests_make_the_exit_code_1():
+    with FakeEngine(slots=2, token_ms=20) as engine:  # slow enough that the fault comes before the last request
+        load = ("-c", "1", "--tasks", "100", "--runs", "1", "--max-tokens", "2")
+        process = begin("sweep", "--url", engine.url, *load)
+        engine.wait_for(requests=30, timeout_s=60)  # the warm-up is over
+        engine.fault(kind="500", times=1)
+        table, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert table.rstrip().endswith(" 1")
+
+
+def test_a_killed_run_keeps_its_rows_and_is_shown_as_incomplete(engine, paths, tmp_path):
+    process = begin("sweep", "--url", engine.url, "-c", "2", "--tasks", "5000", "--warm-up", "quick")
+    eventually(lambda: paths.store.exists() and any(run.requests > 20 for run in stored_runs(paths)))
+    process.kill()
+    process.communicate(timeout=60)
+    engine.wait_for(running=0, timeout_s=60)
+    (run,) = stored_runs(paths)
+    assert run.state is RunState.INCOMPLETE
+    call("report", "last", check=0)
+    assert "incomplete" in (tmp_path / "report.html").read_text().lower()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_files_are_no_crash(engine, closed):
+    """cron jobs and daemons start so."""
+    words = f"{sys.executable} -m skep bench sweep --url {engine.url} {' '.join(QUICK)} --json {closed}"
+    assert subprocess.run(["bash", "-c", words], capture_output=True).returncode == 0
 
 
 LONG = {
@@ -295,37 +283,33 @@ LONG = {
 }
 
 
-INTERRUPTED = [(name, signal.SIGINT) for name in LONG] + [("sweep", signal.SIGTERM)]
-
-
-@pytest.mark.parametrize(("command", "number"), INTERRUPTED)
-def test_an_interrupted_run_is_kept_and_leaves_nothing_running(env, engine, tmp_path, command, number):
-    (tmp_path / "mix.toml").write_text(MIX)
+@pytest.mark.parametrize(("command", "number"), [*((name, signal.SIGINT) for name in LONG), ("sweep", signal.SIGTERM)])
+def test_an_interrupted_run_is_kept_and_leaves_nothing_running(engine, paths, command, number):
     before = 40 if command == "sweep" else 25  # the warm-up and the measuring of lengths are over
-    process = begin(env, tmp_path, "bench", command, *LONG[command], "--url", engine.url)
+    process = begin(command, *LONG[command], "--url", engine.url)
     engine.wait_for(requests=before, timeout_s=60)
     assert_interrupted(process, number)
     engine.wait_for(running=0)
-    (run,) = stored_runs(tmp_path)
+    (run,) = stored_runs(paths)
     assert (run.kind, run.state, run.error) == (command, RunState.FAILED, "interrupted")
     assert run.requests > 0
 
 
-def test_ctrl_c_in_the_warm_up_is_as_quiet(env, tmp_path):
+def test_ctrl_c_in_the_warm_up_is_as_quiet():
     with FakeEngine(slots=2, token_ms=200) as engine:
-        process = begin(env, tmp_path, "bench", "sweep", "--url", engine.url)
+        process = begin("sweep", "--url", engine.url)
         engine.wait_for(requests=1, timeout_s=60)
         assert_interrupted(process, signal.SIGINT)
         engine.wait_for(running=0)
 
 
-def test_ctrl_c_ends_the_server_that_a_matrix_has_started(env, tmp_path):
+def test_ctrl_c_ends_the_server_that_a_matrix_has_started(tmp_path):
     port = free_port()
     (tmp_path / "rigs.toml").write_text(
         f'runs = 99\nmax_tokens = 50\n[[config]]\nname = "m"\nurl = "http://127.0.0.1:{port}"\n'
         f'start = "{sys.executable} -m skep.testing.fake_engine --port {port} --token-ms 5"\n'
     )
-    process = begin(env, tmp_path, "bench", "matrix", "rigs.toml")
+    process = begin("matrix", "rigs.toml")
     for line in process.stderr:
         if line.startswith("warming up"):
             break
@@ -334,9 +318,9 @@ def test_ctrl_c_ends_the_server_that_a_matrix_has_started(env, tmp_path):
     assert not is_open(port)
 
 
-def test_a_server_that_dies_is_told_by_kind(env, tmp_path, engine):
+def test_a_server_that_dies_is_told_by_kind(engine):
     options = ("-c", "2", "--tasks", "200", "--runs", "1", "--max-tokens", "8")
-    process = begin(env, tmp_path, "bench", "sweep", "--url", engine.url, *options)
+    process = begin("sweep", "--url", engine.url, *options)
     engine.wait_for(requests=60, timeout_s=60)
     engine.kill()
     _, errors = process.communicate(timeout=90)
@@ -345,13 +329,12 @@ def test_a_server_that_dies_is_told_by_kind(env, tmp_path, engine):
     assert re.search(r"error: \d+ of \d+ requests failed: .*x connect \(", errors)
 
 
-def test_a_terminal_of_80_columns_sees_levels_and_the_moment(env, engine, tmp_path):
+def test_a_terminal_of_80_columns_sees_levels_and_the_moment(engine):
     """The view redraws itself: no line is wider than the terminal, and the table stands alone at the end."""
     child, terminal = pty.fork()
     if child == 0:
-        os.chdir(tmp_path)
         words = [sys.executable, "-m", "skep", "bench", "sweep", "--url", engine.url, "-c", "1,2"]
-        kept = {key: value for key, value in env.items() if key != "COLUMNS"}
+        kept = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
         os.execve(sys.executable, [*words, "--runs", "2", "--max-tokens", "30"], {**kept, "TERM": "xterm"})
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     seen = read_all(terminal)
@@ -372,17 +355,9 @@ def test_the_examples_of_the_page_are_valid():
     assert {one.shape for one in parse_classes(mix["class"])} == {"conversation", "open", "steady"}
 
 
-def call(forked, env, folder, *args, check):
-    done = forked.run([*map(str, args)], env=env, cwd=folder, timeout=120)
-    assert "Traceback" not in done.stderr, done.stderr
-    assert check in (None, done.returncode), (done.returncode, done.stdout, done.stderr)
-    return done
-
-
-def begin(env, folder, *args):
-    argv = [sys.executable, "-m", "skep", *args]
+def begin(*words):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(argv, env=env, cwd=folder, **pipes)
+    return subprocess.Popen([sys.executable, "-m", "skep", "bench", *words], **pipes)
 
 
 def assert_interrupted(process, number):
@@ -395,8 +370,8 @@ def assert_interrupted(process, number):
     assert output == ""
 
 
-def stored_runs(folder):
-    with open_store(folder / "data" / "skep" / "skep.sqlite3", read_only=True) as store:
+def stored_runs(paths):
+    with open_store(paths.store, read_only=True) as store:
         return store.runs(9)
 
 

@@ -1,0 +1,69 @@
+"""Folders for commands in the process of the test, and hives of fake engines."""
+
+import json
+import os
+
+import pytest
+
+from skep.paths import user_paths
+
+HIVE = 'start_deadline = "20s"\ndrain = "10s"\n'
+SMI = """#!/bin/sh
+case "$1" in
+--query-gpu=index,name*) cat <<'END'
+index, name, memory.total [MiB], compute_cap, power.limit [W], driver_version
+0, NVIDIA GeForce RTX 3090, 24576 MiB, 8.6, 350.00 W, 580.159.03
+1, NVIDIA GeForce RTX 3090, 24576 MiB, 8.6, 350.00 W, 580.159.03
+END
+;;
+--query-gpu=index,memory*) printf '0, 24576, 300\\n1, 24576, 300\\n' ;;
+*) echo "CUDA Version: 13.0" ;;
+esac
+"""
+
+
+@pytest.fixture
+def paths(env, monkeypatch, tmp_path):
+    """An installation of its own for commands that are called in this process, in an empty folder."""
+    for name in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return user_paths(os.environ)
+
+
+@pytest.fixture
+def programs(paths, tmp_path, monkeypatch):
+    """The folder with all programs that are found: none but the shell's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/bin")
+    return folder
+
+
+@pytest.fixture
+def two_3090s(programs):
+    program = programs / "nvidia-smi"
+    program.write_text(SMI)
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def configure(tmp_path):
+    """Writes skep.toml: tables of [[serve]] with a fake engine, and what stands before and under [gateway]."""
+
+    def write(*tables, gateway="", head=HIVE):
+        text = [head, "[gateway]\nport = 0\n", gateway]
+        for table in tables or ({},):
+            values = {"model": "fake-model", "engine": "fake", "slots": 2, **table}
+            text += ["[[serve]]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        (tmp_path / "skep.toml").write_text("\n".join(text) + "\n")
+
+    return write
+
+
+@pytest.fixture
+def up(skep):
+    """Starts the hive of skep.toml, and gives what it tells when it is ready."""
+    return lambda *args, **env: json.loads(skep("up", "-d", "--json", *args, check=0, **env).stdout)

@@ -1,0 +1,426 @@
+"""`skep monitor` as its users type it: what is added, what is refused, what is shown."""
+
+import contextlib
+import http.server
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from in_process import call, refused
+
+from skep.cli.monitor_run import when_ready
+from skep.monitor.loop import hold_monitor_lock
+from skep.monitor.main import monitor_lock
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Alert,
+    AlertRule,
+    EventKind,
+    Heat,
+    MonitorEvent,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+)
+from skep.monitor.store import SeriesStore
+from skep.store.database import open_store
+from skep.supervisor.main import something_to_watch
+from skep.testing.process import FakeEngine
+
+NOBODY = ("--url", "http://127.0.0.1:1", "--no-check")
+monitor = partial(call, "monitor")
+refusal = partial(refused, "monitor")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with FakeEngine(slots=4, token_ms=0.2) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(paths):
+    """Each test has an installation of its own."""
+
+
+@pytest.fixture
+def series(paths):
+    with open_store(paths.store) as store:
+        yield SeriesStore(store)
+
+
+def put_target(series, *names):
+    for name in names or ("box",):
+        series.put_target(ProbeTarget(name, "http://127.0.0.1:1", added_at=time.time() - 2 * DAY_S))
+
+
+def probed(series, name, at, speed=80.0, outcome=ProbeOutcome.DONE, **fields):
+    probe = Probe(name, 0, int(at // HOUR_S), at, at + 5, outcome, started_at=at, **{"model": "m", **fields})
+    samples = [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=speed, ttft_ms=20.0)] if speed else []
+    series.append_probe(probe, samples)
+
+
+@contextlib.contextmanager
+def answering(status, body, kind="text/html"):
+    """A server that says the same to everybody."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
+    add = ("add", "box", "--url", engine.url, "--every", "30m", "-c", "4", "--no-long", "--slower", "5%")
+    told = monitor(*add, check=0).err
+    for words in ("fake-model", "every 30 min (short 64, c4)", "nothing probes yet"):
+        assert words in told
+    (row,) = monitor("list", "--json").json
+    assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == ("replica", 1800, 0, 5)
+    assert something_to_watch(paths.store)
+    taken = refusal("add", "box", "--url", engine.url)
+    assert "watched already" in taken
+    assert "skep monitor remove box" in taken
+    with open_store(paths.store) as store:
+        SeriesStore(store).open_alert(Alert(AlertRule.DOWN, "box", 1.0, "box is down"))
+    monitor("remove", "box", check=0)
+    with open_store(paths.store) as store:
+        assert SeriesStore(store).alerts(open_only=True) == []
+    assert not something_to_watch(paths.store)
+    assert "no target is watched" in monitor("list").err
+    assert [row["name"] for row in monitor("list", "--all", "--json").json] == ["box"]
+    monitor("add", "box", "--url", engine.url, check=0)  # it comes back under its name
+
+
+def test_a_look_at_nothing_makes_no_file(paths):
+    assert monitor("list", "--json").json == []
+    assert monitor("status", "--json").json["targets"] == []
+    for words in (["check"], ["check", "--json"], ["export", "--csv"], ["remove", "box"]):
+        assert "nothing is watched yet" in refusal(*words)
+    refusal("probe", "box")
+    assert not paths.store.exists()
+    assert not something_to_watch(paths.store)
+
+
+def test_nothing_watched_is_not_called_well(paths):
+    """A cron job of another user looks at another store, and would be content for ever."""
+    with open_store(paths.store):
+        pass
+    assert "nothing is watched here" in refusal("check")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["a/b"], "not a valid target name"),
+        (["x" * 65], "not a valid target name"),
+        (["box", "--every", "5s"], "too often"),
+        (["box", "--every", "soon"], "not a duration"),
+        (["box", "--every", "99999999d"], "too rare"),
+        (["box", "--timeout", "0s"], "too short"),
+        (["box", "--jitter", "2h"], "--jitter"),
+        (["box", "--slower", "0%"], "--slower"),
+        (["box", "--slower", "slow"], "--slower"),
+        (["box", "--api", "grpc"], "--api"),
+        (["box", "--model", "other"], "does not serve `other`"),
+        (["box", "--model", "a\nb"], "printed"),
+        (["box", "--key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
+        (["box", "--key-env", "sk-hunter2"], "name of a variable"),
+        (["box", "--url", "ftp://x"], "ftp"),
+        (["box", "--url", "http://me:hunter2@127.0.0.1:1", "--no-check"], "a user"),
+        (["box", "--url", "http://127.0.0.1:1/v1?key=hunter2", "--no-check"], "--key-env"),
+    ],
+)
+def test_nonsense_and_secrets_are_refused_in_one_line_and_not_repeated(engine, words, told):
+    said = refusal("add", *words, *([] if "--url" in words else ["--url", engine.url]))
+    assert told in said
+    assert "hunter2" not in said
+    assert monitor("list", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    "words", [["-x-"], *(["box", option, "9" * 20] for option in ("--prompt-tokens", "--short", "--long"))]
+)
+def test_an_unknown_option_and_an_answer_without_end_are_wrong_usage(words):
+    assert monitor("add", *words, *NOBODY, check=2).error is None
+
+
+def test_a_url_at_which_nobody_answers_is_refused():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        assert "--no-check" in refusal("add", "box", "--url", url, code=1)
+        added = monitor("add", "box", "--url", url, "--no-check", "--key-env", "NOT_SET_YET", check=0).err
+    assert "not asked" in added
+    assert "`NOT_SET_YET` is not set here" in added
+    assert "NOT_SET_YET" in refusal("probe", "box", code=1)
+
+
+def test_a_page_instead_of_json_is_refused():
+    with answering(200, b"<!doctype html><title>Log in</title>") as url:
+        assert "not a model list" in refusal("add", "box", "--url", url, code=1)
+
+
+def test_an_expired_key_is_refused_and_its_value_is_nowhere(monkeypatch, paths):
+    monkeypatch.setenv("CLOUD_KEY", "sk-very-secret")
+    with answering(401, b'{"error": {"message": "expired"}}', "application/json") as url:
+        add = ("add", "cloud", "--url", url, "--key-env", "CLOUD_KEY")
+        assert "refuses the API key (HTTP 401)" in refusal(*add, code=1)
+        monitor(*add, "--no-check", check=0)
+        failed = monitor("probe", "cloud", check=1)
+    assert "401" in failed.error.message
+    shown = monitor("status", "--json").out + monitor("list", "--json").out + failed.out + failed.err
+    assert "CLOUD_KEY" in shown
+    assert "sk-very-secret" not in shown
+    assert b"sk-very-secret" not in paths.store.read_bytes()
+
+
+def test_a_target_that_hangs_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        before = time.monotonic()
+        refusal("add", "box", "--url", url, "--timeout", "200ms", code=1)
+    assert time.monotonic() - before < 5
+
+
+@pytest.mark.parametrize("words", [["remove"], ["probe"], ["series"], ["compare", "box"]], ids=lambda words: words[0])
+def test_an_unknown_target_is_refused_with_near_names(series, words):
+    put_target(series)
+    probed(series, "box", time.time() - HOUR_S)
+    told = refusal(*words, "boxx")
+    assert "`boxx`" in told
+    assert "`box`" in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export --target boxx",
+        "note x --target boxx",
+        "export --series box/tok_s",
+        "export --series box/hot/short/c9/tok_s",
+        "export --csv --json",
+        "export --since yesterday",
+        "export -o /no/such/folder/x.csv",
+        "compare box box",
+        "note x --at 2199-01-01",
+        "thin --older 1h",
+        "thin --older 90d",  # nobody there to be asked
+    ],
+)
+def test_what_cannot_be_meant_is_refused(series, words):
+    put_target(series)
+    probed(series, "box", time.time() - HOUR_S)
+    refusal(*words.split())
+
+
+def test_a_probe_by_hand_is_shown_and_kept(engine):
+    monitor("add", "box", "--url", engine.url, "--short", "8", "--long", "16")
+    found = monitor("probe", "box", "--json", check=0).json
+    assert [(sample["heat"], sample["shape"]) for sample in found["samples"]] == [
+        ("cold", "short"), ("hot", "short"), ("hot", "long"),
+    ]  # fmt: skip
+    assert found["probe"]["outcome"] == "done"
+    (target,) = monitor("status", "--json").json["targets"]
+    assert target["state"] == "ok"
+    assert target["readings"][0]["value"] > 0
+    shown = monitor("status").out
+    assert "box" in shown
+    assert "tok/s" in shown
+    assert "hot short c1" in monitor("probe", "box").out
+
+
+def test_the_loop_probes_once_what_is_due_and_leaves(engine, paths, monkeypatch):
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monitor("add", "box", "--url", engine.url, "--short", "8", "--no-long")
+    done = monitor("run", "--once", check=0)
+    assert "monitor.probed target='box' outcome=done" in done.err
+    assert done.out == ""
+    with hold_monitor_lock(monitor_lock(paths)):
+        assert "pid" in refusal("run", code=1)
+        assert monitor("status", "--json").json["loop"]["running"]
+    assert not monitor("status", "--json").json["loop"]["running"]
+
+
+def test_check_ends_with_4_while_something_is_wrong(series):
+    now = time.time()
+    put_target(series)
+    probed(series, "box", now - 60)
+    monitor("check", check=0)
+    alert = series.open_alert(Alert(AlertRule.SLOWER, "box", now, "box: 12 % slower than its 7-day median"))
+    done = monitor("check", check=4)
+    assert done.out == "box: 12 % slower than its 7-day median\n"
+    assert "\n" not in done.error.message
+    assert monitor("check", "--json", check=4).json["wrong"][0]["rule"] == "slower"
+    assert "alert: box: 12 %" in monitor("status").err
+    series.close_alert(alert, now, "it is back")
+    assert monitor("check", "--json").json["ok"]
+
+
+@pytest.fixture
+def slower(series):
+    """A target `box` that has lost a quarter of its speed 20 hours ago."""
+    put_target(series)
+    for hours in range(40, 0, -1):
+        probed(series, "box", time.time() - hours * HOUR_S, 80.0 if hours > 20 else 60.0)
+
+
+def test_status_says_why_and_what_a_note_has_brought(series, slower):
+    now = time.time()
+    put_target(series, "down", "old")
+    probed(series, "down", now - 60, None, ProbeOutcome.FAILED, error_kind="connect", error="connection refused")
+    probed(series, "old", now - DAY_S)
+    series.append_event(MonitorEvent(now - 20.5 * HOUR_S, EventKind.NOTE, "NVLink bridges removed", "box"))
+    said = monitor("status", check=0).err
+    for words in ("down: connection refused", "old: not probed since", "the loop is not running",
+                  "NVLink bridges removed", "-25.0 %"):  # fmt: skip
+        assert words in said
+
+
+def test_a_note_of_the_past_is_compared_at_once(slower):
+    found = monitor("note", "driver 580", "--target", "box", "--at", "1230m", "--json", check=0).json
+    assert found["event"]["text"] == "driver 580"
+    assert found["around"][0]["ratio"]["estimate"] == pytest.approx(0.75)
+    assert "compared once probes have followed" in monitor("note", "just now").err
+
+
+def test_notes_are_one_printable_line_of_a_time_that_can_be(series):
+    monitor("note", "a\0b\nc \x1b[31mred", check=0)
+    (event,) = series.events(0, time.time() + 1)
+    assert event.text == "a b c [31mred"
+    refusal("note", " ")
+    for at in ("99999999999d", "1900-01-01"):
+        assert "1970" in refusal("note", "x", "--at", at)
+    monitor("thin", "--older", "99999999999d", "--yes", check=0)
+    monitor("export", "--since", "99999999999d", check=0)
+
+
+def test_series_and_two_targets_are_told_in_numbers_and_words(series):
+    put_target(series, "box", "cloud")
+    for name, speed in (("box", 80.0), ("cloud", 40.0)):
+        for hours in range(30, 0, -1):
+            probed(series, name, time.time() - hours * HOUR_S, speed + hours % 3)
+    shown = monitor("series", "box", check=0).out
+    assert "box/hot/short/c1/tok_s" in shown
+    assert "the last 7 days: median 81.0 tok/s" in shown
+    (first, *_) = monitor("series", "--json").json
+    assert first["stats"]["7 d"]["median"] == 81
+    assert monitor("series", "box/hot/short/c1/ttft_ms", "--json").json[0]["unit"] == "ms"
+    row = monitor("compare", "box", "cloud", "--json", check=0).json["rows"][0]
+    assert row["ratio"]["estimate"] == pytest.approx(41 / 81)
+    assert row["judgement"] == "worse"
+    assert "CLOUD" in monitor("compare", "box", "cloud").out
+
+
+def test_a_model_with_a_slash_in_its_name_is_found_by_it(series):
+    """What the gateway saw of `org/model` is a target of its own, and no series of a target `gateway:org`."""
+    probed(series, "gateway:org/model", time.time() - 60)
+    for wanted in ("gateway:org/model", "gateway:org/model/hot/short/c1/tok_s"):
+        assert monitor("series", wanted, "--json").json[0]["series"] == "gateway:org/model/hot/short/c1/tok_s"
+    refusal("series", "gateway:org/other")
+
+
+def test_samples_leave_as_csv_and_json_and_old_ones_go_when_asked(series, tmp_path):
+    put_target(series)
+    for days in (100, 99, 1):
+        probed(series, "box", time.time() - days * DAY_S)
+    assert "3 rows" in monitor("export", "--csv", "--target", "box", "-o", tmp_path / "x.csv").err
+    assert (tmp_path / "x.csv").read_text().count("\n") == 4
+    assert len(monitor("export", "--json", "--since", "30d").json) == 1
+    assert monitor("export", "--series", "box/hot/short/c1/tok_s").out.count("80.0") == 3
+    assert "2 samples are gone" in monitor("thin", "--older", "90d", "--yes").err
+    assert series.count_samples() == 1
+
+
+def test_a_reader_that_leaves_early_is_no_error(series):
+    """`skep monitor export | head -1`."""
+    for slot in range(60):  # more than a pipe holds
+        probed(series, "box", 1e9 + slot * HOUR_S, None, model="m" * 5000)
+    command = [sys.executable, "-m", "skep", "monitor", "export", "--csv"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout.readline().startswith(b"at,")
+        child.stdout.close()
+        said = child.stderr.read()
+    assert b"Traceback" not in said
+    assert b"BrokenPipe" not in said
+
+
+def test_models_that_are_being_loaded_are_not_probed():
+    """Each start of a hive would have been an outage. The end of the hive ends the wait."""
+    theirs, ours = os.pipe()
+    try:
+        phases = iter(["starting", "ready"])
+        assert when_ready(theirs, lambda: next(phases))
+        assert list(phases) == []
+        assert when_ready(theirs, lambda: None)
+        os.close(ours)
+        assert not when_ready(theirs, lambda: "starting")
+    finally:
+        os.close(theirs)
+
+
+def test_a_loop_that_does_not_come_with_the_hive_is_not_promised(series, paths):
+    put_target(series)
+    assert "and `skep up` does" in monitor("status").err
+    paths.config.mkdir(parents=True)
+    (paths.config / "skep.toml").write_text("[monitor]\nwith_up = false\n")
+    said = monitor("status").err
+    assert "`skep monitor run` starts it" in said
+    assert "skep up" not in said
+
+
+def test_a_target_without_room_is_busy_everywhere(series):
+    put_target(series)
+    for hours in (3, 2, 1):
+        fault = {"error_kind": "busy", "error": "HTTP 429: come later"}
+        probed(series, "box", time.time() - hours * HOUR_S + 60, None, ProbeOutcome.FAILED, **fault)
+    shown = monitor("status", check=0)
+    assert "busy" in shown.out
+    assert "HTTP 429: come later" in shown.err
+    found = monitor("check", "--json").json
+    assert (found["ok"], found["targets"][0]["state"]) == (True, "busy")
+
+
+def test_a_store_of_before_the_monitor_is_told_or_brought_up_to_date(paths):
+    paths.store.parent.mkdir(parents=True)
+    script = Path(__file__).parents[1] / "store" / "versions" / "5.sql"
+    with contextlib.closing(sqlite3.connect(paths.store)) as connection:
+        connection.executescript(script.read_text())
+    for words in ("status", "list --json", "check", "series", "export", "note x"):
+        done = monitor(*words.split())
+        assert done.code == 0 or done.error is not None, words
+    refusal("add", "box", "--url", "http://127.0.0.1:1", code=1)
+    monitor("add", "box", *NOBODY, check=0)
+
+
+def test_the_grafana_dashboard_is_printed_as_it_is():
+    assert monitor("grafana").json["uid"] == "skep-monitor"
+
+
+def test_the_dashboard_wants_a_key_beyond_loopback():
+    assert "skep key add" in refused("web", "--host", "0.0.0.0", "--port", "0")

@@ -1,0 +1,178 @@
+"""`skep presets` as a user runs it."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from in_process import call, refused
+
+from skep.catalog.presets import Published
+from skep.cli.presets import _print_list, _print_preset, markdown_list
+from skep.config.presets import presets_folder, shipped_presets
+
+NAME = "qwen3.6-27b-2x3090-replicas"
+
+
+MINE = """title = "Mine"
+engine = "vllm"
+model = "qwen3.6-27b"
+checkpoint = "org/x"
+hardware = "2x rtx-3090"
+source = "me"
+slots = 4
+"""
+
+
+@pytest.fixture
+def folder(paths):
+    return presets_folder(paths)
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(paths, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+def run(*words):
+    return call("presets", *words, check=0)
+
+
+def test_the_list_has_every_preset_with_its_best_figure():
+    lines = run().out.splitlines()
+    assert lines[0].split() == ["NAME", "ENGINE", "MODEL", "HARDWARE", "BEST", "PUBLISHED", "SOURCE"]
+    assert {line.split()[0] for line in lines[1:]} == set(shipped_presets())
+    (line,) = (line for line in lines if line.startswith(NAME))
+    assert "225 tok/s at C=4" in line
+    assert "(own)" not in line
+
+
+def test_the_list_as_json_has_exactly_its_keys():
+    rows = run("--json").json
+    assert len(rows) == len(shipped_presets())
+    fields = [field.name for field in dataclasses.fields(Published)]
+    for row in rows:
+        assert list(row) == ["name", "engine", "model", "hardware", "published", "source"]
+        assert all(list(figure) == fields for figure in row["published"])
+    (row,) = (row for row in rows if row["name"] == NAME)
+    assert row["published"][2] | {"needs": []} == {
+        "tok_s": 225.4, "metric": "output", "concurrency": 4, "input_tokens": 1024, "output_tokens": 1024,
+        "clock": "client", "engine_version": "0.19.2 / dev205", "ttft_ms": 1440.0, "tpot_ms": 15.1,
+        "per_task_tok_s": None, "runs": "16 prompts in the benchmark command the author gives", "needs": [],
+        "note": None,
+    }  # fmt: skip
+
+
+def test_one_preset_is_shown_with_all_it_wants():
+    said = run("show", NAME).out
+    for words in (
+        "2x rtx-3090, pcie", "Lorbus/Qwen3.6-27B-int4-AutoRound", "the Genesis patches", "driver 575 or newer",
+        "GENESIS_ENABLE_P82=1", "mtp:3", "225.4", "least_conn", "4: 2 replicas of 2 slots",
+        f"skep up {NAME}", f"skep export {NAME} --as docker", f"skep bench sweep --against-preset {NAME}",
+    ):  # fmt: skip
+        assert words in said, words
+
+
+def test_a_stand_in_is_called_one():
+    said = run("show", "gemma-4-31b-4x3090").out
+    assert "the author names none: a stand-in" in said
+    assert (
+        "\nWhich checkpoint was measured is not published: cyankiwi/gemma-4-31B-it-AWQ-4bit stands in for it." in said
+    )
+
+
+def test_a_terminal_of_80_columns_breaks_no_line_of_the_list(capsys):
+    known = list(shipped_presets().values())
+    _print_list(known, 80)
+    narrow = capsys.readouterr()
+    assert narrow.out.splitlines()[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
+    assert all(len(line) <= 80 for line in narrow.out.splitlines())
+    assert "`skep presets show NAME` has the rest" in narrow.err
+    _print_list(known, 400)
+    wide = capsys.readouterr()
+    assert "SOURCE" in wide.out
+    assert not wide.err
+
+
+@pytest.mark.parametrize("name", [NAME, "gemma-4-31b-4x3090", "qwen-27b-b70"])
+def test_a_terminal_of_80_columns_breaks_a_preset_between_words_only(name, capsys):
+    found = shipped_presets()[name]
+    _print_preset(found, 80)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines)
+    _print_preset(found)
+    whole = capsys.readouterr().out
+    assert " ".join(" ".join(lines).split()) == " ".join(whole.split())
+    assert all(f"\n{place}. " in whole for place in range(1, len(found.published) + 1))
+    assert "VALUE" not in whole
+
+
+def test_a_figure_says_what_is_not_said_of_it():
+    assert "clock not said; version not said" in run("show", "qwen-27b-b70").out
+    assert "lengths not said; the engine's clock; version 0.19.1" in run("show", "gemma-4-31b-4x3090").out
+    assert "; the client's clock; version 0.19.2 / dev205" in run("show", NAME).out
+
+
+def test_one_preset_as_json_is_the_whole_of_it():
+    document = run("show", NAME, "--json").json
+    assert (document["capacity"], document["own"], document["stand_in"]) == (4, False, False)
+    assert document["options"]["draft"] == {"method": "mtp", "depth": 3, "model": None}
+    assert document["env"]["NCCL_P2P_DISABLE"] == "1"
+    assert document["container"]["before"][1] == "python3 -m vllm._genesis.patches.apply_all"
+    assert document["next"][0] == f"skep up {NAME}"
+
+
+def test_an_unknown_one_hears_the_nearest():
+    said = refused("presets", "show", "gemma-4-31b-4x3091")
+    assert "no preset is called `gemma-4-31b-4x3091`" in said
+    assert "`gemma-4-31b-4x3090`" in said
+
+
+def test_a_copy_of_ones_own_is_listed_as_such_and_never_overwritten(folder):
+    path = Path(run("new", "my-27b", "--from", NAME).out.strip())
+    assert path == folder / "my-27b.toml"
+    assert path.read_text().startswith(f"# Begun as a copy of `{NAME}`")
+    assert "my-27b (own)" in run().out
+    assert f"Your own, from {path}" in run("show", "my-27b").out
+    path.write_text(path.read_text().replace("slots = 2", "slots = 3"))
+    assert "is there already" in refused("presets", "new", "my-27b", "--from", "gemma-4-31b-2x3090")
+    assert "slots = 3" in path.read_text()
+    assert "slots = 3" in Path(run("new", "another", "--from", "my-27b").out.strip()).read_text()
+    assert "is no name for a preset" in refused("presets", "new", "../elsewhere", "--from", NAME)
+
+
+def test_a_valid_file_is_said_to_be_one(folder, tmp_path):
+    run("new", "mine", "--from", NAME)
+    file = tmp_path / "elsewhere.toml"
+    file.write_text((folder / "mine.toml").read_text())
+    done = run("check", file)
+    assert "is a valid preset" in done.out
+    assert "put it into" in done.err
+
+
+def test_a_wrong_file_is_told_by_line_and_hides_no_other(folder):
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text('title = "x"\nengin = "vllm"\n')
+    said = refused("presets", "check", folder / "mine.toml")
+    assert re.search(r"mine\.toml:2: `engin` is not a key .* `engine`\? \(and 5 more\)", said)
+    done = run()
+    assert NAME in done.out
+    assert "left out: " in done.err
+    assert len(run("--json").json) == len(shipped_presets())
+
+
+def test_the_list_in_the_page_is_the_list_in_the_files():
+    page = Path(__file__).parent.parent.parent / "docs" / "presets.md"
+    assert page.read_text().endswith(markdown_list(list(shipped_presets().values())))
+
+
+def test_a_clock_that_is_not_published_is_null():
+    rows = {row["name"]: row for row in run("--json").json}
+    assert "which clock is not said" in rows["qwen-27b-b70"]["published"][0]["note"]
+    assert rows["qwen-27b-b70"]["published"][0]["clock"] is None
+
+
+@pytest.mark.parametrize("extra", ['["--port", "1"]', '["--port=1"]', '["--host", "10.0.0.1"]'])
+def test_extra_flags_that_skep_gives_itself_are_refused(tmp_path, extra):
+    (tmp_path / "mine.toml").write_text(f"{MINE}extra = {extra}\n[options]\ntp = 2\n")
+    assert "which skep itself says" in refused("presets", "check", "mine.toml")

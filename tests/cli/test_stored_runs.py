@@ -1,0 +1,359 @@
+"""What is done with stored runs, here made by hand: `skep runs`, `report`, `gc`, `bench compare` and `bench export`."""
+
+import csv
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from itertools import count
+
+import pytest
+from in_process import call, refused
+
+from skep.store.database import open_store
+from skep.store.records import Request
+from skep.store.rows import ClientSample, LevelFact
+from skep.store.verdicts import Verdict, VerdictOutcome
+from skep.workload.items import Checker, Item
+
+STEADY = (1.0, 1.01, 0.99, 1.0)
+WORK = {"shape": "steady", "size": "short", "prompt_tokens": None, "max_tokens": 128, "fixed_output": False}
+
+
+def begin(store, kind, config, at, model="m"):
+    about = {"url": "http://127.0.0.1:1/v1", "fingerprint": "f", "host": {}, "engine": {}, "skep_version": "0"}
+    return store.begin_run(kind=kind, created_at=at, model=model, config=config, simulated=False, **about)
+
+
+@pytest.fixture
+def stored(paths):
+    """Stores a run: seconds of one request a run of each level. Later calls are newer runs."""
+    moments = count(1_000_000_000)
+
+    def keep(levels=None, *, kind="sweep", limited=(), broken_off=(), end=("done",), **work):
+        with open_store(paths.store) as store:
+            at = float(next(moments))
+            run = begin(store, kind, {"concurrency": [1, 2], "workload": {**WORK, **work}}, at)
+            for level, walls in (levels or {1: STEADY, 2: STEADY}).items():
+                store.append_requests(run, [timed_row(level, repeat, wall) for repeat, wall in enumerate(walls)])
+                for repeat in range(0 if level in broken_off else len(walls)):
+                    slow = (level, repeat) in limited
+                    lag_ms = 50.8 if slow else 1.0
+                    store.append_client_sample(run, ClientSample(level, repeat, lag_ms, lag_ms, 0.1, slow))
+            store.end_run(run, at + 1, *end)
+        return run
+
+    return keep
+
+
+def timed_row(level, repeat, seconds):
+    start = 100.0 * repeat
+    steps = tuple(start + 0.1 + (seconds - 0.1) * n / 10 for n in range(11))
+    times = {"first_token_s": steps[0], "last_token_s": steps[-1], "arrivals_s": steps}
+    return Request(level, repeat, 0, "fix", start, start + seconds, output_tokens=11, finish_reason="stop", **times)
+
+
+def compare(*words, check):
+    return call("bench", "compare", *words, check=check)
+
+
+def slower(by, walls=STEADY):
+    return tuple(by * seconds for seconds in walls)
+
+
+def test_a_comparison_ends_with_its_verdict(stored):
+    a, b, much_better = stored(), stored(), stored({1: slower(0.5), 2: STEADY})
+    assert compare(a, b, check=0).out.rstrip().splitlines()[-1] == "no regression beyond 5 % is shown"
+    told = [compare(a, other, "--json", check=0).json["comparisons"] for other in (a, much_better)]
+    assert {one["judgement"] for one in told[0]} == {"not distinguishable"}
+    assert "better" in {one["judgement"] for one in told[1]}
+
+
+def test_a_regression_is_the_last_word_and_exit_code_4(stored):
+    a, b = stored(), stored({1: STEADY, 2: slower(2)})
+    last = compare(a, b, check=4).out.rstrip().splitlines()[-1]
+    assert last.startswith("REGRESSION: B is worse than A by more than 5 %: effective tok/s at C=2 (50.0 % worse), ")
+    document = compare(a, b, "--json", check=4).json
+    assert document["verdict"] == "regression"
+    assert document["verdict_in_words"] == last
+    assert document["regressions"] >= 2
+    assert len(document["comparisons"]) == 2 * 6
+
+
+def test_there_is_one_row_a_level(stored):
+    a, b = stored(), stored({1: STEADY, 2: slower(2)})
+    head, one, two, _ = compare(a, b, check=4).out.rstrip().splitlines()
+    assert head.split()[:3] == ["C", "A", "tok/s"]
+    assert all(words in head for words in ("tok/s B/A", "TTFT p50 B/A", "TTFT p95 B/A", "TPOT p50 B/A"))
+    assert one.split()[0] == "1"
+    assert one.count(" = ") + one.endswith(" =") == 4
+    assert two.split()[0] == "2"
+    assert "0.50 (0.49..0.51) worse" in two
+    assert max(map(len, (head, one, two))) <= 120
+
+
+def test_a_single_worse_is_explained_and_is_no_regression(stored):
+    """Worse by itself at 95 %: among twelve figures that is expected by chance."""
+    a, b = stored({4: (1.0, 1.02, 0.98, 1.0)}), stored({4: (1.055, 1.075, 1.02, 1.06)})
+    done = compare(a, b, "--threshold", "1%", check=0)
+    assert "worse" in done.out
+    assert "effective tok/s at C=4 is worse by itself, by 5." in done.err
+    assert "one in twenty looks better or worse by chance" in done.err
+    assert done.out.rstrip().endswith("no regression beyond 1 % is shown")
+
+
+def test_a_loss_within_the_threshold_is_said_to_be_so(stored):
+    a, b = stored({4: STEADY}), stored({4: slower(1.2)})
+    done = compare(a, b, "--threshold", "50%", check=0)
+    assert "effective tok/s at C=4 is 16.7 % worse, within the threshold of 50 %" in done.err
+
+
+def test_what_cannot_be_compared_has_no_verdict(stored):
+    a, b = stored({1: (1.0,), 2: (1.0,)}), stored({1: (2.0,), 2: (2.0,)})
+    done = compare(a, b, check=0)
+    assert done.out.rstrip().endswith("no verdict: no figure of the two runs can be compared")
+    assert done.err.count("shows no spread") == 1
+    assert "C=1 and C=2 not compared: one run of a level shows no spread" in done.err
+    assert compare(a, b, "--json", check=0).json["verdict"] == "not comparable"
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ({"max_tokens": 64}, "max_tokens 128 and 64"),
+        ({"prompt_tokens": 400}, "prompt_tokens not set and 400"),
+        ({"size": "long"}, "size short and long"),
+        ({"fixed_output": True}, "fixed_output off and on"),
+        ({"shape": "prefill"}, "shape steady and prefill"),
+        ({"max_tokens": 64, "prompt_tokens": 400}, "prompt_tokens not set and 400, max_tokens 128 and 64"),
+    ],
+)
+def test_runs_of_other_lengths_are_refused_with_both_values(stored, work, words):
+    a, b = stored(), stored(**work)
+    said = refused("bench", "compare", a, b)
+    assert f"the lengths differ: {words}" in said
+    assert "--anyway" in said
+    assert "the workloads differ in" in compare(a, b, "--anyway", check=0).err
+
+
+def test_other_shapes_of_the_same_lengths_are_compared_with_a_warning(stored):
+    assert "the workloads differ in shape" in compare(stored(), stored(shape="burst"), check=0).err
+
+
+def test_without_names_the_last_two_of_one_kind_are_compared(stored):
+    first, second = stored(), stored()
+    stored(kind="ab")
+    third = stored()
+    document = compare("--json", check=0).json
+    assert (document["a"], document["b"]) == (second, third)
+    document = compare(first, "--json", check=0).json
+    assert (document["a"], document["b"]) == (first, third)
+    document = compare("last~2", "last", "--json", check=0).json
+    assert (document["a"], document["b"]) == (second, third)
+
+
+def test_a_run_without_a_partner_is_said_to_have_none(stored):
+    stored()
+    assert "there is no other run of the kind sweep" in refused("bench", "compare")
+    assert "there is no run `last~7`" in refused("bench", "compare", "last~7", "last")
+    stored()
+    assert "could be" in refused("bench", "compare", "2001", "last")
+
+
+def test_the_page_has_the_verdict(stored, tmp_path):
+    a, b = stored(), stored()
+    compare(a, b, "-o", str(tmp_path / "both.html"), check=0)
+    assert "No regression beyond 5 % is shown." in (tmp_path / "both.html").read_text()
+
+
+def test_an_export_says_the_same_in_every_format(stored, tmp_path):
+    run = stored()
+    levels = call("bench", "export", run, "--format", "json", check=0).json["levels"]
+    rows = [*csv.DictReader(call("bench", "export", run, "--format", "csv", check=0).out.splitlines())]
+    table = call("bench", "export", run, check=0).out
+    for level, row in zip(levels, rows, strict=True):
+        assert float(row["effective_tok_s"]) == pytest.approx(level["effective_tok_s"], rel=1e-3)
+        assert f"| {level['concurrency']} | {level['effective_tok_s']:.1f} " in table
+    call("bench", "export", run, "--requests", "--format", "csv", "-o", "rows.csv", check=0)
+    kept = [*csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())]
+    assert len(kept) == sum(level["requests"] for level in levels) == 8
+
+
+def test_a_reader_that_leaves_early_is_no_crash(stored):
+    words = f"{sys.executable} -m skep bench export {stored()} --requests --format json | head -1"
+    done = subprocess.run(["bash", "-c", words], env=os.environ, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[\n", "")
+
+
+def test_results_of_another_tool_in_an_old_store_are_listed_without_figures(paths):
+    """An older version stored them. They are not taken for something that skep measured."""
+    with open_store(paths.store) as store:
+        run = begin(store, "imported", {}, 1.0)
+        store.append_requests(run, [Request(4, 0, 0, "imported", 0.0, 1.0, first_token_s=0.5, output_tokens=9)])
+        store.end_run(run, 2.0, "done")
+    assert run in call("runs", check=0).out
+    assert f"run `{run}` has no measured requests" in refused("report", run)
+
+
+def test_without_runs_the_lists_say_how_to_make_one(paths):
+    assert call("runs", "--json", check=0).json == []
+    assert "skep bench sweep" in call("runs", check=0).err
+    assert "skep bench sweep" in refused("report")
+
+
+def test_a_report_is_not_written_into_nowhere(stored, tmp_path):
+    stored()
+    for target in ("no/such/folder.html", "."):
+        assert f"`{target}`" in refused("report", "-o", target)
+    assert "`zzz`" in refused("report", "zzz")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_store_can_be_copied_sized_and_cleared(stored, tmp_path):
+    stored()
+    info = call("store", "info", "--json", check=0).json
+    assert info["runs"] == 1
+    call("store", "backup", "copy.sqlite3", check=0)
+    assert "copy.sqlite3" in call("store", "backup", "copy.sqlite3").error.message
+    assert call("gc", "--older-than", "0s", "--dry-run", "--json", check=0).json["runs"]
+    assert len(call("runs", "--json").json) == 1
+    call("gc", "--older-than", "0s", check=0)
+    assert call("runs", "--json").json == []
+    with closing(sqlite3.connect(tmp_path / "copy.sqlite3")) as database:
+        assert database.execute("SELECT count(*) FROM requests").fetchone() == (info["requests"],)
+
+
+def test_a_level_that_was_broken_off_is_not_compared(stored):
+    """3 tasks in turn against 1 of 3 at once made a speedup of 18 that was none."""
+    run = stored({1: STEADY, 2: STEADY[:1]}, broken_off=[2], end=("failed", "interrupted"))
+    exported = call("bench", "export", run, "--format", "json", check=0).json
+    assert [level["concurrency"] for level in exported["levels"]] == [1]
+    assert exported["speedup"] is None
+
+
+def test_a_run_that_is_left_out_is_told_in_every_form(stored, tmp_path):
+    """Two runs of C=2 were narrated, the table had one of them: the slower one was gone without a word."""
+    run = stored({1: STEADY[:2], 2: STEADY[:2]}, limited={(2, 1)})
+    two = call("bench", "export", run, "--format", "json", check=0).json["levels"][1]
+    assert [(one["client_limited"], one["counted"]) for one in two["repeats"]] == [(False, True), (True, False)]
+    assert two["repeats"][1]["why"] == "event loop lag 51 ms"
+    markdown = call("bench", "export", run, check=0).out
+    assert "| 1 of 2 |" in markdown
+    assert " (2 runs) |" in markdown  # of C=1: no interval of two, least of all one below zero
+    assert "left out: C=2 run 2, " in markdown
+    call("report", run, "-o", "left-out.html", check=0)
+    assert "left out: C=2 run 2, " in (tmp_path / "left-out.html").read_text()
+    compared = call("bench", "compare", run, run, "--json").json["comparisons"]
+    assert any("1 of 2 runs of A count" in one["why"] for one in compared)
+
+
+ITEMS = [Item(f"d/{i}", ({"role": "user", "content": "?"},), Checker("exact", {"answer": "1"})) for i in range(40)]
+PASSES = ((1, 0, "base"), (1, 1, "again"), (4, 0, "load"))
+
+
+def judged_row(level, repeat, index, kind, traffic, at, **more):
+    times = {"first_token_s": at + 0.1, "last_token_s": at + 0.9, "output_tokens": 20}
+    return Request(level, repeat, index, kind, at, at + 1.0, traffic=traffic, answer="1", **times, **more)
+
+
+def quality_run(store, at):
+    config = {"bank": "drills:1", "delta": 0.03, "concurrency": [1, 4]}
+    run_id = begin(store, "quality", config, at)
+    store.append_items(run_id, ITEMS)
+    rows = [
+        judged_row(level, repeat, i, item.id, traffic, 100.0 * n + i)
+        for n, (level, repeat, traffic) in enumerate(PASSES)
+        for i, item in enumerate(ITEMS)
+    ]
+    store.append_requests(run_id, rows)
+    outcomes = (VerdictOutcome.WRONG, VerdictOutcome.PASSED)
+    verdicts = [Verdict(row.level, row.repeat, row.index, row.kind, outcomes[row.index % 2]) for row in rows]
+    store.append_verdicts(run_id, verdicts)
+    facts = [LevelFact(level, repeat, "whole_block", {"begin": 0, "end": len(ITEMS)}) for level, repeat, _ in PASSES]
+    facts += [LevelFact(level, repeat, "paired_with", {"level": 1, "repeat": 0}) for level, repeat, _ in PASSES[1:]]
+    store.append_level_facts(run_id, facts)
+    store.end_run(run_id, at + 1, "done")
+    return run_id
+
+
+def mixed_run(store, at, model="m"):
+    run_id = begin(store, "mixed", {"form": "published", "repeats": 1, "concurrency": [1, 2]}, at, model)
+    rows = [
+        judged_row(level, 0, turn, f"P1.{turn + 1}", "primary", 10.0 * level + turn, session=0, turn=turn)
+        for level in (1, 2)
+        for turn in range(3)
+    ]
+    rows.append(judged_row(2, 0, 1000, "S1", "side", 20.0))
+    store.append_requests(run_id, rows)
+    store.append_verdicts(
+        run_id,
+        [Verdict(row.level, 0, row.index, row.kind, VerdictOutcome.PASSED, keywords=row.kind != "S1") for row in rows],
+    )
+    store.end_run(run_id, at + 1, "done")
+    return run_id
+
+
+@pytest.fixture
+def judged(paths):
+    with open_store(paths.store) as store:
+        runs = {
+            "quality": quality_run(store, 1e9),
+            "mixed": mixed_run(store, 1.1e9, "one"),
+            "other": mixed_run(store, 1.2e9, "two"),
+            "empty": begin(store, "mixed", {"form": "published"}, 1.3e9),
+            "sweep": begin(store, "sweep", {"concurrency": [1]}, 1.4e9),
+        }
+        store.append_requests(runs["sweep"], [judged_row(1, 0, 0, "fix", "", 0.0)])
+        for name in ("empty", "sweep"):
+            store.end_run(runs[name], 1.5e9, "done")
+    return runs
+
+
+def test_a_quality_run_is_drawn(judged, tmp_path):
+    """Forty items cannot exclude a loss of three points: the picture says so."""
+    call("report", judged["quality"], "-o", "q.svg", check=0)
+    drawn = (tmp_path / "q.svg").read_text()
+    assert drawn.startswith("<svg")
+    assert "nothing can be claimed: C=4 is not shown" in drawn
+
+
+def test_mixed_runs_are_drawn_alone_and_side_by_side(judged, tmp_path):
+    call("report", judged["mixed"], "-o", "one.html", check=0)
+    assert "no loss is shown" in (tmp_path / "one.html").read_text()
+    call("report", judged["mixed"], judged["other"], "-o", "two.svg", check=0)
+    assert "one / two" in (tmp_path / "two.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("mixed", "sweep"), "of the kind mixed"),
+        (("sweep", "quality"), "of the kind sweep"),
+        (("quality", "quality"), "quality runs"),
+        (("empty",), "no measured requests"),
+    ],
+)
+def test_what_has_no_common_picture_is_one_clear_line(judged, names, words):
+    assert words in refused("report", *(judged[name] for name in names))
+
+
+def test_judged_runs_are_listed_with_the_others(judged):
+    text = call("runs", check=0).out
+    assert all(run_id in text for run_id in judged.values())
+    assert "quality" in text
+
+
+def test_requests_of_judged_runs_are_exported_with_their_verdicts(judged):
+    for kind in ("mixed", "quality"):
+        rows = call("bench", "export", judged[kind], "--format", "csv", "--requests", check=0).out
+        assert rows.splitlines()[0].endswith("item,outcome,detail,keywords,checker")
+        assert "passed" in rows
+
+
+def test_levels_of_judged_runs_are_neither_exported_nor_compared(judged):
+    """Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a factor of seven."""
+    for words in ("export mixed", "export quality", "compare mixed other", "compare quality mixed"):
+        command, *names = words.split()
+        said = refused("bench", command, *(judged[name] for name in names))
+        assert "is about answers, not about levels of speed" in said
