@@ -135,7 +135,7 @@ def test_a_baseline_has_no_reason_and_a_dead_end_a_short_one():
     assert why_words(STAGES[2]) == "left: ran out of memory"
 
 
-def test_what_was_accepted_and_died_later_is_no_step_of_the_climb(capsys):
+def test_what_was_accepted_and_died_later_is_no_step_of_the_search(capsys):
     died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
     stages = [*STAGES[:2], died]
     assert "25.0 (24.2 to 25.8) tok/s; no change was shown to be better" in headline(tuning(), stages)
@@ -210,17 +210,17 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 def test_without_a_terminal_each_stage_is_a_line(capsys):
     standing = TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0)
-    errand = MeasureRequest((BASE,), 2, "baseline", "the baseline")
+    request = MeasureRequest((BASE,), 2, "baseline", "the baseline")
     with live_view(standing, brief=True) as on_event:
-        on_event(RequestStarted(errand))
+        on_event(RequestStarted(request))
         on_event(StageDecided(STAGES[0]))
-        on_event(RequestFinished(errand, MeasurementRound((), 12.0)))
+        on_event(RequestFinished(request, MeasurementRound((), 12.0)))
     said = capsys.readouterr().err
     assert said == f"{stage_words(STAGES[0], 'tok/s')}\n"
     assert standing.spent_s == 12.0
 
 
-def test_knobs_are_chosen_by_name_and_a_typo_is_told():
+def test_knobs_are_chosen_by_name():
     assert choose_knobs(KNOBS, None, None) == KNOBS
     assert choose_knobs(KNOBS, "kv, slots", "kv") == (SLOTS,)
     with pytest.raises(UserError, match="`slot` is no knob here") as told:
@@ -249,21 +249,15 @@ def test_a_baseline_that_cannot_be_is_one_line(pair, words):
         apply_settings(BASE, KNOBS, [pair])
 
 
-def sitting(config, share):
+def start_of(config, share):
     return ServerStart(config, 1.0, (TuneReading(50.0, 50.0, 12.0, 900.0, 20.0, 5.0, 12, over_limit=share),))
 
 
 def test_an_slo_that_nothing_kept_is_told_with_what_came_closest():
     wanted = tuning(aim=TuneGoal("effective_tok_s", 4, slo="ttft_p95=1ms"))
-    missed = unmet(wanted, STAGES, [sitting(BEST, 3.0), sitting(BEST.turned({"slots": 2}), 1.5), sitting(BASE, 4.0)])
-    assert "no configuration kept ttft_p95=1ms at C=4" in missed.message
+    missed = unmet(wanted, STAGES, [start_of(BEST, 3.0), start_of(BEST.turned({"slots": 2}), 1.5), start_of(BASE, 4.0)])
     assert "closest came graphs off → on, slots 1 → 2 with 1.50 times the limit" in missed.message
-    assert missed.exit_code == 1
-    assert unmet(wanted, STAGES, [sitting(BEST, 0.9)]) is None
-    assert "only the baseline, in a first look" in unmet(wanted, STAGES, [sitting(BEST, 3), sitting(BASE, 0.9)]).message
-
-
-def test_a_target_that_nothing_reached_is_told_with_what_came_closest():
-    missed = unmet(tuning(aim=TuneGoal("effective_tok_s", 4, target=300.0)), STAGES, [])
-    assert "no configuration reached 300 tok/s; closest came 50.0 (48.5 to 51.5) tok/s" in missed.message
-    assert unmet(tuning(aim=TuneGoal("effective_tok_s", 4, target=40.0)), STAGES, []) is None
+    assert unmet(wanted, STAGES, [start_of(BEST, 0.9)]) is None
+    assert (
+        "only the baseline, in a first look" in unmet(wanted, STAGES, [start_of(BEST, 3), start_of(BASE, 0.9)]).message
+    )

@@ -1,0 +1,479 @@
+"""`skep swarm run` and what follows, on an engine that is a real process; what is refused; what a journal shows."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from in_process import call, refused
+
+from skep.cli.swarm_session import Ticker, after, bar_cells, frame
+from skep.cli.top import Screen
+from skep.files import lock_holder
+from skep.store.database import open_store
+from skep.swarm.journal import create_run
+from skep.swarm.progress import Lane, SwarmProgress
+from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
+from skep.swarm.run_options import SwarmRunOptions
+from skep.swarm.runner import lock_path
+from skep.swarm.store import Recorded, SwarmStore
+from skep.testing.process import FakeEngine
+
+MODEL = ("--model", "fake-model", "--max-tokens", "4")
+NOBODY = ("--url", "http://127.0.0.1:1")
+TASKS = sorted(f"t{number}" for number in range(12))
+BEGAN = 1_790_000_000.0
+swarm = partial(call, "swarm")
+refusal = partial(refused, "swarm")
+
+
+@pytest.fixture(autouse=True)
+def _tasks(paths, tmp_path):
+    """An installation of its own, and a file with twelve tasks."""
+    lines = [json.dumps({"id": f"t{number}", "prompt": f"count to {number}"}) for number in range(12)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with FakeEngine(slots=4, token_ms=1) as one:
+        yield one
+
+
+def runs():
+    return swarm("ls", "--json", check=0).json
+
+
+def ids(text):
+    return [json.loads(line)["id"] for line in text.splitlines()]
+
+
+def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_path):
+    done = swarm("run", "tasks.jsonl", "--url", engine.url, *MODEL, check=0)
+    output = tmp_path / "tasks.results.jsonl"
+    assert sorted(ids(output.read_text())) == TASKS
+    assert done.out == ""
+    for words in ("12 of 12 tasks done", str(output), "skep swarm show"):
+        assert words in done.err
+    assert "there already" in refusal("run", "tasks.jsonl", "--url", engine.url)
+    again = ("--overwrite", "--report", "r.html", "--json")
+    told = swarm("run", "tasks.jsonl", *again, "--url", engine.url, *MODEL, check=0).json
+    assert (told["done"], told["output"]) == (12, str(output))
+    assert told["run"] in (tmp_path / "r.html").read_text()
+    assert sorted(ids(output.read_text())) == TASKS
+
+    output.write_text("".join(output.read_text().splitlines(keepends=True)[:3]) + '{"id": "t')  # somebody cut it
+    finished = swarm("resume", told["run"], check=0)
+    assert "finished already" in finished.err
+    assert sorted(ids(output.read_text())) == TASKS
+
+
+def test_results_can_be_printed_as_they_come(engine):
+    done = swarm("run", "tasks.jsonl", "-o", "-", "--url", engine.url, *MODEL, check=0)
+    assert sorted(ids(done.out)) == TASKS
+
+
+def test_a_dry_run_asks_for_nothing_and_keeps_nothing(engine, tmp_path):
+    before = engine.state()["requests"]
+    done = swarm("run", "tasks.jsonl", "--dry-run", "--url", engine.url, check=0)
+    assert "12 tasks would go to" in done.err
+    assert "4 slots" in done.err
+    assert done.json["id"] == "t0"
+    down = swarm("run", "tasks.jsonl", "--dry-run", "--json", *NOBODY).json
+    assert (down["tasks"], down["endpoint"]) == (12, None)
+    assert engine.state()["requests"] == before
+    assert not (tmp_path / "tasks.results.jsonl").exists()
+    assert runs() == []
+
+
+def test_what_was_set_aside_ends_with_one_and_can_be_tried_again(engine, tmp_path):
+    never = {"kind": "contains", "all": ["a word that no fake engine says"]}
+    lines = [json.dumps({"id": "good", "prompt": "x"}), json.dumps({"id": "bad", "prompt": "x", "checker": never})]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    done = swarm("run", "tasks.jsonl", "--tries", "2", "--url", engine.url, *MODEL, check=1)
+    assert "1 set aside" in done.err
+    (run,) = runs()
+    assert f"--failed-of {run['id']}" in done.err
+    again = swarm("run", "--failed-of", "last", "--tries", "1", "--url", engine.url, *MODEL, check=1)
+    assert ids(again.out) == ["bad"]
+    assert "rejected" in swarm("trace", "last", "bad", check=0).out
+
+
+@contextmanager
+def under_way(tmp_path, engine):
+    """A run of another process, of which some tasks have their result and others are being answered."""
+    command = [sys.executable, "-m", "skep", "swarm", "run", "tasks.jsonl", "--url", engine.url, "--max-tokens", "30"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen(command, cwd=tmp_path, **pipes)
+    try:
+        engine.wait_for(requests=4, running=2)
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def ended(child):
+    _, said = child.communicate(timeout=10)
+    assert child.returncode == 130, said
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.fixture
+def slow():
+    with FakeEngine(slots=2, token_ms=8) as engine:
+        yield engine
+
+
+def test_a_run_of_another_process_is_cancelled_and_resume_does_the_rest(slow, tmp_path):
+    with under_way(tmp_path, slow) as child:
+        assert "is cancelled" in swarm("cancel", "last", check=0).err
+        said = ended(child)
+    (run,) = runs()
+    assert run["state"] == "cancelled"
+    assert f"cancelled: {run['done']} of 12" in said
+    output = tmp_path / "tasks.results.jsonl"
+    kept = output.read_text().splitlines()
+    assert len(kept) == run["done"] < 12
+    told = swarm("resume", "--last", check=0).err.splitlines()[0]
+    for words in (run["id"], "tasks.jsonl", f"{run['left']} of 12 tasks left", f"results in {output}"):
+        assert words in told
+    assert output.read_text().splitlines()[: len(kept)] == kept
+    assert sorted(ids(output.read_text())) == TASKS
+
+
+def test_a_run_that_was_cancelled_before_the_clock_was_set_back_is_resumed(engine, paths):
+    swarm("run", "tasks.jsonl", *NOBODY, "--deadline", "100ms", check=1)
+    with open_store(paths.store) as store:
+        journal = SwarmStore(store)
+        journal.set_cancelled(journal.run("last").id, 4e9)
+    assert "12 of 12 tasks done" in swarm("resume", "--last", "--url", engine.url, check=0).err
+
+
+def test_a_file_that_another_run_has_overwritten_is_left_and_the_first_run_goes_to_another(engine, slow, tmp_path):
+    with under_way(tmp_path, slow) as child:
+        swarm("cancel", "last", check=0)
+        ended(child)
+    (first,) = runs()
+    swarm("run", "tasks.jsonl", "--overwrite", "--url", engine.url, *MODEL, check=0)
+    output = tmp_path / "tasks.results.jsonl"
+    theirs = output.read_text()
+    said = refusal("resume", first["id"])
+    assert str(output) in said
+    assert f"skep swarm resume {first['id']} -o" in said
+    told = swarm("resume", first["id"], "-o", "other.jsonl", "--json", check=0).json
+    assert told["output"] == str(tmp_path / "other.jsonl")
+    assert sorted(ids((tmp_path / "other.jsonl").read_text())) == TASKS
+    assert output.read_text() == theirs
+    assert "finished already" in swarm("resume", first["id"], "-o", "third.jsonl", check=0).err
+    assert sorted(ids((tmp_path / "third.jsonl").read_text())) == TASKS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_every_wish_to_end_keeps_what_is_done_and_says_how_to_go_on(slow, tmp_path, number):
+    with under_way(tmp_path, slow) as child:
+        child.send_signal(number)
+        said = ended(child)
+    (run,) = runs()
+    assert f"resume with `skep swarm resume {run['id']}`" in said
+    assert run["state"] == "stopped"
+    assert run["done"] == len((tmp_path / "tasks.results.jsonl").read_text().splitlines())
+
+
+def printed(*words):
+    return swarm(*words, check=0).out
+
+
+def attempt(task, number, outcome, **more):
+    whole = {"session": 1, "agent": number - 1, "why": Why.FIRST if number == 1 else Why.RETRY, "output_tokens": 10}
+    times = {"started_at": BEGAN + number, "ended_at": BEGAN + number + 0.5, "first_token_at": BEGAN + number + 0.1}
+    return Attempt(task=task, number=number, outcome=outcome, **{**whole, **times, **more})
+
+
+def result(task, ending=TaskEnding.DONE, **more):
+    told = {"answer": f"answer of {task}", "value": None, "error_kind": None, "error": None, "tries": 1}
+    times = {"started_at": BEGAN + 1, "ended_at": BEGAN + 2, "prompt_tokens": 5, "output_tokens": 10}
+    return TaskResult(task=task, ending=ending, **{**told, **times, **more})
+
+
+@pytest.fixture
+def run_id(paths, tmp_path):
+    """Three tasks: one done, one set aside after two tries, one left; its process has stopped."""
+    tasks = [
+        Task(name, ({"role": "user", "content": f"do {name}"},), max_tokens=16) for name in ("one", "two", "three")
+    ]
+    with open_store(paths.store) as store:
+        order = SwarmRunOptions(output=str(tmp_path / "out.jsonl"))
+        made = create_run(store, tasks, order, url="http://127.0.0.1:1/v1", model="m", name="tasks.jsonl")
+        journal = SwarmStore(store)
+        session = journal.open_session(made, at=BEGAN, agents=None, endpoint={"model": "m"}, simulated=False)
+        failed = {"error_kind": "timeout", "error": "no answer\nin 10 s"}
+        journal.record(
+            made,
+            [
+                Recorded(attempt("one", 1, AttemptOutcome.DONE, replica="r0"), result("one", replica="r0")),
+                Recorded(attempt("two", 1, AttemptOutcome.REJECTED, error_kind="rejected", error="no JSON")),
+                Recorded(
+                    attempt("two", 2, AttemptOutcome.FAILED, **failed),
+                    result("two", TaskEnding.FAILED, tries=2, answer="half\x1b[31m", **failed),
+                ),
+            ],
+        )
+        journal.close_session(made, session, at=BEGAN + 9, outcome="stopped")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"id": "a", "prompt": "x"}\n{"id": \n', "line 2"),
+        ('{"id": "a", "prompt": "x"}\n\n{"id": "a", "prompt": "y"}\n', "line 3"),
+        ('{"id": "a", "promt": "x"}\n', "`prompt`"),
+        ('{"prompt": "x", "schema": {"type": "no such type"}}\n', "line 1"),
+        ("", "no task"),
+    ],
+    ids=["broken", "twice", "misspelt", "no-schema", "empty"],
+)
+def test_a_faulty_file_is_told_by_its_lines_before_anything_runs(paths, tmp_path, text, said):
+    (tmp_path / "bad.jsonl").write_text(text)
+    assert said in refusal("run", "bad.jsonl", *NOBODY)
+    assert not paths.store.exists()
+    assert not (tmp_path / "bad.results.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nosuch.jsonl",), "nosuch.jsonl"),
+        ((), "no tasks"),
+        (("tasks.jsonl", "-o", "nosuch/out.jsonl"), "folder that does not exist"),
+        (("tasks.jsonl", "-o", "folder"), "is a folder"),
+        (("tasks.jsonl", "-o", "tasks.jsonl"), "the file with the tasks"),
+        (("tasks.jsonl", "-o", "/dev/null"), "no plain file"),
+        (("tasks.jsonl", "-o", "-", "--json"), "both go to stdout"),
+        (("tasks.jsonl", "--timeout", "soon"), "not a duration"),
+        (("tasks.jsonl", "--deadline", "0s"), "leaves no time"),
+        (("tasks.jsonl", "--form", "xml"), "xml"),
+        (("tasks.jsonl", "--schema", "tasks.jsonl"), "tasks.jsonl"),
+        (("tasks.jsonl", "--priority", "high"), "high"),
+        (("tasks.jsonl", "--key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
+        (("tasks.jsonl", "--report", "report.pdf"), ".html"),
+        (("tasks.jsonl", "--url", "ftp://nowhere"), "ftp"),
+        (("tasks.jsonl", "--failed-of", "last"), "does not go with"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_is_refused_before_anything_runs(paths, tmp_path, words, said):
+    (tmp_path / "folder").mkdir()
+    assert said in refusal("run", *NOBODY, *words)
+    assert not paths.store.exists()
+
+
+@pytest.mark.parametrize("words", [("--agents", "0"), ("--tries", "0"), ("--temperature", "9"), ("--max-tokens", "-1")])
+def test_numbers_out_of_range_are_usage_errors(words):
+    called = swarm("run", "tasks.jsonl", *NOBODY, *words)
+    assert (called.error, called.code) == (None, 2)
+
+
+def test_results_that_are_there_are_not_written_over(tmp_path, run_id):
+    (tmp_path / "out.jsonl").write_text("precious\n")
+    told = refusal("run", "tasks.jsonl", "-o", "out.jsonl", *NOBODY)
+    assert f"skep swarm resume {run_id}" in told
+    assert "--overwrite" in told
+    assert (tmp_path / "out.jsonl").read_text() == "precious\n"
+    assert [run["id"] for run in runs()] == [run_id]
+
+
+@pytest.mark.parametrize("command", ["show", "cancel", "resume", "results", "report"])
+def test_a_run_that_is_not_there_is_told_with_those_that_are(run_id, command):
+    assert run_id in refusal(command, "19990101")
+
+
+@pytest.mark.parametrize("command", ["show", "cancel", "results", "report", "trace"])
+def test_without_any_run_the_command_that_makes_one_is_named(paths, command):
+    words = ("last", "x") if command == "trace" else ("last",)
+    assert "skep swarm run" in refusal(command, *words)
+    assert not paths.store.exists()
+
+
+def test_a_task_that_is_not_there_is_told_with_the_nearest(run_id):
+    assert "`three`" in refusal("trace", run_id, "thre")
+
+
+def test_resume_wants_to_know_which(run_id):
+    assert run_id in refusal("resume")
+    assert "two runs" in refusal("resume", run_id, "--last")
+    assert "folder that does not exist" in refusal("resume", run_id, "-o", "nosuch/out.jsonl")
+    assert f"skep swarm results {run_id}" in refusal("resume", run_id, "-o", "-")
+
+
+def test_of_a_run_without_failures_nothing_is_tried_again(paths):
+    with open_store(paths.store) as store:
+        task = Task("alpha", ({"role": "user", "content": "x"},))
+        made = create_run(store, [task], SwarmRunOptions(), url=NOBODY[1], model=None)
+    assert "was set aside" in refusal("run", "--failed-of", made, *NOBODY)
+
+
+def test_an_endpoint_that_stays_down_ends_the_run_and_not_the_journal():
+    said = refusal("run", "tasks.jsonl", *NOBODY, "--deadline", "200ms", code=1)
+    (run,) = runs()
+    assert f"skep swarm resume {run['id']}" in said
+    assert (run["state"], run["left"]) == ("stopped", 12)
+
+
+def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
+    lock = lock_path(paths, run_id)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    assert lock_holder(lock) is None
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        assert lock_holder(lock) == os.getpid()
+        assert [(run["state"], run["error"]) for run in runs()] == [("running", "waits for its endpoint")]
+        for words in (["resume", run_id], ["cancel", run_id, "--wait", "0s"]):
+            assert str(os.getpid()) in refusal(*words, code=1)
+    assert lock_holder(lock) is None
+
+
+def test_runs_are_listed_with_what_is_left(run_id):
+    assert [cell in printed("ls") for cell in (run_id, "stopped", "tasks.jsonl")] == [True] * 3
+    (told,) = runs()
+    assert (told["id"], told["done"], told["failed"], told["left"]) == (run_id, 1, 1, 1)
+
+
+def test_looking_at_nothing_makes_no_file(paths):
+    nothing = swarm("ls", check=0)
+    assert nothing.out == ""
+    assert "no swarm runs yet" in nothing.err
+    assert runs() == []
+    assert not paths.store.exists()
+
+
+def test_show_begins_with_what_was_set_aside(run_id):
+    shown = printed("show", run_id)
+    assert shown.index("no answer in 10 s") < shown.index("1 done, 1 set aside, 1 left of 3")
+    assert "AGENT" in shown
+    assert f"skep swarm resume {run_id}" in swarm("show", "last").err
+    told = swarm("show", run_id[:12], "--json", check=0).json
+    assert told["failures"] == [{"id": "two", "tries": 2, "kind": "timeout", "message": "no answer\nin 10 s"}]
+    assert told["account"]["tasks"] == 3
+
+
+def test_a_trace_has_the_messages_the_attempts_and_the_answer(run_id):
+    shown = printed("trace", run_id, "two")
+    places = [shown.index(words) for words in ("do two", "rejected", "failed after 2 tries", "half")]
+    assert places == sorted(places)
+    assert "\x1b" not in shown
+    told = swarm("trace", run_id, "two", "--json", check=0).json
+    assert [one["outcome"] for one in told["attempts"]] == ["rejected", "failed"]
+    assert told["result"]["tries"] == 2
+    assert "no result yet" in printed("trace", "last", "three")
+
+
+def test_results_come_from_the_journal_in_the_order_of_the_tasks(run_id, tmp_path):
+    lines = [json.loads(line) for line in printed("results", run_id).splitlines()]
+    assert [(line["id"], line["ok"]) for line in lines] == [("one", True), ("two", False)]
+    assert [one["id"] for one in swarm("results", run_id, "--failed", "--json", check=0).json] == ["two"]
+    printed("results", run_id, "--done", "-o", tmp_path / "kept.jsonl")
+    assert json.loads((tmp_path / "kept.jsonl").read_text())["answer"] == "answer of one"
+
+
+def test_a_report_is_a_page_or_a_picture(run_id, tmp_path):
+    printed("report", run_id, "-o", tmp_path / "run.html")
+    assert run_id in (tmp_path / "run.html").read_text()
+    printed("report", run_id, "-o", tmp_path / "run.svg")
+    assert (tmp_path / "run.svg").read_text().startswith("<svg")
+
+
+def test_a_run_that_nobody_works_on_is_cancelled_by_a_word(run_id):
+    assert "1 done, 1 set aside, 1 left" in swarm("cancel", run_id).err
+    assert runs()[0]["state"] == "cancelled"
+
+
+def test_a_run_killed_after_its_last_result_is_done_when_it_is_resumed(paths, run_id, tmp_path):
+    """Nothing is sent: nobody listens at its URL."""
+    with open_store(paths.store) as store:
+        SwarmStore(store).record(run_id, [Recorded(attempt("three", 1, AttemptOutcome.DONE), result("three"))])
+    called = swarm("resume", run_id, check=1)
+    assert "2 of 3 tasks done" in called.err
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
+
+
+PROGRESS = SwarmProgress("r", 50, 30, 2, 3, 4, "4 slots", 10.0, 5.0, 80.0, 900, 1)
+LANES = tuple(Lane(agent, f"task-{agent}", agent + 0.5, agent, 1 + agent % 2) for agent in range(40))
+
+
+def text_of(lines):
+    return ["".join(text for text, _ in line) for line in lines]
+
+
+def test_a_frame_fits_its_window_and_counts_what_has_no_place():
+    shown = text_of(frame(replace(PROGRESS, lanes=LANES, last=("task-9 set aside",)), Screen(80, 20), "run"))
+    assert len(shown) <= 20
+    assert any("30 done, 2 set aside, 18 left of 50" in line for line in shown)
+    assert any("more at work" in line for line in shown)
+    assert shown[-1] == "task-9 set aside"
+
+
+def test_a_terminal_without_the_characters_gets_others():
+    shown = "\n".join(text_of(frame(replace(PROGRESS, lanes=LANES[:2]), Screen(60, 24, "ascii"), "run")))
+    assert shown.isascii()
+    assert "=" in shown
+
+
+def test_an_endpoint_that_is_down_is_shown_with_the_time_that_is_left():
+    down = replace(PROGRESS, down_s=12.0, down_why="connection refused")
+    shown = " ".join(text_of(frame(down, Screen(80, 24), "run", deadline_s=60.0)))
+    assert "has not answered for 12.0 s (connection refused)" in shown
+    assert "gives up in 48.0 s" in shown
+
+
+@pytest.mark.parametrize(("done", "failed", "total"), [(0, 0, 50), (1, 1, 5000), (4998, 2, 5000), (0, 0, 0), (3, 0, 3)])
+def test_a_bar_has_its_length_and_hides_nothing(done, failed, total):
+    cells = bar_cells(done, failed, total, 40)
+    assert sum(cells) == 40
+    left = total - done - failed
+    assert all(cell > 0 for cell, part in zip(cells, (done, failed, left), strict=True) if part)
+    assert left or not total or cells[2] == 0
+
+
+def test_where_nobody_watches_a_long_run_says_less_and_less():
+    ticker = Ticker()
+    said = [second for second in range(3600) if ticker.take(replace(PROGRESS, elapsed_s=float(second)))]
+    pauses = [later - earlier for earlier, later in pairwise(said)]
+    assert (min(pauses), max(pauses)) == (5, 60)
+    assert len(said) < 100
+
+
+def test_news_is_told_at_once_and_a_flood_is_counted():
+    ticker = Ticker()
+    ticker.take(PROGRESS)
+    news = tuple(f"task-{number} set aside" for number in range(8))
+    assert ticker.take(replace(PROGRESS, elapsed_s=11.0, last=news)) == list(news[:5])
+    assert ticker.take(replace(PROGRESS, elapsed_s=12.0, last=news)) == []
+    assert "and 3 more" in ticker.take(replace(PROGRESS, elapsed_s=30.0, last=news))[0]
+
+
+def test_an_outage_has_its_beginning_and_its_end():
+    ticker = Ticker(600.0)
+    ticker.take(PROGRESS)
+    told = [ticker.take(replace(PROGRESS, down_s=float(second), down_why="refused")) for second in range(30)]
+    assert [second for second, lines in enumerate(told) if lines] == [0, 5, 10, 20]
+    assert ticker.take(replace(PROGRESS, elapsed_s=11.0)) == ["the endpoint answers again after 29.0 s"]
+
+
+def test_only_what_is_new_in_a_list_of_the_newest_is_new():
+    assert after((), ("a",)) == ("a",)
+    assert after(("a", "b", "c"), ("b", "c", "d")) == ("d",)
+    assert after(("a",), ("a",)) == ()
+    assert after(("a", "b"), ("x", "y")) == ("x", "y")

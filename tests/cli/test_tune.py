@@ -1,0 +1,370 @@
+"""`skep tune` from its first word to a preset, mostly on a rig in virtual time: no engine is started."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from in_process import call, refused
+
+from skep.cli.tune_setup import prepare, prepare_again
+from skep.cli.tune_stored import free_name, write_preset, written_before
+from skep.cli.tune_target import TuneOptions, absolute_paths
+from skep.config.presets import preset, presets_folder
+from skep.paths import user_paths
+from skep.store.database import open_store
+from skep.tuner.journal import TuningJournal
+from skep.tuner.records import StageDecision, TuneStage
+from skep.tuner.running import replay_answers
+from skep.tuner.simulated import PlannedTruth, SimulatedBench
+from skep.tuner.store import TuningStore
+from skep.tuner.trial_server import tuner_lock
+from skep.units import Interval
+
+RIG = ("--gpu", "rtx-4090", "--simulate")
+TUNING = ("qwen3-8b", *RIG, "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3")
+OPTIONS = TuneOptions("qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3)
+LOAD = ("--goal", "effective_tok_s@2", "--input-tokens", "64", "--output-tokens", "16", "--quality", "off")
+pytestmark = pytest.mark.usefixtures("paths")
+tune = partial(call, "tune")
+refusal = partial(refused, "tune")
+
+
+def test_a_tuning_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
+    """One tuning for all that only looks at it: it takes a second, looking none."""
+    called = tune(*TUNING, "--html", "page.html", "--json", check=0)
+    whole = called.json
+    the_document_has_baseline_best_stages_and_curve(whole)
+    the_story_says_what_it_is(called.err, (tmp_path / "page.html").read_text())
+    what_is_kept_can_be_shown_and_listed()
+    the_best_becomes_a_preset_once()
+    what_was_not_kept_is_exported_only_with_a_warning(whole["stages"])
+    assert "has ended" in refusal("resume")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "again"))
+    a_tuning_that_was_cut_off_ends_as_it_would_have(whole)
+
+
+def the_document_has_baseline_best_stages_and_curve(told):
+    assert told["tuning"]["simulated"] is True
+    assert told["tuning"]["goal"] == "effective_tok_s@4"
+    assert told["baseline"]["decision"] == "baseline"
+    assert told["best"]["config"]["graphs"] is True
+    assert told["gain"]["low"] > 1.0
+    assert told["reason"]
+    assert told["failure"] is None
+    assert {point["concurrency"] for point in told["curve"]} == {1, 2, 4, 8}
+
+
+def the_story_says_what_it_is(said, page):
+    assert "SIMULATED" in said
+    assert "baseline: graphs off, slots" in said
+    assert "graphs off → on" in said
+    assert "SIMULATED" in page.upper()
+
+
+def what_is_kept_can_be_shown_and_listed():
+    shown = tune("show", check=0)
+    assert shown.out.startswith("SIMULATED: qwen3-8b (vllm) on rtx-4090")
+    assert "██" in shown.out
+    assert "accepted" in shown.out
+    assert "best tok/s" in shown.out
+    assert "kept: shown to be better by" in shown.out
+    (row,) = tune("ls", "--json", check=0).json
+    assert row["state"] == "ended"
+    assert row["to"] > row["from"]
+    assert "SIMULATED" in tune("ls", check=0).out
+
+
+def the_best_becomes_a_preset_once():
+    """A name that is taken is not written over unasked."""
+    folder = presets_folder(user_paths(os.environ))
+    tune("export", "my-8b", check=0)
+    found = preset("my-8b", folder)
+    assert found.options.graphs is True
+    assert any("SIMULATED, not measured" in note for note in found.notes)
+    assert not found.published
+    assert "is there already" in refusal("export", "my-8b")
+    tune("export", "my-8b", "--stage", "0", "--overwrite", check=0)
+    assert preset("my-8b", folder).options.graphs is False
+    assert tune("show", "--json", check=0).json["presets"] == ["my-8b", "my-8b"]
+    assert "no stage 99" in refusal("export", "other", "--stage", "99")
+
+
+def what_was_not_kept_is_exported_only_with_a_warning(stages):
+    turned_down = next(one["number"] for one in stages if not one["accepted"] and one["number"])
+    assert "warning: it was not kept: " in tune("export", "worse-8b", "--stage", turned_down, check=0).err
+    found = preset("worse-8b", presets_folder(user_paths(os.environ)))
+    assert any("which was not kept" in note for note in found.notes)
+
+
+def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
+    """The first answers are stored by a session that then stops; what follows is the same as without the cut."""
+    asyncio.run(cut_off_after(3))
+    assert "it was interrupted" in tune("show", check=0).err
+    again = tune("resume", "last", "--json", check=0).json
+    assert again["stages"] == whole["stages"]
+    assert again["curve"] == whole["curve"]
+
+
+async def cut_off_after(answers):
+    ready, paths = prepare(OPTIONS), user_paths(os.environ)
+    search, bench = ready.climb(), SimulatedBench(PlannedTruth(ready.terrain), seed=3, together=False)
+    with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
+        replay_answers(journal, search)
+        for _ in range(answers):
+            request = search.following()
+            answer = await bench.measure(request, lambda _: None)
+            search.took(answer)
+            journal.took(request, answer, search.stages)
+
+
+def test_a_running_tuning_is_neither_resumed_nor_deleted():
+    ready = prepare(OPTIONS)
+    with open_store(user_paths(os.environ).store) as store:
+        journal = TuningJournal.begin(TuningStore(store), ready.tuning, time.time)
+        assert "a process is at work" in refusal("resume")
+        assert "a process is at work" in refusal("rm", "last")
+        journal.end("stopped")
+    tune("rm", "last", check=0)
+    assert tune("ls", "--json", check=0).json == []
+
+
+def test_a_tuning_of_an_earlier_version_that_turned_the_power_limit_is_shown_and_exported_but_not_resumed():
+    tuning = prepare(OPTIONS).tuning
+    start = tuning.baseline.turned({"power_cap": 100})
+    capped = start.turned({"power_cap": 70})
+    figure = Interval(24.0, 25.0, 26.0)
+    stages = [
+        TuneStage(0, (), start, StageDecision.BASELINE, "2 starts", figure),
+        TuneStage(
+            1, capped.changes_from(start), capped, StageDecision.ACCEPTED, "better", figure, Interval(1.1, 1.2, 1.3)
+        ),
+    ]
+    with open_store(user_paths(os.environ).store) as store:
+        tunings = TuningStore(store)
+        name = tunings.begin(replace(tuning, baseline=start))
+        session = tunings.begin_session(name, time.time())
+        tunings.append_stages(name, stages, time.time())
+        tunings.end_session(name, session, at=time.time(), outcome="stopped")
+    assert "power_cap 100 → 70" in tune("show", check=0).out
+    tune("export", "capped-8b", check=0)
+    said = refusal("resume")
+    assert "turns the power limit, which skep no longer does" in said
+    assert "nvidia-smi -pl" in said
+
+
+def interrupted(words, line):
+    """What is said after Ctrl-C, which comes when `line` has been said."""
+    command = [sys.executable, "-m", "skep", "tune", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        next(said for said in process.stderr if said.startswith(line))
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130, said
+    return said
+
+
+def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
+    """Exit code 130, as of every command that is stopped."""
+    words = ("qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1")
+    said = interrupted(words, "stage 0 baseline")
+    assert "error: stopped after" in said
+    assert "hint: `skep tune resume" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_tuning_on_a_real_engine_is_stopped_resumed_and_leaves_a_preset(env, tmp_path, skep):
+    """Nothing runs after Ctrl-C, and the second session measures nothing again that was measured."""
+    start = ("--knobs", "slots,threads", "--set", "slots=1,threads=1", "--budget", "12m", "--seed", "5")
+    interrupted(("smollm2-135m", *LOAD, *start), "the baseline, start 2")
+    assert not engines_of(tmp_path)
+    resumed = skep("tune", "resume", "--json", timeout=1500)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "1 answers and 0 stages are there already" in resumed.stderr
+    told = json.loads(resumed.stdout)
+    assert told["baseline"]["config"] == {"slots": 1, "threads": 1}
+    assert told["baseline"]["starts"] == 2
+    assert told["curve"]
+    assert not engines_of(tmp_path)
+    if told["best"]["number"]:
+        (name,) = told["presets"]
+        found = preset(name, presets_folder(user_paths(env)))
+        assert found.published[0].tok_s == pytest.approx(told["best"]["figure"]["estimate"])
+
+
+def engines_of(folder):
+    """Processes that were started with folders of this test."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.fsencode(folder) in (place / "environ").read_bytes() and place.name != str(os.getpid()):
+                found.append(place.name)
+    return found
+
+
+def test_a_preset_that_does_not_start_is_told_and_nothing_is_tuned(paths):
+    """The diagnosis in one line; the tuning that was begun has no stage."""
+    folder = presets_folder(paths)
+    folder.mkdir(parents=True)
+    (folder / "broken.toml").write_text(
+        'title = "broken"\nengine = "embedded"\nmodel = "smollm2-135m"\ncheckpoint = "/no/such/file.gguf"\n'
+        'hardware = "cpu"\nsource = "a test"\nslots = 1\n'
+    )
+    said = refusal("broken", *LOAD, code=1)
+    assert said.startswith("nothing was tuned, the baseline refused before the start: ")
+    assert "/no/such/file.gguf" in said
+    (row,) = tune("ls", "--json", check=0).json
+    assert row["stages"] == 0
+    assert "the baseline refused before the start: " in tune("show", check=0).out
+    assert "the baseline does not run" in tune("ls", check=0).out
+    assert list(folder.iterdir()) == [folder / "broken.toml"]
+
+
+REFUSED = [
+    (("qwen3-8b", *RIG, "--goal", "speed@4"), 2, "no metric is called `speed`"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s"), 2, "does not say at how many agents"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@0"), 2, "0 agents cannot be measured"),
+    (("qwen3-8b", *RIG, "--slo", "speed=1s"), 2, "speed"),
+    (("qwen3-8b", *RIG, "--budget", "soon"), 2, "`soon` is not a duration"),
+    (("qwen3-8b", *RIG, "--budget", "20s"), 2, "--budget 20.0 s is too short for one trial"),
+    (("qwen3-8b", *RIG, "--min-context", "100"), 2, "is less than a task's"),
+    (("qwen3-8b", *RIG, "--min-context", "99999999"), 2, "beyond"),
+    (("qwen3-8b", *RIG, "--knobs", "slot"), 2, "`slot` is no knob here"),
+    (("qwen3-8b", *RIG, "--set", "slots=lots"), 2, "`lots` is no value of it"),
+    (("qwen3-8b", *RIG, "--engine", "embedded"), 2, "there is no engine `embedded` to tune"),
+    (("qwen3-8b", *RIG, "--gpus", "0"), 2, "--gpus means nothing with --simulate"),
+    (("qwen3-8b", *RIG, "--in-place"), 2, "--in-place means nothing with --simulate"),
+    (("qwen3-8b", *RIG, "--quality", "drills"), 2, "--quality means nothing with --simulate"),
+    (("qwen3-8b", *RIG, "--checkpoint", "some/weights"), 2, "with --simulate no weights are loaded"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@100000"), 2, "100000 agents cannot be measured"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@4>=nan"), 2, "a target of nan cannot be aimed at"),
+    (("qwen3-8b", "--gpu", "no-such-card", "--simulate"), 2, "no-such-card"),
+    (("llama-3.1-405b", *RIG), 3, "405b"),
+    (("qwen3.6-27b-2x3090-awq", "--gpu", "2x rtx-3060", "--simulate"), 3, "the beginning itself cannot start"),
+    (("qwen3.6-27b-2x3090-awq", *RIG), 2, "TP=2 needs 2 cards"),
+    (("qwen3-8b", "--gpu", "rtx-4090"), 2, "--gpu is of a rig that is not here"),
+    (("no-such-model",), 2, "`no-such-model` is no preset, no model"),
+    (("resum",), 2, "`resum` is no preset and no model"),
+    (("./no-such.gguf",), 2, "no-such.gguf"),
+    (("smollm2-135m", "--goal", "tok_per_joule@4"), 2, "nothing here tells what a CPU draws"),
+    (("smollm2-135m", "--gpus", "0"), 2, "it runs on no card"),
+    (("smollm2-135m", "--quality", "nosuch"), 2, "nosuch"),
+    (("smollm2-135m", "--html", "no/such/folder.html"), 2, "there is no folder"),
+    (("show",), 2, "there are no tunings yet"),
+    (("resume",), 2, "there are no tunings yet"),
+    (("export", "name"), 2, "there are no tunings yet"),
+    (("rm", "nosuch"), 2, "there are no tunings yet"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "said"), REFUSED, ids=[" ".join(words) for words, _, _ in REFUSED])
+def test_it_is_refused_in_one_line_and_nothing_is_stored(words, code, said, paths):
+    message, _, hint = refusal(*words, code=code).partition(" | ")
+    assert said in message
+    assert hint != "None"
+    assert not paths.store.exists()
+
+
+def test_without_cards_there_is_nothing_to_simulate_unless_a_rig_is_named(no_cards):
+    said = refusal("qwen3-8b", "--simulate")
+    assert "which rig is to be simulated" in said
+    assert "--gpu" in said
+
+
+def test_a_preset_for_cards_is_not_tuned_without_any(no_cards):
+    assert "this machine has no GPU" in refusal("qwen3.6-27b-2x3090-awq", code=3)
+
+
+@pytest.fixture
+def no_cards(monkeypatch, tmp_path):
+    """No nvidia-smi is found."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_one_machine_has_one_tuner(paths):
+    """Two would measure each other. A simulated one is in nobody's way."""
+    with tuner_lock(paths):
+        said = refusal("smollm2-135m", "--budget", "2h", "--quality", "off", code=1)
+        assert f"a tuner is already running (pid {os.getpid()})" in said
+    assert not paths.store.exists()
+
+
+def test_a_budget_that_is_too_short_is_told_with_the_time_that_it_takes():
+    hint = refusal("qwen3-8b", *RIG, "--budget", "1m")
+    assert "two starts of the baseline, and two of both sides, take about" in hint
+    assert hint.endswith(" s")
+
+
+def test_what_cannot_be_kept_or_reached_is_told_with_what_came_closest():
+    words = ("qwen3-8b", *RIG, "--knobs", "graphs", "--budget", "40m", "--seed", "3")
+    slow = tune(*words, "--slo", "ttft=1ms", check=1).error
+    assert "no configuration kept ttft_p95=1ms at C=4; closest came " in slow.message
+    short = tune(*words, "--goal", "effective_tok_s@4>=99999", check=1)
+    assert "no configuration reached 99999 tok/s; closest came " in short.error.message
+    assert "(ended, " in short.err
+
+
+def test_the_group_itself_shows_its_words_and_an_example():
+    shown = tune("--help", check=0).out
+    assert "resume" in shown
+    assert "Example: skep tune smollm2-135m" in shown
+
+
+@pytest.fixture
+def ready(paths):
+    return prepare(TuneOptions("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1))
+
+
+def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_path):
+    """Whatever has changed on the machine meanwhile."""
+    with open_store(tmp_path / "skep.sqlite3") as store:
+        kept = TuningStore(store)
+        id_ = kept.begin(replace(ready.tuning, skep_version="1"))
+        again = prepare_again(kept.tuning(id_))
+    assert again.base == ready.base
+    for knob in ready.tuning.knobs:
+        for value in knob.values:
+            config = ready.tuning.baseline.turned({knob.name: value})
+            assert again.terrain.predict(config) == ready.terrain.predict(config)
+            assert again.terrain.refusal(config) == ready.terrain.refusal(config)
+            assert again.terrain.start_s(config) == ready.terrain.start_s(config)
+            assert again.terrain.spare_bytes(config) == ready.terrain.spare_bytes(config)
+
+
+def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(ready):
+    tuning = replace(ready.tuning, id="20261116-000000-abcdef")
+    better = tuning.baseline.turned({"graphs": True})
+    stages = [
+        TuneStage(0, (), tuning.baseline, StageDecision.BASELINE, "2 starts", Interval(95.0, 100.0, 105.0)),
+        TuneStage(
+            1,
+            better.changes_from(tuning.baseline),
+            better,
+            StageDecision.ACCEPTED,
+            "+40 %",
+            Interval(135.0, 140.0, 145.0),
+        ),
+    ]
+    name = free_name(tuning)
+    path = write_preset(tuning, stages, name)
+    assert written_before(tuning, stages, (name,)) == name
+    path.write_text(path.read_text() + "# my own note\n")
+    assert written_before(tuning, stages, (name,)) is None
+    assert free_name(tuning) != name
+
+
+def test_files_are_kept_by_their_whole_path(tmp_path):
+    """The preset of the best is started from any folder, and so is the tuning taken up again."""
+    (tmp_path / "mine.gguf").touch()
+    found = absolute_paths(TuneOptions("./mine.gguf", checkpoints=("mine.gguf", "some/model", "./gone.gguf")))
+    assert found.name == str(tmp_path / "mine.gguf")
+    assert found.checkpoints == (str(tmp_path / "mine.gguf"), "some/model", "./gone.gguf")

@@ -1,0 +1,255 @@
+"""`skep up NAME`: what a name stands for on machines with and without cards, engines of others, simulated rigs."""
+
+import json
+import sys
+
+import openai
+import pytest
+from hive_client import ask, rows_of
+from in_process import refused
+
+from skep.cli.resolve import ServeOptions, about_preset, parse_gpus, serve_for
+from skep.cli.simulate import Simulation, simulated_serve
+from skep.config.presets import preset, serve_of
+from skep.errors import DoesNotFit, SkepError, UserError
+
+
+def test_a_model_that_skep_carries_is_served_by_the_embedded_engine(programs):
+    assert serve_for(ServeOptions("smollm2-135m")) is None
+    assert serve_for(ServeOptions("mine.gguf")) is None
+
+
+def test_an_engine_asked_for_by_name_is_started_as_told_where_there_is_no_card(programs):
+    serve = serve_for(ServeOptions("org/model", engine="vllm", slots=16, context=4096))
+    assert (serve.engine, serve.model, serve.slots, serve.context_tokens) == ("vllm", "org/model", 16, 4096)
+    assert serve.options.given == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (ServeOptions("qwen3-8b"), "no NVIDIA GPU is here to plan `qwen3-8b` for"),
+        (ServeOptions("org/model", engine="vllm", quant="awq"), "--quant: no NVIDIA GPU is here to plan for"),
+        (ServeOptions("smolm2-135"), "smollm2-135m"),
+        (ServeOptions("/no/such/folder"), "does not exist"),
+    ],
+)
+def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, options, said):
+    with pytest.raises(UserError) as caught:
+        serve_for(options)
+    assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_checkpoint_on_own_cards_is_served_as_the_planner_has_it_best(two_3090s):
+    serve = serve_for(ServeOptions("Qwen/Qwen3-8B-AWQ"))
+    assert serve.engine == "vllm"
+    assert serve.checkpoint == "Qwen/Qwen3-8B-AWQ"
+    assert serve.replicas * serve.options.cards == 2
+    assert serve.slots >= 2
+
+
+def test_a_mere_name_on_own_cards_asks_for_its_checkpoint(two_3090s):
+    with pytest.raises(UserError, match="which checkpoint of `qwen3-8b`"):
+        serve_for(ServeOptions("qwen3-8b"))
+    assert serve_for(ServeOptions("qwen3-8b", checkpoint="org/x-AWQ", quant="awq")).checkpoint == "org/x-AWQ"
+
+
+def test_a_model_too_large_for_the_cards_ends_with_exit_3(two_3090s):
+    with pytest.raises(SkepError) as refused:
+        serve_for(ServeOptions("deepseek-v3.2", checkpoint="org/deepseek"))
+    assert refused.value.exit_code == 3
+
+
+def test_a_preset_is_served_as_it_is_written_and_no_plan_changes_it(two_3090s, capsys):
+    serve = serve_for(ServeOptions("qwen3.6-27b-2x3090-replicas"))
+    assert (serve.engine, serve.replicas, serve.slots) == ("vllm", 2, 2)
+    said = capsys.readouterr().err
+    assert "225" in said
+    assert "not apply" in said
+    with pytest.raises(UserError, match="--tp would make another recipe"):
+        serve_for(ServeOptions("qwen3.6-27b-2x3090-replicas", tp=2))
+
+
+def test_a_preset_for_cards_is_not_started_without_any(programs):
+    with pytest.raises(DoesNotFit, match="wants rtx-3090, this machine has no GPU"):
+        serve_for(ServeOptions("qwen3.6-27b-3090-mtp5"))
+
+
+def test_a_checkpoint_outside_the_catalogue_is_started_as_told(two_3090s, capsys):
+    assert serve_for(ServeOptions("org/nobody-knows", engine="vllm")).engine == "vllm"
+    assert "without a plan" in capsys.readouterr().err
+    with pytest.raises(UserError, match="not in the catalogue"):
+        serve_for(ServeOptions("org/nobody-knows"))
+
+
+@pytest.mark.parametrize("text", ["a", "0,", "0;1", "-1", ""])
+def test_cards_are_given_by_number(text):
+    with pytest.raises(UserError, match="are no cards"):
+        parse_gpus(text)
+    assert parse_gpus("0, 2") == (0, 2)
+
+
+@pytest.mark.parametrize("engine", ["vllmm", "remote", ""])
+def test_an_engine_that_nobody_knows_in_the_file_is_one_clear_line(paths, configure, engine):
+    configure({"engine": engine})
+    assert f"there is no engine `{engine}`" in refused("up")
+
+
+def test_a_preset_on_other_cards_says_so_and_goes_on(two_3090s, capsys):
+    assert serve_for(ServeOptions("gpt-oss-20b-4090")).engine == "llamacpp"
+    assert "warning: measured on rtx-4090, here are 2x rtx-3090" in capsys.readouterr().err
+
+
+def test_a_preset_for_cards_on_a_machine_without_any_says_that_its_figures_do_not_apply(programs):
+    found = preset("gpt-oss-20b-4090", programs / "none")
+    said = about_preset(found, serve_of(found))
+    assert any(line.startswith("warning: ") and "rtx-4090" in line for line in said)
+
+
+VLLM = f"""#!{sys.executable}
+import os, sys
+words = sys.argv
+if "--help" in " ".join(words):
+    print("  --served-model-name --port --host --max-num-seqs --max-model-len --gpu-memory-utilization --dtype --seed")
+    print("  --kv-cache-dtype --tensor-parallel-size --disable-log-requests --enable-prefix-caching --block-size")
+    print("  --swap-space --enforce-eager --quantization --load-format --tokenizer --revision --trust-remote-code")
+    sys.exit(0)
+value = lambda flag: words[words.index(flag) + 1]
+if float(value("--gpu-memory-utilization")) > 0.85:
+    print("INFO 11-15 10:00:00 [gpu_model_runner.py:100] Graph capturing started")
+    print("ERROR 11-15 10:00:02 [core.py:866] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512 MiB.")
+    sys.exit(1)
+own = ["--model", value("--served-model-name"), "--slots", value("--max-num-seqs"), "--port", value("--port")]
+os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "skep.testing.fake_engine", *own])
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path):
+    program = tmp_path / "vllm"
+    program.write_text(VLLM)
+    program.chmod(0o755)
+    return program
+
+
+def started(skep, vllm, *options, check=0):
+    return skep("up", "org/model", "--engine", "vllm", "--binary", vllm, "--slots", "2", "--port", "0",
+                "--memory-share", "0.92", *options, "-d", "--json", check=check)  # fmt: skip
+
+
+def test_a_dying_engine_falls_back_step_by_step_and_says_what_it_changed(skep, vllm):
+    url = json.loads(started(skep, vllm, "--fallback").stdout)["url"]
+    assert ask(url, model="org/model")[0] == 200
+    row = rows_of(skep)["org-model-0"]
+    assert row["why"].startswith("fell back: memory_share 0.92 -> 0.")
+    assert row["restarts"] == row["why"].count("->") >= 1
+
+
+def test_without_leave_to_fall_back_cause_and_remedy_are_one_line(skep, vllm):
+    done = started(skep, vllm, check=1)
+    line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert "out of GPU memory" in line
+    assert "lower memory_share from 0.92 to 0." in line
+    assert json.loads(skep("ps", "--json").stdout) == []
+
+
+def test_a_flag_that_the_installed_version_does_not_know_is_said_before_the_start(skep, vllm, tmp_path):
+    serve = f'model = "org/m"\nengine = "vllm"\nbinary = "{vllm}"\nextra = ["--sead", "1"]\n'
+    (tmp_path / "skep.toml").write_text(f"[gateway]\nport = 0\n[[serve]]\n{serve}")
+    done = skep("up", "-d", check=2)
+    assert "does not know the flag `--sead`" in done.stderr
+    assert "did you mean `--seed`?" in done.stderr
+
+
+def test_an_engine_that_is_not_installed_says_how_to_get_it(skep):
+    done = skep("up", "org/model", "--engine", "vllm", check=2, PATH="/nowhere")
+    assert "not installed" in done.stderr
+    assert "pip install vllm" in done.stderr
+
+
+RIG = ("qwen3-8b", "--gpu", "2x h200", "--quant", "awq", "--replicas", 2, "--slots", 2, "--simulate", "--port", 0)
+
+
+def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, tmp_path):
+    nowhere = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    up = skep("up", *RIG, "-d", "--json", check=0, **nowhere)
+    assert "no model runs" in up.stderr
+    ready = json.loads(up.stdout)
+    assert not (tmp_path / "cache").exists()  # no weights were fetched
+    rows = rows_of(skep)
+    assert [row["simulated"] for row in rows.values() if row["kind"] == "replica"] == [True, True]
+    assert skep("ps", check=0).stdout.count("simulated") == 2
+
+    with openai.OpenAI(base_url=ready["openai_base_url"], api_key="none") as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model="qwen3-8b", messages=[{"role": "user", "content": "hello"}], max_tokens=5
+        )
+        assert raw.headers["x-skep-simulated"] == "1"
+        assert raw.parse().model_extra["simulated"] is True
+        told = client.models.list().data[0].model_extra["skep"]
+    assert told["simulated"] is True
+    assert told["engine"].startswith("simulated: qwen3-8b AWQ 4-bit")
+    assert "2 x TP=1 on 2x h200" in told["engine"]
+
+    load = ("--concurrency", "1,4", "--runs", 1, "--tasks", 4, "--max-tokens", 24, "--fixed-output")
+    swept = skep("bench", "sweep", "--url", ready["url"], *load, "--warm-up", "quick", "--json", check=0)
+    summary = json.loads(swept.stdout)
+    assert summary["simulated"] is True
+    assert [level["output_tokens"] for level in summary["levels"]] == [96, 96]
+    (run,) = json.loads(skep("runs", "--json", check=0).stdout)
+    assert run["simulated"] is True
+    assert "(simulated)" in swept.stderr
+    skep("report", "last", "-o", "report.html", check=0)
+    page = (tmp_path / "report.html").read_text()
+    assert "<h1>qwen3-8b (simulated)</h1>" in page
+    assert "No model ran." in page
+    assert "2 x TP=1 on 2x h200" in page
+    skep("report", "last", "-o", "report.svg", check=0)
+    assert "SIMULATED" in (tmp_path / "report.svg").read_text()
+
+    told = json.loads(skep("reload", "--json", check=0, **nowhere).stdout)
+    assert (told["added"], told["removed"], told["changed"]) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code", "said", "hint"),
+    [
+        (Simulation("qwen3-8b", ("rtx-3099",)), 2, "no GPU is called `rtx-3099`", "`rtx-3090`"),
+        (Simulation("qwen-27z", ("h200",)), 2, "no model is called `qwen-27z`", "did you mean"),
+        (Simulation(None, ("h200",)), 2, "--simulate wants a model", "skep catalog models"),
+        (Simulation("qwen3-8b", ("h200",), engine="x"), 2, "--engine `x` is not known", "vllm"),
+        (Simulation("qwen3-8b", ("h200",), quant="x"), 2, "no quantization is called `x`", "awq"),
+        (Simulation("qwen3-8b", ("h200",), tp=2), 2, "--tp 2 needs 2 cards", "TP x PP x replicas"),
+        (Simulation("qwen3-8b", ("2x rtx-5090",), "nvlink"), 2, "rtx-5090 has no NVLink", "--link pcie"),
+        (Simulation("gemma-4-31b", ("rtx-3060",), quant="bf16"), 3, "the largest term is weights", "what would fit"),
+    ],
+    ids=["card", "model", "no model", "engine", "quant", "tp", "link", "memory"],
+)
+def test_what_cannot_be_simulated_is_said_in_one_line(wanted, code, said, hint):
+    with pytest.raises(UserError) as caught:
+        simulated_serve(wanted)
+    assert caught.value.exit_code == code
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gpu", "h200"), "--gpu is for a simulated rig"),
+        (("--simulate", "--gpu", "h200", "--threads", 2), "--simulate and --threads contradict each other"),
+        (("--simulate",), "no GPU was found on this machine"),
+    ],
+    ids=["no --simulate", "--threads", "no cards here"],
+)
+def test_options_that_do_not_go_together_are_refused(skep, tmp_path, options, said):
+    """Without --gpu this machine's cards are meant; the PATH has no nvidia-smi to find any."""
+    done = skep("up", "qwen3-8b", *options, check=2, PATH=str(tmp_path))
+    error, hint = done.stderr.splitlines()
+    assert (error, hint[:6]) == (f"error: {said}", "hint: ")
+
+
+def test_a_smaller_context_than_a_usual_task_can_be_simulated():
+    model, serve = simulated_serve(Simulation("qwen3-8b", ("h200",), context=1024, slots=3))
+    assert (model, serve["context_tokens"], serve["slots"], serve["replicas"]) == ("qwen3-8b", 1024, 3, 1)
