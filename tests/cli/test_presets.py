@@ -1,7 +1,8 @@
-"""`skep presets` as a user runs it."""
+"""`skep presets` and `skep export` as a user runs them."""
 
 import dataclasses
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -153,11 +154,13 @@ def test_a_valid_file_is_said_to_be_one(folder, tmp_path):
 def test_a_wrong_file_is_told_by_line_and_hides_no_other(folder):
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text('title = "x"\nengin = "vllm"\n')
+    (folder / "Bad Name.toml").write_text(MINE)
     said = refused("presets", "check", folder / "mine.toml")
     assert re.search(r"mine\.toml:2: `engin` is not a key .* `engine`\? \(and 5 more\)", said)
     done = run()
     assert NAME in done.out
-    assert "left out: " in done.err
+    assert done.err.count("left out: ") == 2
+    assert "mine.toml:2" in refused("presets", "show", "mine")
     assert len(run("--json").json) == len(shipped_presets())
 
 
@@ -176,3 +179,50 @@ def test_a_clock_that_is_not_published_is_null():
 def test_extra_flags_that_skep_gives_itself_are_refused(tmp_path, extra):
     (tmp_path / "mine.toml").write_text(f"{MINE}extra = {extra}\n[options]\ntp = 2\n")
     assert "which skep itself says" in refused("presets", "check", "mine.toml")
+
+
+@pytest.fixture
+def mine(folder):
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text(f"{MINE}replicas = 2\n")
+
+
+def export(*words):
+    return call("export", *words, check=0).out
+
+
+@pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
+def test_a_preset_of_ones_own_is_exported_in_every_form(mine, form):
+    text = export("mine", "--as", form, "--port", "9000", "--engine-port", "9100")
+    assert "9000" in text
+    assert "9101" in text
+
+
+def test_a_script_is_written_to_be_run(mine, tmp_path):
+    file = tmp_path / "start.sh"
+    assert export("mine", "--as", "shell", "-o", file) == ""
+    assert file.read_text().startswith("#!")
+    assert file.stat().st_mode & stat.S_IXUSR
+
+
+def test_a_model_on_cards_is_exported_as_it_is_planned():
+    text = export("qwen3-8b", "--gpu", "rtx-3090", "--as", "docker")
+    assert "docker run" in text
+    assert "CHECKPOINT" in text or "MODELS" in text
+    assert "skep export qwen3-8b --gpu rtx-3090 --as docker" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("mine", "--as", "kubernetes"), "--as `kubernetes` is unknown"),
+        (("mine", "--as", "nginx"), "--as `nginx` is unknown: choose shell, docker, compose or systemd"),
+        (("mnie", "--as", "shell"), "no preset is called `mnie`"),
+        (("qwen3-8b", "--as", "shell"), "is a model, not a preset"),
+        (("mine", "--as", "shell", "--port", "8500"), "leaves no room"),
+        (("mine", "--as", "shell", "-o", "/nonexistent/x"), "does not exist"),
+        (("qwen3-8b", "--gpu", "rtx-nothing", "--as", "shell"), "rtx-nothing"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_in_one_line(mine, args, said):
+    assert said in refused("export", *args)

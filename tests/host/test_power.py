@@ -21,8 +21,8 @@ from skep.host.power import (
     visible_cards,
     wait_until_clear,
 )
+from skep.units import GIB
 
-GIB = 1 << 30
 A, B = NvmlGpu(0, "GPU-aaaa-1", "Card A"), NvmlGpu(1, "GPU-aabb-2", "Card B")
 
 
@@ -77,49 +77,50 @@ def watts(*values, **more):
     return [GpuSample(power_w=value, **more) for value in values]
 
 
-def test_the_energy_counter_counts_where_the_card_has_one():
-    found = span(Script({0: [1000.0, 7000.0]}, {0: watts(550.0, 700.0, 650.0)}), [A], 10.0)
-    assert (found["joules"], found["seconds"], found["mean_w"], found["source"]) == (6000.0, 10.0, 600.0, COUNTER)
-    assert found["max_w"] == 700.0
+SPANS = {
+    "by the energy counter where the card has one": (
+        Script({0: [1000.0, 7000.0]}, {0: watts(550.0, 700.0, 650.0)}),
+        (10.0,),
+        {"joules": 6000.0, "seconds": 10.0, "mean_w": 600.0, "max_w": 700.0, "source": COUNTER},
+    ),
+    "by the sum of power samples where there is no counter": (
+        Script({}, {0: watts(100.0, 200.0, 300.0, 300.0)}),
+        (3.0, 2),
+        {"joules": 150 + 250 + 300, "mean_w": 700 / 3, "source": SAMPLES},
+    ),
+    "not by a counter that went back, as after a new start of the driver": (
+        Script({0: [9000.0, 10.0]}, {0: watts(100.0)}),
+        (5.0,),
+        {"joules": 500.0, "source": SAMPLES},
+    ),
+    # Seen on an H200: 805 W by the counter over 0.34 s, on a card that draws 700 W at most.
+    "by samples in a short span, as the counter moves in steps": (
+        Script({0: [0.0, 276.4]}, {0: watts(700.0)}),
+        (0.34,),
+        {"mean_w": 700.0, "source": SAMPLES},
+    ),
+    "with a highest power that is never below the mean": (
+        Script({0: [0.0, 1000.0]}, {0: watts(10.0)}),
+        (10.0,),
+        {"max_w": 100.0, "mean_w": 100.0},
+    ),
+}
 
 
-def test_power_samples_are_summed_where_there_is_no_counter():
-    found = span(Script({}, {0: watts(100.0, 200.0, 300.0, 300.0)}), [A], 3.0, looks=2)
-    assert found["source"] == SAMPLES
-    assert found["joules"] == pytest.approx(150 + 250 + 300)
-    assert found["mean_w"] == pytest.approx(700 / 3)
-
-
-def test_a_counter_that_went_back_is_not_believed():
-    """The driver was loaded anew in between."""
-    found = span(Script({0: [9000.0, 10.0]}, {0: watts(100.0)}), [A], 5.0)
-    assert (found["source"], found["joules"]) == (SAMPLES, 500.0)
-
-
-def test_a_short_span_is_measured_by_samples_as_the_counter_moves_in_steps():
-    """Seen on an H200: 805 W by the counter over 0.34 s, on a card that draws 700 W at most."""
-    found = span(Script({0: [0.0, 276.4]}, {0: watts(700.0)}), [A], 0.34)
-    assert (found["source"], found["mean_w"]) == (SAMPLES, pytest.approx(700.0))
+@pytest.mark.parametrize(("script", "lasting", "expected"), SPANS.values(), ids=SPANS)
+def test_the_energy_of_a_span_is_told(script, lasting, expected):
+    found = span(script, [A], *lasting)
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
 
 
 def test_several_cards_add_up_and_are_listed():
     script = Script({0: [0.0, 500.0], 1: [10.0, 310.0]}, {0: watts(60.0, 50.0), 1: watts(20.0, 40.0)})
     found = span(script, [A, B], 10.0)
     assert (found["joules"], found["max_w"]) == (800.0, 90.0)
-    assert [(gpu["index"], gpu["name"], gpu["joules"]) for gpu in found["gpus"]] == [
-        (0, "Card A", 500.0),
-        (1, "Card B", 300.0),
-    ]
-
-
-def test_one_card_by_samples_makes_the_sum_one_of_samples():
-    found = span(Script({0: [0.0, 500.0]}, {0: watts(50.0), 1: watts(30.0)}), [A, B], 10.0)
-    assert (found["source"], found["joules"]) == (SAMPLES, 800.0)
-
-
-def test_the_highest_power_is_never_below_the_mean():
-    found = span(Script({0: [0.0, 1000.0]}, {0: watts(10.0)}), [A], 10.0)
-    assert found["max_w"] == found["mean_w"] == 100.0
+    listed = [(gpu["index"], gpu["name"], gpu["joules"]) for gpu in found["gpus"]]
+    assert listed == [(0, "Card A", 500.0), (1, "Card B", 300.0)]
+    by_samples = span(Script({0: [0.0, 500.0]}, {0: watts(50.0), 1: watts(30.0)}), [A, B], 10.0)
+    assert (by_samples["source"], by_samples["joules"]) == (SAMPLES, 800.0)  # one of them makes the sum one
 
 
 def test_heat_clocks_and_throttling_are_kept_by_card():
@@ -154,9 +155,6 @@ def test_only_some_reasons_are_throttling(bits, names):
 def test_a_card_that_tells_nothing_is_left_out():
     found = span(Script({0: [0.0, 500.0]}, {0: watts(50.0)}), [A, B], 10.0)
     assert [gpu["index"] for gpu in found["gpus"]] == [0]
-
-
-def test_without_any_card_that_tells_there_is_no_figure():
     assert span(Script(), [A, B], 10.0) is None
 
 
@@ -164,12 +162,6 @@ def test_a_card_that_falls_silent_makes_the_sum_unknown():
     """Half of the energy would be a wrong figure, not a smaller one."""
     script = Script({0: [0.0, 500.0], 1: [0.0, None]}, {0: watts(50.0), 1: [GpuSample(50.0), GpuSample()]})
     assert span(script, [A, B], 10.0) is None
-
-
-def test_a_span_has_to_begin():
-    meter = PowerMeter(Script(), [A])
-    assert meter.end() is None
-    assert repr(meter) == "<PowerMeter of 1 GPUs, idle>"
 
 
 def test_the_thread_samples_while_a_span_lasts_and_ends_with_it():
@@ -202,6 +194,7 @@ def test_closing_ends_the_span_and_the_driver():
     meter.close()
     assert script.closed
     assert meter.end() is None
+    assert repr(meter) == "<PowerMeter of 1 GPUs, idle>"
 
 
 @pytest.mark.parametrize(
@@ -273,11 +266,6 @@ def opened(**functions):
     return nvml, calls
 
 
-def test_the_driver_is_asked_for_the_power_of_the_moment():
-    nvml, _ = opened(FieldValues=field_value(700_500), PowerUsage=lambda _: 612_000)
-    assert nvml.sample(0).power_w == 700.5
-
-
 @pytest.mark.parametrize("answer", [field_value(0, status=3), field_value(0)])
 def test_older_drivers_tell_their_power_in_the_old_way(answer):
     nvml, calls = opened(FieldValues=answer, PowerUsage=lambda _: 55_000)
@@ -285,13 +273,15 @@ def test_older_drivers_tell_their_power_in_the_old_way(answer):
     assert calls.count("FieldValues") == 1  # what is not supported is not asked again
 
 
-def test_throttle_reasons_are_found_under_their_old_name():
-    nvml, _ = opened(CurrentClocksThrottleReasons=lambda _: 0x4)
-    assert nvml.sample(0).reasons == 0x4
-
-
-def test_units_of_the_driver_become_joules_and_bytes():
-    nvml, _ = opened(TotalEnergyConsumption=lambda _: 2_357_365, MemoryInfo=lambda _: SimpleNamespace(used=GIB))
+def test_units_of_the_driver_become_watts_joules_and_bytes():
+    nvml, _ = opened(
+        FieldValues=field_value(700_500),  # the power of the moment, before the mean of `PowerUsage`
+        PowerUsage=lambda _: 612_000,
+        TotalEnergyConsumption=lambda _: 2_357_365,
+        MemoryInfo=lambda _: SimpleNamespace(used=GIB),
+        CurrentClocksThrottleReasons=lambda _: 0x4,  # its name in older drivers
+    )
+    assert (nvml.sample(0).power_w, nvml.sample(0).reasons) == (700.5, 0x4)
     assert (nvml.energy_j(0), nvml.memory_used_bytes(0)) == (2357.365, GIB)
 
 
@@ -353,13 +343,8 @@ def waited(answers, timeout_s=10.0):
     return left, sum(slept)
 
 
-def test_waiting_ends_as_soon_as_memory_is_clear():
-    assert waited([[(0, 8 * GIB)], [(0, 8 * GIB)], [(0, 0)]]) == ([], 1.0)
-
-
-def test_waiting_ends_with_what_is_still_held():
-    assert waited([[(0, 8 * GIB)]], timeout_s=3.0) == ([(0, 8 * GIB)], 3.0)
-
-
-def test_waiting_ends_when_nobody_can_tell():
+def test_waiting_ends_as_soon_as_memory_is_clear_or_time_is_up_or_nobody_can_tell():
+    full = [(0, 8 * GIB)]
+    assert waited([full, full, [(0, 0)]]) == ([], 1.0)
+    assert waited([full], timeout_s=3.0) == (full, 3.0)
     assert waited([None]) == (None, 0)

@@ -17,8 +17,7 @@ import time
 import pytest
 from fake_raw_client import call, chat, read_all, send
 
-from skep.testing.fake_server import is_met
-from skep.testing.process import FakeEngine, to_argv
+from skep.testing.process import FakeEngine
 
 
 @pytest.fixture(scope="module")
@@ -237,16 +236,3 @@ def test_engine_ends_with_the_process_that_started_it():
         parent.kill()
         assert select.select([watch], [], [], 5)[0] == [watch]
         os.close(watch)
-
-
-def test_options_become_arguments():
-    """True is a flag, False and None are left out, a list repeats, an object is JSON."""
-    argv = to_argv({"token_ms": 5, "no_timings": True, "ignore_term": False, "fault": ["500", {"kind": "html"}]})
-    assert argv == ["--token-ms=5", "--no-timings", "--fault=500", '--fault={"kind": "html"}']
-
-
-def test_counters_may_be_past_what_is_waited_for():
-    """Gauges must be equal."""
-    state = {"requests": 3, "running": 1}
-    assert is_met({"requests": 2, "running": 1}, state)
-    assert not is_met({"requests": 2, "running": 0}, state)

@@ -9,9 +9,9 @@ import pytest
 from fake_raw_client import call, read_all, send
 
 from skep.errors import UserError
-from skep.testing.fake_answers import DO_NOT_KNOW, FakeAnswer, StoredAnswer, parse_request, read_answers, split_words
+from skep.testing.fake_answers import DO_NOT_KNOW, FakeAnswer, StoredAnswer, parse_request, read_answers
 from skep.testing.fake_options import parse_options
-from skep.testing.fake_quality import LoadShare, Quality, QualityPolicy, halved, parse_share, thinking
+from skep.testing.fake_quality import LoadShare, Quality, QualityPolicy, thinking
 from skep.testing.fake_streams import FORMS, StreamForm, reasoning_tokens
 from skep.testing.process import FakeEngine
 
@@ -31,11 +31,6 @@ def said(mind: QualityPolicy, prompt: str, inside: int = 1) -> str:
 
 def rights(mind: QualityPolicy, inside: int = 1) -> list[bool]:
     return [said(mind, one.prompt, inside) == one.text for one in ITEMS]
-
-
-def test_all_answers_are_right_where_nothing_else_is_asked_for():
-    """Whatever the load."""
-    assert all(rights(QualityPolicy(ITEMS, Quality()), inside=99))
 
 
 def test_same_prompts_are_wrong_at_every_request_whatever_the_seed():
@@ -70,6 +65,7 @@ def test_a_flip_makes_right_wrong_and_wrong_right():
 
 def test_answers_get_worse_above_the_load_and_not_at_it():
     """Four inside are not more than four."""
+    assert all(rights(QualityPolicy(ITEMS, Quality()), inside=99))
     mind = QualityPolicy(ITEMS, Quality(worse=LoadShare(4, 0.15)))
     assert all(rights(mind, inside=4))
     assert 1 - sum(rights(mind, inside=5)) / len(ITEMS) == pytest.approx(0.15, abs=0.03)
@@ -105,12 +101,6 @@ def test_the_last_user_message_counts_not_what_was_said_before():
     assert parse_request(json.dumps(body).encode(), chat=True).last == "two"
     assert ask_of("plain", chat=False).last == "plain"
     assert parse_request(b'{"messages": 5}', chat=True).last == ""
-
-
-def test_a_cut_answer_has_half_its_words():
-    """At least one, and it says why it ended."""
-    assert halved(FakeAnswer(("a", " b", " c"), "stop")) == FakeAnswer(("a",), "length")
-    assert halved(FakeAnswer(("a",), "stop")) == FakeAnswer(("a",), "length")
 
 
 @pytest.mark.parametrize("words", [1, 2, 3, 6, 7, 8, 9, 50, 100])
@@ -157,11 +147,6 @@ def test_a_share_above_a_load_that_cannot_be_read_is_refused(text, capsys):
     assert "is not C:S" in shown or "is not a share" in shown
 
 
-def test_shares_are_from_nothing_to_all():
-    assert (parse_share("0"), parse_share("1"), LoadShare.parse(None)) == (0.0, 1.0, None)
-    assert LoadShare.parse("4:0.15") == LoadShare(4, 0.15)
-
-
 @pytest.fixture
 def answers(tmp_path):
     path = tmp_path / "answers.jsonl"
@@ -205,14 +190,8 @@ def test_an_engine_process_cuts_fails_and_thinks_as_asked(answers):
         assert choice["message"]["reasoning_content"] == "Let me see."
         stream = call(engine.url, "POST", "/v1/chat/completions", body_of(ITEMS[5].prompt, stream=True)).body.decode()
         assert stream.index('"reasoning_content":"Let me see."') < stream.index('"content":"10"')
+        assert one_answer(engine, "silence")["message"]["content"] == ""
     with FakeEngine(answers=answers, error_above="0:1") as engine:
         reply = call(engine.url, "POST", "/v1/chat/completions", body_of(ITEMS[5].prompt))
         assert (reply.status, reply.json()["error"]["type"]) == (500, "server_error")
         assert engine.state()["running"] == 0
-
-
-def test_a_stored_answer_may_be_empty(answers):
-    """An engine that says nothing ends its answer all the same."""
-    assert split_words("") == []
-    with FakeEngine(answers=answers) as engine:
-        assert one_answer(engine, "silence")["message"]["content"] == ""

@@ -61,15 +61,11 @@ def test_usual_form_sends_role_tokens_end_usage_and_done():
     assert data.endswith(b"data: [DONE]\n\n")
 
 
-def test_usage_is_sent_only_when_asked_for():
+def test_usage_and_done_are_left_out_where_they_are_not_asked_for_or_the_form_has_none():
     """Without include_usage the last chunk is the one with the finish reason."""
     chunks = events(all_bytes("normal", include_usage=False))
     assert all("usage" not in chunk for chunk in chunks)
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-
-
-def test_forms_without_done_or_usage_leave_them_out():
-    """Both were asked for."""
     assert b"[DONE]" not in all_bytes("no-done")
     assert b"usage" not in all_bytes("no-usage")
 
@@ -88,14 +84,8 @@ def test_early_role_goes_out_before_the_first_token():
     assert b"role" not in b"".join(middle[0])
 
 
-def test_reasoning_comes_before_content():
-    """The first quarter of the tokens is thought."""
-    data = all_bytes("reasoning")
-    assert deltas(data, "reasoning_content") == TOKENS[0]
-
-
-def test_several_tokens_share_a_chunk():
-    """Chunks are no tokens."""
+def test_a_quarter_of_the_tokens_is_reasoning_and_chunks_are_no_tokens():
+    assert deltas(all_bytes("reasoning"), "reasoning_content") == TOKENS[0]
     assert len(events(all_bytes("several-tokens"))) == 1 + 3 + 2
 
 

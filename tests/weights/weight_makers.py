@@ -43,6 +43,13 @@ DEFAULT_PAIRS = (
 )
 
 
+EVERY_TYPE = (
+    ("u8", U8, 200), ("i8", I8, -100), ("u16", U16, 60_000), ("i16", I16, -30_000), ("u32", U32, 1 << 31),
+    ("i32", I32, -5), ("f32", F32, 0.5), ("bool", BOOL, True), ("text", TEXT, "wörter"), ("u64", U64, 1 << 63),
+    ("i64", I64, -(1 << 40)), ("f64", F64, 1e100),
+)  # fmt: skip
+
+
 def gguf(*, pairs=DEFAULT_PAIRS, tensors=(("w", (32, 2), 2, 0),), data=36, version=3, alignment=32):
     """`data` bytes follow the padded header; one Q4_0 tensor of 64 values takes 36."""
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(pairs))
