@@ -1,16 +1,22 @@
-"""What several suites share: folders of their own, a command line run as a child, a gateway as a child."""
+"""What several suites share: folders of their own, commands in the process of the test, a gateway as a child."""
 
-import asyncio
-import inspect
+import contextlib
+import io
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import warnings
 from functools import cache
+from pathlib import Path
 
 import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-from forked_cli import Forked
+import skep
+from skep.cli.main import main
 from skep.paths import user_paths
 from skep.testing.gateway_process import GatewayProcess
 
@@ -35,7 +41,9 @@ def pytest_pyfunc_call(pyfuncitem):
 def env(tmp_path):
     """An installation of its own; only the weights' cache is the user's, so that nothing is fetched twice."""
     folders = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
-    kept = {key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY")}
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL")
+    }
     return {**kept, **folders, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -43,19 +51,41 @@ def env(tmp_path):
 typer.testing._get_command = cache(typer.testing._get_command)
 
 
-@pytest.fixture(scope="session")
-def forked():
-    process = Forked()
-    yield process
-    process.close()
+def run_main(args, env, folder):
+    """`skep ARGS...` in this process, as in one of its own: environment, folder, standard files, exit code."""
+    encoding, _, errors = env.get("PYTHONIOENCODING", "utf-8").partition(":")
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding, errors or None, write_through=True) for _ in range(2))
+    before, argv = dict(os.environ), sys.argv
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = [str(Path(skep.__file__).parent / "__main__.py"), *args]
+        with (
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(action="ignore", category=ResourceWarning),  # a hive outlives the command
+        ):
+            try:
+                code = main()
+            except SystemExit as left:
+                code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    finally:
+        sys.argv = argv
+        os.environ.clear()
+        os.environ.update(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return subprocess.CompletedProcess(["skep", *args], code, *(one.buffer.getvalue().decode() for one in (out, err)))
 
 
-@pytest.fixture
-def skep(env, tmp_path, forked):
+@pytest.fixture(name="skep")
+def run_skep(env, tmp_path):
     """Runs `skep ARGS...` to its end, in an empty folder. Whatever still runs afterwards is stopped."""
 
-    def run(*args, timeout=60, check=None, **extra_env):
-        done = forked.run([*map(str, args)], env={**env, **extra_env}, cwd=tmp_path, timeout=timeout)
+    def run(*args, check=None, timeout=None, **extra_env):
+        done = run_main([*map(str, args)], {**env, **extra_env}, tmp_path)
         assert "Traceback" not in done.stderr, done.stderr
         if check is not None:
             assert done.returncode == check, (done.returncode, done.stdout, done.stderr)
@@ -67,8 +97,8 @@ def skep(env, tmp_path, forked):
     shutil.rmtree(user_paths(env).runtime, ignore_errors=True)  # left by a skep that a test has killed
 
 
-class GatewayOfFakes(GatewayProcess):
-    """A gateway process in front of fake engines, named r0, r1, ..."""
+class FakesBehindGateway(GatewayProcess):
+    """In front of fake engines, named r0, r1, ..."""
 
     def serve_engines(self, *engines, slots=2, model="fake-model", confirms=True, models=()):
         common = {"model": model, "slots": slots, "confirms": confirms}
@@ -80,9 +110,9 @@ def start_gateway(tmp_path):
     """Start gateways; they end with the test."""
     started = []
 
-    def start(**setup):
-        started.append(GatewayOfFakes(tmp_path / f"gateway-{len(started)}.log", **setup))
-        return started[-1]
+    def make(**setup):
+        made.append(FakesBehindGateway(tmp_path / f"gateway-{len(made)}.log", **setup))
+        return made[-1]
 
     yield start
     for process in started:

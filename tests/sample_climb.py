@@ -1,8 +1,6 @@
-"""A climb that was never made, for pages and pictures to be looked at: the ladder of a published write-up, with the
+"""A tuning that was never made, for pages and pictures to be looked at: the stages of a published write-up, with the
 dead ends that it tells of. Values only; whoever shows it says that it is made up.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 
@@ -10,13 +8,11 @@ from skep.tuner.records import (
     ConfigFailure,
     CurvePoint,
     Knob,
-    KnobChange,
     KnobConfig,
     StageDecision,
     TuneGoal,
     TuneStage,
     Tuning,
-    Value,
 )
 from skep.units import Interval
 
@@ -55,7 +51,7 @@ REFUSED = ConfigFailure(
 )
 
 
-def sample_tuning(**changed: object) -> Tuning:
+def sample_tuning(**changed):
     tuning = Tuning(
         id="20260801-101500-climb1",
         created_at=1_785_580_500.0,
@@ -72,28 +68,28 @@ def sample_tuning(**changed: object) -> Tuning:
         host={"cpu_model": "Test CPU", "cpu_cores": 16, "driver_version": "580.159.03"},
         skep_version="0.1.0",
     )
-    return replace(tuning, **changed)  # type: ignore[arg-type]
+    return replace(tuning, **changed)
 
 
-def sample_stages() -> list[TuneStage]:
+def sample_stages():
     """Nine attempts after the baseline: four accepted, and one of every other decision."""
-    climb = _Climb()
-    climb.stage({}, 25.1, why="where the climb begins", decision=StageDecision.BASELINE)
-    climb.stage({"memory_share": 0.92, "graphs": True}, None, failure=OUT_OF_MEMORY, why="it ran out of memory")
-    climb.stage({"graphs": True}, 1.72, predicted=1.9, why="better with 95 % confidence over 2 starts")
-    climb.stage({"kv_dtype": "tq3"}, None, failure=REFUSED, why="it did not start")
-    climb.stage({"mtp": 3}, 1.18, predicted=1.6, why="better with 95 % confidence over 2 starts")
-    climb.stage({"slots": 4}, 1.004, StageDecision.SAME, predicted=1.0, why="a difference of 2 % would have been seen")
-    climb.stage({"checkpoint": "autoround"}, 1.21, StageDecision.ANSWERS_WORSE, why="31 of 48 right against 44 of 48")
-    climb.stage({"layout": "2 x TP=1"}, 3.36, predicted=2.4, why="better with 95 % confidence over 2 starts")
-    climb.stage({"slots": 1}, 1.1, StageDecision.OVER_LIMIT, why="TTFT 2.6 s is over the limit of 2 s")
-    climb.stage({"mtp": 6}, 0.93, StageDecision.WORSE, predicted=1.05, why="worse with 95 % confidence over 2 starts")
-    climb.stage({"mtp": 5}, 1.11, why="better with 95 % confidence over 3 starts")
-    climb.stage({"memory_share": 0.97}, 1.01, StageDecision.UNDECIDED, why="time ran out after one start")
-    return climb.stages
+    made = _Stages()
+    made.add({}, 25.1, why="where the search begins", decision=StageDecision.BASELINE)
+    made.add({"memory_share": 0.92, "graphs": True}, None, failure=OUT_OF_MEMORY, why="it ran out of memory")
+    made.add({"graphs": True}, 1.72, predicted=1.9, why="better with 95 % confidence over 2 starts")
+    made.add({"kv_dtype": "tq3"}, None, failure=REFUSED, why="it did not start")
+    made.add({"mtp": 3}, 1.18, predicted=1.6, why="better with 95 % confidence over 2 starts")
+    made.add({"slots": 4}, 1.004, StageDecision.SAME, predicted=1.0, why="a difference of 2 % would have been seen")
+    made.add({"checkpoint": "autoround"}, 1.21, StageDecision.ANSWERS_WORSE, why="31 of 48 right against 44 of 48")
+    made.add({"layout": "2 x TP=1"}, 3.36, predicted=2.4, why="better with 95 % confidence over 2 starts")
+    made.add({"slots": 1}, 1.1, StageDecision.OVER_LIMIT, why="TTFT 2.6 s is over the limit of 2 s")
+    made.add({"mtp": 6}, 0.93, StageDecision.WORSE, predicted=1.05, why="worse with 95 % confidence over 2 starts")
+    made.add({"mtp": 5}, 1.11, why="better with 95 % confidence over 3 starts")
+    made.add({"memory_share": 0.97}, 1.01, StageDecision.UNDECIDED, why="time ran out after one start")
+    return made.stages
 
 
-def sample_curve() -> list[CurvePoint]:
+def sample_curve():
     """Baseline and winner at four levels; the winner falls behind C = 4, where it queues."""
     best = sample_stages()[10].config
     told = {BASELINE: (12.9, 19.5, 25.1, 27.0), best: (81.8, 154.0, 190.0, 167.0)}
@@ -104,31 +100,21 @@ def sample_curve() -> list[CurvePoint]:
     ]
 
 
-class _Climb:
+class _Stages:
     """Stages by their ratio over the best of that moment; each accepted one becomes the next best."""
 
-    def __init__(self) -> None:
-        self.stages: list[TuneStage] = []
+    def __init__(self):
+        self.stages = []
         self._best, self._figure = BASELINE, 0.0
 
-    def stage(
-        self,
-        values: dict[str, Value],
-        ratio: float | None,
-        decision: StageDecision = StageDecision.ACCEPTED,
-        *,
-        why: str,
-        predicted: float | None = None,
-        failure: ConfigFailure | None = None,
-    ) -> None:
+    def add(self, values, ratio, decision=StageDecision.ACCEPTED, *, why, predicted=None, failure=None):
         first = decision is StageDecision.BASELINE
         config = self._best.turned(values)
-        changes: tuple[KnobChange, ...] = config.changes_from(self._best)
         figure = None if ratio is None else ratio if first else ratio * self._figure
         self.stages.append(
             TuneStage(
                 number=len(self.stages),
-                changes=changes,
+                changes=config.changes_from(self._best),
                 config=config,
                 decision=StageDecision.FAILED if failure else decision,
                 why=why,
@@ -147,5 +133,5 @@ class _Climb:
             self._best, self._figure = config, figure
 
 
-def _around(value: float | None, share: float) -> Interval | None:
+def _around(value, share):
     return None if value is None else Interval(value * (1 - share), value, value * (1 + share))

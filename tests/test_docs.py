@@ -1,7 +1,13 @@
-"""Documentation is held against the product: commands, settings, errors, JSON keys, files it links to."""
+"""Documentation is held against the product: commands, settings, errors, JSON keys, files it links to, benchmarks."""
 
+import ast
 import dataclasses
+import importlib
 import re
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,12 +24,14 @@ from skep.config.load import (
     ServeTable,
     SettingsFile,
     UpstreamTable,
+    parse_settings,
 )
 from skep.gateway.admission import RejectCode
 from skep.gateway.error_format import ERRORS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 
@@ -70,10 +78,6 @@ def test_every_key_of_the_configuration_file_is_in_its_page(table):
 
 
 def test_the_example_configuration_is_valid():
-    import tomllib
-
-    from skep.config.load import parse_settings
-
     (block,) = re.findall(r"```toml\n(.*?)```", (DOCS / "configuration.md").read_text(), re.DOTALL)
     assert parse_settings(tomllib.loads(block), "docs", {}).gateway.port == 8400
 
@@ -98,3 +102,25 @@ def test_commands_named_in_the_pages_exist(page):
     for line in re.findall(r"`skep ([a-z][a-z -]*)", page.read_text()):
         words = tuple(word for word in line.split() if not word.startswith("-"))
         assert any(words[: len(path)] == path or words == path[: len(words)] for path in known), line
+
+
+def test_the_tables_of_the_accuracy_page_are_those_of_the_points():
+    command = [sys.executable, ROOT / "scripts" / "write_accuracy.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, "run `make docs`" + done.stderr
+
+
+def is_there(module, name):
+    """A name of it, or a module below it that nobody has loaded yet."""
+    return hasattr(module, name) or (hasattr(module, "__path__") and find_spec(f"{module.__name__}.{name}") is not None)
+
+
+@pytest.mark.parametrize("script", BENCHMARKS, ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_is_there(script):
+    """Two of them could not be started for weeks after a function they used had gone."""
+    found = [node for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.ImportFrom)]
+    for node in found:
+        if node.module and node.module.split(".")[0] == "skep":
+            module = importlib.import_module(node.module)
+            missing = [alias.name for alias in node.names if not is_there(module, alias.name)]
+            assert not missing, f"{node.module} has no {', '.join(missing)}"

@@ -1,7 +1,6 @@
 """The examples as people run them, against a real gateway; the last one against a whole `skep up`."""
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -30,11 +29,6 @@ LAST_LINES = {
 }
 
 
-def own_env(folder):
-    kept = {k: v for k, v in os.environ.items() if k not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL")}
-    return kept | {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
-
-
 def child(words, env, cwd):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
     return subprocess.Popen([sys.executable, *map(str, words)], env=env, cwd=cwd, **pipes)
@@ -53,26 +47,14 @@ def example(name, env, folder):
     return child(["-W", "error", EXAMPLES / f"{name}.py"], env, folder)
 
 
-def up(folder, *words):
-    """A hive in this folder, and the environment in which the examples find it."""
-    env = own_env(folder)
-    code, out, err = ended(child(["-m", "skep", "up", *words, "-d", "--json"], env, folder))
-    assert code == 0, err
-    return env | {"SKEP_URL": json.loads(out)["url"]}
-
-
-def down(env, folder):
-    assert ended(child(["-m", "skep", "down", "--wait", "0s"], env, folder))[0] == 0
-
-
-def what_they_say(folder):
+def what_they_say(folder, env):
     """Before a gateway with four slots of a fake engine, and where nobody listens."""
     answers = folder / "answers.jsonl"
     places = {"store": str(folder / "skep.sqlite3"), "files": str(folder / "files")}
     answers.write_text("\n".join(map(json.dumps, ANSWERS)))
     process = subprocess.Popen(
         [sys.executable, "-W", "error", CHILD, *NAMES],
-        env=own_env(folder),
+        env=env,
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -85,10 +67,10 @@ def what_they_say(folder):
         try:
             with (
                 FakeEngine(slots=4, token_ms=1, answers=answers) as engine,
-                GatewayProcess(folder / "log", batches=places) as door,
+                GatewayProcess(folder / "log", batches=places) as gateway,
             ):
-                door.serve([{"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": True}])
-                asked = [(name, door.url) for name in NAMES] + [(name, nobody) for name in SOON_DOWN]
+                gateway.serve([{"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": True}])
+                asked = [(name, gateway.url) for name in NAMES] + [(name, nobody) for name in SOON_DOWN]
                 lines = "".join(f"{json.dumps(one)}\n" for one in asked)
                 answered = process.communicate(lines, timeout=100)[0].splitlines()
         finally:
@@ -102,9 +84,9 @@ def test_each_is_in_the_page_and_short():
     assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60 for name in NAMES)
 
 
-def test_each_gets_its_answers_and_says_in_one_line_that_an_endpoint_is_down(tmp_path):
+def test_each_gets_its_answers_and_says_in_one_line_that_an_endpoint_is_down(tmp_path, env):
     """One test: what they import takes longer than what they do."""
-    said, nobody = what_they_say(tmp_path)
+    said, nobody = what_they_say(tmp_path, env)
     for name in NAMES:
         code, out, err = said[name, True]
         assert (code, "Traceback" in err) == (0, False), err
@@ -114,11 +96,11 @@ def test_each_gets_its_answers_and_says_in_one_line_that_an_endpoint_is_down(tmp
 
 
 @pytest.mark.slow
-def test_the_swarm_gives_an_endpoint_up_after_its_deadline(tmp_path):
+def test_the_swarm_gives_an_endpoint_up_after_its_deadline(tmp_path, env):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        is_one_line(*ended(example("skep_swarm", own_env(tmp_path) | {"SKEP_URL": url}, tmp_path)), url)
+        is_one_line(*ended(example("skep_swarm", env | {"SKEP_URL": url}, tmp_path)), url)
 
 
 def is_one_line(code, out, err, url):
@@ -131,13 +113,11 @@ def is_one_line(code, out, err, url):
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(600)
-def test_a_real_engine_keeps_to_the_form(tmp_path):
+def test_a_real_engine_keeps_to_the_form(tmp_path, env, skep):
     """The fake one says what it was told. The embedded model knows little; its answers are typed all the same."""
     name = "pydantic_ai_fanout"
-    env = up(tmp_path, "--embedded", "--slots", "4", "--context", "512", "--port", "0")
-    try:
-        code, out, err = ended(example(name, env, tmp_path), timeout=500)
-    finally:
-        down(env, tmp_path)
+    up = skep("up", "-d", "--json", "--embedded", "--slots", 4, "--context", 512, "--port", 0, check=0)
+    url = json.loads(up.stdout)["url"]
+    code, out, err = ended(example(name, env | {"SKEP_URL": url}, tmp_path), timeout=500)
     assert code == 0, err
     assert re.fullmatch(LAST_LINES[name], out.splitlines()[-1]), out

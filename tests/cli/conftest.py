@@ -2,22 +2,21 @@
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from skep.paths import user_paths
 
 HIVE = 'start_deadline = "20s"\ndrain = "10s"\n'
-SMI = """#!/bin/sh
+CAPTURED = Path(__file__).parent.parent / "host" / "captured" / "3090x2-nvlink"
+SMI = f"""#!/bin/sh
 case "$1" in
---query-gpu=index,name*) cat <<'END'
-index, name, memory.total [MiB], compute_cap, power.limit [W], driver_version
-0, NVIDIA GeForce RTX 3090, 24576 MiB, 8.6, 350.00 W, 580.159.03
-1, NVIDIA GeForce RTX 3090, 24576 MiB, 8.6, 350.00 W, 580.159.03
-END
-;;
 --query-gpu=index,memory*) printf '0, 24576, 300\\n1, 24576, 300\\n' ;;
-*) echo "CUDA Version: 13.0" ;;
+--query-gpu=*) cat "{CAPTURED}/query.csv" ;;
+topo) cat "{CAPTURED}/topo.txt" ;;
+*) cat "{CAPTURED}/header.txt" ;;
 esac
 """
 
@@ -38,7 +37,7 @@ def programs(paths, tmp_path, monkeypatch):
     """The folder with all programs that are found: none but the shell's."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/bin")
+    monkeypatch.setenv("PATH", f"{folder}:{Path(shutil.which('sh')).parent}")
     return folder
 
 

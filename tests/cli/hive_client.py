@@ -1,9 +1,16 @@
-"""Talking to a hive as its users do: over HTTP and by the command line."""
+"""Asking a hive as its users do, over HTTP and by the command line; servers and hives with nothing behind them."""
 
+import asyncio
+import contextlib
+import http.server
 import json
 import socket
+import threading
 import time
 import urllib.request
+
+from skep.paths import make_runtime
+from skep.supervisor.control_commands import control_socket
 
 
 def rows_of(skep):
@@ -42,3 +49,70 @@ def rest_of(sock, received):
     while b"0\r\n\r\n" not in received and (data := sock.recv(65536)):
         received += data
     return received
+
+
+@contextlib.contextmanager
+def answering(status, body=b"", kind="text/html"):
+    """A server that says the same to everybody; gives its URL and the keys that it was shown."""
+    shown = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            shown.append(self.headers.get("authorization"))
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", shown
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class FakeHive:
+    """A control socket and nothing behind it: `answer` is called with each message; `down` ends it."""
+
+    def __init__(self, paths, answer, last_words=dict):
+        make_runtime(paths.runtime)
+        self._loop, self._done, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+
+        async def answered(message):
+            if message["op"] == "down":
+                self._loop.call_later(0.05, self._done.set)
+            return answer(message)
+
+        async def serve():
+            async with control_socket(paths.socket, answered, last_words):
+                ready.set()
+                await self._done.wait()
+
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(serve()))
+        self._thread.start()
+        assert ready.wait(10)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._done.set)
+            self._thread.join()
+            self._loop.close()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

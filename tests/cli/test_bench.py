@@ -1,21 +1,19 @@
 """`skep bench` as a user runs it: every command once, its likely misuse, Ctrl-C, and what others read of it."""
 
-import fcntl
+import contextlib
 import os
-import pty
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import tomllib
 from pathlib import Path
 
 import pytest
-from hive_client import eventually
+from hive_client import eventually, free_port
 from in_process import call, refused
+from terminal import Terminal
 
 from skep.bench.matrix import parse_matrix
 from skep.cli.compare import plan_of
@@ -94,13 +92,10 @@ def test_two_servers_are_compared_and_the_slower_one_ends_with_4():
     assert done.out.rstrip().splitlines()[-1].startswith("REGRESSION: B is worse than A")
 
 
-SHAPES = [
-    "burst",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("conversation", "shared-prefix", "prefill")),
-]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    ["burst", *(pytest.param(name, marks=pytest.mark.slow) for name in ("conversation", "shared-prefix", "prefill"))],
+)
 def test_every_shape_is_measured_at_every_level(engine, shape):
     how = ("--shape", shape, "--turns", "2", "--think", "10ms", "--prompt-tokens", "200", "--seed", "3")
     done = bench("sweep", engine, "-c", "1,2", *how, *TWICE, "--json")
@@ -258,7 +253,8 @@ def test_failed_requests_make_the_exit_code_1():
 
 def test_a_killed_run_keeps_its_rows_and_is_shown_as_incomplete(engine, paths, tmp_path):
     process = begin("sweep", "--url", engine.url, "-c", "2", "--tasks", "5000", "--warm-up", "quick")
-    eventually(lambda: paths.store.exists() and any(run.requests > 20 for run in stored_runs(paths)))
+    engine.wait_for(requests=40, timeout_s=60)  # the store has been made long since
+    eventually(lambda: stored_runs(paths)[0].requests > 20)
     process.kill()
     process.communicate(timeout=60)
     engine.wait_for(running=0, timeout_s=60)
@@ -331,15 +327,10 @@ def test_a_server_that_dies_is_told_by_kind(engine):
 
 def test_a_terminal_of_80_columns_sees_levels_and_the_moment(engine):
     """The view redraws itself: no line is wider than the terminal, and the table stands alone at the end."""
-    child, terminal = pty.fork()
-    if child == 0:
-        words = [sys.executable, "-m", "skep", "bench", "sweep", "--url", engine.url, "-c", "1,2"]
-        kept = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
-        os.execve(sys.executable, [*words, "--runs", "2", "--max-tokens", "30"], {**kept, "TERM": "xterm"})
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    seen = read_all(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    drawn, _, ending = seen.rpartition("\x1b[2K")
+    words = ("--url", engine.url, "-c", "1,2", "--runs", "2", "--max-tokens", "30")
+    with contextlib.closing(Terminal(os.environ, "bench", "sweep", *words, columns=80, lines=24)) as terminal:
+        assert terminal.ended() == 0
+    drawn, _, ending = terminal.raw.rpartition("\x1b[2K")
     frames = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame) for frame in re.split(r"\x1b\[2K", drawn)]
     assert any("C=2 run 1" in frame and "in flight" in frame for frame in frames)
     assert all(len(line) <= 80 for frame in frames[1:] for line in frame.splitlines())
@@ -373,23 +364,6 @@ def assert_interrupted(process, number):
 def stored_runs(paths):
     with open_store(paths.store, read_only=True) as store:
         return store.runs(9)
-
-
-def read_all(descriptor):
-    parts = []
-    try:
-        while part := os.read(descriptor, 65536):
-            parts.append(part)
-    except OSError:  # the other side of a terminal has ended
-        pass
-    os.close(descriptor)
-    return b"".join(parts).decode()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def is_open(port):

@@ -1,152 +1,126 @@
-"""`skep calibrate` as a user runs it: on a fake engine with known times, its likely misuse, Ctrl-C, what is kept."""
+"""`skep calibrate` as a user runs it: an engine with known times, likely misuse, Ctrl-C; what a plan gets of it."""
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from in_process import call, refused
 
-from skep.bench.calibration import CalibrationPlan, check, measure
-from skep.bench.endpoint import find_endpoint
+from skep.bench.calibration import CalibrationPlan, check
+from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import levels_of
 from skep.bench.records import SweepSummary
-from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import device
+from skep.catalog.machine import Gpu
 from skep.catalog.models import geometry
 from skep.cli.calibrate_run import CalibrateOptions, describe
-from skep.deploy.stored_calibration import find_calibration, fitted_now, measured_of
+from skep.deploy.stored_calibration import (
+    calibrated_basis,
+    calibrated_rig,
+    calibration_for,
+    find_calibration,
+    fitted_now,
+    host_key,
+    measured_of,
+    rig_of,
+    setup_of,
+)
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.planner.calibration import fit, speed_model_maker
-from skep.planner.constants import Constants
+from skep.planner.calibration import CalibrationData, Fitted, MeasuredLevel
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.setup import Rig, Setup
+from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
 from skep.planner.step import UNTUNED
 from skep.store.database import open_store
 from skep.store.records import Request
 from skep.testing.process import FakeEngine
+from skep.units import Interval
+from skep.wire.heads import parse_url
 
 WHAT = ("--geometry", "qwen3-8b", "--engine", "vllm", "--gpu", "rtx-3090", "--quant", "awq")
 
 
-def store_of(tmp_path):
-    return open_store(tmp_path / "data" / "skep" / "skep.sqlite3")
+@pytest.fixture
+def store(paths):
+    with open_store(paths.store) as opened:
+        yield opened
 
 
 @pytest.mark.slow
-def test_a_fake_engine_of_known_times_gives_known_factors(tmp_path):
+def test_a_calibration_is_told_kept_found_and_forgotten(store):
     """10 ms a token alone, 16 with four; a millisecond a prompt token: long beside what a busy machine adds."""
-    plan = CalibrationPlan(4, budget_s=40.0, prompt_tokens=96, answer_tokens=16, most_runs=4)
-    setup = Setup(geometry("qwen3-8b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=4)
-
-    async def take(url, store):
-        endpoint = await find_endpoint(url, None)
-
-        async def maker_for(workload, _endpoint):
-            return TaskMaker(workload)
-
-        return await measure(plan, endpoint, store, read_host(NvidiaReport()), maker_for)
-
-    with FakeEngine(slots=4, token_ms_curve="1:10,4:16", prefill_tok_s=1000) as engine, store_of(tmp_path) as store:
-        taken = asyncio.run(take(engine.url, store))
-        runs = store.runs()
-    measured = taken.measured
-    foresee = speed_model_maker(setup, Rig((device("rtx-3090"),)), Constants(), measured)
-    found = fit(foresee, measured)
-    plain = foresee(UNTUNED)
-    alone, prompts = (plain.outcome(one.load()) for one in (measured.alone, measured.prompts))
-    assert measured.alone.tpot_s.estimate == pytest.approx(0.010, rel=0.3)
-    assert measured.crowd.tpot_s.estimate == pytest.approx(0.016, rel=0.3)
-    assert found.decode.estimate == pytest.approx(0.010 / alone.tpot_s, rel=0.3)
-    wanted = measured.prompts.input_tokens / 1000
-    assert found.prompt.estimate == pytest.approx(min(10.0, wanted / prompts.ttft_s), rel=0.35)
-    assert found.batch.estimate > 3  # the planner expects next to nothing of three more
-    assert {run.id for run in runs} == set(taken.run_ids)
-    assert {run.kind for run in runs} == {"calibrate"}
-
-
-@pytest.mark.slow
-def test_a_calibration_is_told_kept_found_and_forgotten(skep, tmp_path):
-    with FakeEngine(slots=4, token_ms=1, prefill_tok_s=4000) as engine:
-        run = ("calibrate", "--url", engine.url, *WHAT, "--levels", "1,2", "--check", "3", "--prompt-tokens", 64)
-        done = skep(*run, "--budget", "4s", "--json", check=0)
-    document = json.loads(done.stdout)
+    with FakeEngine(slots=4, token_ms_curve="1:10,4:16", prefill_tok_s=1000) as engine:
+        run = ("calibrate", "--url", engine.url, *WHAT, "--levels", "1,4", "--check", "3", "--prompt-tokens", 96)
+        document = call(*run, "--budget", "40s", "--json", check=0).json
     assert document["words"].startswith("steps take ")
     assert [(level["concurrency"], level["fitted"]) for level in document["levels"]] == [
-        (1, True), (2, True), (3, False)
+        (1, True), (3, False), (4, True)
     ]  # fmt: skip
     assert document["levels"][0]["predicted_after"] == pytest.approx(document["levels"][0]["task_tok_s"], rel=0.01)
     assert 0.1 <= document["tuning"]["decode"] <= 10
-    kept = json.loads(skep("calibrations", "list", "--json", check=0).stdout)
+    assert document["tuning"]["batch"] > 3  # the planner expects next to nothing of three more
+    kept = call("calibrations", "list", "--json", check=0).json
     assert [row["id"] for row in kept] == [document["id"]]
-    assert "qwen3-8b awq, TP=1 on rtx-3090, vllm: steps take" in skep("calibrations", "show", check=0).stdout
-    assert document["id"] in skep("calibrations", "list", check=0).stdout
+    assert "qwen3-8b awq, TP=1 on rtx-3090, vllm: steps take" in call("calibrations", "show", check=0).out
+    assert document["id"] in call("calibrations", "list", check=0).out
 
-    with store_of(tmp_path) as store:
-        (row,) = store.calibrations()
-        assert fitted_now(row).tuning.decode == pytest.approx(document["tuning"]["decode"])
-        assert len(measured_of(row.document).held_back) == 1
-        assert {run.id for run in store.runs()} == set(document["runs"])
-        found = find_calibration(store, read_host(), "qwen3-8b", "vllm", "awq")
-        assert found.match == "exact"
-        assert found.tuning.decode == pytest.approx(document["tuning"]["decode"])
+    (row,) = store.calibrations()
+    assert fitted_now(row).tuning.decode == pytest.approx(document["tuning"]["decode"])
+    measured = measured_of(row.document)
+    assert len(measured.held_back) == 1
+    assert measured.alone.tpot_s.estimate == pytest.approx(0.010, rel=0.3)
+    assert measured.crowd.tpot_s.estimate == pytest.approx(0.016, rel=0.3)
+    assert measured.prompts.ttft_s.estimate == pytest.approx(measured.prompts.input_tokens / 1000, rel=0.35)
+    assert {(run.id, run.kind) for run in store.runs()} == {(run, "calibrate") for run in document["runs"]}
+    found = find_calibration(store, read_host(), "qwen3-8b", "vllm", "awq")
+    assert found.match == "exact"
+    assert found.tuning.decode == pytest.approx(document["tuning"]["decode"])
 
-    assert document["id"] in skep("calibrations", "forget", document["id"][:12], check=0).stderr
-    gone = skep("calibrations", "show", check=2)
-    assert "nothing was calibrated yet" in gone.stderr
+    assert document["id"] in call("calibrations", "forget", document["id"][:12], check=0).err
+    assert "nothing was calibrated yet" in refused("calibrations", "show")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with FakeEngine(slots=2, token_ms=1, ctx=300) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
-    ("extra", "said"),
+    ("extra", "code", "said"),
     [
-        (("--levels", "1,8"), "C=8 is beyond the 2 slots"),
-        (("--levels", "2,4"), "--levels `2,4` is not 1 and one more"),
-        (("--model", "fake-modle"), "did you mean `fake-model`?"),
-        (("--budget", "1ms"), "the budget ended before C="),
+        (("--levels", "1,8"), 2, "C=8 is beyond the 2 slots"),
+        (("--levels", "2,4"), 2, "--levels `2,4` is not 1 and one more"),
+        (("--model", "fake-modle"), 2, "did you mean `fake-model`?"),
+        (("--budget", "1ms"), 2, "the budget ended before C="),
+        (("--levels", "1", "--budget", "40s", "--prompt-tokens", 600), 1, "--prompt-tokens"),
     ],
 )
-def test_what_cannot_be_calibrated_is_said_in_one_line_and_nothing_is_kept(skep, tmp_path, extra, said):
-    with FakeEngine(slots=2, token_ms=1) as engine:
-        done = skep("calibrate", "--url", engine.url, *WHAT, *extra)
-    assert done.returncode in (1, 2)
-    assert said in done.stderr
-    if (tmp_path / "data" / "skep").exists():
-        with store_of(tmp_path) as store:
-            assert store.calibrations() == []
-            assert store.runs() == []
+def test_what_cannot_be_calibrated_is_said_in_one_line_and_nothing_is_kept(engine, store, extra, code, said):
+    assert said in refused("calibrate", "--url", engine.url, *WHAT, *extra, code=code)
+    assert (store.calibrations(), store.runs()) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [((), "skep is not running"), (("--url", "http://127.0.0.1:9"), "is something serving at http://127.0.0.1:9?")],
-)
-def test_without_an_endpoint_the_way_to_one_is_told(skep, args, said):
-    assert said in skep("calibrate", *args, check=1).stderr
+def test_without_an_endpoint_the_way_to_one_is_told(paths):
+    assert "skep is not running" in refused("calibrate", code=1)
+    nobody = "http://127.0.0.1:9"
+    assert f"is something serving at {nobody}?" in refused("calibrate", "--url", nobody, code=1)
 
 
-def test_failing_requests_end_it_and_nothing_is_kept(skep, tmp_path):
-    with FakeEngine(slots=2, token_ms=1, ctx=300) as engine:
-        done = skep("calibrate", "--url", engine.url, *WHAT, "--levels", "1", "--budget", "40s", "--prompt-tokens", 600)
-    assert done.returncode == 1
-    assert "--prompt-tokens" in done.stderr
-    with store_of(tmp_path) as store:
-        assert (store.calibrations(), store.runs()) == ([], [])
-
-
-def test_ctrl_c_leaves_nothing_behind(env, tmp_path):
+def test_ctrl_c_leaves_nothing_behind(store):
     with FakeEngine(slots=2, token_ms=20) as engine:
         argv = [sys.executable, "-m", "skep", "calibrate", "--url", engine.url, *WHAT]
-        child = subprocess.Popen(argv, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        child = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
         engine.wait_for(running=2, timeout_s=60)  # past the warm-up's first request
         child.send_signal(signal.SIGINT)
         _, told = child.communicate(timeout=20)
     assert child.returncode == 130
     assert "nothing was stored" in told
-    with store_of(tmp_path) as store:
-        assert (store.calibrations(), store.runs()) == ([], [])
+    assert (store.calibrations(), store.runs()) == ([], [])
 
 
 def rows(concurrency, runs=2, **changes):
@@ -185,9 +159,6 @@ def test_a_slow_engine_gets_shorter_answers():
 
 
 def endpoint_told(**engine):
-    from skep.bench.endpoint import Endpoint
-    from skep.wire.heads import parse_url
-
     origin, _ = parse_url(engine.pop("url", "http://127.0.0.1:8000"))
     return Endpoint(origin, "/v1", engine.pop("model", "qwen3-8b"), engine=engine)
 
@@ -204,8 +175,8 @@ def test_a_simulated_hive_tells_what_it_simulates():
 
 def test_flags_and_the_endpoints_words_make_a_setup():
     host = read_host(NvidiaReport())
-    wishes = CalibrateOptions(gpu="2x rtx-3090", quant="awq")
-    found = describe(wishes, endpoint_told(engine="vllm", slots=16), host)
+    options = CalibrateOptions(gpu="2x rtx-3090", quant="awq")
+    found = describe(options, endpoint_told(engine="vllm", slots=16), host)
     assert (str(found.setup.layout), found.setup.engine, found.capacity) == ("TP=2", "vllm", 16)
     split = describe(CalibrateOptions(gpu="2x rtx-3090", quant="q4_k_m"), endpoint_told(engine="llamacpp"), host)
     assert (split.setup.layout.pp, split.capacity, split.setup.slots) == (2, None, None)
@@ -216,7 +187,7 @@ def test_flags_and_the_endpoints_words_make_a_setup():
 
 
 @pytest.mark.parametrize(
-    ("wishes", "told", "said"),
+    ("options", "told", "said"),
     [
         (
             CalibrateOptions(gpu="rtx-3090"),
@@ -241,9 +212,9 @@ def test_flags_and_the_endpoints_words_make_a_setup():
         ),
     ],
 )
-def test_what_would_be_a_guess_or_makes_no_sense_is_asked_for(wishes, told, said):
+def test_what_would_be_a_guess_or_makes_no_sense_is_asked_for(options, told, said):
     with pytest.raises(UserError, match=said):
-        describe(wishes, endpoint_told(**told), read_host(NvidiaReport()))
+        describe(options, endpoint_told(**told), read_host(NvidiaReport()))
 
 
 @pytest.mark.slow
@@ -253,8 +224,117 @@ def test_the_embedded_engine_is_calibrated_on_the_cpu(skep):
     """How near it comes depends on what else the machine does; that all of it works does not."""
     skep("up", "--embedded", "--slots", 2, "--threads", 1, "--port", 0, "-d", check=0)
     run = ("calibrate", "--levels", "1,2", "--prompt-tokens", 128, "--budget", "150s", "--json")
-    document = json.loads(skep(*run, timeout=240, check=0).stdout)
+    document = json.loads(skep(*run, check=0).stdout)
     assert (document["model"], document["engine"]) == ("smollm2-135m", "llamacpp")
     assert "CPU" in document["rig"]
     assert document["tuning"]["batch"] is not None
     assert not document["simulated"]
+
+
+HOST = replace(read_host(NvidiaReport()), gpus=(Gpu(0, "NVIDIA GeForce RTX 3090", 24 << 30),))
+NVLINK = CardLink("nvlink", 56.0)
+RIG = Rig((device("rtx-3090"),) * 2, None, ((0, 1, NVLINK),), "2x rtx-3090")
+
+
+def exactly(value):
+    return Interval(value, value, value)
+
+
+def seen(concurrency, tpot_s, inputs=60.0):
+    return MeasuredLevel(concurrency, inputs, 192.0, exactly(tpot_s), exactly(0.2), exactly(concurrency / tpot_s), 4)
+
+
+MEASURED = CalibrationData(seen(1, 0.010), seen(8, 0.014), seen(1, 0.010, 1024.0), (seen(4, 0.012),))
+
+
+def keep(store, name, *, model="qwen3-8b", quant="awq", engine="vllm", decode=1.2, at=1000.0, **changes):
+    setup = Setup(geometry(model), QUANTS[quant], KV_TYPES["bf16"], engine, Layout(tp=2), slots=8,
+                  spec=Speculation("mtp", 3))  # fmt: skip
+    fitted = Fitted(exactly(decode), exactly(0.8), exactly(1.5))
+    told = {"where": host_key(HOST), "simulated": False, "more": {"runs": ["r1"]}} | changes
+    row = calibration_for(setup, RIG, MEASURED, fitted, HOST, name=name, at=at, **told)
+    store.append_calibration(row)
+    return row
+
+
+def test_a_calibration_survives_the_store_whole(store):
+    keep(store, "c-1")
+    (row,) = store.calibrations()
+    assert measured_of(row.document) == MEASURED
+    assert rig_of(row.document) == RIG
+    setup = setup_of(row.document)
+    assert (setup.model, setup.quant, setup.layout) == (geometry("qwen3-8b"), QUANTS["awq"], Layout(tp=2))
+    assert setup.spec == Speculation("mtp", 3)
+    assert fitted_now(row).tuning.decode == 1.2
+
+
+def test_the_nearest_wins_then_the_newest(store):
+    def match(model="qwen3-8b", engine="vllm", quant="awq"):
+        found = find_calibration(store, HOST, model, engine, quant, now=2000.0)
+        return found and (found.match, found.calibration.id)
+
+    assert match() is None
+    keep(store, "of-14b", model="qwen3-14b", at=900.0)
+    assert match() == ("other model", "of-14b")
+    keep(store, "in-fp8", quant="fp8", at=800.0)
+    assert match() == ("other quant", "in-fp8")
+    keep(store, "first", at=700.0)
+    keep(store, "second", at=750.0)
+    assert match() == ("exact", "second")
+    assert match(quant=None) == ("exact", "in-fp8")
+    assert match(engine="llamacpp") is None
+    store.delete_calibrations(["second"])
+    assert match() == ("exact", "first")
+
+
+def test_another_machine_and_a_simulated_one_count_for_nothing(store):
+    keep(store, "simulated", simulated=True)
+    keep(store, "elsewhere", where="http://10.0.0.7:8000")
+    assert find_calibration(store, HOST, "qwen3-8b", "vllm", "awq") is None
+    assert find_calibration(store, "http://10.0.0.7:8000", "qwen3-8b", "vllm", "awq").calibration.id == "elsewhere"
+
+
+def test_a_plan_is_told_what_it_uses_and_how_old_that_is(store):
+    keep(store, "c-1", at=1000.0)
+    exact = find_calibration(store, HOST, "qwen3-8b", "vllm", "awq", now=1000.0 + 3 * 86400)
+    assert exact.age_s == 3 * 86400
+    assert exact.same_model
+    assert exact.rig == RIG
+    assert exact.sentence == (
+        "calibrated on this machine 3 d 00 h ago (vllm, TP=2 on 2x rtx-3090): steps take 1.20x (± 0 %) as long as "
+        "predicted, further sequences add 0.80x (± 0 %), prompts take 1.50x (± 0 %)"
+    )
+    other = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
+    assert "with qwen3-8b, not the model planned" in other.sentence
+    assert not other.same_model
+
+
+def test_plans_are_computed_with_the_calibration_of_their_engine(store):
+    keep(store, "c-1")
+    basis_of = calibrated_basis(store.path, HOST, "qwen3-8b", "awq")
+    assert (basis_of("vllm").tuning.decode, basis_of("vllm").calibrated) == (1.2, True)
+    assert "calibrated on this machine" in basis_of("vllm").note
+    assert (basis_of("sglang").tuning, basis_of("sglang").calibrated, basis_of("sglang").note) == (UNTUNED, False, "")
+    other = calibrated_basis(store.path, HOST, "qwen3-14b")("vllm")
+    assert (other.tuning.decode, other.calibrated) == (1.2, False)
+    assert calibrated_rig(store.path, HOST) == RIG
+    nowhere = store.path.with_name("none.sqlite3")
+    assert calibrated_basis(nowhere, HOST, "qwen3-8b")("vllm").tuning == UNTUNED
+    assert calibrated_rig(nowhere, HOST) is None
+
+
+def test_an_update_of_driver_or_kernel_is_the_same_machine_and_another_card_is_not():
+    updated = replace(HOST, os="Linux 99", python="3.99", driver_version="999", memory_available_bytes=5)
+    assert host_key(updated) == host_key(HOST)
+    assert host_key(replace(HOST, gpus=())) != host_key(HOST)
+    assert host_key(replace(HOST, cpu_cores=HOST.cpu_cores + 1)) != host_key(HOST)
+
+
+def test_factors_are_fitted_anew_where_the_planner_has_changed(store):
+    """They correct predictions: of a planner that predicts something else, other factors are wanted."""
+    row = keep(store, "c-1", decode=7.0)
+    stale = replace(row, document={**row.document, "basis": "of another version"})
+    assert fitted_now(row).tuning.decode == 7.0
+    assert fitted_now(stale).tuning.decode != 7.0
+    broken = replace(stale, document={**stale.document, "setup": {"engine": "vllm"}})
+    assert fitted_now(broken).tuning.decode == 7.0

@@ -1,35 +1,41 @@
-"""`skep catalog` as a user runs it."""
+"""`skep catalog` and `skep validate` as a user runs them."""
 
+import csv
 import json
+from pathlib import Path
 
 import pytest
+from in_process import call, refused
+
+DATA = Path(__file__).parent.parent / "data"
+pytestmark = pytest.mark.usefixtures("paths")
 
 
 @pytest.mark.parametrize(("what", "name"), [("gpus", "rtx-3090"), ("models", "qwen3.6-27b")])
-def test_the_list_is_a_table_with_every_name(skep, what, name):
-    done = skep("catalog", what, check=0)
-    lines = done.stdout.splitlines()
+def test_the_list_is_a_table_with_every_name(what, name):
+    done = call("catalog", what, check=0)
+    lines = done.out.splitlines()
     assert lines[0].startswith(what[:-1].upper())
     assert any(line.startswith(f"{name} ") for line in lines)
     assert len(lines) > 90
-    assert done.stderr == ""
+    assert done.err == ""
 
 
-def test_a_card_shows_every_value_with_its_source(skep):
-    done = skep("catalog", "gpus", "NVIDIA GeForce RTX 3090", check=0)
-    (bandwidth,) = (line.split() for line in done.stdout.splitlines() if line.startswith("bandwidth_gbs"))
+def test_a_card_shows_every_value_with_its_source():
+    done = call("catalog", "gpus", "NVIDIA GeForce RTX 3090", check=0)
+    (bandwidth,) = (line.split() for line in done.out.splitlines() if line.startswith("bandwidth_gbs"))
     assert bandwidth[1:3] == ["936", "A"]
     assert len(bandwidth) > 3
-    document = json.loads(skep("catalog", "gpus", "rtx-3090", "--json", check=0).stdout)
+    document = call("catalog", "gpus", "rtx-3090", "--json", check=0).json
     assert (document["id"], document["memory_gib"], document["formats"]) == ("rtx-3090", 24, ["fp16", "bf16", "int8"])
     assert document["origins"]["nvlink_gbs"]["confidence"] == "A"
 
 
-def test_a_model_shows_its_parts_and_what_it_keeps(skep):
-    done = skep("catalog", "models", "qwen3.6 27b", check=0)
+def test_a_model_shows_its_parts_and_what_it_keeps():
+    done = call("catalog", "models", "qwen3.6 27b", check=0)
     for words in ("linear_layers", "65,536 B", "146.8 MiB", "AWQ 4-bit", "vision"):
-        assert words in done.stdout, words
-    document = json.loads(skep("catalog", "models", "qwen3.6-27b", "--json", check=0).stdout)
+        assert words in done.out, words
+    document = call("catalog", "models", "qwen3.6-27b", "--json", check=0).json
     assert (document["kv_bytes_per_token"], document["state_bytes"]) == (65536, 153944064)
     assert 15e9 < document["weights_bytes"]["awq"] < 22e9
     assert sum(
@@ -37,30 +43,85 @@ def test_a_model_shows_its_parts_and_what_it_keeps(skep):
     ) == pytest.approx(document["params_total"], rel=0.01)
 
 
-def test_all_of_them_are_one_document(skep):
-    cards = json.loads(skep("catalog", "gpus", "--json", check=0).stdout)
-    models = json.loads(skep("catalog", "models", "--json", check=0).stdout)
+def test_all_of_them_are_one_document():
+    cards = call("catalog", "gpus", "--json", check=0).json
+    models = call("catalog", "models", "--json", check=0).json
     assert len(cards) > 100
     assert len(models) > 90
     assert all({"id", "title", "origins"} <= set(entry) for entry in (*cards, *models))
 
 
-def test_a_configuration_serves_where_a_model_is_not_listed(skep, tmp_path):
+def test_a_configuration_serves_where_a_model_is_not_listed(tmp_path):
     config = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
               "intermediate_size": 14336, "vocab_size": 128256}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "131,072 B" in skep("catalog", "models", "./config.json", check=0).stdout
+    assert "131,072 B" in call("catalog", "models", "./config.json", check=0).out
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 0}))
-    done = skep("catalog", "models", tmp_path, check=2)
-    assert "`num_hidden_layers` is 0" in done.stderr
-    assert skep("catalog", "models", "missing.gguf").returncode == 1
+    assert "`num_hidden_layers` is 0" in refused("catalog", "models", tmp_path)
+    refused("catalog", "models", "missing.gguf", code=1)
 
 
 @pytest.mark.parametrize(
     ("what", "typed", "near"), [("gpus", "rtx 3095", "rtx-3090"), ("models", "qwen3.6-28b", "qwen3.6-27b")]
 )
-def test_an_unknown_name_is_one_line_and_the_nearest_names(skep, what, typed, near):
-    done = skep("catalog", what, typed, check=2)
-    assert done.stdout == ""
-    error, hint = done.stderr.splitlines()
-    assert (typed in error, f"`{near}`" in hint) == (True, True)
+def test_an_unknown_name_is_one_line_and_the_nearest_names(what, typed, near):
+    message, _, hint = refused("catalog", what, typed).partition(" | ")
+    assert (typed in message, f"`{near}`" in hint) == (True, True)
+
+
+@pytest.fixture
+def few(tmp_path):
+    """Every 20th row of the published points."""
+    with (DATA / "published_points.csv").open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)[::20]
+        path = tmp_path / "few.csv"
+        with path.open("w", newline="", encoding="utf-8") as out:
+            writer = csv.DictWriter(out, reader.fieldnames)
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def test_the_document_has_every_row_either_predicted_or_named(few):
+    told = call("validate", few, "--json", check=0).json
+    assert told["rows"] == told["predicted"] + len(told["unpredicted"]) == 46
+    assert told["predicted"] == len(told["points"])
+    assert 0 < told["median_ape"] < told["p90_ape"]
+    assert set(told["groups"]) == {"C=1", "C>1"}
+    assert sum(source["rows"] for source in told["sources"].values()) == told["predicted"]
+    assert len(told["baselines"]) == 2
+    for point in told["points"]:
+        assert point["low"] < point["predicted"] < point["high"]
+        assert point["published"] > 0
+    assert all(set(entry) == {"row", "why"} for entry in told["unpredicted"])
+
+
+def test_the_table_says_how_far_off_and_what_was_left_out(few):
+    done = call("validate", few, check=0)
+    assert "never fitted on their own source" in done.err
+    assert "not predicted, bits" in done.err
+    assert done.out.splitlines()[1].startswith("all ")
+    assert "roofline" in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no column"),
+        ("a,b\n1,2\n", "no column concurrency, gpu, model"),
+        ("gpu,model\nx,y\n", "no column concurrency"),
+    ],
+)
+def test_a_file_that_is_no_such_table_is_one_line(tmp_path, text, words):
+    path = tmp_path / "points.csv"
+    path.write_text(text)
+    assert words in refused("validate", path)
+    assert "cannot be read" in refused("validate", tmp_path / "none.csv")
+
+
+def test_a_table_without_rows_is_an_empty_report(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text("gpu,model,concurrency\n")
+    told = call("validate", path, "--json", check=0).json
+    assert (told["rows"], told["predicted"], told["median_ape"]) == (0, 0, None)

@@ -1,18 +1,17 @@
 """`skep monitor` as its users type it: what is added, what is refused, what is shown."""
 
 import contextlib
-import http.server
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+from hive_client import answering
 from in_process import call, refused
 
 from skep.cli.monitor_run import when_ready
@@ -68,31 +67,6 @@ def probed(series, name, at, speed=80.0, outcome=ProbeOutcome.DONE, **fields):
     probe = Probe(name, 0, int(at // HOUR_S), at, at + 5, outcome, started_at=at, **{"model": "m", **fields})
     samples = [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=speed, ttft_ms=20.0)] if speed else []
     series.append_probe(probe, samples)
-
-
-@contextlib.contextmanager
-def answering(status, body, kind="text/html"):
-    """A server that says the same to everybody."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status)
-            self.send_header("content-type", kind)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_words):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
@@ -182,13 +156,13 @@ def test_a_url_at_which_nobody_answers_is_refused():
 
 
 def test_a_page_instead_of_json_is_refused():
-    with answering(200, b"<!doctype html><title>Log in</title>") as url:
+    with answering(200, b"<!doctype html><title>Log in</title>") as (url, _):
         assert "not a model list" in refusal("add", "box", "--url", url, code=1)
 
 
 def test_an_expired_key_is_refused_and_its_value_is_nowhere(monkeypatch, paths):
     monkeypatch.setenv("CLOUD_KEY", "sk-very-secret")
-    with answering(401, b'{"error": {"message": "expired"}}', "application/json") as url:
+    with answering(401, b'{"error": {"message": "expired"}}', "application/json") as (url, _):
         add = ("add", "cloud", "--url", url, "--key-env", "CLOUD_KEY")
         assert "refuses the API key (HTTP 401)" in refusal(*add, code=1)
         monitor(*add, "--no-check", check=0)

@@ -8,45 +8,34 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import typer
-from talk import ask, eventually, rest_of, rows_of, streaming
-from typer.testing import CliRunner
+from hive_client import ask, eventually, rest_of, rows_of, streaming
+from in_process import call, refused
 
-from skep.cli import control as loading
-from skep.errors import SkepError
 from skep.paths import user_paths
 from skep.supervisor.control import ask as control
+from skep.supervisor.eviction import Eviction, LoadModel, MemoryBudget, ModelSpec, ModelUsage, UnloadModel
 
-SETTINGS = """
-start_deadline = "20s"
-drain = "10s"
-max_loaded = 1
-[gateway]
-port = 0
-"""
-SERVE = """
-[[serve]]
-model = "{model}"
-engine = "fake"
-slots = 2
-{more}
-"""
+HEAD = 'start_deadline = "20s"\ndrain = "10s"\nmax_loaded = 1\n'
+ON_DEMAND = {"on_demand": True}
+
+
+def on_demand(*extra):
+    return {**ON_DEMAND, "extra": [*extra]}
 
 
 @pytest.fixture
-def hive(skep, env, tmp_path):
-    """Serves models, each with lines of its own, and returns the URL. `hive.tell` asks over the control socket."""
+def hive(up, configure, env):
+    """Serves models, each with values of its own, and returns the URL. `hive.tell` asks over the control socket."""
 
     class Running:
         url = None
 
         def write(self, **models):
-            tables = [SERVE.format(model=model, more=more) for model, more in models.items()]
-            (tmp_path / "skep.toml").write_text(SETTINGS + "".join(tables))
+            configure(*({"model": model, **more} for model, more in models.items()), head=HEAD)
 
         def start(self, **models):
             self.write(**models)
-            ready = json.loads(skep("up", "-d", "--json", check=0).stdout)
+            ready = up()
             self.url = ready["url"]
             return ready
 
@@ -59,22 +48,8 @@ def hive(skep, env, tmp_path):
     return Running()
 
 
-@pytest.fixture
-def commands(env, monkeypatch):
-    """`skep load` and its like, in this process."""
-    app = typer.Typer()
-    loading.register_model_commands(app)
-    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, env[name])
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    return lambda *args: CliRunner().invoke(app, list(args))
-
-
-ON_DEMAND = "on_demand = true\n"
-
-
 def test_the_first_request_loads_a_model_and_another_ones_takes_its_place(skep, hive):
-    slow = ON_DEMAND + 'extra = ["--load-s=0.6"]\n'
+    slow = on_demand("--load-s=0.6")
     ready = hive.start(a=ON_DEMAND, b=slow)
     assert ready["models"] == ["a", "b"]
     assert {row["name"]: row["state"] for row in ready["replicas"]} == {"a-0": "unloaded", "b-0": "unloaded"}
@@ -91,7 +66,7 @@ def test_the_first_request_loads_a_model_and_another_ones_takes_its_place(skep, 
 
 @pytest.mark.slow
 def test_an_answer_under_way_is_finished_before_its_model_goes(hive):
-    hive.start(a=ON_DEMAND + 'extra = ["--token-ms=10"]\n', b=ON_DEMAND)
+    hive.start(a=on_demand("--token-ms=10"), b=ON_DEMAND)
     with streaming(hive.url, model="a", max_tokens=100) as sock, ThreadPoolExecutor(1) as other:
         received = sock.recv(1000)
         while b"data:" not in received:
@@ -117,7 +92,7 @@ def test_an_agent_that_thinks_between_two_requests_keeps_its_model(hive):
 
 @pytest.mark.slow
 def test_nothing_is_lost_when_two_models_are_asked_for_all_the_time(hive):
-    fast = ON_DEMAND + 'extra = ["--token-ms=1"]\n'
+    fast = on_demand("--token-ms=1")
     hive.start(a=fast, b=fast, c=fast)
 
     def client(number):
@@ -135,32 +110,29 @@ def test_nothing_is_lost_when_two_models_are_asked_for_all_the_time(hive):
         assert all(crowd.map(client, range(6)))
 
 
-def test_load_unload_and_swap_by_hand(hive, commands):
+def test_load_unload_and_swap_by_hand(hive, paths):
     hive.start(a=ON_DEMAND, b=ON_DEMAND)
-    loaded = commands("load", "a", "--json")
-    assert json.loads(loaded.stdout) == {"model": "a", "state": "loaded"}
-    assert "a makes room, b is loaded" in commands("swap", "a", "b").stderr
+    assert call("load", "a", "--json").json == {"model": "a", "state": "loaded"}
+    assert "a makes room, b is loaded" in call("swap", "a", "b").err
     assert hive.states() == {"a-0": "unloaded", "b-0": "ready"}
-    assert "b is unloaded" in commands("unload", "b", "--drain", "5s").stderr
+    assert "b is unloaded" in call("unload", "b", "--drain", "5s").err
     assert hive.states() == {"a-0": "unloaded", "b-0": "unloaded"}
-    assert json.loads(commands("unload", "b", "--json").stdout)["state"] == "unloaded"
-    unknown = commands("load", "nobody")
-    assert isinstance(unknown.exception, SkepError)
-    assert "there is no model `nobody`" in str(unknown.exception)
-    assert unknown.exception.hint == "known: a, b"
-    assert "cannot be swapped for itself" in str(commands("swap", "a", "a").exception)
-    with pytest.raises(SkepError, match="`a-0` is not loaded"):
-        hive.tell("restart", name="a-0")
+    assert call("unload", "b", "--json").json["state"] == "unloaded"
+    unknown = call("load", "nobody").error
+    assert "there is no model `nobody`" in unknown.message
+    assert unknown.hint == "known: a, b"
+    assert "cannot be swapped for itself" in call("swap", "a", "a").error.message
+    assert "`a-0` is not loaded" in call("restart", "a-0").error.message
 
 
-def test_commands_without_a_hive_say_that_there_is_none(commands):
-    assert "skep is not running" in str(commands("load", "a").exception)
-    assert "is not a duration" in str(commands("unload", "a", "--drain", "soon").exception)
+def test_commands_without_a_hive_say_that_there_is_none(paths):
+    assert "skep is not running" in refused("load", "a", code=1)
+    assert "is not a duration" in refused("unload", "a", "--drain", "soon")
 
 
 @pytest.mark.slow
 def test_an_answer_that_takes_too_long_does_not_hold_up_an_unload_for_ever(hive):
-    hive.start(a=ON_DEMAND + 'extra = ["--token-ms=50"]\n')
+    hive.start(a=on_demand("--token-ms=50"))
     with streaming(hive.url, model="a", max_tokens=5000) as sock:
         received = b""
         while b"data:" not in received:
@@ -171,14 +143,14 @@ def test_an_answer_that_takes_too_long_does_not_hold_up_an_unload_for_ever(hive)
 
 @pytest.mark.slow
 def test_an_idle_model_goes_by_itself(hive):
-    hive.start(a='idle_unload = "1s"\n')
+    hive.start(a={"idle_unload": "1s"})
     assert ask(hive.url, model="a")[0] == 200
     eventually(lambda: hive.states() == {"a-0": "unloaded"})
     assert ask(hive.url, model="a")[0] == 200
 
 
-def test_a_load_that_fails_is_told_and_brings_nothing_else_down(hive, commands):
-    hive.start(a=ON_DEMAND, broken=ON_DEMAND + 'extra = ["--crash-at-start=error: no memory", "--exit-code=78"]\n')
+def test_a_load_that_fails_is_told_and_brings_nothing_else_down(hive, paths):
+    hive.start(a=ON_DEMAND, broken=on_demand("--crash-at-start=error: no memory", "--exit-code=78"))
     with streaming(hive.url, model="broken") as sock:
         received = rest_of(sock, b"")
     assert b"no memory" in received
@@ -186,13 +158,13 @@ def test_a_load_that_fails_is_told_and_brings_nothing_else_down(hive, commands):
     eventually(lambda: hive.states() == {"a-0": "unloaded", "broken-0": "unloaded"})
     (row,) = [row for row in hive.tell("status")["rows"] if row["name"] == "broken-0"]
     assert "no memory" in row["why"]
-    assert "no memory" in str(commands("load", "broken").exception)  # by hand there is no back-off
+    assert "no memory" in call("load", "broken").error.message  # by hand there is no back-off
     assert ask(hive.url, model="a")[0] == 200
 
 
 @pytest.mark.slow
 def test_a_gateway_that_crashes_forgets_nobody(hive):
-    hive.start(a=ON_DEMAND + 'extra = ["--load-s=0.5"]\n')
+    hive.start(a=on_demand("--load-s=0.5"))
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(outcome(hive.url)))
     waiting.start()
@@ -215,22 +187,35 @@ def outcome(url):
 def test_a_reload_knows_the_dormant(skep, hive):
     hive.start(a=ON_DEMAND, b=ON_DEMAND)
     assert ask(hive.url, model="a")[0] == 200
-    hive.write(a=ON_DEMAND + "reserve = 1\n", c=ON_DEMAND)
+    hive.write(a={**ON_DEMAND, "reserve": 1}, c=ON_DEMAND)
     told = json.loads(skep("reload", "--wait", "--json", check=0).stdout)
     assert (told["added"], told["removed"], told["adjusted"]) == (["c-0"], ["b-0"], ["a-0"])
     assert hive.states() == {"a-0": "ready", "c-0": "unloaded"}
     assert ask(hive.url, model="c")[0] == 200
-    hive.write(a="", c=ON_DEMAND)
+    hive.write(a={}, c=ON_DEMAND)
     skep("reload", "--wait", check=0)
     eventually(lambda: hive.states() == {"a-0": "ready", "c-0": "unloaded"})  # not on demand any more: at once
 
 
 @pytest.mark.slow
 def test_down_with_a_request_that_waits_leaves_nothing(skep, hive):
-    hive.start(a=ON_DEMAND + 'extra = ["--load-s=30"]\n')
+    hive.start(a=on_demand("--load-s=30"))
     with streaming(hive.url, model="a") as sock:
         eventually(lambda: hive.states() == {"a-0": "starting"})
         skep("down", "--wait", "0s", check=0)
         assert b"shutting_down" in rest_of(sock, b"")
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", int(hive.url.rpartition(":")[2])), timeout=2):
         pass
+
+
+def test_a_model_that_was_loaded_after_all_is_loaded_again_with_its_next_request():
+    eviction = Eviction([ModelSpec("a", {"gpu0": 1})], MemoryBudget({"gpu0": 1}))
+    eviction.wanted("a", 0.0)
+    assert UnloadModel("a") in eviction.failed("a", "out of memory", 1.0)
+    eviction.gone("a", 1.5)
+    assert eviction.wanted("a", 2.0, asked=True) == [LoadModel("a")]  # by hand, once the cause was mended
+    eviction.loaded("a", 3.0)
+    eviction.unload("a", 4.0)
+    eviction.told({"a": ModelUsage(busy=0, queued=0, idle_s=100.0)}, 4.5, 4.6)
+    eviction.gone("a", 5.0)
+    assert eviction.wanted("a", 6.0) == [LoadModel("a")]

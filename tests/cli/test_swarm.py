@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 from in_process import call, refused
 
-from skep.cli.swarm_session import Ticker, after, bar_cells, frame
+from skep.cli.swarm_session import Ticker, bar_cells, frame
 from skep.cli.top import Screen
 from skep.files import lock_holder
 from skep.store.database import open_store
@@ -73,11 +73,8 @@ def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_pa
     finished = swarm("resume", told["run"], check=0)
     assert "finished already" in finished.err
     assert sorted(ids(output.read_text())) == TASKS
-
-
-def test_results_can_be_printed_as_they_come(engine):
-    done = swarm("run", "tasks.jsonl", "-o", "-", "--url", engine.url, *MODEL, check=0)
-    assert sorted(ids(done.out)) == TASKS
+    printed_as_they_come = swarm("run", "tasks.jsonl", "-o", "-", "--url", engine.url, *MODEL, check=0)
+    assert sorted(ids(printed_as_they_come.out)) == TASKS
 
 
 def test_a_dry_run_asks_for_nothing_and_keeps_nothing(engine, tmp_path):
@@ -293,20 +290,16 @@ def test_results_that_are_there_are_not_written_over(tmp_path, run_id):
     assert [run["id"] for run in runs()] == [run_id]
 
 
-@pytest.mark.parametrize("command", ["show", "cancel", "resume", "results", "report"])
-def test_a_run_that_is_not_there_is_told_with_those_that_are(run_id, command):
-    assert run_id in refusal(command, "19990101")
-
-
-@pytest.mark.parametrize("command", ["show", "cancel", "results", "report", "trace"])
-def test_without_any_run_the_command_that_makes_one_is_named(paths, command):
-    words = ("last", "x") if command == "trace" else ("last",)
-    assert "skep swarm run" in refusal(command, *words)
-    assert not paths.store.exists()
-
-
-def test_a_task_that_is_not_there_is_told_with_the_nearest(run_id):
+def test_a_run_or_task_that_is_not_there_is_told_with_those_that_are(run_id):
+    for command in ("show", "cancel", "resume", "results", "report"):
+        assert run_id in refusal(command, "19990101")
     assert "`three`" in refusal("trace", run_id, "thre")
+
+
+def test_without_any_run_the_command_that_makes_one_is_named(paths):
+    for words in ("show last", "cancel last", "results last", "report last", "trace last x"):
+        assert "skep swarm run" in refusal(*words.split())
+    assert not paths.store.exists()
 
 
 def test_resume_wants_to_know_which(run_id):
@@ -316,18 +309,12 @@ def test_resume_wants_to_know_which(run_id):
     assert f"skep swarm results {run_id}" in refusal("resume", run_id, "-o", "-")
 
 
-def test_of_a_run_without_failures_nothing_is_tried_again(paths):
-    with open_store(paths.store) as store:
-        task = Task("alpha", ({"role": "user", "content": "x"},))
-        made = create_run(store, [task], SwarmRunOptions(), url=NOBODY[1], model=None)
-    assert "was set aside" in refusal("run", "--failed-of", made, *NOBODY)
-
-
 def test_an_endpoint_that_stays_down_ends_the_run_and_not_the_journal():
     said = refusal("run", "tasks.jsonl", *NOBODY, "--deadline", "200ms", code=1)
     (run,) = runs()
     assert f"skep swarm resume {run['id']}" in said
     assert (run["state"], run["left"]) == ("stopped", 12)
+    assert "was set aside" in refusal("run", "--failed-of", run["id"], *NOBODY)  # none was: nothing is tried again
 
 
 def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
@@ -388,14 +375,11 @@ def test_results_come_from_the_journal_in_the_order_of_the_tasks(run_id, tmp_pat
     assert json.loads((tmp_path / "kept.jsonl").read_text())["answer"] == "answer of one"
 
 
-def test_a_report_is_a_page_or_a_picture(run_id, tmp_path):
+def test_a_report_is_a_page_or_a_picture_and_a_run_that_nobody_works_on_is_cancelled_by_a_word(run_id, tmp_path):
     printed("report", run_id, "-o", tmp_path / "run.html")
     assert run_id in (tmp_path / "run.html").read_text()
     printed("report", run_id, "-o", tmp_path / "run.svg")
     assert (tmp_path / "run.svg").read_text().startswith("<svg")
-
-
-def test_a_run_that_nobody_works_on_is_cancelled_by_a_word(run_id):
     assert "1 done, 1 set aside, 1 left" in swarm("cancel", run_id).err
     assert runs()[0]["state"] == "cancelled"
 
@@ -462,6 +446,7 @@ def test_news_is_told_at_once_and_a_flood_is_counted():
     assert ticker.take(replace(PROGRESS, elapsed_s=11.0, last=news)) == list(news[:5])
     assert ticker.take(replace(PROGRESS, elapsed_s=12.0, last=news)) == []
     assert "and 3 more" in ticker.take(replace(PROGRESS, elapsed_s=30.0, last=news))[0]
+    assert ticker.take(replace(PROGRESS, elapsed_s=31.0, last=(*news[1:], "one more"))) == ["one more"]
 
 
 def test_an_outage_has_its_beginning_and_its_end():
@@ -470,10 +455,3 @@ def test_an_outage_has_its_beginning_and_its_end():
     told = [ticker.take(replace(PROGRESS, down_s=float(second), down_why="refused")) for second in range(30)]
     assert [second for second, lines in enumerate(told) if lines] == [0, 5, 10, 20]
     assert ticker.take(replace(PROGRESS, elapsed_s=11.0)) == ["the endpoint answers again after 29.0 s"]
-
-
-def test_only_what_is_new_in_a_list_of_the_newest_is_new():
-    assert after((), ("a",)) == ("a",)
-    assert after(("a", "b", "c"), ("b", "c", "d")) == ("d",)
-    assert after(("a",), ("a",)) == ()
-    assert after(("a", "b"), ("x", "y")) == ("x", "y")

@@ -1,26 +1,19 @@
 """`skep top`: what is drawn from readings, and the command in a real terminal in front of a control socket."""
 
-import fcntl
 import json
 import os
-import pty
-import re
-import select
 import signal
-import socket
-import socketserver
-import struct
-import subprocess
-import sys
-import termios
-import threading
 
 import pytest
+from hive_client import FakeHive, rest_of, streaming
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import refused
+from terminal import Terminal
 
 from skep.cli.top import HISTORY, UNICODE, HiveView, Rate, Screen, Sparkline, replicas_of, slot_cells
-from skep.paths import make_runtime, user_paths
+from skep.errors import EngineError
+from skep.paths import user_paths
 
 SPARKS = UNICODE[-1]
 
@@ -76,53 +69,36 @@ def rate_of(*points):
     return rate.per_s()
 
 
-def test_a_rate_is_the_gain_between_readings():
-    assert rate_of((0, 100), (1, 130), (2, 150)) == 25
+RATES = {
+    "the gain between readings": ([(0, 100), (1, 130), (2, 150)], 25),
+    "nothing of no reading": ([], None),
+    "nothing of one reading": ([(5, 100)], None),
+    "not negative after a restart of the gateway, which counts from zero": ([(0, 1000), (1, 40)], 0),
+    "not all that was counted since a restart": ([(0, 1000), (1, 1010), (2, 40), (3, 50)], pytest.approx(20 / 3)),
+    "still of a burst within the window": ([(0, 0), (1, 5000), (6, 5000)], pytest.approx(5000 / 6)),
+    "without what is older than the window": ([(0, 0), (1, 5000), *((second, 5000) for second in range(2, 12))], 0),
+    "of readings further apart than the window": ([(0, 0), (60, 600), (120, 1800)], 20),
+    "nothing of who never counted": ([(0, None), (1, None)], None),
+    "from zero of who begins to count": ([(0, None), (1, 30)], 30),
+    "zero of who stops to count": ([(0, 30), (1, None)], 0),
+}
 
 
-def test_one_reading_tells_no_rate():
-    assert rate_of((5, 100)) is None
-    assert Rate().per_s() is None
+@pytest.mark.parametrize(("points", "per_s"), RATES.values(), ids=RATES)
+def test_a_rate_is(points, per_s):
+    assert rate_of(*points) == per_s
 
 
-def test_a_counter_that_goes_down_gives_no_negative_rate():
-    """A restarted gateway counts from zero; what it counted by then is not a second's work."""
-    assert rate_of((0, 1000), (1, 40)) == 0
-    assert rate_of((0, 1000), (1, 1010), (2, 40), (3, 50)) == pytest.approx(20 / 3)
-
-
-def test_a_rate_forgets_what_is_older_than_its_window():
-    burst = [(0, 0), (1, 5000)]
-    quiet = [(second, 5000) for second in range(2, 12)]
-    assert rate_of(*burst, *quiet[:5]) > 0
-    assert rate_of(*burst, *quiet) == 0
-
-
-def test_readings_further_apart_than_the_window_still_tell_a_rate():
-    assert rate_of((0, 0), (60, 600), (120, 1800)) == 20
-
-
-def test_who_never_counted_has_no_rate_and_who_begins_counts_from_zero():
-    assert rate_of((0, None), (1, None)) is None
-    assert rate_of((0, None), (1, 30)) == 30
-    assert rate_of((0, 30), (1, None)) == 0
-
-
-def test_a_sparkline_tells_zero_from_little_and_names_its_maximum():
-    history = Sparkline()
+def test_a_sparkline_tells_zero_from_little_names_its_maximum_and_fits_a_narrow_page():
+    history, long = Sparkline(), Sparkline()
     for value in (0, 1, 500, 1000):
         history.take(value)
     assert history.line(80, SPARKS) == "▁▂▅█  max 1,000"
-
-
-def test_a_sparkline_of_all_readings_fits_a_narrow_page():
-    history = Sparkline()
     for value in range(3 * HISTORY):
-        history.take(value)
-    assert len(history.line(100, SPARKS)) == HISTORY + len("  max 179")
-    narrow = history.line(40, SPARKS)
-    assert len(narrow) <= 40
-    assert narrow.startswith("▆")  # 120 of 179: the oldest of sixty is on it
+        long.take(value)
+    assert len(long.line(100, SPARKS)) == HISTORY + len("  max 179")
+    assert len(long.line(40, SPARKS)) <= 40
+    assert long.line(40, SPARKS).startswith("▆")  # 120 of 179: the oldest of sixty is on it
     assert Sparkline().line(40, SPARKS) == "  max 0"
 
 
@@ -138,26 +114,19 @@ def test_a_bar_has_as_many_cells_as_slots_or_as_there_is_room(active, releasing,
         assert tuple(cells) == parts
 
 
-def test_a_bar_draws_active_releasing_and_free_slots():
+def test_a_bar_draws_active_releasing_and_free_slots_and_more_than_forty_to_scale():
     lines = drawn(view_of(reading(replicas=[served(active=3, releasing=2)])))
     assert "███▒▒···     3/8" in line_of(lines, "m-0")
+    lines = drawn(view_of(reading([row(slots=400)], [served(slots=400, active=100)])), 120)
+    assert "█" * 10 + "·" * 30 + "  100/400" in line_of(lines, "m-0")
 
 
-def test_more_slots_than_forty_are_drawn_to_scale():
-    status = reading([row(slots=400)], [served(slots=400, active=100)])
-    line = line_of(drawn(view_of(status), 120), "m-0")
-    assert "█" * 10 + "·" * 30 + "  100/400" in line
-
-
-@pytest.mark.parametrize("state", ["up", "open", "half-open", "draining"])
-def test_the_gateway_says_the_state_of_a_ready_replica(state):
-    assert replicas_of(reading(replicas=[served(state=state)]))[0].state == state
-
-
-@pytest.mark.parametrize("state", ["starting", "warming", "backoff", "failed", "stopping", "stopped"])
-def test_the_supervisor_says_the_state_of_one_that_is_not_ready(state):
-    (replica,) = replicas_of(reading([row(state=state)], [served(state="draining", active=1)]))
-    assert (replica.state, replica.active) == (state, 1)
+def test_the_gateway_says_the_state_of_a_ready_replica_and_the_supervisor_that_of_another():
+    for state in ("up", "open", "half-open", "draining"):
+        assert replicas_of(reading(replicas=[served(state=state)]))[0].state == state
+    for state in ("starting", "warming", "backoff", "failed", "stopping", "stopped"):
+        (replica,) = replicas_of(reading([row(state=state)], [served(state="draining", active=1)]))
+        assert (replica.state, replica.active) == (state, 1)
 
 
 def test_a_replica_that_came_back_is_one_line_with_the_answers_of_both():
@@ -167,13 +136,10 @@ def test_a_replica_that_came_back_is_one_line_with_the_answers_of_both():
     assert (replica.state, replica.active, replica.releasing) == ("up", 5, 1)
 
 
-def test_a_ready_replica_that_the_gateway_does_not_list_says_so():
-    lines = drawn(view_of(reading(replicas=[])), 100)
-    assert "–/8" in line_of(lines, "m-0")
-    assert line_of(lines, "m-0").endswith("gets no requests")
-
-
-def test_a_replica_that_only_the_gateway_knows_is_shown():
+def test_a_replica_that_only_one_of_supervisor_and_gateway_knows_is_shown():
+    line = line_of(drawn(view_of(reading(replicas=[])), 100), "m-0")
+    assert "–/8" in line
+    assert line.endswith("gets no requests")
     names = [replica.name for replica in replicas_of(reading(replicas=[served(), served("far-0", active=1)]))]
     assert names == ["m-0", "far-0"]
 
@@ -182,12 +148,6 @@ def test_an_upstream_is_shown_before_it_has_told_its_model():
     """Fronted, not started, by skep: until it answers, its model is not known."""
     lines = drawn(view_of(reading([row("far", kind="upstream", state="starting", model=None, why="refused")], [])), 100)
     assert line_of(lines, "far").split() == ["far", "–", "starting", "–/8", "–", "0", "refused"]
-
-
-def test_simulated_replicas_are_marked():
-    lines = drawn(view_of(reading([row(), row("m-1")], [served(simulated=True), served("m-1")])))
-    assert line_of(lines, "m-0").endswith("simulated")
-    assert "simulated" not in line_of(lines, "m-1")
 
 
 def test_tokens_per_second_are_shown_by_replica_and_in_total():
@@ -291,82 +251,26 @@ def test_what_an_engine_writes_cannot_steer_the_terminal():
     assert line_of(lines, "m-0").endswith("gone [2J")
 
 
-class FakeControl(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """Answers every question with `answer`, where `skep` looks for its supervisor."""
+class Readings(FakeHive):
+    """Answers every question with `answer`, and counts them."""
 
-    daemon_threads = True
+    def __init__(self, paths, answer):
+        self.answer, self.asked = answer, 0
+        super().__init__(paths, self.tell)
 
-    def __init__(self, path, answer):
-        self.answer = answer
-        self.asked = threading.Semaphore(0)
-        super().__init__(str(path), Answering)
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def close(self):
-        self.shutdown()
-        self.server_close()
-
-
-class Answering(socketserver.StreamRequestHandler):
-    def handle(self):
-        assert json.loads(self.rfile.readline()) == {"op": "status"}
-        self.wfile.write(json.dumps(self.server.answer).encode() + b"\n")
-        self.server.asked.release()
+    def tell(self, message):
+        assert message == {"op": "status"}
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
 
 @pytest.fixture
 def control(env):
-    paths = user_paths(env)
-    make_runtime(paths.runtime)
-    server = FakeControl(paths.socket, reading(replicas=[served(active=3)], tokens={"m-0": 1}, pid=os.getpid()))
-    yield server
-    server.close()
-    paths.socket.unlink(missing_ok=True)
-
-
-class Terminal:
-    """`skep top` in a terminal of 100 columns and 30 lines."""
-
-    def __init__(self, env, *args):
-        self._master, self._slave = pty.openpty()
-        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        self.modes = termios.tcgetattr(self._slave)
-        self.raw = ""
-        env = {key: value for key, value in env.items() if key not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "skep", "top", *args],
-            **dict.fromkeys(("stdin", "stdout", "stderr"), self._slave),
-            env={**env, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"},
-            start_new_session=True,
-        )
-
-    @property
-    def output(self):
-        """Without colours."""
-        return re.sub(r"\x1b\[[0-9;]*m", "", self.raw)
-
-    def until(self, text):
-        while text not in self.output:
-            assert select.select([self._master], [], [], 30)[0], self.output
-            self.raw += os.read(self._master, 65536).decode(errors="replace")
-
-    def press(self, key):
-        os.write(self._master, key)
-
-    def left(self):
-        """The exit code; the terminal is as it was before."""
-        self.until("\x1b[?1049l")
-        code = self.process.wait(30)
-        assert termios.tcgetattr(self._slave) == self.modes
-        assert self.output.rindex("\x1b[?25h") > self.output.rindex("\x1b[?25l")  # the cursor is shown again
-        return code
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self._master)
-        os.close(self._slave)
+    status = reading(replicas=[served(active=3)], tokens={"m-0": 1}, pid=os.getpid())
+    with Readings(user_paths(env), status) as control:
+        yield control
 
 
 @pytest.fixture
@@ -374,7 +278,7 @@ def terminal(env):
     made = []
 
     def start(*args, **extra):
-        made.append(Terminal({**env, **extra}, *args))
+        made.append(Terminal({**env, **extra}, "top", *args))
         return made[-1]
 
     yield start
@@ -394,20 +298,14 @@ def test_top_follows_the_hive_until_q(control, terminal):
     assert "Traceback" not in shown.output
 
 
-def test_ctrl_c_leaves_top_and_the_terminal_as_it_was(control, terminal):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_signal_ends_top_and_leaves_the_terminal_as_it_was(control, terminal, number, code):
     shown = terminal()
     shown.until("q leaves")
-    shown.process.send_signal(signal.SIGINT)
-    assert shown.left() == 0
+    shown.process.send_signal(number)
+    assert shown.left() == code
     assert "Traceback" not in shown.output
     assert "Aborted" not in shown.output
-
-
-def test_a_terminated_top_leaves_the_terminal_as_it_was(control, terminal):
-    shown = terminal()
-    shown.until("q leaves")
-    shown.process.terminate()
-    assert shown.left() == 128 + signal.SIGTERM
 
 
 def test_top_says_when_the_hive_goes_down(control, terminal):
@@ -421,7 +319,7 @@ def test_top_says_when_the_hive_goes_down(control, terminal):
 def test_a_hive_that_answers_badly_for_a_while_is_shown_as_it_was(control, terminal):
     shown = terminal("--every", "100ms")
     shown.until("3/8")
-    good, control.answer = control.answer, {"error": "the supervisor is busy"}
+    good, control.answer = control.answer, EngineError("the supervisor is busy")
     shown.until("the supervisor is busy")
     assert "3/8" in shown.output.rpartition("the supervisor is busy")[0].rpartition("\x1b[H")[0]
     control.answer = {**good, "phase": "stopping"}
@@ -441,9 +339,7 @@ def test_no_color_is_respected_and_states_are_words(control, terminal):
 
 def test_without_a_terminal_one_frame_of_two_readings_is_printed(control, skep):
     lines = skep("top", check=0).stdout.splitlines()
-    assert control.asked.acquire(timeout=0)
-    assert control.asked.acquire(timeout=0)
-    assert not control.asked.acquire(timeout=0)
+    assert control.asked == 2
     assert "http://127.0.0.1:8400  ready  up " in lines[0]
     assert line_of(lines, "m-0").split() == ["m-0", "m", "up", "███·····", "3/8", "–", "0"]
     assert "q leaves" not in lines[-1]
@@ -457,12 +353,6 @@ def test_once_prints_one_frame_on_a_terminal_too(control, terminal):
     assert "\x1b[?1049h" not in shown.output
 
 
-def test_ascii_output_is_ascii(control, skep):
-    done = skep("top", "--once", check=0, PYTHONIOENCODING="ascii:strict")
-    assert done.stdout.isascii()
-    assert "###.....     3/8" in done.stdout
-
-
 def test_json_is_the_reading_and_its_rates(control, skep):
     found = json.loads(skep("top", "--json", check=0).stdout)
     assert found.pop("rates") == {"tok_s": None, "requests_per_s": 0.0, "replicas": {"m-0": None}}
@@ -470,72 +360,38 @@ def test_json_is_the_reading_and_its_rates(control, skep):
     assert found == control.answer
 
 
-@pytest.mark.parametrize("option", ["--once", "--json"])
-def test_top_without_a_hive_says_how_to_start_one(skep, option):
-    done = skep("top", option, check=1)
-    assert done.stderr.splitlines() == ["error: skep is not running", "hint: start it with `skep up -d`"]
-    assert done.stdout == ""
+def test_top_without_a_hive_or_with_a_wrong_period_is_one_line(paths):
+    for option in ("--once", "--json"):
+        assert refused("top", option, code=1) == "skep is not running | start it with `skep up -d`"
+    assert refused("top", "--every", "often").startswith("`often` is not a duration")
 
 
-def test_a_wrong_period_is_one_line(skep):
-    done = skep("top", "--every", "often", check=2)
-    assert done.stderr.startswith("error: `often` is not a duration")
-
-
-CONFIG = """
-[gateway]
-port = 0
-[[serve]]
-model = "fake-model"
-engine = "fake"
-slots = 2
-extra = ["--token-ms=50"]
-"""
-
-
-def test_top_of_a_real_hive_with_an_answer_under_way(skep, tmp_path):
-    (tmp_path / "skep.toml").write_text(CONFIG)
-    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
-    address = ("127.0.0.1", int(url.rpartition(":")[2]))
-    with request(address, max_tokens=3) as short:
-        until_end(short)
-    with request(address, max_tokens=4000) as long:
+def test_top_of_a_real_hive_with_an_answer_under_way(skep, configure, up):
+    configure({"extra": ["--token-ms=50"]})
+    url = up()["url"]
+    counted = {"stream_options": {"include_usage": True}}
+    with streaming(url, max_tokens=3, **counted) as short:
+        rest_of(short, b"")
+    with streaming(url, max_tokens=4000, **counted) as long:
         long.recv(1000)
         status = json.loads(skep("top", "--json", check=0).stdout)
-        frame = skep("top", "--once", check=0).stdout.splitlines()
+        frame = skep("top", "--once", check=0, PYTHONIOENCODING="ascii:strict").stdout.splitlines()
     assert status["gateway"]["tokens"]["fake-model-0"] > 3
     assert status["gateway"]["ended"] == {"answered": 1}
     rates = status["rates"]
     assert 0 < rates["tok_s"] < 40
     assert rates == {"tok_s": rates["tok_s"], "requests_per_s": 0.0, "replicas": {"fake-model-0": rates["tok_s"]}}
     *told, speed, restarts, mark = line_of(frame, "fake-model-0").split()
-    assert (*told, restarts, mark) == ("fake-model-0", "fake-model", "up", "█·", "1/2", "0", "simulated")
+    assert (*told, restarts, mark) == ("fake-model-0", "fake-model", "up", "#.", "1/2", "0", "simulated")
     assert 0 < float(speed) < 40
     assert line_of(frame, "tokens").startswith(f"tokens    about {speed} tok/s")
     assert line_of(frame, "requests").startswith("requests  1 in flight, 0 queued")
 
 
-def request(address, **fields):
-    """A plain socket with an answer under way."""
-    body = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
-    data = json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
-    sock = socket.create_connection(address, timeout=30)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-    sock.sendall(head % len(data) + data)
-    return sock
-
-
-def until_end(sock):
-    while sock.recv(65536):
-        pass
-
-
 def test_nodes_are_shown_where_there_are_any():
     lines = drawn(view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)])))
-    title = next(line for line in lines if line.startswith("REPLICA"))
-    replica = next(line for line in lines if line.startswith("m-0"))
-    assert title.split()[:3] == ["REPLICA", "NODE", "MODEL"]
-    assert replica.split()[:3] == ["m-0", "node-7", "m"]
+    assert line_of(lines, "REPLICA").split()[:3] == ["REPLICA", "NODE", "MODEL"]
+    assert line_of(lines, "m-0").split()[:3] == ["m-0", "node-7", "m"]
     assert "NODE" not in "".join(drawn(view_of(reading())))
 
 

@@ -86,15 +86,8 @@ def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
 
 
 def attempt(number, decision, knob, after, ratio, **more):
-    return stage(
-        number,
-        decision,
-        changes=(KnobChange(knob, 1, after),),
-        config=BASE.turned({knob: after}),
-        figure=25.0,
-        ratio=ratio,
-        **more,
-    )
+    changed = {"changes": (KnobChange(knob, 1, after),), "config": BASE.turned({knob: after})}
+    return stage(number, decision, **changed, figure=25.0, ratio=ratio, **more)
 
 
 def test_a_long_list_of_changes_wraps_and_none_is_cut():
@@ -128,11 +121,7 @@ def test_nothing_is_foreseen_of_a_knob_that_the_planner_does_not_know():
 )  # fmt: skip
 def test_each_step_says_why_it_was_kept_or_left_without_repeating_its_columns(decision, why, said):
     assert why_words(attempt(3, decision, "slots", 2, 1.0, why=why)) == said
-
-
-def test_a_baseline_has_no_reason_and_a_dead_end_a_short_one():
-    assert why_words(STAGES[0]) == "because"
-    assert why_words(STAGES[2]) == "left: ran out of memory"
+    assert [why_words(one) for one in (STAGES[0], STAGES[2])] == ["because", "left: ran out of memory"]
 
 
 def test_what_was_accepted_and_died_later_is_no_step_of_the_search(capsys):
@@ -177,12 +166,8 @@ def test_the_headline_says_from_where_to_where_and_that_it_is_simulated():
     assert "nothing was measured" in headline(tuning(), [])
     assert "nothing is decided yet" in headline(tuning(), [], over=False)
     assert headline(tuning(), STAGES[:1], over=False).endswith("better so far")
-
-
-def test_what_was_kept_has_a_bar_that_grows_with_its_figure():
-    lines = progress_lines(STAGES, "tok/s")
-    assert len(lines) == 2
-    assert lines[1].count("█") > 1.8 * lines[0].count("█")
+    bars = [line.count("█") for line in progress_lines(STAGES, "tok/s")]
+    assert bars[1] > 1.8 * bars[0]  # of what was kept: it grows with its figure
 
 
 def test_the_curve_has_both_sides_and_their_ratio(capsys):

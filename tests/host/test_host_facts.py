@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from skep.catalog.machine import Gpu
 from skep.host.facts import (
     CgroupLimits,
     host_json,
@@ -18,8 +19,8 @@ from skep.host.facts import (
     read_host,
     read_limits,
 )
-from skep.host.nvidia import NvidiaReport, read_nvidia
-from skep.units import GIB
+from skep.host.nvidia import NvidiaReport, parse_cuda_version, parse_gpus, parse_links, read_nvidia
+from skep.units import GIB, MIB
 
 CAPTURED = Path(__file__).parent / "captured"
 
@@ -55,22 +56,13 @@ def test_arm_cores_are_named_by_their_parts(captured):
     assert parse_cpu_features(text) == ("asimd", "asimddp", "i8mm", "bf16", "sve")
 
 
-def test_feature_of_only_some_cores_does_not_count(captured):
-    """A thread may run on any core."""
+def test_feature_of_only_some_cores_does_not_count_and_an_unknown_part_is_told_by_number(captured):
+    """A thread may run on any core; a core newer than the table still has a name; macOS has no cpuinfo."""
     text = captured("cpuinfo-spark.txt").replace(" i8mm", "", 1)
     assert "i8mm" not in parse_cpu_features(text)
-
-
-def test_unknown_arm_part_is_told_by_number():
-    """A core newer than the table still has a name."""
     text = "processor\t: 0\nCPU implementer\t: 0x61\nCPU part\t: 0x032\n"
     assert parse_cpu_model(text) == "ARM implementer 0x61 part 0x032"
-
-
-def test_empty_cpuinfo_is_unknown():
-    """macOS has none."""
-    assert parse_cpu_model("") is None
-    assert parse_cpu_features("") == ()
+    assert (parse_cpu_model(""), parse_cpu_features("")) == (None, ())
 
 
 def test_host_without_limits_shows_the_machine(machine):
@@ -160,3 +152,102 @@ def test_lasting_facts_are_equal_for_repeats(machine, smi):
     second = replace(first, gpus=busy, memory_available_bytes=1, open_files_soft=1)
     assert lasting_json(first) == lasting_json(second)
     assert lasting_json(first) != lasting_json(replace(second, driver_version="595.58.03"))
+
+
+DRIVER_GONE = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+    "Make sure that the latest NVIDIA driver is installed and running."
+)
+
+
+def test_card_is_read_with_all_its_fields(captured):
+    """Each column of the query reaches its field, with units taken off."""
+    assert parse_gpus(captured("h200/query.csv")) == (Gpu(0, "NVIDIA H200", 143771 * MIB, "9.0", 5, 5, 16, 16, 700.0),)
+
+
+def test_columns_may_be_missing_or_in_another_order():
+    """Columns are found by the name in the header."""
+    assert parse_gpus("name, index\nTesla K80, 3\n") == (Gpu(3, "Tesla K80", None),)
+
+
+@pytest.mark.parametrize("cell", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", ""])
+def test_field_that_the_driver_does_not_tell_is_unknown(cell):
+    """None, never zero and never the bracketed text."""
+    text = f"index, name, memory.total [MiB], compute_cap, power.limit [W]\n0, NVIDIA GB10, {cell}, {cell}, {cell}\n"
+    assert parse_gpus(text) == (Gpu(0, "NVIDIA GB10", None),)
+
+
+@pytest.mark.parametrize(
+    "text", ["", DRIVER_GONE, "No devices were found\n", 'Field "x" is not a valid field to query.']
+)
+def test_error_text_holds_no_cards(text):
+    """An error message is not mistaken for a table."""
+    assert parse_gpus(text) == ()
+    assert parse_links(text) == ()
+    assert parse_cuda_version(text) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "version"), [("3090x2-nvlink", "12.8"), ("3090x4-lanes", "13.2"), ("gb10", "13.3")]
+)
+def test_cuda_version_is_found_in_old_and_new_headers(captured, machine, version):
+    """Driver 610 renamed `CUDA Version` to `CUDA UMD Version`."""
+    assert parse_cuda_version(captured(f"{machine}/header.txt")) == version
+
+
+def test_nvlink_pair_is_read_through_the_underlined_header(captured):
+    """nvidia-smi underlines the header row with terminal codes."""
+    assert parse_links(captured("3090x2-nvlink/topo.txt")) == ((0, 1, "NV4"),)
+
+
+def test_links_skip_network_cards(captured):
+    """Four cards have six pairs; the NIC row and column are not among them."""
+    links = parse_links(captured("3090x4-lanes/topo.txt"))
+    assert links == (
+        (0, 1, "PHB"), (0, 2, "SYS"), (0, 3, "SYS"), (1, 2, "SYS"), (1, 3, "SYS"), (2, 3, "PIX"),
+    )  # fmt: skip
+
+
+def test_two_cards_are_read_from_a_running_program(smi):
+    """Cards, driver, CUDA version and links come from three questions to one executable."""
+    report = read_nvidia(smi("3090x2-nvlink"))
+    assert [gpu.name for gpu in report.gpus] == ["NVIDIA GeForce RTX 3090"] * 2
+    assert (report.driver_version, report.cuda_version, report.links) == ("570.211.01", "12.8", ((0, 1, "NV4"),))
+    assert report.error is None
+
+
+def test_missing_program_is_no_error_but_one_that_may_not_be_run_is(tmp_path):
+    """A host without NVIDIA software is a healthy host."""
+    path = tmp_path / "nvidia-smi"
+    assert read_nvidia(str(path)) == NvidiaReport()
+    path.write_text("#!/bin/sh\n", encoding="utf-8")
+    assert "could not be started" in (read_nvidia(str(path)).error or "")
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (f'echo "{DRIVER_GONE}"; exit 9', DRIVER_GONE),  # on standard output
+        ("exit 3", "nvidia-smi ended with status 3 and said nothing"),
+        ("exec sleep 60", "nvidia-smi did not answer within 0.2 s"),  # as where a card fell off the bus
+    ],
+    ids=["driver gone", "silent", "hung"],
+)
+def test_failure_is_told_in_the_words_of_the_program_or_our_own(script, body, error):
+    assert read_nvidia(script(body), timeout_s=0.2 if "sleep" in body else 10) == NvidiaReport(error=error)
+
+
+def test_field_unknown_to_an_old_driver_is_left_out(script):
+    """Driver 470 does not know `compute_cap` and refuses the whole query for it."""
+    refuse = "echo 'Field \"compute_cap\" is not a valid field to query.'; exit 2"
+    table = "echo 'index, name, driver_version'; echo '0, NVIDIA GeForce RTX 3060, 470.182.03'"
+    report = read_nvidia(script(f'case "$1" in *compute_cap*) {refuse} ;; --query*) {table} ;; esac'))
+    assert (report.gpus, report.driver_version) == ((Gpu(0, "NVIDIA GeForce RTX 3060", None),), "470.182.03")
+    assert report.error is None
+
+
+def test_cards_left_beside_a_lost_one_are_kept(script):
+    """The error is told and the cards that answered are listed."""
+    lost = "Unable to determine the device handle for GPU 0000:0A:00.0: GPU is lost."
+    report = read_nvidia(script(f"echo 'index, name'; echo '0, NVIDIA GeForce RTX 3090'; echo '{lost}'; exit 15"))
+    assert (len(report.gpus), report.error) == (1, lost)

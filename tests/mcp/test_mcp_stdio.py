@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -53,17 +52,17 @@ async def ask(client, tool, progress_callback=None, **arguments):
 async def wait(client, run, **heard):
     """As an orchestrator does: again and again."""
     for _ in range(60):
-        standing = await ask(client, "swarm_wait", run=run, seconds=10, **heard)
-        if standing["state"] not in ("starting", "running"):
-            return standing
-    raise AssertionError(standing)
+        status = await ask(client, "swarm_wait", run=run, seconds=10, **heard)
+        if status["state"] not in ("starting", "running"):
+            return status
+    raise AssertionError(status)
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory):
+def front(tmp_path_factory):
     """One for all tests here: each has a store of its own."""
     with FakeEngine(slots=4, token_ms=12) as engine:
-        made = GatewayProcess(tmp_path_factory.mktemp("door") / "gateway.log")
+        made = GatewayProcess(tmp_path_factory.mktemp("front") / "gateway.log")
         try:
             replica = {"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": True}
             made.serve([replica], ())
@@ -77,13 +76,13 @@ LONG = [{"prompt": f"{n}", "max_tokens": 3000} for n in range(2)]
 
 
 async def wait_for(client, run, done):
-    while (standing := await ask(client, "swarm_wait", run=run, seconds=0.1))["done"] < done:
-        assert standing["state"] in ("starting", "running")
+    while (status := await ask(client, "swarm_wait", run=run, seconds=0.1))["done"] < done:
+        assert status["state"] in ("starting", "running")
 
 
-def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it(door, env, tmp_path):
+def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it(front, env, tmp_path):
     async def first():
-        async with speaking(env, tmp_path, door.url) as client:
+        async with speaking(env, tmp_path, front.url) as client:
             (model,) = (await ask(client, "capacity"))["models"]
             assert (model["model"], model["slots"]) == ("fake-model", 4)
             tasks = [{"id": "short", "prompt": "x", "max_tokens": 2}, *LONG]
@@ -103,22 +102,22 @@ def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it
     assert [row["id"] for row in kept["results"]] == ["short"]
 
 
-def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(door, env):
+def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(front, env):
     heard = []
 
     async def listen(progress, total, message):
         heard.append((progress, total, message))
 
     async def story():
-        async with client_here(env, door.url) as client:
+        async with client_here(env, front.url) as client:
             sent = await ask(client, "swarm_dispatch", tasks=SHORT, template="Say {text}", max_tokens=10)
-            standing = await wait(client, sent["run"], progress_callback=listen)
+            status = await wait(client, sent["run"], progress_callback=listen)
             pages = [await ask(client, "swarm_results", run=sent["run"], page=page, page_size=5) for page in (1, 2, 3)]
-            return standing, pages, await ask(client, "swarm_result", run=sent["run"], task="file-7")
+            return status, pages, await ask(client, "swarm_result", run=sent["run"], task="file-7")
 
-    standing, pages, whole = asyncio.run(story())
-    assert (standing["state"], standing["done"], standing["failed"], standing["left"]) == ("done", 12, 0, 0)
-    assert standing["tok_s"] > 0
+    status, pages, whole = asyncio.run(story())
+    assert (status["state"], status["done"], status["failed"], status["left"]) == ("done", 12, 0, 0)
+    assert status["tok_s"] > 0
     rows = [row for page in pages for row in page["results"]]
     assert [row["id"] for row in rows] == [f"file-{n}" for n in range(12)]
     assert all(row["ok"] and row["answer"] for row in rows)
@@ -128,36 +127,36 @@ def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(
     assert [progress for progress, _, _ in heard] == sorted({progress for progress, _, _ in heard}) != []
 
 
-def test_a_run_can_be_cancelled_before_its_process_has_begun_and_resumed_after(door, env):
+def test_a_run_can_be_cancelled_before_its_process_has_begun_and_resumed_after(front, env):
     async def story():
-        async with client_here(env, door.url) as client:
+        async with client_here(env, front.url) as client:
             sent = await ask(client, "swarm_dispatch", tasks=LONG)
             run = sent["run"]
             states = [(await ask(client, "swarm_cancel", run=run))["state"]]
             await ask(client, "swarm_resume", run=run)
-            while (standing := await ask(client, "swarm_wait", run=run, seconds=0.1))["state"] == "starting":
+            while (status := await ask(client, "swarm_wait", run=run, seconds=0.1))["state"] == "starting":
                 pass
-            return [*states, standing["state"], (await ask(client, "swarm_cancel", run=run))["state"]]
+            return [*states, status["state"], (await ask(client, "swarm_cancel", run=run))["state"]]
 
     assert asyncio.run(story()) == ["cancelled", "running", "cancelled"]
 
 
 @pytest.mark.slow
-def test_a_cancelled_run_is_resumed_and_nothing_is_done_twice(door, env):
+def test_a_cancelled_run_is_resumed_and_nothing_is_done_twice(front, env):
     async def story():
-        async with client_here(env, door.url) as client:
+        async with client_here(env, front.url) as client:
             sent = await ask(client, "swarm_dispatch", tasks=[f"task {n}" for n in range(40)], max_tokens=20)
             await wait_for(client, sent["run"], 1)
             cancelled = await ask(client, "swarm_cancel", run=sent["run"])
             assert (await ask(client, "swarm_resume", run=sent["run"]))["state"] in ("starting", "running", "done")
             return cancelled, await wait(client, sent["run"])
 
-    cancelled, standing = asyncio.run(story())
+    cancelled, status = asyncio.run(story())
     assert cancelled["state"] == "cancelled"
     assert 0 < cancelled["done"] < 40
-    assert (standing["state"], standing["done"]) == ("done", 40)
+    assert (status["state"], status["done"]) == ("done", 40)
     with open_store(user_paths(env).store, read_only=True) as store:
-        attempts = SwarmStore(store).attempts(standing["run"])
+        attempts = SwarmStore(store).attempts(status["run"])
     done = [attempt.task for attempt in attempts if attempt.outcome is AttemptOutcome.DONE]
     assert sorted(done) == sorted(set(done))
 
@@ -166,38 +165,25 @@ HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",
     "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
 }  # fmt: skip
-
-
-@contextmanager
-def greeted(env, folder):
-    """A child that has answered, and has been sent a broken line since."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    argv = [sys.executable, "-m", "skep", "mcp"]
-    with subprocess.Popen(argv, env=env, cwd=folder, **pipes) as process:
-        process.stdin.write(json.dumps(HELLO).encode() + b"\n")
-        process.stdin.flush()
-        assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "skep"
-        process.stdin.write(b"{broken\n")
-        process.stdin.flush()
-        yield process
-        assert process.wait(5) == 0
-        assert b"Traceback" not in process.stderr.read()
+PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
 
 
 @pytest.mark.slow
-def test_it_ends_with_its_input_and_writes_nothing_but_protocol(env, tmp_path):
-    with greeted(env, tmp_path) as process:
-        process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 2, "method": "ping"}).encode() + b"\n")
+@pytest.mark.parametrize("end", ["input", "signal"])
+def test_it_ends_with_its_input_or_a_signal_and_writes_nothing_but_protocol(env, tmp_path, end):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "skep", "mcp"], env=env, cwd=tmp_path, **pipes) as process:
+        process.stdin.write(f"{json.dumps(HELLO)}\n{{broken\n{json.dumps(PING)}\n")
         process.stdin.flush()
         answers = [json.loads(process.stdout.readline())]
+        assert answers[0]["result"]["serverInfo"]["name"] == "skep"
         while answers[-1].get("id") != 2:
             answers.append(json.loads(process.stdout.readline()))
-        process.stdin.close()
-        answers += map(json.loads, process.stdout.read().splitlines())
-        assert {answer["jsonrpc"] for answer in answers} == {"2.0"}
-
-
-@pytest.mark.slow
-def test_a_signal_ends_it_though_its_input_is_open(env, tmp_path):
-    with greeted(env, tmp_path) as process:
-        os.kill(process.pid, signal.SIGTERM)
+        if end == "input":
+            process.stdin.close()
+            answers += map(json.loads, process.stdout.read().splitlines())
+        else:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+        assert "Traceback" not in process.stderr.read()
+    assert {answer["jsonrpc"] for answer in answers} == {"2.0"}

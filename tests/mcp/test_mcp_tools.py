@@ -20,7 +20,7 @@ NOBODY = "http://127.0.0.1:9"
 LONG = "x" * 5000
 
 
-class Wherever:
+class CurrentPaths:
     """The folders of the test at hand. To make a server takes a tenth of a second: a few do for all tests."""
 
     now = None
@@ -34,7 +34,7 @@ def server(url, longest_wait_s, files):
     from skep.mcp_server.context import ServerContext
     from skep.mcp_server.server import make_server
 
-    return make_server(ServerContext(Wherever(), {}, url=url, files=files), longest_wait_s=longest_wait_s)
+    return make_server(ServerContext(CurrentPaths(), {}, url=url, files=files), longest_wait_s=longest_wait_s)
 
 
 def client(url=NOBODY, longest_wait_s=45.0, files=True):
@@ -45,8 +45,8 @@ def client(url=NOBODY, longest_wait_s=45.0, files=True):
 
 @pytest.fixture
 def paths(env):
-    Wherever.now = user_paths(env)
-    return Wherever.now
+    CurrentPaths.now = user_paths(env)
+    return CurrentPaths.now
 
 
 @pytest.fixture
@@ -119,30 +119,24 @@ def test_the_prompt_tells_an_orchestrator_how_to_go_about_it():
     assert all(word in text for word in ("schema", "swarm_wait", "swarm_retry"))
 
 
-def test_an_argument_that_is_not_known_is_refused_with_the_nearest(call):
+def test_a_wrong_argument_or_value_is_one_line_with_what_is_right(call):
     assert call("plan_model", model="qwen3-8b", gpus="2x rtx-3090") == (
         "error: plan_model has no argument `gpus`\nhint: did you mean `gpu`?"
     )
-
-
-def test_a_value_of_the_wrong_kind_is_one_line(call):
     said = call("swarm_results", run="last", only="broken")
     assert said.startswith("error: `only` is 'broken': input should be 'all', 'done' or 'failed'\nhint: ")
 
 
-def test_where_nothing_runs_it_says_how_to_start_it(call):
+def test_where_nothing_runs_it_says_how_to_start_it_and_takes_no_tasks(call, paths):
     said = "error: skep is not running\nhint: start it with `skep up -d`"
     assert call("capacity", url=None) == said
     assert call("swarm_dispatch", url=None, tasks=["a"]) == said
     status = call("status", url=None)
     assert not status["running"]
     assert "skep up -d" in status["next"]
-
-
-def test_an_endpoint_that_is_down_takes_no_tasks(call, paths):
-    said = call("swarm_dispatch", tasks=["a", "b"])
-    assert said.startswith("error: nothing was dispatched: ")
-    assert "\nhint: " in said
+    down = call("swarm_dispatch", tasks=["a", "b"])  # at a URL at which nobody answers
+    assert down.startswith("error: nothing was dispatched: ")
+    assert "\nhint: " in down
     assert not paths.store.exists()
 
 
@@ -200,33 +194,29 @@ def test_one_result_is_had_in_full(call, paths):
 def test_waiting_for_a_run_that_has_ended_returns_at_once(call, paths):
     run = put_swarm(paths, ["a", "b"], [result("a"), result("b", ok=False, error="bad " * 200)])
     began = time.monotonic()
-    standing = call("swarm_wait", run=run)
+    status = call("swarm_wait", run=run)
     assert time.monotonic() - began < 20
-    assert (standing["state"], standing["done"], standing["failed"], standing["left"]) == ("done", 1, 1, 0)
-    assert standing["failures"][0]["task"] == "b"
-    assert len(standing["failures"][0]["error"]) <= 300
-    assert standing["tok_s"] == 0.8  # 40 tokens in a session of 50 s
-    assert "swarm_retry" in standing["next"]
+    assert (status["state"], status["done"], status["failed"], status["left"]) == ("done", 1, 1, 0)
+    assert status["failures"][0]["task"] == "b"
+    assert len(status["failures"][0]["error"]) <= 300
+    assert status["tok_s"] == 0.8  # 40 tokens in a session of 50 s
+    assert "swarm_retry" in status["next"]
 
 
 def test_no_wait_is_longer_than_the_longest(call, paths):
     """Clients drop calls that take longer, whatever was asked for."""
     run = put_swarm(paths, ["a", "b"], [result("a")], end=None)
     began = time.monotonic()
-    standing = call("swarm_wait", longest_wait_s=0.3, run=run, seconds=86400)
+    status = call("swarm_wait", longest_wait_s=0.3, run=run, seconds=86400)
     assert 0.3 <= time.monotonic() - began < 20
-    assert standing["state"] == "running"
-    assert standing["left"] == 1
+    assert status["state"] == "running"
+    assert status["left"] == 1
 
 
-def test_a_run_that_nobody_works_on_says_so_and_offers_to_go_on(call, paths):
-    run = put_swarm(paths, ["a", "b"], [result("a")], end="stopped")
-    standing = call("swarm_wait", run=run)
-    assert standing["state"] == "stopped"
-    assert "swarm_resume" in standing["next"]
-
-
-def test_there_is_nothing_to_retry_where_nothing_failed(call, paths):
+def test_what_can_be_done_with_a_run_that_stopped_or_did_not_fail(call, paths):
+    stopped = call("swarm_wait", run=put_swarm(paths, ["a", "b"], [result("a")], end="stopped"))
+    assert stopped["state"] == "stopped"
+    assert "swarm_resume" in stopped["next"]
     run = put_swarm(paths, ["a"], [result("a")])
     assert call("swarm_retry", run=run).startswith(f"error: no task of run `{run}` has failed\nhint: ")
 
@@ -270,24 +260,17 @@ def test_over_http_a_plan_does_not_tell_which_files_there_are(call, tmp_path, mo
 
 def test_benchmarks_are_told_by_their_best_and_one_in_full(call, paths):
     assert call("benchmarks")["runs"] == []
+    about = {"model": "m", "url": NOBODY, "fingerprint": "f", "host": {}, "engine": {"engine": "vllm"}}
+    about |= {"config": {"concurrency": [1, 2]}, "simulated": False, "skep_version": "1"}
     with open_store(paths.store) as store:
-        run = store.begin_run(
-            kind="sweep", created_at=1e9, model="m", url=NOBODY, fingerprint="f", config={"concurrency": [1, 2]},
-            host={}, engine={"engine": "vllm"}, simulated=False, skep_version="1",
-        )  # fmt: skip
+        run = store.begin_run(kind="sweep", created_at=1e9, **about)
         for level in (1, 2):
-            rows = [
-                Request(level, 0, index, "x", 10.0 * level, 10.0 * level + 1, first_token_s=10.0 * level + 0.1,
-                        last_token_s=10.0 * level + 1, output_tokens=50, status=200)
-                for index in range(level)
-            ]  # fmt: skip
-            store.append_requests(run, rows)
+            at = 10.0 * level
+            times = {"first_token_s": at + 0.1, "last_token_s": at + 1, "output_tokens": 50, "status": 200}
+            store.append_requests(run, [Request(level, 0, index, "x", at, at + 1, **times) for index in range(level)])
         store.end_run(run, 1e9 + 60, "done", None)
         for kind in ("tune", "tune-quality"):  # what a tuning tried, before the one that is meant
-            tried = store.begin_run(
-                kind=kind, created_at=1e9 - 60, model="m", url=NOBODY, fingerprint="f", config={}, host={}, engine={},
-                simulated=False, skep_version="1",
-            )  # fmt: skip
+            tried = store.begin_run(kind=kind, created_at=1e9 - 60, **about)
             store.end_run(tried, 1e9 - 30, "done", None)
     (listed,) = call("benchmarks")["runs"]
     assert [(level["agents"], level["tok_s"]) for level in listed["levels"]] == [(2, 100.0)]

@@ -48,18 +48,20 @@ class Stream:
 
     async def until(self, text: bytes) -> None:
         while text not in self.raw:
-            data = await self.reader.read(65536)
-            if not data:
+            if not await self._read():
                 raise EOFError
-            self.raw += data
-            self.arrivals_s += [time.perf_counter()] * data.count(b'"content":" ')
 
     async def to_the_end(self) -> bytes:
         """Up to the connection's close."""
-        while data := await self.reader.read(65536):
-            self.raw += data
-            self.arrivals_s += [time.perf_counter()] * data.count(b'"content":" ')
+        while await self._read():
+            pass
         return self.raw
+
+    async def _read(self) -> bytes:
+        data = await self.reader.read(65536)
+        self.raw += data
+        self.arrivals_s += [time.perf_counter()] * data.count(b'"content":" ')
+        return data
 
     async def hang_up(self) -> None:
         self.writer.close()

@@ -1,4 +1,7 @@
-"""The fake engine as a process: protocol, slots, hang-ups, life and death."""
+"""The fake engine as a process: protocol, slots, hang-ups, life and death, faults on command.
+
+What a client sees of the other faults is in tests/bench/test_sweep.py.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,21 @@ import time
 import pytest
 from fake_raw_client import call, chat, read_all, send
 
+from skep.errors import EngineError
+from skep.testing.fake_faults import FaultPlan, InjectedFault
 from skep.testing.process import FakeEngine
 
 
 @pytest.fixture(scope="module")
-def engine():
+def shared():
     with FakeEngine(slots=2, token_ms=2, ctx=50) as engine:
         yield engine
+
+
+@pytest.fixture
+def engine(shared):
+    shared.fault(kind="none")
+    return shared
 
 
 def test_engine_tells_about_itself(engine):
@@ -180,18 +191,6 @@ def test_tokens_keep_their_times():
     assert (arrivals[-1] - arrivals[0]) / 79 == pytest.approx(0.005, rel=0.1)
 
 
-def test_many_streams_run_at_once():
-    """256 answers side by side, each whole."""
-
-    async def crowd(url):
-        return await asyncio.gather(*(read_all(url, chat(tokens=5)) for _ in range(256)))
-
-    with FakeEngine(slots=256, token_ms=30, ttft_ms=300) as engine:
-        streams = asyncio.run(crowd(engine.url))
-        assert all(stream.raw.count(b"[DONE]") == 1 for stream in streams)
-        assert engine.state()["max_running"] > 200
-
-
 def test_address_is_printed_without_a_report_descriptor():
     """For a person who starts it by hand; SIGTERM ends it with 0."""
     argv = [sys.executable, "-m", "skep.testing.fake_engine"]
@@ -236,3 +235,93 @@ def test_engine_ends_with_the_process_that_started_it():
         parent.kill()
         assert select.select([watch], [], [], 5)[0] == [watch]
         os.close(watch)
+
+
+def test_fault_strikes_its_number_of_times():
+    """Oldest first; other requests are left alone."""
+    plan = FaultPlan()
+    plan.add(InjectedFault.parse('{"kind": "500", "times": 2}'))
+    plan.add(InjectedFault.parse("429"))
+    struck = [plan.for_request("POST", "/v1/chat/completions") for _ in range(4)]
+    assert [fault.kind.value if fault else None for fault in struck] == ["500", "500", "429", None]
+
+
+@pytest.mark.parametrize("values", [{"kind": "odd"}, {}, {"kind": "500", "odd": 1}])
+def test_unknown_fault_is_the_callers_mistake(engine, values):
+    """A misspelt fault must not pass for one that did not strike."""
+    with pytest.raises(EngineError):
+        engine.fault(**values)
+
+
+@pytest.mark.parametrize(("kind", "retry_after"), [("500", None), ("503", "7"), ("429", "7")])
+def test_status_faults_answer_in_openai_form(engine, kind, retry_after):
+    """Once; the next request is answered."""
+    engine.fault(kind=kind, retry_after_s=7)
+    reply = call(engine.url, "POST", "/v1/chat/completions", chat())
+    assert (reply.status, reply.headers.get("retry-after")) == (int(kind), retry_after)
+    assert reply.json()["error"]["message"]
+    assert call(engine.url, "POST", "/v1/chat/completions", chat()).status == 200
+
+
+@pytest.mark.parametrize("kind", ["hang-first", "hang-mid"])
+def test_hanging_request_holds_its_slot_until_the_client_goes(engine, kind):
+    """Nothing more comes; /fake/state still answers."""
+
+    async def hang():
+        stream = await send(engine.url, chat())
+        if kind == "hang-mid":
+            await stream.until(b" bees")
+        await asyncio.to_thread(engine.wait_for, running=1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.until(b"[DONE]"), 0.05)
+        await stream.hang_up()
+        assert (b"HTTP/1.1 200" in stream.raw) == (kind == "hang-mid")
+
+    engine.fault(kind=kind, after_tokens=2)
+    hangups = engine.state()["hangups"]
+    asyncio.run(hang())
+    engine.wait_for(running=0, hangups=hangups + 1)
+
+
+def test_refused_connections_can_be_had_back(engine):
+    """The control port stays open, so the fault can be lifted."""
+    engine.fault(kind="refuse")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", engine.port))
+    engine.fault(kind="none")
+    assert call(engine.url, "GET", "/health").status == 200
+
+
+def test_slow_accept_delays_the_first_byte(engine):
+    """The connection is there, nobody reads it yet."""
+
+    async def ask():
+        stream = await send(engine.url, chat(tokens=1))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.until(b"HTTP/1.1 200"), 0.05)
+        await stream.until(b"[DONE]")
+        await stream.hang_up()
+
+    engine.fault(kind="slow-accept", delay_ms=150)
+    asyncio.run(ask())
+
+
+def test_fault_on_another_path_strikes_only_there(engine):
+    """A replica whose health fails while it still answers."""
+    engine.fault(kind="500", path="/health", times=None)
+    assert {call(engine.url, "GET", "/health").status for _ in range(3)} == {500}
+    assert call(engine.url, "POST", "/v1/chat/completions", chat()).status == 200
+
+
+def test_crash_ends_the_process_with_the_code_asked_for():
+    """In the middle of a stream."""
+    fault = {"kind": "crash", "after_tokens": 2, "exit_code": 7}
+    with FakeEngine(fault=fault, token_ms=1) as engine:
+        assert b" bees" in asyncio.run(read_all(engine.url, chat())).raw
+        assert engine.wait() == 7
+
+
+def test_crash_at_start_says_why():
+    """The message on stderr, before anything listens."""
+    with pytest.raises(EngineError, match="exit status 3: CUDA out of memory"):
+        FakeEngine(crash_at_start="CUDA out of memory", exit_code=3).start()

@@ -25,17 +25,12 @@ def test_unreadable_curve_is_the_callers_mistake(text):
         TokenTimeCurve.parse(text)
 
 
-def test_first_token_waits_for_base_and_prefill():
-    """Both are scaled."""
-    speed = Speed(TokenTimeCurve.parse("1:10"), ttft_ms=100, prefill_tok_s=1000, scale=0.1)
-    assert speed.first_token_s(400) == pytest.approx(0.05)
-
-
-def test_waiting_requests_slow_every_token():
-    """The factor counts only while somebody waits inside."""
-    speed = Speed(TokenTimeCurve.parse("1:10"), overfill_slowdown=1.5)
-    assert speed.token_s(1, waiting=0) == pytest.approx(0.010)
-    assert speed.token_s(1, waiting=3) == pytest.approx(0.015)
+def test_first_token_waits_for_base_and_prefill_and_waiting_requests_slow_every_token():
+    """All are scaled; the factor counts only while somebody waits inside."""
+    curve = TokenTimeCurve.parse("1:10")
+    assert Speed(curve, ttft_ms=100, prefill_tok_s=1000, scale=0.1).first_token_s(400) == pytest.approx(0.05)
+    speed = Speed(curve, overfill_slowdown=1.5)
+    assert [speed.token_s(1, waiting=waiting) for waiting in (0, 3)] == pytest.approx([0.010, 0.015])
 
 
 def test_lateness_does_not_add_up():

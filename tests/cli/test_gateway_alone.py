@@ -3,13 +3,13 @@
 import contextlib
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 from pathlib import Path
 
 import pytest
-from talk import ask, eventually, rest_of, rows_of, streaming
+from hive_client import ask, eventually, free_port, rest_of, rows_of, streaming
+from in_process import refused
 
 from skep.testing.process import FakeEngine
 
@@ -24,13 +24,6 @@ def front(skep):
         return json.loads(skep("gateway", "-d", "--json", "--port", "0", *args, check=0, **env).stdout)
 
     return run
-
-
-@pytest.fixture
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def test_two_servers_are_one_endpoint(skep, front):
@@ -52,21 +45,23 @@ def test_two_servers_are_one_endpoint(skep, front):
         assert ask(one.url)[0] == 200  # not ours: it goes on
 
 
-def test_a_server_that_is_not_there_yet_is_no_reason_to_wait(skep, front, free_port):
-    ready = front("--upstream", f"http://127.0.0.1:{free_port}", "--slots", "2", "--model", "fake-model")
+def test_a_server_that_is_not_there_yet_is_no_reason_to_wait(skep, front):
+    port = free_port()
+    ready = front("--upstream", f"http://127.0.0.1:{port}", "--slots", "2", "--model", "fake-model")
     (row,) = ready["replicas"]
     assert row["state"] == "starting"
     assert "refused" in row["why"]
     with streaming(ready["url"], max_tokens=3) as sock:  # its model is known: the request waits
         eventually(lambda: rows_of(skep)["gateway"]["queued"] == 1)
-        with FakeEngine(port=free_port, slots=2):
+        with FakeEngine(port=port, slots=2):
             assert b"[DONE]" in rest_of(sock, b"")
             assert rows_of(skep)[row["name"]]["state"] == "ready"
 
 
-def test_who_does_not_answer_is_told_to_a_person(skep, free_port):
-    done = skep("gateway", "-d", "--port", "0", "--upstream", f"127.0.0.1:{free_port}", "--slots", "2", check=0)
-    assert f"warning: 127.0.0.1-{free_port} does not serve yet, skep goes on asking" in done.stderr
+def test_who_does_not_answer_is_told_to_a_person(skep):
+    port = free_port()
+    done = skep("gateway", "-d", "--port", "0", "--upstream", f"127.0.0.1:{port}", "--slots", "2", check=0)
+    assert f"warning: 127.0.0.1-{port} does not serve yet, skep goes on asking" in done.stderr
     assert "no model yet" in done.stderr
     assert done.stdout.startswith("http://127.0.0.1:")
 
@@ -87,14 +82,6 @@ def test_upstreams_of_the_file_are_fronted_and_reloaded(skep, front, tmp_path):
         assert set(rows_of(skep)) == {"other", "gateway"}
 
 
-def test_up_with_upstreams_alone_starts_nothing_but_the_gateway(skep, tmp_path):
-    with FakeEngine(slots=2) as engine:
-        (tmp_path / "skep.toml").write_text(f'[gateway]\nport = 0\n[[upstream]]\nurl = "{engine.url}"\nslots = 2\n')
-        url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
-        assert ask(url)[0] == 200
-        assert [row["kind"] for row in rows_of(skep).values()] == ["upstream", "gateway"]
-
-
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
@@ -111,11 +98,11 @@ def test_up_with_upstreams_alone_starts_nothing_but_the_gateway(skep, tmp_path):
         ([], "no upstream is given"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(skep, args, complaint):
-    assert complaint in skep("gateway", "-d", *args, check=2).stderr
+def test_what_cannot_be_meant_is_refused(paths, args, complaint):
+    assert complaint in refused("gateway", "-d", *args)
 
 
-def test_tls_is_spoken_with_a_certificate(skep, tmp_path):
+def test_up_with_upstreams_alone_starts_nothing_but_the_gateway_and_speaks_tls_with_a_certificate(skep, up, tmp_path):
     context = ssl.create_default_context(cafile=CERTIFICATE)
     context.check_hostname = False
     with FakeEngine(slots=2) as engine:
@@ -124,16 +111,17 @@ def test_tls_is_spoken_with_a_certificate(skep, tmp_path):
         )
         (tmp_path / "skep.toml").write_text(f"[gateway]\nport = 0\n{tables}")
         shutil.copy(CERTIFICATE, tmp_path / "server.pem")
-        url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+        url = up()["url"]
         assert url.startswith("https://")
         assert ask(url, context=context)[0] == 200
+        assert [row["kind"] for row in rows_of(skep).values()] == ["upstream", "gateway"]
 
 
-def test_certificates_that_cannot_serve_are_found_before_the_start(skep, tmp_path):
+def test_certificates_that_cannot_serve_are_found_before_the_start(paths, tmp_path):
     def complaint(certificate, key):
         names = f'tls_certificate = "{certificate}"\n' + (f'tls_key = "{key}"\n' if key else "")
         (tmp_path / "skep.toml").write_text(f'[gateway]\nport = 0\n{names}[[serve]]\nengine = "fake"\n')
-        return skep("up", "-d", check=2).stderr
+        return refused("up", "-d")
 
     shutil.copy(CERTIFICATE, tmp_path / "good.pem")
     (tmp_path / "bad.pem").write_text("nothing\n")
@@ -141,7 +129,7 @@ def test_certificates_that_cannot_serve_are_found_before_the_start(skep, tmp_pat
     assert "none.pem` cannot be read: No such file" in complaint("none.pem", "good.pem")
     assert "are no certificate and key" in complaint("good.pem", "bad.pem")
     if shutil.which("openssl"):
-        make = ["openssl", "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out"]
+        make = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"]
         subprocess.run([*make, tmp_path / "other.pem"], check=True, capture_output=True)
         assert "does not belong to" in complaint("good.pem", "other.pem")
         locked = [*make, tmp_path / "locked.pem", "-aes256", "-pass", "pass:x"]
@@ -152,9 +140,9 @@ def test_certificates_that_cannot_serve_are_found_before_the_start(skep, tmp_pat
 def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front, start_gateway):
     """Another skep plays the server."""
     with FakeEngine(token_ms=1) as engine:
-        upstairs = start_gateway(api_key="upstairs")
-        upstairs.serve_engines(engine)
-        args = ("--upstream", upstairs.url, "--slots", "2", "--key-env", "UPSTAIRS_KEY")
+        server = gateway(api_key="upstairs")
+        server.serve(engine)
+        args = ("--upstream", server.url, "--slots", "2", "--key-env", "UPSTAIRS_KEY")
         refused = skep("gateway", *args, "--port", "0", check=2)
         assert "export UPSTAIRS_KEY" in refused.stderr
         url = front(*args, UPSTAIRS_KEY="upstairs")["url"]

@@ -1,20 +1,15 @@
-"""Replicas that stand elsewhere, as `skep ps` and `skep logs` show them."""
+"""Replicas on other machines, as `skep ps` and `skep logs` show them."""
 
-import asyncio
-import threading
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
+from hive_client import FakeHive
+from in_process import call
 
 from skep.cli.hive import _ConsoleReporter, print_rows
 from skep.cli.hive_process import EventLog
-from skep.cli.main import app
 from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
-from skep.paths import make_runtime, user_paths
-from skep.supervisor.control_commands import control_socket
 
 ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}
 
@@ -30,44 +25,15 @@ def test_nodes_are_a_column_where_there_are_any(capsys):
     assert "NODE" not in capsys.readouterr().out
 
 
-@contextmanager
-def hive(paths, answer, last_words=dict):
-    """A control socket, and nothing behind it; `down` ends it."""
-    make_runtime(paths.runtime)
-    loop, ready, done = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def serve():
-        async def answered(message):
-            if message["op"] == "down":
-                loop.call_later(0.05, done.set)
-            return await answer(message)
-
-        async with control_socket(paths.socket, answered, last_words):
-            ready.set()
-            await done.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(done.set)
-        thread.join()
-        loop.close()
-
-
-@pytest.fixture
-def paths(env):
-    paths = user_paths(env)
+@pytest.fixture(autouse=True)
+def _logs(paths):
     paths.logs.mkdir(parents=True)
     (paths.logs / "m-0.log").write_text("left by another hive\n")
     (paths.logs / "gateway.log").write_text("of the gateway\n")
-    return paths
 
 
 def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
-    async def answer(message):
+    def answer(message):
         if message["name"] == "m-1":
             raise EngineError("its node does not answer")
         return (
@@ -76,7 +42,7 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
             else {"ok": True}
         )
 
-    with hive(paths, answer):
+    with FakeHive(paths, answer):
         show_log(paths, "m-0", 3, follow=False)
         show_log(paths, "gateway", 3, follow=False)
         with pytest.raises(EngineError, match="its node does not answer"):
@@ -91,13 +57,13 @@ def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths
     monkeypatch.setattr("skep.cli.serve.POLL_ELSEWHERE_S", 0.01)
     asked = []
 
-    async def answer(message):
+    def answer(message):
         asked.append(message["offset"])
         if len(asked) == 2:
             raise EngineError("its node does not answer")
         return {"ok": True, "text": f"{len(asked)}\n", "offset": 2 * len(asked)} if len(asked) < 4 else {"ok": True}
 
-    with hive(paths, answer):
+    with FakeHive(paths, answer):
         show_log(paths, "m-0", 3, follow=True)
     assert asked == [None, 2, 2, 6]
     assert capfd.readouterr().out == "1\n3\n"
@@ -107,7 +73,7 @@ def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd
     monkeypatch.setattr("skep.cli.serve.POLL_ELSEWHERE_S", 0.01)
     asked, text = [], "1\n2\n3\n"
 
-    async def answer(message):
+    def answer(message):
         asked.append(message["offset"])
         at = asked[-1] or 0
         if len(asked) == 3:
@@ -115,7 +81,7 @@ def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd
         told = {"text": (text + text)[at : at + 2], "offset": at + 2, "size": 6 if at < 6 else 12}
         return {"ok": True, **(told if at < 12 else {})}
 
-    with hive(paths, answer):
+    with FakeHive(paths, answer):
         with pytest.raises(EngineError, match="its node does not answer"):
             show_log(paths, "m-1", 3, follow=False)
         assert (asked, capfd.readouterr().out) == ([None, 2, 4], "1\n2\n")
@@ -124,33 +90,24 @@ def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd
     assert capfd.readouterr().out == text + text
 
 
-def test_down_says_what_could_not_be_ended(paths, env, monkeypatch):
+def test_down_says_what_could_not_be_ended(paths):
     """skep itself is down: that the cluster was not to be reached is a warning."""
     left = "the cluster cannot be reached; what stands on its nodes ends within 60 s"
 
-    async def answer(_message):
+    def answer(_message):
         return {"ok": True, "pid": 2**30, "drain_s": 0.0, "stop_s": 5.0, "more": True}
 
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    with hive(paths, answer, lambda: {"left_behind": [left]}):
-        told = CliRunner().invoke(app, ["down"])
-    assert (told.exit_code, told.stdout) == (0, "")
-    assert told.stderr.splitlines() == [f"warning: {left}", "skep is down"]
+    with FakeHive(paths, answer, lambda: {"left_behind": [left]}):
+        told = call("down", check=0)
+    assert told.out == ""
+    assert told.err.splitlines() == [f"warning: {left}", "skep is down"]
 
 
-def test_in_the_foreground_it_is_said_once(paths, capsys):
-    supervisor = SimpleNamespace(phase="stopping", last_rows=[], left_behind=("something is left",))
-    story = _ConsoleReporter(paths, as_json=False)
-    story.changed(supervisor)
-    story.changed(supervisor)
-    assert capsys.readouterr().err == "warning: something is left\n"
-
-
-def test_it_is_in_the_chronicle(paths):
+def test_what_could_not_be_ended_is_said_once_in_the_foreground_and_in_the_log(paths, capsys):
+    supervisor = SimpleNamespace(phase="stopping", rows=lambda _status: [], left_behind=("something is left",))
     lines = []
-    chronicle = EventLog(lines.append)
-    supervisor = SimpleNamespace(last_rows=[], left_behind=("something is left",))
-    chronicle.changed(supervisor)
-    chronicle.changed(supervisor)
+    for reporter in (_ConsoleReporter(paths, as_json=False), EventLog(lines.append)):
+        reporter.changed(supervisor)
+        reporter.changed(supervisor)
+    assert capsys.readouterr().err == "warning: something is left\n"
     assert [line.partition(" ")[2] for line in lines] == ['hive.left_behind what="something is left"']

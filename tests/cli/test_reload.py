@@ -1,42 +1,21 @@
-"""Changing a hive while it serves: reload, drain, undrain. Real processes, and streams that must not break."""
+"""Changing a hive while it serves: reload, drain, scale. Real processes, and streams that must not break."""
 
 import json
-import stat
 import subprocess
 import sys
 import urllib.error
 
 import pytest
-from talk import ask, eventually, rest_of, rows_of, streaming
+from hive_client import ask, eventually, rest_of, rows_of, streaming
+from in_process import refused
 
+from skep.cli.control import parse_wanted
 from skep.config.keys import keys_path
 from skep.paths import user_paths
 from skep.supervisor.control import ask as ask_control
 from skep.supervisor.control import socket_of
 
-HEAD = """
-start_deadline = "20s"
-drain = "10s"
-"""
-
-
-@pytest.fixture
-def configure(tmp_path):
-    """Writes skep.toml: tables of [[serve]], and what stands under [gateway]."""
-
-    def write(*tables, gateway="", rest=""):
-        text = [HEAD, rest, "[gateway]\nport = 0\n", gateway]
-        for table in tables:
-            values = {"model": "fake-model", "engine": "fake", "slots": 2, **table}
-            text += ["[[serve]]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-        (tmp_path / "skep.toml").write_text("\n".join(text) + "\n")
-
-    return write
-
-
-@pytest.fixture
-def up(skep):
-    return lambda *args: json.loads(skep("up", "-d", "--json", *args, check=0).stdout)["url"]
+SLOW = ["--token-ms=20"]
 
 
 @pytest.fixture
@@ -57,12 +36,9 @@ def refusal(url, **kwargs):
         return error.code, json.load(error)["error"]["code"]
 
 
-SLOW = ["--token-ms=20"]
-
-
 def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configure, up, reload):
     configure({"replicas": 2, "extra": SLOW})
-    url = up()
+    url = up()["url"]
     before = rows_of(skep)
     with streaming(url, max_tokens=150) as sock:
         received = sock.recv(1000)
@@ -95,7 +71,7 @@ def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configu
 def test_replicas_that_change_are_started_anew_after_their_answers(skep, configure, up, reload):
     """One after the other; requests that find none of them wait."""
     configure({"extra": SLOW})
-    url = up()
+    url = up()["url"]
     before = rows_of(skep)["fake-model-0"]["pid"]
     with streaming(url, max_tokens=60) as sock:
         received = sock.recv(1000)
@@ -112,7 +88,7 @@ def test_replicas_that_change_are_started_anew_after_their_answers(skep, configu
 @pytest.mark.slow
 def test_a_request_that_comes_while_its_only_replica_changes_waits(skep, configure, up):
     configure({"extra": SLOW})
-    url = up()
+    url = up()["url"]
     with streaming(url, max_tokens=400) as sock:
         received = sock.recv(1000)
         configure({"extra": ["--load-s=0.3"]})
@@ -127,7 +103,7 @@ def test_a_request_that_comes_while_its_only_replica_changes_waits(skep, configu
 
 def test_down_in_the_middle_of_a_reload_leaves_nothing_behind(skep, configure, up):
     configure({"extra": SLOW})
-    url = up()
+    url = up()["url"]
     with streaming(url, max_tokens=150) as sock:
         received = sock.recv(1000)
         configure({"slots": 3}, {"model": "other"})
@@ -138,27 +114,20 @@ def test_down_in_the_middle_of_a_reload_leaves_nothing_behind(skep, configure, u
     assert json.loads(skep("ps", "--json", check=0).stdout) == []
 
 
-def test_shares_of_slots_are_adjusted_without_a_restart(skep, configure, up, reload):
+def test_shares_of_slots_and_aliases_hold_at_once_and_without_a_restart(skep, configure, up, reload):
     configure({"slots": 4})
-    up()
+    url = up()["url"]
     before = rows_of(skep)["fake-model-0"]["pid"]
-    configure({"slots": 4, "reserve": 1, "soft_slots": 2})
+    assert refusal(url, model="gpt-4o") == (404, "model_not_found")
+    configure({"slots": 4, "reserve": 1, "soft_slots": 2}, gateway='[aliases]\n"gpt-*" = "fake-model"\n')
     assert reload()["adjusted"] == ["fake-model-0"]
+    assert ask(url, model="gpt-4o")[0] == 200
     assert rows_of(skep)["fake-model-0"]["pid"] == before
 
 
-def test_limits_and_aliases_hold_at_once(skep, configure, up, reload):
-    configure({})
-    url = up()
-    assert refusal(url, model="gpt-4o") == (404, "model_not_found")
-    configure({}, gateway='[aliases]\n"gpt-*" = "fake-model"\n')
-    assert reload()["unchanged"] == ["fake-model-0"]
-    assert ask(url, model="gpt-4o")[0] == 200
-
-
 def test_a_file_with_an_error_changes_nothing_and_says_so(skep, configure, up, tmp_path):
-    configure({})
-    url = up()
+    configure()
+    url = up()["url"]
     good = (tmp_path / "skep.toml").read_text()
     before = rows_of(skep)
     for bad, complaint in [
@@ -177,19 +146,19 @@ def test_a_file_with_an_error_changes_nothing_and_says_so(skep, configure, up, t
 
 
 def test_a_reloaded_replica_that_does_not_start_is_an_error_and_the_hive_stays(skep, configure, up, reload):
-    configure({})
+    configure()
     up()
     configure({"extra": ["--crash-at-start=no such kernel"]})
     done = skep("reload", "--wait", check=1)
     assert "error: replica `fake-model-0` did not start: no such kernel" in done.stderr
     assert rows_of(skep)["fake-model-0"]["state"] == "failed"
-    configure({})
+    configure()
     assert reload()["changed"] == ["fake-model-0"]
     assert rows_of(skep)["fake-model-0"]["state"] == "ready"
 
 
 def test_an_address_is_not_changed_by_a_reload(skep, configure, up, tmp_path):
-    configure({})
+    configure()
     up()
     text = (tmp_path / "skep.toml").read_text()
     (tmp_path / "skep.toml").write_text(text.replace("port = 0", 'port = 9\nhost = "::1"\nbody_limit = "1MiB"'))
@@ -201,7 +170,7 @@ def test_an_address_is_not_changed_by_a_reload(skep, configure, up, tmp_path):
 
 def test_what_the_command_line_said_goes_on_winning(skep, configure, up, reload):
     """A reload is no way to lose `--replicas 2`."""
-    configure({})
+    configure()
     up("--replicas", "2", "--slots", "3")
     configure({"slots": 1, "context": 4096})
     assert reload()["changed"] == ["fake-model-0", "fake-model-1"]
@@ -209,7 +178,7 @@ def test_what_the_command_line_said_goes_on_winning(skep, configure, up, reload)
 
 
 def test_a_reload_from_another_folder_reads_the_same_file(skep, configure, up, env, tmp_path):
-    configure({})
+    configure()
     up()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "skep.toml").write_text("nonsense")
@@ -219,32 +188,29 @@ def test_a_reload_from_another_folder_reads_the_same_file(skep, configure, up, e
     assert json.loads(done.stdout)["added"] == ["fake-model-1"]
 
 
-def test_a_key_that_was_added_is_wanted_at_once(skep, configure, up, reload):
-    configure({})
-    url = up()
-    assert ask(url)[0] == 200
+def test_a_key_that_was_added_is_wanted_at_once_and_a_file_that_others_can_read_warned_about(
+    skep, configure, up, reload, env
+):
+    configure()
+    url = up()["url"]
     key = skep("key", "add", "agent", check=0).stdout.strip()
     assert ask(url)[0] == 200  # not before the reload
-    reload()
+    keys_path(user_paths(env)).chmod(0o644)
+    assert "warning: others may read" in skep("reload", "--wait", check=0).stderr
     assert refusal(url) == (401, "invalid_api_key")
     assert ask(url, key=key)[0] == 200
     skep("key", "remove", "agent", check=0)
     reload()
-    assert ask(url)[0] == 200  # on loopback, no key is an open door
+    assert ask(url)[0] == 200  # on loopback, no key means that none is wanted
 
 
-def test_keys_that_others_can_read_are_warned_about(skep, configure, env):
-    configure({})
-    skep("key", "add", "agent", check=0)
-    keys_path(user_paths(env)).chmod(0o644)
-    assert "warning: others may read" in skep("up", "-d", check=0).stderr
-    assert "warning: others may read" in skep("reload", check=0).stderr
-
-
-def test_without_the_last_key_nobody_comes_in_from_outside(skep, configure, reload):
-    configure({})
+def test_without_the_last_key_nobody_comes_in_from_outside(skep, configure, reload, env):
+    configure()
     key = skep("key", "add", "agent", check=0).stdout.strip()
-    port = json.loads(skep("up", "-d", "--json", "--host", "0.0.0.0", check=0).stdout)["url"].rpartition(":")[2]
+    keys_path(user_paths(env)).chmod(0o644)
+    started = skep("up", "-d", "--json", "--host", "0.0.0.0", check=0)
+    assert "warning: others may read" in started.stderr
+    port = json.loads(started.stdout)["url"].rpartition(":")[2]
     url = f"http://127.0.0.1:{port}"
     assert ask(url, key=key)[0] == 200
     skep("key", "remove", "agent", check=0)
@@ -252,9 +218,9 @@ def test_without_the_last_key_nobody_comes_in_from_outside(skep, configure, relo
     assert refusal(url, key=key) == (401, "invalid_api_key")
 
 
-def test_the_key_of_the_environment_survives_a_reload_from_a_shell_without_it(skep, configure, reload):
-    configure({})
-    url = json.loads(skep("up", "-d", "--json", check=0, SKEP_API_KEY="secret").stdout)["url"]
+def test_the_key_of_the_environment_survives_a_reload_from_a_shell_without_it(configure, up, reload):
+    configure()
+    url = up(SKEP_API_KEY="secret")["url"]
     reload()
     assert refusal(url) == (401, "invalid_api_key")
     assert ask(url, key="secret")[0] == 200
@@ -262,7 +228,7 @@ def test_the_key_of_the_environment_survives_a_reload_from_a_shell_without_it(sk
 
 def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(skep, configure, up, status):
     configure({"replicas": 2, "extra": SLOW})
-    url = up()
+    url = up()["url"]
     with streaming(url, max_tokens=100) as sock:
         received = sock.recv(1000)
         name = next(row["name"] for row in status()["rows"] if row["kind"] == "replica" and row["busy"])
@@ -281,8 +247,8 @@ def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(skep, confi
 
 
 def test_a_drained_replica_stays_drained_when_it_is_restarted(skep, configure, up):
-    configure({})
-    url = up()
+    configure()
+    url = up()["url"]
     skep("drain", "fake-model-0", check=0)
     skep("restart", "fake-model-0", check=0)
     eventually(lambda: rows_of(skep)["fake-model-0"]["restarts"] == 1)
@@ -291,42 +257,58 @@ def test_a_drained_replica_stays_drained_when_it_is_restarted(skep, configure, u
     assert ask(url)[0] == 200
 
 
-@pytest.mark.parametrize("command", ["drain", "undrain", "restart"])
-def test_a_replica_that_is_not_there_is_an_error_with_those_that_are(skep, configure, up, command):
-    configure({})
-    up()
-    done = skep(command, "nobody", check=1)
-    assert "error: there is no `nobody` here" in done.stderr
-    assert "fake-model-0" in done.stderr
-
-
-@pytest.mark.parametrize("command", [["reload"], ["drain", "x"], ["undrain", "x"]])
-def test_without_a_hive_there_is_nothing_to_change(skep, command):
-    assert skep(*command, check=1).stderr.startswith("error: skep is not running")
-
-
-def test_the_status_tells_what_the_gateway_sees(skep, configure, up, status):
-    configure({})
-    url = up()
-    ask(url)
+def test_the_status_tells_what_the_gateway_sees_and_names_nobody_who_is_not_there(skep, configure, up, status):
+    configure()
+    ask(up()["url"])
+    for command in ("drain", "undrain", "restart"):
+        said = skep(command, "nobody", check=1).stderr
+        assert "error: there is no `nobody` here" in said
+        assert "fake-model-0" in said
     gateway = eventually(lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen)
     assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
     assert [(row["name"], row["state"], row["slots"]) for row in gateway["replicas"]] == [("fake-model-0", "up", 2)]
 
 
-def test_what_a_hive_writes_into_its_state_folder_is_for_its_user_alone(skep, configure, up, env):
-    configure({})
-    ask(up())
-    state = user_paths(env).state
-    eventually((state / "logs" / "requests.log").exists)
-    found = {path.relative_to(state): stat.S_IMODE(path.stat().st_mode) for path in [state, *state.rglob("*")]}
-    names = {path.name for path in found}
-    assert names > {"logs", "skep.log", "gateway.log", "requests.log", "fake-model-0.log"}
-    assert {str(path): oct(mode) for path, mode in found.items() if mode & 0o077} == {}
+def replicas(skep):
+    return {name: row["pid"] for name, row in rows_of(skep).items() if row["kind"] == "replica"}
 
 
-def test_requests_leave_a_line_in_their_log(skep, configure, up):
-    configure({})
-    ask(up())
-    skep("down", check=0)
-    assert "/v1/chat/completions" in skep("logs", "requests", check=0).stdout
+def test_replicas_come_and_go_while_a_stream_goes_on(skep, configure, up):
+    configure({"extra": SLOW})
+    url = up()["url"]
+    before = replicas(skep)
+    with streaming(url, max_tokens=60) as sock:
+        received = sock.recv(1000)
+        done = skep("scale", "fake-model=3", "--wait", check=0)
+        assert "started: fake-model-1, fake-model-2" in done.stderr
+        assert "1 -> 3 replicas, until the next `skep reload` or `skep up`" in done.stderr
+        during = replicas(skep)
+        assert (len(during), during["fake-model-0"]) == (3, before["fake-model-0"])
+        told = json.loads(skep("scale", "fake-model=1", "--wait", "--json", check=0).stdout)
+        assert (told["before"], told["removed"]) == (3, ["fake-model-1", "fake-model-2"])
+        received = rest_of(sock, received)
+    assert b"[DONE]" in received
+    assert replicas(skep) == before
+    skep("scale", "fake-model=2", "--wait", check=0)
+    shown = json.loads(skep("scale", "--json", check=0).stdout)
+    assert shown == [{"model": "fake-model", "replicas": 2, "ready": 2}]
+    skep("reload", "--wait", check=0)
+    assert replicas(skep) == before, "what the file says holds again"
+    for wanted, code, words in [
+        ("nobody=2", 2, "there is no model `nobody` that skep starts here"),
+        ("fake-model=0", 2, "`fake-model` cannot have 0 replicas"),
+        ("nobody", 2, "there is no model `nobody`"),
+    ]:
+        assert words in skep("scale", wanted, check=code).stderr
+    assert replicas(skep) == before
+
+
+@pytest.mark.parametrize("command", ["reload", "drain x", "undrain x", "scale m=2"])
+def test_without_a_hive_there_is_nothing_to_change(paths, command):
+    assert refused(*command.split(), code=1).startswith("skep is not running")
+
+
+@pytest.mark.parametrize("wanted", ["m=", "=3", "m=-1", "m=1.5", "m=²"])
+def test_what_is_no_model_and_number_is_refused(paths, wanted):
+    assert "is not MODEL=N" in refused("scale", wanted)
+    assert parse_wanted("a=b=3") == ("a=b", 3)

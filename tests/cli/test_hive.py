@@ -5,34 +5,20 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import urllib.error
 from pathlib import Path
 
 import pytest
-from talk import ask, eventually, rest_of, rows_of, streaming
+from hive_client import ask, eventually, free_port, rest_of, rows_of, streaming
+from in_process import refused
 
-FAKE = """
-start_deadline = "20s"
-drain = "10s"
-[gateway]
-port = 0
-[[serve]]
-model = "fake-model"
-engine = "fake"
-replicas = {replicas}
-slots = 2
-extra = {extra}
-"""
+from skep.paths import user_paths
+from skep.supervisor.process_guard import descendants
 
-
-@pytest.fixture
-def configure(tmp_path):
-    def write(*extra, replicas=1):
-        (tmp_path / "skep.toml").write_text(FAKE.format(replicas=replicas, extra=json.dumps(list(extra))))
-
-    return write
+SLOW = {"extra": ["--token-ms=20"]}
 
 
 def alive(pid):
@@ -43,14 +29,13 @@ def alive(pid):
 
 def family(pid):
     """The process and everything below it."""
-    from skep.supervisor.process_guard import descendants
-
     return [pid, *descendants(pid)]
 
 
-def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(skep, configure):
-    configure(replicas=2)
-    ready = json.loads(skep("up", "-d", "--json", check=0).stdout)
+def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(skep, configure, up):
+    configure({"replicas": 2})
+    port = free_port()
+    ready = up("--port", port)
     assert ready["openai_base_url"] == f"{ready['url']}/v1"
     assert ask(ready["url"])[0] == 200
     rows = rows_of(skep)
@@ -63,23 +48,26 @@ def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(s
     skep("down", check=0)
     assert not any(alive(pid) for pid in pids)
     assert json.loads(skep("ps", "--json", check=0).stdout) == []
+    with pytest.raises(urllib.error.URLError):
+        ask(ready["url"])
+    assert up("--port", port)["url"] == ready["url"]  # the port is free again
 
 
-def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure):
+def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure, up):
     """The incident this guards against: orphaned engines that hold the card's memory."""
-    configure("--grandchild", replicas=2)
-    ready = json.loads(skep("up", "-d", "--json", check=0).stdout)
+    configure({"replicas": 2, "extra": ["--grandchild"]})
+    ready = up()
     pids = family(ready["pid"])
     assert len(pids) == 8  # two grandchildren too, which left their group and ignore TERM
     os.kill(ready["pid"], signal.SIGKILL)
     eventually(lambda: not any(alive(pid) for pid in pids))
-    again = json.loads(skep("up", "-d", "--json", check=0).stdout)
+    again = up()
     assert ask(again["url"])[0] == 200
 
 
-def test_a_gateway_that_crashes_comes_back_and_the_engines_stay(skep, configure):
+def test_a_gateway_and_an_engine_that_crash_come_back_and_their_clients_wait(skep, configure, up):
     configure()
-    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+    url = up()["url"]
     before = rows_of(skep)
     os.kill(before["gateway"]["pid"], signal.SIGKILL)
     assert ask(url)[0] == 200  # the socket is the supervisor's: the connection waits, it is not refused
@@ -87,22 +75,15 @@ def test_a_gateway_that_crashes_comes_back_and_the_engines_stay(skep, configure)
     assert after["fake-model-0"]["pid"] == before["fake-model-0"]["pid"]
     assert after["gateway"]["pid"] != before["gateway"]["pid"]
     assert after["gateway"]["restarts"] == 1
-
-
-def test_a_replaced_gateway_finishes_its_streams(skep, configure):
-    configure("--token-ms=20")
-    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
-    with streaming(url, max_tokens=60) as sock:
-        received = sock.recv(1000)
-        skep("restart", "gateway", check=0)
-        received = rest_of(sock, received)
-    assert b"[DONE]" in received
+    os.kill(before["fake-model-0"]["pid"], signal.SIGKILL)
+    eventually(lambda: rows_of(skep)["fake-model-0"]["pid"] != before["fake-model-0"]["pid"])
     assert ask(url)[0] == 200
+    assert rows_of(skep)["fake-model-0"]["restarts"] == 1
 
 
-def test_two_replacements_at_once_leave_one_gateway(skep, configure, env, tmp_path):
+def test_two_replacements_at_once_leave_one_gateway(skep, configure, up, env, tmp_path):
     configure()
-    ready = json.loads(skep("up", "-d", "--json", check=0).stdout)
+    ready = up()
     command = [sys.executable, "-m", "skep", "restart", "gateway"]
     both = [subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait(30) for process in both] == [0, 0]
@@ -111,26 +92,22 @@ def test_two_replacements_at_once_leave_one_gateway(skep, configure, env, tmp_pa
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_down_waits_for_streams_in_a_replaced_gateway_too(skep, configure, replaced):
-    configure("--token-ms=20")
-    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+def test_down_waits_for_streams_in_a_replaced_gateway_too(skep, configure, up, replaced):
+    configure(SLOW)
+    url = up()["url"]
     with streaming(url, max_tokens=100) as sock:
         received = sock.recv(1000)
         if replaced:
             skep("restart", "gateway", check=0)
+            assert ask(url)[0] == 200
         skep("down", check=0)
         received = rest_of(sock, received)
     assert b"[DONE]" in received
 
 
-def test_an_engine_that_dies_in_silence_is_reported_by_its_exit_code(skep, configure):
-    configure("--crash-at-start=")
-    assert "did not start: exit code" in skep("up", "-d", check=1).stderr
-
-
-def test_a_restarted_replica_finishes_its_answers_first(skep, configure):
-    configure("--token-ms=20")
-    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+def test_a_restarted_replica_finishes_its_answers_first(skep, configure, up):
+    configure(SLOW)
+    url = up()["url"]
     before = rows_of(skep)["fake-model-0"]["pid"]
     with streaming(url, max_tokens=40) as sock:
         received = sock.recv(1000)
@@ -141,10 +118,10 @@ def test_a_restarted_replica_finishes_its_answers_first(skep, configure):
     assert rows_of(skep)["fake-model-0"]["pid"] != before
 
 
-def test_a_replica_that_is_being_restarted_gets_nothing_new(skep, configure):
+def test_a_replica_that_is_being_restarted_gets_nothing_new(skep, configure, up):
     """It takes its time to end: what comes meanwhile waits for its successor."""
-    configure("--token-ms=20", "--ignore-term")
-    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+    configure({"extra": ["--token-ms=20", "--ignore-term"]})
+    url = up()["url"]
     skep("restart", "fake-model-0", check=0)
     with streaming(url, max_tokens=200) as sock:
         received = sock.recv(1000)
@@ -175,83 +152,51 @@ time.sleep(600)
     eventually(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_the_log_of_skep_itself_tells_what_happened_when(skep, configure):
-    configure()
-    skep("up", "-d", check=0)
-    skep("down", check=0)
-    lines = skep("logs", "skep", check=0).stdout
-    assert "replica.ready name=fake-model-0 pid=" in lines
-    assert "gateway.stopping" in lines
-    assert "Traceback" not in lines
-
-
-def test_the_running_skep_is_found_from_a_shell_with_another_runtime_folder(skep, configure, tmp_path):
-    """cron and sudo have no XDG_RUNTIME_DIR."""
-    configure()
-    (tmp_path / "run").mkdir(mode=0o700)
-    skep("up", "-d", check=0, XDG_RUNTIME_DIR=str(tmp_path / "run"))
-    assert rows_of(skep)["gateway"]["state"] == "ready"
-    assert "already running" in skep("up", "-d", check=1).stderr
-
-
-def test_a_crashed_engine_is_restarted_and_its_clients_wait(skep, configure):
-    configure()
-    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
-    before = rows_of(skep)["fake-model-0"]
-    os.kill(before["pid"], signal.SIGKILL)
-    eventually(lambda: rows_of(skep)["fake-model-0"]["pid"] != before["pid"])
-    assert ask(url)[0] == 200
-    after = rows_of(skep)["fake-model-0"]
-    assert after["pid"] != before["pid"]
-    assert after["restarts"] == 1
-
-
-def test_an_engine_that_dies_at_start_is_one_clear_line_and_nothing_is_left(skep, configure):
-    configure("--crash-at-start=CUDA out of memory")
+@pytest.mark.parametrize(("last_words", "said"), [("CUDA out of memory", "CUDA out of memory"), ("", "exit code")])
+def test_an_engine_that_dies_at_start_is_one_clear_line_and_nothing_is_left(skep, configure, last_words, said):
+    configure({"extra": [f"--crash-at-start={last_words}"]})
     done = skep("up", "-d", "--json", check=1)
     assert done.stdout == ""
-    assert "error: replica `fake-model-0` did not start: CUDA out of memory" in done.stderr
+    assert f"error: replica `fake-model-0` did not start: {said}" in done.stderr
     assert "hint: its log is" in done.stderr
     skep("ps", check=1)
+    assert last_words in skep("logs", "fake-model-0", "-n", "5", check=0).stdout
+    assert "known: fake-model-0, gateway, skep" in skep("logs", "nobody", check=2).stderr
 
 
-def test_an_engine_that_is_never_healthy_is_given_up_with_that_reason(skep, configure, tmp_path):
-    configure("--load-s=600")
-    text = (tmp_path / "skep.toml").read_text().replace('start_deadline = "20s"', 'start_deadline = "300ms"')
-    (tmp_path / "skep.toml").write_text(text)
+def test_an_engine_that_is_never_healthy_is_given_up_with_that_reason(skep, configure):
+    configure({"extra": ["--load-s=600"]}, head='start_deadline = "300ms"\n')
     done = skep("up", "-d", check=1)
     assert "not healthy within 0.3 s" in done.stderr
 
 
-def test_a_second_up_says_that_one_is_running(skep, configure):
+def test_a_second_up_says_that_one_is_running_also_to_a_shell_with_another_runtime_folder(
+    skep, configure, tmp_path, up
+):
+    """cron and sudo have no XDG_RUNTIME_DIR."""
     configure()
-    skep("up", "-d", check=0)
+    (tmp_path / "run").mkdir(mode=0o700)
+    up(XDG_RUNTIME_DIR=str(tmp_path / "run"))
+    assert rows_of(skep)["gateway"]["state"] == "ready"
     done = skep("up", "-d", check=1)
     assert "error: skep is already running (pid " in done.stderr
     assert "skep down" in done.stderr
 
 
-def test_an_occupied_port_is_named_and_nothing_is_started(skep, configure):
+def test_an_occupied_port_is_named_and_binding_to_the_world_wants_a_key(paths, configure):
     configure()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = skep("up", "-d", "--port", port, check=1)
-    assert f"error: port {port} on 127.0.0.1 is in use" in done.stderr
-    assert "hint: choose another one with --port" in done.stderr
+        said = refused("up", "-d", "--port", port, code=1)
+    assert said.startswith(f"port {port} on 127.0.0.1 is in use | choose another one with --port")
+    said = refused("up", "-d", "--host", "0.0.0.0")
+    assert "0.0.0.0" in said
+    assert "SKEP_API_KEY" in said
 
 
-def test_binding_to_the_world_wants_a_key(skep, configure):
-    configure()
-    done = skep("up", "-d", "--host", "0.0.0.0", check=2)
-    assert "0.0.0.0" in done.stderr
-    assert "SKEP_API_KEY" in done.stderr
-
-
-def test_down_with_a_short_wait_cuts_what_is_under_way(skep, configure):
-    configure("--token-ms=20")
-    url = json.loads(skep("up", "-d", "--json", check=0).stdout)["url"]
+def test_down_with_a_short_wait_cuts_what_is_under_way(skep, configure, up):
+    configure(SLOW)
+    url = up()["url"]
     with streaming(url, max_tokens=5000) as sock:
         received = sock.recv(1000)
         skep("down", "--wait", "200ms", check=0)
@@ -280,14 +225,6 @@ def test_ctrl_c_in_the_foreground_stops_everything(env, configure, tmp_path):
     assert not any(alive(pid) for pid in pids)
 
 
-def test_logs_shows_the_end_of_an_engines_output(skep, configure):
-    configure("--crash-at-start=boom at layer 7")
-    skep("up", "-d", check=1)
-    assert "boom at layer 7" in skep("logs", "fake-model-0", "-n", "5", check=0).stdout
-    done = skep("logs", "nobody", check=2)
-    assert "known: fake-model-0, gateway, skep" in done.stderr
-
-
 def test_following_a_log_shows_what_is_written_after(env, tmp_path):
     log = Path(env["XDG_STATE_HOME"]) / "skep" / "logs" / "engine.log"
     log.parent.mkdir(parents=True)
@@ -308,25 +245,32 @@ def test_following_a_log_shows_what_is_written_after(env, tmp_path):
     assert follower.returncode == 0
 
 
-def test_the_control_socket_is_private(skep, configure, env):
+def test_what_a_hive_writes_is_for_its_user_alone_and_tells_what_happened(skep, configure, up, env):
     configure()
-    skep("up", "-d", check=0)
-    from skep.paths import user_paths
+    ask(up()["url"])
+    paths = user_paths(env)
+    eventually((paths.logs / "requests.log").exists)
+    found = {path: stat.S_IMODE(path.stat().st_mode) for path in [paths.state, *paths.state.rglob("*"), paths.socket]}
+    names = {path.name for path in found}
+    assert names > {"logs", "skep.log", "gateway.log", "requests.log", "fake-model-0.log"}
+    assert {str(path): oct(mode) for path, mode in found.items() if mode & 0o077} == {}
+    assert paths.socket.parent.stat().st_mode & 0o777 == 0o700
+    skep("down", check=0)
+    assert "/v1/chat/completions" in skep("logs", "requests", check=0).stdout
+    lines = skep("logs", "skep", check=0).stdout
+    assert "replica.ready name=fake-model-0 pid=" in lines
+    assert "gateway.stopping" in lines
+    assert "Traceback" not in lines
 
-    path = user_paths(env).socket
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
 
-
-def test_a_wrong_configuration_is_one_line(skep, tmp_path):
+def test_a_wrong_configuration_is_one_line(paths, tmp_path):
     (tmp_path / "skep.toml").write_text("[gateway]\nprot = 1\n")
-    done = skep("up", "-d", check=2)
-    assert done.stderr.startswith("error: skep.toml: `gateway.prot`")
+    assert refused("up", "-d").startswith("skep.toml: `gateway.prot`")
 
 
-@pytest.mark.parametrize("command", [["ps"], ["down"], ["restart", "gateway"]])
+@pytest.mark.parametrize("command", ["ps", "down", "restart gateway"])
 def test_commands_without_a_hive_say_how_to_start_one(skep, command):
-    done = skep(*command, check=1)
+    done = skep(*command.split(), check=1)
     assert done.stderr == "error: skep is not running\nhint: start it with `skep up -d`\n"
 
 
@@ -335,16 +279,3 @@ def test_the_systemd_unit_names_this_skep(skep):
     assert "KillMode=mixed" in unit
     command = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
     assert command.endswith("skep up")
-
-
-def test_a_port_is_free_again_after_down(skep, configure):
-    configure()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for _ in range(2):
-        skep("up", "-d", "--port", port, check=0)
-        assert ask(f"http://127.0.0.1:{port}")[0] == 200
-        skep("down", check=0)
-    with pytest.raises(urllib.error.URLError):
-        ask(f"http://127.0.0.1:{port}")

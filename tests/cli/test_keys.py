@@ -1,32 +1,30 @@
+"""`skep key` as a user runs it, and the file that it writes."""
+
 import os
 import stat
+import subprocess
+import sys
 import tomllib
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 import pytest
+from in_process import call, refused
 
-from skep.config.keys import (
-    KeySpec,
-    add_entry,
-    digest_of,
-    keys_path,
-    loose_mode,
-    make_entry,
-    new_key,
-    read_entries,
-    read_keys,
-    remove_entry,
-)
+from skep.config.key_ring import KeyRing, KeySpec, digest_of
+from skep.config.keys import add_entry, make_entry, read_entries, read_keys, remove_entry
 from skep.errors import UserError
-from skep.paths import user_paths
 
 D1, D2 = digest_of("one"), digest_of("two")
 CREATED = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+ONE = f'[[key]]\nname = "ci"\nsha256 = "{D1}"\n'
+key = partial(call, "key", check=0)
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "config" / "skep" / "keys.toml"
+def path(paths):
+    return Path(os.environ["XDG_CONFIG_HOME"]) / "skep" / "keys.toml"
 
 
 @pytest.fixture
@@ -48,35 +46,119 @@ def names(path):
     return [spec.name for spec in read_keys(path)]
 
 
-def test_the_file_lies_in_the_configuration_folder():
-    assert str(keys_path(user_paths({"HOME": "/home/bee"}))) == "/home/bee/.config/skep/keys.toml"
+def test_a_key_is_printed_once_and_only_its_digest_is_kept_in_a_file_of_its_owner_alone(path):
+    done = key("add", "ci", "--class", "batch", "--max-concurrent", 4, "--rate", "60/m")
+    (secret,) = done.out.splitlines()
+    assert secret.startswith("sk-skep-")
+    assert len(secret) == 40
+    assert "`skep reload`" in done.err
+    assert secret not in done.err
+    assert secret not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    spec = KeyRing(read_keys(path)).find(secret.encode())
+    assert (spec.name, spec.priority, spec.max_concurrent, spec.rate_per_s, spec.burst) == ("ci", "batch", 4, 1.0, 60)
 
 
-def test_new_keys_have_their_form_and_differ():
-    keys = {new_key() for _ in range(100)}
-    assert len(keys) == 100
-    assert all(key.startswith("sk-skep-") and len(key) == 8 + 32 for key in keys)
+def test_list_shows_names_and_limits(path):
+    assert key("list", "--json").json == []
+    empty = key("list")
+    assert (empty.out, "skep key add" in empty.err) == ("", True)
+    key("add", "ci", "--class", "batch")
+    key("add", "alice")
+    first, second = key("list", "--json").json
+    assert first.pop("created").endswith("+00:00")
+    digest = read_keys(path)[0].sha256
+    assert first == {"name": "ci", "class": "batch", "max_concurrent": None, "rate": None, "sha256": digest}
+    assert second["name"] == "alice"
+    table = key("list").out.splitlines()
+    assert table[1].split()[:4] == ["ci", "batch", "any", "any"]
+    assert len(table) == 3
 
 
-def test_no_file_is_no_keys(path):
+def test_a_file_that_others_may_read_is_warned_about_and_closed_by_the_next_change(written):
+    written(ONE, 0o640)
+    done = key("list", "--json")
+    assert done.err.startswith("warning: others may read")
+    assert "chmod 600" in done.err
+    assert [row["name"] for row in done.json] == ["ci"]
+    key("add", "another")
+    assert "warning" not in key("list").err
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_is_refused(written, mode):
+    """Who may write it may let himself in."""
+    written(ONE, mode)
+    said = refused("key", "list")
+    assert "others may write" in said
+    assert "chmod 600" in said
+
+
+def test_remove_takes_a_key_back(path):
+    key("add", "a")
+    key("add", "b")
+    assert refused("key", "remove", "c").endswith("known: a, b")
+    done = key("remove", "a")
+    assert (done.out, "`skep reload`" in done.err) == ("", True)
+    assert "the last one" in key("remove", "b").err
+    assert read_keys(path) == ()
+    assert "no key" in refused("key", "remove", "b")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["add", "a b"], "'a b' is not a name for a key"),
+        (["add", "x", "--class", "urgent"], "the class 'urgent' is unknown"),
+        (["add", "x", "--rate", "60"], "'60' is not a rate"),
+        (["add", "taken"], "there is a key named `taken`"),
+        (["remove", "nobody"], "there is no key named 'nobody'"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_hint(path, args, says):
+    key("add", "taken")
+    before = path.read_text()
+    message, _, hint = refused("key", *args).partition(" | ")
+    assert message.startswith(says)
+    assert hint != "None"
+    assert path.read_text() == before
+
+
+def test_a_number_out_of_range_is_wrong_usage(path):
+    assert "--max-concurrent" in call("key", "add", "x", "--max-concurrent", 0, check=2).err
+    assert not path.exists()
+
+
+def test_keys_added_at_the_same_time_are_all_kept(path):
+    """Without the lock, two read the same file and the later one forgets the other's key."""
+    agents = [f"agent-{i}" for i in range(6)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    children = [subprocess.Popen([sys.executable, "-m", "skep", "key", "add", name], **pipes) for name in agents]
+    keys = [child.communicate(timeout=100)[0].strip() for child in children]
+    ring = KeyRing(read_keys(path))
+    assert [ring.find(secret).name for secret in keys] == agents
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_key_that_could_not_be_printed_is_not_kept(path):
+    with open("/dev/full", "w") as full_disk:
+        command = [sys.executable, "-m", "skep", "key", "add", "ci"]
+        done = subprocess.run(command, stdout=full_disk, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
     assert read_keys(path) == ()
 
 
-def test_what_is_added_is_read_back_and_the_file_is_the_owners_alone(path):
-    add_entry(path, full())
-    add_entry(path, make_entry("plain", D2))
-    assert read_entries(path) == (full(), make_entry("plain", D2))
-    assert read_keys(path) == (KeySpec("ci", D1, "batch", 4, 1.0, 60), KeySpec("plain", D2))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [".keys.toml.lock", "keys.toml"]
-
-
-def test_the_file_is_the_toml_that_the_manual_shows(path):
+def test_what_is_added_is_the_toml_that_the_manual_shows_and_is_read_back(path):
     add_entry(path, full())
     assert tomllib.loads(path.read_text()) == {
         "key": [{"name": "ci", "sha256": D1, "class": "batch", "max_concurrent": 4, "rate": "60/m", "created": CREATED}]
     }
+    add_entry(path, make_entry("plain", D2.upper()))
+    assert read_entries(path) == (full(), make_entry("plain", D2))
+    assert read_keys(path) == (KeySpec("ci", D1, "batch", 4, 1.0, 60), KeySpec("plain", D2))
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [".keys.toml.lock", "keys.toml"]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +181,6 @@ def test_a_name_of_other_characters_is_refused_in_one_plain_line(name):
     with pytest.raises(UserError, match="is not a name") as caught:
         make_entry(name, D1)
     assert caught.value.message.isprintable()
-
-
-def test_a_digest_in_capitals_is_the_same_digest():
-    assert make_entry("ci", D1.upper()) == make_entry("ci", D1)
-
-
-ONE = f'[[key]]\nname = "ci"\nsha256 = "{D1}"\n'
 
 
 @pytest.mark.parametrize(
@@ -132,13 +207,11 @@ ONE = f'[[key]]\nname = "ci"\nsha256 = "{D1}"\n'
 )
 def test_a_mistake_in_a_file_edited_by_hand_is_named_in_one_line(written, text, says):
     path = written(text)
-    for attempt in (read_keys, lambda path: add_entry(path, make_entry("new", digest_of("new")))):
-        with pytest.raises(UserError) as caught:
-            attempt(path)
-        assert caught.value.message.startswith(str(path))
-        assert says in caught.value.message
-        assert "\n" not in caught.value.message
-        assert caught.value.hint
+    for command in (["list"], ["list", "--json"], ["add", "new"], ["remove", "ci"]):
+        message, _, hint = refused("key", *command).partition(" | ")
+        assert message.startswith(str(path))
+        assert says in message
+        assert hint != "None"
     assert path.read_text() == text, "a file that is not understood is not written"
 
 
@@ -159,45 +232,6 @@ def test_bytes_that_are_no_text_and_folders_are_named(path, written):
     path.chmod(0o700)
     with pytest.raises(UserError, match="cannot be read"):
         read_keys(path)
-
-
-def test_a_file_that_others_may_read_is_warned_about_and_closed_by_the_next_change(written):
-    path = written(ONE, 0o644)
-    assert names(path) == ["ci"]
-    assert "chmod 600" in loose_mode(path)
-    add_entry(path, make_entry("two", D2))
-    assert loose_mode(path) is None
-
-
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_may_write_is_refused(written, mode):
-    """Who may write it may let himself in."""
-    with pytest.raises(UserError, match="others may write") as caught:
-        read_keys(written(ONE, mode))
-    assert "chmod 600" in caught.value.hint
-
-
-def test_no_file_needs_no_warning(path):
-    assert loose_mode(path) is None
-
-
-def test_a_name_that_is_taken_is_refused(path):
-    add_entry(path, full())
-    with pytest.raises(UserError, match="there is a key named `ci`"):
-        add_entry(path, make_entry("ci", D2))
-
-
-def test_removing_tells_what_stays_and_an_unknown_name_tells_the_known(path):
-    add_entry(path, full("a", D1))
-    add_entry(path, full("b", D2))
-    with pytest.raises(UserError, match="no key named 'c'") as caught:
-        remove_entry(path, "c")
-    assert caught.value.hint == "known: a, b"
-    assert remove_entry(path, "a") == (full("b", D2),)
-    assert remove_entry(path, "b") == ()
-    assert read_keys(path) == ()
-    with pytest.raises(UserError, match="no key"):
-        remove_entry(path, "b")
 
 
 HAND = f"""# Our keys

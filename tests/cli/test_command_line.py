@@ -1,0 +1,112 @@
+"""The command line itself: its tree, what is gone from it, tables; and commands too small for a module of their own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer.main
+from in_process import call, refused
+
+from skep.cli.main import PARTS, REMOVED_COMMANDS, REMOVED_OPTIONS, app_of, parts_of
+from skep.cli.output import print_table
+
+WHOLE = typer.main.get_command(app_of(PARTS)).commands
+GONE = [
+    *((command.split(), message) for command, message in REMOVED_COMMANDS.items()),
+    *(([*command.split(), option], message) for (command, option), message in REMOVED_OPTIONS.items()),
+]
+
+
+def below(command):
+    return set(getattr(command, "commands", ()))
+
+
+@pytest.mark.parametrize("name", sorted(WHOLE))
+def test_a_command_loaded_alone_has_all_that_it_has_in_the_whole_tree(name):
+    alone = typer.main.get_command(app_of(parts_of([name]))).commands
+    assert below(alone[name]) == below(WHOLE[name])
+    assert len(alone) < len(WHOLE)
+
+
+def test_every_command_of_every_module_is_in_the_tree():
+    assert {name for names in PARTS.values() for name in names} == set(WHOLE)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["nosuch"], ["-h", "up"]])
+def test_a_line_without_a_command_gets_the_whole_tree(words):
+    assert parts_of(words) == tuple(PARTS)
+
+
+@pytest.mark.parametrize(("words", "message"), GONE, ids=[" ".join(words) for words, _ in GONE])
+def test_what_is_gone_says_in_one_line_what_to_use_instead(skep, words, message):
+    done = skep(*words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    """The figure (under 0.3 s) is in benchmarks/startup.py; here, what would break it."""
+    heavy = "('rich', 'pydantic', 'uvloop', 'asyncio', 'sqlite3', 'vl_convert', 'httptools', 'xllamacpp')"
+    code = f"import sys, skep.cli.main; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_brackets_in_a_cell_are_no_markup(capsys):
+    """A model or a run may be called `[/x]`; such a cell once ended the command with a traceback."""
+    print_table(("NAME", "C"), [["[/x] [bold]model[/bold]", "1"]], right=("C",))
+    assert "[/x] [bold]model[/bold]" in capsys.readouterr().out
+
+
+def test_doctor_has_a_verdict_for_every_check_and_a_hint_for_every_trouble(paths):
+    done = call("doctor", "--json")
+    findings = done.json["findings"]
+    wanted = {"python", "cpu", "memory", "gpu", "open files", "embedded engine", "disk"}
+    assert wanted <= {found["check"] for found in findings}
+    assert all(found["hint"] for found in findings if found["verdict"] != "ok")
+    assert done.code == (1 if any(found["verdict"] == "problem" for found in findings) else 0)
+    assert "python" in call("doctor").out
+
+
+def test_a_model_that_cannot_be_pulled_is_one_clear_line(paths, tmp_path, monkeypatch):
+    unknown = refused("pull", "smollm3")
+    assert "smollm3" in unknown
+    assert "smollm2-135m" in unknown
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    said = refused("pull", "smollm2-135m", code=1)
+    assert str(tmp_path / "file") in said
+    assert "XDG_CACHE_HOME" in said
+
+
+def test_no_network_on_first_use_is_one_clear_line(skep, tmp_path):
+    empty = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_FIND_LINKS": str(tmp_path)}
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    done = skep("up", "--embedded", "-d", "--port", "0", check=1, **empty, **offline)
+    assert done.stderr.count("error:") == 1
+    assert "hint:" in done.stderr
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("start --address 0.0.0.0", "`0.0.0.0` is no address of one interface"),
+        ("start --address head", "`head` is no IPv4 address"),
+        ("start --port 80", "port 80 leaves no room"),
+        ("start --label rack", "`--label rack` is not NAME=VALUE"),
+        ("join auto", "`auto` is no address of a head"),
+        ("join somewhere", "`somewhere` is no address of a head"),
+        ("join ray://10.0.0.1:6379", "`ray://10.0.0.1:6379` is no address of a head"),
+        ("join 10.0.0.1:99999", "`10.0.0.1:99999` is no address of a head"),
+        ("join 10.0.0.1:6379 --token-file nowhere", "`nowhere` cannot be read"),
+        ("token", "there is no token here"),
+    ],
+)
+def test_what_cannot_be_done_with_a_cluster_is_one_line_with_a_hint(paths, words, said):
+    message, _, hint = refused("cluster", *words.split()).partition(" | ")
+    assert said in message
+    assert hint != "None"
+
+
+def test_without_a_cluster_there_is_nothing_to_stop(paths):
+    assert "skep has started no Ray here" in call("cluster", "stop", check=0).err
