@@ -1,6 +1,8 @@
 """What several suites share: folders of their own, commands in the process of the test, a gateway as a child."""
 
+import asyncio
 import contextlib
+import inspect
 import io
 import os
 import shutil
@@ -97,8 +99,8 @@ def run_skep(env, tmp_path):
     shutil.rmtree(user_paths(env).runtime, ignore_errors=True)  # left by a skep that a test has killed
 
 
-class FakesBehindGateway(GatewayProcess):
-    """In front of fake engines, named r0, r1, ..."""
+class GatewayOfFakes(GatewayProcess):
+    """A gateway process in front of fake engines, named r0, r1, ..."""
 
     def serve_engines(self, *engines, slots=2, model="fake-model", confirms=True, models=()):
         common = {"model": model, "slots": slots, "confirms": confirms}
@@ -110,9 +112,9 @@ def start_gateway(tmp_path):
     """Start gateways; they end with the test."""
     started = []
 
-    def make(**setup):
-        made.append(FakesBehindGateway(tmp_path / f"gateway-{len(made)}.log", **setup))
-        return made[-1]
+    def start(**setup):
+        started.append(GatewayOfFakes(tmp_path / f"gateway-{len(started)}.log", **setup))
+        return started[-1]
 
     yield start
     for process in started:

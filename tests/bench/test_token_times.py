@@ -4,7 +4,7 @@ import pytest
 from sample_rows import evenly
 from sample_rows import request as row
 
-from skep.bench.token_times import delivered, full_spans, gaps_ms, plateau_tok_s, tpot_ms
+from skep.bench.metrics import delivered, full_spans, gaps_ms, plateau_tok_s, tpot_ms
 
 
 def spread(start, end, tokens=10, **fields):

@@ -140,8 +140,8 @@ def test_certificates_that_cannot_serve_are_found_before_the_start(paths, tmp_pa
 def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front, start_gateway):
     """Another skep plays the server."""
     with FakeEngine(token_ms=1) as engine:
-        server = gateway(api_key="upstairs")
-        server.serve(engine)
+        server = start_gateway(api_key="upstairs")
+        server.serve_engines(engine)
         args = ("--upstream", server.url, "--slots", "2", "--key-env", "UPSTAIRS_KEY")
         refused = skep("gateway", *args, "--port", "0", check=2)
         assert "export UPSTAIRS_KEY" in refused.stderr

@@ -10,7 +10,6 @@ from in_process import call, refused
 
 from skep.cli.quality_run import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN, need_packages
 from skep.errors import UserError
-from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 
 COUNT = 70
@@ -240,12 +239,12 @@ def test_packages_that_answers_need_are_named_with_how_to_get_them():
 
 
 @pytest.mark.slow
-def test_two_models_are_measured_one_after_the_other_and_shown_side_by_side(wordy, folder, gateway):
+def test_two_models_are_measured_one_after_the_other_and_shown_side_by_side(wordy, folder, start_gateway):
     with FakeEngine(slots=8, token_ms=5, model="slower", answers=folder / "wordy.jsonl") as other:
-        front = gateway()
+        front = start_gateway()
         common = {"slots": 8, "confirms": True}
         table = [(wordy, "wordy"), (other, "slower")]
-        GatewayProcess.serve(front, [{"name": name, "url": one.url, "model": name, **common} for one, name in table])
+        front.serve([{"name": name, "url": one.url, "model": name, **common} for one, name in table])
         done = mixed(front, "--model", "slower", "--model", "wordy", "--levels", "1")
         unchosen = refused("bench", "mixed", "--url", front.url)
     assert "serves 2 models" in unchosen

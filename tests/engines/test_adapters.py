@@ -13,11 +13,11 @@ from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named
 from skep.engines.llamacpp import LlamaCpp
 from skep.engines.ollama import Ollama, manifest_of
-from skep.engines.ports import free_port
 from skep.engines.sglang import Sglang
 from skep.engines.vllm import Vllm
 from skep.errors import UserError
 from skep.testing.speaker import write_program
+from skep.wire.listen import free_port
 from skep.wire.stream_reader import StreamReader
 
 QWEN = {"model": "qwen3-8b", "checkpoint": "Qwen/Qwen3-8B", "slots": 4, "threads": 0, "weights": None}

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.engines.api_key import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, new_key, shows_key
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, Launch, engine_named, new_key, shows_key
 
 KEY = "a-key-of-this-hive"
 PLAIN = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, port=9001, checkpoint="org/m")

@@ -14,10 +14,9 @@ import pytest
 from skep.catalog.gpus import device
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import EXIT_FINAL, Launch
-from skep.engines.diagnosis import diagnose, predict_failure
-from skep.engines.diagnosis_rule import fill, make_diagnosis, match
-from skep.engines.diagnosis_rules import KERNEL, RULES, find_rule, table
-from skep.engines.log_lines import SHOWN, plain, plain_lines
+from skep.engines.diagnosis import KERNEL, RULES, diagnose, find_rule, table
+from skep.engines.diagnosis_rule import SHOWN, fill, make_diagnosis, match, plain, plain_lines
+from skep.engines.preflight import predict_failure
 from skep.supervisor.replica import read_oom_kills
 
 DOCS = Path(__file__).parents[2] / "docs"

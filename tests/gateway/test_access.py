@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 from gateway_client import body, metrics, read_all, refusal, until
 
-from skep.config.key_ring import digest_of
+from skep.config.keys import digest_of
 from skep.gateway.body_inspection import LONG_BYTES
 
 MIB = 1 << 20

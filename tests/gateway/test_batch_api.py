@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from skep.config.key_ring import digest_of
+from skep.config.keys import digest_of
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_AT_ONCE, MOST_LOST, BatchAnswer
 from skep.gateway.batch.store import BatchStore, RequestStart
 from skep.gateway.main import MOST_HELD_BYTES, BatchGatewayPort

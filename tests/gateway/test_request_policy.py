@@ -23,7 +23,7 @@ from gateway_client import (
     until,
 )
 
-from skep.config.key_ring import digest_of
+from skep.config.keys import digest_of
 
 
 def replica(engine, name="r0", **more):

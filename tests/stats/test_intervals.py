@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.intervals import (
+from skep.stats.percentiles import (
     mean_t_interval,
     paired_ratio_interval,
     ratio_of_medians_interval,

@@ -35,24 +35,22 @@ for line in link:
 
 async def test_a_new_gateway_has_the_newest_table(tmp_path):
     """A model was loaded or unloaded between its start and its listening: `skep restart gateway`."""
-    mark = "old"
     listener = socket.socket()
     gateway = GatewayChild(
         [sys.executable, "-S", "-c", CHILD, str(tmp_path)],
         listener,
         setup={"op": "setup"},
         log=tmp_path / "gateway.log",
-        table=lambda: {"mark": mark},
         changed=lambda: None,
     )
+    gateway.publish({"mark": "old"})
     (tmp_path / "go").touch()
     running = asyncio.get_running_loop().create_task(gateway.run())
     await until(lambda: gateway.listening)
     (tmp_path / "go").unlink()
     replacing = asyncio.get_running_loop().create_task(gateway.replace(0.1))
     await until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
-    mark = "new"
-    gateway.publish()
+    gateway.publish({"mark": "new"})
     (tmp_path / "go").touch()
     await replacing
     await gateway.status()  # it has read all that was sent before

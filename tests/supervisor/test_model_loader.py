@@ -147,14 +147,14 @@ async def test_a_load_is_not_refused_because_another_replica_changed_meanwhile()
 async def test_a_gateway_is_told_of_a_model_that_was_given_up_and_that_it_comes_back():
     """A gateway that was started since refuses with the reason too, for as long as nobody tries again."""
     async with loader_of(("a", {}), begin=True) as (setup, _):
-        assert setup.published[-1] == {}  # it is being started, as all that is not on demand
+        assert setup.loader.unloaded == {}  # it is being started, as all that is not on demand
         setup.become("a", FAILED, "no memory")
         gateway = UnloadedModels()
-        gateway.become(setup.published[-1], [], ["a"])
+        gateway.become(setup.loader.unloaded, [], ["a"])
         refused = gateway.failure("a", 1e9)
         assert (refused.why, refused.retry_after_s(1e9)) == ("no memory", None)
         setup.become("a", STARTING)  # skep restart
-        gateway.become(setup.published[-1], [], ["a"])
+        gateway.become(setup.loader.unloaded, [], ["a"])
         assert gateway.failure("a", 0.0) is None
         assert gateway.states == {"a": "loading"}
 

@@ -11,9 +11,8 @@ import pytest
 from supervised import FAR, GATEWAY_ARGV, FarReplica, Service, hive_of, replicas_of
 
 from skep.errors import DoesNotFit, EngineError, UserError
-from skep.supervisor.control import ask_down
+from skep.supervisor.control import NO_ANSWER, ask_down
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.status import NO_ANSWER
 from skep.supervisor.supervisor import Hive, Supervisor
 
 SECOND = replace(FAR, name="m-1")
@@ -29,7 +28,7 @@ async def standing(folder, *launches):
 
 def told(replicas, *keys):
     """What the gateway is told of each."""
-    return [tuple(row[key] for key in keys) for row in replicas.table()["replicas"]]
+    return [tuple(row[key] for key in keys) for row in replicas.table(replicas.views())["replicas"]]
 
 
 async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):

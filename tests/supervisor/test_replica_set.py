@@ -110,7 +110,10 @@ async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes
         made.replicas.wake("m", made.tasks)
         await made.until(lambda: made.replicas.find("m-0").settled)
         assert made.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
-        assert (made.replicas.find("m-0").launch.slots, made.replicas.table()["replicas"][0]["slots"]) == (4, 2)
+        assert (
+            made.replicas.find("m-0").launch.slots,
+            made.replicas.table(made.replicas.views())["replicas"][0]["slots"],
+        ) == (4, 2)
 
 
 async def test_two_that_end_the_same_one_both_wait_for_its_end(tmp_path):

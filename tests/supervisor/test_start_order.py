@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from supervised import LAUNCH, ONCE, running
 
-from skep.engines.api_key import ENGINE_KEY
-from skep.engines.ports import free_port
+from skep.engines.base import ENGINE_KEY
 from skep.errors import EngineError
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.start_order import StartOrder

@@ -8,7 +8,7 @@ import pytest
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.diagnosis_rules import RULES
+from skep.engines.diagnosis import RULES
 from skep.tuner.failures import (
     apply_remedy,
     asks_as_much,

@@ -104,7 +104,7 @@ def test_down_says_what_could_not_be_ended(paths):
 
 
 def test_what_could_not_be_ended_is_said_once_in_the_foreground_and_in_the_log(paths, capsys):
-    supervisor = SimpleNamespace(phase="stopping", rows=lambda _status: [], left_behind=("something is left",))
+    supervisor = SimpleNamespace(phase="stopping", last_rows=[], left_behind=("something is left",))
     lines = []
     for reporter in (_ConsoleReporter(paths, as_json=False), EventLog(lines.append)):
         reporter.changed(supervisor)

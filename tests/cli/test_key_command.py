@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from in_process import call, refused
 
-from skep.config.key_ring import KeyRing, KeySpec, digest_of
-from skep.config.keys import add_entry, make_entry, read_entries, read_keys, remove_entry
+from skep.config.keys import KeyRing, KeySpec, add_entry, digest_of, make_entry, read_entries, read_keys, remove_entry
 from skep.errors import UserError
 
 D1, D2 = digest_of("one"), digest_of("two")
