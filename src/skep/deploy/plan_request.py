@@ -16,7 +16,7 @@ from skep.errors import SkepError, UserError, WeightsError
 from skep.host.facts import read_host
 from skep.planner.candidates import ENGINES, Pins, PlanGoal
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
-from skep.planner.findings import runs_cuda_kernels
+from skep.planner.facts import runs_cuda_kernels
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant
 from skep.planner.ranking import BasisOf, published_basis
 from skep.planner.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
 from skep.engines import remedies as step
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis_rule import FailureCase, LaunchChange, Remedy
-from skep.planner import rules_formats as formats
-from skep.planner import rules_layout as layout
-from skep.planner.findings import Rule as Planned
-from skep.planner.findings import capability
+from skep.planner.facts import capability
 from skep.planner.quants import KV_TYPES, QUANTS, known_kv, known_quant
+from skep.planner.rules import find_first
 from skep.planner.setup import Layout, Rig, Setup
 
 _HALF_SINCE = 8.0  # bfloat16
 _CRASHED_ON = 8.6
-_RULES: tuple[tuple[Planned, tuple[Remedy, ...]], ...] = (
-    (layout.heads_divide, (step.tp_of_heads,)),
-    (formats.fp8_weights, ()),
-    (formats.fp4_weights, ()),
-    (formats.mxfp4_weights, ()),
-    (formats.kv_fp8, (step.kv_own,)),
-)
+_STEPS: Mapping[str, tuple[Remedy, ...]] = {
+    "heads": (step.tp_of_heads,),
+    "fp8-weights": (),
+    "nvfp4": (),
+    "mxfp4": (),
+    "kv-fp8": (step.kv_own,),
+}
 
 
 def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
@@ -63,14 +61,12 @@ def _refused(launch: Launch, model: Geometry, cards: Sequence[Device]) -> Diagno
     quant = (known_quant(options.quant) if options.quant else None) or QUANTS["bf16"]
     kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
     setup = Setup(model, quant, kv, launch.engine, Layout(options.tp, options.pp, 1, options.dp))
-    rig = Rig(tuple(cards))
-    for rule, steps in _RULES:
-        finding = rule(setup, rig)
-        if finding is not None and finding.verdict == "refused":
-            case = FailureCase(launch, None, (), None, {"heads": str(model.heads)})
-            change = next((found for each in steps if (found := each.take(case)) is not None), None)
-            return _told(finding.sentence, finding.remedy or "", change)
-    return None
+    finding = find_first("refused", setup, Rig(tuple(cards)), _STEPS)
+    if finding is None:
+        return None
+    case = FailureCase(launch, None, (), None, {"heads": str(model.heads)})
+    change = next((found for each in _STEPS[finding.rule] if (found := each.take(case)) is not None), None)
+    return _told(finding.sentence, finding.remedy or "", change)
 
 
 def _told(cause: str, remedy: str, change: LaunchChange | None, *, final: bool = True) -> Diagnosis:

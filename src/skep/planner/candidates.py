@@ -17,11 +17,11 @@ from skep.planner.memory import defaults, has_pool, memory
 from skep.planner.parts import part_bits
 from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant
 from skep.planner.rigs import of_machines
-from skep.planner.rules_engine import SAFE_HYBRID_UTILIZATION
 from skep.planner.setup import CardLink, Layout, PlannedLoad, Rig, Setup, Speculation
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 DEFAULT_CONTEXT = 8192
+SAFE_HYBRID_UTILIZATION = 0.92  # the rule `linear-scratch`
 _UTILIZATIONS = (0.92, 0.95, 0.85, 0.80)  # where the engine's own does not do
 _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 under load
 _SPREAD_MIXED = 1.0  # answers as uneven as chat's

@@ -21,7 +21,6 @@ from skep.planner.candidates import (
     sizing_card,
     variants,
 )
-from skep.planner.findings import Finding
 from skep.planner.fit import FitResult, largest
 from skep.planner.memory import MemoryPlan
 from skep.planner.parts import part_bits, parts_of
@@ -42,7 +41,7 @@ from skep.planner.ranking import (
     why_second,
 )  # fmt: skip
 from skep.planner.rigs import default_link, of_machines, slot_link
-from skep.planner.rules import check, refusal
+from skep.planner.rules import check, find_first, refusal
 from skep.planner.setup import CardLink, Layout, Rig, Setup
 from skep.planner.step import StepModel
 from skep.units import format_bytes
@@ -200,6 +199,7 @@ def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_
 FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each takes longer
 _GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
 _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
+_SPECULATION = ("speculation-gain",)  # where it costs on a mixture of experts, it was measured to bring nothing
 _LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
 
 
@@ -235,11 +235,10 @@ def survey(
     notes: list[str] = []
     for setup in [s for _, s in scored[: 3 if narrow else _EXPANDED]]:
         for other in variants(setup, rig, pins):
-            findings = check(other, rig)
-            useless = _useless_speculation(findings, model) if pins.spec is None else None
+            useless = find_first("costs", other, rig, _SPECULATION) if pins.spec is None and model.is_moe else None
             if useless is not None and not notes:
                 notes.append(f"no speculation offered: {useless.sentence}")
-            if useless is not None or refusal(findings) is not None:
+            if useless is not None or refusal(other, rig) is not None:
                 continue
             placed = place(other, sizing_card(rig, other.layout), goal, pins)
             if placed is not None:
@@ -270,7 +269,7 @@ def bases(
             continue
         dropped: dict[str, Rejected] = {}
         for setup in base_setups(model, rig, engine, layout, pins):
-            bad = refusal(check(setup, rig))
+            bad = refusal(setup, rig)
             if bad is not None:
                 _drop(dropped, Rejected(layout, engine, (setup.quant.id,), bad.rule, bad.sentence, bad.remedy))
                 if bad.rule in _LAYOUT_RULES:
@@ -306,7 +305,7 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
         return placed
     for kv in offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])[1:]:
         smaller = replace(setup, kv=kv)
-        if refusal(check(smaller, rig)) is None and (again := place(smaller, card, goal, pins)) is not None:
+        if refusal(smaller, rig) is None and (again := place(smaller, card, goal, pins)) is not None:
             return again
     return None
 
@@ -314,12 +313,6 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
 def _largest(verdict: FitResult) -> str:
     size = max(verdict.largest.bytes, verdict.plan.needed_kv_bytes if verdict.largest.name == "KV pool" else 0)
     return f"{verdict.largest.name} ({format_bytes(size)} a card)"
-
-
-def _useless_speculation(findings: Iterable[Finding], model: Geometry) -> Finding | None:
-    """Where it was measured to bring nothing on a mixture of experts. Pinned speculation never comes here."""
-    costs = (f for f in findings if f.rule == "speculation-gain" and f.verdict == "costs")
-    return next(costs, None) if model.is_moe else None
 
 
 _MOST_CARDS = 16  # tried where a model does not fit

@@ -11,10 +11,10 @@ from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner.candidates import PlanGoal, sizing_card
 from skep.planner.constants import Constants, published_constants
-from skep.planner.findings import Finding
 from skep.planner.fit import largest
 from skep.planner.memory import MemoryPlan, memory
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
+from skep.planner.rules import Finding
 from skep.planner.setup import Layout, Rig, Setup, Speculation
 from skep.planner.step import UNTUNED, StepTuning
 

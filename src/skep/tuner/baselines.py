@@ -19,7 +19,7 @@ from skep.deploy.commands import checkpoint_name, options_of_setup
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged, contradiction
 from skep.planner.choose import bases, choose, fits_nowhere
-from skep.planner.findings import capability
+from skep.planner.facts import capability
 from skep.planner.fit import smallest
 from skep.planner.memory import defaults
 from skep.planner.preset_rules import contradictions

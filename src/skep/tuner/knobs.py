@@ -23,7 +23,7 @@ from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
 from skep.planner.quants import QUANTS, Quant, known_kv, known_quant
 from skep.planner.ranking import Basis, coarse, published_basis, speed_model_of
-from skep.planner.rules import check, refusal
+from skep.planner.rules import refusal
 from skep.planner.setup import Layout, Rig
 from skep.tuner.records import Knob, KnobConfig, TuneGoal, Value
 
@@ -160,7 +160,7 @@ def offered_layouts(
         for quant in quants:
             pins = Pins(quant=quant, no_spec=True)
             for setup in base_setups(model, rig, engine, layout, pins):
-                if refusal(check(setup, rig)) is not None:
+                if refusal(setup, rig) is not None:
                     continue
                 placed = place(setup, sizing_card(rig, layout), goal, Pins(context=pins.context))
                 if placed is not None:

@@ -23,7 +23,7 @@ from skep.planner.predict import PredictedOutcome, prospect
 from skep.planner.preset_rules import contradictions
 from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
-from skep.planner.rules import check, refusal
+from skep.planner.rules import refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of
 from skep.tuner.reading_size import tasks_for
@@ -238,7 +238,7 @@ class Predictor:
         setup, rig = self.setup(config), rig_of(config, self.ground)
         if setup is None or rig is None:
             return None
-        found = refusal(check(setup, rig))
+        found = refusal(setup, rig)
         return found.sentence if found is not None else self._too_large(setup, rig)
 
     def _too_large(self, setup: Setup, rig: Rig) -> str | None:

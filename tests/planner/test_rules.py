@@ -1,0 +1,178 @@
+"""Every rule answers to the examples beside it, and what holds for the rules on any setup."""
+
+from dataclasses import replace
+from importlib.resources import files
+from random import Random
+
+import pytest
+from memory_samples import (
+    CARDS,
+    DEEPSEEK_V3,
+    GEMMA4_31B,
+    MODELS,
+    NVLINK,
+    PCIE,
+    QWEN3_8B,
+    QWEN36_27B,
+    QWEN36_35B,
+    RTX_3090,
+    rig,
+    setup,
+)  # fmt: skip
+
+from skep.catalog.models import geometry
+from skep.planner.facts import Facts, valid_rungs
+from skep.planner.quants import KV_TYPES, QUANTS
+from skep.planner.rigs import parse_rig
+from skep.planner.rules import check, find_first, refusal, rules
+from skep.planner.setup import Layout, Rig, Setup, Speculation
+
+CASES = [case for rule in rules().values() for case in rule.cases]
+SETTINGS = {"slots": int, "context": int, "batched_tokens": int, "utilization": float, "version": str, "graphs": bool}
+
+
+def read_example(text):
+    """Return the setup and the rig of "qwen3-8b awq tp=2 spec=mtp:3 on 2x rtx-3090"; `graphs=` is without them."""
+    words, _, cards = text.partition(" on ")
+    model, quant, *settings = words.split()
+    told = dict(each.split("=") for each in settings)
+    layout = {key: int(told.pop(key)) for key in ("tp", "pp", "ep", "replicas") if key in told}
+    link, (method, _, depth) = told.pop("link", None), told.pop("spec", "").partition(":")
+    found = Rig(()) if cards == "nothing" else parse_rig(cards, None if link == "none" else link)
+    made = setup(
+        geometry(model), quant, told.pop("kv", "bf16"), told.pop("engine", "vllm"), **layout,
+        spec=int(depth or 0), method=method, **{key: SETTINGS[key](value) for key, value in told.items()},
+    )  # fmt: skip
+    return made, replace(found, default_link=None) if link == "none" else found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.verdict}")
+def test_a_case_answers_to_its_example(case):
+    made, on = read_example(case.example)
+    assert rules()[case.rule].find(Facts(made, on)) is case
+    assert [f.verdict for f in check(made, on) if f.rule == case.rule] == [case.verdict]
+
+
+# What is worked out rather than quoted: a rule's example, and a piece of the sentence.
+WORKED_OUT = [
+    ("heads", "gemma-4-31b awq tp=4 on 4x rtx-3090", "8 of 32"),
+    ("heads", "gemma-4-31b awq tp=5 on 5x rtx-3090", "valid are TP=1, 2, 4, 8, 16, 32"),
+    ("heads", "qwen3.6-27b awq tp=3 on 3x rtx-3090", "4 KV heads"),
+    ("kv-heads", "qwen3.6-35b-a3b awq tp=4 on 4x rtx-3090", "kept 2 times"),
+    ("expert-parallel", "qwen3.6-35b-a3b awq tp=2 ep=2 on 2x rtx-3090", "128 of 256"),
+    ("widths", "qwen3-coder-30b-a3b awq tp=16 on 16x h100-sxm", "into 48"),
+    ("pipeline", "qwen2.5-coder-32b awq pp=3 on 4x rtx-3090", "21 and 22 layers"),
+    ("mixed-cards", "qwen3-8b awq tp=2 on rtx-5090 + rtx-3090", "rtx-3090 sizes the pool"),
+    ("links", "qwen3-8b awq tp=2 link=nvlink on 2x rtx-3090", "56.2 GB/s"),
+    ("links", "qwen3-8b awq tp=2 on 4x rtx-3090: nvlink(0-1,2-3)", "NVLink"),
+    ("links", "qwen3-8b awq tp=4 on 4x rtx-3090: nvlink(0-1,2-3)", "within a pair only"),
+    ("links", "qwen3-8b awq tp=2 on 2x rtx-4090", "host memory"),
+    ("turboquant", "qwen3.6-27b awq kv=turboquant_k8v4 on rtx-3090", "48 linear layers"),
+    ("utilization", "qwen3-8b awq utilization=0.97 on rtx-3090", "3 %"),
+    ("captured-sizes", "qwen3.6-27b awq on rtx-3090", "51 batch sizes"),
+    ("linear-scratch", "qwen3.6-27b awq slots=2 on rtx-3090", "2048 batched tokens"),
+]
+
+
+@pytest.mark.parametrize(("rule", "example", "piece"), WORKED_OUT)
+def test_a_sentence_names_what_was_worked_out(rule, example, piece):
+    (sentence,) = (f.sentence for f in check(*read_example(example)) if f.rule == rule)
+    assert piece in sentence
+
+
+def test_the_first_refusal_is_the_reason_of_all_rules_or_of_those_named():
+    bad = setup(GEMMA4_31B, "fp8", "fp8_e5m2", tp=5), rig(RTX_3090, 5, PCIE)
+    assert refusal(*bad).rule == "heads"
+    assert find_first("refused", *bad, ("driver", "kv-fp8", "heads")).rule == "kv-fp8"
+    assert refusal(setup(GEMMA4_31B, tp=4), rig(RTX_3090, 4, PCIE)) is None
+
+
+def test_every_rule_has_an_id_of_its_own():
+    text = files("skep.planner").joinpath("rules.toml").read_text(encoding="utf-8")
+    assert text.count("[[rule]]") == len(rules()) >= 30
+
+
+def any_setup(rng):
+    """Also what nobody should ask for: zero depth, 200 % of a card, seven cards of three."""
+    spec = rng.choice((None, Speculation(rng.choice(("mtp", "draft", "ngram", "dflash", "")), rng.randint(-1, 9))))
+    layout = Layout(rng.randint(1, 9), rng.choice((1, 1, 2, 99)), rng.choice((1, 1, 2, 3)), rng.randint(1, 3))
+    engine = rng.choice(("vllm", "sglang", "llamacpp", "trtllm", "ollama", "ik_llamacpp", "unheard-of"))
+    version = rng.choice((None, "0.17", "0.19.2", "0.24.0", "2026-07", "nightly", ""))
+    return Setup(
+        rng.choice(MODELS), rng.choice(list(QUANTS.values())), rng.choice(list(KV_TYPES.values())), engine, layout,
+        rng.choice((None, 1, 4, 8, 4000)), rng.choice((None, 1024, 10**7)), rng.choice((None, 0.5, 0.97, 2.0, -1.0)),
+        rng.random() < 0.7, spec, rng.choice((None, 16, 2048, 65536)), version,
+    )  # fmt: skip
+
+
+def any_rig(rng):
+    cards = tuple(rng.choice(CARDS) for _ in range(rng.randint(0, 5)))
+    return Rig(cards, rng.choice((None, PCIE, NVLINK)), ((0, 1, NVLINK),) if len(cards) > 1 else ())
+
+
+def test_no_setup_makes_a_rule_raise_and_every_sentence_is_a_line_that_names_something():
+    rng = Random(11)
+    for _ in range(3000):
+        made, on = any_setup(rng), any_rig(rng)
+        findings = check(made, on)
+        assert len({f.rule for f in findings}) == len(findings)
+        named = {made.model.id, made.engine, made.quant.title, made.kv.title, *(card.id for card in on.cards)}
+        for found in findings:
+            assert found.verdict in ("refused", "costs", "depends", "fine")
+            assert "\n" not in found.sentence
+            assert 20 < len(found.sentence) < 260
+            assert not found.sentence.endswith(".")
+            assert any(c.isdigit() for c in found.sentence) or any(name in found.sentence for name in named)
+            assert found.source
+            assert found.remedy is None or found.remedy
+
+
+@pytest.mark.parametrize(
+    ("model", "rungs"),
+    [
+        (GEMMA4_31B, (1, 2, 4, 8, 16, 32)),
+        (QWEN36_27B, (1, 2, 4, 8)),  # 24 heads in its configuration; a write-up that says 16 lists 16 as well
+        (QWEN36_35B, (1, 2, 4, 8, 16)),
+        (QWEN3_8B, (1, 2, 4, 8, 16, 32)),
+        (DEEPSEEK_V3, (1, 2, 4, 8, 16, 32, 64)),
+    ],
+)
+def test_the_valid_rungs_of_a_model(model, rungs):
+    assert valid_rungs(model) == rungs
+
+
+def test_five_3090s_are_refused_and_four_are_named():
+    found = refusal(setup(GEMMA4_31B, tp=5), rig(RTX_3090, 5, PCIE))
+    assert "5 does not divide the 32 attention heads" in found.sentence
+    assert found.remedy == "--tp 4"
+
+
+@pytest.mark.parametrize("tp", [3, 5, 6, 7])
+def test_what_does_not_divide_names_a_rung_that_the_rig_has(tp):
+    found = refusal(setup(GEMMA4_31B, tp=tp), rig(RTX_3090, tp, PCIE))
+    assert int(found.remedy.removeprefix("--tp ")) in valid_rungs(GEMMA4_31B)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        setup(QWEN36_27B, "awq", "fp8", tp=2, slots=8, utilization=0.83),
+        setup(QWEN36_27B, "autoround", "fp8_e5m2", spec=5, slots=1, utilization=0.97),
+        setup(QWEN36_35B, "awq", "fp8_e5m2", tp=2, ep=2, slots=4, utilization=0.92),
+        setup(GEMMA4_31B, "awq", tp=2),
+    ],
+)
+def test_what_the_write_ups_ran_is_not_refused(made):
+    assert refusal(made, rig(RTX_3090, 2, PCIE)) is None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        setup(QWEN36_27B, "awq", "turboquant_k8v4", tp=2),
+        setup(GEMMA4_31B, "awq", "int8", tp=2, version="0.19.1"),
+        setup(QWEN3_8B, "awq", tp=3),
+    ],
+)
+def test_what_the_write_ups_were_refused_is_refused(made):
+    assert refusal(made, rig(RTX_3090, 4, PCIE)) is not None
