@@ -46,7 +46,7 @@ _LOOKS = {
 
 def _row(point: ValidationPoint) -> Spec:
     alone = point.case.load.concurrency == 1
-    kind = "speculation" if point.case.spec is not None else "one agent" if alone else "several agents"
+    kind = "speculation" if point.case.setup.spec is not None else "one agent" if alone else "several agents"
     return {"published": point.case.published, "predicted": point.predicted, "kind": kind}
 
 

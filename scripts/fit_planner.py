@@ -32,8 +32,8 @@ from published_curves import curve_of, tuning_from  # noqa: E402
 
 from skep.planner.constants import Constants  # noqa: E402
 from skep.planner.points import PublishedCase, Unpredictable, read_case  # noqa: E402
-from skep.planner.predict import case_pool_tokens, predict, value_of  # noqa: E402
 from skep.planner.ranking import FEATURES, features  # noqa: E402
+from skep.planner.validation import case_pool_tokens, predict, value_of  # noqa: E402
 
 NAMES = Constants.names()
 START = Constants()
@@ -227,7 +227,7 @@ def calibrated(chosen: dict[str, Constants]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _features(case: PublishedCase) -> tuple[float, ...]:
-    return features(case.model, case.card, case.layout, case.spec, case.load.concurrency, case.engine)
+    return features(case.setup, case.card, case.load.concurrency)
 
 
 def write(theta: np.ndarray, folds: dict[str, np.ndarray], bands: np.ndarray, tuned: float) -> None:

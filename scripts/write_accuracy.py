@@ -49,14 +49,14 @@ def groups_of(points: Sequence[ValidationPoint]) -> dict[str, Spread]:
 
 
 def _names(case: PublishedCase) -> tuple[str, ...]:
-    layout = case.layout
+    setup, layout = case.setup, case.setup.layout
     return (
         "C=1" if case.load.concurrency == 1 else "C>1",
-        "moe" if case.model.is_moe else "dense",
+        "moe" if setup.model.is_moe else "dense",
         "replicas" if layout.replicas > 1 else "tp" if layout.tp > 1 else "split" if case.split else "one card",
-        "spec" if case.spec is not None else "no spec",
+        "spec" if setup.spec is not None else "no spec",
         f"gpu {case.card.family}",
-        f"engine {case.engine}",
+        f"engine {setup.engine}",
         "open loop" if case.load.rate_per_s is not None else "closed loop",
     )
 

@@ -12,7 +12,7 @@ from skep.catalog.gpus import device
 from skep.catalog.models import geometry
 from skep.planner.constants import published_constants
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.setup import Layout
+from skep.planner.setup import Setup
 from skep.planner.step import step_model
 
 MODEL, CARD, QUANT, KV, ENGINE = "qwen3-8b", "h100-sxm", "fp8", "bf16", "vllm"
@@ -25,10 +25,8 @@ SIGMA = 0.6
 
 class Service:
     def __init__(self) -> None:
-        step = step_model(
-            geometry(MODEL), QUANTS[QUANT], KV_TYPES[KV], device(CARD), Layout(), None, engine=ENGINE, graphs=True,
-            spec=None, constants=published_constants(),
-        )  # fmt: skip
+        setup = Setup(geometry(MODEL), QUANTS[QUANT], KV_TYPES[KV], ENGINE)
+        step = step_model(setup, device(CARD), None, published_constants())
         self.cold_s = step.seconds(0, 0.0, CONTEXT, 0.0)
         self.warm_s = step.seconds(0, 0.0, NEW_TOKENS, CONTEXT - NEW_TOKENS)
         self.token_s = {slots: step.seconds(slots, slots * CONTEXT) for slots in SLOTS}

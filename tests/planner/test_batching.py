@@ -10,15 +10,13 @@ from skep.planner.batching import Sequence, SimulatedReplica
 from skep.planner.constants import published_constants
 from skep.planner.predict import lengths, simulate_load
 from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import Layout, PlannedLoad, Speculation
+from skep.planner.setup import PlannedLoad, Setup, Speculation
 from skep.planner.step import step_model
 
 
 def step(spec=None):
-    return step_model(
-        geometry("qwen3-8b"), find_quant("awq"), find_kv("bf16"), device("rtx-3090"), Layout(), None, spec=spec,
-        constants=published_constants(),
-    )  # fmt: skip
+    setup = Setup(geometry("qwen3-8b"), find_quant("awq"), find_kv("bf16"), "vllm", spec=spec)
+    return step_model(setup, device("rtx-3090"), None, published_constants())
 
 
 def drain(replica):

@@ -39,8 +39,8 @@ def chance():
     return random.Random(seed)
 
 
-def step(model, quant, card, tp=1, link=None, kv="bf16", **more):
-    return step_model(model, QUANTS[quant], KV_TYPES[kv], card, Layout(tp=tp), link, constants=K, **more)
+def step(model, quant, card, tp=1, link=None, kv="bf16", engine="vllm", spec=None):
+    return step_model(Setup(model, QUANTS[quant], KV_TYPES[kv], engine, Layout(tp=tp), spec=spec), card, link, K)
 
 
 def drawn(chance, engines=("vllm", "sglang", "llamacpp")):
@@ -314,8 +314,10 @@ def test_an_idle_replica_takes_a_task_as_it_arrives():
 def test_every_band_holds_its_own_prediction(chance):
     for _ in range(TRIES):
         model, card, engine, _, n, _ = drawn(chance)
-        around = band(model, card, Layout(tp=chance.choice([1, 2])), some_spec(chance), n, engine=engine,
-                      calibrated=chance.random() < 0.5)  # fmt: skip
+        setup = Setup(
+            model, QUANTS["awq"], KV_TYPES["bf16"], engine, Layout(tp=chance.choice([1, 2])), spec=some_spec(chance)
+        )
+        around = band(setup, card, n, calibrated=chance.random() < 0.5)
         assert 0.005 < around.low < 1 < around.high < 200, said(model, card, engine, n)
 
 

@@ -75,19 +75,19 @@ def test_an_aggregate_that_is_streams_times_agents_counts_no_prompts():
 
 
 def test_a_model_known_by_parameters_alone_is_predicted_from_them():
-    assert case(model="Mystery-X", params_total_b="9", params_active_b="9").model.estimated
-    assert case(model="Mystery-30B-A3B", params_total_b="30").model.is_moe
+    assert case(model="Mystery-X", params_total_b="9", params_active_b="9").setup.model.estimated
+    assert case(model="Mystery-30B-A3B", params_total_b="30").setup.model.is_moe
 
 
 def test_mixed_cards_are_paced_by_the_slowest():
     both = case(gpu="RTX 5090 + RTX 3090 Ti", n_gpu="2", tp="2")
-    assert (both.card.bandwidth_gbs, both.card.memory_gib, both.layout.tp) == (1008, 24, 2)
+    assert (both.card.bandwidth_gbs, both.card.memory_gib, both.setup.layout.tp) == (1008, 24, 2)
     assert both.link.p2p is False
 
 
 def test_layers_split_over_cards_take_turns():
     split = case(engine="llama.cpp", n_gpu="4", tp="", notes="Q4_K_M")
-    assert (split.split, split.layout.tp, split.layout.pp, split.quant.id) == (True, 1, 4, "q4_k_m")
+    assert (split.split, split.setup.layout.tp, split.setup.layout.pp, split.setup.quant.id) == (True, 1, 4, "q4_k_m")
 
 
 def test_the_link_is_read_from_what_people_write():
@@ -99,11 +99,11 @@ def test_the_link_is_read_from_what_people_write():
 
 
 def test_format_drafts_and_pipeline_are_read_from_the_notes():
-    assert case(quant_bits="8", notes="FP8 weights via Marlin W8A16").quant.id == "fp8"
-    assert case(model="gpt-oss-20b", engine="llama.cpp").quant.id == "gguf_mxfp4"
+    assert case(quant_bits="8", notes="FP8 weights via Marlin W8A16").setup.quant.id == "fp8"
+    assert case(model="gpt-oss-20b", engine="llama.cpp").setup.quant.id == "gguf_mxfp4"
     command = '--speculative_config {"method":"mtp","num_speculative_tokens":3}'
-    assert case(spec="spec (see profile)", notes=command).spec == Speculation("mtp", 3)
-    assert case(n_gpu="4", tp="1", notes="launch_server --pp-size 4; pp=4").layout.cards == 4
+    assert case(spec="spec (see profile)", notes=command).setup.spec == Speculation("mtp", 3)
+    assert case(n_gpu="4", tp="1", notes="launch_server --pp-size 4; pp=4").setup.layout.cards == 4
 
 
 def test_nearly_every_complete_row_becomes_a_case():

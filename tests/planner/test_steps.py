@@ -9,18 +9,16 @@ from skep.catalog.models import geometry
 from skep.planner.constants import published_constants
 from skep.planner.quants import find_kv, find_quant
 from skep.planner.rigs import all_reduce, pcie_gbs
-from skep.planner.setup import CardLink, Layout, Speculation
-from skep.planner.step import StepTuning, step_model
+from skep.planner.setup import CardLink, Layout, Setup, Speculation
+from skep.planner.step import UNTUNED, StepTuning, step_model
 
 K = published_constants()
 NVLINK, PCIE = CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=False)
 
 
-def step(model="qwen3-14b", quant="awq", card="rtx-3090", tp=1, link=PCIE, kv="bf16", **more):
-    return step_model(
-        geometry(model), find_quant(quant), find_kv(kv), device(card), Layout(tp=tp), link if tp > 1 else None,
-        constants=K, **more,
-    )  # fmt: skip
+def step(model="qwen3-14b", quant="awq", card="rtx-3090", tp=1, link=PCIE, kv="bf16", tuning=UNTUNED, **more):
+    setup = Setup(geometry(model), find_quant(quant), find_kv(kv), "vllm", Layout(tp=tp), **more)
+    return step_model(setup, device(card), link if tp > 1 else None, K, tuning=tuning)
 
 
 def test_a_step_takes_longer_with_more_sequences_and_with_longer_ones():

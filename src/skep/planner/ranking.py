@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 
 from skep.catalog.fitted import fitted_bands
 from skep.catalog.gpus import Device
-from skep.catalog.models import Geometry
 from skep.planner.candidates import PlanGoal, sizing_card
 from skep.planner.constants import Constants, published_constants
 from skep.planner.fit import largest
 from skep.planner.memory import MemoryPlan, memory
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
 from skep.planner.rules import Finding
-from skep.planner.setup import Layout, Rig, Setup, Speculation
+from skep.planner.setup import Rig, Setup
 from skep.planner.step import UNTUNED, StepTuning
 
 FEATURES = ("everybody", "agents", "crowd", "spec", "tp", "moe", "elsewhere", "engine")
@@ -38,24 +37,19 @@ class Band:
     why: str = ""
 
 
-def features(
-    model: Geometry, card: Device, layout: Layout, spec: Speculation | None, concurrency: int, engine: str
-) -> tuple[float, ...]:
+def features(setup: Setup, card: Device, concurrency: int) -> tuple[float, ...]:
     """What makes predictions better or worse, as zeros and ones; the first is always one."""
     known = card.vendor == "nvidia" and card.family in ("ampere", "ada", "blackwell")
     said = (
-        True, concurrency > 1, concurrency > 64, spec is not None, layout.tp > 1, model.is_moe, not known,
-        engine not in ("vllm", "llamacpp"),
+        True, concurrency > 1, concurrency > 64, setup.spec is not None, setup.layout.tp > 1, setup.model.is_moe,
+        not known, setup.engine not in ("vllm", "llamacpp"),
     )  # fmt: skip
     return tuple(float(each) for each in said)
 
 
-def band(
-    model: Geometry, card: Device, layout: Layout, spec: Speculation | None, concurrency: int, *,
-    engine: str = "vllm", calibrated: bool = False,
-) -> Band:  # fmt: skip
+def band(setup: Setup, card: Device, concurrency: int, *, calibrated: bool = False) -> Band:
     fitted = fitted_bands()
-    seen = features(model, card, layout, spec, concurrency, engine)
+    seen = features(setup, card, concurrency)
     wide = sum(fitted.get(name, 0.0) * value for name, value in zip(FEATURES, seen, strict=True))
     if calibrated:
         wide += fitted.get("calibrated", 0.0)
@@ -219,13 +213,9 @@ def levels(agents: int) -> tuple[int, ...]:
 
 def predict_levels(rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...]) -> tuple[Predicted, ...]:
     found = []
-    setup = rated.setup
     for level in at:
         outcome = rated.outcome if level == goal.agents else rated.prospect.outcome(goal.load(level))
-        sure = band(
-            setup.model, rated.prospect.card, setup.layout, setup.spec, level, engine=setup.engine,
-            calibrated=basis.calibrated,
-        )  # fmt: skip
+        sure = band(rated.setup, rated.prospect.card, level, calibrated=basis.calibrated)
         found.append(
             Predicted(
                 level, outcome.effective_tok_s, outcome.task_tok_s, outcome.ttft_s * 1000, outcome.tpot_s * 1000,

@@ -14,7 +14,7 @@ from skep.planner.constants import Constants
 from skep.planner.parts import part_bits, parts_of
 from skep.planner.quants import KvType, Quant
 from skep.planner.rigs import NO_LINK, all_reduce, is_built_in
-from skep.planner.setup import CardLink, Layout, Speculation
+from skep.planner.setup import CardLink, Setup, Speculation
 
 LLAMACPP = ("llamacpp", "ollama", "ik_llamacpp")
 _DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cdna"}
@@ -267,17 +267,11 @@ def _smooth(read: float, compute: float) -> float:
 
 
 def step_model(
-    model: Geometry,
-    quant: Quant,
-    kv: KvType,
+    setup: Setup,
     card: Device,
-    layout: Layout,
     link: CardLink | None,
+    c: Constants,
     *,
-    engine: str = "vllm",
-    graphs: bool = True,
-    spec: Speculation | None = None,
-    constants: Constants | None = None,
     split: bool = False,
     tuning: StepTuning = UNTUNED,
     weight_only: bool = False,
@@ -286,8 +280,8 @@ def step_model(
 
     `split`: layers are walked card by card (llama.cpp's default, Ollama) rather than computed on all at once.
     """
-    c = constants or Constants()
-    rates = rates_of(quant, kv, card, engine, c, weight_only=weight_only)
+    model, quant, kv, layout = setup.model, setup.quant, setup.kv, setup.layout
+    rates = rates_of(quant, kv, card, setup.engine, c, weight_only=weight_only)
     parts, bits, ways = parts_of(model), part_bits(quant, model), layout.tp
     uneven = c.tp_imbalance ** math.log2(ways) / ways
     whole_small = bits["small"] >= 16
@@ -298,16 +292,17 @@ def step_model(
     head_s = parts.embedding * bits["ends"] / 8 / (rates.read_half if bits["ends"] >= 16 else rates.read) * uneven
     experts_s = parts.experts * bits["experts"] / 8 / (rates.read * c.bw_experts) * uneven
     routed = model.experts_per_token / model.experts if model.experts else 0.0
-    fixed_s = _fixed_s(model, rates, c, graphs=graphs)
-    reduce = all_reduce(ways, link, c, graphs=graphs, family=card.family) if link is not None else NO_LINK
+    fixed_s = _fixed_s(model, rates, c, graphs=setup.graphs)
+    reduce = all_reduce(ways, link, c, graphs=setup.graphs, family=card.family) if link is not None else NO_LINK
     reductions = 2 * model.layers + 1
     draft = drafting(
-        spec, model, rates, c, ways=ways, draft_bits=bits["draft"], head_s=head_s,
+        setup.spec, model, rates, c, ways=ways, draft_bits=bits["draft"], head_s=head_s,
         experts_s=experts_s * routed / max(1, model.expert_layers), reduce_s=reductions * reduce.fixed_s,
         built_in_link=link is not None and is_built_in(link),
     )  # fmt: skip
     head_width = model.heads * (model.full_head_dim or model.head_dim)
     kv_ways = 1 if model.mla_rank else min(ways, model.full_kv_heads or model.kv_heads)
+    slow = {"sglang": c.engine_sglang, "trtllm": c.engine_trtllm, "ik_llamacpp": c.engine_ik}
     batch_s = 0.0
     if rates.llamacpp:
         whole = dense_s + head_s + experts_s * routed + fixed_s
@@ -335,7 +330,7 @@ def step_model(
         accepted=draft.accepted,
         draft_s=draft.batch_s,
         draft_token_s=draft.sequence_s,
-        engine_slow={"sglang": c.engine_sglang, "trtllm": c.engine_trtllm, "ik_llamacpp": c.engine_ik}.get(engine, 1.0),
+        engine_slow=slow.get(setup.engine, 1.0),
         tuning=tuning,
         hop_s=(layout.pp - 1) * (2 if split else 1) * c.split_us * 1e-6,
         batch_s=batch_s,
