@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
+from skep.catalog.tables import table, table_texts
 
+_FILE = "fitted.toml"
+
+
+@lru_cache(maxsize=1)
 def fitted_constants() -> Mapping[str, float]:
-    constants: Mapping[str, float] = _read()["constants"]
-    return constants
+    return table(_FILE, "constants")
 
 
 def constants_without(source: str) -> Mapping[str, float] | None:
     """Those fitted without that source's rows; None for a source that was not fitted on at all."""
-    differing: Mapping[str, float] | None = _read().get("without", {}).get(source)
-    return None if differing is None else {**fitted_constants(), **differing}
-
-
-def fitted_bands() -> Mapping[str, Any]:
-    bands: Mapping[str, Any] = _read()["bands"]
-    return bands
+    name = f'without."{source}'  # the quote at the end is taken off, as of all names
+    return {**fitted_constants(), **table(_FILE, name)} if name in table_texts(_FILE) else None
 
 
 @lru_cache(maxsize=1)
-def _read() -> dict[str, Any]:
-    return tomllib.loads(files("skep.catalog").joinpath("fitted.toml").read_text(encoding="utf-8"))
+def fitted_bands() -> Mapping[str, Any]:
+    return table(_FILE, "bands")

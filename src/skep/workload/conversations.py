@@ -14,6 +14,7 @@ from random import Random
 
 from skep.errors import UserError
 from skep.workload.chance import capped_exponential, pick, shuffled
+from skep.workload.data import read_data
 from skep.workload.filling import Names, draw_names, draw_requirements, module
 from skep.workload.lengths import TYPICAL_CHARS_PER_TOKEN, pieces, room_for
 from skep.workload.prompts import KINDS, Kind, compose, token_budget
@@ -24,28 +25,7 @@ _PIECES_FOR_CODE = 120
 _FOR_REQUIREMENTS = 24
 _CALLER = "This is the code around it:"
 
-FOLLOW_UPS = (
-    "Now add pytest tests for it.",
-    "Now make it handle an empty input.",
-    "Now refactor it into smaller functions.",
-    "Now add type hints and a docstring.",
-    "Now let it skip {things} without a {field}.",
-    "Now make the limit of {number} an argument.",
-    "Now write a version that streams the {things}.",
-    "It fails when two {things} are equal. Fix that.",
-    "It is slow for {number} {things}. Make it faster.",
-    "A reviewer finds the names unclear. Improve them.",
-    "Now log each {thing} that is left out.",
-    "Now raise an error if the {field} is negative.",
-    "Show how it is called for {number} {things}.",
-    "Now make it safe to be called from threads.",
-    "Now write the same for a file of {things}.",
-    "Explain the riskiest line and make it safer.",
-    "Now add a command line around it.",
-    "Now give the {field} of each {thing} in the result.",
-    "Undo the last change, but keep its tests.",
-    "Now cache the {field} of the last {number} {things}.",
-)
+FOLLOW_UPS: tuple[str, ...] = tuple(read_data("words.toml")["follow_ups"])
 
 
 @dataclass(frozen=True, slots=True)

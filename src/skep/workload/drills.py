@@ -23,7 +23,7 @@ from skep.workload.items import Checker, Item
 WORDS, NAMES, DAYS, MONTHS = (
     tuple(str(read_data("words.toml")[name]).split()) for name in ("words", "names", "days", "months")
 )
-
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _T = TypeVar("_T")
 
@@ -48,21 +48,21 @@ class Drill:
         return Checker(self.kind, values)
 
 
-Maker = Callable[[Random, int], Drill]
-
-
 @dataclass(frozen=True, slots=True)
 class DrillFamily:
-    """`says` is the instruction by grade, or for all grades; `make` draws a task of a grade."""
+    """Tasks of one kind, as `drills.toml` describes them; `maker` draws one, given what the file says of its grade."""
 
     name: str
-    grades: tuple[int, ...]
-    says: str | Mapping[int, str]
-    make: Maker
-    tokens: int = 24  # the longest right answer takes fewer
+    says: str | Mapping[str, str]
+    grades: Mapping[int, Sequence[Any]]
+    maker: Callable[..., Drill]
+    tokens: int
 
     def instruction(self, grade: int) -> str:
-        return self.says if isinstance(self.says, str) else self.says[grade]
+        return self.says if isinstance(self.says, str) else self.says[str(grade)]
+
+    def make(self, rng: Random, grade: int) -> Drill:
+        return self.maker(rng, grade, *self.grades[grade])
 
 
 def between(rng: Random, low: int, high: int) -> int:
@@ -108,36 +108,27 @@ def listed(items: Sequence[object]) -> str:
     return ", ".join(map(str, items))
 
 
-def _add(rng: Random, grade: int) -> Drill:
-    low, high = ((0, 0), (1, 9), (10, 49), (100, 499), (1000, 9999), (10_000, 99_999))[grade]
-    numbers = [between(rng, low, high) for _ in range(3 if grade == 5 else 2)]
+def _add(rng: Random, _grade: int, count: int, low: int, high: int) -> Drill:
+    numbers = [between(rng, low, high) for _ in range(count)]
     return number(" + ".join(map(str, numbers)) + " = ?", sum(numbers))
 
 
-def _subtract(rng: Random, grade: int) -> Drill:
-    low, high = {2: (1, 9), 3: (10, 49), 4: (100, 999), 5: (1000, 9999)}[grade]
+def _subtract(rng: Random, _grade: int, low: int, high: int) -> Drill:
     less, rest = between(rng, low, high), between(rng, low, high)
     return number(f"{less + rest} - {less} = ?", rest)
 
 
-def _multiply(rng: Random, grade: int) -> Drill:
-    (a, b), (c, d) = {2: ((2, 9), (2, 9)), 3: ((11, 19), (3, 9)), 4: ((21, 99), (11, 99)), 5: ((111, 999), (21, 99))}[
-        grade
-    ]
+def _multiply(rng: Random, _grade: int, a: int, b: int, c: int, d: int) -> Drill:
     x, y = between(rng, a, b), between(rng, c, d)
     return number(f"{x} * {y} = ?", x * y)
 
 
-def _larger(rng: Random, grade: int) -> Drill:
-    count, low, high = ((0, 0, 0), (2, 1, 99), (3, 1, 99), (5, 1, 999), (8, 1000, 9999), (12, 10_000, 99_999))[grade]
+def _larger(rng: Random, grade: int, count: int, low: int, high: int) -> Drill:
     numbers = some_numbers(rng, count, low, high)
-    if grade == 5:
-        return number(listed(numbers), sorted(numbers)[-2])
-    return number(listed(numbers), max(numbers))
+    return number(listed(numbers), sorted(numbers)[-2 if grade == 5 else -1])
 
 
-def _parity(rng: Random, grade: int) -> Drill:
-    low, high = ((0, 0), (0, 0), (1, 99), (100, 9999))[grade]
+def _parity(rng: Random, _grade: int, low: int, high: int) -> Drill:
     value = between(rng, low, high)
     return choice(f"Is {value} even or odd?", "odd" if value % 2 else "even", ("even", "odd"))
 
@@ -154,14 +145,13 @@ def _sequence(rng: Random, grade: int) -> Drill:
         for place in range(6):
             terms.append(terms[-1] + step + place)
     else:
-        step = (1, 1, pick(rng, (2, 5, 10)), pick(rng, (3, 4, 6, 7, 8, 9)))[grade]
+        step = (1, pick(rng, (2, 5, 10)), pick(rng, (3, 4, 6, 7, 8, 9)))[grade - 1]
         start = step * start if grade == 2 else start
         terms = [start + step * place for place in range(6)]
     return number(f"{listed(terms[:-1])}, ?", terms[-1])
 
 
-def _rule(rng: Random, grade: int) -> Drill:
-    count, highest = {3: (3, 9), 4: (6, 30), 5: (8, 60)}[grade]
+def _rule(rng: Random, grade: int, count: int, highest: int) -> Drill:
     numbers = some_numbers(rng, count, 1, highest)
     if grade == 3:
         made = [value + 1 for value in numbers]
@@ -173,140 +163,75 @@ def _rule(rng: Random, grade: int) -> Drill:
     return Drill(listed(numbers), listed(made))
 
 
-def _trace(rng: Random, grade: int) -> Drill:
+def _trace(rng: Random, grade: int, *lines: str) -> Drill:
     a, b, c = between(rng, 2, 9), between(rng, 2, 9), between(rng, 2, 5)
-    lines, printed = _PROGRAMS[grade](a, b, c)
-    return number("\n".join(lines), printed)
+    end = a + b + 3
+    printed = {
+        1: 10 * b + c,
+        2: a + b,
+        3: (a + b) * c - (a + b),
+        4: a + b * sum(range(c)),
+        5: sum(i if i % c else -1 for i in range(a, end)),
+    }
+    return number("\n".join(lines).format(a=a, b=b, c=c, end=end), printed[grade])
 
 
-def _assigned(a: int, b: int, c: int) -> tuple[list[str], int]:
-    return [f"a = {a}", f"b = {10 * b + c}", "print(b)"], 10 * b + c
+def _copy(rng: Random, _grade: int, count: int) -> Drill:
+    words = " ".join(some_words(rng, count))
+    return Drill(words, words)
 
 
-def _added(a: int, b: int, _c: int) -> tuple[list[str], int]:
-    return [f"a = {a}", f"b = {b}", "print(a + b)"], a + b
+def _upper(rng: Random, _grade: int, count: int) -> Drill:
+    words = " ".join(some_words(rng, count))
+    return Drill(words, words.upper(), ignore_case=False)
 
 
-def _chained(a: int, b: int, c: int) -> tuple[list[str], int]:
-    return [f"a = {a}", f"b = a + {b}", f"a = b * {c}", "print(a - b)"], (a + b) * c - (a + b)
-
-
-def _looped(a: int, b: int, c: int) -> tuple[list[str], int]:
-    return [f"x = {a}", f"for i in range({c}):", f"    x = x + i * {b}", "print(x)"], a + b * sum(range(c))
-
-
-def _branched(a: int, b: int, c: int) -> tuple[list[str], int]:
-    x = 0
-    for i in range(a, a + b + 3):
-        x = x + i if i % c else x - 1
-    lines = [
-        "x = 0",
-        f"for i in range({a}, {a + b + 3}):",
-        f"    if i % {c}:",
-        "        x += i",
-        "    else:",
-        "        x -= 1",
-    ]
-    return [*lines, "print(x)"], x
-
-
-_PROGRAMS: dict[int, Callable[[int, int, int], tuple[list[str], int]]] = {
-    1: _assigned, 2: _added, 3: _chained, 4: _looped, 5: _branched,
-}  # fmt: skip
-
-FIGURES = (
-    DrillFamily("add", (1, 2, 3, 4, 5), "Answer with a number.", _add),
-    DrillFamily("subtract", (2, 3, 4, 5), "Answer with a number.", _subtract),
-    DrillFamily("multiply", (3, 4, 5), "Answer with a number.", _multiply),
-    DrillFamily(
-        "larger",
-        (1, 2, 3, 4, 5),
-        {1: "Which number is larger?", **dict.fromkeys((2, 3, 4), "Which number is the largest?"),
-         5: "Which number is the second largest?"},
-        _larger,
-    ),
-    DrillFamily("parity", (2, 3), "Answer even or odd.", _parity),
-    DrillFamily("sequence", (1, 2, 3, 4, 5), "Which number comes next? Answer with a number.", _sequence),
-    DrillFamily(
-        "rule",
-        (3, 4, 5),
-        {3: "Add 1 to each number.", 4: "Keep the even numbers only.",
-         5: "Halve each even number and add 1 to each odd number."},
-        _rule,
-        48,
-    ),
-    DrillFamily("trace", (1, 2, 3, 4, 5), "What does this program print? Answer with a number.", _trace),
-)  # fmt: skip
-
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-_KEYS = ("age", "weight", "price", "height", "score", "size", "count", "width", "depth", "speed")
-
-
-def _copy(rng: Random, grade: int) -> Drill:
-    words = some_words(rng, (0, 2, 5, 9)[grade])
-    return Drill(" ".join(words), " ".join(words))
-
-
-def _upper(rng: Random, grade: int) -> Drill:
-    words = some_words(rng, (0, 1, 2, 4)[grade])
-    return Drill(" ".join(words), " ".join(words).upper(), ignore_case=False)
-
-
-def _pick_word(rng: Random, grade: int) -> Drill:
+def _pick_word(rng: Random, grade: int, count: int) -> Drill:
     """The first or the last; later ones by their number, at last from behind."""
-    words = some_words(rng, (0, 3, 5, 6, 8, 8)[grade])
+    words, ordinals = some_words(rng, count), _DATA["ordinals"]
     if grade <= 2:
         place, said = (0, "first") if coin(rng) else (-1, "last")
     elif grade <= 4:
         place = between(rng, 1, len(words) - 2)
-        said = _ORDINALS[place]
+        said = ordinals[place]
     else:
         back = between(rng, 2, len(words) - 2)
-        place, said = -back, f"{_ORDINALS[back - 1]} from the end"
+        place, said = -back, f"{ordinals[back - 1]} from the end"
     return Drill(f"{listed(words)}. Which word is {said}?", words[place])
 
 
-def _count_words(rng: Random, grade: int) -> Drill:
-    low, high = {3: (2, 6), 4: (5, 14)}[grade]
+def _count_words(rng: Random, _grade: int, low: int, high: int) -> Drill:
     count = between(rng, low, high)
     return number(listed(some_words(rng, count)), count)
 
 
-def _count_letter(rng: Random, grade: int) -> Drill:
+def _count_letter(rng: Random, _grade: int, most: int, length: int) -> Drill:
     """How often a letter occurs: each number as often as the others."""
-    most, length = {3: (4, 8), 4: (5, 10), 5: (6, 14)}[grade]
     count, letter = between(rng, 1, most), pick(rng, "aeort")
     others = [pick(rng, _LETTERS.replace(letter, "")) for _ in range(length - count)]
     return number(f"How often is {letter} in {''.join(shuffled(rng, [letter] * count + others))}?", count)
 
 
-def _member(rng: Random, grade: int) -> Drill:
-    count = (0, 3, 6, 10, 16)[grade]
+def _member(rng: Random, _grade: int, count: int) -> Drill:
     words = some_words(rng, count + 1)
     asked = pick(rng, words[1:]) if coin(rng) else words[0]
     return choice(f"{listed(words[1:])}. Is {asked} in the list?", "yes" if asked in words[1:] else "no", ("yes", "no"))
 
 
-def _reverse(rng: Random, grade: int) -> Drill:
-    if grade <= 3:
-        words = some_words(rng, grade)
-        return Drill(" ".join(words), " ".join(reversed(words)))
-    (word,) = some_words(rng, 1, shortest=(4, 6)[grade - 4], longest=(4, 8)[grade - 4])
-    return Drill(" ".join(word), " ".join(reversed(word)))
+def _reverse(rng: Random, _grade: int, count: int, longest: int = 0) -> Drill:
+    things = some_words(rng, 1, shortest=count, longest=longest)[0] if longest else some_words(rng, count)
+    return Drill(" ".join(things), " ".join(reversed(things)))
 
 
-def _sort_words(rng: Random, grade: int) -> Drill:
-    words = some_words(rng, (0, 0, 2, 3, 5, 8)[grade])
+def _sort_words(rng: Random, _grade: int, count: int) -> Drill:
+    words = some_words(rng, count)
     return Drill(" ".join(words), " ".join(sorted(words)))
 
 
-def _calendar(rng: Random, grade: int) -> Drill:
+def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
     """The next one, then the one before: there are only so many days, and no grade asks what another does."""
     names, what = (DAYS, "day") if coin(rng) else (MONTHS, "month")
     start = between(rng, 0, len(names) - 1)
-    low, high = ((0, 0), (1, 1), (1, 1), (2, 3), (4, 6), (15, 40))[grade]
     step, back = between(rng, low, high), grade > 1 and (grade == 2 or coin(rng))
     answer = names[(start - step if back else start + step) % len(names)]
     where = "before" if back else "after"
@@ -315,106 +240,75 @@ def _calendar(rng: Random, grade: int) -> Drill:
     return Drill(f"Which {what} is {step} {what}s {where} {names[start]}?", answer)
 
 
-def _json(rng: Random, grade: int) -> Drill:
-    keys = some(rng, _KEYS, (0, 2, 4, 4, 3, 4)[grade])
+def _json(rng: Random, grade: int, key_count: int, name_count: int) -> Drill:
+    keys = some(rng, _DATA["keys"], key_count)
     values = [between(rng, 2, 99) for _ in keys]
-    if grade <= 2:
+    if not name_count:
         asked = pick(rng, keys)
-        return number(
-            f"{json.dumps(dict(zip(keys, values, strict=True)))}\nWhat is {asked}?", values[keys.index(asked)]
-        )
-    names = some(rng, NAMES, (0, 0, 0, 2, 3, 4)[grade])
-    table = {name: {key: between(rng, 2, 99) for key in keys} for name in names}
+        table = dict(zip(keys, values, strict=True))
+        return number(f"{json.dumps(table)}\nWhat is {asked}?", table[asked])
+    names = some(rng, NAMES, name_count)
+    tables = {name: {key: between(rng, 2, 99) for key in keys} for name in names}
     name, asked = pick(rng, names), pick(rng, keys)
     if grade < 5:
-        return number(f"{json.dumps(table)}\nWhat is the {asked} of {name}?", table[name][asked])
+        return number(f"{json.dumps(tables)}\nWhat is the {asked} of {name}?", tables[name][asked])
     for place, one in enumerate(shuffled(rng, names)):  # no two alike, so that one is the largest
-        table[one][asked] = 10 * (place + 1) + between(rng, 0, 9)
-    best = max(names, key=lambda one: table[one][asked])
-    return Drill(f"{json.dumps(table)}\nWho has the largest {asked}?", best)
+        tables[one][asked] = 10 * (place + 1) + between(rng, 0, 9)
+    best = max(names, key=lambda one: tables[one][asked])
+    return Drill(f"{json.dumps(tables)}\nWho has the largest {asked}?", best)
 
 
 def _edit(rng: Random, grade: int) -> Drill:
     (word,) = some_words(rng, 1, shortest=4)
-    if grade == 1:
-        return Drill(word, f"{word}s")
-    if grade == 2:
-        return Drill(word, f"{word}-{word}")
-    if grade == 3:
-        return Drill(word, word[1:])
-    if grade == 4:
-        return Drill(word, word[-1] + word[1:-1] + word[0])
-    return Drill(word, "".join(letter for letter in word if letter not in "aeiou"))
+    edited = {
+        1: f"{word}s",
+        2: f"{word}-{word}",
+        3: word[1:],
+        4: word[-1] + word[1:-1] + word[0],
+        5: "".join(letter for letter in word if letter not in "aeiou"),
+    }
+    return Drill(word, edited[grade])
 
 
-def _caesar(rng: Random, grade: int) -> Drill:
+def _caesar(rng: Random, _grade: int, shift: int) -> Drill:
     (word,) = some_words(rng, 1, shortest=4, longest=6)
-    shift = 1 if grade == 4 else 3
     return Drill(word, "".join(_LETTERS[(_LETTERS.index(letter) + shift) % 26] for letter in word))
 
 
-def _taller(rng: Random, grade: int) -> Drill:
+def _taller(rng: Random, grade: int, count: int) -> Drill:
     """A chain of comparisons, told in any order from grade 3 up."""
     tallest = grade == 1 or coin(rng)
-    names = some(rng, NAMES, (0, 2, 2, 3, 4, 6)[grade])
+    names = some(rng, NAMES, count)
     while tallest and grade <= 2 and _is_even(names) != (grade == 1):  # grades 1 and 2 share no question
         names = some(rng, NAMES, 2)
     facts = [f"{tall} is taller than {short}." for tall, short in pairwise(names)]
     facts = facts if grade < 3 else shuffled(rng, facts)
-    return Drill(
-        f"{' '.join(facts)} Who is {'tallest' if tallest else 'shortest'}?", names[0] if tallest else names[-1]
-    )
+    asked, answer = ("tallest", names[0]) if tallest else ("shortest", names[-1])
+    return Drill(f"{' '.join(facts)} Who is {asked}?", answer)
 
 
 def _is_even(names: Sequence[str]) -> bool:
     return sum(map(NAMES.index, names)) % 2 == 0
 
 
-TEXTS = (
-    DrillFamily("copy", (1, 2), "Repeat the words exactly.", _copy, 32),
-    DrillFamily("upper", (1, 2, 3), "Write it in capital letters.", _upper, 32),
-    DrillFamily("pick", (1, 2, 3, 4, 5), "Answer with one word from the list.", _pick_word),
-    DrillFamily("count-words", (3, 4), "How many words are there? Answer with a number.", _count_words),
-    DrillFamily("count-letter", (3, 4, 5), "Answer with a number.", _count_letter),
-    DrillFamily("member", (1, 2, 3, 4), "Answer yes or no.", _member),
-    DrillFamily(
-        "reverse",
-        (2, 3, 4, 5),
-        {2: "Swap the two words.", 3: "Write the words in reverse order.", 4: "Write the letters in reverse order.",
-         5: "Write the letters in reverse order."},
-        _reverse,
-        40,
-    ),
-    DrillFamily("sort", (2, 3, 4, 5), "Write the words in alphabetical order.", _sort_words, 48),
-    DrillFamily("calendar", (1, 2, 3, 4, 5), "Answer with one word.", _calendar),
-    DrillFamily(
-        "json",
-        (1, 2, 3, 4, 5),
-        {**dict.fromkeys((1, 2, 3, 4), "Answer with a number."), 5: "Answer with a name."},
-        _json,
-    ),
-    DrillFamily(
-        "edit",
-        (1, 2, 3, 4, 5),
-        {1: "Add the letter s at the end.", 2: "Write the word twice, with a dash between.",
-         3: "Remove the first letter.", 4: "Swap the first and the last letter.",
-         5: "Remove the letters a, e, i, o and u."},
-        _edit,
-    ),
-    DrillFamily(
-        "caesar",
-        (4, 5),
-        {4: "Replace each letter by the next one in the alphabet, z by a.",
-         5: "Replace each letter by the one three places later in the alphabet; after z comes a."},
-        _caesar,
-    ),
-    DrillFamily("order", (1, 2, 3, 4, 5), "Answer with one name.", _taller),
-)  # fmt: skip
+_DATA = read_data("drills.toml")
+_MAKERS: Mapping[str, Callable[..., Drill]] = {
+    "copy": _copy, "upper": _upper, "pick": _pick_word, "count-words": _count_words, "count-letter": _count_letter,
+    "member": _member, "reverse": _reverse, "sort": _sort_words, "calendar": _calendar, "json": _json, "edit": _edit,
+    "caesar": _caesar, "order": _taller, "add": _add, "subtract": _subtract, "multiply": _multiply, "larger": _larger,
+    "parity": _parity, "sequence": _sequence, "rule": _rule, "trace": _trace,
+}  # fmt: skip
+
+
+def _family(name: str, maker: Callable[..., Drill]) -> DrillFamily:
+    told = _DATA[name]
+    grades = {int(grade): values for grade, values in told["grades"].items()}
+    return DrillFamily(name, told["says"], grades, maker, told.get("tokens", 24))
 
 
 VERSION = 1  # raised whenever the same seed gives other drills than before
 GRADES = (1, 2, 3, 4, 5)
-FAMILIES: tuple[DrillFamily, ...] = (*TEXTS, *FIGURES)
+FAMILIES = tuple(_family(name, maker) for name, maker in _MAKERS.items())
 MOST = 100_000
 
 _EXAMPLES = 2  # of a task, before it is asked

@@ -15,6 +15,7 @@ from typing import Literal
 
 from skep.errors import UserError
 from skep.workload.chance import pick, shuffled
+from skep.workload.data import read_data
 from skep.workload.filling import Names, draw_names, draw_requirements, fenced, module
 from skep.workload.lengths import TYPICAL_CHARS_PER_TOKEN, Budget, pieces, room_for
 from skep.workload.words import FULL, TINY, Idea
@@ -32,20 +33,8 @@ _PIECES_FOR_CODE = 80
 _PIECES_FOR_FULL_IDEAS = 170
 _FOR_REQUIREMENTS = 24  # pieces, kept free by the module
 
-_TASKS: Mapping[Kind, str] = {
-    "implement": "Write a Python function `{name}` that {summary}.",
-    "test": "Write pytest tests for:\n{code}",
-    "fix": "Fix the bug in:\n{code}",
-    "refactor": "Refactor this, keeping what it does:\n{code}",
-    "document": "Write the docstring of:\n{code}",
-}
-_WITHOUT_CODE: Mapping[Kind, str] = {
-    "implement": "A Python function that {summary}.",
-    "test": "Test a function that {summary}.",
-    "fix": "Fix a function that {summary}.",
-    "refactor": "Simplify a function that {summary}.",
-    "document": "Docstring: a function that {summary}.",
-}
+_TASKS: Mapping[Kind, str] = read_data("words.toml")["tasks"]
+_WITHOUT_CODE: Mapping[Kind, str] = read_data("words.toml")["tasks_without_code"]
 _LEAD = "It belongs to this module:"
 _BETWEEN = "\n\n"  # system and user message, as `Prompt.text` joins them
 
