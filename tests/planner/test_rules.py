@@ -39,10 +39,9 @@ def read_example(text):
     layout = {key: int(told.pop(key)) for key in ("tp", "pp", "ep", "replicas") if key in told}
     link, (method, _, depth) = told.pop("link", None), told.pop("spec", "").partition(":")
     found = Rig(()) if cards == "nothing" else parse_rig(cards, None if link == "none" else link)
-    made = setup(
-        geometry(model), quant, told.pop("kv", "bf16"), told.pop("engine", "vllm"), **layout,
-        spec=int(depth or 0), method=method, **{key: SETTINGS[key](value) for key, value in told.items()},
-    )  # fmt: skip
+    more = {key: SETTINGS[key](value) for key, value in told.items() if key in SETTINGS}
+    kv, engine = told.get("kv", "bf16"), told.get("engine", "vllm")
+    made = setup(geometry(model), quant, kv, engine, **layout, spec=int(depth or 0), method=method, **more)
     return made, replace(found, default_link=None) if link == "none" else found
 
 

@@ -33,11 +33,11 @@ def spellings(file_name: str) -> Mapping[str, str]:
     """Every squeezed id, title and alias with the id it stands for; where two claim one, the id goes first."""
     import tomllib
 
-    names: dict[str, str] = {}
-    titles: dict[str, str] = {}
-    for name, body in table_texts(file_name).items():
-        lines = [line for line in body.splitlines() if line.startswith(("title = ", "aliases = "))]
-        said = tomllib.loads("\n".join(lines))
-        titles |= {squeeze(alias): name for alias in (*said.get("aliases", ()), said["title"])}
-        names[squeeze(name)] = name
-    return titles | names
+    kept = ("title = ", "aliases = ")
+    texts = (
+        "\n".join([f'["{name}"]', *(line for line in body.splitlines() if line.startswith(kept))])
+        for name, body in table_texts(file_name).items()
+    )
+    told = tomllib.loads("\n".join(texts))
+    called = ((name, alias) for name, said in told.items() for alias in (*said.get("aliases", ()), said["title"]))
+    return {squeeze(alias): name for name, alias in called} | {squeeze(name): name for name in told}

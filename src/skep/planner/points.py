@@ -100,18 +100,21 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     published, metric = _published(row, load)
     pool, share, chunk = (row.noted(name) for name in ("pool", "utilization", "chunk"))
     setup = Setup(
-        model, quant, _kv(row.lower("kv_dtype")), engine, layout,
+        model,
+        quant,
+        _kv(row.lower("kv_dtype")),
+        engine,
+        layout,
         slots=load.concurrency if slots is None and engine == "llamacpp" else slots,
         utilization=float(share) if share else None,
         graphs="enforce-eager" not in row.notes and "eager mode" not in row.notes,
-        spec=_spec(row), batched_tokens=int(chunk) if chunk else None,
-    )  # fmt: skip
+        spec=_spec(row),
+        batched_tokens=int(chunk) if chunk else None,
+    )
     link = _link(row.text("interconnect"), card, layout.tp) if layout.tp > 1 else None
-    return PublishedCase(
-        number, source_of(row.text("source_url")), setup, card, link, split,
-        pool_tokens=float(pool.replace(",", "")) if pool else None,
-        weight_only="marlin" in row.notes, load=load, metric=metric, published=published,
-    )  # fmt: skip
+    held = float(pool.replace(",", "")) if pool else None
+    source, weight_only = source_of(row.text("source_url")), "marlin" in row.notes
+    return PublishedCase(number, source, setup, card, link, split, held, weight_only, load, metric, published)
 
 
 def _cards(row: _Row) -> int:

@@ -35,8 +35,8 @@ class RuleCase:
     verdict: Answer
     sentence: str
     source: str
-    remedy: str | None
     example: str
+    remedy: str | None = None
 
     def finding(self, facts: Facts) -> Finding:
         remedy = None if self.remedy is None else self.remedy.format_map(facts)
@@ -108,14 +108,13 @@ def _cases(facts: Facts, ids: Iterable[str]) -> Iterator[RuleCase]:
 
 
 def _rule(entry: Mapping[str, Any], sources: Mapping[str, str]) -> Rule:
-    cases = tuple(
-        RuleCase(
-            entry["id"], _condition(case.get("when")), case["verdict"], case["sentence"],
-            case["source"].format_map(sources), case.get("remedy"), case.get("example", ""),
-        )
-        for case in entry["case"]
-    )  # fmt: skip
+    cases = tuple(_case(entry["id"], case, sources) for case in entry["case"])
     return Rule(entry["id"], entry.get("card"), _condition(entry.get("when")), cases)
+
+
+def _case(rule: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> RuleCase:
+    worked_out = {"when": _condition(entry.get("when")), "source": entry["source"].format_map(sources)}
+    return RuleCase(rule, **{**entry, **worked_out})
 
 
 def _condition(written: str | list[str] | None) -> _Condition:
@@ -136,9 +135,14 @@ def _either(one: _Condition, other: _Condition) -> _Condition:
 
 
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-    "%": lambda whole, part: whole % part != 0, "has": operator.contains, "starts": str.startswith,
-}  # fmt: skip
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "%": lambda whole, part: whole % part != 0,
+    "has": operator.contains,
+    "starts": str.startswith,
+}
 
 
 def _comparison(words: list[str]) -> _Condition:

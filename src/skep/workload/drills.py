@@ -186,7 +186,7 @@ def _upper(rng: Random, _grade: int, count: int) -> Drill:
     return Drill(words, words.upper(), ignore_case=False)
 
 
-def _pick_word(rng: Random, grade: int, count: int) -> Drill:
+def _pick(rng: Random, grade: int, count: int) -> Drill:
     """The first or the last; later ones by their number, at last from behind."""
     words, ordinals = some_words(rng, count), _DATA["ordinals"]
     if grade <= 2:
@@ -223,7 +223,7 @@ def _reverse(rng: Random, _grade: int, count: int, longest: int = 0) -> Drill:
     return Drill(" ".join(things), " ".join(reversed(things)))
 
 
-def _sort_words(rng: Random, _grade: int, count: int) -> Drill:
+def _sort(rng: Random, _grade: int, count: int) -> Drill:
     words = some_words(rng, count)
     return Drill(" ".join(words), " ".join(sorted(words)))
 
@@ -275,7 +275,7 @@ def _caesar(rng: Random, _grade: int, shift: int) -> Drill:
     return Drill(word, "".join(_LETTERS[(_LETTERS.index(letter) + shift) % 26] for letter in word))
 
 
-def _taller(rng: Random, grade: int, count: int) -> Drill:
+def _order(rng: Random, grade: int, count: int) -> Drill:
     """A chain of comparisons, told in any order from grade 3 up."""
     tallest = grade == 1 or coin(rng)
     names = some(rng, NAMES, count)
@@ -292,15 +292,14 @@ def _is_even(names: Sequence[str]) -> bool:
 
 
 _DATA = read_data("drills.toml")
-_MAKERS: Mapping[str, Callable[..., Drill]] = {
-    "copy": _copy, "upper": _upper, "pick": _pick_word, "count-words": _count_words, "count-letter": _count_letter,
-    "member": _member, "reverse": _reverse, "sort": _sort_words, "calendar": _calendar, "json": _json, "edit": _edit,
-    "caesar": _caesar, "order": _taller, "add": _add, "subtract": _subtract, "multiply": _multiply, "larger": _larger,
-    "parity": _parity, "sequence": _sequence, "rule": _rule, "trace": _trace,
-}  # fmt: skip
+_OF_WORDS = (_copy, _upper, _pick, _count_words, _count_letter, _member, _reverse, _sort)
+_OF_NAMES_AND_LETTERS = (_calendar, _json, _edit, _caesar, _order)
+_OF_NUMBERS = (_add, _subtract, _multiply, _larger, _parity, _sequence, _rule, _trace)
 
 
-def _family(name: str, maker: Callable[..., Drill]) -> DrillFamily:
+def _family(maker: Callable[..., Drill]) -> DrillFamily:
+    """A family is called as its function is."""
+    name = maker.__name__.strip("_").replace("_", "-")
     told = _DATA[name]
     grades = {int(grade): values for grade, values in told["grades"].items()}
     return DrillFamily(name, told["says"], grades, maker, told.get("tokens", 24))
@@ -308,7 +307,7 @@ def _family(name: str, maker: Callable[..., Drill]) -> DrillFamily:
 
 VERSION = 1  # raised whenever the same seed gives other drills than before
 GRADES = (1, 2, 3, 4, 5)
-FAMILIES = tuple(_family(name, maker) for name, maker in _MAKERS.items())
+FAMILIES = tuple(map(_family, (*_OF_WORDS, *_OF_NAMES_AND_LETTERS, *_OF_NUMBERS)))
 MOST = 100_000
 
 _EXAMPLES = 2  # of a task, before it is asked
