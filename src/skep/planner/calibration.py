@@ -126,7 +126,7 @@ def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> 
         return None
     wanted = crowd.tpot_s.estimate
     found = 1.0 + (wanted - high) / slope
-    unsure = math.hypot(_half(crowd.tpot_s), decode.half_width * wanted) / slope
+    unsure = math.hypot((crowd.tpot_s.high - crowd.tpot_s.low) / 2, decode.half_width * wanted) / slope
     share = _USUAL**2 / (_USUAL**2 + (unsure / _SIGMAS.get(crowd.runs, 1.96)) ** 2)
     found, unsure = 1.0 + (found - 1.0) * share, unsure * math.sqrt(share)
     return Interval(max(0.0, found - unsure), found, found + unsure)
@@ -146,10 +146,6 @@ def _scaled(measured: Interval, predicted: float) -> Interval:
 def _bounded(found: Interval) -> Interval:
     low, middle, high = (min(_MOST, max(_LEAST, value)) for value in (found.low, found.estimate, found.high))
     return Interval(low, middle, high)
-
-
-def _half(found: Interval) -> float:
-    return (found.high - found.low) / 2
 
 
 def _words(found: Interval) -> str:

@@ -17,7 +17,7 @@ from skep.planner.memory import defaults, has_pool, memory
 from skep.planner.parts import part_bits
 from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant
 from skep.planner.rigs import of_machines
-from skep.planner.setup import CardLink, Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 DEFAULT_CONTEXT = 8192
@@ -216,13 +216,11 @@ def _utilizations(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> tup
 
 
 def _holds(setup: Setup, card: Device, context: int, slots: int, need: int) -> bool:
-    plan = memory(setup, card, context=context, slots=slots)
-    if plan.over_inside_bytes > 0 or plan.over_outside_bytes > 0:
+    if not memory(setup, card, context=context, slots=slots).fits:
         return False
     if not has_pool(setup.engine) or slots == 1:
         return True
-    full = memory(setup, card, context=min(need, context), slots=slots, at_once=slots)
-    return full.over_inside_bytes <= 0 and full.over_outside_bytes <= 0
+    return memory(setup, card, context=min(need, context), slots=slots, at_once=slots).fits
 
 
 def _fewer(wanted: int, fewest: int) -> list[int]:
@@ -240,17 +238,14 @@ def arranged(rig: Rig) -> tuple[Rig, tuple[int, ...]]:
     order: list[int] = []
     while left:
         last = order[-1] if order else None
-        bridged = [n for n in left if last is not None and _is_nvlink(rig.link(last, n)) and len(order) % 2]
+        links = {} if last is None or len(order) % 2 == 0 else {n: rig.link(last, n) for n in left}
+        bridged = [n for n, link in links.items() if link is not None and link.kind == "nvlink"]
         chosen = min(bridged or left, key=lambda n: (-rig.cards[n].bandwidth_gbs, -rig.cards[n].memory_gib, n))
         order.append(chosen)
         left.remove(chosen)
     where = {old: new for new, old in enumerate(order)}
     pairs = tuple((where[a], where[b], link) for a, b, link in rig.pairs)
     return replace(rig, cards=tuple(rig.cards[n] for n in order), pairs=pairs), tuple(order)
-
-
-def _is_nvlink(link: CardLink | None) -> bool:
-    return link is not None and link.kind == "nvlink"
 
 
 def contradiction(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:

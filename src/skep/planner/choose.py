@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skep.catalog.models import Geometry
@@ -43,7 +43,6 @@ from skep.planner.ranking import (
 from skep.planner.rigs import default_link, of_machines, slot_link
 from skep.planner.rules import check, find_first, refusal
 from skep.planner.setup import CardLink, Layout, Rig, Setup
-from skep.planner.step import StepModel
 from skep.units import format_bytes
 
 # Left out in this order: what computing adds to reading comes before the reading itself.
@@ -92,10 +91,9 @@ def account(found: SpeedModel, goal: PlanGoal, agents: int) -> StepAccount:
     each = goal.input_tokens + goal.output_tokens / 2
     step, context = found.step, sequences * each
     whole = step.seconds(sequences, context)
-    known = {field.name for field in fields(StepModel)}
     terms, left, rest = [], whole, step
     for name, names in _TERMS:
-        nothing: dict[str, Any] = {one: 0.0 for one in names if one in known}
+        nothing: dict[str, Any] = dict.fromkeys(names, 0.0)
         rest = replace(rest, **nothing)
         after = rest.seconds(sequences, context)
         if left - after > _WORTH_SHOWING * whole:
@@ -114,18 +112,20 @@ def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
     parts, bits = parts_of(model), part_bits(setup.quant, model)
     cut = f" / {tp} cards" if tp > 1 else ""
     tokens = sequences * (1 + step.depth)
+
+    def read(size: float, seconds: float) -> str:
+        """The size, and the share of the bandwidth at which it is read."""
+        reached = f"{size / tp / seconds / card.bandwidth_gbs / 1e9 * 100:.0f} % of " if seconds > 0 else ""
+        return f"{size / 1e9:.2f} GB{cut} at {reached}{card.bandwidth_gbs:,.0f} GB/s"
+
     if name == "dense weights":
-        size = (parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8
-        return f"{_gb(size)}{cut} at {_reached(size / tp, step.dense_s, card.bandwidth_gbs)}"
+        return read((parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8, step.dense_s)
     if name == "experts":
         share = 1.0 - (1.0 - step.experts_per_token / step.experts) ** (tokens**step.routing_skew)
-        size = parts.experts * bits["experts"] / 8
-        reached = _reached(size / tp, step.experts_s, card.bandwidth_gbs)
         formula = f"1-(1-{step.experts_per_token}/{step.experts})^{tokens}^{step.routing_skew:.2f}"
-        return f"{share * 100:.0f} % ({formula}) of {_gb(size)}{cut} at {reached}"
+        return f"{share * 100:.0f} % ({formula}) of {read(parts.experts * bits['experts'] / 8, step.experts_s)}"
     if name == "output head":
-        size = parts.embedding * bits["ends"] / 8
-        return f"{_gb(size)}{cut} at {_reached(size / tp, step.head_s, card.bandwidth_gbs)}"
+        return read(parts.embedding * bits["ends"] / 8, step.head_s)
     if name == "KV cache":
         return f"{sequences} x {each:.0f} tokens x {model.kv_bytes_per_token(setup.kv.bytes):,.0f} B{cut}"
     if name == "linear-attention state":
@@ -144,16 +144,6 @@ def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
     if name == "launches and scheduler":
         return f"{model.layers} layers, {'CUDA graphs' if setup.graphs else 'eager'}, {setup.engine}"
     return "llama.cpp's kernels for 2 to 16 tokens" if name == "small batches" else f"{setup.layout.pp - 1} hop(s)"
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"
-
-
-def _reached(size: float, seconds: float, gbs: float) -> str:
-    if seconds <= 0:
-        return f"{gbs:,.0f} GB/s"
-    return f"{size / seconds / gbs / 1e9 * 100:.0f} % of {gbs:,.0f} GB/s"
 
 
 def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_wider: str | None) -> tuple[str, ...]:
@@ -393,8 +383,9 @@ def choose(
         for n, r in enumerate(rated)
     )
     beside = []
+    free = Pins(slots=pins.slots, context=pins.context)  # another engine has its own formats, the layout is left to it
     for engine in others if plans and goal.agents <= CROWD else ():
-        best = survey(model, rig, goal, _unquantized(pins), engine, basis_of(engine), narrow=True).rated[:1]
+        best = survey(model, rig, goal, free, engine, basis_of(engine), narrow=True).rated[:1]
         beside += [_plan(r, goal, basis_of(engine), (1, goal.agents), (), None, order) for r in best]
     notes = tuple(dict.fromkeys(note for s in surveys for note in s.notes))
     runner = _runner_up(plans, goal, pins, basis_of) if len(plans) > 1 else None
@@ -405,11 +396,6 @@ def choose(
 def _levels(goal: PlanGoal, place: int) -> tuple[int, ...]:
     """All for the best three, the two ends for the others where many agents make it long."""
     return levels(goal.agents) if place < 3 or goal.agents <= FEW else (1, goal.agents)
-
-
-def _unquantized(pins: Pins) -> Pins:
-    """For another engine: its own formats, and the layout left to it."""
-    return Pins(slots=pins.slots, context=pins.context)
 
 
 def _plan(

@@ -87,17 +87,13 @@ def largest(
 
     Without `slots`, the context is that of a single sequence; without `context`, slots are counted at 8K.
     """
-    at = slots or 1
-    most = setup.model.max_context or 1_048_576
-    steps = _search(most // CONTEXT_STEP, lambda n: _holds(setup, card, n * CONTEXT_STEP, at, vision=vision))
-    wanted = context or 8192
-    widest = _search(SLOTS_MOST, lambda n: _holds(setup, card, wanted, n, vision=vision))
-    return steps * CONTEXT_STEP, widest
+    most, at, wanted = setup.model.max_context or 1_048_576, slots or 1, context or 8192
 
+    def holds(tokens: int, sequences: int) -> bool:
+        return memory(setup, card, context=tokens, slots=sequences, at_once=sequences, vision=vision).fits
 
-def _holds(setup: Setup, card: Device, context: int, slots: int, *, vision: bool) -> bool:
-    plan = memory(setup, card, context=context, slots=slots, at_once=slots, vision=vision)
-    return plan.over_inside_bytes <= 0 and plan.over_outside_bytes <= 0
+    steps = _search(most // CONTEXT_STEP, lambda n: holds(n * CONTEXT_STEP, at))
+    return steps * CONTEXT_STEP, _search(SLOTS_MOST, lambda n: holds(wanted, n))
 
 
 def _search(most: int, holds: Callable[[int], bool]) -> int:
@@ -147,8 +143,7 @@ def _remedies(setup: Setup, plan: MemoryPlan, *, vision: bool) -> tuple[str, ...
 
     def works(changed: Setup, slots: int = plan.slots, context: int = plan.context, *, tower: bool = vision) -> bool:
         at_once = min(plan.at_once, slots)
-        other = memory(changed, card, context=context, slots=slots, at_once=at_once, vision=tower)
-        return other.over_inside_bytes <= 0 and other.over_outside_bytes <= 0
+        return memory(changed, card, context=context, slots=slots, at_once=at_once, vision=tower).fits
 
     if facts.has_pool(setup.engine):
         step = next(

@@ -204,6 +204,10 @@ class MemoryPlan:
         return self.outside_bytes - (self.usable_bytes - self.budget_bytes)
 
     @property
+    def fits(self) -> bool:
+        return self.over_inside_bytes <= 0 and self.over_outside_bytes <= 0
+
+    @property
     def largest(self) -> Term:
         """The largest term, KV counted by what is needed of it."""
         return max(self.terms, key=lambda t: self.needed_kv_bytes if t.name == KV_POOL else t.bytes)
@@ -257,7 +261,7 @@ def memory(
     fixed = sum(term.bytes for term in terms if term.inside)
     kv = max(0, budget - fixed) if pooled else needed
     how = (
-        f"{_share(setup.utilization or default.utilization)} of the card less the terms above"
+        f"{(setup.utilization or default.utilization) * 100:.0f} % of the card less the terms above"
         if pooled
         else f"{at_once} slots x {context} tokens x {kv_bytes_per_token(setup):.0f} B"
     )
@@ -271,8 +275,8 @@ def kv_bytes_per_token(setup: Setup) -> float:
     if model.mla_rank:
         return model.kv_bytes_per_token(setup.kv.bytes) / pp  # the compressed KV is whole on every card of the group
     heads, dim = model.full_kv_heads or model.kv_heads, model.full_head_dim or model.head_dim
-    layers = _stage(model.full_layers, pp) + (1 if _drafts_itself(setup) else 0)
-    return 2 * layers * _heads_each(heads, tp) * dim * setup.kv.bytes
+    layers = ceil(model.full_layers / pp) + (1 if _drafts_itself(setup) else 0)  # of the fullest stage
+    return 2 * layers * max(1, ceil(heads / tp)) * dim * setup.kv.bytes
 
 
 def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
@@ -281,9 +285,8 @@ def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
     if not model.sliding_layers:
         return 0.0
     kept = min(context, model.sliding_window + batched_tokens)
-    return (
-        2 * _stage(model.sliding_layers, pp) * _heads_each(model.kv_heads, tp) * model.head_dim * kept * setup.kv.bytes
-    )
+    layers, heads = ceil(model.sliding_layers / pp), max(1, ceil(model.kv_heads / tp))
+    return 2 * layers * heads * model.head_dim * kept * setup.kv.bytes
 
 
 def state_bytes(setup: Setup) -> float:
@@ -326,7 +329,7 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
     parts, bits = parts_of(model), part_bits(quant, model)
     experts = parts.experts * bits["experts"] / 8 / max(layout.tp, layout.ep)
     body = experts + (parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8 / layout.tp
-    share = _stage(model.layers, layout.pp) / max(1, model.layers)
+    share = ceil(model.layers / layout.pp) / max(1, model.layers)
     ends, note = _ends(setup, parts.embedding * bits["ends"] / 8, parts.head * bits["ends"] / 8)
     spread = f" over {layout.cards_each} cards" if layout.cards_each > 1 else ""
     terms = [Term("weights", int(body * share + ends), f"{quant.title}, {quant.bits:g} bits a weight{spread}, {note}")]
@@ -434,16 +437,3 @@ def _sequence_terms(setup: Setup, at_once: int, context: int, batched_tokens: in
 
 def _drafts_itself(setup: Setup) -> bool:
     return setup.spec is not None and setup.spec.method == "mtp" and setup.model.mtp_layers > 0
-
-
-def _stage(layers: int, pp: int) -> int:
-    """Layers of the fullest stage."""
-    return ceil(layers / pp)
-
-
-def _heads_each(heads: int, tp: int) -> int:
-    return max(1, ceil(heads / tp))
-
-
-def _share(utilization: float) -> str:
-    return f"{utilization * 100:.0f} %"

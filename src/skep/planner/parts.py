@@ -39,7 +39,7 @@ def parts_of(model: Geometry) -> Parts:
     ends = float(model.vocab * model.hidden)
     attention = float(_attention(model))
     linear = float(model.linear_layers * _linear_layer(model))
-    dense_layers = model.layers - model.expert_layers if model.is_moe else _mlp_layers(model)
+    dense_layers = model.layers - model.expert_layers if model.is_moe else model.layers if model.intermediate else 0
     mlp = 3.0 * model.hidden * model.intermediate * max(0, dense_layers)
     shared = 3.0 * model.hidden * model.shared_intermediate * model.expert_layers
     experts = 3.0 * model.hidden * model.expert_intermediate * model.experts * model.expert_layers
@@ -99,7 +99,3 @@ def _attention(model: Geometry) -> float:
 def _linear_layer(model: Geometry) -> float:
     keys, values = model.linear_k_heads * model.linear_k_dim, model.linear_v_heads * model.linear_v_dim
     return model.hidden * (2 * keys + 2 * values) + values * model.hidden
-
-
-def _mlp_layers(model: Geometry) -> int:
-    return model.layers if model.intermediate else 0

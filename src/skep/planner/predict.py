@@ -37,12 +37,8 @@ def simulate_load(
     step: StepModel, load: PlannedLoad, *, slots: int, pool_tokens: float, chunk_tokens: int, replicas: int = 1
 ) -> PredictedOutcome:
     """On replicas that are all alike."""
-    return simulate_load_on([SimulatedReplica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)], load)
-
-
-def simulate_load_on(replicas: Several[SimulatedReplica], load: PlannedLoad) -> PredictedOutcome:
-    """On empty replicas, each at its own pace: a task goes where the least wait for their share of slots."""
-    return _LoadSimulation(replicas, load).run()
+    alike = [SimulatedReplica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)]
+    return _LoadSimulation(alike, load).run()
 
 
 def lengths(count: int, mean: float, spread: float) -> list[float]:
@@ -58,6 +54,8 @@ def lengths(count: int, mean: float, spread: float) -> list[float]:
 
 
 class _LoadSimulation:
+    """Empty replicas, each at its own pace: a task goes where the least wait for their share of slots."""
+
     def __init__(self, replicas: Several[SimulatedReplica], load: PlannedLoad) -> None:
         self.load = load
         self.replicas = list(replicas)
@@ -170,9 +168,8 @@ class SpeedModel:
     def outcome(self, load: PlannedLoad) -> PredictedOutcome:
         """As a user would measure it: output tokens over wall time, run-to-run losses counted."""
         steps = self.steps or (self.step,) * self.setup.layout.replicas
-        played = simulate_load_on(
-            [SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens) for step in steps], load
-        )
+        replicas = [SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens) for step in steps]
+        played = _LoadSimulation(replicas, load).run()
         tail = self.constants.run_tail if load.concurrency > 1 else 1.0
         return replace(played, effective_tok_s=played.effective_tok_s * tail)
 

@@ -358,13 +358,8 @@ def _gib(text: str) -> float:
 
 
 def _arch(cc: float | None) -> str:
-    names = ((6.0, "Pascal"), (7.0, "Volta"), (7.5, "Turing"), (8.0, "Ampere"), (8.9, "Ada"), (9.0, "Hopper"),
-             (10.0, "Blackwell DC"), (12.0, "Blackwell"))  # fmt: skip
-    if cc is None:
-        return "unknown"
-    return (
-        "Blackwell DC" if 10 <= cc < 12 else "Blackwell" if cc >= 12 else next(n for c, n in reversed(names) if cc >= c)
-    )
+    names = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
+    return "unknown" if cc is None else next((name for least, name in names.items() if cc >= least), "Pascal")
 
 
 def _formats(numbers: Mapping[str, float]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from skep.catalog.names import did_you_mean, similar_names, squeeze
@@ -203,27 +204,11 @@ def _said(line: _BankLine, field: str, value: Any) -> str:
     return _text(line, field, value)
 
 
-def _options(line: _BankLine, field: str, value: Any) -> list[str]:
-    return _texts(line, field, value, fewest=2)
-
-
 def _number(line: _BankLine, field: str, value: Any) -> int | float | str:
     finite = not isinstance(value, float) or math.isfinite(value)
     meant = value_of(value) if isinstance(value, int | float | str) and finite else None
     if not isinstance(value, int | float | str) or meant is None or meant.is_nan():  # 0/0
         raise line.field(field, value, "a number, or a text that is one, such as 1/3")
-    return value
-
-
-def _tolerance(line: _BankLine, field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise line.field(field, value, "a number from 0 up")
-    return value
-
-
-def _flag(line: _BankLine, field: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise line.field(field, value, "true or false")
     return value
 
 
@@ -235,12 +220,6 @@ def _pattern(line: _BankLine, field: str, value: Any) -> str:
         why = "too deep" if isinstance(error, RecursionError) else str(error)
         raise line.field(field, text, f"a regular expression of Python: {why}") from None
     return text
-
-
-def _name(line: _BankLine, field: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.isidentifier():
-        raise line.field(field, value, "the name of a function")
-    return value
 
 
 def _cases(line: _BankLine, field: str, value: Any) -> list[Any]:
@@ -271,6 +250,25 @@ def _short(value: Any) -> str:
 
 
 _Reader = Callable[[_BankLine, str, Any], Any]
+
+
+def _good(is_good: Callable[[Any], bool], wanted: str) -> _Reader:
+    """Return what reads a value that needs no more than to be good."""
+
+    def read(line: _BankLine, field: str, value: Any) -> Any:
+        if not is_good(value):
+            raise line.field(field, value, wanted)
+        return value
+
+    return read
+
+
+_flag = _good(lambda value: isinstance(value, bool), "true or false")
+_name = _good(lambda value: isinstance(value, str) and value.isidentifier(), "the name of a function")
+_tolerance = _good(
+    lambda value: type(value) in (int, float) and math.isfinite(value) and value >= 0, "a number from 0 up"
+)
+_options = partial(_texts, fewest=2)
 # Of each kind: its values, how each is read, and whether it must be there.
 KINDS: dict[str, dict[str, tuple[_Reader, bool]]] = {
     "exact": {"answer": (_said, True), "ignore_case": (_flag, False)},
