@@ -1,6 +1,8 @@
 """The shipped presets say what the write-ups say, figure by figure."""
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,63 +19,20 @@ from skep.catalog.needs import (
 )
 from skep.config.presets import serve_of, shipped_presets
 
-# tok/s by concurrency, as printed; several at one concurrency are several shapes or runs.
-FIGURES = {
-    "qwen3.6-27b-3090-mtp5": [(1, 100.3), (1, 66)],
-    "qwen3.6-27b-3090-mtp3": [(1, 64.3), (1, 89.5)],
-    "qwen3.6-27b-3090-turboquant": [(1, 60.6), (1, 82.5)],
-    "qwen3.6-27b-2x3090-replicas": [(1, 81.8), (2, 154.0), (4, 225.4), (8, 167.0)],
-    "qwen3.6-27b-2x3090-awq-eager": [(1, 25.1)],
-    "qwen3.6-27b-2x3090-awq": [(1, 43.2)],
-    "qwen3.6-27b-2x3090-awq-mtp3": [(1, 51.1)],
-    "qwen3.6-35b-a3b-2x3090-ep": [(1, 90.3), (1, 98.9), (2, 161.5), (4, 282.7), (8, 282.2)],
-    "qwen3-coder-30b-a3b-3090": [(1, 167), (2, 215), (3, 227), (4, 336)],
-    "qwen3-coder-30b-a3b-2x3090-nvlink": [(1, 166), (2, 218), (3, 245), (4, 399)],
-    "qwen3-coder-30b-a3b-2x3090-pcie": [(1, 160), (2, 201), (3, 235), (4, 360)],
-    "qwen2.5-coder-32b-3090": [(1, 39), (2, 63), (3, 69), (4, 127)],
-    "qwen2.5-coder-32b-2x3090-nvlink": [(1, 31), (2, 46), (3, 48), (4, 82)],
-    "gemma-4-31b-4x3090": [(1, 76.9), (1, 81.35), (1, 75.4), (1, 78.6), (1, 73.7)],
-    "gemma-4-31b-2x3090": [(1, 63.31)],
-    "gemma-4-31b-4x3090-ollama": [(1, 41)],
-    "qwen3.6-27b-2x3090-gptq": [(1, 72.18)],
-    "qwen3.6-27b-2x3090-gptq-eager": [(1, 11.74)],
-    "qwen3.6-27b-4x3090-gptq": [(1, 84.17)],
-    "gpt-oss-20b-4090": [(1, 127), (2, 108), (3, 143), (5, 177)],
-    "qwen3-coder-30b-a3b-4090": [(1, 80), (2, 88), (3, 105), (5, 137)],
-    "qwen-27b-b70": [(1, 13.4), (50, 1100)],
-}
-TIMES = {  # TTFT and TPOT in ms, None where not printed
-    "qwen3.6-27b-2x3090-replicas": [(1000, 11.2), (840, 11.9), (1440, 15.1), (19000, 20.4)],
-    "qwen3.6-35b-a3b-2x3090-ep": [(298, 9.95), (277, 10.04), (556, 11.85), (705, 13.47), (13400, 13.56)],
-    "qwen3.6-27b-3090-mtp5": [(None, 9.7), (None, None)],
-    "qwen3.6-27b-3090-mtp3": [(None, 12.3), (None, 11.0)],
-    "qwen3.6-27b-3090-turboquant": [(None, 12.2), (None, None)],
-    "qwen3.6-27b-2x3090-awq-eager": [(None, 35.6)],
-    "qwen3.6-27b-2x3090-awq": [(None, 18.5)],
-    "qwen3.6-27b-2x3090-awq-mtp3": [(None, 14.3)],
-    "gpt-oss-20b-4090": [(64, None), (139, None), (150, None), (290, None)],
-    "qwen3-coder-30b-a3b-4090": [(135, None), (110, None), (135, None), (191, None)],
-    "qwen-27b-b70": [(None, None), (11000, None)],
-}
-SHAPES = {  # tokens in and out
-    "qwen3.6-27b-3090-mtp5": [(1024, 4096), (None, None)],
-    "qwen3.6-27b-3090-mtp3": [(1024, 256), (1024, 4096)],
-    "qwen3.6-27b-3090-turboquant": [(1024, 256), (1024, 4096)],
-    "qwen3.6-27b-2x3090-replicas": [(1024, 1024)] * 4,
-    "qwen3.6-35b-a3b-2x3090-ep": [(1024, 256), (1024, 4096), (1024, 1024), (1024, 1024), (1024, 1024)],
-    "qwen3.6-27b-2x3090-awq-eager": [(1024, 256)],
-    "qwen3.6-27b-2x3090-awq": [(1024, 256)],
-    "qwen3.6-27b-2x3090-awq-mtp3": [(1024, 256)],
-    "qwen-27b-b70": [(1024, 512), (1024, 512)],
-}
-PER_TASK = {
-    "qwen3-coder-30b-a3b-3090": [168, None, None, 101],
-    "qwen3-coder-30b-a3b-2x3090-nvlink": [167, None, None, 126],
-    "qwen2.5-coder-32b-2x3090-nvlink": [31, None, None, 24],
-    "qwen2.5-coder-32b-3090": [39, None, None, 37],
-    "gpt-oss-20b-4090": [127, 49, 45, 34],
-    "qwen3-coder-30b-a3b-4090": [80, 34, 29, 26],
-}
+NUMBERS = ("concurrency", "tok_s", "ttft_ms", "tpot_ms", "input_tokens", "output_tokens", "per_task_tok_s")
+
+
+def printed_figures():
+    """What the write-ups print, by preset; several at one concurrency are several shapes or runs."""
+    found = {}
+    with (Path(__file__).parent.parent / "data" / "printed_figures.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            values = tuple(float(row[name]) if row[name] else None for name in NUMBERS)
+            found.setdefault(row["preset"], []).append(values)
+    return found
+
+
+FIGURES = printed_figures()
 PATCHED = [
     name for name in FIGURES if "3090-mtp" in name or "turboquant" in name or name.endswith(("-replicas", "-ep"))
 ]
@@ -91,11 +50,7 @@ def test_every_recipe_is_there_and_no_other(presets):
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_those_that_were_printed(presets, name):
     published = presets[name].published
-    count = len(published)
-    assert [(figure.concurrency, figure.tok_s) for figure in published] == FIGURES[name]
-    assert [(figure.ttft_ms, figure.tpot_ms) for figure in published] == TIMES.get(name, [(None, None)] * count)
-    assert [(f.input_tokens, f.output_tokens) for f in published] == SHAPES.get(name, [(None, None)] * count)
-    assert [figure.per_task_tok_s for figure in published] == PER_TASK.get(name, [None] * count)
+    assert [tuple(getattr(figure, name) for name in NUMBERS) for figure in published] == FIGURES[name]
 
 
 @pytest.mark.parametrize("name", FIGURES)

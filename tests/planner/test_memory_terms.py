@@ -42,29 +42,22 @@ from skep.planner.setup import Layout, Setup, Speculation
 from skep.units import GIB, KIB, MIB
 
 
-def test_a_token_of_a_hybrid_is_kept_by_its_full_layers_only():
-    assert kv_bytes_per_token(setup(QWEN36_27B)) == 65536
-
-
-def test_a_self_drafting_model_keeps_one_more_layer():
-    assert kv_bytes_per_token(setup(QWEN36_27B, spec=3)) == 65536 * 17 / 16
-
-
-def test_fewer_kv_heads_than_cards_are_copied():
-    two, four = (kv_bytes_per_token(setup(QWEN36_35B, tp=n)) for n in (2, 4))
-    assert two == four == kv_bytes_per_token(setup(QWEN36_35B)) / 2
-
-
-def test_compressed_kv_is_whole_on_every_card_of_a_group():
-    assert kv_bytes_per_token(setup(DEEPSEEK_V3, tp=8)) == kv_bytes_per_token(setup(DEEPSEEK_V3)) == 70272
-
-
-def test_pipeline_stages_share_the_layers_and_the_fullest_counts():
-    assert kv_bytes_per_token(setup(QWEN3_8B, pp=5)) == kv_bytes_per_token(setup(QWEN3_8B)) * 8 / 36
-
-
-def test_full_layers_of_gemma_4_have_their_own_heads():
-    assert kv_bytes_per_token(setup(GEMMA4_31B)) == 81920
+@pytest.mark.parametrize(
+    ("made", "kept"),
+    [
+        (setup(QWEN36_27B), 65536),  # by the full layers of a hybrid only
+        (setup(QWEN36_27B, spec=3), 65536 * 17 / 16),  # a model that drafts itself keeps one more layer
+        (setup(QWEN36_35B, tp=2), 10240),
+        (setup(QWEN36_35B, tp=4), 10240),  # fewer KV heads than cards are copied
+        (setup(DEEPSEEK_V3), 70272),
+        (setup(DEEPSEEK_V3, tp=8), 70272),  # compressed KV is whole on every card of a group
+        (setup(QWEN3_8B), 147456),
+        (setup(QWEN3_8B, pp=5), 147456 * 8 / 36),  # of pipeline stages the fullest counts
+        (setup(GEMMA4_31B), 81920),  # its full layers have their own heads
+    ],
+)
+def test_bytes_of_kv_that_a_token_keeps_on_a_card(made, kept):
+    assert kv_bytes_per_token(made) == kept
 
 
 def test_every_draft_keeps_a_state_to_return_to():

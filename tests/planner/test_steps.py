@@ -21,23 +21,6 @@ def step(model="qwen3-14b", quant="awq", card="rtx-3090", tp=1, link=PCIE, kv="b
     return step_model(setup, device(card), link if tp > 1 else None, K, tuning=tuning)
 
 
-def test_a_step_takes_longer_with_more_sequences_and_with_longer_ones():
-    one = step()
-    assert one.seconds(1, 1000) < one.seconds(8, 8000) < one.seconds(64, 64000)
-    assert one.seconds(1, 1000) < one.seconds(1, 32000)
-
-
-def test_a_prompt_beside_the_decoding_takes_its_time():
-    one = step()
-    assert one.seconds(4, 4000) < one.seconds(4, 4000, 512) < one.seconds(4, 4000, 2048)
-    assert one.seconds(0, 0, 2048, 0) < one.seconds(0, 0, 2048, 30000)
-
-
-def test_fewer_bits_are_read_faster_and_faster_memory_reads_faster():
-    assert step(quant="awq").seconds(1, 100) < step(quant="fp8").seconds(1, 100) < step(quant="bf16").seconds(1, 100)
-    assert step(card="rtx-5090").seconds(1, 100) < step(card="rtx-3090").seconds(1, 100)
-
-
 def test_a_mixture_reads_few_experts_for_one_token_and_nearly_all_for_many():
     moe = step("qwen3-coder-30b-a3b")
     few, many = moe.seconds(1, 0), moe.seconds(64, 0)
