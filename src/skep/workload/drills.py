@@ -48,6 +48,9 @@ class Drill:
         return Checker(self.kind, values)
 
 
+Maker = Callable[..., Drill]  # of chance, a grade, and what the file says of that grade
+
+
 @dataclass(frozen=True, slots=True)
 class DrillFamily:
     """Tasks of one kind, as `drills.toml` describes them; `maker` draws one, given what the file says of its grade."""
@@ -55,7 +58,7 @@ class DrillFamily:
     name: str
     says: str | Mapping[str, str]
     grades: Mapping[int, Sequence[Any]]
-    maker: Callable[..., Drill]
+    maker: Maker
     tokens: int
 
     def instruction(self, grade: int) -> str:
@@ -292,12 +295,12 @@ def _is_even(names: Sequence[str]) -> bool:
 
 
 _DATA = read_data("drills.toml")
-_OF_WORDS = (_copy, _upper, _pick, _count_words, _count_letter, _member, _reverse, _sort)
-_OF_NAMES_AND_LETTERS = (_calendar, _json, _edit, _caesar, _order)
-_OF_NUMBERS = (_add, _subtract, _multiply, _larger, _parity, _sequence, _rule, _trace)
+_OF_WORDS: tuple[Maker, ...] = (_copy, _upper, _pick, _count_words, _count_letter, _member, _reverse, _sort)
+_OF_NAMES_AND_LETTERS: tuple[Maker, ...] = (_calendar, _json, _edit, _caesar, _order)
+_OF_NUMBERS: tuple[Maker, ...] = (_add, _subtract, _multiply, _larger, _parity, _sequence, _rule, _trace)
 
 
-def _family(maker: Callable[..., Drill]) -> DrillFamily:
+def _family(maker: Maker) -> DrillFamily:
     """A family is called as its function is."""
     name = maker.__name__.strip("_").replace("_", "-")
     told = _DATA[name]
@@ -307,7 +310,7 @@ def _family(maker: Callable[..., Drill]) -> DrillFamily:
 
 VERSION = 1  # raised whenever the same seed gives other drills than before
 GRADES = (1, 2, 3, 4, 5)
-FAMILIES = tuple(map(_family, (*_OF_WORDS, *_OF_NAMES_AND_LETTERS, *_OF_NUMBERS)))
+FAMILIES = tuple(_family(maker) for maker in (*_OF_WORDS, *_OF_NAMES_AND_LETTERS, *_OF_NUMBERS))
 MOST = 100_000
 
 _EXAMPLES = 2  # of a task, before it is asked
