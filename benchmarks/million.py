@@ -18,6 +18,7 @@ import random
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from skep.monitor.records import (
@@ -36,19 +37,10 @@ from skep.monitor.records import (
     SeriesMetric,
     SpanKind,
 )
-from skep.monitor.rows import (
-    INSERT_PROBE,
-    INSERT_SAMPLE,
-    PUT_SPAN,
-    probe_row,
-    sample_row,
-    series_id,
-    span_row,
-    start_of,
-    update_spans,
-)
+from skep.monitor.spans import PUT_SPAN, series_id, span_row, start_of, update_spans
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
+from skep.store.rows import insert, insert_all
 
 DAYS = 730
 ROUNDS = 20
@@ -147,12 +139,13 @@ def build(store, end: float) -> None:
         probes, rows = [], []
         for probe, samples in probes_of(rng, name, end):
             number += 1
-            probes.append(probe_row(probe))
-            rows += [sample_row(number, probe, sample) for sample in samples]
+            probes.append(replace(probe, id=number))
+            rows += [(number, probe.busy, sample) for sample in samples]
             hours.add(probe, samples)
         with store.transaction() as connection:
-            connection.executemany(INSERT_PROBE, probes)
-            connection.executemany(INSERT_SAMPLE, rows)
+            insert_all(connection, "probes", probes)
+            for probe_id, busy, sample in rows:
+                insert(connection, "samples", sample, id=None, probe_id=probe_id, target=name, busy=busy)
             hours.write(connection, name)
         print(f"  {name}: {len(probes):,} probes, {len(rows):,} samples", flush=True)
         at = end - DAYS * DAY_S / 30

@@ -18,8 +18,7 @@ from skep.bench.summary import summarise
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
 from skep.report.levels import range_text
-from skep.store.records import EngineTimings, Request
-from skep.store.rows import ClientSample
+from skep.store.records import ClientSample, EngineTimings, Request
 
 SHORT, LONG = {"input_tokens": 100, "output_tokens": 50}, {"input_tokens": 100, "output_tokens": 400}
 FIGURE = Published(100.0, "output", 2, clock="client", **SHORT)

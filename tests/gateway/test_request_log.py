@@ -11,9 +11,8 @@ import threading
 import pytest
 
 from skep.gateway.request_log import MAX_TEXT, RequestLog, RequestLogWriter, quoted, request_line
-from skep.store.database import open_store
+from skep.store.database import gateway_values, open_store
 from skep.store.records import GatewayRequest
-from skep.store.rows import gateway_values
 
 ROW = GatewayRequest(
     id="k3xq9a-1", arrived_at=1_794_752_553.25, path="/v1/chat/completions", model="smol", priority="normal",

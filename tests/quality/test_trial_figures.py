@@ -13,8 +13,7 @@ from skep.quality.trial_figures import (
     summary_of_run,
 )
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, paired_difference
-from skep.store.records import EngineTimings, Request, RunState, StoredRun
-from skep.store.rows import LevelFact
+from skep.store.records import EngineTimings, LevelFact, Request, RunState, StoredRun
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Checker, Item
 

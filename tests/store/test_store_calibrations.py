@@ -5,8 +5,8 @@ import sqlite3
 import pytest
 
 from skep.errors import StoreError
-from skep.store.calibrations import CalibrationRecord
 from skep.store.database import open_store
+from skep.store.records import CalibrationRecord
 
 NOW = 1_794_752_553.25
 
@@ -75,7 +75,7 @@ def test_a_document_that_is_no_json_is_named(store, path):
         other.execute("DROP TRIGGER calibrations_no_update")
         other.execute("UPDATE calibrations SET document = '{'")
     other.close()
-    with pytest.raises(StoreError, match="calibration `c-1` has an unreadable document"):
+    with pytest.raises(StoreError, match="calibration `c-1` has unreadable JSON in its column `document`"):
         store.calibrations()
 
 

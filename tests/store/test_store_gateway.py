@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from skep.errors import StoreError
 from skep.store import database
-from skep.store.connection import is_about_a_row, is_busy
-from skep.store.database import open_store
+from skep.store.database import GATEWAY_ROWS_AT_ONCE, open_store
+from skep.store.errors import is_about_a_row, is_busy
 from skep.store.records import GatewayRequest
-from skep.store.rows import GATEWAY_ROWS_AT_ONCE
 
 count = st.none() | st.integers(0, 2**53)
 number = st.none() | st.floats(allow_nan=False)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.store.records import EngineTimings, Request, RunState
-from skep.store.rows import ClientSample
+from skep.store.records import ClientSample, EngineTimings, Request, RunState
 
 count = st.none() | st.integers(0, 2**53)
 number = st.none() | st.floats(allow_nan=False)
@@ -198,7 +197,7 @@ def test_unknown_run_names_the_newest(store, begin, name):
 
 def test_unknown_run_in_an_empty_store(store):
     """There is nothing to propose."""
-    with pytest.raises(UserError, match="no runs yet"):
+    with pytest.raises(UserError, match="there are none yet"):
         store.run("2026")
 
 

@@ -11,7 +11,7 @@ from skep.errors import StoreError, UserError
 from skep.store.database import open_store
 from skep.swarm.store import SwarmStore
 from skep.tuner.records import ConfigFailure, Knob, KnobChange, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
-from skep.tuner.store import TABLES_OF_A_TUNING, SavedAnswer, TuningState, TuningStore
+from skep.tuner.store import TUNINGS, SavedAnswer, TuningState, TuningStore
 from skep.units import Interval
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
@@ -45,7 +45,7 @@ def answer(number: int, kind: str = "round") -> SavedAnswer:
 
 
 def rows(store) -> dict[str, int]:
-    return {table: store.read(f"SELECT count(*) FROM {table}")[0][0] for table, _ in TABLES_OF_A_TUNING}
+    return {table: store.read(f"SELECT count(*) FROM {table}")[0][0] for table, _ in TUNINGS.tables}
 
 
 def at_work(tunings, **changes) -> tuple[str, int]:
@@ -132,7 +132,7 @@ def test_rows_are_final(tunings, store):
     tunings.append_answer(name, session, answer(1), [stage(0)])
     tunings.end_session(name, session, at=AT + 5, outcome="done")
     tunings.append_preset(name, "smol-tuned", AT + 7)
-    for table, key in TABLES_OF_A_TUNING:
+    for table, key in TUNINGS.tables:
         for sql in (f"UPDATE {table} SET {key} = 'x'", f"DELETE FROM {table}"):
             with pytest.raises(StoreError, match=f"rows of {table} are final"), store.transaction() as connection:
                 connection.execute(sql)
@@ -149,7 +149,7 @@ def test_whole_tunings_go_and_the_others_stay(tunings, store):
     tunings.end_session(name, session, at=AT + 5, outcome="stopped")
     assert tunings.delete([name, "unheard-of"]) == 1
     assert [kept.id for kept in tunings.tunings()] == [other]
-    assert rows(store) == {table: int(table == "tunings") for table, _ in TABLES_OF_A_TUNING}
+    assert rows(store) == {table: int(table == "tunings") for table, _ in TUNINGS.tables}
 
 
 def test_tuning_is_found_by_the_beginning_of_its_id(tunings):

@@ -10,8 +10,7 @@ from stored_runs import ANSWER, ENGINE, PROMPT, RTX, WORKLOAD, installation, put
 from skep.quality.trial_figures import PAIRED_WITH, WHOLE_BLOCK
 from skep.report.stored import bare_rows, public_facts, without_texts
 from skep.store.database import open_store
-from skep.store.records import Request
-from skep.store.rows import LevelFact
+from skep.store.records import LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import public_name
 from skep.web.context import Site

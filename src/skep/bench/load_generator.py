@@ -24,9 +24,7 @@ from skep.bench.recording import Recording
 from skep.bench.request import BenchTask, Sender
 from skep.bench.tasks import TaskMaker
 from skep.errors import EndpointError, SkepError
-from skep.stats.precision import WarmUpDetector
-from skep.store.records import Request
-from skep.store.rows import ClientSample, LevelFact
+from skep.store.records import ClientSample, LevelFact, Request
 from skep.wire.client import Pool
 
 STREAM_LIMIT = 1 << 26

@@ -15,8 +15,7 @@ from skep.bench.endpoint import Endpoint
 from skep.catalog.machine import HostFacts
 from skep.host.facts import host_json
 from skep.store.database import Store
-from skep.store.records import Request
-from skep.store.rows import ClientSample, LevelFact
+from skep.store.records import ClientSample, LevelFact, Request
 
 FLUSH_EVERY_S = 0.5
 

@@ -16,8 +16,7 @@ from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSumm
 from skep.stats.percentiles import median, percentile, ratio_of_medians_interval
 from skep.stats.slo import SloLimit, SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
-from skep.store.records import Request
-from skep.store.rows import ClientSample, LevelFact
+from skep.store.records import ClientSample, LevelFact, Request
 from skep.units import Interval
 
 TOLERATED_FAILURES = 0.05

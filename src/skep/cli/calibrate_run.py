@@ -39,8 +39,8 @@ from skep.planner.memory import has_pool
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rigs import ResolvedRig, cpu_rig, parse_rig, rig_of_host
 from skep.planner.setup import Layout, Rig, Setup
-from skep.store.calibrations import CalibrationRecord
 from skep.store.database import Store, open_store
+from skep.store.records import CalibrationRecord
 from skep.store.writer_process import new_suffix
 from skep.units import format_seconds
 from skep.weights.pull import installed

@@ -22,8 +22,8 @@ from skep.planner.quants import KvType, Quant
 from skep.planner.ranking import Basis, BasisOf
 from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
 from skep.planner.step import StepTuning
-from skep.store.calibrations import CalibrationRecord
 from skep.store.database import Store, open_store
+from skep.store.records import CalibrationRecord
 from skep.units import GIB, Interval, format_seconds
 
 _SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is no other machine

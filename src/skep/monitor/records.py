@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from skep.store.rows import JOINED, Figure, StoredAs, finite
 
 PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway: passive series are of others' requests
 HOUR_S = 3600.0
@@ -152,11 +154,11 @@ class ProbeSample:
     heat: Heat
     shape: ProbeShape
     concurrency: int
-    tok_s: float | None = None
-    engine_tok_s: float | None = None
-    effective_tok_s: float | None = None
-    ttft_ms: float | None = None
-    quality: float | None = None
+    tok_s: Figure = None
+    engine_tok_s: Figure = None
+    effective_tok_s: Figure = None
+    ttft_ms: Figure = None
+    quality: Figure = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     error_kind: str | None = None  # None: every stream of it succeeded
@@ -228,11 +230,11 @@ class MonitorEvent:
 class SeriesChange:
     """A series that went from one level to another. `ratio` is after over before."""
 
-    key: SeriesKey
+    key: Annotated[SeriesKey, JOINED]
     at: float  # of the first sample after it
-    between: tuple[float, float]  # the change lies in here, with 95 %
-    before: float  # medians
-    after: float
+    between: Annotated[tuple[float, float], JOINED]  # the change lies in here, with 95 %
+    before: Annotated[float, StoredAs("median_before")]  # medians
+    after: Annotated[float, StoredAs("median_after")]
     ratio_low: float
     ratio_high: float
     count_before: int
@@ -265,8 +267,8 @@ class Alert:
     target: str | None  # None: of the machine itself
     opened_at: float
     message: str
-    value: float | None = None
-    limit: float | None = None
-    closed_at: float | None = None  # None: it still is
-    closed_because: str | None = None
+    value: Figure = None
+    limit: Annotated[float | None, StoredAs("limit_value", write=finite)] = None
+    closed_at: Annotated[float | None, JOINED] = None  # None: it still is
+    closed_because: Annotated[str | None, StoredAs("because", joined=True)] = None
     id: int | None = None

@@ -7,12 +7,16 @@ that reading a year never reads its samples. Knows no clock: times are arguments
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from sqlite3 import Connection, Row
+from typing import Any
+
+import msgspec
 
 from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
@@ -35,34 +39,18 @@ from skep.monitor.records import (
     SeriesSpan,
     SpanKind,
 )
-from skep.monitor.rows import (
-    INSERT_CHANGE,
-    INSERT_PROBE,
-    INSERT_SAMPLE,
+from skep.monitor.spans import (
     KEY_MATCHES,
     RAW_METRICS,
     SERIES_OF,
-    SPAN_COLUMNS,
-    alert_of,
-    alert_row,
-    change_of,
-    change_row,
-    event_of,
-    event_row,
-    key_of,
     key_values,
-    probe_of,
-    probe_row,
     put_span,
-    sample_of,
-    sample_row,
     series_id,
     start_of,
-    target_of,
-    target_row,
     update_spans,
 )
 from skep.store.database import Store
+from skep.store.rows import insert, insert_all, json_text, read
 
 LONGEST_S = DAY_S  # from arrival to end
 WRITTEN_WITHIN_S = 120.0
@@ -245,7 +233,7 @@ WHERE {KEY_MATCHES} AND at >= ? AND at < ? AND {{metric}} IS NOT NULL AND error_
 ORDER BY at DESC, id DESC LIMIT ?
 """  # noqa: S608
 _SPANS = f"""
-SELECT {", ".join(SPAN_COLUMNS)} FROM spans WHERE series = ({SERIES_OF})
+SELECT * FROM spans WHERE series = ({SERIES_OF})
 AND kind = ? AND start >= ? AND start < ? AND count > 0 ORDER BY start
 """  # noqa: S608
 _KEYS = "SELECT target, heat, shape, concurrency, metric FROM series WHERE ?1 IS NULL OR target = ?1"
@@ -280,7 +268,9 @@ class SeriesStore:
     def put_target(self, target: ProbeTarget) -> None:
         """New, changed, or back again after it was removed."""
         with self._store.transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?)", target_row(target))
+            document = {name: value for name, value in asdict(target).items() if name != "removed_at"}
+            values = (target.name, json_text(document), target.added_at, target.removed_at)
+            connection.execute("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?)", values)
 
     def remove_target(self, name: str, at: float) -> None:
         """Its history stays."""
@@ -291,7 +281,7 @@ class SeriesStore:
     def targets(self, *, removed: bool = False) -> list[ProbeTarget]:
         """By name; with `removed` also those that are probed no more."""
         rows = self._store.read("SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed)
-        return [target_of(row) for row in rows]
+        return [_target_of(row) for row in rows]
 
     def target(self, name: str, *, removed: bool = False) -> ProbeTarget:
         known = {target.name: target for target in self.targets(removed=True)}
@@ -312,9 +302,9 @@ class SeriesStore:
             end = connection.execute(_ROW_BEFORE, (probe.target, probe.era, probe.slot + probe.slots)).fetchone()
             if end is not None and end[0] > probe.slot:
                 return None
-            probe_id = connection.execute(INSERT_PROBE, probe_row(probe)).lastrowid
-            assert probe_id is not None
-            connection.executemany(INSERT_SAMPLE, [sample_row(probe_id, probe, sample) for sample in samples])
+            probe_id = insert(connection, "probes", probe, id=None).lastrowid
+            of_probe = {"id": None, "probe_id": probe_id, "target": probe.target, "busy": probe.busy}
+            insert_all(connection, "samples", samples, **of_probe)
             update_spans(connection, probe.target, samples, self._mark(connection, _THINNED))
         return probe_id
 
@@ -338,11 +328,11 @@ class SeriesStore:
     def probes(self, target: str, since: float, until: float, limit: int | None = None) -> list[Probe]:
         """Newest first, by the time they were due; gaps that reach into the window included."""
         rows = self._store.read(_PROBES, target, since, until, -1 if limit is None else limit)
-        return [probe_of(row) for row in rows]
+        return read(rows, Probe)
 
     def keys(self, target: str | None = None) -> list[SeriesKey]:
         """In order, passive ones included."""
-        return sorted(key_of(row) for row in self._store.read(_KEYS, target))
+        return sorted(read(self._store.read(_KEYS, target), SeriesKey))
 
     def points(self, key: SeriesKey, since: float, until: float, *, limit: int | None = None) -> list[SeriesPoint]:
         """Oldest first; the newest `limit` of them. A passive series has a point for each hour: its median."""
@@ -361,7 +351,7 @@ class SeriesStore:
     def spans(self, key: SeriesKey, kind: SpanKind, since: float, until: float) -> list[SeriesSpan]:
         """Oldest first, those that begin in the window and have figures."""
         values = (*key_values(key), key.metric.value, kind.value, since, until)
-        return [SeriesSpan(*row) for row in self._store.read(_SPANS, *values)]
+        return read(self._store.read(_SPANS, *values), SeriesSpan)
 
     def coverage(self, target: str, since: float, until: float) -> dict[str, int]:
         """How many occasions of the window were probed, failed or missed: each slot of a gap is one."""
@@ -372,30 +362,27 @@ class SeriesStore:
         return found
 
     def append_event(self, event: MonitorEvent) -> int:
-        sql = "INSERT INTO events (at, kind, target, text, detail) VALUES (?, ?, ?, ?, ?)"
-        return self._append(sql, event_row(event))
+        return self._append("events", event, id=None)
 
     def events(self, since: float, until: float, target: str | None = None) -> list[MonitorEvent]:
         """Oldest first; with a target those of it and those of all."""
         of, values = ("AND (target IS NULL OR target = ?3)", (target,)) if target is not None else ("", ())
-        return [event_of(row) for row in self._store.read(_EVENTS.format(of=of), since, until, *values)]
+        return read(self._store.read(_EVENTS.format(of=of), since, until, *values), MonitorEvent)
 
     def open_alert(self, alert: Alert) -> int:
-        sql = "INSERT INTO alerts (rule, target, opened_at, message, value, limit_value) VALUES (?, ?, ?, ?, ?, ?)"
-        return self._append(sql, alert_row(alert))
+        return self._append("alerts", alert, id=None)
 
     def close_alert(self, alert_id: int, at: float, because: str) -> None:
         """Closing it twice has the effect of closing it once."""
-        self._append("INSERT OR IGNORE INTO alert_ends VALUES (?, ?, ?)", (alert_id, at, because))
+        self._append("alert_ends", clash="ON CONFLICT DO NOTHING", alert_id=alert_id, closed_at=at, because=because)
 
     def alerts(self, *, open_only: bool = False, since: float | None = None) -> list[Alert]:
         """Newest first; with `since` those that were open at some time from then on."""
         rows = self._store.read(_ALERTS, open_only, float("-inf") if since is None else since)
-        return [alert_of(row) for row in rows]
+        return read(rows, Alert)
 
     def append_notice(self, alert_id: int, what: str, at: float, via: str, error: str | None) -> None:
-        sql = "INSERT INTO notices (alert_id, what, at, via, error) VALUES (?, ?, ?, ?, ?)"
-        self._append(sql, (alert_id, what, at, via, error))
+        self._append("notices", alert_id=alert_id, what=what, at=at, via=via, error=error)
 
     def notices(self, alert_id: int) -> list[tuple[str, float, str, str | None]]:
         """What was told (opened or closed), when, through what, and what went wrong; in the order it was tried."""
@@ -409,12 +396,19 @@ class SeriesStore:
         with self._store.transaction() as connection:
             series = series_id(connection, key)
             connection.execute("DELETE FROM changes WHERE series = ?", (series,))
-            connection.executemany(INSERT_CHANGE, [change_row(series, change) for change in changes])
+            for change in changes:
+                earliest, latest = change.between
+                insert(connection, "changes", change, series=series, earliest_at=earliest, latest_at=latest)
 
     def changes(self, target: str | None = None, since: float | None = None) -> list[SeriesChange]:
         """Oldest first."""
         rows = self._store.read(_CHANGES, target, float("-inf") if since is None else since)
-        return [change_of(row) for row in rows]
+        return read(
+            rows,
+            SeriesChange,
+            key=lambda row: read([row], SeriesKey)[0],
+            between=lambda row: (row["earliest_at"], row["latest_at"]),
+        )
 
     def summarise_gateway(self, until: float) -> int:
         """Close the hours of the gateway's requests that ended two minutes before `until`; how many had any."""
@@ -440,13 +434,11 @@ class SeriesStore:
 
     def _with_samples(self, row: Row) -> tuple[Probe, list[ProbeSample]]:
         rows = self._store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", row["id"])
-        return probe_of(row), [sample_of(one) for one in rows]
+        return read([row], Probe)[0], read(rows, ProbeSample)
 
-    def _append(self, sql: str, values: tuple[object, ...]) -> int:
+    def _append(self, table: str, record: object = None, /, **columns: Any) -> int:
         with self._store.transaction() as connection:
-            row = connection.execute(sql, values).lastrowid
-        assert row is not None
-        return row
+            return insert(connection, table, record, **columns).lastrowid or 0
 
     def _thin_some(self, kind: tuple[object, ...], mark: float) -> int:
         with self._store.transaction() as connection:
@@ -459,6 +451,11 @@ class SeriesStore:
     def _mark(connection: Connection, name: str) -> float:
         row = connection.execute("SELECT at FROM watermarks WHERE name = ?", (name,)).fetchone()
         return float("-inf") if row is None else float(row[0])
+
+
+def _target_of(row: Row) -> ProbeTarget:
+    """What a later skep added to the document is left out, what an earlier one did not know is as usual."""
+    return msgspec.convert(json.loads(row["document"]) | {"removed_at": row["removed_at"]}, ProbeTarget)
 
 
 def _slots_inside(row: Row, since: float, until: float) -> int:

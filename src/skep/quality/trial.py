@@ -43,8 +43,7 @@ from skep.quality.trial_plan import (
 from skep.quality.words import points
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, delta_shown, items_needed
 from skep.store.database import Store
-from skep.store.records import Request
-from skep.store.rows import LevelFact
+from skep.store.records import LevelFact, Request
 from skep.store.verdicts import Verdict
 from skep.units import format_seconds
 from skep.workload.items import Item, item_json

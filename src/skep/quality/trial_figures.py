@@ -24,8 +24,7 @@ from skep.stats.noninferiority import (
     paired_difference,
 )
 from skep.stats.percentiles import percentiles
-from skep.store.records import Request, RunState, StoredRun
-from skep.store.rows import LevelFact
+from skep.store.records import LevelFact, Request, RunState, StoredRun
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.workload.items import Item
 

@@ -1,4 +1,4 @@
-"""What the store keeps of a run: the run, its requests, and the gateway's requests.
+"""What the store keeps: runs, their requests and samples, the gateway's requests, calibrations.
 
 `None` means unknown, never zero. Times ending in `_s` inside a request are seconds since its run began, on one
 monotonic clock.
@@ -6,10 +6,24 @@ monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
+
+from skep.store.rows import StoredAs
+
+
+def _packed(times: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(times)}d", *times)
+
+
+def _unpacked(blob: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(blob) // 8}d", blob)
+
+
+Index = Annotated[int, StoredAs("idx")]
 
 
 class RunState(Enum):
@@ -63,7 +77,7 @@ class Request:
 
     level: int  # concurrency asked for; 0 for warm-up
     repeat: int  # 0, 1, ...: which run of that level
-    index: int  # which task of that run
+    index: Index  # which task of that run
     kind: str  # implement, test, fix, refactor, document; replay
     started_s: float
     ended_s: float
@@ -79,7 +93,8 @@ class Request:
     replica: str | None = None
     queued_ms: float | None = None
     engine: EngineTimings = field(default_factory=EngineTimings)
-    arrivals_s: tuple[float, ...] = ()  # of each event that carried content; equal where one read brought several
+    # Of each event that carried content; equal where one read brought several.
+    arrivals_s: Annotated[tuple[float, ...], StoredAs("arrivals", _packed, _unpacked)] = ()
     prompt: str | None = None  # None: left unstored
     answer: str | None = None
     reasoning: str | None = None  # streamed apart from the answer; None: left unstored, or there was none
@@ -122,3 +137,51 @@ class GatewayRequest:
     output_tokens: int | None
     request_bytes: int
     response_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSample:
+    """How the measuring process itself fared during one run of one level."""
+
+    level: int
+    repeat: int
+    loop_lag_p99_ms: float | None
+    loop_lag_max_ms: float | None
+    cpu_share: float | None  # of one core; of the busiest process where there are several
+    client_limited: bool
+    delivered: float | None = None  # in flight while the level was full, as a share of what was asked for
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LevelFact:
+    """What belongs to one run of one level and is no request: energy, the engine's own counters."""
+
+    level: int
+    repeat: int
+    name: str
+    fact: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRecord:
+    """What was measured on one machine with one setup, and the factors that were fitted to it.
+
+    The newest of a kind wins; older ones are its history. `host` is a fingerprint of the machine, or the address of one
+    elsewhere. Factors multiply predicted times. `document` has all that it takes to fit anew.
+    """
+
+    id: str
+    created_at: float  # unix time
+    host: str
+    model: str
+    engine: str  # as the planner names it: vllm, llamacpp
+    quant: str
+    layout: str
+    rig: str
+    simulated: bool
+    decode: float
+    batch: float | None  # None: no higher level was measured
+    prompt: float
+    document: Mapping[str, Any]
+    skep_version: str

@@ -1,115 +1,131 @@
-"""Records to rows and back. Knows columns; runs no statement."""
+"""Records as rows and back, by the names and types of their fields. Each type's statement and reader is made once.
+
+A field is the column of its name. An enum is stored as its value, what is no plain value as JSON, and a record inside
+another one as columns that begin with the field's name. `StoredAs` tells where a field differs.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import struct
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from functools import cache
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, partial
 from operator import attrgetter
-from sqlite3 import Row
-from typing import Any
+from sqlite3 import Connection, Cursor, Row
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from skep.errors import StoreError
-from skep.store.records import EngineTimings, GatewayRequest, Request, RunState, StoredRun
-from skep.store.writer_process import WriterProcess, is_alive
 
+T = TypeVar("T")
+Convert = Callable[[Any], Any]
 
-def insert(table: str, columns: Iterable[str]) -> str:
-    names = tuple(columns)
-    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
-
-
-_PLAIN = (
-    "level", "repeat", "kind", "started_s", "ended_s", "first_byte_s", "first_token_s", "last_token_s",
-    "prompt_tokens", "output_tokens", "status", "queued_ms", "traffic", "scheduled_s", "session", "turn",
-)  # fmt: skip
-_TEXTS = ("error_kind", "error", "finish_reason", "replica", "prompt", "answer", "reasoning")
-_ENGINE = ("prompt_tokens", "cached_tokens", "prompt_ms", "output_tokens", "decode_ms", "decode_tok_s", "queue_ms")
-
-REQUEST_COLUMNS = ("run_id", *_PLAIN, *_TEXTS, *(f"engine_{name}" for name in _ENGINE), "idx", "arrivals")
-
-_RUN_PLAIN = tuple(
-    field.name for field in fields(StoredRun) if field.name not in ("state", "simulated", "config", "host", "engine")
-)
-GATEWAY_COLUMNS = tuple(field.name for field in fields(GatewayRequest))
-GATEWAY_ROWS_AT_ONCE = 50  # 1,000 values: far below SQLite's limit of 32,766 in one statement
-
-_plain, _texts, _engine = attrgetter(*_PLAIN), attrgetter(*_TEXTS), attrgetter(*_ENGINE)
-gateway_values = attrgetter(*GATEWAY_COLUMNS)
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSample:
-    """How the measuring process itself fared during one run of one level."""
+class StoredAs:
+    """How a field is stored, where its name or type does not tell: `index: Annotated[int, StoredAs("idx")]`."""
 
-    level: int
-    repeat: int
-    loop_lag_p99_ms: float | None
-    loop_lag_max_ms: float | None
-    cpu_share: float | None  # of one core; of the busiest process where there are several
-    client_limited: bool
-    delivered: float | None = None  # in flight while the level was full, as a share of what was asked for
-    processes: int = 1
+    name: str | None = None
+    write: Convert | None = None
+    read: Convert | None = None
+    joined: bool = False  # read from another table, or made of several columns: not written with the record
 
 
 @dataclass(frozen=True, slots=True)
-class LevelFact:
-    """What belongs to one run of one level and is no request: energy, the engine's own counters."""
+class _StoredField:
+    """A field as a column, or, with `inner`, as the columns of another record."""
 
-    level: int
-    repeat: int
     name: str
-    fact: Mapping[str, Any]
+    column: str
+    write: Convert | None = None  # None: as it is
+    read: Convert | None = None
+    inner: type | None = None
+    joined: bool = False
 
 
-def request_row(run_id: str, request: Request) -> tuple[Any, ...]:
-    """Values in the order of `REQUEST_COLUMNS`."""
-    arrivals = struct.pack(f"<{len(request.arrivals_s)}d", *request.arrivals_s)
-    texts = map(storable, _texts(request))
-    return (run_id, *_plain(request), *texts, *_engine(request.engine), request.index, arrivals)
+class _UnreadableJsonError(Exception):
+    pass
 
 
-def request_of(row: Row) -> Request:
-    return Request(
-        index=row["idx"],
-        arrivals_s=_arrivals(row["arrivals"]),
-        engine=EngineTimings(**{name: row[f"engine_{name}"] for name in _ENGINE}),
-        **{name: row[name] for name in (*_PLAIN, *_TEXTS)},
-    )
+def insert(connection: Connection, table: str, record: object = None, /, *, clash: str = "", **more: object) -> Cursor:
+    """Insert one row. `more`: further columns, which win over the record's. `clash`: `ON CONFLICT DO NOTHING`."""
+    sql, values = _statement(table, type(record), tuple(more), clash)
+    return connection.execute(sql, [*values(record), *map(_any_value, more.values())])
 
 
-def gateway_request_of(row: Row) -> GatewayRequest:
-    values = dict(zip(GATEWAY_COLUMNS, row, strict=True))
-    return GatewayRequest(**values | {"streamed": bool(row["streamed"])})
+def insert_all(
+    connection: Connection, table: str, records: Iterable[object], /, *, clash: str = "", **more: object
+) -> int:
+    """Insert records of one type, and return how many rows that made."""
+    rows = list(records)
+    if not rows:
+        return 0
+    sql, values = _statement(table, type(rows[0]), tuple(more), clash)
+    shared = [_any_value(value) for value in more.values()]
+    return connection.executemany(sql, [values(row) + shared for row in rows]).rowcount
+
+
+def read(rows: Sequence[Row], kind: type[T], what: str = "row", /, **derived: Callable[[Row], Any]) -> list[T]:
+    """Return the records of rows. A field without a column is `derived` from the whole row, or has its default.
+
+    `what` says whose name the first column has, for errors: "run".
+    """
+    if not rows:
+        return []
+    make = _reader(kind, tuple(rows[0].keys()))
+    found = []
+    for row in rows:
+        try:
+            found.append(make(row, **{name: of(row) for name, of in derived.items()}))
+        except _UnreadableJsonError as error:
+            raise StoreError(f"{what} `{row[0]}` has unreadable JSON in {error}") from error.__cause__
+    return found
+
+
+def as_stored(record: T) -> T:
+    """Return the record as `read` gives it back."""
+    kind = type(record)
+    return _reader(kind, columns(kind))(_values_of(kind, ())(record))
 
 
 @cache
-def insert_gateway_rows(count: int) -> str:
-    """Several rows in one statement: 40 % quicker than one by one, and the GIL is taken once for all of them."""
-    row = f"({', '.join('?' * len(GATEWAY_COLUMNS))})"
-    return f"INSERT INTO gateway_requests ({', '.join(GATEWAY_COLUMNS)}) VALUES {', '.join([row] * count)}"  # noqa: S608
+def columns(kind: type) -> tuple[str, ...]:
+    """Return the names of a type's columns, in the order of its fields."""
+    return tuple(column for _, column, _ in _flat(kind))
 
 
-def run_of(row: Row) -> StoredRun:
-    documents: dict[str, Any] = {column: _object(row, column) for column in ("config", "host", "engine")}
-    plain = {name: row[name] for name in _RUN_PLAIN}
-    return StoredRun(**plain, **documents, state=_state(row), simulated=bool(row["simulated"]))
+def json_text(value: Any, *, sort_keys: bool = True) -> str:
+    """Return JSON in ASCII, so that any string survives.
+
+    What is no number becomes null, and what is nested too deeply is left out: a row is not lost over either.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins)
+    except ValueError:
+        return json.dumps(finite(value), allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins)
+    except RecursionError:
+        return "null"
 
 
-def client_sample_of(row: Row) -> ClientSample:
-    values = {field.name: row[field.name] for field in fields(ClientSample)}
-    return ClientSample(**values | {"client_limited": bool(row["client_limited"])})
+def document_text(value: Any) -> str:
+    """Return JSON in its own order: a schema's says what is written first."""
+    return json_text(value, sort_keys=False)
 
 
-def level_fact_of(row: Row) -> LevelFact:
-    return LevelFact(row["level"], row["repeat"], row["name"], json.loads(row["fact"]))
-
-
-def json_text(value: Mapping[str, Any]) -> str:
-    """ASCII only, so that any string survives."""
-    return json.dumps(value, allow_nan=False, sort_keys=True)
+def finite(value: Any) -> Any:
+    """Return the value with None for each number that is none: JSON has no word for infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(one) for name, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def storable(text: str | None) -> str | None:
@@ -119,20 +135,126 @@ def storable(text: str | None) -> str | None:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _state(row: Row) -> RunState:
-    if row["outcome"] is not None:
-        return RunState(row["outcome"])
-    writer = WriterProcess(row["writer_pid"], row["writer_start_ticks"], row["boot_id"])
-    return RunState.RUNNING if is_alive(writer) else RunState.INCOMPLETE
+def _count(value: int | None) -> int | None:
+    return value if value is None or abs(value) <= _LARGEST else None
 
 
-def _object(row: Row, column: str) -> Mapping[str, Any]:
+Count = Annotated[
+    int | None, StoredAs(write=_count)
+]  # as an endpoint says it: what has no place in a column is not known
+Figure = Annotated[float | None, StoredAs(write=finite)]
+JOINED = StoredAs(joined=True)
+OwnOrder = Annotated[Mapping[str, Any], StoredAs(write=document_text)]
+
+
+@cache
+def _statement(table: str, kind: type, more: tuple[str, ...], clash: str) -> tuple[str, Callable[[Any], list[Any]]]:
+    own = () if kind is NoneType else tuple(name for name in columns(kind) if name not in more)
+    names = (*own, *more)
+    sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) {clash}"  # noqa: S608
+    return sql, _values_of(kind, more) if own else lambda _: []
+
+
+@cache
+def _values_of(kind: type, left_out: tuple[str, ...]) -> Callable[[Any], list[Any]]:
+    stored = [(path, write) for path, column, write in _flat(kind) if column not in left_out]
+    get = attrgetter(*(path for path, _ in stored))
+    written = [(place, write) for place, (_, write) in enumerate(stored) if write is not None]
+
+    def values(record: Any) -> list[Any]:
+        found = list(get(record))
+        for place, write in written:
+            found[place] = write(found[place])
+        return found
+
+    return values
+
+
+@cache
+def _reader(kind: type[T], names: tuple[str, ...], prefix: str = "") -> Callable[..., T]:
+    places = {name: place for place, name in enumerate(names)}  # of two columns with one name the second counts
+    fields = [(field, prefix + field.column) for field in _stored_fields(kind)]
+    plain = [(field.name, places[column], field.read) for field, column in fields if column in places]
+    inner = [
+        (field.name, _reader(field.inner, names, f"{column}_")) for field, column in fields if field.inner is not None
+    ]
+
+    def make(row: Any, **derived: Any) -> T:
+        values = {name: row[place] if of is None else of(row[place]) for name, place, of in plain}
+        for name, of_row in inner:
+            if name not in derived:
+                values[name] = of_row(row)
+        return kind(**values | derived)
+
+    return make
+
+
+@cache
+def _flat(kind: type) -> tuple[tuple[str, str, Convert | None], ...]:
+    """Where each value stands in a record, its column, and how it is written."""
+    found: list[tuple[str, str, Convert | None]] = []
+    for field in _stored_fields(kind):
+        if field.joined:
+            continue
+        if field.inner is None:
+            found.append((field.name, field.column, field.write))
+        else:
+            found += [(f"{field.name}.{path}", f"{field.column}_{name}", how) for path, name, how in _flat(field.inner)]
+    return tuple(found)
+
+
+@cache
+def _stored_fields(kind: type) -> tuple[_StoredField, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_stored_field(field.name, hints[field.name]) for field in dataclasses.fields(kind))
+
+
+def _stored_field(name: str, hint: Any) -> _StoredField:
+    own = StoredAs()
+    if get_origin(hint) is Annotated:
+        hint, *_, own = get_args(hint)
+    column = own.name or name
+    if dataclasses.is_dataclass(hint):
+        return _StoredField(name, column, inner=hint if isinstance(hint, type) else None, joined=own.joined)
+    write, read_as = _converters(hint, column)
+    return _StoredField(name, column, own.write or write, own.read or read_as, joined=own.joined)
+
+
+def _converters(hint: Any, column: str) -> tuple[Convert | None, Convert | None]:
+    """How a value of this type is written and read."""
+    kinds = [one for one in get_args(hint) if one is not NoneType] if NoneType in get_args(hint) else [hint]
+    kind = kinds[0]
+    if kind is str:
+        return storable, None
+    if kind in (int, float, bytes) or get_origin(kind) is Literal:
+        return None, None
+    if kind is bool:
+        write, of = None, bool
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        write, of = attrgetter("value"), kind
+    else:
+        write, of = document_text if kind is Any else json_text, partial(_from_json, column, hint)
+    if kind is hint and kind is not Any:
+        return write, of
+    return write and partial(_unless_none, write), partial(_unless_none, of)
+
+
+def _unless_none(convert: Convert, value: Any) -> Any:
+    return None if value is None else convert(value)
+
+
+def _from_json(column: str, hint: Any, text: str) -> Any:
     try:
-        value: Mapping[str, Any] = json.loads(row[column])
-    except ValueError as error:
-        raise StoreError(f"run `{row['id']}` has unreadable JSON in its column `{column}`: {error}") from error
-    return value
+        value = json.loads(text)
+        return value if get_origin(hint) is Mapping else msgspec.convert(value, hint)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise _UnreadableJsonError(f"its column `{column}`: {error}") from error
 
 
-def _arrivals(blob: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(blob) // 8}d", blob)
+def _any_value(value: Any) -> Any:
+    """Of a column that is named where it is written."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, str):
+        return storable(value)
+    return json_text(value) if isinstance(value, Mapping) else value

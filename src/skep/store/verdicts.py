@@ -1,15 +1,15 @@
-"""Verdicts and the items they are about, as rows. Knows columns; runs no statement."""
+"""Verdicts: what became of the answers to items."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from enum import Enum
-from sqlite3 import Row
-from typing import Any
+from typing import Annotated
 
-from skep.store.rows import json_text, storable
-from skep.workload.items import Item, item_json
+from skep.store.records import Index
+from skep.store.rows import StoredAs
 
 
 class VerdictOutcome(Enum):
@@ -38,17 +38,25 @@ class Check:
     detail: str = ""
 
 
+def _check_lists(checks: Sequence[Check]) -> str:
+    return json.dumps([astuple(check) for check in checks])
+
+
+def _checks_of(text: str) -> tuple[Check, ...]:
+    return tuple(Check(*one) for one in json.loads(text))
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Of one request. `keywords`: what a search for words would have said; None: the item has none."""
 
     level: int
     repeat: int
-    index: int
+    index: Index
     item: str
     outcome: VerdictOutcome
     detail: str = ""  # one line: why
-    checks: tuple[Check, ...] = ()
+    checks: Annotated[tuple[Check, ...], StoredAs(write=_check_lists, read=_checks_of)] = ()
     keywords: bool | None = None
     keywords_missing: tuple[str, ...] = ()
     checker: str = ""  # its kind and version: "python/2"
@@ -58,37 +66,3 @@ class Verdict:
     @property
     def passed(self) -> bool:
         return self.outcome.passed
-
-
-INSERT_ITEM = "INSERT INTO run_items VALUES (?, ?, ?)"
-INSERT_VERDICT = f"INSERT INTO verdicts VALUES ({', '.join('?' * 13)})"  # noqa: S608
-
-
-def item_row(run_id: str, item: Item) -> tuple[Any, ...]:
-    return run_id, storable(item.id), json_text(item_json(item))
-
-
-def verdict_row(run_id: str, verdict: Verdict) -> tuple[Any, ...]:
-    checks = [[check.name, check.passed, check.detail] for check in verdict.checks]
-    return (
-        run_id, verdict.level, verdict.repeat, verdict.index, storable(verdict.item), verdict.outcome.value,
-        storable(verdict.detail), json.dumps(checks), verdict.keywords, json.dumps(verdict.keywords_missing),
-        verdict.checker, verdict.sandbox, verdict.seconds,
-    )  # fmt: skip
-
-
-def verdict_of(row: Row) -> Verdict:
-    return Verdict(
-        level=row["level"],
-        repeat=row["repeat"],
-        index=row["idx"],
-        item=row["item"],
-        outcome=VerdictOutcome(row["outcome"]),
-        detail=row["detail"],
-        checks=tuple(Check(*one) for one in json.loads(row["checks"])),
-        keywords=None if row["keywords"] is None else bool(row["keywords"]),
-        keywords_missing=tuple(json.loads(row["keywords_missing"])),
-        checker=row["checker"],
-        sandbox=row["sandbox"],
-        seconds=row["seconds"],
-    )

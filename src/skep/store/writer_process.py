@@ -12,17 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from sqlite3 import Connection
+from sqlite3 import Connection, Row
+from typing import Annotated
 
 from skep.errors import StoreError
+from skep.store.rows import StoredAs, read
 
 PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
 class WriterProcess:
-    pid: int
-    start_ticks: int | None  # since boot; None: the system does not tell
+    pid: Annotated[int, StoredAs("writer_pid")]
+    start_ticks: Annotated[int | None, StoredAs("writer_start_ticks")]  # since boot; None: the system does not tell
     boot_id: str | None
 
 
@@ -37,6 +39,11 @@ def is_alive(writer: WriterProcess, proc: Path = PROC) -> bool:
     if writer.start_ticks is None:
         return _pid_exists(writer.pid)
     return _start_ticks(writer.pid, proc) == writer.start_ticks
+
+
+def writes_on(row: Row) -> bool:
+    """Return whether the writer that a row names still lives."""
+    return is_alive(*read([row], WriterProcess))
 
 
 def _start_ticks(pid: int, proc: Path) -> int | None:

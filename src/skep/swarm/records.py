@@ -8,9 +8,13 @@ time that a task was tried; a *result* is final, one for each task.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
+
+import msgspec
+
+from skep.store.rows import Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ class TaskResult:
     tries: int
     started_at: float  # of the first attempt
     ended_at: float
-    prompt_tokens: int | None  # of the attempt that counted
-    output_tokens: int | None
+    prompt_tokens: Count  # of the attempt that counted
+    output_tokens: Count
     finish_reason: str | None = None
     replica: str | None = None
 
@@ -84,10 +88,10 @@ class Attempt:
     first_token_at: float | None = None
     queued_ms: float | None = None  # in skep's gateway
     requests: int = 1  # several only in runs of earlier versions
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: Count = None
+    output_tokens: Count = None
     decode_ms: float | None = None  # as the engine tells it
-    status: int | None = None
+    status: Count = None
     error_kind: str | None = None
     error: str | None = None
     finish_reason: str | None = None
@@ -135,19 +139,17 @@ class SwarmRun:
 
 def task_json(task: Task) -> dict[str, Any]:
     """What has its default is left out."""
-    document: dict[str, Any] = {"id": task.id, "messages": [dict(one) for one in task.messages]}
-    for name in ("max_tokens", "temperature", "schema", "checker", "priority"):
-        if getattr(task, name) is not None:
-            document[name] = getattr(task, name)
-    if task.extra:
-        document["extra"] = dict(task.extra)
-    if task.stage:
-        document["stage"] = task.stage
-    return document
+    return given_fields(task)
 
 
 def task_from_json(document: Mapping[str, Any]) -> Task:
     """Of what `task_json` gave; `tools` of an earlier version are left aside."""
-    told = {name: value for name, value in document.items() if name != "tools"}
-    told["messages"] = tuple(dict(one) for one in told["messages"])
-    return Task(**told)
+    return msgspec.convert(document, Task)
+
+
+def given_fields(record: Any) -> dict[str, Any]:
+    """Return the fields of a record that differ from their defaults."""
+    usual = {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(record)
+    }
+    return {name: getattr(record, name) for name, value in usual.items() if getattr(record, name) != value}

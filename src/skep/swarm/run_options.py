@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+
+from skep.swarm.records import given_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +28,9 @@ class SwarmRunOptions:
 
 def run_options_json(order: SwarmRunOptions) -> dict[str, Any]:
     """Return the options as JSON, without those that have their default."""
-    told = {field.name: getattr(order, field.name) for field in fields(SwarmRunOptions) if field.name != "ask"}
-    document = {name: value for name, value in told.items() if value != getattr(_PLAIN, name)}
-    if order.ask is not None:
-        document["ask"] = dict(order.ask)
-    return document
+    return given_fields(order)
 
 
 def run_options_from_json(document: Mapping[str, Any]) -> SwarmRunOptions:
     """Read what `run_options_json` wrote. Fields of a later version are ignored."""
-    known = {field.name for field in fields(SwarmRunOptions)}
-    return SwarmRunOptions(**{name: value for name, value in document.items() if name in known})
-
-
-_PLAIN = SwarmRunOptions()
+    return msgspec.convert(document, SwarmRunOptions)

@@ -19,20 +19,11 @@ import msgspec
 
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
-from skep.store.rows import insert, storable
-from skep.store.writer_process import WriterProcess, free_id, is_alive, new_suffix, this_process
+from skep.store.named_rows import NamedRows
+from skep.store.rows import OwnOrder, document_text, finite, insert, read
+from skep.store.writer_process import free_id, new_suffix, this_process, writes_on
 from skep.tuner.records import TuneStage, Tuning
 from skep.units import Interval
-
-# Those that point at others come first: they are deleted in this order.
-TABLES_OF_A_TUNING = (
-    ("tuning_presets", "tuning_id"),
-    ("tuning_stages", "tuning_id"),
-    ("tuning_answers", "tuning_id"),
-    ("tuning_session_ends", "tuning_id"),
-    ("tuning_sessions", "tuning_id"),
-    ("tunings", "id"),
-)
 
 TuningOutcome = Literal["done", "stopped", "failed"]
 AnswerKind = Literal["round", "judged", "curve"]
@@ -40,21 +31,6 @@ AnswerKind = Literal["round", "judged", "curve"]
 T = TypeVar("T")
 
 _NO_NUMBER = "no_number"
-
-INSERT_TUNING = insert(
-    "tunings",
-    ("id", "created_at", "model", "engine", "rig", "goal", "shape", "slo", "budget_s", "simulated", "document",
-     "skep_version"),
-)  # fmt: skip
-INSERT_STAGE = insert(
-    "tuning_stages",
-    ("tuning_id", "number", "at", "answers", "decision", "title", "why", "config",
-     "figure_low", "figure", "figure_high", "ratio_low", "ratio", "ratio_high", "predicted_ratio", "ttft_ms", "tpot_ms",
-     "starts", "readings", "seconds", "failure_kind", "failure", "document"),
-)  # fmt: skip
-INSERT_ANSWER = insert(
-    "tuning_answers", ("tuning_id", "number", "session", "at", "kind", "seconds", "errand", "answer")
-)
 
 
 class TuningState(StrEnum):
@@ -96,8 +72,8 @@ class SavedAnswer:
     at: float
     kind: AnswerKind
     seconds: float
-    errand: Mapping[str, Any]
-    answer: Mapping[str, Any]
+    errand: OwnOrder
+    answer: OwnOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,77 +98,9 @@ def from_document(document: Any, kind: type[T]) -> T:
     return msgspec.convert(_numbers(document), kind)
 
 
-def document_text(document: Any) -> str:
-    """ASCII only, so that any string survives, and in its own order."""
-    return json.dumps(document, allow_nan=False)
-
-
-def tuning_row(tuning: Tuning) -> tuple[Any, ...]:
-    """Values in the order of the columns in `INSERT_TUNING`."""
-    aim = tuning.aim
-    texts = map(storable, (tuning.model, tuning.engine, tuning.rig, str(aim), aim.shape, aim.slo))
-    document = document_text(to_document(tuning))
-    return (
-        tuning.id, tuning.created_at, *texts, tuning.budget_s, tuning.simulated, document, tuning.skep_version
-    )  # fmt: skip
-
-
-def stage_row(tuning_id: str, stage: TuneStage, *, at: float, answers: int) -> tuple[Any, ...]:
-    """Values in the order of the columns in `INSERT_STAGE`."""
-    document = to_document(stage)
-    texts = (stage.decision.value, storable(stage.title), storable(stage.why))
-    failure = (None, None) if stage.failure is None else (stage.failure.kind, storable(str(stage.failure)))
-    return (
-        tuning_id, stage.number, at, answers, *texts, document_text(to_document(stage.config.as_dict)),
-        *_bounds(stage.figure), *_bounds(stage.ratio), stage.predicted, stage.ttft_ms, stage.tpot_ms,
-        stage.starts, stage.readings, stage.seconds, *failure, document_text(document),
-    )  # fmt: skip
-
-
-def answer_row(tuning_id: str, session: int, answer: SavedAnswer) -> tuple[Any, ...]:
-    """Values in the order of the columns in `INSERT_ANSWER`."""
-    texts = (document_text(answer.errand), document_text(answer.answer))
-    return (tuning_id, answer.number, session, answer.at, answer.kind, answer.seconds, *texts)
-
-
-def tuning_of(row: Row) -> Tuning:
+def _tuning_of(row: Row) -> Tuning:
     """Its id is the column's: it had none when the document was made."""
-    return replace(_value(row, "document", Tuning, row["id"]), id=row["id"])
-
-
-def stage_of(row: Row) -> TuneStage:
-    return _value(row, "document", TuneStage, row["tuning_id"])
-
-
-def answer_of(row: Row) -> SavedAnswer:
-    errand, answer = (_document(row, column, row["tuning_id"]) for column in ("errand", "answer"))
-    return SavedAnswer(row["number"], row["at"], row["kind"], row["seconds"], errand, answer)
-
-
-def kept_of(row: Row, presets: tuple[str, ...] = ()) -> SavedTuning:
-    return SavedTuning(
-        tuning=tuning_of(row),
-        state=state_of(row),
-        sessions=row["sessions"],
-        answers=row["answers"],
-        stages=row["stages"],
-        measured_s=row["measured_s"] or 0.0,
-        worked_at=row["created_at"] if row["started_at"] is None else row["started_at"],
-        ended_at=row["ended_at"],
-        reason=row["reason"],
-        presets=presets,
-    )
-
-
-def session_of(row: Row) -> TuningSession:
-    return TuningSession(
-        number=row["number"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-        outcome=row["outcome"],
-        reason=row["reason"],
-        alive=_is_alive(row),
-    )
+    return replace(_value(row, Tuning, row["id"]), id=row["id"])
 
 
 def state_of(row: Row) -> TuningState:
@@ -202,29 +110,22 @@ def state_of(row: Row) -> TuningState:
 
 
 def _is_alive(row: Row) -> bool:
-    if row["ended_at"] is not None:
-        return False
-    return is_alive(WriterProcess(row["writer_pid"], row["writer_start_ticks"], row["boot_id"]))
+    return row["ended_at"] is None and writes_on(row)
 
 
-def _bounds(interval: Interval | None) -> tuple[float | None, ...]:
+def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
     """For other programs: an open end is NULL. The document has it."""
-    ends = (None,) * 3 if interval is None else (interval.low, interval.estimate, interval.high)
-    return tuple(end if end is not None and math.isfinite(end) else None for end in ends)
+    low, figure, high = (None,) * 3 if interval is None else (interval.low, interval.estimate, interval.high)
+    return {f"{name}_low": finite(low), name: finite(figure), f"{name}_high": finite(high)}
 
 
-def _value(row: Row, column: str, kind: type[T], tuning_id: str) -> T:
+def _value(row: Row, kind: type[T], tuning_id: str) -> T:
     try:
-        return from_document(_document(row, column, tuning_id), kind)
+        return from_document(json.loads(row["document"]), kind)
     except msgspec.ValidationError as error:
         raise StoreError(f"tuning `{tuning_id}` has a row that this skep cannot read: {error}") from error
-
-
-def _document(row: Row, column: str, tuning_id: str) -> Any:
-    try:
-        return json.loads(row[column])
     except ValueError as error:
-        raise StoreError(f"tuning `{tuning_id}` has unreadable JSON in its column `{column}`: {error}") from error
+        raise StoreError(f"tuning `{tuning_id}` has unreadable JSON in its column `document`: {error}") from error
 
 
 def _open_ended(value: Any) -> Any:
@@ -246,7 +147,9 @@ def _numbers(value: Any) -> Any:
 __all__ = ["SavedAnswer", "SavedTuning", "TuningOutcome", "TuningSession", "TuningState", "TuningStore"]
 
 # A tuning's last session is the one that counts.
-_TUNINGS = """
+TUNINGS = NamedRows(
+    "tunings",
+    """
 SELECT tunings.*,
     (SELECT count(*) FROM tuning_answers WHERE tuning_id = tunings.id) AS answers,
     (SELECT sum(seconds) FROM tuning_answers WHERE tuning_id = tunings.id) AS measured_s,
@@ -257,9 +160,13 @@ FROM tunings
 LEFT JOIN tuning_sessions AS last ON last.tuning_id = tunings.id
     AND last.number = (SELECT max(number) FROM tuning_sessions WHERE tuning_id = tunings.id)
 LEFT JOIN tuning_session_ends AS ends ON ends.tuning_id = last.tuning_id AND ends.number = last.number
-"""
-_NEWEST_FIRST = " ORDER BY tunings.created_at DESC, tunings.rowid DESC LIMIT ?"
-_BY_PREFIX = "WHERE substr(tunings.id, 1, length(?1)) = ?1 ORDER BY tunings.id LIMIT 6"
+""",
+    "tuning",
+    lists="`skep tune ls` lists them all",
+    makes="`skep tune MODEL` makes one",
+    parts=("tuning_presets", "tuning_stages", "tuning_answers", "tuning_session_ends", "tuning_sessions"),
+    key="tuning_id",
+)
 _SESSIONS = """
 SELECT tuning_sessions.*, ends.ended_at, ends.outcome, ends.reason
 FROM tuning_sessions LEFT JOIN tuning_session_ends AS ends
@@ -268,8 +175,6 @@ WHERE tuning_sessions.tuning_id = ? ORDER BY tuning_sessions.number
 """
 _ANSWERS = "SELECT * FROM tuning_answers WHERE tuning_id = ?1 AND (?2 IS NULL OR kind = ?2) ORDER BY number"
 _STAGES = "SELECT * FROM tuning_stages WHERE tuning_id = ? ORDER BY number"
-_PRESETS = "SELECT tuning_id, name FROM tuning_presets WHERE ?1 IS NULL OR tuning_id = ?1 ORDER BY id"
-_HINT = "`skep tune ls` lists them all"
 
 
 class TuningStore:
@@ -285,20 +190,22 @@ class TuningStore:
         """Its id, which takes the place of the value's own. Nobody works on it before a session is begun."""
         with self._store.transaction() as connection:
             tuning_id = free_id(connection, tuning.created_at, suffix)
-            connection.execute(INSERT_TUNING, tuning_row(replace(tuning, id=tuning_id)))
+            aim, document = tuning.aim, document_text(to_document(replace(tuning, id=tuning_id)))
+            insert(
+                connection, "tunings", id=tuning_id, created_at=tuning.created_at, model=tuning.model,
+                engine=tuning.engine, rig=tuning.rig, goal=str(aim), shape=aim.shape, slo=aim.slo,
+                budget_s=tuning.budget_s, simulated=tuning.simulated, document=document,
+                skep_version=tuning.skep_version,
+            )  # fmt: skip
         return tuning_id
 
     def begin_session(self, tuning_id: str, at: float) -> int:
         """Its number, from 1. This process is its writer; UserError where another one is, or where it has ended."""
-        writer = this_process()
         with self._store.transaction() as connection:
-            row = connection.execute(_TUNINGS + "WHERE tunings.id = ?", (tuning_id,)).fetchone()
-            if row is None:
-                raise _unclear(tuning_id, [], self._newest())
+            row = TUNINGS.find(self._store, tuning_id)
             check_free(tuning_id, state_of(row))
             number = int(row["sessions"]) + 1
-            values = (tuning_id, number, at, writer.pid, writer.start_ticks, writer.boot_id)
-            connection.execute("INSERT INTO tuning_sessions VALUES (?, ?, ?, ?, ?, ?)", values)
+            insert(connection, "tuning_sessions", this_process(), tuning_id=tuning_id, number=number, started_at=at)
         return number
 
     def end_session(
@@ -306,15 +213,15 @@ class TuningStore:
     ) -> None:
         """`done`: of the whole tuning, which takes no more from then on."""
         with self._store.transaction() as connection:
-            values = (tuning_id, session, at, outcome, storable(reason))
-            connection.execute("INSERT INTO tuning_session_ends VALUES (?, ?, ?, ?, ?)", values)
+            ended = {"ended_at": at, "outcome": outcome, "reason": reason}
+            insert(connection, "tuning_session_ends", tuning_id=tuning_id, number=session, **ended)
 
     def append_answer(
         self, tuning_id: str, session: int, answer: SavedAnswer, stages: Sequence[TuneStage] = ()
     ) -> None:
         """With the stages that it decided, or nothing. Each number is written once, whoever comes second."""
         with self._store.transaction() as connection:
-            connection.execute(INSERT_ANSWER, answer_row(tuning_id, session, answer))
+            insert(connection, "tuning_answers", answer, tuning_id=tuning_id, session=session)
             _insert_stages(connection, tuning_id, stages, answer.at)
 
     def append_stages(self, tuning_id: str, stages: Sequence[TuneStage], at: float) -> None:
@@ -325,18 +232,11 @@ class TuningStore:
     def append_preset(self, tuning_id: str, name: str, at: float, *, stage: int | None = None) -> None:
         """That a preset of this name was made of it; also after its end."""
         with self._store.transaction() as connection:
-            sql = "INSERT INTO tuning_presets (tuning_id, name, stage, at) VALUES (?, ?, ?, ?)"
-            connection.execute(sql, (tuning_id, storable(name), stage, at))
+            insert(connection, "tuning_presets", tuning_id=tuning_id, name=name, stage=stage, at=at)
 
     def find(self, name: str) -> SavedTuning:
         """By its id, by the beginning of it, or "last"."""
-        if name == "last":
-            return self._last()
-        matches = self._store.read(_TUNINGS + _BY_PREFIX, storable(name)) if name else []
-        found = [row for row in matches if row["id"] == name] or matches
-        if len(found) == 1:
-            return kept_of(found[0], self._presets(found[0]["id"]).get(found[0]["id"], ()))
-        raise _unclear(name, [row["id"] for row in found], self._newest())
+        return self._saved([TUNINGS.find(self._store, name)])[0]
 
     def tuning(self, name: str) -> Tuning:
         return self.find(name).tuning
@@ -346,20 +246,18 @@ class TuningStore:
 
     def tunings(self, limit: int | None = None) -> list[SavedTuning]:
         """Newest first."""
-        presets = self._presets()
-        rows = self._store.read(_TUNINGS + _NEWEST_FIRST, -1 if limit is None else limit)
-        return [kept_of(row, presets.get(row["id"], ())) for row in rows]
+        return self._saved(TUNINGS.newest(self._store, limit))
 
     def stages(self, tuning_id: str) -> list[TuneStage]:
         """In the order in which they were decided."""
-        return [stage_of(row) for row in self._store.read(_STAGES, tuning_id)]
+        return [_value(row, TuneStage, tuning_id) for row in self._store.read(_STAGES, tuning_id)]
 
     def answers(self, tuning_id: str, kind: str | None = None) -> list[SavedAnswer]:
         """In the order in which they came."""
-        return [answer_of(row) for row in self._store.read(_ANSWERS, tuning_id, kind)]
+        return read(self._store.read(_ANSWERS, tuning_id, kind), SavedAnswer, "tuning")
 
     def sessions(self, tuning_id: str) -> list[TuningSession]:
-        return [session_of(row) for row in self._store.read(_SESSIONS, tuning_id)]
+        return read(self._store.read(_SESSIONS, tuning_id), TuningSession, alive=_is_alive)
 
     def count(self) -> tuple[int, int]:
         """Tunings, and stages of all of them."""
@@ -368,38 +266,36 @@ class TuningStore:
 
     def delete(self, ids: Iterable[str]) -> int:
         """How many there were to delete. One that somebody works on stays, and the others with it."""
-        with self._store.transaction() as connection:
-            connection.executemany("INSERT INTO deleting VALUES (?)", [(name,) for name in sorted(set(ids))])
-            doomed = connection.execute(_TUNINGS + "JOIN deleting ON deleting.run_id = tunings.id").fetchall()
-            for row in doomed:
-                if state_of(row) is TuningState.RUNNING:
-                    raise _at_work(row["id"])
-            for table, key in TABLES_OF_A_TUNING:
-                connection.execute(f"DELETE FROM {table} WHERE {key} IN (SELECT run_id FROM deleting)")  # noqa: S608
-            connection.execute("DELETE FROM deleting")
-        return len(doomed)
+        return TUNINGS.delete(self._store, ids, _check_stopped)
 
-    def _presets(self, tuning_id: str | None = None) -> dict[str, tuple[str, ...]]:
-        made: dict[str, tuple[str, ...]] = {}
-        for whose, name in self._store.read(_PRESETS, tuning_id):
-            made[whose] = (*made.get(whose, ()), name)
-        return made
-
-    def _last(self) -> SavedTuning:
-        newest = self.tunings(1)
-        if not newest:
-            raise UserError("there are no tunings yet", hint="`skep tune MODEL` makes one")
-        return newest[0]
-
-    def _newest(self) -> list[str]:
-        sql = "SELECT id FROM tunings ORDER BY created_at DESC, rowid DESC LIMIT 3"
-        return [name for (name,) in self._store.read(sql)]
+    def _saved(self, rows: Sequence[Row]) -> list[SavedTuning]:
+        presets: dict[str, tuple[str, ...]] = {}
+        for whose, name in self._store.read("SELECT tuning_id, name FROM tuning_presets ORDER BY id"):
+            presets[whose] = (*presets.get(whose, ()), name)
+        return read(
+            rows,
+            SavedTuning,
+            tuning=_tuning_of,
+            state=state_of,
+            measured_s=lambda row: row["measured_s"] or 0.0,
+            worked_at=lambda row: row["created_at"] if row["started_at"] is None else row["started_at"],
+            presets=lambda row: presets.get(row["id"], ()),
+        )
 
 
 def _insert_stages(connection: Connection, tuning_id: str, stages: Sequence[TuneStage], at: float) -> None:
     asked = "SELECT count(*) FROM tuning_answers WHERE tuning_id = ?"
     answers = int(connection.execute(asked, (tuning_id,)).fetchone()[0])
-    connection.executemany(INSERT_STAGE, [stage_row(tuning_id, one, at=at, answers=answers) for one in stages])
+    for stage in stages:
+        failure = stage.failure
+        insert(
+            connection, "tuning_stages", tuning_id=tuning_id, number=stage.number, at=at, answers=answers,
+            decision=stage.decision, title=stage.title, why=stage.why, predicted_ratio=stage.predicted,
+            config=document_text(to_document(stage.config.as_dict)), document=document_text(to_document(stage)),
+            ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms, starts=stage.starts, readings=stage.readings,
+            seconds=stage.seconds, failure_kind=failure and failure.kind, failure=failure and str(failure),
+            **_bounds("figure", stage.figure), **_bounds("ratio", stage.ratio),
+        )  # fmt: skip
 
 
 def check_free(tuning_id: str, state: TuningState) -> None:
@@ -410,13 +306,11 @@ def check_free(tuning_id: str, state: TuningState) -> None:
         raise UserError(f"tuning `{tuning_id}` has ended, there is nothing left to do", hint=hint)
 
 
+def _check_stopped(row: Row) -> None:
+    if state_of(row) is TuningState.RUNNING:
+        raise _at_work(row["id"])
+
+
 def _at_work(tuning_id: str) -> UserError:
     hint = f"`skep tune show {tuning_id}` shows how it stands; Ctrl-C in its terminal stops it"
     return UserError(f"a process is at work on tuning `{tuning_id}`", hint=hint)
-
-
-def _unclear(name: str, candidates: list[str], newest: list[str]) -> UserError:
-    if candidates:
-        return UserError(f"tuning `{name}` could be {' or '.join(f'`{c}`' for c in candidates)}", hint=_HINT)
-    known = f"; the newest are {', '.join(f'`{n}`' for n in newest)}" if newest else "; there are none yet"
-    return UserError(f"there is no tuning `{name}`{known}", hint=_HINT)

@@ -11,10 +11,11 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from skep.store.database import Store
-from skep.store.rows import json_text
+from skep.store.records import Index
+from skep.store.rows import StoredAs, insert, insert_all, read
 
 MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
 DELETED_AT_ONCE = 2000
@@ -42,17 +43,9 @@ _UNFINISHED = f"""
 SELECT batches.id, owner, expires_at, detail FROM batches
 LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
 WHERE batches.id NOT IN ({_ENDED}) ORDER BY batches.number"""  # noqa: S608
-_INSERT_FILE = (
-    "INSERT INTO files (id, owner, created_at, filename, purpose, bytes, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
 _HELD = """
 SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"""
-_INSERT_BATCH = """
-INSERT INTO batches (
-    id, owner, created_at, endpoint, input_file_id, completion_window, expires_at, metadata, output_expires_s
-) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE EXISTS (SELECT 1 FROM files WHERE id = ?5)"""
-_INSERT_RESULT = "INSERT OR IGNORE INTO batch_results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_INSERT_BEGINNING = "INSERT OR IGNORE INTO batch_beginnings VALUES (?, ?, ?)"
+_FIRST_STAYS = "ON CONFLICT DO NOTHING"
 _DELETE_BEGINNINGS = "DELETE FROM batch_beginnings WHERE batch_id = ? AND idx = ?"
 _DELETE_BEGINNING = f"{_DELETE_BEGINNINGS} AND begun_at = ?"
 _PENDING = """
@@ -60,8 +53,8 @@ SELECT idx, custom_id, start, length FROM batch_requests AS request
 WHERE batch_id = ?1 AND NOT EXISTS (SELECT 1 FROM batch_results WHERE batch_id = ?1 AND idx = request.idx)
 ORDER BY idx"""
 _TALLY = """
-SELECT count(idx) AS ended, coalesce(sum(ok), 0) AS completed, sum(prompt_tokens) AS prompt,
-    sum(cached_tokens) AS cached, sum(output_tokens) AS output, sum(reasoning_tokens) AS reasoning
+SELECT coalesce(sum(ok), 0) AS completed, coalesce(sum(NOT ok), 0) AS failed, sum(prompt_tokens) AS prompt_tokens,
+    sum(cached_tokens) AS cached_tokens, sum(output_tokens) AS output_tokens, sum(reasoning_tokens) AS reasoning_tokens
 FROM batch_results WHERE batch_id = ?"""
 
 
@@ -142,7 +135,7 @@ class UnfinishedBatch:
 class BatchRequest:
     """Where one request stands in the input file."""
 
-    index: int
+    index: Index
     custom_id: str
     start: int
     length: int
@@ -152,15 +145,15 @@ class BatchRequest:
 class RequestStart:
     """A replica got the request of this index."""
 
-    index: int
-    at: float
+    index: Index
+    at: Annotated[float, StoredAs("begun_at")]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """`line` goes into the output file, or, where not `ok`, into the file of errors."""
 
-    index: int
+    index: Index
     ended_at: float
     ok: bool
     line: bytes
@@ -186,7 +179,7 @@ class BatchStore:
                 files, taken_bytes = connection.execute(_HELD, (file.owner, file.created_at)).fetchone()
                 if not quota.has_room(files, taken_bytes, file.bytes):
                     return False
-            connection.execute(_INSERT_FILE, _file_row(file))
+            insert(connection, "files", file)
         return True
 
     def held(self, owner: str, now: float) -> tuple[int, int]:
@@ -195,8 +188,8 @@ class BatchStore:
         return files, taken_bytes
 
     def file(self, file_id: str) -> StoredFile | None:
-        rows = self._store.read("SELECT * FROM files WHERE id = ?", file_id)
-        return _file_of(rows[0]) if rows else None
+        found = read(self._store.read("SELECT * FROM files WHERE id = ?", file_id), StoredFile)
+        return found[0] if found else None
 
     def files(
         self,
@@ -212,7 +205,7 @@ class BatchStore:
         sql = f"""SELECT * FROM files WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR purpose = ?2)
             AND (?3 IS NULL OR number {sign} (SELECT number FROM files WHERE id = ?3))
             ORDER BY number {order} LIMIT ?4"""  # noqa: S608
-        return [_file_of(row) for row in self._store.read(sql, owner, purpose, after, limit)]
+        return read(self._store.read(sql, owner, purpose, after, limit), StoredFile)
 
     def delete_file(self, file_id: str) -> str | None:
         """None: it is not there any more. Else the unfinished batch that reads it, and it stays."""
@@ -234,13 +227,11 @@ class BatchStore:
 
     def add_batch(self, order: BatchOrder) -> bool:
         """False: its input file is not there any more."""
-        metadata = None if order.metadata is None else json_text(dict(order.metadata))
-        values = (
-            order.id, order.owner, order.created_at, order.endpoint, order.input_file_id, order.completion_window,
-            order.expires_at, metadata, order.output_expires_s,
-        )  # fmt: skip
         with self._store.transaction() as connection:
-            return connection.execute(_INSERT_BATCH, values).rowcount > 0
+            known = connection.execute("SELECT 1 FROM files WHERE id = ?", (order.input_file_id,)).fetchone()
+            if known is not None:
+                insert(connection, "batches", order)
+        return known is not None
 
     def batch(self, batch_id: str) -> StoredBatch | None:
         rows = self._store.read("SELECT * FROM batches WHERE id = ?", batch_id)
@@ -270,14 +261,14 @@ class BatchStore:
 
     def validated(self, batch_id: str, at: float, model: str | None, requests: Iterable[BatchRequest]) -> None:
         """The list of its requests, and with it the beginning of the work. All of it or none."""
-        rows = [(batch_id, one.index, one.custom_id, one.start, one.length) for one in requests]
+        rows = list(requests)
         with self._store.transaction() as connection:
             if _event(connection, batch_id, BatchStatus.IN_PROGRESS, at, {"model": model, "total": len(rows)}):
-                connection.executemany("INSERT INTO batch_requests VALUES (?, ?, ?, ?, ?)", rows)
+                insert_all(connection, "batch_requests", rows, batch_id=batch_id)
 
     def pending(self, batch_id: str) -> list[BatchRequest]:
         """Those without a result, in the file's order."""
-        return [BatchRequest(*row) for row in self._store.read(_PENDING, batch_id)]
+        return read(self._store.read(_PENDING, batch_id), BatchRequest)
 
     def lost(self, batch_id: str) -> dict[int, int]:
         """Of requests without a result, by index: how often the process that worked on it died meanwhile."""
@@ -293,17 +284,10 @@ class BatchStore:
         over: Iterable[RequestStart] = (),
     ) -> None:
         """In one transaction. A request that has its result keeps it. `over`: begun before, and ended without one."""
-        rows = [
-            (
-                batch_id, one.index, one.ended_at, one.ok, one.status, one.prompt_tokens, one.cached_tokens,
-                one.output_tokens, one.reasoning_tokens, one.line,
-            )
-            for one in results
-        ]  # fmt: skip
         with self._store.transaction() as connection:
-            connection.executemany(_INSERT_BEGINNING, [(batch_id, one.index, one.at) for one in begun])
+            insert_all(connection, "batch_beginnings", begun, clash=_FIRST_STAYS, batch_id=batch_id)
             connection.executemany(_DELETE_BEGINNING, [(batch_id, one.index, one.at) for one in over])
-            connection.executemany(_INSERT_RESULT, rows)
+            insert_all(connection, "batch_results", results, clash=_FIRST_STAYS, batch_id=batch_id)
             connection.executemany(_DELETE_BEGINNINGS, [(batch_id, one.index) for one in results])
 
     def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
@@ -317,11 +301,8 @@ class BatchStore:
             last = rows[-1]["idx"]
 
     def tally(self, batch_id: str) -> BatchCounts:
-        (row,) = self._store.read(_TALLY, batch_id)
-        return BatchCounts(
-            row["completed"], row["ended"] - row["completed"],
-            row["prompt"], row["cached"], row["output"], row["reasoning"],
-        )  # fmt: skip
+        (counts,) = read(self._store.read(_TALLY, batch_id), BatchCounts)
+        return counts
 
     def end(self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile], **detail: Any) -> bool:
         """Its output files and its last event, all or none. Its requests and results may go from then on.
@@ -331,7 +312,7 @@ class BatchStore:
         with self._store.transaction() as connection:
             ended = _event(connection, batch_id, status, at, detail)
             if ended:
-                connection.executemany(_INSERT_FILE, [_file_row(file) for file in files])
+                insert_all(connection, "files", files)
         return ended
 
     def forget_ended(self) -> None:
@@ -352,11 +333,7 @@ class BatchStore:
         return -1 if row[0] is None else int(row[0])
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
-        metadata = None if row["metadata"] is None else json.loads(row["metadata"])
-        order = BatchOrder(
-            row["id"], row["owner"], row["created_at"], row["endpoint"], row["input_file_id"],
-            row["completion_window"], row["expires_at"], metadata, row["output_expires_s"],
-        )  # fmt: skip
+        (order,) = read([row], BatchOrder)
         status, times, detail = BatchStatus.VALIDATING, dict[BatchStatus, float](), dict[str, Any]()
         for event in self._store.read("SELECT * FROM batch_events WHERE batch_id = ? ORDER BY number", order.id):
             status = BatchStatus(event["status"])
@@ -374,15 +351,5 @@ def _event(
     """Checked inside the transaction: another process may have ended it a moment ago."""
     if connection.execute(f"{_ENDED} AND batch_id = ?", (batch_id,)).fetchone():
         return False
-    sql = "INSERT OR IGNORE INTO batch_events (batch_id, status, at, detail) VALUES (?, ?, ?, ?)"
-    return connection.execute(sql, (batch_id, status.value, at, json_text(dict(detail)))).rowcount > 0
-
-
-def _file_row(file: StoredFile) -> tuple[Any, ...]:
-    return (file.id, file.owner, file.created_at, file.filename, file.purpose, file.bytes, file.expires_at)
-
-
-def _file_of(row: sqlite3.Row) -> StoredFile:
-    return StoredFile(
-        row["id"], row["owner"], row["created_at"], row["filename"], row["purpose"], row["bytes"], row["expires_at"]
-    )
+    values = {"batch_id": batch_id, "status": status, "at": at, "detail": detail}
+    return insert(connection, "batch_events", clash=_FIRST_STAYS, **values).rowcount > 0
