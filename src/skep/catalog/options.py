@@ -86,10 +86,3 @@ class EngineOptions:
     def given(self) -> dict[str, Any]:
         """What differs from the engine's own way."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-
-
-def options_of(document: Mapping[str, Any]) -> EngineOptions:
-    """The inverse of `asdict(options)`, through JSON."""
-    draft = document.get("draft")
-    shares = tuple(document.get("card_shares", ()))
-    return EngineOptions(**{**document, "draft": Draft(**draft) if draft else None, "card_shares": shares})

@@ -16,13 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skep import __version__
 from skep.catalog.machine import Gpu
 from skep.cluster import ray_subprocess
 from skep.cluster.connect import join
 from skep.cluster.nodes import named_apart
 from skep.cluster.placement_groups import actor_name, living_nodes, placed_names
-from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts, facts_of, launch_of, survey_document
+from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts, launch_of, survey_document
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program, version_of
 from skep.errors import UserError
@@ -162,7 +164,7 @@ def told_by(node: Node, document: Mapping[str, Any]) -> Node:
     version = document.get("skep")
     if version != __version__:
         return replace(node, why=f"runs skep {version}, this machine runs {__version__}")
-    facts = facts_of(document)
+    facts = msgspec.convert(document, NodeFacts)
     return replace(node, facts=replace(facts, cards=facts.cards[: int(node.gpus)]))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from skep.catalog.options import options_of
-from skep.engines.base import Launch, PlacementRequest
+import msgspec
+
+from skep.engines.base import Launch
 from skep.units import format_bytes
 
 NAMESPACE = "skep"
@@ -91,55 +92,24 @@ class ClusterSurvey:
 
 
 def survey_document(survey: ClusterSurvey) -> dict[str, Any]:
-    return {**asdict(survey), "standing": [launch_document(launch) for launch in survey.standing]}
+    return cast(dict[str, Any], msgspec.to_builtins(survey, enc_hook=str))
 
 
 def survey_of(document: Mapping[str, Any]) -> ClusterSurvey:
-    converted = {
-        "nodes": tuple(node_of(node) for node in document["nodes"]),
-        "standing": tuple(launch_of(launch) for launch in document["standing"]),
-        "housed": None if document["housed"] is None else tuple(document["housed"]),
-    }
-    return ClusterSurvey(**{**document, **converted})
-
-
-def node_of(document: Mapping[str, Any]) -> Node:
-    facts = document.get("facts")
-    return Node(**{**document, "facts": None if facts is None else facts_of(facts)})
-
-
-def facts_of(document: Mapping[str, Any]) -> NodeFacts:
-    converted = {
-        "cards": tuple(NodeCard(**card) for card in document["cards"]),
-        "links": tuple((one, two, kind) for one, two, kind in document["links"]),
-    }
-    return NodeFacts(**{**document, **converted})
+    return msgspec.convert(document, ClusterSurvey, dec_hook=_path)
 
 
 def launch_document(launch: Launch) -> dict[str, Any]:
     """Return the JSON form; `launch_of` is its inverse."""
-    return {**asdict(launch), "weights": None if launch.weights is None else str(launch.weights)}
+    return cast(dict[str, Any], msgspec.to_builtins(launch, enc_hook=str))
 
 
 def launch_of(document: Mapping[str, Any]) -> Launch:
-    place = document.get("place")
-    if place is not None:
-        names = {key: tuple(place.get(key, ())) for key in ("nodes", "shunned")}
-        place = PlacementRequest(**{**place, **names})
-    converted = {
-        "weights": None if document["weights"] is None else Path(document["weights"]),
-        "extra": tuple(document["extra"]),
-        "options": options_of(document["options"]),
-        "gpus": tuple(document["gpus"]),
-        "env": _pairs(document["env"]),
-        "room": _pairs(document["room"]),
-        "place": place,
-    }
-    return Launch(**{**document, **converted})
+    return msgspec.convert(document, Launch, dec_hook=_path)
 
 
-def _pairs(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    return tuple((row[0], row[1]) for row in rows)
+def _path(_kind: type, text: str) -> Path:
+    return Path(text)
 
 
 def can_keep_actor(old: Launch, new: Launch) -> bool:

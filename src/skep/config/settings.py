@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skep.catalog.options import EngineOptions, options_of
+import msgspec
+
+from skep.catalog.options import EngineOptions
 from skep.config.monitor import Monitor as Monitor  # noqa: PLC0414 - part of the settings, whoever defines it
 from skep.paths import DEFAULT_PORT, LOOPBACK
 from skep.units import GIB, MIB
@@ -146,37 +148,8 @@ class Settings:
 
 def settings_of(document: Mapping[str, Any]) -> Settings:
     """Return the settings of a JSON document that `asdict(settings)` made."""
-    gateway, monitor = document["gateway"], document["monitor"]
-    told = {name: tuple(monitor[name]) for name in ("command", "quiet_except")}
-    tables = {
-        "gateway": GatewaySettings(**{**gateway, "cors_origins": tuple(gateway["cors_origins"])}),
-        "serve": tuple(_serve_of(table) for table in document["serve"]),
-        "upstream": tuple(Upstream(**table) for table in document["upstream"]),
-        "monitor": Monitor(**{**monitor, **told}),
-        "cluster": _cluster_of(document["cluster"]),
-        "wishes": overrides_of(document["wishes"]),
-    }
-    return Settings(**{**document, **tables})
-
-
-def _cluster_of(table: Mapping[str, Any] | None) -> Cluster | None:
-    return None if table is None else Cluster(**table)
-
-
-def _serve_of(table: Mapping[str, Any]) -> Serve:
-    told = {
-        "extra": tuple(table["extra"]),
-        "options": options_of(table["options"]),
-        "gpus": tuple(table["gpus"]),
-        "env": tuple((name, value) for name, value in table["env"]),
-    }
-    return Serve(**{**table, **told})
+    return msgspec.convert(document, Settings)
 
 
 def overrides_of(document: Mapping[str, Any]) -> CliOverrides:
-    told = {
-        "upstream": tuple(Upstream(**table) for table in document["upstream"]),
-        "served": tuple(_serve_of(table) for table in document["served"]),
-        "cluster": _cluster_of(document["cluster"]),
-    }
-    return CliOverrides(**{**document, **told})
+    return msgspec.convert(document, CliOverrides)

@@ -6,25 +6,24 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skep import __version__
-from skep.catalog.gpus import Device
 from skep.catalog.machine import HostFacts
-from skep.catalog.models import Geometry
 from skep.host.facts import host_json, lasting_json
-from skep.planner.calibration import CalibrationData, Fitted, MeasuredLevel, fit, speed_model_maker
+from skep.planner.calibration import CalibrationData, Fitted, fit, speed_model_maker
 from skep.planner.constants import Constants, published_constants
-from skep.planner.quants import KvType, Quant
 from skep.planner.ranking import Basis, BasisOf
-from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
+from skep.planner.setup import Rig, Setup
 from skep.planner.step import StepTuning
 from skep.store.database import Store, open_store
 from skep.store.records import CalibrationRecord
-from skep.units import GIB, Interval, format_seconds
+from skep.units import GIB, format_seconds
 
 _SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is no other machine
 
@@ -104,13 +103,13 @@ def calibrated_rig(path: Path, host: HostFacts) -> Rig | None:
 
 def fitted_now(row: CalibrationRecord) -> Fitted:
     """The factors as stored; fitted anew where the planner has changed since: they correct its predictions."""
-    stored = _fitted(row.document["fitted"])
+    stored = msgspec.convert(row.document["fitted"], Fitted)
     rig = rig_of(row.document)
     if row.document["basis"] == basis() or rig is None:
         return stored
     try:
         setup, measured = setup_of(row.document), measured_of(row.document)
-    except (KeyError, TypeError):  # written by a skep that described setups in other words
+    except (KeyError, msgspec.ValidationError):  # written by a skep that described setups in other words
         return stored
     return fit(speed_model_maker(setup, rig, published_constants(), measured), measured)
 
@@ -158,59 +157,29 @@ def _sentence(row: CalibrationRecord, found: Fitted, match: str, age_s: float) -
 
 
 def _setup_json(setup: Setup) -> dict[str, Any]:
-    plain = {field.name: getattr(setup, field.name) for field in fields(Setup)}
-    values: dict[str, Any] = {name: asdict(plain[name]) for name in ("quant", "kv", "layout")}
-    values |= {"model": _flat(setup.model), "spec": asdict(setup.spec) if setup.spec else None}
-    return plain | values
+    document: dict[str, Any] = msgspec.to_builtins(setup, enc_hook=dict)
+    del document["model"]["origins"]
+    return document
 
 
 def _rig_json(rig: Rig) -> dict[str, Any]:
-    return {
-        "title": rig.title,
-        "cards": [_flat(card) for card in rig.cards],
-        "default_link": asdict(rig.default_link) if rig.default_link else None,
-        "pairs": [[a, b, asdict(link)] for a, b, link in rig.pairs],
-    }
-
-
-def _flat(value: Geometry | Device) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value) if field.name != "origins"}
+    document: dict[str, Any] = msgspec.to_builtins(rig, enc_hook=dict)
+    del document["price"]
+    for card in document["cards"]:
+        del card["origins"]
+    return document
 
 
 def setup_of(document: Mapping[str, Any]) -> Setup:
-    told = dict(document["setup"])
-    model: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in told["model"].items()}
-    return Setup(**{
-        **told,
-        "model": Geometry(**model),
-        "quant": Quant(**told["quant"]),
-        "kv": KvType(**told["kv"]),
-        "layout": Layout(**told["layout"]),
-        "spec": Speculation(**told["spec"]) if told["spec"] else None,
-    })  # fmt: skip
+    return msgspec.convert(document["setup"], Setup)
 
 
 def rig_of(document: Mapping[str, Any]) -> Rig | None:
     try:
-        told = document["rig"]
-        cards = tuple(Device(**{**card, "formats": tuple(card["formats"])}) for card in told["cards"])
-        pairs = tuple((a, b, CardLink(**link)) for a, b, link in told["pairs"])
-        return Rig(cards, CardLink(**told["default_link"]) if told["default_link"] else None, pairs, told["title"])
-    except (KeyError, TypeError):
+        return msgspec.convert(document["rig"], Rig)
+    except (KeyError, msgspec.ValidationError):
         return None
 
 
 def measured_of(document: Mapping[str, Any]) -> CalibrationData:
-    told = document["measured"]
-    crowd = _seen(told["crowd"]) if told["crowd"] else None
-    return CalibrationData(_seen(told["alone"]), crowd, _seen(told["prompts"]), tuple(map(_seen, told["held_back"])))
-
-
-def _seen(told: Mapping[str, Any]) -> MeasuredLevel:
-    intervals = {name: Interval(**told[name]) for name in ("tpot_s", "ttft_s", "effective_tok_s")}
-    return MeasuredLevel(**{**told, **intervals})
-
-
-def _fitted(told: Mapping[str, Any]) -> Fitted:
-    batch = Interval(**told["batch"]) if told["batch"] else None
-    return Fitted(Interval(**told["decode"]), batch, Interval(**told["prompt"]), tuple(told["at_limit"]))
+    return msgspec.convert(document["measured"], CalibrationData)

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from sqlite3 import Connection, Row
-from typing import Any
 
 import msgspec
 
@@ -374,7 +373,7 @@ class SeriesStore:
 
     def close_alert(self, alert_id: int, at: float, because: str) -> None:
         """Closing it twice has the effect of closing it once."""
-        self._append("alert_ends", clash="ON CONFLICT DO NOTHING", alert_id=alert_id, closed_at=at, because=because)
+        self._append("alert_ends", None, "ON CONFLICT DO NOTHING", alert_id=alert_id, closed_at=at, because=because)
 
     def alerts(self, *, open_only: bool = False, since: float | None = None) -> list[Alert]:
         """Newest first; with `since` those that were open at some time from then on."""
@@ -436,9 +435,9 @@ class SeriesStore:
         rows = self._store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", row["id"])
         return read([row], Probe)[0], read(rows, ProbeSample)
 
-    def _append(self, table: str, record: object = None, /, **columns: Any) -> int:
+    def _append(self, table: str, record: object = None, clash: str = "", /, **columns: object) -> int:
         with self._store.transaction() as connection:
-            return insert(connection, table, record, **columns).lastrowid or 0
+            return insert(connection, table, record, clash, **columns).lastrowid or 0
 
     def _thin_some(self, kind: tuple[object, ...], mark: float) -> int:
         with self._store.transaction() as connection:

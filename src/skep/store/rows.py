@@ -54,20 +54,22 @@ class _UnreadableJsonError(Exception):
     pass
 
 
-def insert(connection: Connection, table: str, record: object = None, /, *, clash: str = "", **more: object) -> Cursor:
+def insert(connection: Connection, table: str, record: object = None, clash: str = "", /, **more: object) -> Cursor:
     """Insert one row. `more`: further columns, which win over the record's. `clash`: `ON CONFLICT DO NOTHING`."""
-    sql, values = _statement(table, type(record), tuple(more), clash)
+    kind: Any = type(record)
+    sql, values = _statement(table, kind, tuple(more), clash)
     return connection.execute(sql, [*values(record), *map(_any_value, more.values())])
 
 
 def insert_all(
-    connection: Connection, table: str, records: Iterable[object], /, *, clash: str = "", **more: object
+    connection: Connection, table: str, records: Iterable[object], clash: str = "", /, **more: object
 ) -> int:
     """Insert records of one type, and return how many rows that made."""
     rows = list(records)
     if not rows:
         return 0
-    sql, values = _statement(table, type(rows[0]), tuple(more), clash)
+    kind: Any = type(rows[0])
+    sql, values = _statement(table, kind, tuple(more), clash)
     shared = [_any_value(value) for value in more.values()]
     return connection.executemany(sql, [values(row) + shared for row in rows]).rowcount
 
@@ -79,8 +81,8 @@ def read(rows: Sequence[Row], kind: type[T], what: str = "row", /, **derived: Ca
     """
     if not rows:
         return []
-    make = _reader(kind, tuple(rows[0].keys()))
-    found = []
+    make = _reader(kind, tuple(rows[0].keys()))  # type: ignore[arg-type]
+    found: list[T] = []
     for row in rows:
         try:
             found.append(make(row, **{name: of(row) for name, of in derived.items()}))
@@ -91,8 +93,9 @@ def read(rows: Sequence[Row], kind: type[T], what: str = "row", /, **derived: Ca
 
 def as_stored(record: T) -> T:
     """Return the record as `read` gives it back."""
-    kind = type(record)
-    return _reader(kind, columns(kind))(_values_of(kind, ())(record))
+    kind: Any = type(record)
+    made: T = _reader(kind, columns(kind))(_values_of(kind, ())(record))
+    return made
 
 
 @cache
@@ -171,7 +174,7 @@ def _values_of(kind: type, left_out: tuple[str, ...]) -> Callable[[Any], list[An
 
 
 @cache
-def _reader(kind: type[T], names: tuple[str, ...], prefix: str = "") -> Callable[..., T]:
+def _reader(kind: type, names: tuple[str, ...], prefix: str = "") -> Callable[..., Any]:
     places = {name: place for place, name in enumerate(names)}  # of two columns with one name the second counts
     fields = [(field, prefix + field.column) for field in _stored_fields(kind)]
     plain = [(field.name, places[column], field.read) for field, column in fields if column in places]
@@ -179,7 +182,7 @@ def _reader(kind: type[T], names: tuple[str, ...], prefix: str = "") -> Callable
         (field.name, _reader(field.inner, names, f"{column}_")) for field, column in fields if field.inner is not None
     ]
 
-    def make(row: Any, **derived: Any) -> T:
+    def make(row: Any, **derived: Any) -> Any:
         values = {name: row[place] if of is None else of(row[place]) for name, place, of in plain}
         for name, of_row in inner:
             if name not in derived:
@@ -228,11 +231,11 @@ def _converters(hint: Any, column: str) -> tuple[Convert | None, Convert | None]
         return storable, None
     if kind in (int, float, bytes) or get_origin(kind) is Literal:
         return None, None
-    if kind is bool:
-        write, of = None, bool
-    elif isinstance(kind, type) and issubclass(kind, Enum):
+    write: Convert | None = None
+    of: Convert = bool
+    if isinstance(kind, type) and issubclass(kind, Enum):
         write, of = attrgetter("value"), kind
-    else:
+    elif kind is not bool:
         write, of = document_text if kind is Any else json_text, partial(_from_json, column, hint)
     if kind is hint and kind is not Any:
         return write, of

@@ -43,7 +43,8 @@ def is_alive(writer: WriterProcess, proc: Path = PROC) -> bool:
 
 def writes_on(row: Row) -> bool:
     """Return whether the writer that a row names still lives."""
-    return is_alive(*read([row], WriterProcess))
+    (writer,) = read([row], WriterProcess)
+    return is_alive(writer)
 
 
 def _start_ticks(pid: int, proc: Path) -> int | None:

@@ -239,7 +239,7 @@ class SwarmStore:
             first = "ON CONFLICT (task) DO NOTHING"
             for result in (row.result for row in rows if row.result is not None):
                 of = {"run_id": run_id, "task": keys[result.task]}
-                if insert(connection, "swarm_results", result, clash=first, **of).rowcount == 1:
+                if insert(connection, "swarm_results", result, first, **of).rowcount == 1:
                     written.append(as_stored(result))
         return written
 
@@ -342,7 +342,7 @@ def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], cl
     """Return how many were new."""
     return sum(
         insert(
-            connection, "swarm_tasks", clash=clash, run_id=run_id, id=task.id, stage=task.stage,
+            connection, "swarm_tasks", None, clash, run_id=run_id, id=task.id, stage=task.stage,
             document=document_text(task_json(task)),
         ).rowcount
         for task in tasks

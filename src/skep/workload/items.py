@@ -10,7 +10,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 # Judged by looking at the text: nothing is run.
 READ = ("exact", "choice", "number", "contains")
@@ -53,29 +55,12 @@ class Item:
 
 
 def item_json(item: Item) -> dict[str, Any]:
-    return {
-        "id": item.id,
-        "messages": [dict(one) for one in item.messages],
-        "checker": {"kind": item.checker.kind, "values": dict(item.checker.values)},
-        "max_tokens": item.max_tokens,
-        "keywords": list(item.keywords),
-        "family": item.family,
-        "difficulty": item.difficulty,
-    }
+    return cast(dict[str, Any], msgspec.to_builtins(item, enc_hook=dict))
 
 
 def item_from_json(document: Mapping[str, Any]) -> Item:
     """Read the item that `item_json` wrote."""
-    checker = document["checker"]
-    return Item(
-        id=document["id"],
-        messages=tuple(dict(one) for one in document["messages"]),
-        checker=Checker(checker["kind"], dict(checker["values"])),
-        max_tokens=document["max_tokens"],
-        keywords=tuple(document["keywords"]),
-        family=document["family"],
-        difficulty=document["difficulty"],
-    )
+    return msgspec.convert(document, Item)
 
 
 VERSION = "coding-2"  # raised whenever the same seed gives other prompts than before

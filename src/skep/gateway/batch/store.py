@@ -285,9 +285,9 @@ class BatchStore:
     ) -> None:
         """In one transaction. A request that has its result keeps it. `over`: begun before, and ended without one."""
         with self._store.transaction() as connection:
-            insert_all(connection, "batch_beginnings", begun, clash=_FIRST_STAYS, batch_id=batch_id)
+            insert_all(connection, "batch_beginnings", begun, _FIRST_STAYS, batch_id=batch_id)
             connection.executemany(_DELETE_BEGINNING, [(batch_id, one.index, one.at) for one in over])
-            insert_all(connection, "batch_results", results, clash=_FIRST_STAYS, batch_id=batch_id)
+            insert_all(connection, "batch_results", results, _FIRST_STAYS, batch_id=batch_id)
             connection.executemany(_DELETE_BEGINNINGS, [(batch_id, one.index) for one in results])
 
     def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
@@ -352,4 +352,4 @@ def _event(
     if connection.execute(f"{_ENDED} AND batch_id = ?", (batch_id,)).fetchone():
         return False
     values = {"batch_id": batch_id, "status": status, "at": at, "detail": detail}
-    return insert(connection, "batch_events", clash=_FIRST_STAYS, **values).rowcount > 0
+    return insert(connection, "batch_events", None, _FIRST_STAYS, **values).rowcount > 0
