@@ -14,18 +14,11 @@ import pytest
 import typer
 
 from skep.bench.records import LevelSummary, SweepSummary
+from skep.catalog.options import EngineOptions
 from skep.cli.main import app
 from skep.cli.reference import cli_reference
-from skep.config.load import (
-    ClusterTable,
-    GatewayTable,
-    MonitorTable,
-    OptionsTable,
-    ServeTable,
-    SettingsFile,
-    UpstreamTable,
-    parse_settings,
-)
+from skep.config.load import RULES, file_keys
+from skep.config.settings import Cluster, GatewaySettings, Monitor, Serve, Settings, Upstream
 from skep.gateway.admission import RejectCode
 from skep.gateway.error_format import ERRORS
 
@@ -68,12 +61,12 @@ def test_every_rejection_has_an_error_code():
 
 @pytest.mark.parametrize(
     "table",
-    [SettingsFile, ClusterTable, GatewayTable, MonitorTable, ServeTable, OptionsTable, UpstreamTable],
+    [Settings, Cluster, GatewaySettings, Monitor, Serve, EngineOptions, Upstream],
     ids=lambda table: table.__name__,
 )
 def test_every_key_of_the_configuration_file_is_in_its_page(table):
     text = (DOCS / "configuration.md").read_text()
-    for key in table.model_fields:
+    for key in file_keys(table, RULES):
         assert re.search(rf"^{key} = |\[+(serve\.)?{key}\]+", text, re.MULTILINE), key
 
 

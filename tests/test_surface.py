@@ -17,7 +17,9 @@ import os
 import re
 import shlex
 from collections import defaultdict
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -119,24 +121,26 @@ def metrics(_skep, _folder):
 
 
 def config(_skep, _folder):
-    from skep.config.keys import KeyTable
-    from skep.config.load import SettingsFile
-    from skep.config.presets import PresetTable
+    from skep.catalog.presets import Preset
+    from skep.config.keys import KEY_RULES, KeyTable
+    from skep.config.load import RULES
+    from skep.config.presets import PRESET_RULES
+    from skep.config.settings import Settings
 
-    for file, table in (("skep.toml", SettingsFile), ("keys.toml", KeyTable), ("preset", PresetTable)):
-        schema = table.model_json_schema()
-        yield from (f"{file} {key}" for key in sorted(set(keys_of(schema, schema))))
+    files = (("skep.toml", Settings, RULES), ("keys.toml", KeyTable, KEY_RULES), ("preset", Preset, PRESET_RULES))
+    for file, table, rules in files:
+        yield from (f"{file} {key}" for key in sorted(keys_of(table, rules)))
     yield from (f"environment {name}" for name in written(r'"(SKEP_[A-Z_]+)"'))
 
 
-def keys_of(schema, root, at=""):
-    if "$ref" in schema:
-        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
-    for key, inner in schema.get("properties", {}).items():
+def keys_of(table, rules, at=""):
+    from skep.config.load import file_keys
+
+    for key, kind in file_keys(table, rules).items():
         yield f"{at}{key}"
-        yield from keys_of(inner, root, f"{at}{key}.")
-    for inner in (*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")):
-        yield from keys_of(inner, root, at) if isinstance(inner, dict) else ()
+        for inner in (kind, *get_args(kind)):
+            if is_dataclass(inner):
+                yield from keys_of(inner, rules, f"{at}{key}.")
 
 
 def written(pattern):

@@ -19,14 +19,13 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
+from skep.config.key_ring import PRIORITIES, KeySpec
+from skep.config.load import FileProblem, FileRules, InFile, TableReader, file_keys
 from skep.errors import UserError
 from skep.paths import Paths
 
@@ -227,21 +226,24 @@ class KeyEntry:
     created: datetime | None = None
 
 
-class KeyTable(BaseModel):
+@dataclass(frozen=True, slots=True)
+class KeyTable:
     """Types only: `make_entry` checks values, whether they come from the file or from the command line."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     name: str
     sha256: str
-    priority: str | None = Field(default=None, alias="class")
+    priority: str | None = None
     max_concurrent: int | None = None
     rate: str | None = None
     created: datetime | None = None
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    key: list[KeyTable] = []
+@dataclass(frozen=True, slots=True)
+class KeysFile:
+    key: tuple[KeyTable, ...] = ()
+
+
+KEY_RULES: FileRules = {KeyTable: {"priority": InFile("class")}}
 
 
 def keys_path(paths: Paths) -> Path:
@@ -330,15 +332,17 @@ def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
 
 def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
     try:
-        document = _Document.model_validate(tomllib.loads(text))
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}", hint="mend it by hand, or move it away") from None
-    except ValidationError as error:
-        raise _complaint(error.errors()[0], path) from None
+    reader = TableReader(KEY_RULES)
+    found = reader.table(document, KeysFile)
+    if reader.problems:
+        raise _complaint(reader.problems[0], path)
     entries: list[KeyEntry] = []
-    for number, table in enumerate(document.key, 1):
+    for number, table in enumerate(found.key, 1):
         try:
-            entry = make_entry(**table.model_dump())
+            entry = make_entry(**asdict(table))
         except UserError as error:
             raise UserError(f"{path}: key {number}: {error.message}", hint=error.hint) from None
         for known in entries:
@@ -351,15 +355,16 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
     return tuple(entries)
 
 
-def _complaint(found: Any, path: Path) -> UserError:
+def _complaint(found: FileProblem, path: Path) -> UserError:
     """Return the error without the value, which may be a key."""
-    place = found["loc"]
-    known = ", ".join(field.alias or name for name, field in KeyTable.model_fields.items())
+    place = found.place
+    known = ", ".join(file_keys(KeyTable, KEY_RULES))
     where = f"key {int(place[1]) + 1}: `{place[2]}`" if len(place) > 2 else f"`{place[0]}`"
-    if found["type"] == "extra_forbidden":
+    if found.kind == "unknown":
         hint = f"known in a [[key]]: {known}" if len(place) > 1 else "each key is a [[key]] table of its own"
         return UserError(f"{path}: {where} is an unknown key", hint=hint)
-    return UserError(f"{path}: {where}: {found['msg'].lower()}", hint=f"a [[key]] has {known}")
+    words = "is missing" if found.kind == "missing" else found.words
+    return UserError(f"{path}: {where} {words}", hint=f"a [[key]] has {known}")
 
 
 def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:

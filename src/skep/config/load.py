@@ -1,30 +1,28 @@
-"""`skep.toml` and the environment, checked and turned into settings."""
+"""`skep.toml` and the environment, checked and turned into settings.
+
+`TableReader` fills any frozen values from a file. It knows how a field stands there by its name and type, and by the
+rules of its class, and gathers everything that is wrong.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.config.monitor import Monitor, check_command, check_webhook, parse_quiet_hours
-from skep.config.settings import (
-    EMBEDDED_MODEL,
-    CliOverrides,
-    Cluster,
-    GatewaySettings,
-    Serve,
-    Settings,
-    Upstream,
-    default_context,
-)
+from skep.config.settings import CliOverrides, Cluster, GatewaySettings, Serve, Settings, Upstream, default_context
 from skep.errors import UserError
-from skep.paths import DEFAULT_PORT, Paths
+from skep.paths import Paths
 from skep.units import parse_bytes, parse_percent, parse_seconds
 from skep.wire.heads import parse_url
 
@@ -33,210 +31,147 @@ MIN_BODY_BYTES = 1024
 DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
 
 
-class _ConfigTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+KeyPath = tuple[str | int, ...]
 
 
-class OptionsTable(_ConfigTable):
-    """`[serve.options]`, and the same in a preset."""
+@dataclass(frozen=True, slots=True)
+class InFile:
+    """How a field stands in a file, where its name and type do not tell, and which values it may have."""
 
-    quant: str | None = None
-    dtype: str | None = None
-    kv: str | None = None
-    tp: int = Field(default=1, ge=1, le=64)
-    pp: int = Field(default=1, ge=1, le=64)
-    dp: int = Field(default=1, ge=1, le=64)
-    ep: bool = False
-    memory_share: float | None = Field(default=None, gt=0, le=1)
-    graphs: bool | None = None
-    chunked_prefill: bool | None = None
-    batched_tokens: int | None = Field(default=None, ge=1)
-    batch: int | None = Field(default=None, ge=1)
-    threads_batch: int | None = Field(default=None, ge=1, le=512)
-    flash_attention: bool | None = None
-    kv_layout: Literal["unified", "split"] | None = None
-    prefix_cache: bool | None = None
-    speculation: str | None = None  # "mtp:3"
-    draft_model: str | None = None
-    p2p: Literal["nvlink", "off"] | None = None
-    custom_all_reduce: bool | None = None
-    split: Literal["layer", "tensor", "row", "none"] | None = None
-    card_shares: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list)
-    trust_remote_code: bool = False
-    reasoning_parser: str | None = None
-    tool_parser: str | None = None
-    chat_template: str | None = None
-
-    def to_options(self) -> EngineOptions:
-        if self.draft_model is not None and self.speculation is None:
-            raise UserError("`draft_model` without `speculation`", hint='name the method and depth: "draft:4"')
-        draft = parse_draft(self.speculation, self.draft_model) if self.speculation is not None else None
-        told = self.model_dump(exclude={"speculation", "draft_model"})
-        return EngineOptions(**{**told, "draft": draft, "card_shares": tuple(self.card_shares)})
+    key: str | None = None
+    parse: Callable[..., Any] | None = None  # it is a text; `key` names it in errors
+    beside: str | None = None  # the key of another text that `parse` needs
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    pattern: str | None = None
+    one_of: tuple[str, ...] = ()
+    default: str | None = None  # where the field has none
+    hidden: bool = False  # no file has it
 
 
-class ServeTable(_ConfigTable):
-    model: str = EMBEDDED_MODEL
-    engine: str = "embedded"
-    replicas: int = Field(default=1, ge=1, le=1024)
-    slots: int = Field(default=4, ge=1, le=1024)
-    context: int | None = Field(default=None, ge=64)
-    threads: int | None = Field(default=None, ge=1)
-    engine_port: int = Field(default=0, ge=0, le=65535)
-    extra: list[str] = Field(default_factory=list)
-    reserve: int = Field(default=0, ge=0)
-    soft_slots: int | None = Field(default=None, ge=1)
-    checkpoint: str | None = None
-    gpus: list[Annotated[int, Field(ge=0, le=255)]] = Field(default_factory=list)
-    env: dict[str, str] = Field(default_factory=dict)
-    binary: str | None = None
-    on_demand: bool = False
-    pinned: bool = False
-    idle_unload: str | None = None
-    room: str | None = None
-    options: OptionsTable = OptionsTable()
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """Something that is wrong in a file. `known`: the keys there are, where one is unknown."""
 
-    def to_serve(self) -> Serve:
-        check_words(self.env, *self.extra, self.binary or "", self.checkpoint or "", self.model)
-        if self.room is not None:
-            parse_bytes(self.room, key="serve.room")
-        if self.pinned and (self.on_demand or self.idle_unload is not None):
-            other = "idle_unload" if self.idle_unload is not None else "on_demand"
-            raise UserError(f"`pinned` and `{other}` of `{self.model}` contradict each other", hint="leave one out")
-        made: dict[str, Any] = {
-            "context_tokens": self.context or default_context(self.engine),
-            "extra": tuple(self.extra),
-            "options": self.options.to_options(),
-            "gpus": tuple(self.gpus),
-            "env": tuple(self.env.items()),
-            "on_demand": self.on_demand or self.idle_unload is not None,
-            "idle_unload_s": _seconds(self.idle_unload, "serve.idle_unload", above=0),
-        }
-        return Serve(**{**self.model_dump(exclude={"context", "idle_unload"}), **made})
+    place: KeyPath
+    kind: Literal["unknown", "missing", "wrong", "refused"]
+    words: str = ""
+    value: Any = None
+    hint: str | None = None
+    known: tuple[str, ...] = ()
 
 
-class UpstreamTable(_ConfigTable):
-    url: str
-    slots: int = Field(ge=1, le=65536)
-    model: str | None = None
-    name: str | None = None
-    reserve: int = Field(default=0, ge=0)
-    soft_slots: int | None = Field(default=None, ge=1)
-    health_path: str = Field(default="/health", pattern="^/")
-    key_env: str | None = None
-
-    def to_upstream(self) -> Upstream:
-        return make_upstream(**self.model_dump())
+FileRules = Mapping[type, Mapping[str, InFile]]
+_PLAIN = InFile()
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text in quotes",
+    bool: "true or false, without quotes",
+    datetime: "a date and time",
+}
 
 
-class GatewayTable(_ConfigTable):
-    host: str = "127.0.0.1"
-    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
-    max_queue: int = Field(default=256, ge=0)
-    max_wait: str = "15m"
-    aging: str = "30s"
-    dead_after: str = "60s"
-    first_byte_timeout: str = "30m"
-    idle_timeout: str = "5m"
-    total_timeout: str = "2h"
-    body_limit: str = "64MiB"
-    files_quota: str = "4GiB"
-    cors_origins: list[str] = Field(default_factory=list)
-    tls_certificate: str | None = None
-    tls_key: str | None = None
-    store_requests: bool = True
-
-    def to_gateway(self, api_key: str | None, folder: Path) -> GatewaySettings:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            given, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
-            raise UserError(f"`gateway.{given}` without `gateway.{missing}`", hint="TLS wants both files")
-        return GatewaySettings(
-            host=self.host,
-            port=self.port,
-            max_queue=self.max_queue,
-            max_wait_s=parse_seconds(self.max_wait, key="gateway.max_wait"),
-            api_key=api_key,
-            aging_s=parse_seconds(self.aging, key="gateway.aging", above=0),
-            dead_after_s=parse_seconds(self.dead_after, key="gateway.dead_after", above=0),
-            first_byte_timeout_s=parse_seconds(self.first_byte_timeout, key="gateway.first_byte_timeout", above=0),
-            idle_timeout_s=parse_seconds(self.idle_timeout, key="gateway.idle_timeout", above=0),
-            total_timeout_s=parse_seconds(self.total_timeout, key="gateway.total_timeout", above=0),
-            body_limit_bytes=_body_limit(self.body_limit),
-            files_quota_bytes=parse_bytes(self.files_quota, key="gateway.files_quota"),
-            cors_origins=tuple(_page_origin(text) for text in self.cors_origins),
-            tls_certificate=_file(self.tls_certificate, folder),
-            tls_key=_file(self.tls_key, folder),
-            store_requests=self.store_requests,
-        )
+def file_keys(kind: type, rules: FileRules) -> dict[str, Any]:
+    """Return the keys of a table and the types of their values."""
+    hints = get_type_hints(kind)
+    found: dict[str, Any] = {}
+    for field in fields(kind):
+        rule = rules.get(kind, {}).get(field.name, _PLAIN)
+        if not rule.hidden:
+            found[rule.key or field.name] = hints[field.name] if rule.parse is None else str
+            found |= {rule.beside: str} if rule.beside else {}
+    return found
 
 
-class MonitorTable(_ConfigTable):
-    with_up: bool = True
-    slower: str = "10%"
-    ttft: str | None = None
-    down_after: int = Field(default=2, ge=1, le=100)
-    quality_min: float | None = Field(default=None, gt=0, le=1)
-    disk_free: str = "2GiB"
-    quiet_hours: str | None = None
-    quiet_except: list[Literal["down", "slower", "ttft", "quality", "disk", "shift"]] = Field(default_factory=list)
-    command: list[str] = Field(default_factory=list)
-    webhook: str | None = None
-    webhook_env: str | None = None
-    webhook_shape: Literal["json", "ntfy", "slack"] = "json"
-    webhook_token_env: str | None = None
+class TableReader:
+    """Reads a document as frozen values. What comes back is whole if there are no `problems`."""
 
-    def to_monitor(self) -> Monitor:
-        if self.quiet_hours is not None:
-            parse_quiet_hours(self.quiet_hours)
-        check_words({name: "" for name in (self.webhook_env, self.webhook_token_env) if name}, *self.command)
-        check_command(self.command)
-        if self.webhook is not None and self.webhook_env is not None:
-            raise UserError("`monitor.webhook` and `monitor.webhook_env` exclude each other", hint="leave one out")
-        if self.webhook is not None:
-            check_webhook(self.webhook, self.webhook_shape, name="`monitor.webhook`")
-        told = self.model_dump(exclude={"slower", "ttft", "disk_free"})
-        return Monitor(
-            **{**told, "command": tuple(self.command), "quiet_except": tuple(self.quiet_except)},
-            slower_pct=parse_percent(self.slower, key="monitor.slower"),
-            ttft_ms=None if self.ttft is None else 1000 * parse_seconds(self.ttft, key="monitor.ttft", above=0),
-            disk_free_bytes=parse_bytes(self.disk_free, key="monitor.disk_free"),
-        )
+    def __init__(self, rules: FileRules) -> None:
+        self.problems: list[FileProblem] = []
+        self._rules = rules
+
+    def table(self, value: Any, kind: Any, place: KeyPath = (), **given: Any) -> Any:
+        """`given`: fields that the file does not have."""
+        if not isinstance(value, dict):
+            return self._wrong(place, value, "must be a table")
+        before, values, hints = len(self.problems), given, get_type_hints(kind)
+        known = tuple(file_keys(kind, self._rules))
+        self.problems += [FileProblem((*place, key), "unknown", known=known) for key in value if key not in known]
+        for field in fields(kind):
+            rule = self._rules.get(kind, {}).get(field.name, _PLAIN)
+            key = rule.key or field.name
+            if rule.hidden or field.name in given:
+                continue
+            if key in value or rule.beside in value:
+                values[field.name] = self._field(value, key, hints[field.name], rule, place)
+            elif rule.default is not None:
+                values[field.name] = rule.default
+            elif field.default is MISSING and field.default_factory is MISSING:
+                self.problems.append(FileProblem((*place, key), "missing"))
+        return kind(**values) if len(self.problems) == before else None
+
+    def _field(self, table: Mapping[str, Any], key: str, hint: Any, rule: InFile, place: KeyPath) -> Any:
+        if rule.parse is None:
+            return self._value(table[key], hint, rule, (*place, key))
+        texts = [table.get(name) for name in (key, rule.beside) if name is not None]
+        wrong = next((text for text in texts if text is not None and not isinstance(text, str)), None)
+        if wrong is not None:
+            return self._wrong((*place, key), wrong, f"must be {_KINDS[str]}")
+        try:
+            return rule.parse(*texts, key=".".join(part for part in (*place, key) if isinstance(part, str)))
+        except UserError as error:
+            where = key if key in table else rule.beside or key
+            self.problems.append(FileProblem((*place, where), "refused", error.message, hint=error.hint))
+
+    def _value(self, value: Any, hint: Any, rule: InFile, place: KeyPath) -> Any:
+        kind = next(one for one in get_args(hint) if one is not NoneType) if NoneType in get_args(hint) else hint
+        origin, inner = get_origin(kind), get_args(kind)
+        if is_dataclass(kind):
+            return self.table(value, kind, place)
+        if origin is Mapping or kind == tuple[tuple[str, str], ...]:
+            if not isinstance(value, dict):
+                return self._wrong(place, value, "must be a table")
+            read = {key: self._value(one, str, rule, (*place, key)) for key, one in value.items()}
+            return read if origin is Mapping else tuple(read.items())
+        if origin is tuple:
+            if not isinstance(value, list):
+                return self._wrong(place, value, "must be a list")
+            return tuple(self._value(one, inner[0], rule, (*place, number)) for number, one in enumerate(value))
+        words = _fault(value, str if origin is Literal else kind, rule, inner or rule.one_of)
+        if words:
+            return self._wrong(place, value, words)
+        return float(value) if kind is float else value
+
+    def _wrong(self, place: KeyPath, value: Any, words: str) -> None:
+        self.problems.append(FileProblem(place, "wrong", words, value))
 
 
-class ClusterTable(_ConfigTable):
-    address: str = "auto"
-    hive: str = "skep"
+def _fault(value: Any, kind: type, rule: InFile, options: tuple[str, ...]) -> str | None:
+    told: Any = type(value)  # `True` is no whole number here
+    if told is not kind and (told, kind) != (int, float):
+        return f"must be {_KINDS[kind]}"
+    if kind is float and not math.isfinite(value):
+        return "must be a number that is not infinite"
+    if options and value not in options:
+        return f"must be {', '.join(map(repr, options[:-1]))} or {options[-1]!r}"
+    if rule.at_least is not None and value < rule.at_least:
+        return f"must be at least {rule.at_least}"
+    if rule.at_most is not None and value > rule.at_most:
+        return f"must be at most {rule.at_most}"
+    if rule.above is not None and value <= rule.above:
+        return f"must be more than {rule.above}"
+    if rule.pattern is not None and not re.search(rule.pattern, value):
+        return f"must match {rule.pattern}" if value else "must not be empty"
+    return None
 
-    def to_cluster(self) -> Cluster:
-        return make_cluster(self.address, self.hive)
 
-
-class SettingsFile(_ConfigTable):
-    gateway: GatewayTable = GatewayTable()
-    monitor: MonitorTable = MonitorTable()
-    cluster: ClusterTable | None = None
-    serve: list[ServeTable] | None = Field(default=None, min_length=1)
-    upstream: list[UpstreamTable] = Field(default_factory=list)
-    aliases: dict[str, str] = Field(default_factory=dict)
-    drain: str = "30s"
-    start_deadline: str | None = None
-    fallback: bool = False
-    max_loaded: int | None = Field(default=None, ge=1)
-
-    def to_settings(self, env: Mapping[str, str], folder: Path) -> Settings:
-        serve = [] if self.serve is None and self.upstream else self.serve or [ServeTable()]
-        return Settings(
-            gateway=self.gateway.to_gateway(env.get("SKEP_API_KEY") or None, folder),
-            serve=tuple(table.to_serve() for table in serve),
-            drain_s=parse_seconds(self.drain, key="drain"),
-            start_deadline_s=_seconds(self.start_deadline, "start_deadline"),
-            fallback=self.fallback,
-            max_loaded=self.max_loaded,
-            upstream=tuple(table.to_upstream() for table in self.upstream),
-            aliases=self.aliases,
-            monitor=self.monitor.to_monitor(),
-            cluster=None if self.cluster is None else self.cluster.to_cluster(),
-        )
+def written(value: object) -> str:
+    """A value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
 
 
 def make_cluster(address: str, hive: str = "skep") -> Cluster:
@@ -260,8 +195,10 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
         raise UserError(f"{wrong!r} holds a NUL, which no program can be given", hint="leave it out")
 
 
-def parse_draft(text: str, model: str | None = None) -> Draft:
+def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # noqa: ARG001 - as all that parse
     """Parse `mtp:3`: a method and how many tokens it drafts a step."""
+    if text is None:
+        raise UserError("`draft_model` without `speculation`", hint='name the method and depth: "draft:4"')
     method, _, depth = text.strip().lower().partition(":")
     if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
         hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
@@ -297,22 +234,21 @@ def make_upstream(
     return Upstream(base, slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
 
 
-def _seconds(text: str | None, key: str, *, above: float | None = None) -> float | None:
-    return None if text is None else parse_seconds(text, key=key, above=above)
+def _milliseconds(text: str, *, key: str) -> float:
+    return 1000 * parse_seconds(text, key=key, above=0)
 
 
-def _body_limit(text: str) -> int:
-    limit = parse_bytes(text, key="gateway.body_limit")
+def _body_limit(text: str, *, key: str) -> int:
+    limit = parse_bytes(text, key=key)
     if limit < MIN_BODY_BYTES:
-        raise UserError(f"`gateway.body_limit` = `{text}` lets no request in", hint="write it as 64MiB")
+        raise UserError(f"`{key}` = `{text}` lets no request in", hint="write it as 64MiB")
     return limit
 
 
-def _page_origin(text: str) -> str:
+def _check_page_origin(text: str) -> None:
     if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
         hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" lets every web page in'
         raise UserError(f"`gateway.cors_origins`: `{text}` is not the origin of a web page", hint=hint)
-    return text
 
 
 def _file(text: str | None, folder: Path) -> str | None:
@@ -346,38 +282,79 @@ def settings_with_overrides(wishes: CliOverrides, paths: Paths, env: Mapping[str
 
 
 def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()) -> Settings:
+    reader = TableReader(RULES)
+    found = reader.table(document, Settings)
     try:
-        return SettingsFile.model_validate(document).to_settings(env, folder)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(_known_keys(first["loc"]))
-            raise UserError(f"{origin}: `{where}` is an unknown key", hint=f"known here: {known}") from None
-        if first["type"] == "missing":
-            raise UserError(f"{origin}: `{where}` is missing", hint=MISSING.get(str(first["loc"][-1]))) from None
-        message = f"{origin}: `{where}` = {first['input']!r}: {first['msg'].lower()}"
-        raise UserError(message, hint="docs/configuration.md has an example of every key") from None
+        if reader.problems:
+            raise _complaint(reader.problems[0])
+        return _finished(found, document, env.get("SKEP_API_KEY") or None, folder)
     except UserError as error:
         raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
 
 
+def _complaint(found: FileProblem) -> UserError:
+    where = ".".join(map(str, found.place))
+    match found.kind:
+        case "unknown":
+            return UserError(f"`{where}` is an unknown key", hint=f"known here: {', '.join(found.known)}")
+        case "missing":
+            return UserError(f"`{where}` is missing", hint=MISSING_KEYS.get(str(found.place[-1])))
+        case "refused":
+            return UserError(found.words, hint=found.hint)
+    hint = "docs/configuration.md has an example of every key"
+    return UserError(f"`{where}` = {written(found.value)}: {found.words}", hint=hint)
+
+
+def _finished(found: Settings, document: Mapping[str, Any], api_key: str | None, folder: Path) -> Settings:
+    """Return the settings with what follows from several keys, checked against each other."""
+    tables = document.get("serve", [] if found.upstream else [{}])
+    if "serve" in document and not tables:
+        raise UserError("`serve` has no table", hint="leave it out for the embedded model")
+    return replace(
+        found,
+        gateway=_finished_gateway(found.gateway, api_key, folder),
+        serve=tuple(_finished_serve(one, table) for one, table in zip(found.serve, tables, strict=False)),
+        upstream=tuple(make_upstream(**asdict(one)) for one in found.upstream),
+        monitor=_checked_monitor(found.monitor),
+        cluster=None if found.cluster is None else make_cluster(found.cluster.address, found.cluster.hive),
+    )
+
+
+def _finished_serve(serve: Serve, table: Mapping[str, Any]) -> Serve:
+    check_words(dict(serve.env), *serve.extra, serve.binary or "", serve.checkpoint or "", serve.model)
+    if serve.room is not None:
+        parse_bytes(serve.room, key="serve.room")
+    if serve.pinned and (serve.on_demand or serve.idle_unload_s is not None):
+        other = "idle_unload" if serve.idle_unload_s is not None else "on_demand"
+        raise UserError(f"`pinned` and `{other}` of `{serve.model}` contradict each other", hint="leave one out")
+    context = serve.context_tokens if "context" in table else default_context(serve.engine)
+    return replace(serve, context_tokens=context, on_demand=serve.on_demand or serve.idle_unload_s is not None)
+
+
+def _finished_gateway(gateway: GatewaySettings, api_key: str | None, folder: Path) -> GatewaySettings:
+    certificate, key = gateway.tls_certificate, gateway.tls_key
+    if (certificate is None) != (key is None):
+        given, missing = ("tls_certificate", "tls_key") if key is None else ("tls_key", "tls_certificate")
+        raise UserError(f"`gateway.{given}` without `gateway.{missing}`", hint="TLS wants both files")
+    for text in gateway.cors_origins:
+        _check_page_origin(text)
+    return replace(gateway, api_key=api_key, tls_certificate=_file(certificate, folder), tls_key=_file(key, folder))
+
+
+def _checked_monitor(monitor: Monitor) -> Monitor:
+    if monitor.quiet_hours is not None:
+        parse_quiet_hours(monitor.quiet_hours)
+    check_words({name: "" for name in (monitor.webhook_env, monitor.webhook_token_env) if name}, *monitor.command)
+    check_command(monitor.command)
+    if monitor.webhook is not None and monitor.webhook_env is not None:
+        raise UserError("`monitor.webhook` and `monitor.webhook_env` exclude each other", hint="leave one out")
+    if monitor.webhook is not None:
+        check_webhook(monitor.webhook, monitor.webhook_shape, name="`monitor.webhook`")
+    return monitor
+
+
 SLOTS_MATTER = "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
-MISSING = {"slots": SLOTS_MATTER, "url": "where the server listens, such as http://127.0.0.1:8000"}
-
-
-def _known_keys(place: tuple[int | str, ...]) -> list[str]:
-    tables: dict[str, type[_ConfigTable]] = {
-        "gateway": GatewayTable,
-        "serve": ServeTable,
-        "upstream": UpstreamTable,
-        "monitor": MonitorTable,
-        "cluster": ClusterTable,
-    }
-    table = tables.get(str(place[0]), SettingsFile) if len(place) > 1 else SettingsFile
-    if "options" in place[1:-1]:
-        table = OptionsTable
-    return list(table.model_fields)
+MISSING_KEYS = {"slots": SLOTS_MATTER, "url": "where the server listens, such as http://127.0.0.1:8000"}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -385,3 +362,70 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}", hint="docs/configuration.md has an example") from None
+
+
+_SECONDS = partial(parse_seconds, above=0)
+HIDDEN = InFile(hidden=True)
+AT_LEAST_0, AT_LEAST_1 = InFile(at_least=0), InFile(at_least=1)
+UP_TO_64, UP_TO_1024 = InFile(at_least=1, at_most=64), InFile(at_least=1, at_most=1024)
+CONTEXT = InFile("context", at_least=64)
+CARD_NUMBER = InFile(at_least=0, at_most=255)
+_PORT = InFile(at_least=0, at_most=65535)
+
+RULES: FileRules = {
+    EngineOptions: {
+        **dict.fromkeys(("tp", "pp", "dp"), UP_TO_64),
+        **dict.fromkeys(("batched_tokens", "batch"), AT_LEAST_1),
+        "memory_share": InFile(above=0, at_most=1),
+        "threads_batch": InFile(at_least=1, at_most=512),
+        "kv_layout": InFile(one_of=("unified", "split")),
+        "draft": InFile("speculation", parse_draft, beside="draft_model"),
+        "p2p": InFile(one_of=("nvlink", "off")),
+        "split": InFile(one_of=("layer", "tensor", "row", "none")),
+        "card_shares": InFile(above=0),
+    },
+    Serve: {
+        **dict.fromkeys(("replicas", "slots"), UP_TO_1024),
+        **dict.fromkeys(("threads", "soft_slots"), AT_LEAST_1),
+        **dict.fromkeys(("about", "preset", "kind"), HIDDEN),
+        "context_tokens": CONTEXT,
+        "engine_port": _PORT,
+        "reserve": AT_LEAST_0,
+        "gpus": CARD_NUMBER,
+        "idle_unload_s": InFile("idle_unload", _SECONDS),
+    },
+    Upstream: {
+        "slots": InFile(at_least=1, at_most=65536),
+        "name": InFile(default=""),
+        "reserve": AT_LEAST_0,
+        "soft_slots": AT_LEAST_1,
+        "health_path": InFile(pattern="^/"),
+    },
+    GatewaySettings: {
+        **{
+            f"{key}_s": InFile(key, _SECONDS)
+            for key in ("aging", "dead_after", "first_byte_timeout", "idle_timeout", "total_timeout")
+        },
+        "port": _PORT,
+        "max_queue": AT_LEAST_0,
+        "max_wait_s": InFile("max_wait", parse_seconds),
+        "api_key": HIDDEN,
+        "body_limit_bytes": InFile("body_limit", _body_limit),
+        "files_quota_bytes": InFile("files_quota", parse_bytes),
+    },
+    Monitor: {
+        "slower_pct": InFile("slower", parse_percent),
+        "ttft_ms": InFile("ttft", _milliseconds),
+        "down_after": InFile(at_least=1, at_most=100),
+        "quality_min": InFile(above=0, at_most=1),
+        "disk_free_bytes": InFile("disk_free", parse_bytes),
+        "quiet_except": InFile(one_of=("down", "slower", "ttft", "quality", "disk", "shift")),
+    },
+    Cluster: {"address": InFile(default="auto")},
+    Settings: {
+        "drain_s": InFile("drain", parse_seconds),
+        "start_deadline_s": InFile("start_deadline", parse_seconds),
+        "max_loaded": AT_LEAST_1,
+        "wishes": HIDDEN,
+    },
+}

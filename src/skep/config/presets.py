@@ -7,26 +7,38 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date as Day  # noqa: N812 - `date` is a key here
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skep.catalog.models import find_geometry
 from skep.catalog.names import did_you_mean, similar_names, squeeze
-from skep.catalog.presets import Container, Mount, Need, Preset, Published
-from skep.config.load import OptionsTable, check_words
+from skep.catalog.presets import CLOCKS, METRICS, Container, Mount, Need, Preset, Published
+from skep.config.load import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    CARD_NUMBER,
+    CONTEXT,
+    HIDDEN,
+    RULES,
+    UP_TO_64,
+    UP_TO_1024,
+    FileProblem,
+    FileRules,
+    InFile,
+    KeyPath,
+    TableReader,
+    check_words,
+    written,
+)
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
 from skep.paths import Paths
 from skep.planner.preset_rules import Contradiction, contradictions
 
-KeyPath = tuple[str | int, ...]
 _BLANK = " \t"
 _SPACE = " \t\r\n"
 _ENDS_VALUE = ",]}#\r\n"
@@ -36,13 +48,6 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\
 def toml_lines(text: str) -> dict[KeyPath, int]:
     """The line of every key, table and array element by its path: `("published", 0, "tok_s")`."""
     return _Walk(text).lines
-
-
-def written(value: object) -> str:
-    """A value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
 
 
 def line_of(place: Sequence[str | int], lines: Mapping[KeyPath, int]) -> int:
@@ -188,96 +193,40 @@ _HINT = "docs/presets.md has every key"
 _TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 
-class _PresetBase(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class MountTable(_PresetBase):
-    host: str = Field(min_length=1)
-    inside: str = Field(pattern="^/")
-    read_only: bool = True
-
-
-class ContainerTable(_PresetBase):
-    image: str = Field(min_length=1)
-    mounts: list[MountTable] = Field(default_factory=list)
-    shm: str | None = Field(default=None, pattern=r"^[0-9]+(\.[0-9]+)?[kmgKMG]?[bB]?$")
-    ipc_host: bool = False
-    before: list[str] = Field(default_factory=list)
-    checkpoint: str | None = Field(default=None, pattern="^/")
-
-    def to_container(self) -> Container:
-        mounts = tuple(Mount(mount.host, mount.inside, mount.read_only) for mount in self.mounts)
-        return Container(self.image, mounts, self.shm, self.ipc_host, tuple(self.before), self.checkpoint)
-
-
-class NeedTable(_PresetBase):
-    id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
-    kind: Literal["image", "patch", "checkpoint", "driver", "step"]
-    what: str = Field(min_length=1)
-    why: str = Field(min_length=1)
-    source: str | None = None
-
-
-class PublishedTable(_PresetBase):
-    tok_s: float = Field(gt=0, allow_inf_nan=False)
-    metric: Literal["output", "combined", "decode"]
-    concurrency: int = Field(ge=1)
-    input_tokens: int | None = Field(default=None, ge=1)
-    output_tokens: int | None = Field(default=None, ge=1)
-    clock: Literal["client", "engine"] | None = None
-    engine_version: str | None = None
-    ttft_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    tpot_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    per_task_tok_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    runs: str | None = None
-    needs: list[str] = Field(default_factory=list)
-    note: str | None = None
-
-    def to_published(self) -> Published:
-        return Published(**{**self.model_dump(), "needs": tuple(self.needs)})
-
-
-class PresetTable(_PresetBase):
-    title: str = Field(min_length=1)
-    engine: str
-    engine_version: str | None = None
-    model: str
-    checkpoint: str = Field(min_length=1)
-    stand_in: bool = False
-    served_as: str | None = Field(default=None, min_length=1)
-    hardware: str
-    link: Literal["nvlink", "pcie"] | None = None
-    source: str = Field(min_length=1)
-    date: str | None = None
-    slots: int = Field(ge=1, le=1024)
-    context: int | None = Field(default=None, ge=64)
-    replicas: int = Field(default=1, ge=1, le=64)
-    reserve: int = Field(default=0, ge=0)
-    threads: int | None = Field(default=None, ge=1)
-    gpus: list[Annotated[int, Field(ge=0, le=255)]] = Field(default_factory=list)
-    extra: list[str] = Field(default_factory=list)
-    notes: list[str] = Field(default_factory=list)
-    options: OptionsTable = OptionsTable()
-    env: dict[str, str] = Field(default_factory=dict)
-    container: ContainerTable | None = None
-    need: list[NeedTable] = Field(default_factory=list)
-    published: list[PublishedTable] = Field(default_factory=list)
-
-    def to_preset(self, name: str, origin: str) -> Preset:
-        made: dict[str, Any] = {
-            "served_as": self.served_as or self.model,
-            "options": self.options.to_options(),
-            "extra": tuple(self.extra),
-            "env": tuple(self.env.items()),
-            "gpus": tuple(self.gpus),
-            "container": self.container.to_container() if self.container else None,
-            "needs": tuple(Need(**need.model_dump()) for need in self.need),
-            "published": tuple(table.to_published() for table in self.published),
-            "notes": tuple(self.notes),
-        }
-        told = self.model_dump(exclude={"context", "need"})
-        return Preset(name=name, origin=origin, context_tokens=self.context, **{**told, **made})
+_NOT_EMPTY, _PATH = InFile(pattern="(?s)."), InFile(pattern="^/")
+PRESET_RULES: FileRules = {
+    **RULES,
+    Mount: {"host": _NOT_EMPTY, "inside": _PATH},
+    Container: {
+        "image": _NOT_EMPTY,
+        "shm": InFile(pattern=r"^[0-9]+(\.[0-9]+)?[kmgKMG]?[bB]?$"),
+        "checkpoint": _PATH,
+    },
+    Need: {
+        **dict.fromkeys(("what", "why"), _NOT_EMPTY),
+        "id": InFile(pattern=r"^[a-z0-9][a-z0-9._-]*$"),
+        "kind": InFile(one_of=("image", "patch", "checkpoint", "driver", "step")),
+    },
+    Published: {
+        **dict.fromkeys(("tok_s", "ttft_ms", "tpot_ms", "per_task_tok_s"), InFile(above=0)),
+        **dict.fromkeys(("concurrency", "input_tokens", "output_tokens"), AT_LEAST_1),
+        "metric": InFile(one_of=METRICS),
+        "clock": InFile(one_of=CLOCKS),
+    },
+    Preset: {
+        **dict.fromkeys(("name", "origin"), HIDDEN),
+        **dict.fromkeys(("title", "checkpoint", "source"), _NOT_EMPTY),
+        "served_as": InFile(pattern="(?s).", default=""),
+        "link": InFile(one_of=("nvlink", "pcie")),
+        "slots": UP_TO_1024,
+        "context_tokens": CONTEXT,
+        "replicas": UP_TO_64,
+        "reserve": AT_LEAST_0,
+        "threads": AT_LEAST_1,
+        "gpus": CARD_NUMBER,
+        "needs": InFile("need"),
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,28 +319,20 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
         raise UserError(message, hint=_HINT) from None
     if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
         document["date"] = str(document["date"])
-    lines = toml_lines(text)
-    try:
-        table = PresetTable.model_validate(document)
-        found = table.to_preset(name, origin)
-        _check_env(table, lines, origin)
-    except ValidationError as error:
-        raise _first(_complaints(error), lines, origin) from None
-    except UserError as error:  # of `speculation`
-        key = "draft_model" if "draft_model" in error.message else "speculation"
-        raise _first([Contradiction(("options", key), error.message, error.hint)], lines, origin) from None
-    wrong = contradictions(found)
+    lines, reader = toml_lines(text), TableReader(PRESET_RULES)
+    found: Preset = reader.table(document, Preset, name=name, origin=origin)
+    wrong = _complaints(reader.problems) or _unusable_words(found) or contradictions(found)
     if wrong:
         raise _first(wrong, lines, origin)
-    return found
+    return replace(found, served_as=found.served_as or found.model)
 
 
-def _check_env(table: PresetTable, lines: Mapping[tuple[str | int, ...], int], origin: str) -> None:
+def _unusable_words(found: Preset) -> list[Contradiction]:
     try:
-        check_words(table.env, *table.extra, table.checkpoint)
+        check_words(dict(found.env), *found.extra, found.checkpoint)
     except UserError as error:
-        key = "env" if "env" in error.message else "extra"
-        raise _first([Contradiction((key,), error.message, error.hint)], lines, origin) from None
+        return [Contradiction(("env" if "env" in error.message else "extra",), error.message, error.hint)]
+    return []
 
 
 def serve_of(wanted: Preset) -> Serve:
@@ -448,58 +389,29 @@ def _first(found: list[Contradiction], lines: Mapping[tuple[str | int, ...], int
     return UserError(f"{origin}:{line_of(first.place, lines)}: {first.message}{rest}", hint=first.hint or _HINT)
 
 
-def _complaints(error: ValidationError) -> list[Contradiction]:
+def _complaints(problems: Sequence[FileProblem]) -> list[Contradiction]:
     """A misspelt key is one mistake, not also the one that is missing."""
-    entries = error.errors()
-    unknown = [entry["loc"] for entry in entries if entry["type"] == "extra_forbidden"]
-    meant = {(*place[:-1], guess) for place in unknown for guess in _meant(place)}
-    return [_complaint(entry) for entry in entries if entry["type"] != "missing" or entry["loc"] not in meant]
+    meant = {(*one.place[:-1], guess) for one in problems for guess in _meant(one)}
+    return [_complaint(one) for one in problems if one.kind != "missing" or one.place not in meant]
 
 
-def _meant(place: tuple[str | int, ...]) -> tuple[str, ...]:
-    return similar_names(str(place[-1]), {squeeze(name): name for name in _keys(place[:-1])}, count=1)
+def _meant(problem: FileProblem) -> tuple[str, ...]:
+    return similar_names(str(problem.place[-1]), {squeeze(name): name for name in problem.known}, count=1)
 
 
-def _complaint(entry: Any) -> Contradiction:
-    place = tuple(entry["loc"])
+def _complaint(problem: FileProblem) -> Contradiction:
+    place, words, hint = problem.place, problem.words, problem.hint
     key, inside = place[-1], _table_words(place[:-1])
-    if entry["type"] == "extra_forbidden":
-        close = _meant(place)
+    if problem.kind == "unknown":
+        close = _meant(problem)
         guess = f"; {did_you_mean(close, '')}" if close else ""
-        known = f"known: {', '.join(_keys(place[:-1]))}"
-        return Contradiction(place, f"`{key}` is not a key of {inside}{guess}", known)
-    if entry["type"] == "missing":
-        return Contradiction(place, f"`{key}` is missing in {inside}", _MISSING.get(str(key)))
-    named = f"{key + 1} of `{place[-2]}`" if isinstance(key, int) and len(place) > 1 else f"`{key}`"
-    return Contradiction(place, f"{named} = {written(entry['input'])}: {_said(entry)}", _MISSING.get(str(key)))
-
-
-def _said(entry: Any) -> str:
-    if entry["type"] in _KINDS:
-        return f"must be {_KINDS[entry['type']]}"
-    words = f"{entry['msg'][:1].lower()}{entry['msg'][1:]}"
-    for long, short in _SHORTER.items():
-        words = words.replace(long, short)
-    return words
-
-
-_KINDS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a number that is not infinite",
-    "string_type": "text in quotes",
-    "bool_type": "true or false, without quotes",
-    "list_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-}
-_SHORTER = {
-    "input should be greater than or equal to": "must be at least",
-    "input should be less than or equal to": "must be at most",
-    "input should be greater than": "must be more than",
-    "input should be": "must be",
-}
+        words, hint = f"`{key}` is not a key of {inside}{guess}", f"known: {', '.join(problem.known)}"
+    elif problem.kind != "refused":
+        named = f"{key + 1} of `{place[-2]}`" if isinstance(key, int) and len(place) > 1 else f"`{key}`"
+        missing = f"`{key}` is missing in {inside}"
+        words = missing if problem.kind == "missing" else f"{named} = {written(problem.value)}: {words}"
+        hint = _MISSING.get(str(key))
+    return Contradiction(place, words, hint)
 
 
 _MISSING = {
@@ -507,24 +419,15 @@ _MISSING = {
     "hardware": 'as `skep plan --gpu` takes it: "2x rtx-3090"; "cpu" for none',
     "source": "who published it and where; your own words for your own",
 }
-_TABLES: Mapping[str, tuple[str, type[BaseModel]]] = {
-    "options": ("[options]", OptionsTable),
-    "container": ("[container]", ContainerTable),
-    "mounts": ("a mount", MountTable),
-    "need": ("a [[need]]", NeedTable),
-    "published": ("a [[published]]", PublishedTable),
+_TABLES = {
+    "options": "[options]",
+    "container": "[container]",
+    "mounts": "a mount",
+    "need": "a [[need]]",
+    "published": "a [[published]]",
 }
 
 
-def _innermost(place: tuple[str | int, ...]) -> str | None:
-    return next((str(part) for part in reversed(place) if isinstance(part, str)), None)
-
-
 def _table_words(place: tuple[str | int, ...]) -> str:
-    name = _innermost(place)
-    return "a preset" if name is None else _TABLES.get(name, (f"`{name}`", PresetTable))[0]
-
-
-def _keys(place: tuple[str | int, ...]) -> Iterator[str]:
-    table = _TABLES.get(_innermost(place) or "", ("", PresetTable))[1]
-    yield from table.model_fields
+    name = next((part for part in reversed(place) if isinstance(part, str)), None)
+    return "a preset" if name is None else _TABLES.get(name, f"`{name}`")
