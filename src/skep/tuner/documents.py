@@ -6,20 +6,19 @@ keys and has null for what is no number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from skep.errors import StoreError
+from skep.store.rows import finite
 from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
     ConfigFailure,
     CurvePoint,
     CurveResult,
     JudgeResult,
-    KnobConfig,
     MeasurementRound,
     StageDecision,
     TuneStage,
@@ -73,55 +72,26 @@ def tuning_json(
 
 
 def stage_json(stage: TuneStage) -> dict[str, Any]:
-    return {
-        "number": stage.number,
+    document: dict[str, Any] = finite(msgspec.to_builtins(stage))
+    predicted = document.pop("predicted")
+    return document | {
         "title": stage.title,
-        "changes": [{"knob": one.knob, "before": one.before, "after": one.after} for one in stage.changes],
-        "config": _values(stage.config),
+        "config": _values(stage.config.values),
         "key": stage.config.key,
-        "decision": stage.decision.value,
         "accepted": stage.decision is StageDecision.ACCEPTED,
-        "why": stage.why,
         "figure": _interval(stage.figure),
         "ratio": _interval(stage.ratio),
-        "predicted_ratio": _number(stage.predicted),
-        "ttft_ms": _number(stage.ttft_ms),
-        "tpot_ms": _number(stage.tpot_ms),
-        "starts": stage.starts,
-        "readings": stage.readings,
-        "seconds": _number(stage.seconds),
+        "predicted_ratio": predicted,
         "failure": None if stage.failure is None else failure_json(stage.failure),
-        "runs": list(stage.runs),
     }
 
 
 def _tuning(tuning: Tuning, state: TuningState | None, measured_s: float | None) -> dict[str, Any]:
-    aim = tuning.aim
-    return {
-        "id": tuning.id,
-        "created_at": tuning.created_at,
-        "state": None if state is None else state.value,
-        "model": tuning.model,
-        "engine": tuning.engine,
-        "rig": tuning.rig,
-        "simulated": tuning.simulated,
-        "goal": str(aim),
-        "metric": aim.metric,
-        "concurrency": aim.concurrency,
-        "input_tokens": aim.input_tokens,
-        "output_tokens": aim.output_tokens,
-        "target": _number(aim.target),
-        "slo": aim.slo,
-        "min_context": aim.min_context,
-        "budget_s": _number(tuning.budget_s),
-        "measured_s": _number(measured_s),
-        "seed": tuning.seed,
-        "knobs": [
-            {"name": one.name, "title": one.title, "values": [_value(value) for value in one.values]}
-            for one in tuning.knobs
-        ],
-        "skep_version": tuning.skep_version,
-    }
+    document: dict[str, Any] = finite(msgspec.to_builtins(tuning))
+    knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in document["knobs"]]
+    told = {name: value for name, value in document.items() if name not in ("aim", "baseline", "base", "host")}
+    goal = {"goal": str(tuning.aim), **document["aim"]}
+    return {**told, **goal, "state": state, "measured_s": finite(measured_s), "knobs": knobs}
 
 
 def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:
@@ -132,31 +102,22 @@ def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:
         "stage": stage,
         "key": point.config.key,
         "effective_tok_s": _interval(point.figure),
-        "ttft_ms": _number(point.ttft_ms),
-        "tpot_ms": _number(point.tpot_ms),
+        "ttft_ms": finite(point.ttft_ms),
+        "tpot_ms": finite(point.tpot_ms),
     }
 
 
 def failure_json(failure: ConfigFailure) -> dict[str, Any]:
-    told = {name: getattr(failure, name) for name in ("kind", "cause", "evidence", "remedy")}
-    return {**told, "mended": {knob: _value(value) for knob, value in failure.mended}}
+    return {**msgspec.to_builtins(failure), "mended": _values(failure.mended)}
 
 
-def _values(config: KnobConfig) -> dict[str, Value]:
-    return {knob: _value(value) for knob, value in config.values}
+def _values(values: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    return {knob: finite(value) for knob, value in values}
 
 
 def _interval(interval: Interval | None) -> dict[str, float | None] | None:
     """Of what cannot be below zero, whatever two runs make of it."""
     if interval is None:
         return None
-    whole = {name: _number(getattr(interval, name)) for name in ("low", "estimate", "high")}
-    return {name: None if value is None else max(0.0, value) for name, value in whole.items()}
-
-
-def _value(value: Value) -> Value:
-    return _number(value) if isinstance(value, float) else value
-
-
-def _number(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    ends: dict[str, float | None] = finite(msgspec.to_builtins(interval))
+    return {name: None if value is None else max(0.0, value) for name, value in ends.items()}
