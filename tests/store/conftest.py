@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from skep.store.database import Store, open_store
 from skep.store.records import GatewayRequest, Request
 
+VERSIONS = Path(__file__).with_name("versions")
 RUN = {
     "kind": "sweep",
     "created_at": 1_794_752_553.25,  # 2026-11-15 14:22:33 UTC
@@ -32,6 +37,35 @@ def path(tmp_path: Path) -> Path:
 def store(path: Path):
     with open_store(path) as opened:
         yield opened
+
+
+@pytest.fixture
+def child():
+    """child("writer_process.py", ...): that program at work; ended by force if it still runs."""
+
+    @contextmanager
+    def start(script: str, *arguments: object):
+        command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    return start
+
+
+@pytest.fixture
+def old_file(tmp_path):
+    """old_file("7"): a file as skep made it with that schema, from its dump."""
+
+    def make(version: str) -> Path:
+        connection = sqlite3.connect(tmp_path / "old.sqlite3")
+        connection.executescript((VERSIONS / f"{version}.sql").read_text(encoding="utf-8"))
+        connection.close()
+        return tmp_path / "old.sqlite3"
+
+    return make
 
 
 @pytest.fixture

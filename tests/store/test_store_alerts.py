@@ -103,18 +103,6 @@ def test_changes_take_the_place_of_those_found_before(series, store):
     assert [change.key.target for change in series.changes()] == ["cloud"]
 
 
-@pytest.mark.parametrize("table", ["events", "alerts", "alert_ends", "notices"])
-@pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET rowid = rowid + 1"])
-def test_what_happened_withstands_a_hand_at_the_database(series, store, table, statement):
-    """Triggers refuse it even to those who bypass this package."""
-    series.append_event(MonitorEvent(10.0, EventKind.NOTE, "x"))
-    number = series.open_alert(Alert(AlertRule.DOWN, "box", 10.0, "box is down"))
-    series.append_notice(number, "opened", 11.0, "log", None)
-    series.close_alert(number, 20.0, "it answers")
-    with pytest.raises(StoreError, match=f"rows of {table} are final"), store.transaction() as connection:
-        connection.execute(statement.format(table))
-
-
 def test_the_views_speak_in_words_people_know(series, store):
     """Times are UTC, names are those of the command line."""
     at = 1_794_752_553.25

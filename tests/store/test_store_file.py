@@ -13,6 +13,7 @@ import pytest
 from skep.errors import StoreError, UserError
 from skep.store import connection as migrations
 from skep.store.database import Store, open_store
+from skep.store.errors import is_about_a_row, is_busy
 
 
 def mode(path) -> int:
@@ -192,8 +193,10 @@ def test_locked_file_is_named(path, store, begin):
     store._connection.execute("PRAGMA busy_timeout = 1")
     with open_store(path) as other:
         other._connection.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="locked by another process"):
+        with pytest.raises(StoreError, match="locked by another process") as caught:
             begin(store)
+        assert is_busy(caught.value)
+        assert not is_about_a_row(caught.value)
         other._connection.execute("ROLLBACK")
     begin(store)
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 from skep.store.database import open_store
 from skep.store.records import RunState
 
-WRITER = Path(__file__).with_name("writer_process.py")
-
-
-@contextmanager
-def writer(path, rows: int):
-    """A process that has begun a run and waits for its first line; ended by force if it still runs."""
-    command = [sys.executable, str(WRITER), str(path), str(rows)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+WRITER = "writer_process.py"
 
 
 def go_on(process) -> None:
@@ -29,9 +15,9 @@ def go_on(process) -> None:
     process.stdin.flush()
 
 
-def test_killed_writer_leaves_an_incomplete_run(path):
+def test_killed_writer_leaves_an_incomplete_run(path, child):
     """Rows committed before the kill are all there; the run is shown as incomplete, not as running."""
-    with writer(path, -1) as process:
+    with child(WRITER, path, -1) as process:
         run_id = process.stdout.readline().strip()
         go_on(process)
         committed = [int(process.stdout.readline()) for _ in range(20)]
@@ -49,9 +35,9 @@ def test_killed_writer_leaves_an_incomplete_run(path):
         assert store.delete_runs([run_id]) == 1
 
 
-def test_killed_but_uncollected_writer_is_gone_too(path):
+def test_killed_but_uncollected_writer_is_gone_too(path, child):
     """A zombie keeps its process id until its parent asks; it writes no more."""
-    with writer(path, -1) as process:
+    with child(WRITER, path, -1) as process:
         run_id = process.stdout.readline().strip()
         process.kill()
         process.stdout.read()  # ends when the process is dead; nobody has waited for it yet
@@ -61,9 +47,9 @@ def test_killed_but_uncollected_writer_is_gone_too(path):
         assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_processes_open_a_fresh_file_at_once(path):
+def test_processes_open_a_fresh_file_at_once(path, child):
     """Each finds or makes the schema, whoever comes first; their rows do not get in each other's way."""
-    with writer(path, 25) as first, writer(path, 25) as second, writer(path, 25) as third:
+    with child(WRITER, path, 25) as first, child(WRITER, path, 25) as second, child(WRITER, path, 25) as third:
         processes = (first, second, third)
         ids = [process.stdout.readline().strip() for process in processes]
         for process in processes:

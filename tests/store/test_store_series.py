@@ -25,7 +25,6 @@ from skep.monitor.records import (
     TargetKind,
 )
 from skep.monitor.store import SeriesStore
-from skep.store.database import open_store
 
 DAY = 20_000 * DAY_S  # a midnight of UTC
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
@@ -127,13 +126,6 @@ def test_what_is_no_number_is_not_known(series):
     found, (one,) = series.probe(number)
     assert (found.host, one.tok_s, one.ttft_ms) == ({"watts": None}, None, 1.0)
     assert series.points(KEY, *ALWAYS) == []
-
-
-def test_text_with_half_a_character_is_stored(series):
-    """Errors quote what servers say."""
-    number = series.append_probe(probe(error="\ud83d oops"), [sample(error_kind="http", error="\ud83d\ude00")])
-    found, (one,) = series.probe(number)
-    assert (found.error, one.error) == ("� oops", "😀")
 
 
 @pytest.mark.parametrize("slot", [10, 12, 14])
@@ -297,16 +289,6 @@ def test_thinning_never_reaches_past_the_newest_sample(series):
     assert series.thin(DAY + 1000 * DAY_S) == 2
     add(series, [52.0, 54.0], start=DAY + DAY_S, first=24)
     assert [one.median for one in series.spans(KEY, SpanKind.DAY, *ALWAYS)] == [50.5, 53.0]
-
-
-def test_a_reader_reads_and_cannot_write(path, series):
-    """The web opens the file read-only."""
-    add(series, [50.0])
-    with open_store(path, read_only=True) as store:
-        reader = SeriesStore(store)
-        assert [one.value for one in reader.points(KEY, *ALWAYS)] == [50.0]
-        with pytest.raises(StoreError, match="readonly"):
-            reader.append_probe(probe(1))
 
 
 @pytest.mark.parametrize("table", ["probes", "samples"])

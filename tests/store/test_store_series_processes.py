@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 from skep.monitor.records import Heat, ProbeShape, SeriesKey, SeriesMetric, SpanKind
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
 
-WRITER = Path(__file__).with_name("series_process.py")
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
 ALWAYS = (float("-inf"), float("inf"))
 
@@ -26,12 +21,11 @@ def look(series: SeriesStore) -> tuple[int, int]:
     return probes, samples
 
 
-def test_a_killed_monitor_leaves_whole_probes(path):
+def test_a_killed_monitor_leaves_whole_probes(path, child):
     """What was acknowledged is there once; two readers beside it see probes with all their samples and days."""
     open_store(path).close()
-    command = [sys.executable, str(WRITER), str(path)]
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        child("series_process.py", path) as process,
         open_store(path, read_only=True) as first,
         open_store(path, read_only=True) as second,
     ):

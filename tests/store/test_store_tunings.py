@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from skep.tuner.store import TUNINGS, SavedAnswer, TuningState, TuningStore
 from skep.units import Interval
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC
-DUMP = Path(__file__).with_name("versions") / "8.sql"
 BASELINE = KnobConfig.of({"graphs": False, "slots": 4})
 GRAPHS = BASELINE.turned({"graphs": True})
 
@@ -127,17 +125,6 @@ def test_ended_tuning_takes_no_more(tunings):
     assert tunings.find(name).presets == tunings.tunings()[0].presets == ("smol-tuned", "another")
 
 
-def test_rows_are_final(tunings, store):
-    name, session = at_work(tunings)
-    tunings.append_answer(name, session, answer(1), [stage(0)])
-    tunings.end_session(name, session, at=AT + 5, outcome="done")
-    tunings.append_preset(name, "smol-tuned", AT + 7)
-    for table, key in TUNINGS.tables:
-        for sql in (f"UPDATE {table} SET {key} = 'x'", f"DELETE FROM {table}"):
-            with pytest.raises(StoreError, match=f"rows of {table} are final"), store.transaction() as connection:
-                connection.execute(sql)
-
-
 def test_whole_tunings_go_and_the_others_stay(tunings, store):
     name, session = at_work(tunings)
     tunings.append_answer(name, session, answer(1), [stage(0)])
@@ -150,22 +137,6 @@ def test_whole_tunings_go_and_the_others_stay(tunings, store):
     assert tunings.delete([name, "unheard-of"]) == 1
     assert [kept.id for kept in tunings.tunings()] == [other]
     assert rows(store) == {table: int(table == "tunings") for table, _ in TUNINGS.tables}
-
-
-def test_tuning_is_found_by_the_beginning_of_its_id(tunings):
-    with pytest.raises(UserError, match="there are no tunings yet"):
-        tunings.find("last")
-    older, newer = tunings.begin(a_tuning()), tunings.begin(a_tuning(created_at=AT + 86400))
-    assert tunings.find(older[:-2]).id == older
-    assert [kept.id for kept in tunings.tunings()] == [newer, older]
-    assert [kept.id for kept in tunings.tunings(1)] == [newer]
-    with pytest.raises(UserError, match=f"could be `{older}` or `{newer}`"):
-        tunings.find("2026")
-    for name in ("x", ""):
-        with pytest.raises(UserError, match=f"there is no tuning `{name}`; the newest are `{newer}`, `{older}`"):
-            tunings.find(name)
-    with pytest.raises(UserError, match="there is no tuning `x`"):
-        tunings.begin_session("x", AT)
 
 
 def test_id_is_unlike_those_of_runs_and_of_the_swarm(tunings, store, begin):
@@ -222,13 +193,9 @@ def test_damaged_row_is_named(tunings, store):
         tunings.stages(name)
 
 
-def test_tuning_of_the_first_schema_that_had_them(tmp_path):
+def test_tuning_of_the_first_schema_that_had_them(old_file):
     """As the dump has it, with its dead end and its open interval."""
-    path = tmp_path / "old.sqlite3"
-    connection = sqlite3.connect(path)
-    connection.executescript(DUMP.read_text(encoding="utf-8"))
-    connection.close()
-    with open_store(path) as store:
+    with open_store(old_file("8")) as store:
         tunings = TuningStore(store)
         kept = tunings.find("last")
         assert (kept.state, kept.answers, kept.presets) == (TuningState.INTERRUPTED, 2, ("smol-tuned",))

@@ -18,14 +18,7 @@ from skep.store.connection import MIGRATIONS
 from skep.store.database import open_store
 from skep.store.records import RunState
 
-DUMPS = sorted(Path(__file__).with_name("versions").glob("*.sql"), key=lambda file: int(file.stem))
-
-
-def file_from(dump: Path, path: Path) -> Path:
-    connection = sqlite3.connect(path)
-    connection.executescript(dump.read_text(encoding="utf-8"))
-    connection.close()
-    return path
+DUMPS = sorted((file.stem for file in Path(__file__).with_name("versions").glob("*.sql")), key=int)
 
 
 def schema(path: Path) -> list[tuple[str, str]]:
@@ -37,13 +30,13 @@ def schema(path: Path) -> list[tuple[str, str]]:
 
 def test_every_version_has_a_dump():
     """A migration without one could not be tried from the file it starts from."""
-    assert [int(dump.stem) for dump in DUMPS] == list(range(1, len(MIGRATIONS) + 1))
+    assert [int(dump) for dump in DUMPS] == list(range(1, len(MIGRATIONS) + 1))
 
 
-@pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)
-def test_old_file_opens_with_its_run(dump, tmp_path):
+@pytest.mark.parametrize("dump", DUMPS)
+def test_old_file_opens_with_its_run(dump, old_file):
     """Whatever skep wrote it, the run and its rows are there."""
-    with open_store(file_from(dump, tmp_path / "old.sqlite3")) as store:
+    with open_store(old_file(dump)) as store:
         run = store.run("last")
         assert (run.id, run.state, run.requests) == ("20261115-142233-a1b2c3", RunState.DONE, 1)
         (request,) = store.requests(run.id)
@@ -51,21 +44,21 @@ def test_old_file_opens_with_its_run(dump, tmp_path):
         assert len(store.client_samples(run.id)) == 1
 
 
-@pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)
-def test_upgraded_schema_is_the_fresh_one(dump, tmp_path):
+@pytest.mark.parametrize("dump", DUMPS)
+def test_upgraded_schema_is_the_fresh_one(dump, old_file, tmp_path):
     """Old files and new ones end up alike."""
-    old = file_from(dump, tmp_path / "old.sqlite3")
+    old = old_file(dump)
     open_store(old).close()
     open_store(tmp_path / "fresh.sqlite3").close()
     assert schema(old) == schema(tmp_path / "fresh.sqlite3")
 
 
-@pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)
-def test_old_file_takes_gateway_requests(dump, tmp_path, a_gateway_request):
+@pytest.mark.parametrize("dump", DUMPS)
+def test_old_file_takes_gateway_requests(dump, old_file, a_gateway_request):
     """Schema 1 had no place for them; what 2 wrote is there."""
-    with open_store(file_from(dump, tmp_path / "old.sqlite3")) as store:
+    with open_store(old_file(dump)) as store:
         before = [row.id for row in store.gateway_requests()]
-        assert before == ([] if dump.stem == "1" else ["k3xq9a-1"])
+        assert before == ([] if dump == "1" else ["k3xq9a-1"])
         store.append_gateway_requests([a_gateway_request("new-1", arrived_at=2_000_000_000.0)])
         assert [row.id for row in store.gateway_requests()] == ["new-1", *before]
 
@@ -82,10 +75,10 @@ OLD_BATCH = (
 )
 
 
-@pytest.mark.parametrize("dump", DUMPS[6:], ids=lambda dump: dump.stem)
-def test_a_batch_of_an_old_file_goes_on(dump, tmp_path):
+@pytest.mark.parametrize("dump", DUMPS[6:])
+def test_a_batch_of_an_old_file_goes_on(dump, old_file):
     """Before 9 nothing was noted when a request was begun: whatever has no result was never lost."""
-    path = file_from(dump, tmp_path / "old.sqlite3")
+    path = old_file(dump)
     connection = sqlite3.connect(path)
     for statement in OLD_BATCH:
         connection.execute(statement)
@@ -99,26 +92,26 @@ def test_a_batch_of_an_old_file_goes_on(dump, tmp_path):
         assert batches.lost("batch_1") == {1: 1}
 
 
-def test_what_a_file_notes_as_begun_is_there(tmp_path):
-    with open_store(file_from(DUMPS[8], tmp_path / "old.sqlite3")) as store:
+def test_what_a_file_notes_as_begun_is_there(old_file):
+    with open_store(old_file(DUMPS[8])) as store:
         assert BatchStore(store).lost("batch_0123456789abcdef01234567") == {1: 1}
 
 
-@pytest.mark.parametrize("dump", DUMPS[:-1], ids=lambda dump: dump.stem)
-def test_reader_of_an_old_file_brings_it_along(dump, tmp_path):
+@pytest.mark.parametrize("dump", DUMPS[:-1])
+def test_reader_of_an_old_file_brings_it_along(dump, old_file, tmp_path):
     """`skep runs` only reads, and is what people try first after an upgrade; it once refused its own users' files."""
-    path = file_from(dump, tmp_path / "old.sqlite3")
+    path = old_file(dump)
     with open_store(path, read_only=True) as reader:
         assert reader.run("last").state is RunState.DONE
-        assert reader.count_gateway_requests() == (int(dump.stem) >= 2)
+        assert reader.count_gateway_requests() == (int(dump) >= 2)
     open_store(tmp_path / "fresh.sqlite3").close()
     assert schema(path) == schema(tmp_path / "fresh.sqlite3")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_old_file_that_may_not_be_written_is_refused_to_readers(tmp_path):
+def test_old_file_that_may_not_be_written_is_refused_to_readers(old_file):
     """They would ask for tables that are not there."""
-    path = file_from(DUMPS[0], tmp_path / "old.sqlite3")
+    path = old_file(DUMPS[0])
     path.chmod(0o400)
     with pytest.raises(StoreError, match="must be upgraded"):
         open_store(path, read_only=True)
