@@ -262,6 +262,6 @@ def test_a_cache_that_cannot_be_written_is_named(skep, tmp_path):
 
 def test_help_is_quick_because_nothing_heavy_is_imported():
     """The figure (under 0.3 s) is in benchmarks/startup.py; here, what would break it."""
-    heavy = "('rich', 'pydantic', 'uvloop', 'asyncio', 'sqlite3', 'vl_convert', 'httptools', 'xllamacpp')"
+    heavy = "('rich', 'pydantic', 'uvloop', 'asyncio', 'sqlite3', 'vl_convert', 'httptools', 'jinja2', 'xllamacpp')"
     code = f"import sys, skep.cli.main; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

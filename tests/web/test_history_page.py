@@ -9,14 +9,14 @@ import re
 import pytest
 from running_site import folders, running
 from starlette.datastructures import QueryParams
+from starlette.responses import HTMLResponse
 from watched_store import NOW, fill
 
 from skep.errors import StoreError, UserError
 from skep.paths import user_paths
-from skep.report.markup import tag, text
 from skep.web.context import Site
-from skep.web.history_query import HistoryQuery, read_query
-from skep.web.layout import PLACE, page, streamed
+from skep.web.history_data import HistoryQuery, read_query
+from skep.web.layout import PLACE, streamed
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +186,11 @@ def test_what_goes_wrong_half_way_is_told_on_the_page(paths):
     """A page that has begun cannot change its status; in public nothing is told that may name a path."""
 
     def parts():
-        yield tag("p", text("first"))
+        yield "<p>first</p>"
         raise StoreError("`/home/somebody` refused")
 
     async def whole(site):
-        frame = page(site, "history", "History", PLACE)
+        frame = HTMLResponse(f"<html>{PLACE}</html>")
         return b"".join([part async for part in streamed(site, frame, parts()).body_iterator]).decode()
 
     told = asyncio.run(whole(Site(paths)))

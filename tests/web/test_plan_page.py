@@ -17,7 +17,7 @@ from skep.store.database import open_store
 from skep.web.context import Site
 from skep.web.plan import MOST_WAITING, PlanPages, PlanQuery, read_query
 from skep.web.plan_measured import MeasuredPoint, MeasuredRun, cards_of, measured_of
-from skep.web.plan_parts import _context, mark_of, places_of, speed_chart
+from skep.web.plan_chart import mark_of, places_of, speed_chart
 from skep.web.run_cache import RunCache
 
 MADE = {}
@@ -187,9 +187,13 @@ def test_a_run_under_another_load_says_so_and_leads_to_a_plan_for_its_own(ask):
     assert "plan for its load" not in ask(f"/plan?{own}&whole=1")[1]
 
 
-def test_a_context_of_nothing_is_not_told_as_a_figure():
-    assert _context({"largest_context": 0}) == ("–", "Tokens of context", "not every slot can be full at once")
-    assert _context({"largest_context": 1792})[0] == "1,792"
+def test_a_context_of_nothing_is_not_told_as_a_figure(paths):
+    pages, asked = PlanPages(Site(paths)), PlanQuery("qwen3-8b", "rtx-3090")
+    found = pages._plan(asked)
+    assert "with every slot full" in pages._drawn(asked, found)
+    found["plans"][0]["largest_context"] = 0
+    drawn = pages._drawn(asked, found)
+    assert '<dd class="value">–</dd><dd class="note">not every slot can be full at once</dd>' in drawn
 
 
 def test_a_term_has_one_colour_in_every_bar():

@@ -15,7 +15,7 @@ from skep.web import run_cache
 from skep.web.context import Site
 from skep.web.pictures import FileCache, body_of
 from skep.web.run_cache import RunCache, engine_of, figures_of, layout_of, machine_of
-from skep.web.runs_list import RunsQuery, listed
+from skep.web.runs import RunsQuery, listed
 
 MADE = {}
 

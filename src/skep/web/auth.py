@@ -19,9 +19,8 @@ from starlette.routing import BaseRoute, Route
 from skep.config.access import AcceptedKeys
 from skep.config.keys import KeySpec, given_keys, keys_path
 from skep.monitor.records import DAY_S
-from skep.report.markup import Markup, join, tag, text
 from skep.web.context import Site
-from skep.web.layout import page, void
+from skep.web.layout import page
 from skep.web.responses import form_of, way_back
 
 MOST_WRONG = 10  # keys a source may get wrong within `WITHIN_S`
@@ -167,23 +166,7 @@ def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
 
 
 def login_page(site: Site, wanted: str, wrong: str = "", status: int = 401) -> Response:
-    """A link from elsewhere brings no cookie along; the link on this page does."""
-    field: list[Markup] = [
-        void("input", name="username", value="skep", autocomplete="username", hidden=""),  # for keepers of passwords
-        tag("label", text("API key"), for_="key"),
-        void("input", id="key", name="key", type="password", required="", autocomplete="current-password",
-             autofocus="", aria_describedby="key-note"),
-        void("input", type="hidden", name="next", value=wanted),
-        tag("button", text("Open")),
-    ]  # fmt: skip
-    note = "The same keys open it as open the gateway: skep key add NAME makes one, SKEP_API_KEY is one."
-    body = [
-        tag("p", text(wrong), class_="banner incomplete", role="alert") if wrong else None,
-        tag("form", *field, method="post", action="/login", class_="panel login"),
-        tag("p", text(note), class_="below", id="key-note"),
-        tag("p", tag("a", text("Already logged in? Go on"), href=wanted), class_="below"),
-    ]
-    return page(site, "", "A key is wanted", join(part for part in body if part), status=status if wrong else 200)
+    return page(site, "login.html", wanted=wanted, wrong=wrong, status=status if wrong else 200)
 
 
 def source_of(request: Request) -> str:

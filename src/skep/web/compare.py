@@ -20,20 +20,31 @@ from skep.monitor.records import Heat, ProbeShape, SeriesKey
 from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.comparison import comparison_table
-from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted
-from skep.report.series_chart import Picture, legend, series_picture
+from skep.report.markup import Markup, trusted
+from skep.report.series_chart import Picture
 from skep.report.stored import bare_rows, without_texts
 from skep.report.ticks import when, zone_name
 from skep.stats.rolling import WindowStats
-from skep.stats.versus import Judgement
 from skep.store.database import Store
 from skep.store.records import StoredRun
-from skep.units import UNKNOWN, moment, number, percent
+from skep.units import UNKNOWN
 from skep.web.context import Site
-from skep.web.history_data import all_targets, chosen_key, first_moment, known_target, simulated_share, with_steps
-from skep.web.history_parts import simulated_words, track_of, value_text, window_links
-from skep.web.history_query import HistoryQuery, in_order, in_words, key_of, read_query, series_of
-from skep.web.layout import PLACE, downloads, head_row, page, streamed, void
+from skep.web.history import simulated_words, track_of, value_text
+from skep.web.history_data import (
+    HistoryQuery,
+    all_targets,
+    chosen_key,
+    first_moment,
+    in_order,
+    in_words,
+    key_of,
+    known_target,
+    read_query,
+    series_of,
+    simulated_share,
+    with_steps,
+)
+from skep.web.layout import page, render_macro, streamed
 from skep.web.pictures import Pictures, body_of
 from skep.web.responses import csv_answer, json_answer
 
@@ -70,12 +81,12 @@ def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
     return compare(*sides)
 
 
-def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[Markup]:
+def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
     """The figures first: drawing the pictures for the first time takes a second."""
-    yield _names(site, runs)
+    yield _part("run_names", site=site, runs=runs)
     found = comparisons_of(store, runs)
     if found:
-        yield section("judgement", "B against A", comparison_table(found))
+        yield _part("judgement", comparison=comparison_table(found))
     yield body_of(Pictures(site).comparison(store, runs))
 
 
@@ -112,47 +123,12 @@ def runs_rows(store: Store, runs: Sequence[StoredRun]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _names(site: Site, runs: Sequence[StoredRun]) -> Markup:
-    links = [
-        tag(
-            "li",
-            tag("b", text(f"{chr(ord('A') + place)} ")),
-            tag("a", text(f"{site.label(run.model)}, {moment(run.created_at)}"), href=f"/runs/{run.id}"),
-        )
-        for place, run in enumerate(runs)
-    ]
-    return tag("ul", *links, class_="told")
-
-
 TARGET_CSV_COLUMNS = (
     "a", "b", "heat", "shape", "concurrency", "metric", "unit", "median_a", "median_b", "ratio", "ratio_low",
     "ratio_high", "judgement", "low_a", "high_a", "low_b", "high_b", "cv_a", "cv_b", "count_a", "count_b",
 )  # fmt: skip
-_TARGET_STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
 _STRIP = 150  # pixels of the picture of two ranges
 Stepped = tuple[SeriesHistory, tuple[float, ...]]  # with the moments at which its band begins anew
-
-
-def pick(asked: HistoryQuery, known: Sequence[str], series: Sequence[SeriesKey]) -> Markup:
-    """Boxes for targets, the series, and links for the window."""
-    boxes = [
-        tag(
-            "label",
-            void("input", type="checkbox", name="target", value=name, checked="" if name in asked.targets else None),
-            text(name),
-            class_="check",
-        )
-        for name in known
-    ]
-    options = [
-        tag("option", text(in_words(key)), value=name, selected="" if name == asked.series else None)
-        for key in series
-        for name in [series_of(key)]
-    ]
-    chosen = tag("label", text("Series "), tag("select", join(options), name="series")) if options else None
-    kept = void("input", type="hidden", name="window", value=asked.window) if asked.window else None
-    form = tag("form", *boxes, chosen, kept, tag("button", text("Compare")), method="get", class_="pick")
-    return tag("div", form, window_links("/compare", asked), class_="panel picker")
 
 
 def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
@@ -165,21 +141,27 @@ def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
     return [key_of(first, name) for name in shared or own]
 
 
-def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[Markup]:
+def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
     """The pictures first; the figures of each pair as they are worked out."""
     since, histories = _histories(store, asked, _chosen(store, asked))
     shares = {name: simulated_share(store, name, since, asked.until) for name in asked.targets}
-    if (said := simulated_words(shares)) is not None:
-        yield banner("simulated", "Simulated", said)
+    if (words := simulated_words(shares)) is not None:
+        yield _part("told_simulated", words=words)
+    caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
     if histories:
-        yield _figure(asked, since, histories, "hot")
+        yield _part("figure", name="hot", picture=_picture(asked, since, histories), caption=caption)
     cold = _cold(store, histories)
     if cold:
-        yield _figure(asked, since, _histories(store, asked, cold)[1], "cold")
+        drawn = _picture(asked, since, _histories(store, asked, cold)[1])
+        yield _part("figure", name="cold", picture=drawn, caption=caption)
     for place, pair in enumerate(pairs(site, store, asked, since)):
-        yield _pair(pair, place)
+        yield _part("pair_of", pair=pair, place=place, sentences=_usual_sentences(pair), kind_of=_kind_of)
     if len(asked.targets) < 2:
-        yield tag("p", text("Pick a second target to compare it with."), class_="below")
+        yield _part("alone")
+
+
+def _part(macro: str, **values: Any) -> str:
+    return render_macro("compare_parts.html", macro, **values, value_text=value_text, ranges=_ranges)
 
 
 def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
@@ -276,15 +258,14 @@ def _histories(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> 
     return since, [with_steps(series, history_of(series, key, since, asked.until)) for key in keys]
 
 
-def _figure(asked: HistoryQuery, since: float, histories: Sequence[Stepped], name: str) -> Markup:
+def _picture(asked: HistoryQuery, since: float, histories: Sequence[Stepped]) -> Picture:
     """Only what is told in the same unit stands on one axis."""
     unit = histories[0][0].key.metric.unit
     drawn_steps = [(one, steps) for one, steps in histories if one.key.metric.unit == unit]
     alike = [one for one, _ in drawn_steps]
     same = {series_of(one.key) for one in alike}
-    title = in_words(alike[0].key) if len(same) == 1 else f"{alike[0].key.heat} runs, {unit}"
-    drawn = Picture(
-        title=title,
+    return Picture(
+        title=in_words(alike[0].key) if len(same) == 1 else f"{alike[0].key.heat} runs, {unit}",
         words=f"{', '.join(one.key.target for one in alike)} on one axis.",
         unit=unit,
         since=since,
@@ -294,67 +275,24 @@ def _figure(asked: HistoryQuery, since: float, histories: Sequence[Stepped], nam
             for place, (one, steps) in enumerate(drawn_steps)
         ],
     )
-    caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
-    heading = tag("figcaption", tag("strong", text(title)), tag("span", text(caption)))
-    if drawn.empty:
-        return tag(
-            "figure", heading, tag("p", text("nothing was measured in this window"), class_="empty"), class_="wide"
-        )
-    return tag("figure", heading, series_picture(drawn, f"compare-{name}"), legend(drawn), class_="wide")
 
 
 def _label(history: SeriesHistory, kinds_drawn: int) -> str:
     return history.key.target if kinds_drawn == 1 else f"{history.key.target} ({in_words(history.key)})"
 
 
-def _pair(pair: TargetComparison, place: int) -> Markup:
-    told_rows = [row for row in pair.rows if row.sentence is not None]
-    usual = [
+def _usual_sentences(pair: TargetComparison) -> list[str]:
+    """Of one stream and a short answer."""
+    told = [row for row in pair.rows if row.sentence is not None]
+    return [
         words
-        for row, words in zip(told_rows, pair.sentences, strict=True)
+        for row, words in zip(told, pair.sentences, strict=True)
         if row.concurrency <= 1 and row.shape is not ProbeShape.LONG
     ]
-    told = tag("ul", *(tag("li", text(one)) for one in usual), class_="told") if usual else None
-    title = f"{pair.b} against {pair.a}"
-    if not pair.rows:
-        return section(f"pair{place}", title, tag("p", text("They have no figure in common yet."), class_="below"))
-    names = ("Kind of run", pair.a, pair.b, "Ratio, 95 %", "Ranges", "CV", f"{pair.b} is")  # fmt: skip
-    head = head_row(names)
-    below = f"Ratio: median of {pair.b} over that of {pair.a}. CV: spread over mean, of {pair.a} and {pair.b}."
-    models = {pair.model_a, pair.model_b} - {None}
-    if pair.same_model is False:
-        below += f" They serve different models: {pair.model_a} and {pair.model_b}."
-    elif models:
-        below += f" Model: {', '.join(str(model) for model in models)}."
-    rows_drawn = [_pair_row(row, pair) for row in pair.rows]
-    drawn = tag("div", table(title, [head], rows_drawn), class_="pair")
-    return section(f"pair{place}", title, told, drawn, tag("p", text(below), class_="below"))
 
 
-def _pair_row(row: TargetComparisonRow, pair: TargetComparison) -> Markup:
-    found, metric = row.versus, row.metric
-    ratio = found.ratio
-    interval = "" if ratio is None else f"{number(ratio.low, digits=2)} to {number(ratio.high, digits=2)}"
-    small = tag("small", text(interval))
-    ranges = " / ".join(_range(side, row) for side in (found.a, found.b))
-    kind = SeriesKey(pair.a, row.heat, row.shape, row.concurrency, metric)
-    return tag(
-        "tr",
-        tag("th", text(in_words(kind)), scope="row"),
-        *(tag("td", text(UNKNOWN if side is None else value_text(metric, side.median))) for side in (found.a, found.b)),
-        tag("td", tag("b", text(UNKNOWN if ratio is None else f"{number(ratio.estimate, digits=2)}×")), small),
-        tag("td", _ranges(found.a, found.b), tag("small", text(ranges))),
-        tag("td", text(" / ".join(_cv(side) for side in (found.a, found.b))), class_="soft"),
-        tag("td", text(found.judgement.value), class_=_TARGET_STYLES.get(found.judgement, "left soft")),
-    )  # fmt: skip
-
-
-def _range(side: WindowStats | None, row: TargetComparisonRow) -> str:
-    return UNKNOWN if side is None else f"{value_text(row.metric, side.low)} to {value_text(row.metric, side.high)}"
-
-
-def _cv(side: WindowStats | None) -> str:
-    return UNKNOWN if side is None or side.cv is None else percent(100 * side.cv, digits=1)
+def _kind_of(row: TargetComparisonRow) -> str:
+    return in_words(SeriesKey("any", row.heat, row.shape, row.concurrency, row.metric))
 
 
 def _ranges(a: WindowStats | None, b: WindowStats | None) -> Markup:
@@ -362,7 +300,7 @@ def _ranges(a: WindowStats | None, b: WindowStats | None) -> Markup:
     sides = [(a, theme.SERIES[0]), (b, theme.SERIES[1])]
     most = max((side.high for side, _ in sides if side is not None), default=0.0)
     if most <= 0:
-        return text(UNKNOWN)
+        return trusted(UNKNOWN)
     parts = []
     for place, (side, colour) in enumerate(sides):
         if side is not None:
@@ -379,8 +317,6 @@ def _ranges(a: WindowStats | None, b: WindowStats | None) -> Markup:
     return trusted(f'<svg class="range" viewBox="0 0 {_STRIP} 19" aria-hidden="true">{"".join(parts)}</svg>')
 
 
-_STYLES, _SCRIPTS = ("history.css",), ("history.js",)
-_LEAD = "Targets on one axis, warm and after a pause, and how many times as fast the one is as the other."
 _AT_FIRST = 3  # targets shown where none were picked
 
 
@@ -429,17 +365,16 @@ def _asked(store: Store | None, asked: HistoryQuery) -> HistoryQuery:
 def _targets_page(site: Site, store: Store | None, asked: HistoryQuery) -> Response:
     full = _asked(store, asked)
     if store is None or not full.targets:
-        return page(site, "compare", "Compare", _nothing_yet(), styles=_STYLES)
+        return page(site, "compare.html", title="Compare", runs=(), asked=full)
     known = all_targets(SeriesStore(store))
-    form = pick(full, known, kinds(store, full))
-    body = join([form, PLACE, _about_runs(), downloads("compare", full.query())])
     *others, last = asked.targets or ("",)
     title = f"Compare {', '.join(others)} and {last}" if others else "Compare"
-    frame = page(site, "compare", title, body, scripts=_SCRIPTS, styles=_STYLES, lead=_LEAD)
+    series = [(series_of(key), in_words(key)) for key in kinds(store, full)]
+    frame = page(site, "compare.html", title=title, runs=(), asked=full, known=known, series=series)
     return streamed(site, frame, _parts(site, full))
 
 
-def _parts(site: Site, asked: HistoryQuery) -> Iterator[Markup]:
+def _parts(site: Site, asked: HistoryQuery) -> Iterator[str]:
     with site.store() as store:
         if store is not None:
             yield from parts(site, store, asked)
@@ -448,32 +383,11 @@ def _parts(site: Site, asked: HistoryQuery) -> Iterator[Markup]:
 def _runs_page(site: Site, store: Store | None, names: str) -> Response:
     ids = runs_named(names)
     runs = found_runs(store, ids)
-    body = join([PLACE, downloads("compare", f"runs={','.join(ids)}")])
-    return streamed(
-        site, page(site, "compare", f"Compare {len(runs)} runs", body, styles=_STYLES), _run_parts(site, ids)
-    )
+    frame = page(site, "compare.html", title=f"Compare {len(runs)} runs", runs=ids, asked=None)
+    return streamed(site, frame, _run_parts(site, ids))
 
 
-def _run_parts(site: Site, ids: Sequence[str]) -> Iterator[Markup]:
+def _run_parts(site: Site, ids: Sequence[str]) -> Iterator[str]:
     with site.store() as store:
         if store is not None:
             yield from runs_parts(site, store, found_runs(store, ids))
-
-
-def _about_runs() -> Markup:
-    link = tag("a", text("runs"), href="/runs")
-    return tag(
-        "p", text("Stored "), link, text(" are compared from their list: tick two, press Compare."), class_="below"
-    )
-
-
-def _nothing_yet() -> Markup:
-    return tag(
-        "div",
-        tag(
-            "p", text("No target is watched yet. Two of them can be compared here, such as one's own box and a cloud:")
-        ),
-        tag("pre", tag("code", text("skep monitor add box --url http://127.0.0.1:8400/v1\nskep monitor run"))),
-        _about_runs(),
-        class_="panel",
-    )

@@ -5,29 +5,44 @@ Without a target it shows all of them, small. Everything on screen is also JSON 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from html import escape
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from skep.monitor.describe import describe_stats
+from skep.monitor.describe import describe_change, describe_stats, span_of_time
 from skep.monitor.history import SeriesHistory
-from skep.monitor.records import DAY_S, SeriesChange, SeriesKey, SeriesSpan, SpanKind
+from skep.monitor.records import DAY_S, SeriesChange, SeriesKey, SeriesMetric, SeriesSpan, SpanKind
 from skep.monitor.store import SeriesStore
 from skep.report import theme
-from skep.report.markup import Markup, join, section, tag, text, trusted
-from skep.report.series_chart import Band, ChangeMark, Frame, Track, band_path, frame_of, line_path, value_range
-from skep.report.ticks import tick_number, time_ticks, when
+from skep.report.markup import Markup, trusted
+from skep.report.series_chart import (
+    Band,
+    ChangeMark,
+    Flag,
+    Frame,
+    Picture,
+    Track,
+    band_path,
+    frame_of,
+    line_path,
+    series_picture,
+    shift_label,
+    value_range,
+)
+from skep.report.ticks import tick_number, time_ticks
 from skep.stats.rolling import window_stats
 from skep.store.database import Store
-from skep.units import printable
+from skep.units import milliseconds, number, percent, printable
 from skep.web.context import Site
 from skep.web.history_data import (
+    HistoryQuery,
+    HostLine,
     TargetHistory,
     all_targets,
     begin,
@@ -35,30 +50,19 @@ from skep.web.history_data import (
     complete,
     first_moment,
     gather,
+    in_words,
     known_target,
+    read_query,
+    series_of,
     simulated_share,
     stepped,
     steps_of,
 )
-from skep.web.history_parts import (
-    alerts_table,
-    changes_table,
-    events_table,
-    history_figure,
-    host_figures,
-    idle_table,
-    key_title,
-    pick_form,
-    shift_of,
-    simulated_banner,
-    stats_table,
-    value_text,
-)
-from skep.web.history_query import HistoryQuery, in_words, read_query
-from skep.web.layout import PLACE, downloads, page, streamed
-from skep.web.notes import note_form
+from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, json_answer
 
+_MOST_ROWS = 300  # of the table behind a picture
+_MOST_FLAGS = 60
 SIZE = (320, 96)
 _MOST_DAYS = 5  # moments told beneath it
 
@@ -118,46 +122,49 @@ _BY_DAYS_S = 45 * DAY_S  # of a longer window the days are drawn
 _SMOOTH = 24  # neighbours whose median is drawn
 
 
-def target_cards(store: Store, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[Markup]:
+def target_cards(store: Store, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
     series = SeriesStore(store)
     open_now = {alert.target for alert in series.alerts(open_only=True)}
-    yield trusted('<div class="series-cards">')
+    yield '<div class="series-cards">'
     for name in targets:
-        simulated = simulated_share(store, name, asked.since or 0.0, asked.until) > 0
-        yield _card(series, asked, name, alarmed=name in open_now, simulated=simulated)
-    yield trusted("</div>")
+        key, _ = chosen_key(series, name, asked.series)
+        yield _part(
+            "card",
+            asked=asked,
+            target=name,
+            key=key,
+            trend=None if key is None else trend_of(series, asked, key),
+            alarmed=name in open_now,
+            is_simulated=simulated_share(store, name, asked.since or 0.0, asked.until) > 0,
+        )
+    yield "</div>"
 
 
-def _card(series: SeriesStore, asked: HistoryQuery, target: str, *, alarmed: bool, simulated: bool) -> Markup:
-    key, _ = chosen_key(series, target, asked.series)
-    link = tag("a", text(target), href=f"/history?{asked.of(target).query()}")
-    flags = [tag("span", text("alert"), class_="flag rose")] if alarmed else []
-    if simulated:
-        flags.append(tag("span", text("simulated"), class_="flag sky"))
-    heading = tag("h2", link, *flags)
-    if key is None:
-        return tag("article", heading, tag("p", text("no figure yet"), class_="nothing"), class_="series-card")
+@dataclass(frozen=True, slots=True)
+class TargetTrend:
+    """One series over the window, small: its last value, its picture and a sentence."""
+
+    at: float
+    middle: float
+    words: str
+    picture: Markup
+
+
+def trend_of(series: SeriesStore, asked: HistoryQuery, key: SeriesKey) -> TargetTrend | None:
+    """None: nothing was measured in the window."""
     since = first_moment(series, key, asked.until) if asked.since is None else asked.since
     kind = SpanKind.DAY if asked.until - since > _BY_DAYS_S else SpanKind.HOUR
     width_s = (_SMOOTH if kind is SpanKind.HOUR else 7) * kind.seconds
     known = [span for span in series.spans(key, kind, since - width_s, asked.until) if span.count]
     spans = [span for span in known if span.start >= since]
     if not spans:
-        return tag("article", heading, tag("p", text("nothing in this window"), class_="nothing"), class_="series-card")
+        return None
     steps = steps_of(series, key, since - width_s, asked.until)
     band = [row for row in _band(known, steps, width_s, kind.seconds / 2) if row[0] >= since]
-    shifts = [shift_of(one) for one in series.changes(target, since) if one.key == key and one.at < asked.until]
-    says = _words(key, spans, shifts[-1].words if shifts else None, asked.until - since)
-    at, middle = spans[-1].start, band[-1][1]
-    now = tag(
-        "p",
-        tag("b", text(value_text(key.metric, middle))),
-        text(f"{key.metric.unit} · " if value_text(key.metric, middle)[-1:].isdigit() else " · "),
-        tag("span", text(f"{in_words(key)}, {when(at)}")),
-        class_="stands",
-    )
-    picture = spark(Track(target, (), band, steps=steps), since, asked.until, says, shifts=shifts)
-    return tag("article", heading, now, picture, tag("p", text(says), class_="says"), class_="series-card")
+    shifts = [shift_of(one) for one in series.changes(key.target, since) if one.key == key and one.at < asked.until]
+    words = _words(key, spans, shifts[-1].words if shifts else None, asked.until - since)
+    picture = spark(Track(key.target, (), band, steps=steps), since, asked.until, words, shifts=shifts)
+    return TargetTrend(spans[-1].start, band[-1][1], words, picture)
 
 
 def _band(spans: Sequence[SeriesSpan], steps: Sequence[float], width_s: float, half_s: float) -> list[Band]:
@@ -171,6 +178,82 @@ def _words(key: SeriesKey, spans: Sequence[SeriesSpan], change: str | None, leng
         return change
     stats = window_stats(span.median for span in spans)
     return "" if stats is None else describe_stats(stats, key.metric, length_s)
+
+
+def picture_of(
+    view: TargetHistory, history: SeriesHistory, *, flags: bool = True, steps: Sequence[float] = ()
+) -> Picture:
+    title = in_words(history.key)
+    events = history.events[-_MOST_FLAGS:] if flags else ()
+    first = len(history.events) - len(events) + 1
+    return Picture(
+        title=title,
+        words=" ".join(history.sentences) or title,
+        unit=history.key.metric.unit,
+        since=view.since,
+        until=view.until,
+        tracks=[track_of(history, theme.SKY, steps=steps)],
+        shifts=[shift_of(change) for change in history.changes],
+        flags=[Flag(event.at, first + place, event.text) for place, event in enumerate(events)],
+        failed=view.failed,
+        missed=view.missed,
+        band_words=f"rolling median of {span_of_time(history.band_s)}, with the middle half",
+    )
+
+
+def track_of(history: SeriesHistory, colour: str, name: str | None = None, steps: Sequence[float] = ()) -> Track:
+    """Where the window is long there are hours or days instead of points: their middle, from p10 to p90."""
+    band = history.band or [(span.start, span.median, span.p10, span.p90) for span in history.spans]
+    return Track(name or history.key.target, history.points, band, colour, steps)
+
+
+def shift_of(change: SeriesChange) -> ChangeMark:
+    levels, words = (change.before, change.after), describe_change(change).replace("-", "−")
+    return ChangeMark(change.at, change.between, shift_label(change.ratio), words, change.worse, levels)
+
+
+def coverage_words(coverage: Mapping[str, int]) -> str:
+    total = sum(coverage.values())
+    if not total:
+        return "No probe was due in this window."
+    parts = ", ".join(f"{count:,} {name}" for name, count in coverage.items() if count)
+    return f"Of {total:,} probes that were due in this window: {parts}."
+
+
+def host_words(line: HostLine) -> str:
+    values = [point.value for point in line.points]
+    return f"{number(min(values), digits=0)} to {number(max(values), digits=0)} {line.unit} at the time of the probes"
+
+
+def host_picture(view: TargetHistory, line: HostLine, words: str) -> str:
+    drawn = Picture(
+        title=f"{line.name} of the machine",
+        words=words,
+        unit=line.unit,
+        since=view.since,
+        until=view.until,
+        tracks=[Track(line.name, line.points, (), theme.HONEY)],
+    )
+    return series_picture(drawn, f"host-{line.unit.strip('°').lower()}", size="small")
+
+
+def simulated_words(shares: Mapping[str, float]) -> str | None:
+    """By target: the share of its probes that no model answered. None: a model answered them all."""
+    some = {name: share for name, share in shares.items() if share > 0}
+    if not some:
+        return None
+    if min(shares.values()) >= 1:
+        return "No model answered these probes: the figures are a prediction."
+    of_whom = [f"{'all' if share >= 1 else percent(100 * share)} of those of {name}" for name, share in some.items()]
+    return f"No model answered some of these probes: {', '.join(of_whom)} are a prediction."
+
+
+def value_text(metric: SeriesMetric, value: float | None) -> str:
+    if metric is SeriesMetric.TTFT_MS:
+        return milliseconds(value)
+    if metric is SeriesMetric.QUALITY:
+        return percent(None if value is None else 100 * value)
+    return number(value)
 
 
 CSV_COLUMNS = (
@@ -267,12 +350,6 @@ def _row(target: str, series: str, kind: str, at: float, **more: Any) -> tuple[A
     return tuple(told.get(column) for column in CSV_COLUMNS)
 
 
-_LEAD = (
-    "Each target over time: its median, and the middle half of its values around it. Pick one for all there is of it."
-)
-_STYLES, _SCRIPTS = ("history.css",), ("history.js",)
-
-
 def routes(site: Site) -> list[BaseRoute]:
     def show(request: Request) -> Response:
         asked = read_query(request.query_params, site.clock())
@@ -281,9 +358,21 @@ def routes(site: Site) -> list[BaseRoute]:
             for name in asked.targets:
                 known_target(name, targets)
             if store is None or not targets:
-                return page(site, "history", "History", _nothing_yet(), styles=_STYLES)
+                return page(site, "history.html", targets=(), asked=asked)
             keys = chosen_key(SeriesStore(store), asked.targets[0], asked.series) if asked.targets else (None, ())
-        return streamed(site, _frame(site, asked, targets, *keys), _parts(site, asked, targets))
+        # All of the page but its parts can be shown before the store is asked for a figure.
+        frame = page(
+            site,
+            "history.html",
+            asked=asked,
+            targets=targets,
+            key=keys[0],
+            keys=keys[1],
+            probed=[name for name in targets if not name.startswith("gateway:")],
+            in_words=in_words,
+            series_of=series_of,
+        )
+        return streamed(site, frame, _parts(site, asked, targets))
 
     def as_json(request: Request) -> Response:
         asked = read_query(request.query_params, site.clock())
@@ -299,23 +388,7 @@ def routes(site: Site) -> list[BaseRoute]:
     return [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
 
 
-def _frame(
-    site: Site, asked: HistoryQuery, targets: Sequence[str], key: SeriesKey | None, keys: Sequence[SeriesKey]
-) -> HTMLResponse:
-    """All of the page but its parts: what can be shown before the store was asked for a figure."""
-    parts = [pick_form(asked, targets, key, keys), PLACE]
-    if len(asked.targets) > 1:
-        link = tag("a", text("These targets on one axis"), href=f"/compare?{asked.query()}")
-        parts.append(tag("p", link, class_="below"))
-    probed = [name for name in targets if not name.startswith("gateway:")]
-    note = note_form(site, probed, f"/history?{asked.query()}", asked.targets[0] if len(asked.targets) == 1 else "")
-    whole = join([*parts, *([note] if note else []), downloads("history", asked.query())])
-    title = "History" if len(asked.targets) != 1 else f"History of {asked.targets[0]}"
-    lead = "" if asked.targets else _LEAD
-    return page(site, "history", title, whole, scripts=_SCRIPTS, styles=_STYLES, lead=lead)
-
-
-def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[Markup]:
+def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
     with site.store() as store:
         if store is None:
             return
@@ -323,8 +396,8 @@ def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[
             yield from target_cards(store, asked, targets)
         for place, name in enumerate(asked.targets):
             view = begin(store, asked, name)
-            yield _first(view, place, alone=len(asked.targets) == 1)
-            yield _rest(_shown(site, complete(store, view)), place)
+            yield _part("first", view=view, place=place, anchor=f"t{place}", alone=len(asked.targets) == 1)
+            yield _part("rest", view=_shown(site, complete(store, view)), place=place)
 
 
 def _views(site: Site, store: Store | None, asked: HistoryQuery) -> list[TargetHistory]:
@@ -345,74 +418,23 @@ def _shown(site: Site, view: TargetHistory) -> TargetHistory:
     return replace(view, alerts=bare)
 
 
-def _first(view: TargetHistory, place: int, *, alone: bool) -> Markup:
-    """What the series did, in words and as a picture."""
-    anchor = f"t{place}"
-    if view.key is None or view.history is None:
-        told = "was probed without a figure so far" if view.failed else "was not probed yet"
-        return section(anchor, view.target, tag("p", text(f"{view.target} {told}."), class_="below"))
-    history = view.history
-    lead, rest = history.sentences[:1], history.sentences[1:]
-    return section(
-        anchor,
-        in_words(view.key) if alone else key_title(view.key),
-        simulated_banner(view),
-        tag("p", text(lead[0]), class_="told-first") if lead else None,
-        history_figure(view, history, f"c{place}", title=in_words(view.key), steps=view.steps, headed=True),
-        tag("ul", *(tag("li", text(one)) for one in rest), class_="told") if rest else None,
-        stats_table(history),
-    )
+def _part(macro: str, **values: Any) -> str:
+    return render_macro("history_parts.html", macro, **values, **_FUNCTIONS)
 
 
-def _rest(view: TargetHistory, place: int) -> Markup:
-    if view.history is None:
-        return join([])
-    parts = [
-        _titled("What changed", changes_table(view.history.changes)),
-        _titled("What happened", events_table(view.history.events, view.around)),
-        _titled("Alerts", alerts_table(view.alerts)),
-        _cold(view, place),
-        _machine(view),
-    ]
-    return tag("section", *parts, aria_label=f"More of {view.target}")
-
-
-def _cold(view: TargetHistory, place: int) -> Markup | None:
-    """The first request after a pause, beside the hot ones that hide it."""
-    if view.cold is None:
-        return None
-    figure = history_figure(
-        view, view.cold, f"c{place}-cold", title=in_words(view.cold.key), flags=False, steps=view.cold_steps
-    )
-    told = tag("ul", *(tag("li", text(one)) for one in view.cold.sentences), class_="told")
-    return join(
-        [
-            tag("h3", text("Cold: the first request after a pause")),
-            *([told] if view.cold.sentences else []),
-            figure,
-            idle_table(view.idle, view.cold.key.metric) or join([]),
-        ]
-    )
-
-
-def _machine(view: TargetHistory) -> Markup | None:
-    figures = host_figures(view)
-    if figures is None:
-        return None
-    said = f"Throttled by: {', '.join(view.throttled)}." if view.throttled else "No throttling was seen."
-    return join(
-        [tag("h3", text("The machine at the time of the probes")), figures, tag("p", text(said), class_="below")]
-    )
-
-
-def _titled(title: str, body: Markup | None) -> Markup | None:
-    return None if body is None else join([tag("h3", text(title)), body])
-
-
-def _nothing_yet() -> Markup:
-    return tag(
-        "div",
-        tag("p", text("Nothing is watched yet. A target is probed every hour once it was added:")),
-        tag("pre", tag("code", text("skep monitor add NAME --url http://127.0.0.1:8400/v1\nskep monitor run"))),
-        class_="panel",
-    )
+_FUNCTIONS = {
+    "MOST_ROWS": _MOST_ROWS,
+    **{
+        function.__name__: function
+        for function in (
+            coverage_words,
+            host_picture,
+            host_words,
+            in_words,
+            picture_of,
+            shift_label,
+            simulated_words,
+            value_text,
+        )
+    },
+}

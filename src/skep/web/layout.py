@@ -1,24 +1,32 @@
-"""The frame of every page: head, navigation, main part, footer. Pages hand over their body as markup.
+"""The templates of `templates/`, and the answers that are made from them.
 
-Nothing inline runs: scripts and style sheets are files of the package, and the headers forbid everything else.
+What a template shows is escaped; markup that skep itself drew is let through with `|safe`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from html import escape
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
+from markupsafe import Markup
 from starlette.responses import HTMLResponse, StreamingResponse
 
-from skep import __version__
+from skep import __version__, units
 from skep.errors import SkepError
+from skep.monitor.records import DAY_S
 from skep.report import theme
-from skep.report.markup import Markup, join, tag, text, trusted
-from skep.report.ticks import zone_name
-from skep.units import printable
+from skep.report.series_chart import legend, series_picture
+from skep.report.ticks import when, zone_name
 from skep.web.assets import asset
 from skep.web.context import Site
+
+log = logging.getLogger("skep.web")
 
 # Name, address, title, the key that goes there after `g`.
 PAGES = (
@@ -29,118 +37,66 @@ PAGES = (
     ("plan", "/plan", "Plan", "p"),
     ("tuning", "/tuning", "Tuning", "t"),
 )
-_MARK = (
-    f'<svg viewBox="0 0 24 24" aria-hidden="true" fill="none" stroke="{theme.HONEY}" stroke-width="2"'
-    ' stroke-linecap="round"><path d="M7.5 6.5h9M5.3 11h13.4M4 15.5h16M3.5 20h17M9.5 2.5h5"/>'
-    f'<circle cx="12" cy="20" r="2.6" fill="{theme.HONEY}" stroke="none"/></svg>'
-)
+LONGEST_NOTE = 200
+PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
+_UNITS = ("milliseconds", "moment", "number", "percent", "seconds", "shortened")
+_LINE_BREAK = re.compile(r"(\A|>)?\s*\n\s*(?=(<|\Z)?)")
 
 
-def page(
-    site: Site,
-    current: str,
-    title: str,
-    body: Markup,
-    *,
-    scripts: tuple[str, ...] = (),
-    styles: tuple[str, ...] = (),
-    lead: str = "",
-    status: int = 200,
-) -> HTMLResponse:
-    """`current` is the name of one of PAGES, or "" for none. `scripts` and `styles` name files in `static/`."""
-    main = tag(
-        "main",
-        tag("h1", text(title)),
-        tag("p", text(lead), class_="lead") if lead else None,
-        body,
-        id="main",
-        tabindex="-1",
+class JoinedLines(Extension):
+    """A line break beside a tag or an expression is not content, so that templates can be indented."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        for token in stream:
+            joined = _LINE_BREAK.sub(_without_break, token.value) if token.type == "data" else token.value
+            yield Token(token.lineno, token.type, joined)
+
+
+def _without_break(found: re.Match[str]) -> str:
+    before, after = found.groups()
+    return " " if before is None and after is None else before or ""
+
+
+@cache
+def environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("skep.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        extensions=[JoinedLines],
     )
-    frame = (
-        tag("a", text("Skip to content"), href="#main", class_="skip"),
-        _header(site, current),
-        main,
-        _footer(site),
-        _help(),
-    )
-    attributes = {"lang": "en", "data_page": current}
-    whole = tag("html", _head(title, ("keys.js", *scripts), ("skep.css", *styles)), tag("body", *frame), **attributes)
-    return HTMLResponse(f"<!doctype html>\n{whole}\n", status_code=status)
+    made.globals |= {
+        "PAGES": PAGES,
+        "LONGEST_NOTE": LONGEST_NOTE,
+        "PLACE": PLACE,
+        "asset": asset,
+        "legend": legend,
+        "series_picture": series_picture,
+        "theme": theme,
+        "version": __version__,
+        "zone_name": zone_name,
+    }
+    made.filters |= {"ago": ago, "minute": minute, "span": span, "when": when}
+    made.filters |= {name: getattr(units, name) for name in _UNITS}
+    return made
 
 
-def void(name: str, /, **attributes: str | None) -> Markup:
-    """An element without content, such as `input`. `""` writes an attribute without value."""
-    written = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + (f'="{escape(printable(value))}"' if value else "")
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return trusted(f"<{name}{written}>")
+def render(template: str, **values: Any) -> str:
+    """Return the markup that a file of `templates/` makes of the values."""
+    return environment().get_template(template).render(values)
 
 
-def head_row(names: Sequence[str], left: Sequence[str] = ()) -> Markup:
-    """Return the header row of a table. Columns of words, named in `left`, are set to the left."""
-    return tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None) for name in names))
+def render_macro(template: str, macro: str, **values: Any) -> str:
+    """Return what a macro without arguments of that file makes, where the values are its variables."""
+    return str(getattr(environment().get_template(template).make_module(values), macro)())
 
 
-def downloads(name: str, query: str = "") -> Markup:
-    """Links to what is on screen as JSON and CSV, with the same query string."""
-    end = f"?{query}" if query else ""
-    links = join(
-        tag("a", text(kind.upper()), href=f"/api/{name}.{kind}{end}", download=f"skep-{name}.{kind}")
-        for kind in ("json", "csv")
-    )
-    return tag("p", text("This page as "), links, class_="downloads")
+def page(site: Site, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    return HTMLResponse(render(template, site=site, status=status, **values), status_code=status)
 
 
-def _head(title: str, scripts: tuple[str, ...], styles: tuple[str, ...]) -> Markup:
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width,initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", text(f"{title} · skep")),
-        tag("link", rel="icon", type="image/svg+xml", href=asset("icon.svg")),
-        *(tag("link", rel="stylesheet", href=asset(name)) for name in dict.fromkeys(styles)),
-        *(tag("script", src=asset(name), defer="") for name in dict.fromkeys(scripts)),
-    )
-
-
-def _header(site: Site, current: str) -> Markup:
-    links = join(
-        tag("li", tag("a", text(title), href=address, aria_current="page" if name == current else None, data_key=key))
-        for name, address, title, key in PAGES
-    )
-    home = tag("a", trusted(_MARK), tag("b", text("skep")), href="/", class_="mark", aria_label="skep, now")
-    leave = (
-        tag("form", tag("button", text("Log out"), class_="plain"), method="post", action="/logout", class_="leave")
-        if site.guarded
-        else None
-    )
-    return tag("header", home, tag("nav", tag("ul", links), aria_label="Pages"), leave, class_="top")
-
-
-def _footer(site: Site) -> Markup:
-    shown = " · read-only, public" if site.public else ""
-    shown += f" · times in {zone_name(site.clock())}"
-    keys = tag("span", text(" · press "), tag("kbd", text("?")), text(" for keys"), class_="hint")
-    return tag("footer", text(f"skep {__version__}{shown}"), keys)
-
-
-def _help() -> Markup:
-    rows = [(f"g {key} or {place}", title) for place, (_, _, title, key) in enumerate(PAGES, 1)]
-    rows += [("/", "first field of the page"), ("?", "this help"), ("Esc", "close it")]
-    pairs = join(tag("div", tag("dt", tag("kbd", text(keys))), tag("dd", text(what))) for keys, what in rows)
-    close = tag("form", tag("button", text("Close")), method="dialog")
-    return tag("dialog", tag("h2", text("Keys"), id="keys-title"), tag("dl", pairs), close, id="keys",
-               aria_labelledby="keys-title")  # fmt: skip
-
-
-log = logging.getLogger("skep.web")
-PLACE = trusted("<!--parts-->")  # of the parts, in the body handed to `page`
-
-
-def streamed(site: Site, whole: HTMLResponse, parts: Iterator[Markup]) -> StreamingResponse:
+def streamed(site: Site, whole: HTMLResponse, parts: Iterator[str]) -> StreamingResponse:
     """`whole` has PLACE in it once. What goes wrong once the page has begun is told on it, in place of the rest."""
     before, _, after = bytes(whole.body).partition(PLACE.encode())
 
@@ -150,15 +106,43 @@ def streamed(site: Site, whole: HTMLResponse, parts: Iterator[Markup]) -> Stream
             for part in parts:
                 yield part.encode()
         except SkepError as error:
-            told = "this cannot be shown right now" if site.public else error.message
-            yield _told(told)
+            yield _alert("this cannot be shown right now" if site.public else error.message)
         except Exception as error:  # the border of the process: the reader gets a whole page, the log the reason
             log.error("page.failed error=%r", error)
-            yield _told("the rest of this page could not be made")
+            yield _alert("the rest of this page could not be made")
         yield after
 
     return StreamingResponse(pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8")
 
 
-def _told(words: str) -> bytes:
-    return tag("p", text(words), class_="banner incomplete", role="alert").encode()
+def minute(unix_time: float) -> str:
+    """As `moment`, without the seconds: a list of runs needs none."""
+    return units.moment(unix_time)[: len("2026-11-15 20:52")]
+
+
+def ago(then: float, now: float) -> str:
+    """How long ago it was; never finer than it is redrawn."""
+    passed = max(0.0, now - then)
+    return units.moment(then) if passed > 14 * DAY_S else span(passed) if passed >= 60 else "a minute"
+
+
+def span(seconds: float) -> str:
+    """Two units at most: "42 s", "5 min", "3 h 12 min", "2 d 4 h"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    hours, days = minutes // 60, minutes // 1440
+    if days:
+        return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
+    if hours:
+        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
+    return f"{minutes} min"
+
+
+def _printable(value: object) -> object:
+    """What an expression of a template writes; markup is left as it is, None is nothing."""
+    return value if hasattr(value, "__html__") else "" if value is None else units.printable(str(value))
+
+
+def _alert(words: str) -> bytes:
+    return Markup('<p class="banner incomplete" role="alert">{}</p>').format(units.printable(words)).encode()

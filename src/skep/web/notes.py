@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -12,14 +11,11 @@ from starlette.routing import BaseRoute, Route
 from skep.errors import UserError
 from skep.monitor.records import EventKind, MonitorEvent
 from skep.monitor.store import SeriesStore
-from skep.report.markup import Markup, join, tag, text
 from skep.store.database import open_store
 from skep.units import printable
 from skep.web.context import Site
-from skep.web.layout import void
+from skep.web.layout import LONGEST_NOTE
 from skep.web.responses import form_of, way_back
-
-LONGEST_NOTE = 200
 
 
 def routes(site: Site) -> list[BaseRoute]:
@@ -46,26 +42,3 @@ def write_note(site: Site, note: str, target: str) -> None:
         if target:
             series.target(target)  # raises for an unknown one
         series.append_event(MonitorEvent(site.clock(), EventKind.NOTE, words, target or None))
-
-
-def note_form(site: Site, targets: Sequence[str], back: str = "/", chosen: str = "") -> Markup | None:
-    """For the foot of a page; None where nothing may be written. `chosen` is the target that it is about."""
-    if not site.writable:
-        return None
-    options = [
-        tag("option", text("all targets"), value=""),
-        *(tag("option", text(name), selected="" if name == chosen else None) for name in targets),
-    ]
-    fields = (
-        tag("label", text("Write a note on the time axis: before and after it are compared"), for_="note"),
-        tag(
-            "div",
-            void("input", id="note", name="text", required="", maxlength=str(LONGEST_NOTE), autocomplete="off",
-                 placeholder="what was changed just now"),
-            tag("select", join(options), name="target", aria_label="Target") if targets else None,
-            void("input", type="hidden", name="next", value=back),
-            tag("button", text("Add")),
-            class_="row",
-        ),
-    )  # fmt: skip
-    return tag("form", *fields, method="post", action="/notes", class_="panel note-form")

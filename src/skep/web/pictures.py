@@ -15,12 +15,11 @@ from pathlib import Path
 from starlette.responses import Response
 
 from skep import __version__
-from skep.report.markup import Markup, join, tag, text, trusted
+from skep.report.markup import Markup, trusted
 from skep.report.stored import run_page, run_picture, runs_page, runs_picture, without_texts
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web.context import Site
-from skep.web.layout import void
 
 MOST_COMPARED = 8
 _PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file
@@ -130,27 +129,10 @@ def body_of(report: str) -> Markup:
     return trusted(_STYLED.sub("", main.replace(_STACKED, ' class="stack"')))
 
 
-def lead_of(report: str) -> Markup | None:
-    """The sentence above the first figure, where there is one."""
-    found = _LEAD.search(report.partition("<main>")[0])
-    return trusted(found[0]) if found else None
-
-
 def report_parts(report: str) -> Markup:
-    """What a page of the dashboard shows of a report: its sentence and its main part."""
-    return join([lead_of(report) or text(""), tag("div", body_of(report), class_="report")])
-
-
-def fetched(address: str, otherwise: str, what: str, meanwhile: Markup | None = None) -> Markup:
-    """A place that `runs.js` fills with what is at `address`; without a script there is a link to `otherwise`."""
-    wait = tag("p", text(f"Drawing {what} …"), class_="waiting", role="status")
-    link = tag("noscript", tag("p", tag("a", text(f"Show {what}"), href=otherwise)))
-    return tag("div", meanwhile, wait, link, data_fetch=address, class_="fetched")
-
-
-def image(address: str, label: str) -> Markup:
-    """A picture that is drawn when it is asked for; the page does not wait for it."""
-    return void("img", src=address, alt=label, loading="lazy", decoding="async", class_="drawn")
+    """What a page of the dashboard shows of a report: the sentence above its first figure and its main part."""
+    lead = _LEAD.search(report.partition("<main>")[0])
+    return trusted(f'{lead[0] if lead else ""}<div class="report">{body_of(report)}</div>')
 
 
 def svg_answer(body: str, *, final: bool) -> Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -19,22 +20,21 @@ from starlette.routing import BaseRoute, Route
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
 from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, document, nothing_fits
-from skep.errors import DoesNotFit, SkepError, UserError
+from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.candidates import ENGINES
 from skep.planner.quants import QUANTS
-from skep.report.markup import Markup, join, tag, text
+from skep.web import plan_chart
 from skep.web.context import Site
-from skep.web.layout import downloads, page, void
-from skep.web.pictures import fetched
-from skep.web.plan_measured import MeasuredRun, measured_of
-from skep.web.plan_parts import COLUMNS, plan_parts, plan_rows
-from skep.web.responses import csv_answer, json_answer, marked
+from skep.web.layout import page, render
+from skep.web.plan_measured import MOST_DRAWN, MeasuredRun, measured_of
+from skep.web.responses import csv_answer, json_answer
 from skep.web.run_cache import RunCache
 
+Document = Mapping[str, Any]
 OWN = "this"  # machine
 MOST_CARDS, MOST_AGENTS, MOST_TOKENS = 64, 4096, 1_000_000
-_LONGEST_RIG = 200
+LONGEST_RIG = 200
 _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
@@ -57,6 +57,12 @@ class PlanQuery:
     @property
     def own_machine(self) -> bool:
         return not self.rig and self.card == OWN
+
+    @property
+    def unusual(self) -> bool:
+        """Whether a field is used that the form does not show at first."""
+        names = ("rig", "engine", "quant", "goal", "shape", "input_tokens", "output_tokens")
+        return any(getattr(self, name) != getattr(USUAL, name) for name in names)
 
     def flags(self) -> PlanFlags:
         """As `skep plan` would get them."""
@@ -105,7 +111,7 @@ def read_query(query: QueryParams) -> PlanQuery:
         _model(query.get("model", "").strip()),
         _card(query.get("card", "").strip()),
         _number(query, "count", 1, MOST_CARDS),
-        query.get("rig", "").strip()[:_LONGEST_RIG],
+        query.get("rig", "").strip()[:LONGEST_RIG],
         _number(query, "agents", USUAL.agents, MOST_AGENTS),
         _one_of(query, "engine", (*ENGINES, "all"), ""),
         _one_of(query, "quant", tuple(QUANTS), ""),
@@ -115,37 +121,6 @@ def read_query(query: QueryParams) -> PlanQuery:
         _number(query, "output_tokens", USUAL.output_tokens, MOST_TOKENS),
     )
     return replace(asked, count=1) if asked.own_machine or asked.rig else asked
-
-
-def plan_form(asked: PlanQuery) -> Markup:
-    models = [("", "choose a model"), *((one.id, one.title) for one in geometries().values())]
-    engines = [("", "as the model wants"), *((name, name) for name in ENGINES), ("all", "all, side by side")]
-    quants = [("", "the best that fits"), *((one.id, one.title) for one in QUANTS.values())]
-    main = [
-        _select("model", "Model", models, asked.model),
-        _input("count", "Cards", asked.count, MOST_CARDS),
-        _cards(asked.card),
-        _input("agents", "Agents at once", asked.agents, MOST_AGENTS),
-        tag("button", text("Plan")),
-    ]
-    rig = void("input", name="rig", value=asked.rig, maxlength=str(_LONGEST_RIG),
-               placeholder="2x rtx-3090: nvlink(0-1)")  # fmt: skip
-    more = [
-        _select("engine", "Engine", engines, asked.engine),
-        _select("quant", "Format of the weights", quants, asked.quant),
-        _select("goal", "Goal", [(name, name) for name in GOALS], asked.goal),
-        _select("shape", "Shape of the load", [(name, name) for name in SHAPES], asked.shape),
-        _input("input_tokens", "Tokens of a prompt", asked.input_tokens, MOST_TOKENS),
-        _input("output_tokens", "Tokens of an answer", asked.output_tokens, MOST_TOKENS),
-        tag("label", text("Or the cards in words"), rig),
-    ]
-    unusual = asked.rig or any(
-        getattr(asked, name) != getattr(USUAL, name)
-        for name in ("engine", "quant", "goal", "shape", "input_tokens", "output_tokens")
-    )
-    details = tag("details", tag("summary", text("More")), tag("div", *more, class_="filters"),
-                  open="" if unusual else None)  # fmt: skip
-    return tag("form", tag("div", *main, class_="filters"), details, method="get", action="/plan", class_="plan panel")
 
 
 def _model(name: str) -> str:
@@ -162,30 +137,24 @@ def _card(name: str) -> str:
     return OWN if name in ("", OWN) else device(name[:120]).id
 
 
-def _cards(chosen: str) -> Markup:
+def form_choices() -> dict[str, Any]:
+    """What the fields of the form offer: values and words."""
     by_maker: dict[str, list[tuple[str, str]]] = {}
     for one in devices().values():
         title = f"{one.title}, {one.memory_gib:g} GiB"
         by_maker.setdefault(_MAKERS.get(one.vendor, one.vendor.title()), []).append((one.id, title))
-    groups = [tag("optgroup", _options(cards, chosen), label=maker) for maker, cards in by_maker.items()]
-    own = _options([(OWN, "this machine's own")], chosen)
-    return tag("label", text("Card"), tag("select", own, *groups, name="card"))
-
-
-def _select(name: str, label: str, options: list[tuple[str, str]], chosen: str) -> Markup:
-    return tag("label", text(label), tag("select", _options(options, chosen), name=name))
-
-
-def _options(options: list[tuple[str, str]], chosen: str) -> Markup:
-    return join(
-        tag("option", text(shown), value=value or "", selected="" if value == chosen else None)
-        for value, shown in options
-    )
-
-
-def _input(name: str, label: str, value: int, most: int) -> Markup:
-    field = void("input", type="number", name=name, value=str(value), min="1", max=str(most), inputmode="numeric")
-    return tag("label", text(label), field)
+    return {
+        "models": [("", "choose a model"), *((one.id, one.title) for one in geometries().values())],
+        "cards_by_maker": by_maker,
+        "engines": [("", "as the model wants"), *((name, name) for name in ENGINES), ("all", "all, side by side")],
+        "quants": [("", "the best that fits"), *((one.id, one.title) for one in QUANTS.values())],
+        "goals": [(name, name) for name in GOALS],
+        "shapes": [(name, name) for name in SHAPES],
+        "MOST_CARDS": MOST_CARDS,
+        "MOST_AGENTS": MOST_AGENTS,
+        "MOST_TOKENS": MOST_TOKENS,
+        "LONGEST_RIG": LONGEST_RIG,
+    }
 
 
 def _number(query: QueryParams, name: str, usual: int, most: int) -> int:
@@ -204,14 +173,40 @@ def _one_of(query: QueryParams, name: str, known: tuple[str, ...], usual: str) -
     return said or usual
 
 
-SCRIPTS, STYLES = ("runs.js", "plan.js"), ("runs.css",)
-_KEPT = 64
+COLUMNS = ("rig", "layout", "engine", "quant", "kv_dtype", "slots", "context", "concurrency", "effective_tok_s", "low",
+           "high", "task_tok_s", "ttft_ms", "tpot_ms", "source", "run")  # fmt: skip
+
+
+def layout_name(plan: Document) -> str:
+    layout = plan["topology"]
+    parts = [f"TP={layout['tp']}", *(f"{k.upper()}={layout[k]}" for k in ("pp", "ep") if layout[k] > 1)]
+    where = f"{layout['replicas']} x {' + '.join(parts)}" if layout["replicas"] > 1 else " + ".join(parts)
+    return ", ".join(filter(None, (where, plan["quant"], plan["spec"], plan["engine"])))
+
+
+def plan_rows(found: Document, measured: Sequence[MeasuredRun]) -> list[list[Any]]:
+    """The layouts and their predicted levels for `/api/plan.csv`, and the levels of the runs beside them."""
+    rows: list[list[Any]] = [
+        [plan["rig"], layout_name(plan), plan["engine"], plan["quant"], plan["kv_dtype"], plan["slots"],
+         plan["context"], *(point[name] for name in COLUMNS[7:14]), "predicted", None]
+        for plan in found["plans"] for point in plan["predicted"]
+    ]  # fmt: skip
+    rows += [
+        [one.machine, one.layout, one.engine, None, None, None, None, point.concurrency, point.effective_tok_s,
+         point.low, point.high, None, point.ttft_ms, None, "simulated" if one.simulated else "measured", one.run_id]
+        for one in measured for point in one.points
+    ]  # fmt: skip
+    return rows
+
+
+def level_of(plan: Document, agents: int) -> Document:
+    found: Document = next((p for p in plan["predicted"] if p["concurrency"] == agents), plan["predicted"][-1])
+    return found
+
+
+_KEPT, _DRAWN = 64, 3
+_PICTURES = ("speed_chart", "wait_chart", "memory_bar", "mark_of", "swatch")
 MOST_WAITING = 8  # plans at a time; one takes up to some seconds
-_EXAMPLES = (
-    ("qwen3.6-27b on two RTX 3090, 4 agents", "model=qwen3.6-27b&card=rtx-3090&count=2"),
-    ("qwen3-30b-a3b on one RTX 5090, 16 agents", "model=qwen3-30b-a3b&card=rtx-5090&agents=16"),
-    ("gpt-oss-120b on one DGX Spark", "model=gpt-oss-120b&card=dgx-spark"),
-)
 
 
 class PlanPages:
@@ -228,25 +223,17 @@ class PlanPages:
 
     def show(self, request: Request) -> Response:
         asked = read_query(request.query_params)
-        parts = [plan_form(asked)]
-        if not asked.model:
-            parts.append(_examples())
-        elif request.query_params.get("whole") == "1":
-            parts.append(self._shown(asked))
+        plan = None
+        if asked.model and request.query_params.get("whole") == "1":
+            plan = self._shown(asked)
         elif (kept := self._kept(asked)) is not None:
-            parts.append(self._drawn(asked, kept))
-        else:
-            query = asked.query()
-            parts.append(fetched(f"/plan/fragment?{query}", f"/plan?{query}&whole=1", "the plan"))
-        if asked.model:
-            parts.append(downloads("plan", asked.query()))
-        lead = "Which layout, does it fit, how fast with so many agents, and why."
-        return page(self.site, "plan", "Plan", join(parts), scripts=SCRIPTS, styles=STYLES, lead=lead)
+            plan = self._drawn(asked, kept)
+        return page(self.site, "plan.html", asked=asked, plan=plan, **form_choices())
 
     def fragment(self, request: Request) -> Response:
         """What the script puts into the page."""
         asked = read_query(request.query_params)
-        return HTMLResponse(self._shown(asked) if asked.model else text(""))
+        return HTMLResponse(self._shown(asked) if asked.model else "")
 
     def as_json(self, request: Request) -> Response:
         asked = self._wanted(request)
@@ -264,21 +251,37 @@ class PlanPages:
             raise UserError("no model was named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2")
         return asked
 
-    def _shown(self, asked: PlanQuery) -> Markup:
+    def _shown(self, asked: PlanQuery) -> str:
         """The plan, or why there is none."""
         try:
             return self._drawn(asked, self._plan(asked))
-        except SkepError as error:
-            if not isinstance(error, UserError | DoesNotFit):
-                raise
-            said = tag("p", marked(error.message), class_="banner incomplete", role="alert")
-            return join([said, tag("p", marked(error.hint), class_="below") if error.hint else text("")])
+        except (UserError, DoesNotFit) as error:
+            return render("plan_found.html", error=error)
 
-    def _drawn(self, asked: PlanQuery, found: dict[str, Any]) -> Markup:
-        def again(input_tokens: int, output_tokens: int) -> str:
-            return f"/plan?{replace(asked, input_tokens=input_tokens, output_tokens=output_tokens).query()}"
+    def _drawn(self, asked: PlanQuery, found: dict[str, Any]) -> str:
+        plans = found["plans"]
+        measured = self._measured(asked, found)
 
-        return tag("div", plan_parts(found, self._measured(asked, found), asked.command(), again), class_="planned")
+        def again(run: MeasuredRun) -> str:
+            load = {"input_tokens": run.input_tokens, "output_tokens": run.output_tokens}
+            return f"/plan?{replace(asked, **load).query()}"
+
+        return render(
+            "plan_found.html",
+            **{name: found[name] for name in ("model", "goal", "plans", "rejected", "notes")},
+            error=None,
+            best=plans[0],
+            agents=found["goal"]["agents"],
+            drawn=[plan for plan in plans if len(plan["predicted"]) > 1][:_DRAWN] or plans[:1],
+            measured=measured,
+            beside=[one for one in measured if one.same_rig][:MOST_DRAWN],
+            places=plan_chart.places_of(plans[:2]),
+            command=asked.command(),
+            again=again,
+            layout_name=layout_name,
+            level_of=level_of,
+            **{name: getattr(plan_chart, name) for name in _PICTURES},
+        )
 
     def _plan(self, asked: PlanQuery) -> dict[str, Any]:
         """The document of `skep plan --json`. Raises DoesNotFit where no layout does."""
@@ -317,11 +320,6 @@ class PlanPages:
             cards = found["rigs"][0]["cards"]
             host = host_json(read_host()) if asked.own_machine else None
             return measured_of(store, self.book, found["model"], cards, host, public=self.site.public)
-
-
-def _examples() -> Markup:
-    links = [tag("li", tag("a", text(name), href=f"/plan?{query}")) for name, query in _EXAMPLES]
-    return tag("div", tag("p", text("For example:"), class_="below"), tag("ul", *links, class_="checks"))
 
 
 def routes(site: Site) -> list[BaseRoute]:

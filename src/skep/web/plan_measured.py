@@ -19,6 +19,7 @@ from skep.web.run_cache import RunCache, engine_of, is_near, layout_of, machine_
 
 Facts = Mapping[str, Any]
 MOST_DRAWN, MOST_TOLD = 3, 12
+_SAME_LOAD = 0.25  # as a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,21 @@ class MeasuredRun:
     points: tuple[MeasuredPoint, ...]
     input_tokens: int | None = None  # of a request, on the average: a plan is for a load, and the run had its own
     output_tokens: int | None = None
+
+    @property
+    def best(self) -> MeasuredPoint:
+        return max(self.points, key=lambda point: point.effective_tok_s)
+
+    @property
+    def alone_ttft_ms(self) -> float | None:
+        return next((point.ttft_ms for point in self.points if point.concurrency == 1), None)
+
+    def has_other_load(self, input_tokens: int, output_tokens: int) -> bool:
+        """A curve for other prompts and answers than those of the run says little about it."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return False
+        shares = (self.input_tokens / input_tokens, self.output_tokens / output_tokens)
+        return any(abs(share - 1) > _SAME_LOAD for share in shares)
 
 
 def measured_of(

@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from skep.errors import SkepError, UserError
 from skep.monitor.export import harmless
-from skep.report.markup import Markup, join, tag, text
 from skep.web.context import Site
 from skep.web.layout import page
 
@@ -62,23 +61,7 @@ def problem(site: Site, error: SkepError, *, status: int | None = None, as_json:
 
 
 def plain_problem(site: Site, message: str, hint: str | None, status: int) -> Response:
-    title = {
-        400: "That cannot be shown",
-        401: "A key is wanted",
-        403: "Not from here",
-        404: "Nothing here",
-        405: "Only read",
-    }
-    lines: list[Markup] = [tag("p", marked(message), class_="banner incomplete", role="alert")]
-    if hint:
-        lines.append(tag("p", marked(hint), class_="below"))
-    return page(site, "", title.get(status, "Something went wrong"), join(lines), status=status)
-
-
-def marked(message: str) -> Markup:
-    """Return the message with text between backticks as code."""
-    parts = message.split("`")
-    return join(tag("code", text(part)) if place % 2 else text(part) for place, part in enumerate(parts))
+    return page(site, "problem.html", message=message, hint=hint, status=status)
 
 
 def _cell(value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -13,201 +13,184 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.stored_run import JUDGED, load_run
+from skep.bench.records import LevelSummary
+from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
 from skep.errors import UserError
-from skep.report.markup import Markup, banner, card, join, section, table, tag, text
 from skep.report.stored import bare_rows, without_texts
 from skep.store.database import Store
-from skep.store.records import Request as StoredRequest
 from skep.store.records import RunState, StoredRun
-from skep.units import UNKNOWN, milliseconds, moment, number, shortened
 from skep.web.context import Site
-from skep.web.layout import downloads, head_row, page
-from skep.web.pictures import MOST_COMPARED, Pictures, fetched, report_parts, svg_answer
+from skep.web.layout import page, render
+from skep.web.pictures import MOST_COMPARED, Pictures, report_parts, svg_answer
 from skep.web.responses import NotFound, csv_answer, json_answer
 from skep.web.run_cache import PATIENCE_S, RunCache, RunFigures, engine_of, layout_of, machine_of
-from skep.web.runs_list import (
-    COLUMNS,
-    SORTS,
-    RunListing,
-    RunsQuery,
-    filter_form,
-    listed,
-    pager,
-    read_query,
-    run_document,
-    table_rows,
-    tuning_of,
-)
 
-ROWS = 50
-_SPOKEN = 4_000  # letters of a prompt or an answer that are shown
-REQUEST_COLUMNS = (
-    "level", "repeat", "index", "kind", "started_s", "ttft_ms", "total_ms", "prompt_tokens", "output_tokens", "status",
-    "error_kind", "finish_reason", "replica",
+PAGE = 50
+_CHOICES = {"yes": "simulated only", "no": "measured only"}
+SORTS = {"": "newest first", "best": "best tok/s first"}
+COLUMNS = (
+    "id", "created_at", "ended_at", "kind", "state", "model", "machine", "engine", "layout", "simulated", "requests",
+    "failed", "best_tok_s", "best_at", "ttft_ms", "client_limited", "conclusion", "url", "fingerprint", "skep_version",
+    "error",
 )  # fmt: skip
 
 
-def run_body(run: StoredRun, figures: RunFigures | None, site: Site, report: str | None) -> Markup:
-    """With the report where it is there already; else it is fetched once the page is shown."""
-    if report is not None:
-        drawn = report_parts(report)
-    else:
-        whole = f"/runs/{run.id}?whole=1"
-        drawn = fetched(f"/runs/{run.id}/body", whole, "the report", _cards(run, figures))
-    return join([_facts(run, site), *_banners(run), drawn])
+@dataclass(frozen=True, slots=True)
+class RunsQuery:
+    """All of it is in the address. `page` counts from 1; 0: all of them, for files."""
+
+    kind: str = ""
+    model: str = ""
+    state: str = ""
+    simulated: str = ""
+    text: str = ""
+    page: int = 1
+    sort: str = ""  # "best": by effective tok/s
+
+    def query(self, **changed: Any) -> str:
+        asked = replace(self, **changed)
+        told = (("kind", asked.kind), ("model", asked.model), ("state", asked.state), ("simulated", asked.simulated),
+                ("q", asked.text), ("sort", asked.sort),
+                ("page", "" if asked.page == 1 else str(asked.page)))  # fmt: skip
+        return urlencode([(name, value) for name, value in told if value])
+
+    def address(self, **changed: Any) -> str:
+        query = self.query(**changed)
+        return f"/runs?{query}" if query else "/runs"
+
+    def takes(self, run: StoredRun, *, public: bool = False) -> bool:
+        """Runs of tunings are many and small: they are listed where their kind, or words of them, are asked for."""
+        if run.kind in OF_A_TUNING and not (self.kind or self.text):
+            return False
+        if self.simulated and run.simulated is not (self.simulated == "yes"):
+            return False
+        exact = ((self.kind, run.kind), (self.model, run.model), (self.state, run.state.value))
+        if any(wanted and wanted != has for wanted, has in exact):
+            return False
+        words = self.text.lower().split()
+        return not words or all(word in _haystack(run, public=public) for word in words)
 
 
-def links(run: StoredRun, site: Site) -> Markup:
-    """The ways on from a run."""
-    entries = [
-        ("Every request" if not site.public else "Requests", f"/runs/{run.id}/requests", None),
-        ("Report as one file", f"/runs/{run.id}/report.html", f"skep-{run.id}.html"),
-        ("JSON", f"/api/run.json?id={run.id}", f"skep-{run.id}.json"),
-        ("CSV", f"/api/run.csv?id={run.id}", f"skep-{run.id}.csv"),
-    ]
-    if run.kind not in ("open", "classes", "replay"):
-        entries.insert(2, ("Picture", f"/runs/{run.id}/picture.svg", None))
-    if tuning := tuning_of(run):
-        entries.insert(0, ("Its tuning", f"/tuning/{quote(tuning)}", None))
-    made = [tag("a", text(name), href=address, download=file) for name, address, file in entries]
-    return tag("p", *made, class_="ways")
+@dataclass(frozen=True, slots=True)
+class RunListing:
+    """One page of the runs that were asked for."""
+
+    asked: RunsQuery
+    runs: tuple[StoredRun, ...]
+    total: int  # of those asked for
+    stored: int  # in all
+    models: tuple[str, ...]
+    kinds: tuple[str, ...]
+    aside: int = 0  # runs of tunings that are not listed
+
+    @property
+    def pages(self) -> int:
+        return max(1, -(-self.total // PAGE))
 
 
-def _facts(run: StoredRun, site: Site) -> Markup:
-    where = " · ".join(filter(None, (machine_of(run, public=site.public), engine_of(run), layout_of(run))))
-    address = "" if site.public else f"{site.hide(run.url)} · "
-    return join(
-        [
-            tag("p", text(f"{run.kind} · {address}{moment(run.created_at)}"), class_="where"),
-            tag("p", text(where), class_="where"),
-            links(run, site),
-        ]
-    )
+def read_query(query: QueryParams) -> RunsQuery:
+    state, simulated = query.get("state", ""), query.get("simulated", "")
+    states = [one.value for one in RunState]
+    if state and state not in states:
+        raise UserError(f"`state={state}` is no state of a run", hint=f"one of {', '.join(states)}")
+    if simulated and simulated not in _CHOICES:
+        raise UserError(f"`simulated={simulated}` is neither yes nor no", hint="leave it out for both")
+    sort = query.get("sort", "")
+    if sort not in SORTS:
+        raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
+    return RunsQuery(query.get("kind", ""), query.get("model", ""), state, simulated, query.get("q", "").strip()[:200],
+                 _page(query.get("page", "")), sort)  # fmt: skip
 
 
-def _banners(run: StoredRun) -> list[Markup]:
-    told = []
-    if run.state is RunState.RUNNING:
-        told.append(banner("note", "Still running", f"{run.requests} requests are stored so far."))
-    elif run.state is not RunState.DONE:
-        why = f" {shortened(run.error, 300)}" if run.error else ""
-        told.append(banner("incomplete", "Incomplete", f"This run is {run.state.value}.{why}"))
-    if run.simulated:
-        told.append(banner("simulated", "Simulated", "No model ran: these figures are a prediction, served in time."))
-    return told
+def listed(
+    runs: Sequence[StoredRun],
+    asked: RunsQuery,
+    figures: Mapping[str, RunFigures] | None = None,
+    *,
+    public: bool = False,
+) -> RunListing:
+    """`runs` are newest first. `figures` decide the order where the best are asked for."""
+    found = [run for run in runs if asked.takes(run, public=public)]
+    if asked.sort:
+        found.sort(key=lambda run: _rank(run, (figures or {}).get(run.id)))
+    pages = max(1, -(-len(found) // PAGE))
+    asked = replace(asked, page=min(asked.page, pages))
+    shown = found if asked.page == 0 else found[(asked.page - 1) * PAGE : asked.page * PAGE]
+    models = tuple(sorted({run.model for run in runs}))
+    kinds = tuple(sorted({run.kind for run in runs}))
+    aside = 0 if asked.kind or asked.text else sum(run.kind in OF_A_TUNING for run in runs)
+    return RunListing(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside)
 
 
-def _cards(run: StoredRun, figures: RunFigures | None) -> Markup:
-    """Shown while the report is drawn."""
-    if figures is None or (figures.best_tok_s is None and not figures.conclusion):
-        return text("")
-    if figures.conclusion:
-        return tag("p", text(figures.conclusion), class_="lead")
-    at = "over all traffic" if figures.best_at is None else f"at C = {figures.best_at}"
-    return tag(
-        "dl",
-        card(number(figures.best_tok_s), "Best effective tok/s", at),
-        card(milliseconds(figures.ttft_ms), "TTFT p50", "alone, C = 1"),
-        card(number(run.requests, digits=0), "Requests", f"{figures.failed} failed"),
-        class_="cards",
-    )
+@dataclass(frozen=True, slots=True)
+class RequestsQuery:
+    """Which requests of a run are shown: those of a level, or those that failed."""
+
+    run_id: str
+    level: int | None
+    failed: bool
+    page: int
+
+    def address(self, page: int) -> str:
+        told = {"level": self.level, "failed": "yes" if self.failed else None, "page": page}
+        query = urlencode({name: value for name, value in told.items() if value is not None})
+        return f"/runs/{self.run_id}/requests?{query}"
 
 
-def run_json(run: StoredRun, figures: RunFigures | None, site: Site, levels: Sequence[Any]) -> dict[str, Any]:
-    """`/api/run.json`: the run as the list tells it, its configuration and every level's figures."""
-    return {**run_document(run, figures, site), "config": run.config, "host": run.host, "engine_facts": run.engine,
-            "levels": list(levels)}  # fmt: skip
-
-
-def chosen_rows(rows: Sequence[StoredRequest], query: QueryParams) -> tuple[list[StoredRequest], int | None, bool, int]:
-    """Those of a level, or those that failed; which page of them."""
+def read_requests_query(run_id: str, query: QueryParams) -> RequestsQuery:
     said, page = query.get("level", ""), query.get("page", "1")
     if said and not said.isdecimal():
         raise UserError(f"`level={said}` is no level", hint="levels are numbers, as in level=4")
     if not page.isdecimal() or int(page[:9]) < 1:
         raise UserError(f"`page={page}` is no page", hint="pages count from 1")
-    level, failed = int(said[:9]) if said else None, query.get("failed") == "yes"
-    found = [row for row in rows if (level is None or row.level == level) and not (failed and row.ok)]
-    return found, level, failed, int(page[:9])
+    return RequestsQuery(run_id, int(said[:9]) if said else None, query.get("failed") == "yes", int(page[:9]))
 
 
-def requests_body(run: StoredRun, rows: Sequence[StoredRequest], query: QueryParams, site: Site) -> Markup:
-    """What became of each request; what was asked and answered only where the dashboard is not public."""
-    found, level, failed, page = chosen_rows(rows, query)
-    pages = max(1, -(-len(found) // ROWS))
-    page = min(page, pages)
-    shown = found[(page - 1) * ROWS : page * ROWS]
-    here = f"/runs/{run.id}/requests"
-    levels = sorted({row.level for row in rows})
-    ways = [tag("a", text("all levels"), href=here, aria_current="true" if level is None and not failed else None)]
-    ways += [
-        tag("a", text(f"C = {one}" if one else "warm-up"), href=f"{here}?level={one}",
-            aria_current="true" if level == one else None)
-        for one in levels
-    ]  # fmt: skip
-    if any(not row.ok for row in rows):
-        ways.append(tag("a", text("failed"), href=f"{here}?failed=yes", aria_current="true" if failed else None))
-    back = tag("p", tag("a", text(f"← run {run.id}"), href=f"/runs/{run.id}"), class_="where")
-    head = head_row(_RUN_HEAD, ("task", "end", "asked and answered"))
-    body = [_row(row, site) for row in shown]
-    made = table(f"{len(found)} requests", [head], body)
-    listed = tag("div", made, class_="stacked") if body else tag("p", text("None."), class_="empty")
-    query_of = {"level": "" if level is None else str(level), "failed": "yes" if failed else ""}
-    return join([back, tag("p", *ways, class_="ways"), listed, _pages(here, page, pages, query_of)])
+def where_of(run: StoredRun, site: Site) -> str:
+    """Machine, engine and layout, as far as they are known."""
+    return " · ".join(filter(None, (machine_of(run, public=site.public), engine_of(run), layout_of(run))))
 
 
-_RUN_HEAD = ("level", "task", "first token", "whole", "tokens in", "tokens out", "end", "asked and answered")
+def tuning_of(run: StoredRun) -> str | None:
+    """The id of the tuning that it was made for."""
+    told = run.config.get("tuning")
+    return told if run.kind in OF_A_TUNING and isinstance(told, str) and told else None
 
 
-def _row(row: StoredRequest, site: Site) -> Markup:
-    first = None if row.first_token_s is None else 1000 * (row.first_token_s - row.due_s)
-    whole = 1000 * (row.ended_s - row.due_s)
-    end = (row.finish_reason or "done") if row.ok else str(row.error_kind)
-    task = f"{row.kind} {row.index + 1}" + (f", run {row.repeat + 1}" if row.repeat else "")
-    cells = (milliseconds(first), milliseconds(whole), number(row.prompt_tokens, digits=0),
-             number(row.output_tokens, digits=0))  # fmt: skip
-    return tag(
-        "tr",
-        tag("th", text(f"{row.level or 'warm-up'}"), scope="row", data_label=_RUN_HEAD[0]),
-        tag("td", text(task), class_="left", data_label=_RUN_HEAD[1]),
-        *(tag("td", text(cell), data_label=name) for name, cell in zip(_RUN_HEAD[2:6], cells, strict=True)),
-        tag("td", text(end), class_="left" if row.ok else "left bad", data_label=_RUN_HEAD[6]),
-        tag("td", tag("div", _words(row, site)), class_="left note", data_label=_RUN_HEAD[7]),
-    )
+def run_document(run: StoredRun, figures: RunFigures | None, site: Site) -> dict[str, Any]:
+    """One run of `/api/runs.json`: the names of COLUMNS."""
+    told = figures or RunFigures()
+    error = "error" if site.public and run.error else run.error
+    return {
+        "id": run.id, "created_at": run.created_at, "ended_at": run.ended_at, "kind": run.kind,
+        "state": run.state.value, "model": site.label(run.model), "machine": machine_of(run, public=site.public),
+        "engine": engine_of(run), "layout": layout_of(run), "simulated": run.simulated, "requests": run.requests,
+        "failed": told.failed if figures else None, "best_tok_s": told.best_tok_s, "best_at": told.best_at,
+        "ttft_ms": told.ttft_ms, "client_limited": told.client_limited if figures else None,
+        "conclusion": told.conclusion or None, "url": None if site.public else site.hide(run.url),
+        "fingerprint": run.fingerprint, "skep_version": run.skep_version, "error": error,
+    }  # fmt: skip
 
 
-def _words(row: StoredRequest, site: Site) -> Markup:
-    if site.public:
-        return text(UNKNOWN)
-    told = (("asked", row.prompt), ("thought", row.reasoning), ("answered", row.answer), ("error", row.error))
-    parts = [
-        tag("h4", text(name)) + tag("pre", text(shortened(said, _SPOKEN))) for name, said in told if said is not None
-    ]
-    if not parts:
-        return text("not kept")
-    first = next(said for _, said in told if said is not None)
-    return tag("details", tag("summary", text(shortened(first, 60))), *(Markup(part) for part in parts))
+def _rank(run: StoredRun, figures: RunFigures | None) -> tuple[bool, bool, float]:
+    """Simulated runs come after measured ones, and last what has not ended well or has no figure."""
+    best = figures.best_tok_s if figures and run.state is RunState.DONE else None
+    return best is None, run.simulated, -(best or 0.0)
 
 
-def _pages(here: str, page: int, pages: int, query: dict[str, str]) -> Markup:
-    def way(to: int) -> str:
-        return f"{here}?{urlencode({**{k: v for k, v in query.items() if v}, 'page': to})}"
-
-    if pages == 1:
-        return text("")
-    before = tag("a", text("← Before"), href=way(page - 1), rel="prev") if page > 1 else None
-    after = tag("a", text("Next →"), href=way(page + 1), rel="next") if page < pages else None
-    return tag("nav", before, tag("span", text(f"page {page} of {pages}")), after, class_="pager", aria_label="More")
+def _page(said: str) -> int:
+    if said == "all":
+        return 0
+    if said and (not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8):
+        raise UserError(f"`page={said}` is no page", hint="pages count from 1")
+    return int(said[:9]) if said else 1
 
 
-def not_drawn(error: UserError) -> Markup:
-    """In the place of a report that cannot be made."""
-    return section("nothing", "Nothing to draw", tag("p", text(error.message)), tag("p", text(error.hint or "")))
-
-
-SCRIPTS, STYLES = ("runs.js",), ("runs.css",)
-_HEAD = ("", "When", "Model", "Kind", "Best tok/s", "TTFT p50, C = 1", "Failed", "Requests", "Where")
+def _haystack(run: StoredRun, *, public: bool) -> str:
+    """In public, words find nothing that is not shown."""
+    where = (machine_of(run, public=public), engine_of(run), layout_of(run))
+    hidden = () if public else (run.url, run.error or "")
+    return " ".join((run.id, run.model, run.kind, run.fingerprint, *where, *hidden)).lower()
 
 
 class RunsPages:
@@ -229,17 +212,22 @@ class RunsPages:
             found, figures = self._found(store, asked, PATIENCE_S)
         if not found.models:
             return self._empty()
-        rows = table_rows(found, figures, self.site)
         wanted = found.total if asked.sort else len(found.runs)
         waiting = f"/runs/rows?{found.asked.query()}" if len(figures) < wanted else None
-        parts = [
-            filter_form(found, self.site),
-            self._table(found, rows, waiting),
-            pager(found) or text(""),
-            _aside(found),
-            downloads("runs", found.asked.query()),
-        ]
-        return page(self.site, "runs", "Runs", join(parts), scripts=SCRIPTS, styles=STYLES, lead=_counted(found))
+        return page(
+            self.site,
+            "runs.html",
+            found=found,
+            asked=found.asked,
+            lead=_counted(found),
+            models=[("", "every model"), *((name, self.site.label(name)) for name in found.models)],
+            kinds=[("", "every kind"), *((name, name) for name in found.kinds)],
+            states=[("", "every state"), *((one.value, one.value) for one in RunState)],
+            both=[("", "measured and simulated"), *_CHOICES.items()],
+            SORTS=SORTS,
+            rows=self._rows(found, figures),
+            waiting=waiting,
+        )
 
     def rows(self, request: Request) -> Response:
         """The same table rows with every figure, for the script."""
@@ -247,7 +235,7 @@ class RunsPages:
         with self.site.store() as store:
             if store is None:
                 return HTMLResponse("")
-            return HTMLResponse(table_rows(*self._found(store, asked), self.site))
+            return HTMLResponse(self._rows(*self._found(store, asked)))
 
     def as_json(self, request: Request) -> Response:
         found, documents = self._documents(request)
@@ -264,9 +252,16 @@ class RunsPages:
             report = self._report(store, run) if whole else self.pictures.ready(run)
             figures = None if report else self.book.figures(store, [run], PATIENCE_S).get(run.id)
         shown = without_texts(run) if self.site.public else run
-        title = f"{shown.model} (simulated)" if run.simulated else shown.model
-        body = run_body(shown, figures, self.site, report)
-        return page(self.site, "runs", title, body, scripts=SCRIPTS, styles=STYLES)
+        return page(
+            self.site,
+            "run.html",
+            run=shown,
+            where=where_of(shown, self.site),
+            tuning=tuning_of(run),
+            has_picture=run.kind not in TIMED,
+            figures=figures,
+            report=report and report_parts(report),
+        )
 
     def body(self, request: Request) -> Response:
         """The drawn part of a run's page, for the script."""
@@ -274,7 +269,7 @@ class RunsPages:
             try:
                 report = self.pictures.report(store, run)
             except UserError as error:
-                return HTMLResponse(not_drawn(error))
+                return HTMLResponse(render("run_nothing.html", error=error))
         return HTMLResponse(report_parts(report))
 
     def report(self, request: Request) -> Response:
@@ -291,24 +286,39 @@ class RunsPages:
     def requests(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
             rows = store.requests(run.id)
-            rows = list(bare_rows(rows)) if self.site.public else rows
-            body = requests_body(run, rows, request.query_params, self.site)
-        title = f"Requests of {self.site.label(run.model)}"
-        return page(self.site, "runs", title, body, scripts=SCRIPTS, styles=STYLES)
+        rows = list(bare_rows(rows)) if self.site.public else rows
+        asked = read_requests_query(run.id, request.query_params)
+        found = [
+            row for row in rows if (asked.level is None or row.level == asked.level) and not (asked.failed and row.ok)
+        ]
+        pages = max(1, -(-len(found) // PAGE))
+        asked = replace(asked, page=min(asked.page, pages))
+        return page(
+            self.site,
+            "run_requests.html",
+            run=run,
+            asked=asked,
+            rows=found[(asked.page - 1) * PAGE : asked.page * PAGE],
+            total=len(found),
+            pages=pages,
+            levels=sorted({row.level for row in rows}),
+            any_failed=any(not row.ok for row in rows),
+        )
 
     def run_json(self, request: Request) -> Response:
+        """The run as the list tells it, its configuration and every level's figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
-            as_read = bare_rows if self.site.public else None
-            summary = None if run.kind in JUDGED else load_run(store, run.id, as_read=as_read)[1]
-            levels = [asdict(one) for one in summary.levels] if summary else []
-        return json_answer(run_json(without_texts(run) if self.site.public else run, figures, self.site, levels))
+            levels = self._levels(store, run)
+        shown = without_texts(run) if self.site.public else run
+        told = run_document(shown, figures, self.site)
+        facts = {"config": shown.config, "host": shown.host, "engine_facts": shown.engine}
+        return json_answer({**told, **facts, "levels": [asdict(one) for one in levels]})
 
     def run_csv(self, request: Request) -> Response:
         """A row a level, its plain figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
-            as_read = bare_rows if self.site.public else None
-            levels = () if run.kind in JUDGED else load_run(store, run.id, as_read=as_read)[1].levels
+            levels = self._levels(store, run)
         rows = [{name: value for name, value in asdict(one).items() if _is_plain(value)} for one in levels]
         columns = list(dict.fromkeys(name for row in rows for name in row)) or ["concurrency"]
         return csv_answer(f"run-{run.id}", columns, [[row.get(name) for name in columns] for row in rows])
@@ -372,24 +382,20 @@ class RunsPages:
         except UserError:
             return None
 
-    def _table(self, found: RunListing, rows: Markup, waiting: str | None) -> Markup:
-        if not found.runs:
-            return tag("p", text("No run is like that."), class_="empty")
-        left = ("", "When", "Model", "Kind", "Where")
-        head = head_row(_HEAD, left)
-        made = table(f"Stored runs, {SORTS[found.asked.sort]}", [head], [rows])
-        button = tag("button", text("Compare"), data_compare="")
-        keys = (tag("kbd", text(key)) for key in ("Space", "↑", "↓", "Enter"))
-        said = (text(said) for said in ("tick two runs to put them side by side: ", " ticks, ", " ", " move, "))
-        mixed = [part for pair in zip(said, keys, strict=True) for part in pair]
-        hint = tag("span", *mixed, text(" compares"), class_="hint")
-        return tag("form", made, tag("p", button, hint, class_="choice"), method="get", action="/runs/compare",
-                   class_="runs stacked", data_rows=waiting)  # fmt: skip
+    def _levels(self, store: Store, run: StoredRun) -> Sequence[LevelSummary]:
+        as_read = bare_rows if self.site.public else None
+        return () if run.kind in JUDGED else load_run(store, run.id, as_read=as_read)[1].levels
+
+    def _rows(self, found: RunListing, figures: Mapping[str, RunFigures]) -> str:
+        def where(run: StoredRun) -> str:
+            return where_of(run, self.site)
+
+        return render(
+            "runs_rows.html", site=self.site, runs=found.runs, figures=figures, tuning_of=tuning_of, where=where
+        )
 
     def _empty(self) -> Response:
-        body = tag("p", text("Nothing was measured yet. "), tag("code", text("skep bench sweep")),
-                   text(" makes the first run; it appears here by itself."), class_="empty")  # fmt: skip
-        return page(self.site, "runs", "Runs", body, styles=STYLES)
+        return page(self.site, "runs.html", found=None)
 
 
 def _is_plain(value: object) -> bool:
@@ -402,15 +408,6 @@ def _counted(found: RunListing) -> str:
     if found.total == found.stored:
         return f"{found.stored} benchmark runs are stored." if found.stored > 1 else "One benchmark run is stored."
     return f"{found.total} of {found.stored} benchmark runs."
-
-
-def _aside(found: RunListing) -> Markup:
-    if not found.aside:
-        return text("")
-    many = f"{found.aside} runs of tunings are" if found.aside > 1 else "One run of a tuning is"
-    tunings, runs = tag("a", text("tunings"), href="/tuning"), tag("a", text("runs"), href="/runs?kind=tune")
-    said = (text(f"{many} not listed here: see the "), tunings, text(" or the "), runs, text("."))
-    return tag("p", *said, class_="below")
 
 
 def routes(site: Site) -> list[BaseRoute]:

@@ -12,29 +12,15 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import UserError
-from skep.report.markup import Markup, banner, join, section, table, tag, text
 from skep.report.tuning import ladder_picture, tuning_banners, tuning_main, tuning_page
+from skep.tuner import summary
 from skep.tuner.documents import curve_of, tuning_json
 from skep.tuner.records import CurvePoint, CurveResult, TuneStage, Tuning
 from skep.tuner.store import SavedTuning, TuningState, TuningStore
-from skep.tuner.summary import (
-    accepted,
-    baseline_of,
-    best_of,
-    count_decisions,
-    headline,
-    ratio_range,
-    ratio_words,
-    shape_words,
-    total_gain,
-    unit_of,
-)
-from skep.units import moment, number, seconds, shortened
 from skep.web.context import Site
-from skep.web.layout import downloads, head_row, page
+from skep.web.layout import page, render
 from skep.web.pictures import svg_answer
 from skep.web.responses import NotFound, csv_answer, json_answer
-from skep.web.runs_list import labelled, minute
 
 MOST = 200  # that the page lists; JSON and CSV have all
 COLUMNS = (
@@ -42,9 +28,6 @@ COLUMNS = (
     "input_tokens", "output_tokens", "slo", "baseline", "best", "gain", "gain_low", "gain_high", "step", "stages",
     "accepted", "measured_s",
 )  # fmt: skip
-_HEAD = ("When", "Goal", "Engine", "From", "To", "Times", "Last step that won", "Tried", "State")
-_LEFT = ("When", "Goal", "Engine", "Last step that won", "Tried", "State")
-_STATE_STYLES = {TuningState.RUNNING: "left up", TuningState.INTERRUPTED: "left bad"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +58,12 @@ def grouped(found: Sequence[TuningEntry]) -> list[list[TuningEntry]]:
     return [groups[key] for key in sorted(groups, key=lambda key: tuple(map(str, key)))]
 
 
-def list_body(found: Sequence[TuningEntry], site: Site) -> Markup:
-    parts = [_section(place, group, site) for place, group in enumerate(grouped(found), 1)]
-    if len(found) >= MOST:
-        parts.append(tag("p", text(f"The newest {MOST}; JSON and CSV have all."), class_="below"))
-    return join(parts)
-
-
 def tuning_row(one: TuningEntry, site: Site) -> dict[str, Any]:
     """One tuning of `/api/tuning.json`: the names of COLUMNS."""
     tuning, stages = one.kept.tuning, one.stages
-    base, best, gain = baseline_of(stages), best_of(stages), total_gain(stages)
-    won = accepted(stages)
+    base, best = summary.baseline_of(stages), summary.best_of(stages)
+    gain = summary.total_gain(stages)
+    won = summary.accepted(stages)
     return {
         "id": tuning.id, "created_at": tuning.created_at, "state": one.kept.state.value,
         "model": site.label(tuning.model), "machine": tuning.rig, "simulated": tuning.simulated,
@@ -101,45 +78,6 @@ def tuning_row(one: TuningEntry, site: Site) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _section(place: int, group: Sequence[TuningEntry], site: Site) -> Markup:
-    tuning = group[0].kept.tuning
-    title = f"{site.label(tuning.model)} on {tuning.rig}: {shape_words(tuning)}"
-    story = None
-    if tuning.simulated:
-        story = banner("simulated", "Simulated", "No model ran: the rig is a prediction with noise.")
-        title += " (simulated)"
-    made = table(f"Tunings of {title}", [head_row(_HEAD, _LEFT)], [_row(one) for one in group])
-    return section(f"group-{place}", title, story, tag("div", made, class_="stacked"))
-
-
-def _row(one: TuningEntry) -> Markup:
-    tuning, stages = one.kept.tuning, one.stages
-    base, best, gain = baseline_of(stages), best_of(stages), total_gain(stages)
-    unit, won = unit_of(tuning), accepted(stages)
-    when = tag("a", text(minute(tuning.created_at)), href=f"/tuning/{tuning.id}")
-    to = number(best.figure.estimate if best and best.figure else None)
-    spread = tag("small", text(f" {ratio_range(gain)}")) if gain else text("")
-    limits = tag("small", text(f" within {tuning.aim.slo}")) if tuning.aim.slo else text("")
-    cells = (
-        join([text(str(tuning.aim)), limits]),
-        text(tuning.engine),
-        text(number(base.figure.estimate if base and base.figure else None)),
-        join([tag("b", text(to)), tag("small", text(f" {unit}"))]),
-        join([text(ratio_words(gain)), spread]),
-        text(shortened(won[-1].title, 80) if won else "none"),
-        text(count_decisions(stages) or "nothing yet"),
-        text(one.kept.state.value),
-    )
-    state = _STATE_STYLES.get(one.kept.state, "left")
-    styles = ("left wrap", "left", None, None, None, "left wrap soft", "left wrap soft", state)
-    return tag(
-        "tr",
-        tag("th", when, scope="row", data_label="When"),
-        *(labelled(name, cell, style) for name, cell, style in zip(_HEAD[1:], cells, styles, strict=True)),
-    )
-
-
-SCRIPTS, STYLES = ("tuning.js",), ("runs.css",)
 STAGE_COLUMNS = (
     "number", "change", "decision", "why", "figure", "figure_low", "figure_high", "ratio", "ratio_low", "ratio_high",
     "predicted_ratio", "ttft_ms", "tpot_ms", "starts", "readings", "seconds", "failure", "log_line", "remedy",
@@ -163,34 +101,26 @@ class TuningDetails:
     def running(self) -> bool:
         return self.kept.state is TuningState.RUNNING
 
-    def body(self) -> Markup:
-        """Everything below the title. The mark says that there is more to come."""
-        state = None if self.kept.state is TuningState.ENDED else self.kept.state.value
-        return join(
-            [
-                *tuning_banners(self.tuning, self.stages, state=state),
-                tag("p", text(f"{headline(self.tuning, self.stages)}."), class_="lead"),
-                self._standing(),
-                tag("div", tuning_main(self.tuning, self.stages, self._points()), class_="report"),
-                tag("span", hidden="", data_running="") if self.running else text(""),
-            ]
+    def body(self) -> str:
+        """Everything below the title."""
+        return render(
+            "tuning_body.html",
+            kept=self.kept,
+            running=self.running,
+            banners=tuning_banners(self.tuning, self.stages, state=self._state),
+            headline=summary.headline(self.tuning, self.stages),
+            main=tuning_main(self.tuning, self.stages, self._points()),
         )
 
     def page(self) -> str:
-        state = None if self.kept.state is TuningState.ENDED else self.kept.state.value
-        return tuning_page(self.tuning, self.stages, self._points(), state=state)
+        return tuning_page(self.tuning, self.stages, self._points(), state=self._state)
+
+    @property
+    def _state(self) -> str | None:
+        return None if self.kept.state is TuningState.ENDED else self.kept.state.value
 
     def _points(self) -> tuple[CurvePoint, ...]:
         return self.curve.points if self.curve is not None else ()
-
-    def _standing(self) -> Markup:
-        kept = self.kept
-        asked = f"{kept.answers} measurement{'' if kept.answers == 1 else 's'}"
-        spent = f"{seconds(kept.measured_s)} of {seconds(self.tuning.budget_s)} spent on {asked}"
-        sessions = f" in {kept.sessions} sessions" if kept.sessions > 1 else ""
-        presets = f" · saved as {', '.join(kept.presets)}" if kept.presets else ""
-        reason = f" · {shortened(kept.reason, 200)}" if kept.reason and not self.running else ""
-        return tag("p", text(f"{spent}{sessions}{presets}{reason}"), class_="where")
 
 
 class TuningPages:
@@ -202,10 +132,10 @@ class TuningPages:
 
     def listing(self, request: Request) -> Response:
         found = self._found(request, MOST)
-        lead = "What was turned on which machine, and what it brought. Figures under different loads are not ranked."
-        body = list_body(found, self.site) if found else _empty()
-        parts = [body, downloads("tuning", str(request.url.query))] if found else [body]
-        return page(self.site, "tuning", "Tuning", join(parts), styles=STYLES, lead=lead)
+        query, full = str(request.url.query), len(found) >= MOST
+        return page(
+            self.site, "tunings.html", groups=grouped(found), query=query, full=full, most=MOST, summary=summary
+        )
 
     def as_json(self, request: Request) -> Response:
         return json_answer({"tunings": [tuning_row(one, self.site) for one in self._found(request)]})
@@ -216,13 +146,7 @@ class TuningPages:
 
     def one(self, request: Request) -> Response:
         with self._stored(request) as whole:
-            tuning = whole.tuning
-            title = f"{tuning.model} (simulated)" if tuning.simulated else tuning.model
-            told = f"{tuning.engine} · {tuning.rig} · {moment(tuning.created_at)}"
-            address = f"/tuning/{tuning.id}/body"
-            shown = tag("div", whole.body(), data_refresh=address if whole.running else None)
-            body = join([tag("p", text(told), class_="where"), _ways(tuning), shown])
-        return page(self.site, "tuning", title, body, scripts=SCRIPTS, styles=STYLES)
+            return page(self.site, "tuning.html", tuning=whole.tuning, running=whole.running, body=whole.body())
 
     def body(self, request: Request) -> Response:
         """What changes while it runs, for the script."""
@@ -272,17 +196,6 @@ class TuningPages:
             yield TuningDetails(replace(kept, tuning=shown), tunings.stages(kept.id), curve)
 
 
-def _ways(tuning: Tuning) -> Markup:
-    entries = (
-        ("All tunings", "/tuning", None),
-        ("Report as one file", f"/tuning/{tuning.id}/report.html", f"skep-tuning-{tuning.id}.html"),
-        ("Picture", f"/tuning/{tuning.id}/picture.svg", None),
-        ("JSON", f"/api/tuning/{tuning.id}.json", f"skep-tuning-{tuning.id}.json"),
-        ("CSV", f"/api/tuning/{tuning.id}.csv", f"skep-tuning-{tuning.id}.csv"),
-    )
-    return tag("p", *(tag("a", text(name), href=way, download=file) for name, way, file in entries), class_="ways")
-
-
 def _stage_cells(stage: TuneStage) -> list[object]:
     bounds = [
         value
@@ -295,15 +208,6 @@ def _stage_cells(stage: TuneStage) -> list[object]:
         stage.number, stage.title, stage.decision.value, stage.why, *bounds, stage.predicted, stage.ttft_ms,
         stage.tpot_ms, stage.starts, stage.readings, stage.seconds, *dead,
     ]  # fmt: skip
-
-
-def _empty() -> Markup:
-    said = (
-        text("Nothing was tuned yet. "),
-        tag("code", text("skep tune MODEL")),
-        text(" starts a tuning; it appears here by itself."),
-    )
-    return tag("p", *said, class_="empty")
 
 
 def routes(site: Site) -> list[BaseRoute]:
