@@ -14,8 +14,7 @@ from skep.store.records import GatewayRequest
 from skep.supervisor.control import NotRunning
 from skep.web import live as live_module
 from skep.web.context import Site
-from skep.web.live import Live, Stream
-from skep.web.queries import read_ttft
+from skep.web.live import Live, Stream, read_ttft
 
 
 def status(pid=1, tokens=0.0):

@@ -15,9 +15,8 @@ from skep.deploy.plan_request import PlanFlags, answer_plan
 from skep.errors import UserError
 from skep.store.database import open_store
 from skep.web.context import Site
-from skep.web.plan import MOST_WAITING, PlanPages, PlanQuery, read_query
-from skep.web.plan_measured import MeasuredPoint, MeasuredRun, cards_of, measured_of
-from skep.web.plan_chart import mark_of, places_of, speed_chart
+from skep.web.plan import MOST_WAITING, PlanPages, PlanQuery, cards_of, measured_of, read_query
+from skep.web.plan_chart import MeasuredPoint, MeasuredRun, mark_of, places_of, speed_chart
 from skep.web.run_cache import RunCache
 
 MADE = {}

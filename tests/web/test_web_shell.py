@@ -28,9 +28,8 @@ from skep.paths import user_paths
 from skep.report import theme
 from skep.store.database import open_store
 from skep.web.app import serve
-from skep.web.assets import asset, assets, theme_css
 from skep.web.context import Site, make_site
-from skep.web.layout import PAGES
+from skep.web.layout import PAGES, asset, assets, theme_css
 from skep.web.now import slot_picture, sparkline
 from skep.web.responses import csv_answer, json_answer, way_back
 

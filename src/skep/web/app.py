@@ -15,9 +15,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import SkepError
-from skep.web import auth, compare, history, notes, now, plan, runs, tuning
-from skep.web.assets import answer_static
+from skep.web import auth, compare, history, now, plan, runs, tuning
 from skep.web.context import Site
+from skep.web.layout import answer_static
 from skep.web.live import Live
 from skep.web.middleware import AccessMiddleware, as_error
 from skep.web.responses import problem, wants_json
@@ -57,7 +57,6 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         routes=[
             *_page_routes(site, reader),
             *auth.routes(site, authenticator),
-            *notes.routes(site),
             *_plain_routes(site),
         ],
         middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],

@@ -1,10 +1,12 @@
 """The history page: how targets did over days and months, what changed and when.
 
 Without a target it shows all of them, small. Everything on screen is also JSON and CSV, under the same query string.
+A note, an event written down by whoever changed something, is the only thing that the dashboard writes.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
@@ -12,12 +14,22 @@ from html import escape
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from skep.errors import UserError
 from skep.monitor.describe import describe_change, describe_stats, span_of_time
 from skep.monitor.history import SeriesHistory
-from skep.monitor.records import DAY_S, SeriesChange, SeriesKey, SeriesMetric, SeriesSpan, SpanKind
+from skep.monitor.records import (
+    DAY_S,
+    EventKind,
+    MonitorEvent,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+    SeriesSpan,
+    SpanKind,
+)
 from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.markup import Markup, trusted
@@ -37,7 +49,7 @@ from skep.report.series_chart import (
 )
 from skep.report.ticks import tick_number, time_ticks
 from skep.stats.rolling import window_stats
-from skep.store.database import Store
+from skep.store.database import Store, open_store
 from skep.units import milliseconds, number, percent, printable
 from skep.web.context import Site
 from skep.web.history_data import (
@@ -58,8 +70,8 @@ from skep.web.history_data import (
     stepped,
     steps_of,
 )
-from skep.web.layout import page, render_macro, streamed
-from skep.web.responses import csv_answer, json_answer
+from skep.web.layout import LONGEST_NOTE, page, render_macro, streamed
+from skep.web.responses import csv_answer, form_of, json_answer, way_back
 
 _MOST_ROWS = 300  # of the table behind a picture
 _MOST_FLAGS = 60
@@ -385,7 +397,27 @@ def routes(site: Site) -> list[BaseRoute]:
             rows = [row for view in _views(site, store, asked) for row in csv_rows(view)]
         return csv_answer("history", CSV_COLUMNS, rows)
 
-    return [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
+    async def add_note(request: Request) -> Response:
+        form = await form_of(request)
+        await asyncio.to_thread(write_note, site, form.get("text", ""), form.get("target", ""))
+        return RedirectResponse(way_back(form.get("next")), 303)
+
+    shown = [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
+    return [*shown, Route("/notes", add_note, methods=["POST"])] if site.writable else [*shown]
+
+
+def write_note(site: Site, note: str, target: str) -> None:
+    """Of one target, or of all where none is named. The moment is now."""
+    words = " ".join(printable(note).split())
+    if not words:
+        raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
+    if len(words) > LONGEST_NOTE:
+        raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")
+    with open_store(site.paths.store) as store:
+        series = SeriesStore(store)
+        if target:
+            series.target(target)  # raises for an unknown one
+        series.append_event(MonitorEvent(site.clock(), EventKind.NOTE, words, target or None))
 
 
 def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:

@@ -17,8 +17,7 @@ from skep.units import number
 from skep.web.context import Site
 from skep.web.history_data import in_words
 from skep.web.layout import environment, page
-from skep.web.live import Live, Stream
-from skep.web.queries import MonitorSnapshot
+from skep.web.live import Live, MonitorSnapshot, Stream
 from skep.web.responses import csv_answer, json_answer
 
 WIDTH, HEIGHT = 160.0, 36.0

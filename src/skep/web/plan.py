@@ -6,7 +6,7 @@ A plan takes some hundred milliseconds, so the page is shown first and the plan 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,22 +17,27 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.catalog.gpus import device, devices
-from skep.catalog.models import geometries, geometry
+from skep.bench.records import LevelSummary
+from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
+from skep.catalog.gpus import device, devices, find_device
+from skep.catalog.models import find_geometry, geometries, geometry
 from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, document, nothing_fits
-from skep.errors import DoesNotFit, UserError
+from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.candidates import ENGINES
 from skep.planner.quants import QUANTS
+from skep.planner.rigs import find_rig
+from skep.store.database import Store
+from skep.store.records import RunState, StoredRun
 from skep.web import plan_chart
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.plan_measured import MOST_DRAWN, MeasuredRun, measured_of
+from skep.web.plan_chart import Document, MeasuredPoint, MeasuredRun
 from skep.web.responses import csv_answer, json_answer
-from skep.web.run_cache import RunCache
+from skep.web.run_cache import RunCache, engine_of, is_near, layout_of, machine_of
 
-Document = Mapping[str, Any]
 OWN = "this"  # machine
+MOST_DRAWN, MOST_TOLD = 3, 12  # measured runs
 MOST_CARDS, MOST_AGENTS, MOST_TOKENS = 64, 4096, 1_000_000
 LONGEST_RIG = 200
 _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
@@ -204,6 +209,89 @@ def level_of(plan: Document, agents: int) -> Document:
     return found
 
 
+def measured_of(
+    store: Store,
+    book: RunCache,
+    model: str,
+    cards: Sequence[str],
+    host: Document | None = None,
+    *,
+    public: bool = False,
+) -> list[MeasuredRun]:
+    """Of this model; on the same cards first, measured before simulated, then newest first.
+
+    `host` are the facts of this machine, where it is this machine that is planned for.
+    """
+    known = [run for run in book.runs(store) if _takes(run, model)]
+    told = sorted(known, key=lambda run: (not _same(run, cards, host), run.simulated, -run.created_at))[:MOST_TOLD]
+    found = []
+    for run in told:
+        levels = book.levels(store, run)
+        points = _points(levels)
+        if points:
+            found.append(
+                MeasuredRun(run.id, run.created_at, machine_of(run, public=public), engine_of(run), layout_of(run),
+                         run.simulated, _same(run, cards, host), points,
+                         _mean(levels, "prompt_tokens"), _mean(levels, "output_tokens_each"))
+            )  # fmt: skip
+    return found
+
+
+def _takes(run: StoredRun, model: str) -> bool:
+    if run.kind in (*JUDGED, *TIMED, *OF_A_TUNING) or run.state is not RunState.DONE:
+        return False
+    found = find_geometry(run.model)
+    return found is not None and found.id == model
+
+
+def _same(run: StoredRun, cards: Sequence[str], host: Document | None) -> bool:
+    if host is not None:
+        return not run.simulated and is_near(run.url) and _likeness(run.host) == _likeness(host)
+    return bool(cards) and Counter(cards_of(run)) == Counter(cards)
+
+
+def cards_of(run: StoredRun) -> tuple[str, ...]:
+    """The catalogue's names of the cards it ran on; none where they are not known."""
+    if run.simulated:
+        try:
+            return tuple(card.id for card in find_rig(machine_of(run), None).rig.cards)
+        except SkepError:
+            return ()
+    return _host_cards(run.host) if is_near(run.url) else ()
+
+
+def _likeness(host: Document) -> tuple[object, ...]:
+    names = sorted(str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping))
+    return host.get("cpu_model"), host.get("cpu_cores"), *names
+
+
+def _host_cards(host: Document) -> tuple[str, ...]:
+    names = [str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping)]
+    found = [find_device(name) for name in names]
+    return tuple(card.id for card in found if card is not None) if all(found) else ()
+
+
+def _mean(levels: Sequence[LevelSummary], name: str) -> int | None:
+    """Over the levels; None where no answer told."""
+    told = [value for level in levels if (value := getattr(level, name)) is not None]
+    return max(1, round(sum(told) / len(told))) if told else None
+
+
+def _points(levels: Sequence[LevelSummary]) -> tuple[MeasuredPoint, ...]:
+    return tuple(
+        MeasuredPoint(
+            level.concurrency,
+            level.effective_tok_s,
+            level.effective_interval.low if level.effective_interval else None,
+            level.effective_interval.high if level.effective_interval else None,
+            level.ttft_ms.p50 if level.ttft_ms else None,
+            level.client_limited,
+        )
+        for level in levels
+        if level.effective_tok_s is not None
+    )
+
+
 _KEPT, _DRAWN = 64, 3
 _PICTURES = ("speed_chart", "wait_chart", "memory_bar", "mark_of", "swatch")
 MOST_WAITING = 8  # plans at a time; one takes up to some seconds
@@ -263,8 +351,8 @@ class PlanPages:
         measured = self._measured(asked, found)
 
         def again(run: MeasuredRun) -> str:
-            load = {"input_tokens": run.input_tokens, "output_tokens": run.output_tokens}
-            return f"/plan?{replace(asked, **load).query()}"
+            prompt, answer = run.input_tokens or asked.input_tokens, run.output_tokens or asked.output_tokens
+            return f"/plan?{replace(asked, input_tokens=prompt, output_tokens=answer).query()}"
 
         return render(
             "plan_found.html",

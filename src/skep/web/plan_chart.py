@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,6 @@ from skep.report.charts import spread
 from skep.report.markup import Markup, join, tag, text
 from skep.report.ticks import tick_number, value_scale
 from skep.units import milliseconds, number
-from skep.web.plan_measured import MeasuredRun
 
 Document = Mapping[str, Any]
 Axis = Callable[[float], float]
@@ -24,6 +24,48 @@ _DASHES = ("", "7 4", "2 3")
 _SHAPES = ("l6 11l-12 0z", "l6 6l-6 6l-6 -6z", "l10 0l0 10l-10 0z")  # triangle, diamond, square
 _AROUND = tuple((15 * math.cos(turn * math.pi / 4), 15 * math.sin(turn * math.pi / 4)) for turn in range(8))
 _WIDE = 24  # from this ratio of the levels on, the axis is logarithmic
+_SAME_LOAD = 0.25  # as a share
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    concurrency: int
+    effective_tok_s: float
+    low: float | None  # 95 % of the mean, where runs were repeated
+    high: float | None
+    ttft_ms: float | None
+    client_limited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One stored run of the model. `same_rig`: on cards of the kind and number that are planned."""
+
+    run_id: str
+    created_at: float
+    machine: str
+    engine: str
+    layout: str
+    simulated: bool
+    same_rig: bool
+    points: tuple[MeasuredPoint, ...]
+    input_tokens: int | None = None  # of a request, on the average: a plan is for a load, and the run had its own
+    output_tokens: int | None = None
+
+    @property
+    def best(self) -> MeasuredPoint:
+        return max(self.points, key=lambda point: point.effective_tok_s)
+
+    @property
+    def alone_ttft_ms(self) -> float | None:
+        return next((point.ttft_ms for point in self.points if point.concurrency == 1), None)
+
+    def has_other_load(self, input_tokens: int, output_tokens: int) -> bool:
+        """A curve for other prompts and answers than those of the run says little about it."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return False
+        shares = (self.input_tokens / input_tokens, self.output_tokens / output_tokens)
+        return any(abs(share - 1) > _SAME_LOAD for share in shares)
 
 
 def speed_chart(plans: Sequence[Document], measured: Sequence[MeasuredRun]) -> Markup:
