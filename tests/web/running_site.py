@@ -1,7 +1,10 @@
-"""A dashboard on a random port, in a thread of the test's own process, and what is asked of it."""
+"""A dashboard on a random port, in a thread of the test's own process, what is asked of it, and a hive before it."""
 
 import contextlib
+import csv
 import http.client
+import io
+import json
 import queue
 import threading
 from urllib.parse import urlencode, urlsplit
@@ -16,6 +19,22 @@ def no_hive(_site):
     raise NotRunning
 
 
+def status(*replicas, url="http://127.0.0.1:1", pid=1, queues=None, up_s=90.0, tokens=10.0):
+    """What a hive says of itself. Of a replica its name, its slots and what else is not usual."""
+    rows = [
+        {"kind": "replica", "state": "ready", "pid": 7, "url": url, "busy": 1, "model": "m", "engine": "fake",
+         "restarts": 0, "why": None, **replica}
+        for replica in replicas
+    ]  # fmt: skip
+    served = [{**row, "active": 3, "releasing": 1, "state": "up", "simulated": False} for row in rows]
+    gateway = {
+        "queued": 2, "in_flight": 6, "busy": {}, "models": {}, "replicas": served, "ended": {"answered": 12},
+        "tokens": {row["name"]: tokens for row in rows},
+        "queues": queues or {"m": {"interactive": 0, "normal": 2, "batch": 0}},
+    }  # fmt: skip
+    return {"phase": "ready", "url": url, "pid": pid, "rows": rows, "gateway": gateway, "up_s": up_s}
+
+
 def folders(place):
     """The environment of an installation in that folder."""
     return {
@@ -26,7 +45,10 @@ def folders(place):
 
 @contextlib.contextmanager
 def running(site, *, read=no_hive, routes=()):
-    """Gives a function that asks: `ask(path, method="GET", headers=..., form=...)` -> (response, text)."""
+    """Gives a function that asks: `ask(path, method="GET", headers=..., form=...)` -> (response, text).
+
+    `ask.json(path)` is the document that is answered, `ask.rows(path)` the rows of a CSV file.
+    """
     app = make_app(site, live=Live(site, read=read, first_paint_s=10.0), warm=False)
     app.router.routes.extend(routes)
     ready = queue.Queue()
@@ -58,6 +80,8 @@ def _asking(port):
         finally:
             connection.close()
 
+    ask.json = lambda path: json.loads(ask(path)[1])
+    ask.rows = lambda path: list(csv.DictReader(io.StringIO(ask(path)[1])))
     ask.origin = f"http://127.0.0.1:{port}"
     ask.port = port
     return ask

@@ -1,8 +1,10 @@
 """Stored benchmark runs with figures that are easy to foretell."""
 
+from running_site import folders
+
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.records import Request
+from skep.store.records import GatewayRequest, Request
 
 HOST = {"cpu_model": "Test CPU", "cpu_cores": 4, "memory_bytes": 16 << 30, "gpus": [], "driver_version": "570"}
 RTX = {**HOST, "gpus": [{"name": "NVIDIA GeForce RTX 3090"}, {"name": "NVIDIA GeForce RTX 3090"}]}
@@ -43,13 +45,20 @@ def put_run(store, place, *, levels=(1, 2, 4), tokens=100, failed=0, end="done",
     return run
 
 
+def gateway_request(arrived_at, **told):
+    """A streamed request that the gateway answered."""
+    facts = {
+        "id": "x", "path": "/v1/chat/completions", "model": "m", "priority": "normal", "flow": None, "replica": "m-0",
+        "attempts": 1, "outcome": "answered", "status": 200, "code": None, "streamed": True, "queued_s": 0.0,
+        "first_byte_s": 0.1, "ended_s": 9.0, "prompt_tokens": 1, "cached_tokens": None, "output_tokens": 1,
+        "request_bytes": 1, "response_bytes": 1,
+    }  # fmt: skip
+    return GatewayRequest(arrived_at=arrived_at, **{**facts, **told})
+
+
 def installation(place, *fills):
     """Paths whose store was filled by each of `fills(store)`."""
-    env = {
-        "HOME": str(place),
-        **{f"XDG_{name}_HOME": str(place / name) for name in ("CONFIG", "DATA", "STATE", "CACHE")},
-    }
-    paths = user_paths(env)
+    paths = user_paths(folders(place))
     with open_store(paths.store) as store:
         for fill in fills:
             fill(store)

@@ -1,47 +1,23 @@
 """The history page: everything in its address, nothing hidden, everything on it as JSON and CSV."""
 
 import asyncio
-import csv
-import io
-import json
 import re
 
 import pytest
-from running_site import folders, running
+import watched_store
 from starlette.datastructures import QueryParams
 from starlette.responses import HTMLResponse
-from watched_store import NOW, fill
+from watched_store import NOW
 
-from skep.errors import StoreError, UserError
-from skep.paths import user_paths
+from skep.errors import StoreError
+from skep.monitor.history import history_of
+from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
+from skep.report.series_chart import Picture, Track, series_svg
 from skep.web.context import Site
-from skep.web.history_data import HistoryQuery, read_query
+from skep.web.history_data import HistoryQuery, read_query, stepped, with_steps
 from skep.web.layout import PLACE, streamed
 
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    found = user_paths(folders(tmp_path_factory.mktemp("watched")))
-    fill(found)
-    return found
-
-
-@pytest.fixture(scope="module")
-def ask(paths):
-    with running(Site(paths, clock=lambda: NOW)) as asking:
-        yield asking
-
-
-@pytest.fixture(scope="module")
-def public(paths):
-    with running(Site(paths, public=True, clock=lambda: NOW)) as asking:
-        yield asking
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    with running(Site(user_paths(folders(tmp_path_factory.mktemp("bare"))), clock=lambda: NOW)) as asking:
-        yield asking
+fill = watched_store.fill
 
 
 def _words(html):
@@ -76,15 +52,14 @@ def test_a_note_is_compared_before_and_after_by_itself(ask):
 
 def test_a_window_of_a_year_is_drawn_from_summaries(ask):
     """No sample is in it: the days are."""
-    _, body = ask("/api/history.json?target=box&window=1y")
-    (view,) = json.loads(body)["views"]
+    (view,) = ask.json("/api/history.json?target=box&window=1y")["views"]
     assert view["history"]["points"] == []
     assert 10 <= len(view["history"]["spans"]) <= 11
 
 
 def test_all_begins_with_the_first_day(ask):
-    _, body = ask("/api/history.json?target=box&window=all")
-    assert json.loads(body)["views"][0]["since"] == pytest.approx(NOW - 10 * 86400, abs=86400)
+    (view,) = ask.json("/api/history.json?target=box&window=all")["views"]
+    assert view["since"] == pytest.approx(NOW - 10 * 86400, abs=86400)
 
 
 def test_a_series_of_another_target_falls_back_to_what_stands_for_this_one(ask):
@@ -107,8 +82,7 @@ def test_two_targets_stand_beneath_each_other(ask):
 
 
 def test_json_has_what_is_on_screen(ask):
-    _, body = ask("/api/history.json?target=box&window=30d")
-    (view,) = json.loads(body)["views"]
+    (view,) = ask.json("/api/history.json?target=box&window=30d")["views"]
     assert view["series"] == "box/hot/short/c1/tok_s"
     assert len(view["history"]["points"]) == 115
     assert sum(point[2] for point in view["history"]["points"]) == 1
@@ -120,41 +94,10 @@ def test_json_has_what_is_on_screen(ask):
 
 
 def test_csv_has_a_row_for_every_mark(ask):
-    response, body = ask("/api/history.csv?target=box&window=30d")
-    assert response.headers["content-type"].startswith("text/csv")
-    kinds = [row["kind"] for row in csv.DictReader(io.StringIO(body))]
+    kinds = [row["kind"] for row in ask.rows("/api/history.csv?target=box&window=30d")]
     assert kinds.count("point") == 230
     assert kinds.count("change") == 1
     assert {"failed", "missed", "host", "event: version", "event: note", "alert: down"} <= set(kinds)
-
-
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        ("target=bix", "there is no target"),
-        ("target=box&window=3w", "is not a window"),
-        ("target=box&series=fast", "names no series"),
-        ("from=yesterday", "is not a time"),
-        ("from=2026-02-01&to=2026-01-01", "is not before"),
-        ("&".join(f"target={n}" for n in range(9)), "too many"),
-    ],
-)
-def test_what_cannot_be_shown_is_one_line(ask, query, said):
-    """On the page and in JSON alike, with what to do next."""
-    response, html = ask(f"/history?{query}")
-    assert response.status == 400
-    assert said in html
-    response, body = ask(f"/api/history.json?{query}")
-    assert response.status == 400
-    assert said in json.loads(body)["error"]["message"]
-    assert json.loads(body)["error"]["hint"]
-
-
-def test_nothing_stored_yet_says_how_to_begin(bare):
-    response, html = bare("/history")
-    assert response.status == 200
-    assert "skep monitor add" in html
-    assert json.loads(bare("/api/history.json")[1]) == {"views": []}
 
 
 def test_a_public_page_has_no_form_and_no_address(public):
@@ -200,6 +143,48 @@ def test_what_goes_wrong_half_way_is_told_on_the_page(paths):
     assert "/home/somebody" not in asyncio.run(whole(Site(paths, public=True)))
 
 
-def test_too_far_a_time_is_a_users_error():
-    with pytest.raises(UserError):
-        read_query(QueryParams("from=0001-01-01"), NOW)
+# The band of a picture begins anew at a change, so that a step looks like one.
+
+BOX = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+COLD = SeriesKey("box", Heat.COLD, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+
+
+@pytest.fixture
+def series(paths):
+    with Site(paths).series() as found:
+        yield found
+
+
+def test_after_a_step_the_median_is_of_what_came_after(series):
+    history, steps = with_steps(series, history_of(series, BOX, NOW - 9 * DAY_S, NOW))
+    (step,) = steps
+    before = [row[1] for row in history.band if row[0] < step]
+    after = [row[1] for row in history.band if row[0] >= step]
+    assert min(before) > 98
+    assert max(after) < 94
+
+
+def test_a_step_before_the_window_has_no_say_in_it(series):
+    history, steps = with_steps(series, history_of(series, BOX, NOW - 3 * DAY_S, NOW))
+    assert steps == ()
+    assert max(row[1] for row in history.band) < 94
+
+
+def test_cold_runs_step_where_hot_ones_do(series):
+    _, steps = with_steps(series, history_of(series, COLD, NOW - 9 * DAY_S, NOW))
+    assert len(steps) == 1
+
+
+def test_without_a_step_nothing_is_changed():
+    values = [(float(hour), 1.0) for hour in range(20)]
+    assert len(stepped(values, (), 5.0)) == 20
+    assert [row[0] for row in stepped(values, (10.0,), 5.0)] == [*range(10), *range(14, 20)]
+
+
+def test_no_line_joins_both_sides_of_a_step():
+    band = [(float(at), 5.0 if at < 50 else 3.0, 2.0, 6.0) for at in range(100)]
+    whole, cut = (
+        series_svg(Picture("box", "", "tok/s", 0.0, 100.0, [Track("box", (), band, steps=steps)]), "c")
+        for steps in ((), (50.0,))
+    )
+    assert cut.count("M") == whole.count("M") + 2  # of the line and of the shade

@@ -3,28 +3,32 @@
 import asyncio
 import contextlib
 import json
+from functools import partial, wraps
 
 import pytest
 from running_site import running
+from running_site import status as status_of
+from stored_runs import gateway_request
 
 from skep.errors import EngineError
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.records import GatewayRequest
 from skep.supervisor.control import NotRunning
 from skep.web import live as live_module
 from skep.web.context import Site
 from skep.web.live import Live, Stream, read_ttft
 
+status = partial(status_of, {"name": "m-0", "slots": 4})
 
-def status(pid=1, tokens=0.0):
-    row = {"name": "m-0", "kind": "replica", "state": "ready", "slots": 4, "restarts": 0, "why": None, "model": "m"}
-    served = {"name": "m-0", "model": "m", "simulated": False, "slots": 4, "active": 1, "releasing": 0, "state": "up"}
-    gateway = {
-        "queued": 0, "in_flight": 1, "replicas": [served], "tokens": {"m-0": tokens}, "ended": {"answered": 1},
-        "queues": {"m": {"interactive": 0, "normal": 0, "batch": 0}},
-    }  # fmt: skip
-    return {"phase": "ready", "url": "http://127.0.0.1:1", "pid": pid, "rows": [row], "gateway": gateway, "up_s": 1.0}
+
+def in_loop(test):
+    """Run a test that is a coroutine."""
+
+    @wraps(test)
+    def run(*args, **options):
+        asyncio.run(test(*args, **options))
+
+    return run
 
 
 class Readings:
@@ -86,137 +90,117 @@ async def going(env, readings, browsers=1, **options):
         reader.cancel()
 
 
-def test_one_reader_serves_all_browsers(env):
-    async def watch():
-        readings = Readings(status())
-        async with going(env, readings, browsers=5) as (_, guests):
-            for _ in range(3):
-                for guest in guests:
-                    assert (await guest.events.get())["state"] == "up"
-            assert readings.asked <= 10
-
-    asyncio.run(watch())
+@in_loop
+async def test_one_reader_serves_all_browsers(env):
+    readings = Readings(status())
+    async with going(env, readings, browsers=5) as (_, guests):
+        for _ in range(3):
+            for guest in guests:
+                assert (await guest.events.get())["state"] == "up"
+        assert readings.asked <= 10
 
 
-def test_only_what_changed_is_sent_again(env):
-    async def watch():
-        async with going(env, Readings(status())) as (_, (guest,)):
-            first, second, third = [await guest.events.get() for _ in range(3)]
-        assert first["parts"] == {"state": "up", "speed": "None"}
-        assert "state" not in second["parts"]
-        assert third["parts"] == {}
-        assert third["hive"]["slots"]["active"] == 1
-
-    asyncio.run(watch())
+@in_loop
+async def test_only_what_changed_is_sent_again(env):
+    async with going(env, Readings(status())) as (_, (guest,)):
+        first, second, third = [await guest.events.get() for _ in range(3)]
+    assert first["parts"] == {"state": "up", "speed": "None"}
+    assert "state" not in second["parts"]
+    assert third["parts"] == {}
+    assert third["hive"]["slots"]["active"] == 3
 
 
-def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
-    async def watch():
-        down, hung = NotRunning(), EngineError("it does not answer")
-        async with going(env, Readings(down, status(), hung, status(), down)) as (_, (guest,)):
-            seen = [await guest.events.get() for _ in range(5)]
-        assert [event["state"] for event in seen] == ["down", "up", "silent", "up", "down"]
-        assert "skep up -d" in seen[0]["hint"]
-        assert seen[2]["hive"]["pid"] == 1  # shown as it was
-        assert seen[4]["hive"] is None
-
-    asyncio.run(watch())
+@in_loop
+async def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
+    down, hung = NotRunning(), EngineError("it does not answer")
+    async with going(env, Readings(down, status(), hung, status(), down)) as (_, (guest,)):
+        seen = [await guest.events.get() for _ in range(5)]
+    assert [event["state"] for event in seen] == ["down", "up", "silent", "up", "down"]
+    assert "skep up -d" in seen[0]["hint"]
+    assert seen[2]["hive"]["pid"] == 1  # shown as it was
+    assert seen[4]["hive"] is None
 
 
-def test_another_hive_begins_its_rates_anew(env):
-    async def watch():
-        async with going(env, Readings(status(1, 1e6), status(1, 2e6), status(2, 5.0), status(2, 5.0))) as (
-            _,
-            (guest,),
-        ):
-            seen = [await guest.events.get() for _ in range(4)]
-        assert seen[1]["hive"]["tok_s"] > 0
-        assert len(seen[2]["hive"]["history"]["tok_s"]) == 1
-        assert seen[3]["hive"]["tok_s"] is None  # slots are busy and nothing has passed
-
-    asyncio.run(watch())
-
-
-def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env):
-    async def watch():
-        readings, now = Readings(status()), [0.0]
-        async with going(env, readings, clock=lambda: now[0]) as (live, (guest,)):
-            await guest.events.get()
-            guest.leave()
-            while not guest.ended:
-                await asyncio.sleep(0)
-            assert "0 streams" in repr(live)
-            now[0] += live_module.LINGER_S + 1
-            while live._wanted.is_set():
-                await asyncio.sleep(0)
-            asked = readings.asked
-            await asyncio.sleep(0.05)
-            assert readings.asked == asked
-            assert (await live.fresh())["state"] == "up"
-
-    asyncio.run(watch())
+@in_loop
+async def test_another_hive_begins_its_rates_anew(env):
+    told = ((1, 1e6), (1, 2e6), (2, 5.0), (2, 5.0))
+    async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (
+        _,
+        (guest,),
+    ):
+        seen = [await guest.events.get() for _ in range(4)]
+    assert seen[1]["hive"]["tok_s"] > 0
+    assert len(seen[2]["hive"]["history"]["tok_s"]) == 1
+    assert seen[3]["hive"]["tok_s"] is None  # slots are busy and nothing has passed
 
 
-def test_closing_ends_every_stream(env):
-    async def watch():
-        async with going(env, Readings(status()), browsers=3) as (live, guests):
-            await guests[0].events.get()
-            live.close()
-            while not all(guest.ended for guest in guests):
-                await asyncio.sleep(0)
-
-    asyncio.run(watch())
-
-
-def test_too_many_browsers_are_told_to_come_later(env):
-    async def watch():
-        readings = Readings(status())
-        async with going(env, readings, browsers=live_module.MOST_STREAMS + 1) as (_, guests):
-            await guests[0].events.get()
-            statuses = sorted(guest.status for guest in guests)
-        assert statuses == [200] * live_module.MOST_STREAMS + [503]
-
-    asyncio.run(watch())
+@in_loop
+async def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env):
+    readings, now = Readings(status()), [0.0]
+    async with going(env, readings, clock=lambda: now[0]) as (live, (guest,)):
+        await guest.events.get()
+        guest.leave()
+        while not guest.ended:
+            await asyncio.sleep(0)
+        assert "0 streams" in repr(live)
+        now[0] += live_module.LINGER_S + 1
+        while live._wanted.is_set():
+            await asyncio.sleep(0)
+        asked = readings.asked
+        await asyncio.sleep(0.05)
+        assert readings.asked == asked
+        assert (await live.fresh())["state"] == "up"
 
 
-def test_a_silent_stream_has_a_heartbeat(env, monkeypatch):
+@in_loop
+async def test_closing_ends_every_stream(env):
+    async with going(env, Readings(status()), browsers=3) as (live, guests):
+        await guests[0].events.get()
+        live.close()
+        while not all(guest.ended for guest in guests):
+            await asyncio.sleep(0)
+
+
+@in_loop
+async def test_too_many_browsers_are_told_to_come_later(env):
+    readings = Readings(status())
+    async with going(env, readings, browsers=live_module.MOST_STREAMS + 1) as (_, guests):
+        await guests[0].events.get()
+        statuses = sorted(guest.status for guest in guests)
+    assert statuses == [200] * live_module.MOST_STREAMS + [503]
+
+
+@in_loop
+async def test_a_silent_stream_has_a_heartbeat(env, monkeypatch):
     """Proxies and phones close a connection on which nothing comes."""
+    monkeypatch.setattr(live_module, "HEARTBEAT_S", 0.01)
+    live, heard = Live(Site(user_paths(env))), asyncio.Event()
 
-    async def watch():
-        monkeypatch.setattr(live_module, "HEARTBEAT_S", 0.01)
-        live, heard = Live(Site(user_paths(env))), asyncio.Event()
+    async def send(message):
+        if b": still here" in message.get("body", b""):
+            heard.set()
 
-        async def send(message):
-            if b": still here" in message.get("body", b""):
-                heard.set()
-
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            guest = Browser()
-            tasks.create_task(Stream(live, render)({"type": "http", "method": "GET"}, guest.receive, send))
-            await heard.wait()
-            guest.leave()
-
-    asyncio.run(watch())
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        guest = Browser()
+        tasks.create_task(Stream(live, render)({"type": "http", "method": "GET"}, guest.receive, send))
+        await heard.wait()
+        guest.leave()
 
 
 def test_first_tokens_are_told_of_streamed_answers_of_late(env):
     paths = user_paths(env)
     now = 5000.0
 
-    def ended(arrived, first, *, streamed=True, outcome="answered"):
-        return GatewayRequest(
-            id="x", arrived_at=arrived, path="/v1/chat/completions", model="m", priority="normal", flow=None,
-            replica="m-0", attempts=1, outcome=outcome, status=200, code=None, streamed=streamed, queued_s=0.0,
-            first_byte_s=first, ended_s=9.0, prompt_tokens=None, cached_tokens=None, output_tokens=None,
-            request_bytes=1, response_bytes=1,
-        )  # fmt: skip
-
     assert read_ttft(Site(paths), now) is None
     with open_store(paths.store) as store:
-        store.append_gateway_requests([
-            ended(now - 1, 0.1), ended(now - 2, 0.3), ended(now - 3, 0.2), ended(now - 1, 9.0, streamed=False),
-            ended(now - 1, 9.0, outcome="broken"), ended(now - 1, None), ended(now - 4000, 9.0),
-        ])  # fmt: skip
+        store.append_gateway_requests(
+            [
+                *(gateway_request(now - 2, first_byte_s=first) for first in (0.1, 0.3, 0.2, None)),
+                gateway_request(now - 1, first_byte_s=9.0, streamed=False),
+                gateway_request(now - 1, first_byte_s=9.0, outcome="broken"),
+                gateway_request(now - 4000, first_byte_s=9.0),
+            ]
+        )
     found = read_ttft(Site(paths), now)
     assert found is not None
     assert found.count == 3

@@ -7,8 +7,8 @@ from html import unescape
 from urllib.parse import urljoin, urlsplit
 
 import pytest
-from running_site import running
-from stored_runs import ENGINE, RTX, WORKLOAD, installation, put_run, requests
+from running_site import status
+from stored_runs import ENGINE, RTX, WORKLOAD, gateway_request, put_run, requests
 
 from sample_climb import sample_curve, sample_stages, sample_tuning
 from skep.monitor.records import (
@@ -24,10 +24,8 @@ from skep.monitor.records import (
     ProbeTarget,
 )
 from skep.monitor.store import SeriesStore
-from skep.store.records import GatewayRequest
 from skep.tuner.records import ConfigFailure, CurveResult, StageDecision
 from skep.tuner.store import SavedAnswer, TuningStore, to_document
-from skep.web.context import make_site
 
 NOW = 1_800_000_000.0
 HOSTS = ("10.1.2.3", "gpu-box", "fd00::7")
@@ -52,14 +50,7 @@ def fill(store):
     run = put_run(store, 3, levels=(), end=None, url=f"http://{AT[1]}/v1", config=said, engine=engine, host=host)
     store.append_requests(run, (replace(row, replica=UPSTREAMS[1], error=AT[2]) for row in requests((1, 2), failed=1)))
     store.end_run(run, NOW - 99, "failed", f"{AT[1]} went away")
-    store.append_gateway_requests([
-        GatewayRequest(
-            id="x", arrived_at=NOW - 9, path="/v1", model="m", priority="normal", flow=f"of {AT[0]}",
-            replica=UPSTREAMS[0], attempts=1, outcome="answered", status=200, code=None, streamed=True, queued_s=0.0,
-            first_byte_s=0.1, ended_s=1.0, prompt_tokens=1, cached_tokens=None, output_tokens=1, request_bytes=1,
-            response_bytes=1,
-        )
-    ])  # fmt: skip
+    store.append_gateway_requests([gateway_request(NOW - 9, flow=f"of {AT[0]}", replica=UPSTREAMS[0])])
     _fill_tuning(store, host)
 
 
@@ -102,35 +93,28 @@ def _fill_tuning(store, host):
 
 def hive(_site):
     """A gateway in front of servers elsewhere, whose names are made of their addresses unless others are given."""
-    rows = [
-        {"name": name, "kind": "upstream", "state": "ready", "pid": None, "url": f"http://{at}", "slots": 4, "busy": 1,
-         "model": f"http://{at}/m", "engine": "remote", "restarts": 0, "why": f"{at} is slow", "node": "gpu-box"}
+    replicas = [
+        {"name": name, "kind": "upstream", "pid": None, "url": f"http://{at}", "slots": 4, "model": f"http://{at}/m",
+         "engine": "remote", "why": f"{at} is slow", "node": "gpu-box"}
         for name, at in zip(UPSTREAMS, AT, strict=False)
     ]  # fmt: skip
-    served = [{**row, "active": 3, "releasing": 1, "state": "up", "simulated": False} for row in rows]
-    gateway = {
-        "queued": 2, "in_flight": 6, "busy": {}, "models": {}, "replicas": served, "ended": {"answered": 12},
-        "tokens": dict.fromkeys(UPSTREAMS, 10.0),
-        "queues": {f"http://{AT[0]}/m": {"interactive": 0, "normal": 2, "batch": 0}},
-    }  # fmt: skip
-    return {"phase": "ready", "url": f"http://{AT[0]}", "pid": 4321, "rows": rows, "gateway": gateway, "up_s": 90}
+    queues = {f"http://{AT[0]}/m": {"interactive": 0, "normal": 2, "batch": 0}}
+    return status(*replicas, url=f"http://{AT[0]}", pid=4321, queues=queues)
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
+def answers(public):
     """Every public answer that a link leads to, by its address."""
-    paths = installation(tmp_path_factory.mktemp("addresses"), fill)
-    with running(make_site(paths, host="0.0.0.0", public=True, clock=lambda: NOW), read=hive) as ask:
-        found, left = {}, list(BEGINNINGS)
-        while left:
-            path = left.pop()
-            if path in found or path.startswith("/static/") or len(found) > 400:
-                continue
-            found[path] = ask(path)[1]
-            if "<html" in found[path]:
-                links = re.findall(r'(?:href|src|data-\w+)="(/[^"]*)"', found[path])
-                left += (urlsplit(urljoin(path, unescape(link)))._replace(fragment="").geturl() for link in links)
-        found["/live"] = _first_event(ask.port)
+    found, left = {}, list(BEGINNINGS)
+    while left:
+        path = left.pop()
+        if path in found or path.startswith("/static/") or len(found) > 400:
+            continue
+        found[path] = public(path)[1]
+        if "<html" in found[path]:
+            links = re.findall(r'(?:href|src|data-\w+)="(/[^"]*)"', found[path])
+            left += (urlsplit(urljoin(path, unescape(link)))._replace(fragment="").geturl() for link in links)
+    found["/live"] = _first_event(public.port)
     return found
 
 

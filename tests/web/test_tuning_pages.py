@@ -1,7 +1,5 @@
 """The pages of tunings: the list that ranks nothing, and one climb with its ladder and pictures."""
 
-import csv
-import io
 import json
 from dataclasses import replace
 
@@ -45,17 +43,6 @@ def fill(store):
     put(store, "running", stages[:2], end=None, simulated=False, model="<b>bold</b>")
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return installation(tmp_path_factory.mktemp("tunings"), fill)
-
-
-@pytest.fixture(scope="module")
-def ask(paths):
-    with running(Site(paths)) as asked:
-        yield asked
-
-
 def test_tunings_under_different_loads_stand_in_different_tables(ask):
     page = ask("/tuning")[1]
     titles = [part.partition("</caption>")[0] for part in page.split("<caption>")[1:]]
@@ -67,16 +54,15 @@ def test_tunings_under_different_loads_stand_in_different_tables(ask):
 
 
 def test_the_list_tells_from_where_to_where_and_the_state(ask):
-    listed = {one["id"]: one for one in json.loads(ask("/api/tuning.json")[1])["tunings"]}
+    listed = {one["id"]: one for one in ask.json("/api/tuning.json")["tunings"]}
     one = listed[MADE["simulated"]]
     assert (one["baseline"], one["best"], one["gain"]) == pytest.approx((25.1, 190.0, 7.57), rel=0.01)
     assert one["gain_low"] < one["gain"] < one["gain_high"]
     assert one["step"] == "mtp 3 → 5"
     states = {name: listed[MADE[name]]["state"] for name in ("simulated", "dead", "running")}
     assert states == {"simulated": "ended", "dead": "interrupted", "running": "running"}
-    rows = list(csv.DictReader(io.StringIO(ask("/api/tuning.csv")[1])))
-    assert {row["id"] for row in rows} == set(MADE.values())
-    assert [row["id"] for row in csv.DictReader(io.StringIO(ask("/api/tuning.csv?model=nothing")[1]))] == []
+    assert {row["id"] for row in ask.rows("/api/tuning.csv")} == set(MADE.values())
+    assert ask.rows("/api/tuning.csv?model=nothing") == []
 
 
 def test_one_tuning_shows_its_ladder_pictures_and_words(ask):
@@ -98,10 +84,10 @@ def test_a_running_one_is_asked_for_again_until_it_ends(ask):
 
 def test_json_csv_report_and_picture_of_one(ask):
     name = MADE["simulated"]
-    told = json.loads(ask(f"/api/tuning/{name}.json")[1])
+    told = ask.json(f"/api/tuning/{name}.json")
     assert {"tuning", "baseline", "best", "stages", "curve"} <= told.keys()
     assert told["best"]["title"] == "mtp 3 → 5"
-    rows = list(csv.DictReader(io.StringIO(ask(f"/api/tuning/{name}.csv")[1])))
+    rows = ask.rows(f"/api/tuning/{name}.csv")
     assert [row["decision"] for row in rows[:2]] == ["baseline", "failed"]
     assert rows[1]["remedy"].startswith("memory_share")
     response, report = ask(f"/tuning/{name}/report.html")
@@ -121,12 +107,11 @@ def test_one_that_is_not_there_is_404_in_words(ask):
     assert "nothing" in json.loads(told)["error"]["message"]
 
 
-def test_in_public_no_path_or_address_of_a_dead_end_is_told(paths):
+def test_in_public_no_path_or_address_of_a_dead_end_is_told(public):
     dead = MADE["dead"]
     names = [f"/tuning/{dead}{end}" for end in ("", "/body", "/report.html", "/picture.svg")]
     names += [f"/api/tuning/{dead}.json", f"/api/tuning/{dead}.csv", "/api/tuning.json", "/api/tuning.csv"]
-    with running(Site(paths, public=True)) as ask:
-        pages = [ask(name)[1] for name in ("/tuning", *names, f"/tuning/{MADE['simulated']}")]
+    pages = [public(name)[1] for name in ("/tuning", *names, f"/tuning/{MADE['simulated']}")]
     assert all("/srv" not in page and "10.9.8.7" not in page for page in pages)
     assert "model.gguf" in pages[0]
     assert "From 25.1 to 190 tok/s" in pages[-1]
@@ -144,15 +129,9 @@ def test_runs_of_a_tuning_are_listed_only_where_they_are_asked_for(tmp_path):
         page = ask("/runs")[1]
         assert "One benchmark run is stored." in page
         assert "2 runs of tunings are not listed here" in page
-        rows = json.loads(ask("/api/runs.json?kind=tune")[1])["runs"]
+        rows = ask.json("/api/runs.json?kind=tune")["runs"]
         assert [row["kind"] for row in rows] == ["tune"]
         assert 'href="/tuning/20260801-101500-climb1"' in ask("/runs?kind=tune")[1]
         assert "Its tuning" in ask(f"/runs/{rows[0]['id']}")[1]
-        judged = json.loads(ask("/api/runs.json?kind=tune-quality")[1])["runs"][0]
+        judged = ask.json("/api/runs.json?kind=tune-quality")["runs"][0]
         assert (judged["best_tok_s"], judged["conclusion"]) == (None, "answers judged for a tuning")
-
-
-def test_without_a_store_the_page_says_how_to_begin(tmp_path):
-    with running(Site(installation(tmp_path))) as ask:
-        assert "Nothing was tuned yet" in ask("/tuning")[1]
-        assert json.loads(ask("/api/tuning.json")[1]) == {"tunings": []}

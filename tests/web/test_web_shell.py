@@ -1,6 +1,5 @@
 """The frame around every page: headers, names it answers to, errors, static files, JSON and CSV, notes."""
 
-import json
 import os
 import signal
 import socket
@@ -8,85 +7,50 @@ import subprocess
 import sys
 
 import pytest
-from running_site import folders, running
+import watched_store
+from running_site import running, status
 from starlette.routing import Route
+from stored_runs import installation
+from watched_store import NOW
 
 from skep.errors import GatewayError, StoreError
-from skep.monitor.records import (
-    Alert,
-    AlertRule,
-    EventKind,
-    Heat,
-    Probe,
-    ProbeOutcome,
-    ProbeSample,
-    ProbeShape,
-    ProbeTarget,
-)
+from skep.monitor.records import Alert, AlertRule, EventKind, Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
-from skep.paths import user_paths
 from skep.report import theme
 from skep.store.database import open_store
 from skep.web.app import serve
-from skep.web.context import Site, make_site
+from skep.web.context import make_site
 from skep.web.layout import PAGES, asset, assets, theme_css
 from skep.web.now import slot_picture, sparkline
 from skep.web.responses import csv_answer, json_answer, way_back
 
-NOW = 1_800_000_000.0
 SECRETS = ("10.9.8.7", "secret-host", "hunter2", "/models/", "no answer from")
 
 
-@pytest.fixture
-def paths(env):
-    return user_paths(env)
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    """On loopback, with no hive and nothing stored."""
-    with running(make_site(user_paths(folders(tmp_path_factory.mktemp("bare"))), host="127.0.0.1")) as ask:
-        yield ask
-
-
-@pytest.fixture(scope="module")
-def full(tmp_path_factory):
-    """In front of a hive, with targets that are watched."""
-    paths = user_paths(folders(tmp_path_factory.mktemp("full")))
-    fill(paths)
-    with running(Site(paths, clock=lambda: NOW), read=hive) as ask:
-        yield ask
-
-
-def fill(paths):
-    """Two targets over three days, one of them failing, with an alert."""
-    with open_store(paths.store) as store:
-        series = SeriesStore(store)
-        for name in ("box", "cloud"):
-            series.put_target(ProbeTarget(name, "https://me:hunter2@10.9.8.7:8000", model="/models/secret-host/m.gguf"))
-            for hour in range(72, 0, -1):
-                at = NOW - 3600 * hour
-                sample = ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, tok_s=80 + hour % 5, ttft_ms=100.0)
-                series.append_probe(Probe(name, 0, int(at // 3600), at, at + 5, ProbeOutcome.DONE, at), [sample])
-        failed = Probe("cloud", 0, int(NOW // 3600), NOW - 60, NOW - 50, ProbeOutcome.FAILED, NOW - 60,
-                       error_kind="connect", error="no answer from 10.9.8.7")  # fmt: skip
-        series.append_probe(failed)
-        series.open_alert(Alert(AlertRule.DOWN, "cloud", NOW - 60, "no answer from `10.9.8.7`"))
+def fill(store):
+    """What is watched, and one of it failing, with an alert."""
+    watched_store.fill(store)
+    series, url = SeriesStore(store), "https://me:hunter2@10.9.8.7:8000"
+    series.put_target(ProbeTarget("cloud", url, model="/models/secret-host/m.gguf"))
+    failed = Probe("cloud", 0, int(NOW // 3600), NOW - 60, NOW - 50, ProbeOutcome.FAILED, NOW - 60,
+                   error_kind="connect", error="no answer from 10.9.8.7")  # fmt: skip
+    series.append_probe(failed)
+    series.open_alert(Alert(AlertRule.DOWN, "cloud", NOW - 60, "no answer from `10.9.8.7`"))
 
 
 def hive(_site):
     """A hive of two replicas as it tells of itself."""
-    rows = [
-        {"name": f"m-{i}", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.9.8.7:1", "slots": slots,
-         "busy": 1, "model": "/models/m.gguf", "engine": "fake", "restarts": 0, "why": why}
-        for i, (slots, why) in enumerate(((4, None), (100, "see /models/x.log")))
-    ]  # fmt: skip
-    served = [{**row, "active": 3, "releasing": 1, "state": "up", "simulated": False} for row in rows]
-    gateway = {
-        "queued": 2, "in_flight": 6, "busy": {}, "models": {}, "replicas": served, "tokens": {"m-0": 10.0},
-        "queues": {"/models/m.gguf": {"interactive": 0, "normal": 2, "batch": 0}}, "ended": {"answered": 12},
-    }  # fmt: skip
-    return {"phase": "ready", "url": "http://10.9.8.7:8400", "pid": 4321, "rows": rows, "gateway": gateway, "up_s": 90}
+    path = "/models/m.gguf"
+    usual = {"name": "m-0", "slots": 4, "model": path}
+    many = {**usual, "name": "m-1", "slots": 100, "why": "see /models/x.log"}
+    queues = {path: {"interactive": 0, "normal": 2, "batch": 0}}
+    return status(usual, many, url="http://10.9.8.7:8400", pid=4321, queues=queues)
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """Paths of one test alone, with what `fill` stores."""
+    return installation(tmp_path, fill)
 
 
 def test_every_answer_forbids_what_a_page_does_not_need(bare):
@@ -98,8 +62,8 @@ def test_every_answer_forbids_what_a_page_does_not_need(bare):
         assert bare(path)[0].headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_page_is_complete_without_scripts_and_has_landmarks(full):
-    response, page = full("/")
+def test_a_page_is_complete_without_scripts_and_has_landmarks(ask):
+    response, page = ask("/")
     assert response.status == 200
     for part in ("<main", "<nav", "<header", "<footer", 'href="#main"', "3 of 4 slots busy, 1 releasing", "<caption>"):
         assert part in page
@@ -121,24 +85,42 @@ def test_without_a_hive_the_page_says_how_to_start_one(bare):
     assert "skep monitor add NAME" in page
 
 
-def test_in_public_no_address_path_or_word_of_others_is_shown(paths):
-    fill(paths)
-    site = make_site(paths, host="0.0.0.0", public=True, clock=lambda: NOW)
-    with running(site, read=hive) as ask:
-        answers = [ask(path)[1] for path in ("/", "/api/now.json", "/api/now.csv", "/metrics")]
-        refused = ask("/notes", "POST", form={"text": "x"}, headers={"origin": ask.origin})[0]
+@pytest.mark.parametrize(
+    ("page", "said", "empty"),
+    [
+        ("/history", "skep monitor add", {"views": []}),
+        ("/compare", "skep monitor add", {"targets": [], "pairs": []}),
+        ("/runs", "skep bench sweep", {"total": 0, "page": 1, "pages": 1, "runs": []}),
+        ("/tuning", "Nothing was tuned yet", {"tunings": []}),
+    ],
+)
+def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, said, empty):
+    response, html = bare(page)
+    assert response.status == 200
+    assert said in html
+    assert bare.json(f"/api{page}.json") == empty
+
+
+@pytest.mark.parametrize(("path", "refused"), [("/runs/last", 404), ("/tuning/last", 404), ("/compare?runs=a,b", 400)])
+def test_what_was_never_stored_is_refused(bare, path, refused):
+    assert bare(path)[0].status == refused
+
+
+def test_in_public_no_address_path_or_word_of_others_is_shown(public):
+    answers = [public(path)[1] for path in ("/", "/api/now.json", "/api/now.csv", "/metrics")]
+    refused = public("/notes", "POST", form={"text": "x"}, headers={"origin": public.origin})[0]
     for answer in answers:
         assert "cloud" in answer
         assert not [secret for secret in SECRETS if secret in answer]
     assert refused.status == 405
 
 
-def test_what_is_on_screen_is_there_as_json_and_csv(full):
-    document = json.loads(full("/api/now.json")[1])
-    rows = full("/api/now.csv")[1].splitlines()
+def test_what_is_on_screen_is_there_as_json_and_csv(ask):
+    document = ask.json("/api/now.json")
+    rows = ask("/api/now.csv")[1].splitlines()
     assert document["hive"]["slots"] == {"total": 104, "active": 6, "releasing": 2}
-    assert [target["target"] for target in document["targets"]] == ["box", "cloud"]
-    assert document["targets"][0]["url"] == "https://10.9.8.7:8000"
+    assert [target["target"] for target in document["targets"]] == ["box", "cloud", "new"]
+    assert document["targets"][1]["url"] == "https://10.9.8.7:8000"
     assert rows[0] == "section,name,figure,value"
     assert "replica,m-0,active,3" in rows
     assert any(row.startswith("hive,,tok_s,") for row in rows)
@@ -157,29 +139,29 @@ def test_an_unknown_page_is_a_page_and_for_programs_json(bare):
     assert response.status == 404
     assert "there is no such page" in page
     assert "<nav" in page
-    assert json.loads(bare("/api/nowhere.json")[1])["error"]["message"] == "there is no such page"
+    assert bare.json("/api/nowhere.json")["error"]["message"] == "there is no such page"
     assert bare("/", "POST", headers={"origin": bare.origin})[0].status == 405
 
 
-def test_an_error_nobody_expected_is_one_line_without_a_traceback(paths):
+def test_an_error_nobody_expected_is_one_line_without_a_traceback(filled):
     def breaks(_request):
         raise RuntimeError("secret detail")
 
     def store_breaks(_request):
-        raise StoreError(f"`{paths.store}` is damaged")
+        raise StoreError(f"`{filled.store}` is damaged")
 
     routes = [Route("/breaks", breaks), Route("/api/breaks.json", breaks), Route("/store", store_breaks)]
-    with running(make_site(paths, host="127.0.0.1"), routes=routes) as ask:
+    with running(make_site(filled, host="127.0.0.1"), routes=routes) as ask:
         response, page = ask("/breaks")
         assert response.status == 500
         assert "this page could not be made" in page
         assert "secret detail" not in page
-        assert "error" in json.loads(ask("/api/breaks.json")[1])
-        assert str(paths.store) in ask("/store")[1]
-    with running(make_site(paths, host="0.0.0.0", public=True), routes=routes) as ask:
+        assert "error" in ask.json("/api/breaks.json")
+        assert str(filled.store) in ask("/store")[1]
+    with running(make_site(filled, host="0.0.0.0", public=True), routes=routes) as ask:
         response, page = ask("/store")
         assert response.status == 500
-        assert str(paths.store) not in page
+        assert str(filled.store) not in page
 
 
 def test_static_files_are_kept_by_browsers_until_they_change(bare):
@@ -208,27 +190,22 @@ def test_json_has_no_nan_and_csv_no_formula():
     assert body == "a,b\n'=cmd(),-1.5\n,\n"
 
 
-def test_a_note_is_written_from_the_page_itself_only(paths):
-    fill(paths)
-    site = make_site(paths, host="127.0.0.1", clock=lambda: NOW)
+def test_a_note_is_written_from_the_page_itself_only(filled):
+    site = make_site(filled, host="127.0.0.1", clock=lambda: NOW)
     with running(site) as ask:
         own = {"origin": ask.origin}
         note = {"text": " NVLink bridges\nremoved ", "target": "box", "next": "/history?target=box"}
         response, _ = ask("/notes", "POST", form=note, headers=own)
         assert (response.status, response.headers["location"]) == (303, "/history?target=box")
-        for headers in (
-            {},
-            {"origin": "https://evil.example"},
-            {"origin": "null"},
-            own | {"sec-fetch-site": "cross-site"},
-        ):
+        elsewhere = ({"origin": "https://evil.example"}, {"origin": "null"}, own | {"sec-fetch-site": "cross-site"})
+        for headers in ({}, *elsewhere):
             assert ask("/notes", "POST", form=note, headers=headers)[0].status == 403
         for wrong in ({"text": "  "}, {"text": "x" * 201}, {"text": "x", "target": "boxx"}, {}):
             response, page = ask("/notes", "POST", form=wrong, headers=own)
             assert response.status == 400
             assert 'role="alert"' in page
         assert ask("/notes", "POST", form={"text": "x" * 20_000}, headers=own)[0].status == 400
-    with open_store(paths.store) as store:
+    with open_store(filled.store) as store:
         (event,) = SeriesStore(store).events(NOW - 1, NOW + 1)
     assert (event.kind, event.text, event.target, event.at) == (EventKind.NOTE, "NVLink bridges removed", "box", NOW)
 
@@ -262,9 +239,9 @@ def test_slots_are_dots_until_there_are_too_many():
     assert slot_picture(2, 5, 3).count("<i") == 2
 
 
-def test_a_port_in_use_is_one_line(paths):
+def test_a_port_in_use_is_one_line(filled):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(GatewayError, match="is in use"):
-        serve(make_site(paths, host="127.0.0.1"), host="127.0.0.1", port=taken.getsockname()[1])
+        serve(make_site(filled, host="127.0.0.1"), host="127.0.0.1", port=taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

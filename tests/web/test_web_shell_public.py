@@ -1,12 +1,13 @@
 """A public dashboard cannot show what its connection to the store does not have."""
 
 import pytest
+from stored_runs import gateway_request, put_run
 
 from skep.monitor.records import Alert, AlertRule, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.store.records import GatewayRequest, Request
+from skep.store.records import Request
 from skep.web.context import Site
 from skep.web.public_mode import HIDDEN_COLUMNS
 
@@ -28,20 +29,11 @@ def paths(env):
             series.append_event(MonitorEvent(14.0 + place, EventKind.NOTE, note))
         series.open_alert(Alert(AlertRule.DOWN, "box", 11.0, f"box is down: {SECRET}"))
         series.open_alert(Alert(AlertRule.DISK, None, 12.0, "the disk of the store has 1 GiB left"))
-        run = store.begin_run(
-            kind="bench", created_at=1.0, model="m", url=SECRET, fingerprint="f", config={}, host={}, engine={},
-            simulated=False, skep_version="0",
-        )  # fmt: skip
+        run = put_run(store, 0, url=SECRET, levels=(), end=None)
         asked = {"level": 1, "repeat": 0, "index": 0, "kind": "measured", "started_s": 0.0, "ended_s": 1.0}
         told = {"prompt": "a secret", "answer": "another", "error_kind": "connect", "error": SECRET}
         store.append_requests(run, [Request(**asked, **told)])
-        store.append_gateway_requests([
-            GatewayRequest(
-                id="x", arrived_at=1.0, path="/v1", model="m", priority="normal", flow="alice", replica=None,
-                attempts=1, outcome="answered", status=200, code=None, streamed=True, queued_s=0.0, first_byte_s=0.1,
-                ended_s=1.0, prompt_tokens=1, cached_tokens=None, output_tokens=1, request_bytes=1, response_bytes=1,
-            )
-        ])  # fmt: skip
+        store.append_gateway_requests([gateway_request(1.0, flow="alice")])
     return paths
 
 
@@ -64,13 +56,12 @@ def test_the_public_connection_has_no_prompts_addresses_or_flows(paths):
 def test_documents_are_public_without_addresses_folders_and_what_stands_under_a_telling_key(paths):
     """Whatever a run's configuration holds, as that of an A/B, which names the other address."""
     with open_store(paths.store) as store:
-        store.begin_run(
-            kind="ab", created_at=2.0, model="/srv/models/m.gguf", url=SECRET, fingerprint="f", simulated=False,
+        put_run(
+            store, 1, kind="ab", model="/srv/models/m.gguf", url=SECRET,
             config={"against": SECRET, "file": "/srv/x/levels.json", "workload": {"seed": 1}, "shape": "50/50 mix",
                     "results": [{"base_url": SECRET, "headers": {"x": "secret"}, "tool": "guidellm"}]},
             host={"cpu_model": "Some CPU @ 3.0 GHz", "hostname": "secret-box"},
             engine={"engine": "vllm", "argv": ["vllm", "serve", "secret"], "model_path": "~/secret/m.gguf"},
-            skep_version="0",
         )  # fmt: skip
     with Site(paths, public=True).store() as store:
         run = next(run for run in store.runs() if run.kind == "ab")

@@ -18,7 +18,6 @@ from skep.monitor.records import (
     ProbeTarget,
 )
 from skep.monitor.store import SeriesStore
-from skep.store.database import open_store
 
 NOW = 1_800_003_000.0  # 50 minutes after a full hour
 DAYS = 10
@@ -27,22 +26,20 @@ GAP = range(100, 106)  # hours after the beginning, missed
 DOWN = range(200, 203)  # failed
 
 
-def fill(paths):
-    paths.store.parent.mkdir(parents=True, exist_ok=True)
-    with open_store(paths.store) as store:
-        series = SeriesStore(store)
-        for name in ("box", "cloud", "new"):
-            series.put_target(ProbeTarget(name, f"http://10.9.8.7/{name}", added_at=NOW - DAYS * DAY_S))
-        rng = random.Random(7)
-        for hour in range(0, DAYS * 24, 2):
-            _probe(series, "box", hour, rng)
-            _probe(series, "cloud", hour, rng)
-        change = {"what": "driver", "from": "570", "to": "580"}
-        series.append_event(MonitorEvent(SHIFT_AT, EventKind.VERSION, "driver changed from 570 to 580", "box", change))
-        series.append_event(MonitorEvent(NOW - 2 * DAY_S, EventKind.NOTE, "fans <cleaned>", None))
-        alert = series.open_alert(Alert(AlertRule.DOWN, "box", NOW - 2 * DAY_S, "no answer from http://10.9.8.7/box"))
-        series.close_alert(alert, NOW - DAY_S, "10.9.8.7 answers again")
-        find_changes(series, "box", NOW)
+def fill(store):
+    series = SeriesStore(store)
+    for name in ("box", "cloud", "new"):
+        series.put_target(ProbeTarget(name, f"http://10.9.8.7/{name}", added_at=NOW - DAYS * DAY_S))
+    rng = random.Random(7)
+    for hour in range(0, DAYS * 24, 2):
+        _probe(series, "box", hour, rng)
+        _probe(series, "cloud", hour, rng)
+    change = {"what": "driver", "from": "570", "to": "580"}
+    series.append_event(MonitorEvent(SHIFT_AT, EventKind.VERSION, "driver changed from 570 to 580", "box", change))
+    series.append_event(MonitorEvent(NOW - 2 * DAY_S, EventKind.NOTE, "fans <cleaned>", None))
+    alert = series.open_alert(Alert(AlertRule.DOWN, "box", NOW - 2 * DAY_S, "no answer from http://10.9.8.7/box"))
+    series.close_alert(alert, NOW - DAY_S, "10.9.8.7 answers again")
+    find_changes(series, "box", NOW)
 
 
 def _probe(series, name, hour, rng):

@@ -456,17 +456,12 @@ def _part(macro: str, **values: Any) -> str:
 
 _FUNCTIONS = {
     "MOST_ROWS": _MOST_ROWS,
-    **{
-        function.__name__: function
-        for function in (
-            coverage_words,
-            host_picture,
-            host_words,
-            in_words,
-            picture_of,
-            shift_label,
-            simulated_words,
-            value_text,
-        )
-    },
+    "coverage_words": coverage_words,
+    "host_picture": host_picture,
+    "host_words": host_words,
+    "in_words": in_words,
+    "picture_of": picture_of,
+    "shift_label": shift_label,
+    "simulated_words": simulated_words,
+    "value_text": value_text,
 }

@@ -1,0 +1,41 @@
+"""Dashboards for the tests of a module: its `fill` stores what they show, its `NOW` and `hive` are theirs, if any."""
+
+import time
+
+import pytest
+from running_site import no_hive, running
+from stored_runs import installation
+
+from skep.web.context import Site
+
+
+def _running(request, paths, **options):
+    now, hive = (getattr(request.module, name, usual) for name, usual in (("NOW", None), ("hive", no_hive)))
+    clock = time.time if now is None else lambda: now
+    return running(Site(paths, clock=clock, **options), read=hive)
+
+
+@pytest.fixture(scope="module")
+def paths(request, tmp_path_factory):
+    return installation(tmp_path_factory.mktemp("filled"), request.module.fill)
+
+
+@pytest.fixture(scope="module")
+def ask(request, paths):
+    with _running(request, paths) as asked:
+        yield asked
+
+
+@pytest.fixture(scope="module")
+def public(request, paths):
+    with _running(request, paths, public=True) as asked:
+        yield asked
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """On loopback, with no hive and nothing stored."""
+    paths = installation(tmp_path_factory.mktemp("bare"))
+    paths.store.unlink()
+    with running(Site(paths, hosts=frozenset(("127.0.0.1", "localhost", "::1")))) as asked:
+        yield asked
