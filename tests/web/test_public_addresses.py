@@ -7,28 +7,17 @@ from html import unescape
 from urllib.parse import urljoin, urlsplit
 
 import pytest
+import watched_store
 from running_site import status
-from stored_runs import ENGINE, RTX, WORKLOAD, gateway_request, put_run, requests
+from stored_runs import ENGINE, RTX, WORKLOAD, gateway_request, put_run, put_tuning, requests
+from watched_store import NOW
 
-from sample_climb import sample_curve, sample_stages, sample_tuning
-from skep.monitor.records import (
-    Alert,
-    AlertRule,
-    EventKind,
-    Heat,
-    MonitorEvent,
-    Probe,
-    ProbeOutcome,
-    ProbeSample,
-    ProbeShape,
-    ProbeTarget,
-)
+from sample_climb import sample_curve, sample_stages
+from skep.monitor.records import Alert, AlertRule, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
-from skep.tuner.records import ConfigFailure, CurveResult, StageDecision
-from skep.tuner.store import SavedAnswer, TuningStore, to_document
+from skep.tuner.records import ConfigFailure, StageDecision
 
-NOW = 1_800_000_000.0
-HOSTS = ("10.1.2.3", "gpu-box", "fd00::7")
+HOSTS = ("10.1.2.3", "10.9.8.7", "gpu-box", "fd00::7")
 AT = "10.1.2.3:8000", "gpu-box.internal:8000", "[fd00::7]:8000"
 UPSTREAMS = ("10.1.2.3-8000", "gpu-box.internal-8000")
 BEGINNINGS = (
@@ -55,22 +44,20 @@ def fill(store):
 
 
 def _fill_series(store):
+    watched_store.fill(store)
     series = SeriesStore(store)
     for name, at in zip(("box", "cloud"), AT, strict=False):
         series.put_target(ProbeTarget(name, f"http://{at}", model="m", added_at=NOW - 9e5))
-        for hour in range(72, 0, -1):
-            then = NOW - 3600 * hour
-            sample = ProbeSample(then, Heat.HOT, ProbeShape.SHORT, 1, tok_s=80 + hour % 5, ttft_ms=100.0)
-            probe = Probe(name, 0, int(then // 3600), then, then + 5, ProbeOutcome.DONE, then, model="m",
-                          host={"os": f"on {AT[1]}"}, versions={"server": f"nginx at {AT[0]}"})  # fmt: skip
-            series.append_probe(probe, [sample])
+        told = {"model": "m", "host": {"os": f"on {AT[1]}"}, "versions": {"server": f"nginx at {AT[0]}"}}
+        hour = int(NOW // 3600)
+        series.append_probe(Probe(name, 0, hour - 1, NOW - 3600, NOW - 3500, ProbeOutcome.DONE, NOW - 3600, **told))
         for place, words in enumerate((f"moved to {at}", f"{at} is new", f"as {at.rpartition(':')[0]} was")):
             series.append_event(MonitorEvent(NOW - 7200 - place, EventKind.NOTE, words, name))
         changed = {"what": "server", "from": f"on {AT[0]}", "to": f"on {AT[1]}"}
         series.append_event(MonitorEvent(NOW - 9000, EventKind.VERSION, f"server changed from {at}", name, changed))
         series.append_event(MonitorEvent(NOW - 9100, EventKind.RESTART, f"{at} began anew", name))
         series.append_event(MonitorEvent(NOW - 9200, EventKind.NOTE, "a new fan at 10:30, driver 570.86.10", name))
-        series.append_probe(Probe(name, 0, int(NOW // 3600), NOW - 60, NOW - 50, ProbeOutcome.FAILED, NOW - 60,
+        series.append_probe(Probe(name, 0, hour, NOW - 60, NOW - 50, ProbeOutcome.FAILED, NOW - 60,
                                   error_kind="connect", error=f"no answer from {at}"))  # fmt: skip
         series.open_alert(Alert(AlertRule.DOWN, name, NOW - 60, f"no answer from {at}"))
         alert = series.open_alert(Alert(AlertRule.DISK, None, NOW - 60, f"the disk of {at} is full"))
@@ -81,14 +68,9 @@ def _fill_tuning(store, host):
     stages = sample_stages()
     dead = ConfigFailure("no-start", f"{AT[1]} refused", f"ConnectionError: {AT[0]}", f"look at {AT[2]}")
     stages[3] = replace(stages[3], decision=StageDecision.FAILED, why=f"{AT[0]} did not start", failure=dead)
-    tunings = TuningStore(store)
-    tuning = sample_tuning(host=host, base={"model": "m", "engine": "vllm", "listen": AT[0]}, created_at=NOW - 9000)
-    made = tunings.begin(tuning)
-    session = tunings.begin_session(made, NOW - 9000)
-    tunings.append_stages(made, stages, NOW - 8000)
-    kept = SavedAnswer(1, NOW - 9000, "curve", 120.0, {}, to_document(CurveResult(tuple(sample_curve()), 120.0)))
-    tunings.append_answer(made, session, kept)
-    tunings.end_session(made, session, at=NOW - 7000, outcome="failed", reason=f"{AT[1]} went away")
+    base = {"model": "m", "engine": "vllm", "listen": AT[0]}
+    reason, began = f"{AT[1]} went away", NOW - 9000
+    put_tuning(store, stages, end="failed", reason=reason, curve=sample_curve(), host=host, base=base, created_at=began)
 
 
 def hive(_site):

@@ -2,45 +2,30 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from running_site import running
-from stored_runs import installation, put_run
+from stored_runs import installation, put_run, put_tuning
 
-from sample_climb import sample_curve, sample_stages, sample_tuning
-from skep.tuner.records import ConfigFailure, CurveResult, StageDecision, TuneGoal
-from skep.tuner.store import SavedAnswer, TuningStore, to_document
+from sample_climb import sample_curve, sample_stages
+from skep.tuner.records import ConfigFailure, StageDecision, TuneGoal
 from skep.web.context import Site
 
 MADE = {}
 SECRET_LINE = "FileNotFoundError: /srv/secret/model.gguf at http://10.9.8.7:8000"
 
 
-def put(store, name, stages, *, end="done", curve=(), **changed):
-    """A stored tuning of which this process is the writer."""
-    tunings = TuningStore(store)
-    tuning = sample_tuning(**changed)
-    tuning_id = MADE[name] = tunings.begin(tuning)
-    session = tunings.begin_session(tuning_id, tuning.created_at)
-    tunings.append_stages(tuning_id, stages, tuning.created_at + 60)
-    if curve:
-        answer = to_document(CurveResult(tuple(curve), 120.0))
-        tunings.append_answer(tuning_id, session, SavedAnswer(1, tuning.created_at, "curve", 120.0, {}, answer))
-    if end is not None:
-        reason = None if end == "done" else SECRET_LINE
-        tunings.end_session(tuning_id, session, at=tuning.created_at + 90, outcome=end, reason=reason)
-    return tuning_id
-
-
 def fill(store):
-    stages = sample_stages()
-    put(store, "simulated", stages, curve=sample_curve())
-    put(store, "measured", stages[:4], simulated=False, created_at=1_785_600_000.0)
-    put(store, "other shape", stages[:3], simulated=False, aim=TuneGoal("effective_tok_s", 16, 512, 128))
-    dead = replace(stages[0], decision=StageDecision.FAILED, figure=None, why="it did not start", failure=ConfigFailure(
-        "no-start", "the file is not there", SECRET_LINE, "give its path"))  # fmt: skip
-    put(store, "dead", [dead], end="failed", simulated=False, model="/srv/secret/model.gguf")
-    put(store, "running", stages[:2], end=None, simulated=False, model="<b>bold</b>")
+    stages, load = sample_stages(), TuneGoal("effective_tok_s", 16, 512, 128)
+    measured = partial(put_tuning, store, simulated=False)
+    failure = ConfigFailure("no-start", "the file is not there", SECRET_LINE, "give its path")
+    dead = replace(stages[0], decision=StageDecision.FAILED, figure=None, why="it did not start", failure=failure)
+    MADE["simulated"] = put_tuning(store, stages, curve=sample_curve())
+    MADE["measured"] = measured(stages[:4], created_at=1_785_600_000.0)
+    MADE["other shape"] = measured(stages[:3], aim=load)
+    MADE["dead"] = measured([dead], end="failed", reason=SECRET_LINE, model="/srv/secret/model.gguf")
+    MADE["running"] = measured(stages[:2], end=None, model="<b>bold</b>")
 
 
 def test_tunings_under_different_loads_stand_in_different_tables(ask):
