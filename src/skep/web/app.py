@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from skep.errors import SkepError
 from skep.web import auth, compare, history, now, plan, runs, tuning
 from skep.web.context import Site
-from skep.web.layout import answer_static
+from skep.web.layout import answer_static, compile_templates
 from skep.web.live import Live
 from skep.web.middleware import AccessMiddleware, as_error
 from skep.web.responses import problem, wants_json
@@ -38,9 +38,9 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         async with asyncio.TaskGroup() as tasks:
             services = [tasks.create_task(reader.run())]
             if warm:
+                services.append(tasks.create_task(_warm()))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(reader.warm(), WARM_S)
-                services.append(tasks.create_task(_warm_pictures()))
             yield
             reader.close()
             for service in services:
@@ -86,8 +86,9 @@ def _plain_routes(site: Site) -> list[BaseRoute]:
     return [Route("/metrics", metrics), Route("/healthz", healthy), Route("/static/{name}", answer_static)]
 
 
-async def _warm_pictures() -> None:
-    """The engine that draws charts takes most of a second to start; better before somebody asks for one."""
+async def _warm() -> None:
+    """Templates are compiled before the first page is asked for; the engine of charts takes a second, and waits."""
+    await asyncio.to_thread(compile_templates)
     await asyncio.sleep(WARM_AFTER_S)
     with contextlib.suppress(Exception):  # it is only slower then
         await asyncio.to_thread(_draw_one)

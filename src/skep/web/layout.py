@@ -104,6 +104,12 @@ def environment() -> Environment:
     return made
 
 
+def compile_templates() -> None:
+    """Take the time for all of them now, so that no page does."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
 def render(template: str, **values: Any) -> str:
     """Return the markup that a file of `templates/` makes of the values."""
     return environment().get_template(template).render(values)
