@@ -5,6 +5,7 @@ import contextlib
 import queue
 import socket
 import threading
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
@@ -59,7 +60,9 @@ def listening(limits=QUICK):
         thread.start()
         try:
             port = urlsplit(ready.get(timeout=10)).port
-            yield lambda: socket.create_connection(("127.0.0.1", port), timeout=10), app
+            connect = partial(socket.create_connection, ("127.0.0.1", port), timeout=10)
+            connect.app = app
+            yield connect
         finally:
             app.go_on.set()
             server.stop()
@@ -83,14 +86,14 @@ def send_on(connection, data):
 
 @pytest.fixture(scope="module")
 def quick():
-    with listening() as (connect, app):
-        yield connect, app
+    with listening() as connect:
+        yield connect
 
 
 @pytest.fixture(scope="module")
 def usual():
-    with listening(LIMITS) as (connect, app):
-        yield connect, app
+    with listening(LIMITS) as connect:
+        yield connect
 
 
 TOO_LONG = b"x" * (70 * KIB)
@@ -107,16 +110,14 @@ TOO_LONG = b"x" * (70 * KIB)
     ],
 )
 def test_a_head_or_trailer_without_end_and_what_is_not_http_are_refused(usual, begin, rest, refused):
-    connect, _ = usual
-    with connect() as client:
+    with usual() as client:
         client.sendall(begin)
         send_on(client, rest)
         assert rest_of(client).startswith(f"HTTP/1.1 {refused} ".encode())
 
 
 def test_a_head_that_trickles_is_refused_with_408(quick):
-    connect, _ = quick
-    with connect() as client:
+    with quick() as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nx: ")
         client.settimeout(0.02)
         answer = b""
@@ -132,15 +133,13 @@ def test_a_head_that_trickles_is_refused_with_408(quick):
 
 @pytest.mark.parametrize("before", [b"", WHOLE])
 def test_a_connection_on_which_nothing_comes_is_closed(quick, before):
-    connect, _ = quick
-    with connect() as client:
+    with quick() as client:
         client.sendall(before)
         assert rest_of(client).count(b"HTTP/1.1 ") == bool(before)
 
 
 def test_the_second_request_of_a_connection_has_no_more_time_than_the_first(quick):
-    connect, _ = quick
-    with connect() as client:
+    with quick() as client:
         client.sendall(WHOLE + b"GET / HT")
         answers = rest_of(client)
     assert answers.startswith(b"HTTP/1.1 200 ")
@@ -150,31 +149,28 @@ def test_the_second_request_of_a_connection_has_no_more_time_than_the_first(quic
 @pytest.mark.parametrize(("path", "status"), [("/", 408), ("/early", 200)])
 def test_a_body_that_does_not_come_is_not_waited_for(quick, path, status):
     """Whether it was answered already or not."""
-    connect, app = quick
-    app.gone.clear()
-    with connect() as client:
+    quick.app.gone.clear()
+    with quick() as client:
         client.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\ncontent-length: 100\r\n\r\nbegin".encode())
         answer = rest_of(client)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     assert answer.count(b"HTTP/1.1 ") == 1
-    assert path == "/early" or app.gone.wait(10)
+    assert path == "/early" or quick.app.gone.wait(10)
 
 
 def test_a_client_that_does_not_read_its_answer_is_let_go(quick):
-    connect, app = quick
-    app.gone.clear()
-    with connect() as client:
+    quick.app.gone.clear()
+    with quick() as client:
         client.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert app.gone.wait(10)
+        assert quick.app.gone.wait(10)
 
 
 def test_a_client_that_reads_on_may_take_as_long_as_it_likes(quick):
     """A download never waits for nothing, and its reader is no idle one."""
-    connect, _ = quick
-    with connect() as client:
+    with quick() as client:
         client.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
         for _ in range(4):
-            with connect() as idle:
+            with quick() as idle:
                 idle.setblocking(False)
                 while not _is_closed(idle):  # a time limit passes
                     assert client.recv(256 * KIB)
@@ -190,17 +186,15 @@ def _is_closed(connection):
 
 def test_an_answer_may_take_longer_than_a_request(quick):
     """No time limit is on what the server itself does."""
-    connect, app = quick
-    with connect() as client, connect() as idle:
+    with quick() as client, quick() as idle:
         client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
         assert rest_of(idle) == b""  # a time limit has passed
-        app.go_on.set()
+        quick.app.go_on.set()
         assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_long_body_is_taken(usual):
-    connect, _ = usual
-    with connect() as client:
+    with usual() as client:
         length = 3 * 1024 * KIB
         client.sendall(f"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\ncontent-length: {length}\r\n\r\n".encode())
         client.sendall(bytes(length))
@@ -208,7 +202,7 @@ def test_a_long_body_is_taken(usual):
 
 
 def test_more_connections_than_the_limit_are_closed_at_once():
-    with listening(ServerLimits(max_connections=2)) as (connect, _):
+    with listening(ServerLimits(max_connections=2)) as connect:
         with connect() as first, connect() as second, connect() as third:
             for client in (first, second):
                 client.sendall(WHOLE)

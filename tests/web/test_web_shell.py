@@ -20,7 +20,7 @@ from skep.report import theme
 from skep.store.database import open_store
 from skep.web.app import serve
 from skep.web.context import make_site
-from skep.web.layout import PAGES, asset, assets, theme_css
+from skep.web.layout import PAGES, asset, assets, environment, theme_css
 from skep.web.now import slot_picture, sparkline
 from skep.web.responses import csv_answer, json_answer, way_back
 
@@ -182,6 +182,12 @@ def test_the_style_sheet_has_every_colour_of_the_theme_by_day_and_by_night():
         assert day in theme_css()
         assert night in theme_css()
     assert "http" not in css
+
+
+def test_a_template_escapes_what_it_is_given_and_its_line_breaks_are_not_content():
+    source = "<p>\n  {{ words }}\n  <b>{{ nothing }}</b>\n  two\n  lines\n</p>"
+    made = environment().from_string(source).render(words="<x>\x01", nothing=None)
+    assert made == "<p>&lt;x&gt;�<b></b>two lines</p>"
 
 
 def test_json_has_no_nan_and_csv_no_formula():
