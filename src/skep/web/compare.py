@@ -45,18 +45,17 @@ from skep.web.history_data import (
     with_steps,
 )
 from skep.web.layout import page, render_macro, streamed
-from skep.web.pictures import Pictures, body_of
+from skep.web.pictures import MOST_COMPARED, Pictures, body_of
 from skep.web.responses import csv_answer, json_answer
 
-MOST_RUNS = 8
 CSV_COLUMNS = ("concurrency", "metric", "a", "b", "ratio", "ratio_low", "ratio_high", "judgement", "why")
 
 
 def runs_named(names: str) -> list[str]:
     """Of `runs=A,B`. Raises UserError where there are too few or too many to stand beside each other."""
     ids = list(dict.fromkeys(one.strip() for one in names.split(",") if one.strip()))
-    if not 2 <= len(ids) <= MOST_RUNS:
-        raise UserError(f"`runs={names}` names {len(ids)}", hint=f"two to {MOST_RUNS}, as in runs=A,B")
+    if not 2 <= len(ids) <= MOST_COMPARED:
+        raise UserError(f"`runs={names}` names {len(ids)}", hint=f"two to {MOST_COMPARED}, as in runs=A,B")
     return ids
 
 
