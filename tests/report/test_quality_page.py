@@ -165,18 +165,17 @@ def test_a_noise_floor_that_was_not_measured_has_no_band(tested):
 
 def test_every_outcome_is_shown_apart():
     """All eight, each with its own colour, and the parts fill the bar."""
-    spec = outcome_chart(replace(SUMMARY, levels=(LOST,)))
-    assert {outcome.value for outcome in VerdictOutcome} <= set(_labels(spec))
-    bars = [row for row in spec["layer"][0]["data"]["values"] if row["y2"] - row["y"] > 14]
-    loaded = [row for row in bars if row["y"] == max(bar["y"] for bar in bars)]
-    assert len({row["colour"] for row in loaded}) == len(VerdictOutcome)
-    assert all(a["x2"] == pytest.approx(b["x"], abs=0.02) for a, b in pairwise(loaded))
+    bar = outcome_chart(replace(SUMMARY, levels=(LOST,)))["layer"][0]
+    loaded = [part for part in bar["data"]["values"] if part["name"] == "C = 16"]
+    assert {part["what"] for part in loaded} == {outcome.value for outcome in VerdictOutcome}
+    assert len(set(bar["encoding"]["fill"]["scale"]["range"])) == len(VerdictOutcome)
+    assert all(a["to"] == b["x"] for a, b in pairwise(loaded))
 
 
 def test_latency_begins_with_one_agent_alone():
     """Quality and latency come from the same requests."""
-    rows = ttft_chart(SUMMARY)["layer"][1]["data"]["values"]
-    assert [(row["c"], row["value"]) for row in rows] == [(1, 64.0), (4, 140.0), (8, 290.0)]
+    lines = [one for one in ttft_chart(SUMMARY)["layer"] if one["mark"]["type"] == "line"]
+    assert [(row["c"], row["value"]) for row in lines[-1]["data"]["values"]] == [(1, 64.0), (4, 140.0), (8, 290.0)]
     assert "p95  7.5 s" in _labels(total_chart(SUMMARY))
 
 

@@ -1,4 +1,4 @@
-"""Summaries of levels become charts in Vega-Lite's terms.
+"""Charts in Vega-Lite's terms: the parts that all of them share, and those of a sweep's levels.
 
 Knows nothing of SVG and pages. A chart is None where there is nothing to draw. Levels without a value are left out,
 never drawn as zero.
@@ -7,15 +7,14 @@ never drawn as zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from skep.bench.records import LevelSummary, Speedup, SweepSummary
 from skep.report import theme
-from skep.stats.percentiles import Percentiles
 from skep.stats.turning import Turning
-from skep.units import known, milliseconds, number, percent, seconds, times
+from skep.units import known, milliseconds, number, percent, printable, seconds, shortened, times
 
 Spec = dict[str, Any]
 
@@ -24,8 +23,11 @@ _WIDE = 24  # from this ratio of the largest C to the smallest on, the axis is l
 
 
 def layer(rows: Sequence[Spec], mark: Spec, text: str | Spec | None = None, **encoding: Spec) -> Spec:
+    """Return one layer. The `tip` of a row is what a reader sees when the pointer rests on its mark."""
     if text is not None:
         encoding["text"] = {"field": text} if isinstance(text, str) else text
+    if any("tip" in row for row in rows):
+        mark, encoding = {**mark, "aria": True}, {**encoding, "description": {"field": "tip"}}
     return {"data": {"values": list(rows)}, "mark": mark, "encoding": encoding}
 
 
@@ -133,38 +135,148 @@ def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int)
     }
 
 
-_TALLEST_BAND = 1.6  # of the largest value: few repeats that differ may give an interval of any width
+def panels(main: Spec, above: Spec, below: Spec, spacing: int) -> Spec:
+    """A large panel at the left, two small ones at the right."""
+    right = {"vconcat": [above, below], "spacing": spacing, "bounds": "flush"}
+    return {"hconcat": [main, right], "spacing": 90, "bounds": "flush"}
+
+
+def headed(name: str, marks: Sequence[str], *facts: str, lines: Sequence[str] = ()) -> Spec:
+    """The title of a picture that stands alone; `marks`, as SIMULATED, come first below it, in rose."""
+    first = shortened(printable(" · ".join([*marks, *facts])), 130)
+    warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
+    subtitle = [line for line in (first, *(shortened(printable(line), 130) for line in lines)) if line]
+    return {"text": shortened(printable(name), 80), "subtitle": subtitle, "fontSize": 18, "offset": 24, **warning}
+
+
+_TALLEST = 1.6  # of the largest value: few repeats that differ may give an interval of any width
+_WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
+COLOUR: Spec = {"field": "colour", "type": "nominal", "scale": None}  # as the row says
+
+
+@dataclass(frozen=True, slots=True)
+class ChartCurve:
+    """One line over C: `points` are (C, value) by C; by C, too, what lies around them and is told of them."""
+
+    points: Sequence[tuple[int, float]]
+    colour: str
+    end: str = ""  # beside its last point
+    dash: Sequence[int] = ()
+    shape: str = "circle"
+    hollow: Collection[int] = ()
+    ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # stand upright at their points
+    tips: Mapping[int, str] = field(default_factory=dict)
+    shaded: bool = False  # from range to range
+    joined: bool = True
+
+
+def curves_chart(curves: Sequence[ChartCurve], unit: str, *, height: int = 200, labelled: bool = False) -> Spec | None:
+    """Curves from zero, each named at its end. `labelled`: the last one has its values above its points."""
+    curves = [curve for curve in curves if curve.points]
+    if not curves:
+        return None
+    values = [value for curve in curves for _, value in curve.points]
+    highs = [high for curve in curves for _, high in curve.ranges.values() if known(high)]
+    unit, per = ("s", 1000.0) if unit == "ms" and max(values) >= 10_000 else (unit, 1.0)
+    top = 1.15 * min(max(values + highs), _TALLEST * max(values)) / per or 1.0
+    axis = [c for curve in curves for c, _ in curve.points]
+    x, y = concurrency(axis), quantity("value", unit, [0, top])
+    layers = [one for curve in curves for one in curve_layers(curve, x, y, per)]
+    if labelled:
+        rows = curve_rows(curves[-1], top, per)
+        layers += halo(apart(rows, axis, 0.09), label("center", dy=-15, weight=600), x=x, y={**y, "field": "high"})
+    layers += _ends(curves, per, 17 / height * top, top, x, y)
+    spare = round(_WIDER_PX * max(len(curve.end) for curve in curves))
+    return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 5 + spare}, "layer": layers}
+
+
+def curve_rows(curve: ChartCurve, top: float, per: float = 1.0) -> list[Spec]:
+    """`per`: values in one unit of the axis, which ends at `top`."""
+    rows: list[Spec] = []
+    for c, value in curve.points:
+        low, high = curve.ranges.get(c, (value, value))
+        row = {"c": c, "value": value / per, "low": max(0.0, low / per), "high": min(top, high / per)}
+        rows.append({**row, "hollow": c in curve.hollow, "label": number(value / per)})
+        if c in curve.tips:
+            rows[-1]["tip"] = curve.tips[c]
+    return rows
+
+
+def curve_layers(curve: ChartCurve, x: Spec, y: Spec, per: float = 1.0) -> list[Spec]:
+    """Shade, intervals, line and points, those that the curve has."""
+    rows = curve_rows(curve, y["scale"]["domain"][1], per)
+    ranged = [{key: row[key] for key in ("c", "low", "high")} for row in rows if row["c"] in curve.ranges]
+    ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    fill = {"condition": {"test": "datum.hollow", "value": theme.PAPER}, "value": curve.colour}
+    layers = []
+    if curve.shaded:
+        layers.append(layer(ranged, {"type": "area", "color": curve.colour, "opacity": 0.16}, x=x, **ends))
+    if ranged:
+        layers.append(layer(ranged, rule(curve.colour), x=x, **ends))
+    if curve.joined:
+        layers.append(layer(rows, line(curve.colour, width=2.5, dash=curve.dash), x=x, y=y))
+    return [*layers, layer(rows, {**point(curve.colour, curve.shape), "fill": curve.colour}, x=x, y=y, fill=fill)]
+
+
+def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float, x: Spec, y: Spec) -> list[Spec]:
+    """Beside the last point of each; apart from each other where curves end at the same C."""
+    layers: list[Spec] = []
+    for c in sorted({curve.points[-1][0] for curve in curves}):
+        ending = [curve for curve in curves if curve.points[-1][0] == c and curve.end]
+        heights = spread([curve.points[-1][1] / per for curve in ending], min(gap, top / max(len(ending), 1)), 0.0, top)
+        for curve, height in zip(ending, heights, strict=True):
+            colour = theme.MUTED if curve.colour == theme.STONE else curve.colour
+            mark = label("left", dx=11, weight=600, color=colour)
+            layers += halo([{"c": c, "at": height, "label": curve.end}], mark, x=x, y={**y, "field": "at"})
+    return layers
+
+
+def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, least: int = 0) -> Spec:
+    """A bar for each `name`, as long as its `value`, with its `label` behind it; from `low` to `high` a whisker."""
+    rows = [{"colour": theme.HONEY, "low": row["value"], "high": row["value"], **row} for row in rows]
+    x = quantity("value", unit, [0, room * max(row["high"] for row in rows) or 1.0])
+    axis = {"labelFontSize": 13, "labelColor": theme.INK, "labelLimit": 330, "labelPadding": 10, "domain": False}
+    y = {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0.35}}
+    whiskers = [row for row in rows if row["low"] < row["high"]]
+    layers = [
+        layer(rows, {"type": "bar", "cornerRadiusEnd": 4}, x=x, y=y, color=COLOUR),
+        layer(whiskers, rule(theme.INK), x={**x, "field": "low"}, x2={"field": "high"}, y=y),
+        layer(rows, label("left", dx=9, weight=600), x={**x, "field": "high"}, y=y, text="label"),
+    ]
+    padding = {"left": 26, "top": 5, "bottom": 5, "right": 5}  # another font may be wider than the renderer's
+    return {"padding": padding, "layer": layers, **({"height": max(90, least * len(rows))} if least else {})}
 
 
 def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = None) -> Spec | None:
     """Effective tok/s against C with its band, the plateau, the turning points, and C times one agent's speed."""
-    rows = [_effective_row(level) for level in _rising(levels) if known(level.effective_tok_s)]
-    if not rows:
+    drawn = [(level, level.effective_tok_s) for level in _rising(levels) if level.effective_tok_s is not None]
+    drawn = [(level, value) for level, value in drawn if known(value)]
+    if not drawn:
         return None
-    largest = max(row["tok_s"] for row in rows)
+    curve = ChartCurve(
+        [(level.concurrency, value) for level, value in drawn],
+        theme.HONEY,
+        hollow=[level.concurrency for level, _ in drawn if level.client_limited],
+        ranges={level.concurrency: _effective_range(level, value) for level, value in drawn},
+        shaded=True,
+    )
     plateau = _plateau_line(levels)
-    heights = [row["high"] for row in rows] + [row["plateau"] for row in plateau]
-    top = 1.3 * min(max(heights), _TALLEST_BAND * largest) or 1.0
-    for row in rows:
-        row["low"], row["high"] = max(0.0, row["low"]), min(top, row["high"])
+    heights = [high for _, high in curve.ranges.values()] + [row["plateau"] for row in plateau]
+    top = 1.3 * min(max(heights), _TALLEST * max(value for _, value in drawn)) or 1.0
+    rows = curve_rows(curve, top)
     axis = [row["c"] for row in rows]
     ideal = _ideal_line(rows, top)
-    x, y = concurrency(axis), quantity("tok_s", "tok/s", [0, top])
+    x, y = concurrency(axis), quantity("value", "tok/s", [0, top])
     early = bool(ideal) and place(ideal[-1]["c"], axis) < 0.6
     aside: Spec = {"align": "left", "dx": 10, "dy": 7} if early else {"align": "right", "dx": -14}
-    band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    fill = {"condition": {"test": "datum.limited", "value": theme.PAPER}, "value": theme.HONEY}
     uprights, names = _turning_layers(turning, axis, top, x, y)
     return {
         "layer": [
             layer(ideal, line(theme.STONE, width=1.5, dash=[5, 4]), x=x, y={**y, "field": "ideal"}),
             *uprights,
             *halo(ideal[-1:], label(**aside, color=theme.MUTED), x=x, y={**y, "field": "ideal"}),
-            layer(rows, {"type": "area", "color": theme.HONEY, "opacity": 0.16}, x=x, **band),
-            layer(rows, rule(theme.HONEY), x=x, **band),
             layer(plateau, line(theme.HONEY, width=1, dash=[2, 3]), x=x, y={**y, "field": "plateau"}),
-            layer(rows, line(theme.HONEY, width=2.5), x=x, y=y),
-            layer(rows, {**point(theme.HONEY), "fill": theme.HONEY}, x=x, y=y, fill=fill),
+            *curve_layers(curve, x, y),
             *names,
             *_value_labels(rows, axis, top, x, y),
         ]
@@ -197,16 +309,32 @@ def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     }
 
 
-def ttft_chart(levels: Sequence[LevelSummary]) -> Spec | None:
+def ttft_chart(levels: Sequence[LevelSummary], height: int = 200) -> Spec | None:
     """Time to first token against C: the median whole, the 95th percentile dashed, the 99th dotted."""
     measured = [(level.concurrency, level.ttft_ms) for level in _rising(levels) if level.ttft_ms is not None]
-    return _latency_chart(measured, ("p50", "p95", "p99"), theme.SKY)
+    by_name = {name: [(c, getattr(one, name)) for c, one in measured] for name in ("p50", "p95", "p99")}
+    return latency_chart(by_name, theme.SKY, height)
 
 
 def tpot_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     """Time per output token against C: the median whole, the 95th percentile dashed."""
     measured = [(level.concurrency, level.tpot_ms) for level in _rising(levels) if level.tpot_ms is not None]
-    return _latency_chart(measured, ("p50", "p95"), theme.PLUM)
+    return latency_chart(
+        {name: [(c, getattr(one, name)) for c, one in measured] for name in ("p50", "p95")}, theme.PLUM
+    )
+
+
+def latency_chart(
+    measured: Mapping[str, Sequence[tuple[int, float | None]]], colour: str, height: int = 200
+) -> Spec | None:
+    """One curve a percentile, in milliseconds; all but the first are dashed and hollow."""
+    curves = []
+    for (name, some), dash in zip(measured.items(), ((), (5, 4), (1, 4)), strict=False):
+        points = [(c, value) for c, value in some if value is not None and known(value)]
+        if points:
+            end = f"{name}  {milliseconds(points[-1][1])}"
+            curves.append(ChartCurve(points, colour, end, dash, hollow=[c for c, _ in points] if dash else ()))
+    return curves_chart(curves[::-1], "ms", height=height)
 
 
 def wall_chart(summary: SweepSummary) -> Spec | None:
@@ -215,23 +343,21 @@ def wall_chart(summary: SweepSummary) -> Spec | None:
     if serial is None or swarm is None or not (known(serial) and known(swarm)):
         return None
     rows = [
-        {"how": "serial", "s": serial, "label": seconds(serial), "colour": theme.STONE},
-        {"how": "swarm", "s": swarm, "label": _swarm_label(summary, swarm), "colour": theme.MOSS},
+        {"name": "serial", "value": serial, "label": seconds(serial), "colour": theme.STONE},
+        {"name": "swarm", "value": swarm, "label": _swarm_label(summary, swarm), "colour": theme.MOSS},
     ]
-    return _bars(rows, "s", "wall time, s", 1.5 * max(serial, swarm))
+    return bars_chart(rows, "wall time, s")
 
 
 def speedup_chart(speedups: Speedup | None) -> Spec | None:
     """The speedup in each of its forms; a form that is not known has no bar."""
     forms = () if speedups is None else speedup_forms(speedups)
     rows: list[Spec] = [
-        {"how": name, "x": value, "label": times(value), "colour": theme.MOSS if whole else theme.STONE}
+        {"name": name, "value": value, "label": times(value), "colour": theme.MOSS if whole else theme.STONE}
         for name, value, whole in forms
         if value is not None and known(value)
     ]
-    if not rows:
-        return None
-    return _bars(rows, "x", "times as fast as serial", 1.25 * max(row["x"] for row in rows))
+    return bars_chart(rows, "times as fast as serial", room=1.25) if rows else None
 
 
 def speedup_forms(speedups: Speedup) -> tuple[tuple[str, float | None, bool], ...]:
@@ -272,67 +398,15 @@ def band_caption(levels: Sequence[LevelSummary]) -> str:
     return f"band: 95 % interval of the mean; at C = {where} slowest to fastest repeat"
 
 
-def _latency_chart(measured: Sequence[tuple[int, Percentiles]], names: tuple[str, ...], color: str) -> Spec | None:
-    if not measured:
-        return None
-    curves = [[_latency_row(c, name, getattr(some, name)) for c, some in measured] for name in names]
-    largest = max(row["ms"] for rows in curves for row in rows)
-    unit, scale = ("s", 1000) if largest >= 10_000 else ("ms", 1)
-    for row in (row for rows in curves for row in rows):
-        row["ms"] /= scale
-    top = 1.12 * largest / scale or 1.0
-    ends = spread([rows[-1]["ms"] for rows in curves], 0.075 * top, 0.0, 0.97 * top)
-    for rows, end in zip(curves, ends, strict=True):
-        rows[-1]["at"] = end
-    x, y = concurrency([c for c, _ in measured]), quantity("ms", unit, [0, top])
-    dashes: tuple[Sequence[int], ...] = ((), (5, 4), (1, 4))
-    layers = []
-    for i in reversed(range(len(curves))):
-        rows, fill = curves[i], theme.PAPER if i else color
-        layers += [
-            layer(rows, line(color, width=2 if i else 2.5, dash=dashes[i]), x=x, y=y),
-            layer(rows, {**point(color), "fill": fill, "size": 60 if i < 2 else 30}, x=x, y=y),
-            layer(rows[-1:], label("left", dx=11, weight=600), x=x, y={**y, "field": "at"}, text="label"),
-        ]
-    right = 7 * max(len(rows[-1]["label"]) for rows in curves) - 6
-    return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": right}, "layer": layers}
-
-
-def _bars(rows: Sequence[Spec], field: str, title: str, longest: float) -> Spec:
-    x = quantity(field, title, [0, longest or 1.0])
-    axis = {"labelFontSize": 13, "labelColor": theme.INK, "labelPadding": 10, "domain": False}
-    y = {"field": "how", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0.4}}
-    fill = {"field": "colour", "type": "nominal", "scale": None}
-    return {
-        "padding": {"left": 26, "top": 5, "bottom": 5, "right": 5},  # another font may be wider than the renderer's
-        "layer": [
-            layer(rows, {"type": "bar", "cornerRadiusEnd": 4}, x=x, y=y, color=fill),
-            layer(rows, label("left", dx=10, weight=600), x=x, y=y, text="label"),
-        ],
-    }
-
-
 def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
     return sorted(levels, key=lambda level: level.concurrency)
 
 
-def _effective_row(level: LevelSummary) -> Spec:
-    value = level.effective_tok_s
+def _effective_range(level: LevelSummary, value: float) -> tuple[float, float]:
     low, high = level.effective_low, level.effective_high
     if level.effective_interval is not None and has_interval(level):
         low, high = level.effective_interval.low, level.effective_interval.high
-    return {
-        "c": level.concurrency,
-        "tok_s": value,
-        "low": low if known(low) else value,
-        "high": high if known(high) else value,
-        "limited": level.client_limited,
-        "label": number(value),
-    }
-
-
-def _latency_row(c: int, name: str, ms: float) -> Spec:
-    return {"c": c, "ms": ms, "label": f"{name}  {milliseconds(ms)}"}
+    return low if low is not None and known(low) else value, high if high is not None and known(high) else value
 
 
 def _plateau_line(levels: Sequence[LevelSummary]) -> list[Spec]:
@@ -346,7 +420,7 @@ def _plateau_line(levels: Sequence[LevelSummary]) -> list[Spec]:
 
 def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
     """From C=1 to the last level or the edge of the picture; empty without C=1. Bent where the axis is logarithmic."""
-    alone = next((row["tok_s"] for row in rows if row["c"] == 1), None)
+    alone = next((row["value"] for row in rows if row["c"] == 1), None)
     if not alone or len(rows) == 1:
         return []
     levels = [row["c"] for row in rows]
@@ -361,14 +435,14 @@ def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
 def _value_labels(rows: Sequence[Spec], axis: Sequence[int], top: float, x: Spec, y: Spec) -> list[Spec]:
     """Beside the curve, on the side where it is not: below where it rises, above where it falls or is low."""
     layers: list[Spec] = []
-    values = {row["c"]: row["tok_s"] for row in rows}
+    values = {row["c"]: row["value"] for row in rows}
     steps = [row["c"] for row in rows]
     for row in apart(rows, axis):
         i = steps.index(row["c"])
         is_last = i == len(steps) - 1
-        falls = not is_last and values[steps[i + 1]] < row["tok_s"] - 0.02 * top
-        fell = i > 0 and values[steps[i - 1]] > row["tok_s"] + 0.02 * top
-        if row["tok_s"] < 0.14 * top:
+        falls = not is_last and values[steps[i + 1]] < row["value"] - 0.02 * top
+        fell = i > 0 and values[steps[i - 1]] > row["value"] + 0.02 * top
+        if row["value"] < 0.14 * top:
             where = label("center", dx=-9, dy=-16, weight=600)
         elif fell:
             where = label("left", dx=8, dy=-11, weight=600)
@@ -410,73 +484,3 @@ def _turning_layers(
 def _swarm_label(summary: SweepSummary, swarm: float) -> str:
     speedup = by_wall(summary)
     return seconds(swarm) if speedup is None else f"{seconds(swarm)}  ({times(speedup)})"
-
-
-_WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
-
-
-@dataclass(frozen=True, slots=True)
-class ChartCurve:
-    """`points` are (C, milliseconds), by C; `ranges` (C, low, high) stand upright at their points."""
-
-    points: tuple[tuple[int, float], ...]
-    colour: str
-    end: str
-    dash: tuple[int, ...] = ()
-    shape: str = "circle"
-    hollow: bool = False
-    ranges: tuple[tuple[int, float, float], ...] = ()
-
-
-def time_chart(curves: Sequence[ChartCurve], *, height: int = 200, labelled: bool = False) -> Spec | None:
-    """Milliseconds, or seconds where they are many. `labelled`: each point but the last has its value above it."""
-    curves = [curve for curve in curves if curve.points]
-    if not curves:
-        return None
-    ends = [y for curve in curves for _, y in curve.points]
-    ends += [high for curve in curves for _, _, high in curve.ranges if known(high)]
-    unit, scale = ("s", 1000.0) if max(ends) >= 2_000 else ("ms", 1.0)
-    top = 1.15 * max(ends) / scale or 1.0
-    axis = [c for curve in curves for c, _ in curve.points]
-    x, y = concurrency(axis), quantity("value", unit, [0, top])
-    layers: list[Spec] = []
-    for curve in curves:
-        rows = [{"c": c, "value": value / scale} for c, value in curve.points]
-        spans = [{"c": c, "value": low / scale, "high": high / scale} for c, low, high in curve.ranges]
-        mark = {**point(curve.colour, curve.shape), "fill": theme.PAPER if curve.hollow else curve.colour}
-        layers += [
-            layer(spans, rule(curve.colour), x=x, y=y, y2={"field": "high"}),
-            layer(rows, line(curve.colour, width=2.5, dash=curve.dash), x=x, y=y),
-            layer(rows, mark, x=x, y=y),
-        ]
-    if labelled:
-        layers += _values(curves, scale, x, y)
-    layers += _ends(curves, scale, 17 / height * top, top, x, y)
-    spare = round(_WIDER_PX * max(len(curve.end) for curve in curves))
-    return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 5 + spare}, "layer": layers}
-
-
-def _values(curves: Sequence[ChartCurve], scale: float, x: Spec, y: Spec) -> list[Spec]:
-    layers: list[Spec] = []
-    for curve in curves:
-        axis = [c for c, _ in curve.points]
-        last: int | None = None
-        for c, value in curve.points[:-1]:
-            if last is not None and place(c, axis) - place(last, axis) < 0.14:
-                continue
-            last = c
-            row = {"c": c, "value": value / scale, "label": milliseconds(value)}
-            layers += halo([row], label("center", dy=-15), x=x, y=y)
-    return layers
-
-
-def _ends(curves: Sequence[ChartCurve], scale: float, gap: float, top: float, x: Spec, y: Spec) -> list[Spec]:
-    """Beside the last point of each; apart from each other where curves end at the same C."""
-    layers: list[Spec] = []
-    for c in sorted({curve.points[-1][0] for curve in curves}):
-        ending = [curve for curve in curves if curve.points[-1][0] == c]
-        heights = spread([curve.points[-1][1] / scale for curve in ending], min(gap, top / len(ending)), 0.0, top)
-        for curve, height in zip(ending, heights, strict=True):
-            mark = label("left", dx=11, weight=600, color=curve.colour)
-            layers += halo([{"c": c, "at": height, "label": curve.end}], mark, x=x, y={**y, "field": "at"})
-    return layers

@@ -13,18 +13,17 @@ from typing import Any
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.report import theme
 from skep.report.charts import (
+    ChartCurve,
     Spec,
-    concurrency,
-    halo,
+    curves_chart,
     has_interval,
+    headed,
     label,
     layer,
     line,
+    panels,
     point,
-    quantity,
-    rule,
     sized,
-    spread,
 )
 from skep.report.checks import left_out_sentences
 from skep.report.markup import Markup, banner, definitions, join, section, table, tag, text, trusted
@@ -130,57 +129,15 @@ def _overlay(
     runs: Sequence[Series], of: Callable[[LevelSummary], float | None], unit: str, height: int, *, banded: bool = False
 ) -> Spec | None:
     """One curve a run. A level that the client limited is hollow; the letter stands at the end of its curve."""
-    curves = [(one, _rows(one, of, banded=banded)) for one in runs]
-    curves = [(one, rows) for one, rows in curves if rows]
-    if not curves:
-        return None
-    every = [row for _, rows in curves for row in rows]
-    largest = max(row["value"] for row in every)
-    if unit == "ms" and largest >= 10_000:
-        unit, largest = "s", largest / 1000
-        for row in every:
-            row["value"] /= 1000
-    top = 1.12 * min(max([largest, *(row["high"] for row in every if banded)]), 1.5 * largest) or 1.0
-    axis = [row["c"] for row in every]
-    x, y = concurrency(axis), quantity("value", unit, [0, top])
-    layers: list[Spec] = []
-    for one, rows in curves:
-        fill = {"condition": {"test": "datum.limited", "value": theme.PAPER}, "value": one.colour}
-        for row in rows:
-            row["low"], row["high"] = max(0.0, row["low"]), min(top, row["high"])
-        ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-        layers += [
-            layer(rows if banded else [], rule(one.colour, width=1.5), x=x, **ends),
-            layer(rows, line(one.colour, width=2.5, dash=one.dash), x=x, y=y),
-            layer(rows, {**point(one.colour, one.shape), "fill": one.colour}, x=x, y=y, fill=fill),
-        ]
-    return {"layer": [*layers, *_letters(curves, 14 / height, top, x, y)]}
-
-
-def _letters(curves: Sequence[tuple[Series, list[Spec]]], gap: float, top: float, x: Spec, y: Spec) -> list[Spec]:
-    """Apart from each other where curves end at the same C."""
-    layers: list[Spec] = []
-    for c in sorted({rows[-1]["c"] for _, rows in curves}):
-        ending = [(one, rows[-1]) for one, rows in curves if rows[-1]["c"] == c]
-        heights = spread([row["value"] for _, row in ending], min(gap, 1 / len(ending)) * top, 0.0, top)
-        for (one, _), height in zip(ending, heights, strict=True):
-            row = {"c": c, "at": height, "label": one.letter}
-            mark = label("left", dx=9, weight=700, color=one.colour)
-            layers += halo([row], mark, x=x, y={**y, "field": "at"})
-    return layers
-
-
-def _rows(one: Series, of: Callable[[LevelSummary], float | None], *, banded: bool) -> list[Spec]:
-    rows: list[Spec] = []
-    for level in one.levels:
-        value = of(level)
-        if value is None or not known(value):
-            continue
-        low = high = value
-        if banded and level.effective_interval is not None and has_interval(level):
-            low, high = level.effective_interval.low, level.effective_interval.high
-        rows.append({"c": level.concurrency, "value": value, "low": low, "high": high, "limited": level.client_limited})
-    return rows
+    curves = []
+    for one in runs:
+        found = [(level.concurrency, value) for level in one.levels if (value := of(level)) is not None]
+        intervals = {level.concurrency: level.effective_interval for level in one.levels if has_interval(level)}
+        ranges = {c: (some.low, some.high) for c, some in intervals.items() if banded and some is not None}
+        hollow = [level.concurrency for level in one.levels if level.client_limited]
+        points = [(c, value) for c, value in found if known(value)]
+        curves.append(ChartCurve(points, one.colour, one.letter, one.dash, one.shape, hollow, ranges))
+    return curves_chart(curves, unit, height=height)
 
 
 Entries = Sequence[tuple[StoredRun, SweepSummary]]
@@ -225,16 +182,9 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
     )
     first = sized(ttft_overlay(runs, 105), "Time to first token, p50", "", 290, 105)
     rest = sized(tpot_overlay(runs, 105), "Time per output token, p50", "", 290, 105)
-    panels = {
-        "hconcat": [gain, {"vconcat": [first, rest], "spacing": 118, "bounds": "flush"}],
-        "spacing": 90,
-        "bounds": "flush",
-    }
     marks = sorted({word for one in runs for word in _marks(one)})
-    title: Spec = {"text": shortened(_heading(runs), 80), "fontSize": 18, "offset": 20}
-    if marks:
-        title |= {"subtitle": " · ".join(marks), "subtitleColor": theme.ROSE, "subtitleFontWeight": 600}
-    spec = {"title": title, "vconcat": [legend_chart(runs), panels], "spacing": 76, "bounds": "flush"}
+    drawn = [legend_chart(runs), panels(gain, first, rest, 118)]
+    spec = {"title": headed(_heading(runs), marks), "vconcat": drawn, "spacing": 76, "bounds": "flush"}
     names = ", ".join(f"{one.letter} {one.name}" for one in runs)
     return standalone(spec, f"Comparison of {names}: effective tok/s, TTFT and TPOT against C")
 

@@ -5,13 +5,14 @@ Pure: takes records and verdicts, gives text. The tables are the same on a termi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from skep.bench.records import SweepSummary
 from skep.quality.records import MixedLevel, MixedSummary, TaskFigures
 from skep.report import theme
-from skep.report.charts import Spec, label, layer
+from skep.report.charts import COLOUR, Spec, headed, label, layer, quantity
 from skep.report.comparison import Series, comparison_banners, series_of
 from skep.report.levels import counted
 from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted, wide_figure
@@ -44,8 +45,7 @@ _FORMS = {
     "published": "Published form: each side task was sent once, together with turn 1.",
     "sustained": "Sustained form: each side task was sent again once it had ended, until the conversation was over.",
 }
-_WIDTH, _NAME_PX, _LETTER_PX, _BAR_PX = 980, 190, 26, 320
-_BAR, _GAP, _BETWEEN = 18, 5, 14
+_STEP_PX, _BETWEEN_PX = 23, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +193,7 @@ def mixed_picture(entries: Entries) -> str:
     runs = [f"{one.form} form, {moment(run.created_at)}, skep {run.skep_version}" for run, one in entries]
     letters = [f"{look.letter} {look.name}: " if len(entries) > 1 else "" for look in _looks(entries)]
     spots = [f"{letter}{spot_words(one)}" for letter, (_, one) in zip(letters, entries, strict=True)]
-    lines = [shortened(printable(line), 130) for line in (" · ".join([*marks, *dict.fromkeys(runs)]), *spots)]
-    warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
-    title = {"text": shortened(_heading(entries), 80), "subtitle": lines, "fontSize": 18, "offset": 24, **warning}
+    title = headed(_heading(entries), marks, *dict.fromkeys(runs), lines=spots)
     names = ", ".join(summary.model for _, summary in entries)
     chart = {name: value for name, value in axes_chart(entries).items() if name != "padding"}
     return standalone({**chart, "title": title}, f"Axes of the mixed workload of {names}")
@@ -203,43 +201,38 @@ def mixed_picture(entries: Entries) -> str:
 
 def axes_chart(entries: Entries) -> Spec:
     """One bar an axis and model, its value and figures behind it; an axis that was not measured has no bar."""
-    looks = _looks(entries)
-    bars: list[Spec] = []
-    texts: list[tuple[Spec, Spec]] = []
-    y = 4.0
-    for place, first in enumerate(entries[0][1].axes):
-        begin = y
-        for look, (_, one) in zip(looks, entries, strict=True):
-            axis = one.axes[place]
-            value = min(max(axis.value, 0.0), 1.0) if axis.value is not None and known(axis.value) else None
-            left, middle = _NAME_PX + _LETTER_PX, y + _BAR / 2
-            if value is not None:
-                end = round(left + max(value * _BAR_PX, 1.0), 2)
-                bars.append({"x": left, "x2": end, "y": y, "y2": y + _BAR, "colour": look.colour})
-            if len(entries) > 1:
-                letter = label("right", weight=700, color=look.colour)
-                texts.append(({"x": left - 8, "y": middle, "label": look.letter}, letter))
-            said = number(value, digits=2) if value is not None else ""
-            at = left + (value or 0.0) * _BAR_PX
-            texts.append(({"x": at, "y": middle, "label": said}, label("left", dx=7, weight=600)))
-            shown = shortened(printable(axis.shown), 60)
-            texts.append(({"x": left + _BAR_PX + 50, "y": middle, "label": shown}, label("left", color=theme.MUTED)))
-            y += _BAR + _GAP
-        named = {"x": 0, "y": (begin + y - _GAP) / 2, "label": shortened(printable(first.name), 24)}
-        texts.append((named, label("left", weight=600)))
-        y += _BETWEEN
-    frame: Spec = {
-        "x": {"field": "x", "type": "quantitative", "scale": {"domain": [0, _WIDTH], "nice": False}, "axis": None},
-        "y": {"field": "y", "type": "quantitative", "scale": {"domain": [y, 0], "nice": False}, "axis": None},
-    }
-    ends: Spec = {
-        "x2": {"field": "x2"},
-        "y2": {"field": "y2"},
-        "color": {"field": "colour", "type": "nominal", "scale": None},
-    }
-    layers = [layer(bars, {"type": "rect", "cornerRadius": 3}, **frame, **ends)]
-    layers += [layer([row], one, text="label", **frame) for row, one in texts]
-    return {"width": _WIDTH, "height": y, "padding": 2, "layer": layers}
+    rows: list[Spec] = []
+    for look, (_, one) in zip(_looks(entries), entries, strict=True):
+        for place, axis in enumerate(one.axes):
+            row = {
+                "place": place,
+                "letter": look.letter,
+                "colour": look.colour,
+                "value": None,
+                "zero": 0.0,
+                "end": 1.15,
+            }
+            row |= {"shown": shortened(printable(axis.shown), 60), "label": ""}
+            if axis.value is not None and known(axis.value):
+                value = min(max(axis.value, 0.0), 1.0)
+                row |= {"value": value, "label": number(value, digits=2)}
+            rows.append(row)
+    names = [shortened(printable(axis.name), 24) for axis in entries[0][1].axes]
+    x = {**quantity("value", None, [0, 2.6]), "axis": None}
+    zero = {**x, "field": "zero"}
+    axis = {"labelColor": theme.INK, "labelFontWeight": 600, "labelPadding": 34, "labelLimit": 220, "domain": False}
+    y = {"field": "place", "type": "ordinal", "title": None, "scale": {"paddingInner": 0.25, "paddingOuter": 0},
+         "axis": {**axis, "labelExpr": f"{json.dumps(names)}[datum.value]"}}  # fmt: skip
+    sides: Spec = {"y": y, "yOffset": {"field": "letter", "scale": {"paddingInner": 0.2}}}
+    layers = [
+        layer(rows, {"type": "bar", "cornerRadius": 3}, x=x, **sides, color=COLOUR),
+        layer(rows, label("left", dx=7, weight=600), x=x, **sides, text="label"),
+        layer(rows, label("left", color=theme.MUTED), x={**x, "field": "end"}, **sides, text="shown"),
+    ]
+    if len(entries) > 1:
+        layers.append(layer(rows, label("right", dx=-8, weight=700), x=zero, **sides, text="letter", color=COLOUR))
+    height = len(names) * (_STEP_PX * len(entries) + _BETWEEN_PX)
+    return {"width": 900, "height": height, "layer": layers}
 
 
 def _looks(entries: Entries) -> tuple[Series, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skep.report import theme
-from skep.report.charts import Spec, concurrency, halo, label, layer, line, point, quantity, rule, spread
+from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart
 from skep.report.markup import Markup, banner, card, join, section, table, tag, text
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure
@@ -94,45 +94,19 @@ def _cards(best: Document, agents: int) -> Markup:
 
 def _curves(plans: Sequence[Document], field: str, unit: str, *, banded: bool = False) -> Spec | None:
     """One curve a plan, its letter at the end; where banded, a rule from low to high at each level."""
-    if not plans:
-        return None
-    every = [(level["concurrency"], level[field]) for plan in plans for level in plan["predicted"]]
-    largest = max(value for _, value in every)
-    scale = 1000 if unit == "ms" and largest >= 10_000 else 1
-    highest = max(level["high"] for plan in plans for level in plan["predicted"]) if banded else largest
-    top = 1.12 * min(highest, 2 * largest) / scale
-    x, y = concurrency([c for c, _ in every]), quantity("value", "s" if scale > 1 else unit, [0, top])
-    layers: list[Spec] = []
-    ends = []
+    curves = []
     for place, plan in enumerate(plans):
-        colour = theme.SERIES[place]
-        rows = [
-            {"c": p["concurrency"], "value": p[field] / scale, "low": p["low"], "high": min(top, p["high"])}
-            for p in plan["predicted"]
-        ]
-        if banded:
-            layers.append(layer(rows, rule(colour), x=x, y={**y, "field": "low"}, y2={"field": "high"}))
-        layers += [
-            layer(rows, line(colour, width=2.5, dash=_DASHES[place]), x=x, y=y),
-            layer(rows, {**point(colour, _SHAPES[place]), "fill": colour}, x=x, y=y),
-        ]
-        ends.append((rows[-1], colour, chr(65 + place)))
-    heights = spread([row["value"] for row, _, _ in ends], 0.07 * top, 0.0, top)
-    for (row, colour, letter), at in zip(ends, heights, strict=True):
-        named = {"c": row["c"], "at": at, "label": letter}
-        layers += halo([named], label("left", dx=9, weight=700, color=colour), x=x, y={**y, "field": "at"})
-    return {"layer": layers}
+        points = [(level["concurrency"], level[field]) for level in plan["predicted"]]
+        ranges = {level["concurrency"]: (level["low"], level["high"]) for level in plan["predicted"]} if banded else {}
+        look = (chr(65 + place), _DASHES[place], _SHAPES[place])
+        curves.append(ChartCurve(points, theme.SERIES[place], *look, ranges=ranges))
+    return curves_chart(curves, unit)
 
 
 def _bars(values: Sequence[tuple[str, float]], unit: str) -> Spec:
     digits = 2 if unit == "GiB" else 0
     rows = [{"name": name, "value": value, "label": f"{value:,.{digits}f}"} for name, value in values]
-    top = 1.25 * max(value for _, value in values)
-    x = quantity("value", unit, [0, top])
-    y = {"field": "name", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 190}}
-    bar = {"type": "bar", "color": theme.HONEY, "height": {"band": 0.7}}
-    padding = {"left": 42, "top": 5, "right": 5, "bottom": 5}  # names are wider than the renderer takes them to be
-    return {"padding": padding, "layer": [layer(rows, bar, x=x, y=y), *halo(rows, label("left", dx=5), x=x, y=y)]}
+    return bars_chart(rows, unit, room=1.25)
 
 
 def _step(part: Document) -> Markup:

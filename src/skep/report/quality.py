@@ -11,7 +11,20 @@ from textwrap import wrap
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.words import claim_words, conclusion, points
 from skep.report import theme
-from skep.report.charts import ChartCurve, Spec, halo, label, layer, line, point, quantity, rule, sized, time_chart
+from skep.report.charts import (
+    Spec,
+    halo,
+    headed,
+    label,
+    latency_chart,
+    layer,
+    line,
+    panels,
+    point,
+    quantity,
+    rule,
+    sized,
+)
 from skep.report.levels import counted
 from skep.report.markup import Markup, banner, card, join, section, table, tag, text, trusted, wide_figure
 from skep.report.style import document, mark
@@ -27,7 +40,6 @@ from skep.units import (
     moment,
     number,
     percent,
-    printable,
     public_url,
     seconds,
     shortened,
@@ -51,10 +63,8 @@ _FILLS = {
     VerdictOutcome.FAILED: (theme.INK, theme.PAPER),
 }
 _MOST_NAMED = 5  # levels whose claims fit beside their points
-_BAR, _GAP, _BETWEEN = 22, 5, 16
-_NAME_PX, _COUNT_PX = 160, 110
-_FIGURE_PX, _NAMED_PX = 38, 118  # the least width of a part with its share, and with its name too
-_KEY_PX, _KEY_LINE = 116, 30
+_BAR_PX = 26
+_FIGURE_SHARE, _NAMED_SHARE = 0.055, 0.17  # the least share of a part with its figure, and with its name too
 
 
 def difference_chart(summary: QualitySummary) -> Spec | None:
@@ -101,44 +111,69 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
 
 def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
     """One bar an arm, C = 1 above the level that was held against it; each outcome has its share of it."""
-    arms = [arm for level in summary.levels for arm in (level.base, level.load) if arm.requests]
-    if not arms:
-        return None
-    bars: list[Spec] = []
-    texts: list[tuple[Spec, Spec]] = []
-    y = 2.0
+    parts: list[Spec] = []
+    counts: list[Spec] = []
+    names: list[str] = []
     for level in summary.levels:
         for arm, name in (
             (level.base, f"C = 1 beside C = {level.concurrency}"),
             (level.load, f"C = {level.concurrency}"),
         ):
-            middle = y + _BAR / 2
-            texts.append(
-                ({"x": 0, "y": middle, "label": name}, label("left", weight=400 if arm is level.base else 600))
-            )
-            _fill_bar(arm, y, width, bars, texts)
-            y += _BAR + _GAP
-        y += _BETWEEN
-    height = _key(arms, y, width, bars, texts)
-    frame = {
-        "x": {"field": "x", "type": "quantitative", "scale": {"domain": [0, width], "nice": False}, "axis": None},
-        "y": {"field": "y", "type": "quantitative", "scale": {"domain": [height, 0], "nice": False}, "axis": None},
-    }
-    colour = {"field": "colour", "type": "nominal", "scale": None}
-    ends = {"x2": {"field": "x2"}, "y2": {"field": "y2"}}
-    layers = [layer(bars, {"type": "rect", "stroke": theme.PAPER, "strokeWidth": 1}, **frame, **ends, color=colour)]
-    layers += [layer([row], mark, text="label", **frame) for row, mark in texts]
-    return {"width": width, "height": height, "padding": 2, "layer": layers}
+            parts += _outcome_parts(arm, name)
+            counts.append({"name": name, "x": 1.0, "label": f"{arm.requests:,} requests"})
+            names.append(name)
+        names.append(" " * len(names))  # room between two levels
+    if not parts:
+        return None
+    fills = {one.value: look for one, look in _FILLS.items() if any(part["what"] == one.value for part in parts)}
+    x = {"field": "x", "type": "quantitative", "scale": {"domain": [0, 1], "nice": False}, "axis": None}
+    bold = {"condition": {"test": "indexof(datum.value, 'beside') < 0", "value": 600}, "value": 400}
+    axis = {"labelColor": theme.INK, "labelPadding": 12, "labelFontWeight": bold, "labelLimit": 200}
+    y = {"field": "name", "type": "nominal", "title": None, "axis": axis,
+         "scale": {"domain": names[:-1], "padding": 0.16}}  # fmt: skip
+    key = {"orient": "bottom", "title": None, "symbolType": "square", "columns": 8, "offset": 14}
+    colours = {"domain": [*fills], "range": [fill for fill, _ in fills.values()]}
+    bar = {"type": "bar", "stroke": theme.PAPER, "strokeWidth": 1}
+    fill = {"field": "what", "type": "nominal", "scale": colours, "legend": key}
+    ink = {**fill, "scale": {**colours, "range": [ink for _, ink in fills.values()]}, "legend": None}
+    layers = [
+        layer(parts, bar, x=x, x2={"field": "to"}, y=y, fill=fill),
+        layer(parts, label("center", weight=600), x={**x, "field": "middle"}, y=y, text="label", color=ink),
+        layer(counts, label("left", dx=8), x=x, y=y, text="label"),
+    ]
+    return {"width": width, "height": _BAR_PX * (len(names) - 1) + 40, "layer": layers}
+
+
+def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
+    """The parts of one bar, from 0 to 1, with their shares where they are wide enough."""
+    counts = dict(arm.outcomes)
+    total = sum(counts.values())
+    parts: list[Spec] = []
+    x = 0.0
+    for outcome in _FILLS:
+        share = counts.get(outcome.value, 0) / total if total else 0.0
+        if share:
+            said = percent(100 * share)
+            words = f"{outcome.value} {said}" if share >= _NAMED_SHARE else said if share >= _FIGURE_SHARE else ""
+            parts.append({"name": name, "what": outcome.value, "x": x, "to": x + share, "middle": x + share / 2,
+                          "label": words})  # fmt: skip
+            x += share
+    return parts
 
 
 def ttft_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
     arms = _arms(summary)
-    return _latency([(arm.concurrency, arm.ttft_p50_ms, arm.ttft_p95_ms) for arm in arms], theme.SKY, height)
+    p50, p95 = ([(arm.concurrency, getattr(arm, f"ttft_{name}_ms")) for arm in arms] for name in ("p50", "p95"))
+    return latency_chart({"p50": p50, "p95": p95}, theme.SKY, height)
 
 
 def total_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
-    arms = [(arm.concurrency, _ms(arm.total_p50_s), _ms(arm.total_p95_s)) for arm in _arms(summary)]
-    return _latency(arms, theme.PLUM, height)
+    arms = _arms(summary)
+    p50, p95 = (
+        [(arm.concurrency, 1000 * value) for arm in arms if (value := getattr(arm, f"total_{name}_s")) is not None]
+        for name in ("p50", "p95")
+    )
+    return latency_chart({"p50": p50, "p95": p95}, theme.PLUM, height)
 
 
 def _difference_row(level: LevelQuality) -> Spec:
@@ -153,57 +188,9 @@ def _difference_row(level: LevelQuality) -> Spec:
     }
 
 
-def _fill_bar(arm: ArmFigures, y: float, width: int, bars: list[Spec], texts: list[tuple[Spec, Spec]]) -> None:
-    """The parts of one bar, with their shares where they are wide enough, and its count behind."""
-    room = width - _NAME_PX - _COUNT_PX
-    total = sum(count for _, count in arm.outcomes)
-    x = float(_NAME_PX)
-    for outcome, (fill, ink) in _FILLS.items():
-        count = dict(arm.outcomes).get(outcome.value, 0)
-        if not count:
-            continue
-        wide = room * count / total
-        bars.append({"x": round(x, 2), "x2": round(x + wide, 2), "y": y, "y2": y + _BAR, "colour": fill})
-        share = percent(100 * count / total)
-        words = f"{outcome.value} {share}" if wide >= _NAMED_PX else share if wide >= _FIGURE_PX else ""
-        if words:
-            where = {"x": round(x + wide / 2, 2), "y": y + _BAR / 2, "label": words}
-            texts.append((where, label("center", weight=600, color=ink)))
-        x += wide
-    texts.append(
-        ({"x": width - _COUNT_PX, "y": y + _BAR / 2, "label": f"{arm.requests:,} requests"}, label("left", dx=8))
-    )
-
-
-def _key(arms: Sequence[ArmFigures], y: float, width: int, bars: list[Spec], texts: list[tuple[Spec, Spec]]) -> float:
-    """A sample of each outcome that occurs, in rows that fit; gives the height that is then taken."""
-    seen = {name for arm in arms for name, count in arm.outcomes if count}
-    shown = [(outcome, fill) for outcome, (fill, _) in _FILLS.items() if outcome.value in seen]
-    in_row = max(1, (width - _NAME_PX) // _KEY_PX)
-    for i, (outcome, fill) in enumerate(shown):
-        x, top = _NAME_PX + _KEY_PX * (i % in_row), y + _KEY_LINE * (i // in_row)
-        bars.append({"x": x, "x2": x + 14, "y": top, "y2": top + 14, "colour": fill})
-        texts.append(({"x": x + 14, "y": top + 7, "label": outcome.value}, label("left", dx=6)))
-    return y + _KEY_LINE * (1 + (len(shown) - 1) // in_row) - _KEY_LINE + 18
-
-
 def _arms(summary: QualitySummary) -> list[ArmFigures]:
     """C = 1 as it was beside the first level, then the levels."""
     return [arm for level in summary.levels[:1] for arm in (level.base,)] + [level.load for level in summary.levels]
-
-
-def _ms(value: float | None) -> float | None:
-    return None if value is None else 1000 * value
-
-
-def _latency(measured: Sequence[tuple[int, float | None, float | None]], colour: str, height: int) -> Spec | None:
-    curves = []
-    for name, place, dash in (("p50", 1, ()), ("p95", 2, (5, 4))):
-        points = [(int(row[0]), value) for row in measured if (value := row[place]) is not None and known(value)]
-        if points:
-            end = f"{name}  {milliseconds(points[-1][1])}"
-            curves.append(ChartCurve(tuple(points), colour, end, dash, hollow=bool(dash)))
-    return time_chart(curves, height=height)
 
 
 _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
@@ -351,25 +338,18 @@ def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     gain = sized(difference_chart(summary), "Passed, against C = 1 on the same items", _bounds(summary), 440, 330)
     first = sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
     whole = sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
-    bars = outcome_chart(summary, 830)
-    below = sized(bars, "What became of the answers", "", 830, 80 if bars is None else int(bars["height"]))
-    above = {
-        "hconcat": [gain, {"vconcat": [first, whole], "spacing": 130, "bounds": "flush"}],
-        "spacing": 90,
-        "bounds": "flush",
-    }
-    spec = {"title": _title(run, summary), "vconcat": [above, below], "spacing": 34}
+    bars = outcome_chart(summary, 640)
+    below = sized(bars, "What became of the answers", "", 640, 80 if bars is None else int(bars["height"]))
+    drawn = [panels(gain, first, whole, 130), below]
+    spec = {"title": _title(run, summary), "vconcat": drawn, "spacing": 34}
     return standalone(spec, f"Quality under load of {run.model} on {summary.bank}: {conclusion(summary)}")
 
 
 def _title(run: StoredRun, summary: QualitySummary) -> Spec:
     told = (("SIMULATED", _simulated(run, summary)), ("INCOMPLETE", _broken_off(run, summary)))
     marks = [word for word, holds in told if holds]
-    first = " · ".join([*marks, f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at),
-                        f"skep {run.skep_version}"])  # fmt: skip
-    warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
-    lines = [shortened(printable(first), 130), *wrap(conclusion(summary), 125)]
-    return {"text": shortened(printable(run.model), 80), "subtitle": lines, "fontSize": 18, "offset": 24, **warning}
+    facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
+    return headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
 
 
 def _simulated(run: StoredRun, summary: QualitySummary) -> bool:

@@ -5,8 +5,10 @@ The renderer is Vega inside `vl_convert`; it reads no file and asks no server, a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from html import escape
 
 from skep.report import theme
@@ -16,6 +18,15 @@ from skep.units import printable
 
 _VEGA_LITE = "6.4"
 _OPENING = re.compile(r'<svg [^>]*viewBox="(?P<box>[^"]*)"[^>]*>')
+_TAG = re.compile(r"<[^<>]+>")
+_NOISE = re.compile(
+    r'^<path class="(?:back|fore)ground".*| (?:font-family|class|pointer-events|aria-hidden)="[^"]*"| opacity="1"'
+    r'| role="graphics-(?:object|symbol)" aria-roledescription="[^"]*container"'
+)
+_LONG = re.compile(r'(?<= transform=")[^"]*')
+_TIP = re.compile(
+    r'<(path|line) aria-label="([^"]*)" role="graphics-symbol" aria-roledescription="[^"]*"((?: [\w-]+="[^"]*")*)/>'
+)
 
 
 def chart_figure(spec: Spec | None, title: str, caption: str) -> Markup:
@@ -27,8 +38,8 @@ def chart_figure(spec: Spec | None, title: str, caption: str) -> Markup:
 
 def picture(spec: Spec, label: str) -> str:
     """An `<svg>` element that takes the width it is given."""
-    svg = _render({"width": 470, "height": 270, "autosize": {"type": "fit", "contains": "padding"}, **spec})
-    return _reopened(svg, lambda box: f'<svg viewBox="{box}" {_role(label)}>')
+    sized = {"width": 470, "height": 270, "autosize": {"type": "fit", "contains": "padding"}, **spec}
+    return render(sized, lambda box: f'<svg viewBox="{box}" {_role(label)}>')
 
 
 def standalone(spec: Spec, label: str) -> str:
@@ -44,18 +55,25 @@ def standalone(spec: Spec, label: str) -> str:
             f'{ground} fill="{theme.PAPER}" stroke="{theme.GRID}"/>'
         )
 
-    return _reopened(_render({"padding": {"left": 24, "top": 24, "bottom": 24, "right": 40}, **spec}), opening)
+    return render({"padding": {"left": 24, "top": 24, "bottom": 24, "right": 40}, **spec}, opening)
 
 
-def _render(spec: Spec) -> str:
+def render(spec: Spec, opening: Callable[[str], str]) -> str:
+    """The SVG of `spec`; `opening` makes its first tag from its view box."""
+    drawn = _rendered(json.dumps({**spec, "config": theme.chart_config()}, allow_nan=False))
+    return _OPENING.sub(lambda found: opening(found["box"]), drawn, count=1)
+
+
+@lru_cache(maxsize=64)
+def _rendered(spec: str) -> str:
+    """Drawing takes tens of milliseconds; a page that is loaded again mostly shows the same. Tips become titles."""
     import vl_convert
 
-    return vl_convert.vegalite_to_svg({**spec, "config": theme.chart_config()}, vl_version=_VEGA_LITE)
-
-
-def _reopened(svg: str, opening: Callable[[str], str]) -> str:
-    """`svg` with another opening tag, made from its view box."""
-    return _OPENING.sub(lambda found: opening(found["box"]), svg, count=1)
+    drawn = vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)
+    drawn = _TAG.sub(lambda found: _NOISE.sub("", found[0]), drawn)
+    drawn = _LONG.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), drawn)
+    drawn = drawn.replace("<g ", f'<g font-family="{theme.FONT}" ', 1)
+    return _TIP.sub(r"<\1\3><title>\2</title></\1>", drawn)
 
 
 def _role(label: str) -> str:

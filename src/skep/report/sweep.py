@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.bench.records import LevelSummary, Speedup, SweepSummary
-from skep.report import charts, theme
-from skep.report.charts import Spec, by_wall, sized, walls
+from skep.report import charts
+from skep.report.charts import by_wall, headed, panels, sized, walls
 from skep.report.checks import check_list, clock_section
 from skep.report.levels import best_level, class_table, energy_table, failure_table, level_table, request_table
 from skep.report.markup import Markup, banner, card, definitions, join, section, table, tag, text, trusted, wide_figure
@@ -27,7 +27,6 @@ from skep.units import (
     moment,
     number,
     percent,
-    printable,
     public_url,
     seconds,
     shortened,
@@ -234,14 +233,11 @@ def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
         400,
         330,
     )
-    first = sized(charts.ttft_chart(levels), "Time to first token", "p50 whole, p95 dashed, p99 dotted", 290, 100)
+    first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 whole, p95 dashed, p99 dotted", 290, 100)
     loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed against C = 1", 290, 100)
-    spec = {
-        "title": _title(run),
-        "hconcat": [gain, {"vconcat": [first, loss], "spacing": 130, "bounds": "flush"}],
-        "spacing": 90,
-        "bounds": "flush",
-    }
+    marks = [word for word, holds in (("SIMULATED", run.simulated), ("INCOMPLETE", incomplete(run))) if holds]
+    title = headed(run.model, marks, moment(run.created_at), f"skep {run.skep_version}")
+    spec = {"title": title, **panels(gain, first, loss, 130)}
     return standalone(spec, f"Concurrency sweep of {run.model}: effective tok/s, TTFT and contention against C")
 
 
@@ -272,14 +268,6 @@ def incomplete(run: StoredRun) -> bool:
 
 
 _KINDS = {"serial-vs-swarm": "serial against swarm"}
-
-
-def _title(run: StoredRun) -> Spec:
-    marks = [word for word, holds in (("SIMULATED", run.simulated), ("INCOMPLETE", incomplete(run))) if holds]
-    subtitle = " · ".join([*marks, moment(run.created_at), f"skep {run.skep_version}"])
-    warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
-    name = shortened(printable(run.model), 80)
-    return {"text": name, "subtitle": printable(subtitle), "fontSize": 18, "offset": 24, **warning}
 
 
 def _hollow(levels: Sequence[LevelSummary]) -> str:

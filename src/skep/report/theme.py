@@ -88,4 +88,11 @@ def chart_config() -> dict[str, Any]:
             "subtitlePadding": 5,
         },
         "text": {"color": INK, "fontSize": 13},
+        "legend": {
+            "labelColor": INK,
+            "labelFontSize": 13,
+            "symbolSize": 160,
+            "symbolStrokeWidth": 0,
+            "columnPadding": 18,
+        },
     }

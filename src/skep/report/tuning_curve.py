@@ -6,23 +6,10 @@ Knows nothing of pages. A curve is drawn only where at least one configuration w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 from skep.report import theme
-from skep.report.charts import (
-    ChartCurve,
-    Spec,
-    concurrency,
-    halo,
-    label,
-    layer,
-    line,
-    place,
-    point,
-    quantity,
-    rule,
-    spread,
-    time_chart,
-)
+from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart
 from skep.report.levels import interval_text
 from skep.report.markup import Markup, table, tag, text
 from skep.tuner.records import CurvePoint, KnobConfig, StageDecision, TuneStage, Tuning
@@ -52,18 +39,7 @@ def ladder_chart(tuning: Tuning, stages: Sequence[TuneStage]) -> Spec | None:
     largest = max(row["value"] for row in rows)
     for row in rows:
         row["high"] = min(row["high"], _TALLEST * largest)
-    x = quantity("value", unit_of(tuning), [0, 1.45 * max(row["high"] for row in rows) or 1.0])
-    axis = {"labelFontSize": 13, "labelColor": theme.INK, "labelLimit": 330}
-    y = {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0.3}}
-    fill = {"field": "colour", "type": "nominal", "scale": None}
-    ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}}
-    layers = [
-        layer(rows, {"type": "bar", "cornerRadiusEnd": 3}, x=x, y=y, color=fill),
-        layer(rows, rule(theme.INK), y=y, **ends),
-        layer(rows, label("left", dx=8, weight=600), x={**x, "field": "high"}, y=y, text="label"),
-    ]
-    padding = {"left": 26, "top": 5, "bottom": 5, "right": 5}  # another font may be wider than the renderer's
-    return {"padding": padding, "height": max(90, 36 * len(rows)), "layer": layers}
+    return bars_chart(rows, unit_of(tuning), least=36)
 
 
 def _ladder_row(stage: TuneStage, figure: Interval, *, best: bool, lost: bool) -> Spec:
@@ -82,43 +58,27 @@ def curve_chart(
     tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint], height: int = 270
 ) -> Spec | None:
     """A line for each configuration, named at its end. None where nothing was measured."""
-    curves = [(config, _rows(config, points)) for config in _configs(tuning, points)]
-    curves = [(config, rows) for config, rows in curves if rows]
-    if not curves:
-        return None
-    every = [row for _, rows in curves for row in rows]
-    largest = max(row["value"] for row in every)
-    top = 1.12 * min(max(row["high"] for row in every), _TALLEST * largest) or 1.0
-    axis = [row["c"] for row in every]
-    x, y = concurrency(axis), quantity("value", "tok/s", [0, top])
-    layers: list[Spec] = []
-    for i, (_, rows) in enumerate(curves):
-        colour, dash, mark = _LOOKS[i % len(_LOOKS)]
-        for row in rows:
-            row["low"], row["high"] = max(0.0, row["low"]), min(top, row["high"])
-        ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-        layers += [
-            layer(rows, rule(colour, width=2), x=x, **ends),
-            layer(rows, line(colour, width=2.5, dash=dash), x=x, y=y),
-            layer(rows, {**point(colour, mark), "fill": colour}, x=x, y=y),
-        ]
-    layers += _values(curves, axis, x, y)
-    names = [config_name(config, tuning, stages) for config, _ in curves]
-    layers += _names(curves, names, 17 / height * top, top, x, y)
-    return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 24}, "layer": layers}
+    curves = []
+    for look, config in zip(cycle(_LOOKS), _configs(tuning, points), strict=False):
+        figures = {one.concurrency: one.figure for one in points if one.config == config}
+        found = sorted((c, one) for c, one in figures.items() if one is not None and known(one.estimate))
+        ranges = {c: (one.low, one.high) for c, one in found if known(one.low) and known(one.high)}
+        colour, dash, shape = look
+        end = config_name(config, tuning, stages)
+        curves.append(ChartCurve([(c, one.estimate) for c, one in found], colour, end, dash, shape, ranges=ranges))
+    return curves_chart(curves, "tok/s", height=height, labelled=True)
 
 
 def first_token_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
     """What the queue costs: TTFT over C, in the looks of the other chart."""
     curves = []
-    for i, config in enumerate(_configs(tuning, points)):
-        colour, dash, mark = _LOOKS[i % len(_LOOKS)]
+    for look, config in zip(cycle(_LOOKS), _configs(tuning, points), strict=False):
         found = sorted((one.concurrency, one.ttft_ms) for one in points if one.config == config and known(one.ttft_ms))
-        measured = tuple((c, ms) for c, ms in found if ms is not None)
+        measured = [(c, ms) for c, ms in found if ms is not None]
         if measured:
             end = f"{config_name(config, tuning, stages)}  {milliseconds(measured[-1][1])}"
-            curves.append(ChartCurve(measured, colour, end, dash, mark))
-    return time_chart(curves, height=270)
+            curves.append(ChartCurve(measured, look[0], end, *look[1:]))
+    return curves_chart(curves, "ms", height=270)
 
 
 def curve_table(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Markup | None:
@@ -144,44 +104,6 @@ def _configs(tuning: Tuning, points: Sequence[CurvePoint]) -> list[KnobConfig]:
     """The baseline first, then in the order of the points."""
     met = list(dict.fromkeys(one.config for one in points))
     return sorted(met, key=lambda config: config != tuning.baseline)
-
-
-def _rows(config: KnobConfig, points: Sequence[CurvePoint]) -> list[Spec]:
-    rows: list[Spec] = []
-    for one in sorted(points, key=lambda found: found.concurrency):
-        figure = one.figure
-        if one.config != config or figure is None or not known(figure.estimate):
-            continue
-        bounded = known(figure.low) and known(figure.high)
-        low, high = (figure.low, figure.high) if bounded else (figure.estimate, figure.estimate)
-        rows.append({"c": one.concurrency, "value": figure.estimate, "low": low, "high": high,
-                     "label": number(figure.estimate)})  # fmt: skip
-    return rows
-
-
-def _values(curves: Sequence[tuple[KnobConfig, list[Spec]]], axis: Sequence[int], x: Spec, y: Spec) -> list[Spec]:
-    """Above the points of the last curve, which is the one that was climbed to, where there is room."""
-    layers: list[Spec] = []
-    before: float | None = None
-    for row in curves[-1][1]:
-        at = place(row["c"], axis)
-        if before is None or at - before >= 0.09:
-            before = at
-            layers += halo([row], label("center", dy=-15, weight=600), x=x, y={**y, "field": "high"})
-    return layers
-
-
-def _names(
-    curves: Sequence[tuple[KnobConfig, list[Spec]]], names: Sequence[str], gap: float, top: float, x: Spec, y: Spec
-) -> list[Spec]:
-    """At the end of each, apart from each other."""
-    heights = spread([rows[-1]["value"] for _, rows in curves], min(gap, top / len(curves)), 0.0, top)
-    layers: list[Spec] = []
-    for i, ((_, rows), name, height) in enumerate(zip(curves, names, heights, strict=True)):
-        colour = theme.MUTED if _LOOKS[i % len(_LOOKS)][0] == theme.STONE else _LOOKS[i % len(_LOOKS)][0]
-        row = {"c": rows[-1]["c"], "at": height, "label": name}
-        layers += halo([row], label("left", dx=11, weight=600, color=colour), x=x, y={**y, "field": "at"})
-    return layers
 
 
 def _row(c: int, configs: Sequence[KnobConfig], points: Sequence[CurvePoint]) -> Markup:
