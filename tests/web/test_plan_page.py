@@ -1,8 +1,8 @@
 """The plan page: a model and cards in the address, the plan as `skep plan` has it, measured runs beside it."""
 
 import json
-import math
 import re
+from itertools import combinations
 
 import pytest
 from starlette.datastructures import QueryParams
@@ -129,25 +129,22 @@ def test_a_picture_holds_every_curve_point_and_letter():
     run = MeasuredRun("r", 0.0, "m", "e", "", simulated=False, same_rig=True,
                    points=(MeasuredPoint(1, 9.0, 8.0, 10.0, None, client_limited=False),))  # fmt: skip
     drawn = speed_chart([plan, plan], [run])
-    assert drawn.count("<circle") == 6
-    assert drawn.count("<path") == 1
+    assert len(re.findall(r"<title>C = \d+: 10\.0 tok/s", drawn)) == 6
+    assert "<title>measured, run r: 9.0 tok/s at C = 1</title>" in drawn
     assert mark_of(run, 1).count("<path") == 1
     assert all(f">{letter}</text>" in drawn for letter in "AB1")
     assert "style=" not in drawn
 
 
-def test_the_number_of_a_run_stands_apart_from_every_point_and_curve():
+def test_the_numbers_of_runs_and_letters_of_curves_that_end_together_stand_apart():
     level = {"low": 8.0, "high": 300.0, "ttft_ms": 5.0}
     plan = {"predicted": [{"concurrency": c, "effective_tok_s": 60.0 * c, **level} for c in (1, 2, 4)], "memory": []}
     points = tuple(MeasuredPoint(c, 60.0 * c, None, None, None, client_limited=False) for c in (1, 2, 4))
     runs = [MeasuredRun(name, 0.0, "m", "e", "", simulated=True, same_rig=True, points=points) for name in "ab"]
-    drawn = speed_chart([plan], runs)
-    dots = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)]
-    words = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*font-weight="700">([12])</text>', drawn)
-    assert [number for *_, number in words] == ["1", "2"]
-    for x, y, _ in words:
-        assert min(math.dist((float(x), float(y) - 4.5), dot) for dot in dots) > 10
-    assert words[0][:2] != words[1][:2]
+    words = re.findall(r"<text [^>]*translate\([\d.]+,([\d.]+)\)[^>]*>([A12])</text>", speed_chart([plan], runs))
+    places = {word: float(y) for y, word in words}
+    assert set(places) == {"A", "1", "2"}
+    assert min(abs(a - b) for a, b in combinations(places.values(), 2)) > 12
 
 
 def test_a_run_under_another_load_says_so_and_leads_to_a_plan_for_its_own(ask):

@@ -1,147 +1,36 @@
 """Series over time as a picture: points, rolling median with its band, changes, events, what failed and was missed.
 
-Pure: values in, SVG text out, written by hand, because a page draws it for every request. All colours are attributes in
-the day colours of `theme`, so that `theme.night_rules` turns them. Each picture is drawn twice, for a desk and for a
-phone; the style sheet shows the one that fits.
+Pure: values in, markup out. Times are drawn on the wall's clock, so that days begin at midnight. A picture of a page is
+drawn twice, for a desk and for a phone; the style sheet shows the one that fits.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 from html import escape
 from itertools import pairwise
 
-from skep.monitor.records import SeriesPoint
+from skep.monitor.records import DAY_S, SeriesPoint
 from skep.report import theme
+from skep.report.charts import Sheet, Spec, line
 from skep.report.markup import Markup, join, tag, trusted
-from skep.report.ticks import ValueScale, offsets, tick_number, time_ticks, value_scale, when
+from skep.report.svg import render
+from skep.report.wall_clock import wall_s, when
 from skep.units import number, printable, shortened
 
 _FAR = 6.0  # middle halves beyond the middle: drawn at the edge, so that the rest can be seen
+_NEAR_ZERO = 0.35  # a lowest value below this share of the highest: the axis begins at zero
+_ROOM = 0.08  # above and below what is drawn
 _LETTER_PX = 7.2
+_SIZES = {"wide": (1040, 380), "narrow": (344, 300), "only": (344, 190), "trend": (320, 96)}
+_MOST_MARKS = 400  # failed probes that get a mark of their own
 
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The edges of the plot inside the drawing, in pixels."""
-
-    since: float
-    until: float
-    width: int
-    height: int
-    left: int
-    right: int
-    top: int
-    bottom: int
-    narrow: bool
-    scale: ValueScale
-
-    def x(self, at: float) -> float:
-        return self.left + (at - self.since) / (self.until - self.since) * (self.right - self.left)
-
-    def y(self, value: float) -> float:
-        share = (value - self.scale.low) / (self.scale.high - self.scale.low)
-        return self.bottom - min(max(share, 0.0), 1.0) * (self.bottom - self.top)
-
-
-def frame_of(window: tuple[float, float], size: tuple[int, int], top: int, scale: ValueScale, *, narrow: bool) -> Frame:
-    """Return a frame with room at the left for the longest value."""
-    width, height = size
-    longest = max((len(tick_number(tick, scale.ticks)) for tick in scale.ticks), default=1)
-    left = round(10 + _LETTER_PX * max(longest, 3))
-    since, until = window
-    right, bottom = width - (6 if narrow else 12), height - 26
-    return Frame(since, max(until, since + 1), width, height, left, right, top, bottom, narrow, scale)
-
-
-def value_range(values: Sequence[float], most: int) -> ValueScale:
-    """Return the scale of all values, without a few far outliers that would flatten the rest."""
-    if not values:
-        return value_scale(0.0, 1.0, most)
-    ordered = sorted(values)
-    count = len(ordered)
-    if count >= 20:
-        low, middle, high = ordered[count // 4], ordered[count // 2], ordered[(3 * count) // 4]
-        reach = _FAR * max(high - low, 0.02 * abs(middle))
-        kept = [value for value in ordered if low - reach <= value <= high + reach]
-        if count - len(kept) <= 0.02 * count:
-            ordered = kept
-    return value_scale(ordered[0], ordered[-1], most)
-
-
-def axes(frame: Frame, unit: str, zone: tzinfo | None) -> str:
-    return "".join([_upright(frame, unit), _along(frame, zone)])
-
-
-def outliers(points: Sequence[SeriesPoint], frame: Frame, colour: str) -> str:
-    """Return small triangles at the edge for values beyond it, with their number."""
-    above = [point for point in points if point.value > frame.scale.high]
-    below = [point for point in points if point.value < frame.scale.low]
-    parts = []
-    for found, y, tall, word in ((above, frame.top, 7, "above"), (below, frame.bottom, -7, "below")):
-        if not found:
-            continue
-        told = f"{len(found)} {word} the axis: {min(p.value for p in found):,.4g} to {max(p.value for p in found):,.4g}"
-        for busy, look in ((False, f'fill="{colour}"'), (True, f'fill="none" stroke="{colour}" stroke-width="1.1"')):
-            some = [point for point in found if point.busy is busy][:200]
-            marks = "".join(f"M{frame.x(point.at) - 4:.1f} {y + tall}h8l-4 {-tall}z" for point in some)
-            parts.append(f'<path d="{marks}" {look}><title>{escape(told)}</title></path>' if marks else "")
-    return "".join(parts)
-
-
-def _upright(frame: Frame, unit: str) -> str:
-    """Grid lines and their values. Where the axis does not begin at zero, it is broken and says so."""
-    scale = frame.scale
-    parts = []
-    for tick in scale.ticks:
-        y = frame.y(tick)
-        line = theme.STONE if tick == 0 else theme.GRID
-        parts.append(
-            f'<path d="M{frame.left} {y:.1f}H{frame.right}" stroke="{line}"/>'
-            f'<text x="{frame.left - 6}" y="{y + 4:.1f}" font-size="12" text-anchor="end" fill="{theme.MUTED}">'
-            f"{tick_number(tick, scale.ticks)}</text>"
-        )
-    cut = "the axis does not begin at 0" if scale.cut else ""
-    told = " · ".join(part for part in (unit, cut) if part)
-    place = f'x="{frame.left}" y="{frame.top - 7}" font-size="11"'
-    parts.append(f'<text {place} fill="{theme.MUTED}">{escape(told)}</text>')
-    if scale.cut:
-        x, y = frame.left, frame.bottom
-        parts.append(
-            f'<path d="M{x} {y - 20}l-5 3l10 4l-10 4l10 4l-5 3" fill="none" stroke="{theme.STONE}" stroke-width="1.4">'
-            "<title>The axis does not begin at zero</title></path>"
-        )
-    return "".join(parts)
-
-
-def _along(frame: Frame, zone: tzinfo | None) -> str:
-    y = frame.bottom
-    parts = [f'<path d="M{frame.left} {y}H{frame.right}" stroke="{theme.STONE}"/>']
-    end = -1.0
-    for tick in time_ticks(frame.since, frame.until, 4 if frame.narrow else 10, zone):
-        x = frame.x(tick.at)
-        half = len(tick.label) * _LETTER_PX / 2
-        place = min(max(x, half), frame.width - half)
-        mark = f'<path d="M{x:.1f} {y}v5" stroke="{theme.STONE}"/>'
-        if tick.strong:
-            mark += f'<path d="M{x:.1f} {frame.top}V{y}" stroke="{theme.GRID}" stroke-dasharray="2 3"/>'
-        parts.append(mark)
-        if place - half < end:
-            continue
-        end = place + half + 4
-        weight = ' font-weight="600"' if tick.strong else ""
-        parts.append(
-            f'<text x="{place:.1f}" y="{y + 19}" font-size="12" text-anchor="middle"{weight} '
-            f'fill="{theme.MUTED}">{escape(tick.label)}</text>'
-        )
-    return "".join(parts)
-
-
-_MARK_LETTER_PX = 6.4  # of 12 px text, on the safe side
+Band = tuple[float, float, float, float]  # at, median, lower and upper edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +44,10 @@ class ChangeMark:
     worse: bool
     levels: tuple[float, float] | None = None  # medians before and after
 
+    @property
+    def colour(self) -> str:
+        return theme.ROSE if self.worse else theme.MOSS
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -163,112 +56,6 @@ class Flag:
     at: float
     number: int
     words: str
-
-
-def shift_label(ratio: float) -> str:
-    """ "−4.1 %", "+12 %" or "2.3×": what fits above a line."""
-    if ratio >= 2:
-        return f"{number(ratio, digits=1)}×"
-    size = 100 * (ratio - 1)
-    return f"{'+' if size > 0 else ''}{number(size, digits=1)} %"
-
-
-def bracket(shift: ChangeMark, frame: Frame) -> str:
-    left, right = (frame.x(min(max(at, frame.since), frame.until)) for at in shift.between)
-    if right - left < 2:
-        return ""
-    colour = theme.ROSE if shift.worse else theme.MOSS
-    size = f'y="{frame.top}" width="{right - left:.1f}" height="{frame.bottom - frame.top}"'
-    return f'<rect x="{left:.1f}" {size} fill="{colour}" fill-opacity=".1"/>'
-
-
-def levels(shifts: Sequence[ChangeMark], frame: Frame, measured: tuple[float, float]) -> str:
-    """The medians on both sides of each change, as far as was `measured`: a rolling one is late to tell of it."""
-    told = sorted((one for one in shifts if frame.since <= one.at <= frame.until), key=lambda one: one.at)
-    edges = [measured[0], *(one.at for one in told), measured[1]]
-    parts = []
-    for place, one in enumerate(told):
-        if one.levels is not None:
-            colour = theme.ROSE if one.worse else theme.MOSS
-            left, middle, right = (frame.x(at) for at in edges[place : place + 3])
-            before, after = (frame.y(level) for level in one.levels)
-            path = f"M{left:.1f} {before:.1f}H{middle:.1f}M{middle:.1f} {after:.1f}H{right:.1f}"
-            parts.append(f'<path d="{path}" stroke="{colour}" stroke-width="1.6" stroke-dasharray="2 3" fill="none"/>')
-    return "".join(parts)
-
-
-def shift_marks(shifts: Sequence[ChangeMark], frame: Frame) -> Iterable[str]:
-    """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
-    free_from = -1.0
-    for shift in sorted(shifts, key=lambda one: one.at):
-        if not frame.since <= shift.at <= frame.until:
-            continue
-        x = frame.x(shift.at)
-        colour = theme.ROSE if shift.worse else theme.MOSS
-        wide = 12 + 7.2 * len(shift.label)
-        left = min(max(x - wide / 2, 1), frame.width - wide - 1)
-        line = f'<path d="M{x:.1f} 18V{frame.bottom}" stroke="{colour}" stroke-width="1.6" stroke-dasharray="5 4"/>'
-        label = ""
-        if left > free_from:
-            free_from = left + wide + 2
-            label = (
-                f'<rect x="{left:.1f}" y="1" width="{wide:.1f}" height="18" rx="9" fill="{colour}"/>'
-                f'<text x="{left + wide / 2:.1f}" y="14" font-size="12" font-weight="650" text-anchor="middle" '
-                f'fill="{theme.PAPER}">{_text(shift.label)}</text>'
-            )
-        yield f'<g class="shift"><title>{_text(shift.words)}</title>{line}{label}</g>'
-
-
-def _grouped(flags: Sequence[Flag], frame: Frame) -> list[list[Flag]]:
-    """Those whose signs would cover each other become one."""
-    groups: list[list[Flag]] = []
-    for flag in sorted(flags, key=lambda one: one.at):
-        if groups and frame.x(flag.at) - frame.x(groups[-1][0].at) < _sign(groups[-1])[1] + 2:
-            groups[-1].append(flag)
-        else:
-            groups.append([flag])
-    return groups
-
-
-def _sign(group: Sequence[Flag]) -> tuple[str, int]:
-    """What stands on it, and its width."""
-    first, last = group[0].number, group[-1].number
-    sign = str(first) if first == last else f"{first}–{last}"
-    return sign, 10 + 7 * len(sign)
-
-
-def flag_lines(flags: Sequence[Flag], frame: Frame) -> Iterable[str]:
-    places = sorted({round(frame.x(flag.at)) for flag in flags if frame.since <= flag.at <= frame.until})
-    lines = "".join(f"M{x} {frame.top - 6}V{frame.bottom}" for x in places[:200])
-    return [f'<path d="{lines}" stroke="{theme.PLUM}" stroke-opacity=".45" fill="none"/>'] if lines else []
-
-
-def flag_marks(flags: Sequence[Flag], frame: Frame, top: float, zone: tzinfo | None) -> Iterable[str]:
-    """Return marks numbered as in the table, with their words where there is room."""
-    inside = [flag for flag in flags if frame.since <= flag.at <= frame.until]
-    groups = _grouped(inside, frame)
-    ends = [*(frame.x(group[0].at) for group in groups[1:]), frame.width]
-    for group, end in zip(groups, ends, strict=False):
-        sign, wide = _sign(group)
-        x = min(frame.x(group[0].at), frame.width - wide - 1)
-        told = "; ".join(f"{when(flag.at, zone)}: {flag.words}" for flag in group[:12])
-        room = int((end - x - wide - 12) / _MARK_LETTER_PX)
-        words = shortened(printable(group[0].words), min(room, 42)) if room >= 9 and len(group) == 1 else ""
-        beside = (
-            f'<text x="{x + wide + 4:.1f}" y="{top + 12}" font-size="12" fill="{theme.MUTED}">{_text(words)}</text>'
-        )
-        yield (
-            f'<g class="event"><title>{_text(told)}</title>'
-            f'<path d="M{x:.1f} {top}h{wide}v15h{-wide}z" fill="{theme.PLUM}"/>'
-            f'<text x="{x + wide / 2:.1f}" y="{top + 11.5}" font-size="11" font-weight="650" text-anchor="middle" '
-            f'fill="{theme.PAPER}">{sign}</text>{beside if words else ""}</g>'
-        )
-
-
-_SIZES = {"full": ((1040, 380), (344, 300)), "small": ((344, 190), (344, 190))}
-_MOST_TICKS = 400  # failed probes that get a mark of their own
-
-Band = tuple[float, float, float, float]  # at, median, lower and upper edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,148 +91,309 @@ class Picture:
         return not any(track.points or track.band for track in self.tracks)
 
 
+def shift_label(ratio: float) -> str:
+    """ "−4.1 %", "+12 %" or "2.3×": what fits above a line."""
+    if ratio >= 2:
+        return f"{number(ratio, digits=1)}×"
+    size = 100 * (ratio - 1)
+    return f"{'+' if size > 0 else ''}{number(size, digits=1)} %"
+
+
 def series_picture(picture: Picture, name: str, zone: tzinfo | None = None, *, size: str = "full") -> Markup:
-    """Both drawings and what the script needs for its crosshair. `name` is unlike any other of the page.
+    """The drawings and what the script needs for its crosshair. `name` is unlike any other of the page.
 
     A small picture is drawn once: it is as wide as a phone.
     """
+    pixel_s = max(picture.until - picture.since, 1.0) / _SIZES["wide"][0]  # a page that is loaded again finds it drawn
+    since, until = math.floor(picture.since / pixel_s) * pixel_s, math.ceil(picture.until / pixel_s) * pixel_s
+    picture = replace(picture, since=since, until=until)
     kinds = ("wide", "narrow") if size == "full" else ("only",)
-    drawings = [
-        trusted(series_svg(picture, f"{name}-{kind}", one, kind, zone))
-        for kind, one in zip(kinds, _SIZES[size], strict=False)
-    ]
+    drawings = [trusted(series_svg(picture, f"{name}-{kind}", kind, zone)) for kind in kinds]
     data = trusted(f'<script type="application/json" class="chart-data">{_island(picture, zone)}</script>')
     hint = "Left and right arrow move from point to point"
     live = tag("output", class_="chart-tip", aria_live="polite", hidden="")
     return tag("div", *drawings, data, live, class_="chart", id=name, tabindex="0", role="group", aria_label=hint)
 
 
-def series_svg(
-    picture: Picture, name: str, size: tuple[int, int] = (1040, 380), kind: str = "wide", zone: tzinfo | None = None
-) -> str:
+def series_svg(picture: Picture, name: str, kind: str = "wide", zone: tzinfo | None = None) -> str:
     """Return one drawing. `name` is used for its ids."""
-    narrow = size[0] < 600
-    most = 4 if narrow else 6
-    lanes = (20 if picture.shifts else 0) + (20 if picture.flags else 0)
-    scale = value_range(_values(picture), most)
-    frame = frame_of((picture.since, picture.until), size, 20 + lanes, scale, narrow=narrow)
-    parts = [
-        _opening(picture, name, frame, kind),
-        _hatch(name) if picture.missed else "",
-        _gaps(picture.missed, frame, name),
-        axes(frame, picture.unit, zone),
-        *(bracket(shift, frame) for shift in picture.shifts),
-        *(flag_lines(picture.flags, frame)),
-        *(_shade(track, frame) for track in picture.tracks),
-        *(_dots(track, frame, alone=len(picture.tracks) == 1) for track in picture.tracks),
-        *(_line(track, frame) for track in picture.tracks),
-        *(outliers(track.points, frame, track.colour) for track in picture.tracks),
-        levels(picture.shifts, frame, _measured(picture)),
-        _failures(picture.failed, frame),
-        *(shift_marks(picture.shifts, frame)),
-        *(flag_marks(picture.flags, frame, 22 if picture.shifts else 2, zone)),
-        '<g class="cross"></g></svg>',
-    ]
-    return "".join(parts)
+    drawing = _Drawing(picture, kind, zone)
+    title, words = (escape(printable(some)) for some in (picture.title, picture.words))
+    where = " ".join(f'data-{key}="{value:.10g}"' for key, value in drawing.edges().items())
+    return render(
+        drawing.spec(),
+        lambda box: (
+            f'<svg class="series {kind}" viewBox="{box}" role="img" aria-labelledby="{name}-t {name}-d" {where}>'
+            f'<title id="{name}-t">{title}</title><desc id="{name}-d">{words}</desc>'
+        ),
+    ).replace("</svg>", '<g class="cross"></g></svg>')
 
 
-def legend(picture: Picture) -> Markup:
-    """Return the meaning of each kind of mark that is drawn."""
-    alone = len(picture.tracks) == 1
-    colour = picture.tracks[0].colour if picture.tracks else theme.SKY
-    dot = f'<circle cx="8" cy="8" r="2.6" fill="{colour}" fill-opacity=".45"/>'
-    ring = f'<circle cx="8" cy="8" r="3" fill="none" stroke="{colour}" stroke-width="1.3"/>'
-    line = f'<path d="M1 8h14" stroke="{colour}" stroke-width="2.6" fill="none"/>'
-    shade = f'<rect x="1" y="2" width="14" height="12" fill="{colour}" fill-opacity=".16"/>'
-    tick = f'<path d="M8 4v9" stroke="{theme.ROSE}" stroke-width="2.4" fill="none"/>'
-    edge = f'<path d="M4 5h9l-4.5 7z" fill="{colour}"/>'
-    level = f'<path d="M1 5h7M8 11h8" stroke="{theme.ROSE}" stroke-width="1.6" stroke-dasharray="2 2" fill="none"/>'
-    gap = f'<path d="M2 14L12 2M6 15L16 3" stroke="{theme.STONE}" fill="none"/>'
-    busy = any(point.busy for track in picture.tracks for point in track.points)
-    entries = [
-        (dot, "one run", any(track.points for track in picture.tracks)),
-        (ring, "others were there too: not counted", busy),
-        (shade + line, picture.band_words, any(track.band for track in picture.tracks)),
-        (level, "median before and after a change", any(shift.levels for shift in picture.shifts)),
-        (edge, "beyond the axis", _beyond(picture)),
-        (tick, "failed", bool(picture.failed)),
-        (gap, "missed: nobody was there to probe", bool(picture.missed)),
-    ]
-    if not alone:
-        entries = [(_sample(track.colour), track.name, True) for track in picture.tracks] + entries[1:2] + entries[3:]
-    items = [
-        tag("li", trusted(f'<svg viewBox="0 0 17 16" aria-hidden="true">{drawn}</svg>'), trusted(escape(words)))
-        for drawn, words, there in entries
-        if there
-    ]
-    return tag("ul", *items, class_="chart-legend") if items else join([])
+def trend_svg(picture: Picture, zone: tzinfo | None = None) -> str:
+    """Return the band alone, small, with a dot at its end."""
+    words = escape(printable(picture.words))
+    opening = '<svg class="trend" viewBox="{0}" role="img" aria-label="{1}">'
+    return render(_Drawing(picture, "trend", zone).spec(), lambda box: opening.format(box, words))
 
 
-def _sample(colour: str) -> str:
-    return f'<path d="M1 8h14" stroke="{colour}" stroke-width="3" fill="none"/>'
+def value_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of an axis for all values, without a few far outliers that would flatten the rest.
+
+    It begins at zero unless that would press everything against its upper end.
+    """
+    ordered = sorted(value for value in values if math.isfinite(value)) or [0.0, 1.0]
+    count = len(ordered)
+    if count >= 20:
+        low, middle, high = (ordered[count * quarter // 4] for quarter in (1, 2, 3))
+        reach = _FAR * max(high - low, 0.02 * abs(middle))
+        kept = [value for value in ordered if low - reach <= value <= high + reach]
+        if count - len(kept) <= 0.02 * count:
+            ordered = kept
+    low, high = ordered[0], ordered[-1]
+    if 0 <= low < _NEAR_ZERO * high:
+        low = 0.0
+    if high <= low:
+        spare = abs(high) * 0.1 or 1.0
+        low, high = (low - spare if low else 0.0), high + spare
+    room = (high - low) * _ROOM
+    return (low if low == 0 else max(low - room, 0.0) if low > 0 else low - room), high + room
 
 
-def _values(picture: Picture) -> list[float]:
+class _Drawing:
+    """One picture at one size. Moments are milliseconds of the wall's clock."""
+
+    def __init__(self, picture: Picture, kind: str, zone: tzinfo | None) -> None:
+        self.picture, self.zone = picture, zone
+        self.trend, self.narrow = kind == "trend", kind != "wide"
+        self.width, self.height = _SIZES[kind]
+        lanes = (20 if picture.shifts else 0) + (20 if picture.flags else 0)
+        self.low, self.high = value_range(_axis_values(picture))
+        longest = max(len(f"{self.high:,.0f}"), 3 if self.high - self.low > 6 else 5)
+        self.left, self.right = round(10 + _LETTER_PX * longest), self.width - (8 if self.narrow else 12)
+        self.top, self.bottom = 8 if self.trend else 20 + lanes, self.height - 26
+        self.since, self.until = self.ms(picture.since), max(self.ms(picture.until), self.ms(picture.since) + 1000)
+        self.px = (self.until - self.since) / (self.right - self.left)  # milliseconds in a pixel
+        self.up = (self.high - self.low) / (self.bottom - self.top)  # values in a pixel
+        self.sheet = Sheet()
+
+    def ms(self, at: float) -> float:
+        return round(1000 * wall_s(at, self.zone))
+
+    def inside(self, at: float) -> bool:
+        return self.picture.since <= at <= self.picture.until
+
+    def edges(self) -> dict[str, float]:
+        """Where the plot lies in the drawing, for the script."""
+        found = {name: getattr(self, name) for name in ("left", "right", "top", "bottom", "low", "high")}
+        return {"since": self.since / 1000, "until": self.until / 1000, **found}
+
+    def spec(self) -> Spec:
+        scale = {"type": "utc", "domain": [self.since, self.until], "nice": False}
+        x = {"field": "x", "type": "temporal", "title": None, "axis": self._time_axis(), "scale": scale}
+        domain = {"domain": [self.low, self.high], "nice": False, "zero": False}
+        y = {"field": "y", "type": "quantitative", "title": None, "axis": self._value_axis(), "scale": domain}
+        curves = [self._curve(track, x, y) for track in self.picture.tracks if track.band]
+        for track in self.picture.tracks:
+            self._dots(track)
+            self._outliers(track)
+        self._missed()
+        self._failures()
+        self._shifts()
+        if not self.trend:
+            self._axis_words()
+            self._levels()
+            self._flags()
+        return {
+            "autosize": {"type": "none"},
+            "padding": {"left": self.left, "top": self.top, "right": self.width - self.right, "bottom": 26},
+            "width": self.right - self.left,
+            "height": self.bottom - self.top,
+            "layer": [*self.sheet.ground(x, y), *curves, *self.sheet.marks(x, y)],
+        }
+
+    def _time_axis(self) -> Spec:
+        days = (self.until - self.since) / 1000 / DAY_S
+        midnight = "utchours(datum.value) == 0 && utcminutes(datum.value) == 0"
+        strong = midnight if days < 6 else "utcdate(datum.value) == 1" if days < 120 else "utcmonth(datum.value) == 0"
+        if days < 6:
+            form = f"{strong} ? '%a %-d %b' : '%H:%M'"
+        elif days < 120:
+            form = "'%-d %b'"
+        else:
+            form = f"datum.index == 0 || {strong} ? '%b %Y' : '%b'"
+        return {
+            "labelExpr": f"utcFormat(datum.value, {form})",
+            "labelFontSize": 11 if self.trend else 12,
+            "labelFontWeight": {"condition": {"test": strong, "value": 600}, "value": 400},
+            "labelPadding": 4,
+            "labelFlush": True,
+            "ticks": not self.trend,
+            "tickColor": theme.STONE,
+            "tickCount": 4 if self.narrow else 10,
+            "grid": not self.trend,
+            "gridDash": [2, 3],
+            "gridOpacity": {"condition": {"test": strong, "value": 1}, "value": 0},
+        }
+
+    def _value_axis(self) -> Spec:
+        size = {"labelFontSize": 11 if self.trend else 12, "tickCount": 2 if self.trend else 4 if self.narrow else 6}
+        zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
+        return {**size, "format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
+
+    def _axis_words(self) -> None:
+        """The unit. An axis that does not begin at zero is broken and says so."""
+        cut = "the axis does not begin at 0" if self.low > 0 else ""
+        told = " · ".join(part for part in (self.picture.unit, cut) if part)
+        self.sheet.text(self.since, self.high + 11 * self.up, told, size=11)
+        if cut:
+            self.sheet.symbol(self.since, self.low, "M0-20l-5 3l10 4l-10 4l10 4l-5 3", theme.STONE, width=1.4)
+
+    def _curve(self, track: Track, x: Spec, y: Spec) -> Spec:
+        """A shade and a line, with a row for every three pixels at most and one without values where they break."""
+        rows: list[Spec] = []
+        for piece in _pieces(track):
+            share = (piece[-1][0] - piece[0][0]) / max(self.picture.until - self.picture.since, 1.0)
+            step = max(1, 3 * len(piece) // max(round(share * (self.right - self.left)), 2))
+            for at, *values in piece if step == 1 else [*piece[:-1:step], piece[-1]]:
+                middle, low, high = (min(max(value, self.low), self.high) for value in values)
+                rows.append({"x": self.ms(at), "y": middle, "low": low, "high": high})
+            rows.append({"x": rows[-1]["x"], "y": None, "low": None, "high": None})
+        if self.trend:
+            self.sheet.symbol(rows[-2]["x"], rows[-2]["y"], "circle", track.colour, fill=track.colour, size=38)
+        shade = {"type": "area", "color": track.colour, "opacity": 0.16}
+        mark = {**line(track.colour, width=2 if self.trend else 2.4), "strokeJoin": "round"}
+        sides = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        as_given = {"value": None}
+        drawn = [{"mark": shade, "encoding": {"x": x, **sides, "order": as_given}},
+                 {"mark": mark, "encoding": {"x": x, "y": y, "order": as_given}}]  # fmt: skip
+        return {"data": {"values": rows}, "layer": drawn}
+
+    def _dots(self, track: Track) -> None:
+        """All that are alike are one symbol: a thousand elements would make the page slow."""
+        found = [point for point in track.points if self.low <= point.value <= self.high]
+        size = (4.6 if len(found) < 250 else 3.6 if len(found) < 900 else 2.8) * (0.8 if self.narrow else 1)
+        ink = (0.5 if len(found) < 400 else 0.34) * (1 if len(self.picture.tracks) == 1 else 0.6)
+        form = ".0f" if len(found) > 600 else ".1f"
+        places: dict[bool, set[str]] = {True: set(), False: set()}
+        for point in found:
+            x, y = (self.ms(point.at) - self.since) / self.px, (self.high - point.value) / self.up
+            places[point.busy].add(f"M{x:{form}} {y:{form}}")
+        r = size / 2
+        ring = f"m{-r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {size:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {-size:.1f} 0"
+        for busy, end, look in ((False, "h0", {"width": round(size, 1), "opacity": round(ink, 2), "cap": "round"}),
+                                (True, ring, {"width": 1.1, "opacity": 0.8})):  # fmt: skip
+            if places[busy]:
+                path = "".join(f"{place}{end}" for place in sorted(places[busy]))
+                self.sheet.symbol(self.since, self.high, path, track.colour, **look)
+
+    def _outliers(self, track: Track) -> None:
+        """Small triangles at the edge for values beyond it, with their number."""
+        above = [point for point in track.points if point.value > self.high]
+        below = [point for point in track.points if point.value < self.low]
+        for found, word, way, edge in ((above, "above", "up", self.high), (below, "below", "down", self.low)):
+            values = [point.value for point in found] or [0.0]
+            tip = f"{len(found)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
+            for one in found[:200]:
+                fill = None if one.busy else track.colour
+                self.sheet.symbol(self.ms(one.at), edge, f"triangle-{way}", track.colour, fill=fill, size=45, tip=tip)
+
+    def _missed(self) -> None:
+        """Neighbours that touch on the screen are one."""
+        found: list[list[float]] = []
+        for begin, end in sorted(self.picture.missed):
+            start, stop = max(self.ms(begin), self.since), min(self.ms(end), self.until)
+            if found and start - found[-1][1] < self.px:
+                found[-1][1] = max(found[-1][1], stop)
+            elif start <= self.until and stop >= self.since:
+                found.append([start, max(stop, start + 1.5 * self.px)])
+        for start, stop in found:
+            self.sheet.rect(start, stop, self.low, self.high, theme.STONE, opacity=0.22)
+
+    def _failures(self) -> None:
+        """Ticks along the bottom; what falls on the same pixel is one."""
+        inside = [self.ms(at) - self.since for at in self.picture.failed if self.inside(at)]
+        for place in sorted({round(after / self.px) for after in inside})[:_MOST_MARKS]:
+            x, tip = self.since + place * self.px, f"{len(self.picture.failed)} failed"
+            self.sheet.rule(x, x, self.low, self.low + 9 * self.up, theme.ROSE, width=2, tip=tip)
+
+    def _shifts(self) -> None:
+        """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
+        free_from = -math.inf
+        for one in sorted(self.picture.shifts, key=lambda shift: shift.at):
+            start, stop = (min(max(self.ms(at), self.since), self.until) for at in one.between)
+            if stop - start > 2 * self.px and not self.trend:
+                self.sheet.rect(start, stop, self.low, self.high, one.colour, opacity=0.1)
+            if not self.inside(one.at):
+                continue
+            x, tip, wide = self.ms(one.at), printable(one.words), 12 + _LETTER_PX * len(one.label)
+            top = self.high + (0 if self.trend else self.top - 18) * self.up
+            dash = [3, 3] if self.trend else [5, 4]
+            self.sheet.rule(x, x, self.low, top, one.colour, width=1.6, dash=dash, tip=tip)
+            left = min((x - self.since) / self.px - wide / 2, self.right - self.left - wide)
+            if left > free_from and not self.trend:
+                free_from = left + wide + 2
+                self._sign(one.label, left, wide, one.colour, 10, tip)
+
+    def _levels(self) -> None:
+        """The medians on both sides of each change, as far as was measured: a rolling one is late to tell of it."""
+        moments = [one.at for track in self.picture.tracks for one in (*track.points[:1], *track.points[-1:])]
+        moments += [row[0] for track in self.picture.tracks for row in (*track.band[:1], *track.band[-1:])]
+        shifts = sorted((one for one in self.picture.shifts if self.inside(one.at)), key=lambda one: one.at)
+        edges = [min(moments, default=0.0), *(one.at for one in shifts), max(moments, default=0.0)]
+        for place, one in enumerate(shifts):
+            for side, level in enumerate(one.levels or ()):
+                begin, end = (self.ms(at) for at in edges[place + side : place + side + 2])
+                self.sheet.rule(begin, end, level, level, one.colour, width=1.6, dash=[2, 3])
+
+    def _flags(self) -> None:
+        """Marks numbered as in the table, with their words where there is room; those too near each other are one."""
+        groups: list[list[Flag]] = []
+        starts: list[float] = []
+        for flag in sorted((one for one in self.picture.flags if self.inside(one.at)), key=lambda one: one.at):
+            x = (self.ms(flag.at) - self.since) / self.px
+            if groups and x - starts[-1] < _sign_px(groups[-1]) + 2:
+                groups[-1].append(flag)
+            else:
+                groups.append([flag])
+                starts.append(x)
+        room, top = self.right - self.left, 29 if self.picture.shifts else 10
+        for group, start, end in zip(groups, starts, [*starts[1:], room], strict=False):
+            wide, at = _sign_px(group), self.since + start * self.px
+            tip = printable("; ".join(f"{when(flag.at, self.zone)}: {flag.words}" for flag in group[:12]))
+            self.sheet.rule(at, at, self.low, self.high + 6 * self.up, theme.PLUM, opacity=0.45)
+            left = min(start, room - wide)
+            self._sign(_sign_text(group), left, wide, theme.PLUM, top, tip)
+            letters = int((end - left - wide - 12) / 6.4)
+            if letters >= 9 and len(group) == 1:
+                words = shortened(printable(group[0].words), min(letters, 42))
+                x = self.since + (left + wide + 4) * self.px
+                self.sheet.text(x, self.high + (self.top - top) * self.up, words)
+
+    def _sign(self, words: str, left: float, wide: float, colour: str, top: float, tip: str) -> None:
+        """Words on a rounded ground above the plot."""
+        begin, end = (self.since + (left + side) * self.px for side in (8.5, wide - 8.5))
+        y = self.high + (self.top - top) * self.up
+        self.sheet.rule(begin, max(end, begin + 1), y, y, colour, width=17, cap="round", tip=tip)
+        self.sheet.text((begin + end) / 2, y, words, theme.PAPER, weight=650, align="center")
+
+
+def _sign_text(group: Sequence[Flag]) -> str:
+    first, last = group[0].number, group[-1].number
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _sign_px(group: Sequence[Flag]) -> int:
+    return 14 + 7 * len(_sign_text(group))
+
+
+def _axis_values(picture: Picture) -> list[float]:
     """Return the values that set the axis: without busy ones, unless there are no others."""
     free = [point.value for track in picture.tracks for point in track.points if not point.busy]
     edges = [edge for track in picture.tracks for one in track.band[:: 1 + len(track.band) // 400] for edge in one[2:]]
     return free + edges or [point.value for track in picture.tracks for point in track.points]
 
 
-def _measured(picture: Picture) -> tuple[float, float]:
-    """Return the first and the last moment of all that is drawn."""
-    ends = [one for track in picture.tracks for one in (*track.points[:1], *track.points[-1:])]
-    moments = [one.at for one in ends] + [
-        row[0] for track in picture.tracks for row in (*track.band[:1], *track.band[-1:])
-    ]
-    return min(moments, default=picture.since), max(moments, default=picture.until)
-
-
-def _beyond(picture: Picture) -> bool:
-    scale = value_range(_values(picture), 6)
-    return any(not scale.low <= point.value <= scale.high for track in picture.tracks for point in track.points)
-
-
-def _opening(picture: Picture, name: str, frame: Frame, kind: str) -> str:
-    where = (
-        f'data-since="{frame.since:.0f}" data-until="{frame.until:.0f}" data-left="{frame.left}" '
-        f'data-right="{frame.right}" data-top="{frame.top}" data-bottom="{frame.bottom}" '
-        f'data-low="{frame.scale.low:g}" data-high="{frame.scale.high:g}"'
-    )
-    return (
-        f'<svg class="series {kind}" viewBox="0 0 {frame.width} {frame.height}" role="img" '
-        f'aria-labelledby="{name}-t {name}-d" {where}><title id="{name}-t">{_text(picture.title)}</title>'
-        f'<desc id="{name}-d">{_text(picture.words)}</desc>'
-    )
-
-
-def _hatch(name: str) -> str:
-    return (
-        f'<defs><pattern id="{name}-h" width="7" height="7" patternUnits="userSpaceOnUse" '
-        f'patternTransform="rotate(45)"><path d="M0 0v7" stroke="{theme.STONE}" stroke-opacity=".55"/></pattern></defs>'
-    )
-
-
-def _gaps(missed: Sequence[tuple[float, float]], frame: Frame, name: str) -> str:
-    """Neighbours that touch on the screen are one."""
-    found: list[list[float]] = []
-    for begin, end in sorted(missed):
-        left, right = frame.x(max(begin, frame.since)), frame.x(min(end, frame.until))
-        if right < frame.left or left > frame.right:
-            continue
-        if found and left - found[-1][1] < 1:
-            found[-1][1] = max(found[-1][1], right)
-        else:
-            found.append([left, right])
-    tall = frame.bottom - frame.top
-    return "".join(
-        f'<rect x="{left:.1f}" y="{frame.top}" width="{max(right - left, 1.5):.1f}" height="{tall}" '
-        f'fill="url(#{name}-h)"/>'
-        for left, right in found
-    )
-
-
-def _runs(track: Track) -> Iterable[Sequence[Band]]:
+def _pieces(track: Track) -> Iterable[Sequence[Band]]:
     """The band in pieces: where nothing was measured for long, no line claims to know."""
     band = track.band
     if not band:
@@ -458,108 +406,59 @@ def _runs(track: Track) -> Iterable[Sequence[Band]]:
     return [band[a:b] for a, b in zip([0, *cuts], [*cuts, len(band)], strict=True)]
 
 
-def band_path(track: Track, frame: Frame) -> str:
-    parts = []
-    for piece in _runs(track):
-        if len(piece) < 2:
-            continue
-        places = [(frame.x(at), frame.y(low), frame.y(high)) for at, _, low, high in _thinned(piece, frame)]
-        there = "L".join([f"{x:.1f} {high:.1f}" for x, _, high in places])
-        back = "L".join([f"{x:.1f} {low:.1f}" for x, low, _ in reversed(places)])
-        parts.append(f"M{there}L{back}Z")
-    return "".join(parts)
-
-
-def line_path(track: Track, frame: Frame) -> str:
-    parts = []
-    for piece in _runs(track):
-        places = "L".join([f"{frame.x(one[0]):.1f} {frame.y(one[1]):.1f}" for one in _thinned(piece, frame)])
-        parts.append(f"M{places}" + ("" if len(piece) > 1 else "h.1"))
-    return "".join(parts)
-
-
-def _thinned(piece: Sequence[Band], frame: Frame) -> Sequence[Band]:
-    """One for every two pixels at most: a rolling median has nothing finer to tell."""
-    share = (piece[-1][0] - piece[0][0]) / (frame.until - frame.since)
-    step = 2 * len(piece) // max(round(share * (frame.right - frame.left)), 2)
-    return piece if step < 2 else [*piece[:-1:step], piece[-1]]
-
-
-def _shade(track: Track, frame: Frame) -> str:
-    path = band_path(track, frame)
-    return f'<path d="{path}" fill="{track.colour}" fill-opacity=".16"/>' if path else ""
-
-
-def _line(track: Track, frame: Frame) -> str:
-    path = line_path(track, frame)
-    look = f'fill="none" stroke="{track.colour}" stroke-width="2.4" stroke-linejoin="round" stroke-linecap="round"'
-    return f'<path d="{path}" {look}/>' if path else ""
-
-
-def _dots(track: Track, frame: Frame, *, alone: bool) -> str:
-    """All that are alike are one path: a thousand elements would make the page slow."""
-    low, high = frame.scale.low, frame.scale.high
-    left, bottom = frame.left, frame.bottom
-    across = (frame.right - left) / (frame.until - frame.since)
-    up = (bottom - frame.top) / (high - low)
-    inside = [point for point in track.points if low <= point.value <= high]
-    places = [(left + (p.at - frame.since) * across, bottom - (p.value - low) * up) for p in inside]
-    many = len(inside)
-    size = (4.6 if many < 250 else 3.6 if many < 900 else 2.8) * (0.8 if frame.narrow else 1)
-    ink = (0.5 if many < 400 else 0.34) * (1 if alone else 0.6)
-    free = [place for place, point in zip(places, inside, strict=True) if not point.busy]
-    if many > 600:  # by whole pixels, and none twice
-        drawn = "".join([f"M{x} {y}h0" for x, y in {(int(x), int(y)) for x, y in free}])
-    else:
-        drawn = "".join([f"M{x:.1f} {y:.1f}h0" for x, y in free])
-    busy = "".join(_ring(x, y, size / 2) for (x, y), point in zip(places, inside, strict=True) if point.busy)
-    look = f'stroke-width="{size:.1f}" stroke-linecap="round" stroke-opacity="{ink:.2f}"'
-    dots = f'<path d="{drawn}" fill="none" stroke="{track.colour}" {look}/>' if drawn else ""
-    rings = f'<path d="{busy}" fill="none" stroke="{track.colour}" stroke-width="1.1" stroke-opacity=".8"/>'
-    return dots + (rings if busy else "")
-
-
-def _ring(x: float, y: float, r: float) -> str:
-    return f"M{x - r:.1f} {y:.1f}a{r:.1f} {r:.1f} 0 1 0 {2 * r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {-2 * r:.1f} 0"
-
-
-def _failures(failed: Sequence[float], frame: Frame) -> str:
-    """Ticks along the bottom; what falls on the same pixel is one."""
-    places = sorted({round(frame.x(at)) for at in failed if frame.since <= at <= frame.until})[:_MOST_TICKS]
-    if not places:
-        return ""
-    marks = "".join(f"M{x} {frame.bottom - 9}v9" for x in places)
-    return (
-        f'<path d="{marks}" fill="none" stroke="{theme.ROSE}" stroke-width="2">'
-        f"<title>{len(failed)} failed</title></path>"
-    )
+def legend(picture: Picture) -> Markup:
+    """Return the meaning of each kind of mark that is drawn."""
+    colour = picture.tracks[0].colour if picture.tracks else theme.SKY
+    stroke = f'fill="none" stroke="{colour}" stroke-width'
+    low, high = value_range(_axis_values(picture))
+    points = [point for track in picture.tracks for point in track.points]
+    entries = [
+        (f'<circle cx="8" cy="8" r="2.6" fill="{colour}" fill-opacity=".45"/>', "one run", bool(points)),
+        (f'<circle cx="8" cy="8" r="3" {stroke}="1.3"/>', "others were there too: not counted",
+         any(point.busy for point in points)),
+        (f'<path d="M1 8h14" {stroke}="12" stroke-opacity=".16"/><path d="M1 8h14" {stroke}="2.6"/>',
+         picture.band_words, any(track.band for track in picture.tracks)),
+        (f'<path d="M1 5h7M8 11h8" stroke="{theme.ROSE}" stroke-width="1.6" stroke-dasharray="2 2" fill="none"/>',
+         "median before and after a change", any(shift.levels for shift in picture.shifts)),
+        (f'<path d="M4 5h9l-4.5 7z" fill="{colour}"/>', "beyond the axis",
+         any(not low <= point.value <= high for point in points)),
+        (f'<path d="M8 4v9" stroke="{theme.ROSE}" stroke-width="2.4"/>', "failed", bool(picture.failed)),
+        (f'<path d="M1 8h14" stroke="{theme.STONE}" stroke-width="12" stroke-opacity=".22"/>',
+         "missed: nobody was there to probe", bool(picture.missed)),
+    ]  # fmt: skip
+    if len(picture.tracks) > 1:
+        named = [
+            (f'<path d="M1 8h14" stroke="{one.colour}" stroke-width="3"/>', one.name, True) for one in picture.tracks
+        ]
+        entries = [*named, entries[1], *entries[3:]]
+    items = [
+        tag("li", trusted(f'<svg viewBox="0 0 17 16" aria-hidden="true">{drawn}</svg>'), trusted(escape(words)))
+        for drawn, words, there in entries
+        if there
+    ]
+    return tag("ul", *items, class_="chart-legend") if items else join([])
 
 
 def _island(picture: Picture, zone: tzinfo | None) -> str:
-    """Times as seconds after the first, so that they stay short; never a `<` that could end the element."""
-    values = [abs(value) for value in _values(picture)]
+    """Seconds of the wall's clock after the first, so that they stay short; never a `<` that could end the element."""
+    values = [abs(value) for value in _axis_values(picture)]
     digits = max(0, 4 - len(str(int(max(values, default=0.0)))))
-    since = picture.since
+    since = wall_s(picture.since, zone)
+
+    def after(at: float) -> int:
+        return int(wall_s(at, zone) - since)
+
     tracks = [
         {
             "name": track.name,
-            "points": [[int(p.at - since), round(p.value, digits), int(p.busy)] for p in track.points],
+            "points": [[after(p.at), round(p.value, digits), int(p.busy)] for p in track.points],
             "band": [
-                [int(one[0] - since), *(round(edge, digits) for edge in one[1:])]
+                [after(one[0]), *(round(edge, digits) for edge in one[1:])]
                 for one in track.band[:: 1 + len(track.band) // 400]
             ],
         }
         for track in picture.tracks
     ]
-    document = {
-        "since": since,
-        "unit": picture.unit,
-        "tracks": tracks,
-        "offsets": offsets(since, picture.until, zone),
-        "flags": [[int(flag.at - since), flag.words] for flag in picture.flags],
-    }
+    flags = [[after(flag.at), flag.words] for flag in picture.flags]
+    document = {"since": since, "unit": picture.unit, "tracks": tracks, "flags": flags}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _text(words: str) -> str:
-    return escape(printable(words))

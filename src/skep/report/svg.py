@@ -20,10 +20,11 @@ _VEGA_LITE = "6.4"
 _OPENING = re.compile(r'<svg [^>]*viewBox="(?P<box>[^"]*)"[^>]*>')
 _TAG = re.compile(r"<[^<>]+>")
 _NOISE = re.compile(
-    r'^<path class="(?:back|fore)ground".*| (?:font-family|class|pointer-events|aria-hidden)="[^"]*"| opacity="1"'
+    r'^<path class="(?:back|fore)ground".*| (?:font-family|class|pointer-events|aria-hidden)="[^"]*"'
+    r'| (?:(?:fill-)?opacity|stroke-width)="1"| stroke-dasharray=""| text-anchor="start"| font-weight="400"'
     r'| role="graphics-(?:object|symbol)" aria-roledescription="[^"]*container"'
 )
-_LONG = re.compile(r'(?<= transform=")[^"]*')
+_PLACES = re.compile(r' (?:d|transform)="[^"]*"')
 _TIP = re.compile(
     r'<(path|line) aria-label="([^"]*)" role="graphics-symbol" aria-roledescription="[^"]*"((?: [\w-]+="[^"]*")*)/>'
 )
@@ -71,9 +72,9 @@ def _rendered(spec: str) -> str:
 
     drawn = vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)
     drawn = _TAG.sub(lambda found: _NOISE.sub("", found[0]), drawn)
-    drawn = _LONG.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), drawn)
+    drawn = _PLACES.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), drawn)
     drawn = drawn.replace("<g ", f'<g font-family="{theme.FONT}" ', 1)
-    return _TIP.sub(r"<\1\3><title>\2</title></\1>", drawn)
+    return _TIP.sub(r"<\1\3><title>\2</title></\1>", drawn).replace("<title>undefined</title>", "")
 
 
 def _role(label: str) -> str:

@@ -1,18 +1,18 @@
 """A run as a picture: a lane for each agent, a bar for each attempt, and how many were allowed at once above them.
 
-Pure: values in, SVG text out. All colours are attributes in the day colours of `theme`, so that `theme.night_rules`
-turns them. What happened between two sessions is cut out and marked.
+Pure: values in, SVG text out. What happened between two sessions is cut out and marked.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 
 from skep.report import theme
+from skep.report.charts import Sheet, Spec, headed, quantity
+from skep.report.svg import picture, standalone
 from skep.swarm.records import Attempt, AttemptOutcome, Why
 from skep.swarm.summary import SessionSpan, SwarmStory
 from skep.units import number, printable, seconds, shortened
@@ -140,87 +140,152 @@ OUTCOME_WORDS = {
     AttemptOutcome.SUPERSEDED: "the other attempt was first",
     AttemptOutcome.CANCELLED: "cancelled",
 }
+_WIDTH = 1080
+_LEFT, _RIGHT = 62, 1068
+_PANEL_WORDS = 290  # wide
+_PANEL_TOP, _PANEL_TALL = 26, 76
+_BASE = _PANEL_TOP + _PANEL_TALL
+_LANES_TOP = _BASE + 26
+_LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
+_LETTER_PX = 6.5
+_LABEL_PX = 13.0  # the least distance of two labels of lanes
 
 
-def patterns(name: str) -> str:
-    """The fillings that bars refer to by `name`."""
-    tile = 'patternUnits="userSpaceOnUse"'
-    return (
-        f'<defs><pattern id="{name}-f" width="4" height="4" {tile} patternTransform="rotate(45)">'
-        f'<path d="M0 0v4" stroke="{theme.ROSE}" stroke-width="2.6"/></pattern>'
-        f'<pattern id="{name}-r" width="4" height="4" {tile}>'
-        f'<circle cx="2" cy="2" r="1.2" fill="{theme.HONEY}"/></pattern>'
-        f'<pattern id="{name}-d" width="8" height="8" {tile} patternTransform="rotate(-45)">'
-        f'<path d="M0 0v8" stroke="{theme.ROSE}" stroke-opacity=".4"/></pattern></defs>'
-    )
+def gantt(story: SwarmStory) -> str:
+    """An SVG document of its own, with its own background, readable on a page of any colour."""
+    account = story.account
+    marks = ["SIMULATED"] if account.simulated else []
+    marks += [f"{account.left} OF {account.tasks} TASKS LEFT"] if account.left else []
+    facts = [part for part in (account.model, f"run {account.run}") if part]
+    title = headed(account.name or account.run, marks, *facts)
+    return standalone({**_drawing(story), "title": title, "padding": 18}, picture_words(story))
 
 
-def lane_bars(attempts: Sequence[Attempt], course: GanttAxis, top: float, tall: float, name: str, *, many: bool) -> str:
-    """All of one agent, by start. `many`: neighbours that are done share a bar."""
-    if not many:
-        return "".join(bar(one, course, top, tall, name) for one in attempts)
-    parts: list[str] = []
-    group: list[Attempt] = []
+def gantt_element(story: SwarmStory) -> str | None:
+    """An `<svg>` element that takes the width it is given; None where nothing was tried."""
+    if not story.attempts or make_gantt_axis(story.spans, _LEFT, _RIGHT) is None:
+        return None
+    return picture({**_drawing(story), "padding": 0}, picture_words(story))
+
+
+def picture_words(story: SwarmStory) -> str:
+    """For a reader who sees no picture."""
+    account = story.account
+    lanes = len({one.agent for one in story.attempts})
+    told = f"{len(story.attempts)} attempts at {account.tasks} tasks in {lanes} lanes over {seconds(account.wall_s)}"
+    return f"{told}; {account.done} done, {account.failed} set aside"
+
+
+def _drawing(story: SwarmStory) -> Spec:
+    """All places are in pixels."""
+    sheet = Sheet()
+    course = make_gantt_axis(story.spans, _LEFT, _RIGHT)
+    if course is None or not story.attempts:
+        sheet.text(_WIDTH / 2, 50, "nothing was tried yet", size=14, align="center")
+        return _whole(sheet, 90)
+    lanes: dict[int, list[Attempt]] = {}
+    for one in story.attempts:
+        lanes.setdefault(one.agent, []).append(one)
+    each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
+    bottom = _LANES_TOP + each * len(lanes)
+    _axis(sheet, course, bottom)
+    _downs(sheet, story, course, bottom)
+    _names(sheet, sorted(lanes), each)
+    _panel(sheet, story, course)
+    for place, agent in enumerate(sorted(lanes)):
+        top, tall = _LANES_TOP + place * each + 0.14 * each, 0.72 * each
+        for group in _groups(lanes[agent], course, many=len(story.attempts) > MOST_BARS):
+            _bar(sheet, group, course, top, tall)
+    _pauses(sheet, course, bottom)
+    return _whole(sheet, _legend(sheet, story, bottom + 44))
+
+
+def _whole(sheet: Sheet, height: float) -> Spec:
+    x = {**quantity("x", None, [0, _WIDTH]), "axis": None}
+    y = {**quantity("y", None, [height, 0]), "axis": None}
+    return {"width": _WIDTH, "height": height, "layer": [*sheet.ground(x, y), *sheet.marks(x, y)]}
+
+
+def _groups(attempts: Sequence[Attempt], course: GanttAxis, *, many: bool) -> list[list[Attempt]]:
+    """Those of one agent that share a bar: of `many`, neighbours that are done."""
+    groups: list[list[Attempt]] = []
+    open_group = False
     for one in attempts:
-        if one.outcome is not AttemptOutcome.DONE:
-            parts.append(bar(one, course, top, tall, name))
-            continue
-        if group and (group[-1].session != one.session or _wide(group, course) >= _TOGETHER_PX):
-            parts.append(_together(group, course, top, tall))
-            group = []
-        group.append(one)
-    if group:
-        parts.append(_together(group, course, top, tall))
-    return "".join(parts)
+        done = many and one.outcome is AttemptOutcome.DONE
+        if done and open_group and groups[-1][-1].session == one.session and _wide(groups[-1], course) < _TOGETHER_PX:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+            open_group = done
+    return groups
 
 
-def bar(attempt: Attempt, course: GanttAxis, top: float, tall: float, name: str) -> str:
-    left, right = course.x(attempt.session, attempt.started_at), course.x(attempt.session, attempt.ended_at)
+def _wide(group: Sequence[Attempt], course: GanttAxis) -> float:
+    left, right = course.x(group[0].session, group[0].started_at), course.x(group[-1].session, group[-1].ended_at)
+    return 0.0 if left is None or right is None else right - left
+
+
+def _bar(sheet: Sheet, group: Sequence[Attempt], course: GanttAxis, top: float, tall: float) -> None:
+    first, last = group[0], group[-1]
+    left, right = course.x(first.session, first.started_at), course.x(last.session, last.ended_at)
     if left is None or right is None:
-        return ""
+        return
     right = max(right, left + _LEAST_PX)
-    body = shape(attempt.outcome, left, right, top, tall, name, _parts(attempt, course, left, right))
-    return f"<g><title>{_text(attempt_words(attempt))}</title>{body}{_why(attempt.why, left, top, tall)}</g>"
+    if len(group) > 1:
+        tip = printable(f"{len(group)} tasks done: {shortened(first.task, 40)} to {shortened(last.task, 40)}")
+        sheet.rect(left, max(right - 0.6, left + 0.8), top, top + tall, theme.SKY, tip=tip)
+        return
+    queued = course.x(first.session, first.started_at + (first.queued_ms or 0.0) / 1000) or left
+    token = None if first.first_token_at is None else course.x(first.session, first.first_token_at)
+    tip = printable(attempt_words(first))
+    _shape(sheet, first.outcome, (left, right), top, tall, tip, (min(max(queued, left), right), token))
+    _why(sheet, first.why, left, top, tall)
 
 
-def shape(
+def _shape(
+    sheet: Sheet,
     outcome: AttemptOutcome,
-    left: float,
-    right: float,
+    ends: tuple[float, float],
     top: float,
     tall: float,
-    name: str,
-    inner: tuple[float, float | None],
-) -> str:
-    """`inner`: where the queue ends, and where the first token came."""
-    queue, first = inner
-    wide = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{tall:.1f}"'
-    middle, half = top + tall / 2, max(min(tall / 2 - 0.5, 4.0), 1.5)
+    tip: str,
+    inner: tuple[float, float | None] = (0.0, None),
+) -> None:
+    """`inner`: where the queue ends, and where the first token came. Outcomes differ in shape as in colour."""
+    (left, right), (queue, first) = ends, inner
+    middle, half, foot = top + tall / 2, max(min(tall / 2 - 0.5, 4.0), 1.5), top + tall
     match outcome:
         case AttemptOutcome.DONE:
-            line = f"M{left:.1f} {middle:.1f}H{queue:.1f}" if queue - left > 0.5 else ""
-            queued = f'<path d="{line}" stroke="{theme.STONE}" stroke-width="1.6"/>' if line else ""
+            if queue - left > 0.5:
+                sheet.rule(left, queue, middle, middle, theme.STONE, width=1.6)
             begin = queue if first is None else min(max(first, queue), right)
-            waiting = _rect(queue, begin, top, tall, theme.PALE) if begin - queue > 0.3 else ""
-            return queued + waiting + _rect(begin, max(right, begin + 0.8), top, tall, theme.SKY)
+            if begin - queue > 0.3:
+                sheet.rect(queue, begin, top, foot, theme.PALE, tip=tip)
+            sheet.rect(begin, max(right, begin + 0.8), top, foot, theme.SKY, tip=tip)
         case AttemptOutcome.FAILED:
-            cross = f"M{right - half:.1f} {middle - half:.1f}l{2 * half:.1f} {2 * half:.1f}m0 {-2 * half:.1f}"
-            cross += f"l{-2 * half:.1f} {2 * half:.1f}"
-            return (
-                f'<rect {wide} fill="url(#{name}-f)" stroke="{theme.ROSE}" stroke-width=".8"/>'
-                f'<path d="{cross}" stroke="{theme.ROSE}" stroke-width="1.8" fill="none"/>'
-            )
+            sheet.rect(left, right, top, foot, theme.ROSE, opacity=0.25, stroke=theme.ROSE, tip=tip)
+            cross = f"M{-half} {-half}l{2 * half} {2 * half}m0 {-2 * half}l{-2 * half} {2 * half}"
+            sheet.symbol(right, middle, cross, theme.ROSE, width=1.8)
         case AttemptOutcome.REJECTED:
-            return (
-                f'<rect {wide} fill="url(#{name}-r)" stroke="{theme.HONEY}" stroke-width=".8"/>'
-                f'<circle cx="{right:.1f}" cy="{middle:.1f}" r="{half:.1f}" fill="{theme.PAPER}" '
-                f'stroke="{theme.HONEY}" stroke-width="1.6"/>'
-            )
+            sheet.rect(left, right, top, foot, theme.HONEY, opacity=0.25, stroke=theme.HONEY, tip=tip)
+            sheet.symbol(right, middle, "circle", theme.HONEY, width=1.6, size=4 * half**2, fill=theme.PAPER)
         case AttemptOutcome.SUPERSEDED:
-            return f'<rect {wide} fill="none" stroke="{theme.MUTED}" stroke-dasharray="3 2"/>'
+            sheet.rect(left, right, top, foot, theme.PAPER, stroke=theme.MUTED, dash=[3, 2], tip=tip)
         case AttemptOutcome.CANCELLED:
-            path = f"M{right:.1f} {top:.1f}H{left:.1f}v{tall:.1f}H{right:.1f}"
-            return f'<path d="{path}" fill="none" stroke="{theme.MUTED}"/>'
+            path = f"M{right - left} 0H0v{tall}H{right - left}"
+            sheet.symbol(left, top, path, theme.MUTED, fill=theme.PAPER, tip=tip)
+
+
+def _why(sheet: Sheet, why: Why, left: float, top: float, tall: float) -> None:
+    middle, half = top + tall / 2, max(min(tall / 2, 4.0), 1.5)
+    match why:
+        case Why.RETRY:
+            path = f"M0 {-half}l{1.4 * half} {half}l{-1.4 * half} {half}z"
+            sheet.symbol(left, middle, path, theme.INK, fill=theme.INK, width=0.5)
+        case Why.STRAGGLER:
+            sheet.symbol(left + half, middle, "diamond", theme.PLUM, fill=theme.PLUM, width=0.5, size=4 * half**2)
+        case Why.RESUMED:
+            sheet.rule(left, left, top, top + tall, theme.INK, width=2)
 
 
 def attempt_words(attempt: Attempt) -> str:
@@ -242,253 +307,110 @@ def attempt_words(attempt: Attempt) -> str:
     return " · ".join(parts)
 
 
-def _why(why: Why, left: float, top: float, tall: float) -> str:
-    middle, half = top + tall / 2, max(min(tall / 2, 4.0), 1.5)
-    match why:
-        case Why.RETRY:
-            path = f"M{left:.1f} {middle - half:.1f}l{1.4 * half:.1f} {half:.1f}l{-1.4 * half:.1f} {half:.1f}z"
-            return f'<path d="{path}" fill="{theme.INK}"/>'
-        case Why.STRAGGLER:
-            path = f"M{left:.1f} {middle:.1f}l{half:.1f} {-half:.1f}l{half:.1f} {half:.1f}l{-half:.1f} {half:.1f}z"
-            return f'<path d="{path}" fill="{theme.PLUM}"/>'
-        case Why.RESUMED:
-            return f'<path d="M{left:.1f} {top:.1f}v{tall:.1f}" stroke="{theme.INK}" stroke-width="2"/>'
-        case _:
-            return ""
-
-
-def _parts(attempt: Attempt, course: GanttAxis, left: float, right: float) -> tuple[float, float | None]:
-    queued = course.x(attempt.session, attempt.started_at + (attempt.queued_ms or 0.0) / 1000)
-    first = None if attempt.first_token_at is None else course.x(attempt.session, attempt.first_token_at)
-    return min(max(queued or left, left), right), first
-
-
-def _wide(group: Sequence[Attempt], course: GanttAxis) -> float:
-    left, right = course.x(group[0].session, group[0].started_at), course.x(group[-1].session, group[-1].ended_at)
-    return 0.0 if left is None or right is None else right - left
-
-
-def _together(group: Sequence[Attempt], course: GanttAxis, top: float, tall: float) -> str:
-    if len(group) == 1:
-        return bar(group[0], course, top, tall, "")
-    left = course.x(group[0].session, group[0].started_at)
-    right = course.x(group[-1].session, group[-1].ended_at)
-    if left is None or right is None:
-        return ""
-    told = f"{len(group)} tasks done: {shortened(group[0].task, 40)} to {shortened(group[-1].task, 40)}"
-    inner = _rect(left, max(right - 0.6, left + 0.8), top, tall, theme.SKY)
-    return f"<g><title>{_text(told)}</title>{inner}</g>"
-
-
-def _rect(left: float, right: float, top: float, tall: float, colour: str) -> str:
-    return f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{tall:.1f}" fill="{colour}"/>'
-
-
-_WIDTH = 1080
-_LEFT, _RIGHT = 62, 1068
-_PANEL_WORDS = 290  # wide
-_PANEL_TOP, _PANEL_TALL = 26, 76
-_LANES_TOP = _PANEL_TOP + _PANEL_TALL + 26
-_LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
-_LETTER_PX = 6.5
-_LABEL_PX = 13.0  # the least distance of two labels of lanes
-
-
-def gantt(story: SwarmStory) -> str:
-    """An SVG document of its own, with its own background, readable on a page of any colour."""
-    inner, height = _drawing(story, 56)
-    account = story.account
-    name = shortened(printable(account.name or account.run), 80)
-    marks = ["SIMULATED"] if account.simulated else []
-    marks += [f"{account.left} OF {account.tasks} TASKS LEFT"] if account.left else []
-    below = " · ".join([*marks, printable(account.model or ""), f"run {account.run}"]).replace(" ·  · ", " · ")
-    colour = theme.ROSE if marks else theme.MUTED
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height:.0f}" '
-        f'viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="{_text(picture_words(story))}" '
-        f'font-family="{escape(theme.FONT)}">'
-        f"<style>{theme.night_rules('svg')}</style>"
-        f'<rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1:.0f}" rx="10" fill="{theme.PAPER}" '
-        f'stroke="{theme.GRID}"/>'
-        f'<text x="18" y="27" font-size="17" font-weight="600" fill="{theme.INK}">{_text(name)}</text>'
-        f'<text x="18" y="45" font-size="12" fill="{colour}">{_text(below)}</text>{inner}</svg>'
-    )
-
-
-def gantt_element(story: SwarmStory) -> str | None:
-    """An `<svg>` element that takes the width it is given; None where nothing was tried."""
-    if not story.attempts or make_gantt_axis(story.spans, _LEFT, _RIGHT) is None:
-        return None
-    inner, height = _drawing(story, 0)
-    label = _text(picture_words(story))
-    return f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="{label}">{inner}</svg>'
-
-
-def picture_words(story: SwarmStory) -> str:
-    """For a reader who sees no picture."""
-    account = story.account
-    lanes = len({one.agent for one in story.attempts})
-    told = f"{len(story.attempts)} attempts at {account.tasks} tasks in {lanes} lanes over {seconds(account.wall_s)}"
-    return f"{told}; {account.done} done, {account.failed} set aside"
-
-
-def _drawing(story: SwarmStory, above: float) -> tuple[str, float]:
-    course = make_gantt_axis(story.spans, _LEFT, _RIGHT)
-    if course is None or not story.attempts:
-        words = '<text x="{0}" y="{1}" font-size="14" text-anchor="middle" fill="{2}">nothing was tried yet</text>'
-        return words.format(_WIDTH / 2, above + 50, theme.MUTED), above + 90
-    lanes: dict[int, list[Attempt]] = {}
-    for one in story.attempts:
-        lanes.setdefault(one.agent, []).append(one)
-    each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
-    bottom = _LANES_TOP + each * len(lanes)
-    many = len(story.attempts) > MOST_BARS
-    parts = [
-        patterns("g"),
-        _axis(course, bottom),
-        _panel(story, course),
-        _downs(story, course, bottom),
-        _names(sorted(lanes), each),
-        *(
-            lane_bars(lanes[agent], course, _LANES_TOP + place * each + 0.14 * each, 0.72 * each, "g", many=many)
-            for place, agent in enumerate(sorted(lanes))
-        ),
-        _pauses(course, bottom),
-    ]
-    legend, tall = _legend(story, bottom + 44)
-    return f'<g transform="translate(0 {above:.0f})">{"".join(parts)}{legend}</g>', above + bottom + 44 + tall
-
-
-def _axis(course: GanttAxis, bottom: float) -> str:
-    parts = []
+def _axis(sheet: Sheet, course: GanttAxis, bottom: float) -> None:
     free = -1.0
     for x, label in working_ticks(course):
-        parts.append(f'<path d="M{x:.1f} {_PANEL_TOP}V{bottom:.1f}" stroke="{theme.GRID}"/>')
+        sheet.rect(x - 0.5, x + 0.5, _PANEL_TOP, bottom, theme.GRID)
         half = len(label) * _LETTER_PX / 2
         place = min(max(x, half), _WIDTH - half)
         if place - half >= free:
             free = place + half + 6
-            parts.append(_label(place, bottom + 17, label, "middle"))
-    parts.append(f'<path d="M{_LEFT} {bottom:.1f}H{_RIGHT}" stroke="{theme.STONE}"/>')
-    return "".join(parts)
+            sheet.text(place, bottom + 13, label, align="center")
+    sheet.rule(_LEFT, _RIGHT, bottom, bottom, theme.STONE)
 
 
-def _names(agents: Sequence[int], each: float) -> str:
+def _names(sheet: Sheet, agents: Sequence[int], each: float) -> None:
     """Every lane's number where there is room, else every second, fifth, ..."""
     step = next(one for one in (1, 2, 5, 10, 20, 50, 100, 1000) if one * each >= _LABEL_PX or one == 1000)
-    parts = [_label(_LEFT - 8, _LANES_TOP - 6, "agent", "end")]
+    sheet.text(_LEFT - 8, _LANES_TOP - 10, "agent", align="right")
     for place, agent in enumerate(agents):
         if place % step == 0:
-            parts.append(_label(_LEFT - 8, _LANES_TOP + (place + 0.5) * each + 4, str(agent), "end"))
-    return "".join(parts)
+            sheet.text(_LEFT - 8, _LANES_TOP + (place + 0.5) * each, str(agent), align="right")
 
 
-def _panel(story: SwarmStory, course: GanttAxis) -> str:
+def _panel(sheet: Sheet, story: SwarmStory, course: GanttAxis) -> None:
     """How many were under way, and the line of how many were allowed."""
     counted = attempts_in_flight(course, story.attempts)
-    allowed = [one.limit for one in story.limits if course.x(one.session, one.at) is not None]
-    most = max([many for _, steps in counted for _, many in steps] + allowed, default=1) or 1
-    base = _PANEL_TOP + _PANEL_TALL
-
-    def y(many: float) -> float:
-        return base - many / most * (_PANEL_TALL - 4)
-
-    parts = [
-        _label(_LEFT, _PANEL_TOP - 9, "agents at once" + (", and how many were allowed" if allowed else ""), "start"),
-        _label(_LEFT - 8, y(most) + 4, str(most), "end"),
-        _label(_LEFT - 8, base + 1, "0", "end"),
-        f'<path d="M{_LEFT} {base}H{_RIGHT}" stroke="{theme.STONE}"/>',
-    ]
+    allowed = [(one, x) for one in story.limits if (x := course.x(one.session, one.at)) is not None]
+    most = max([many for _, steps in counted for _, many in steps] + [one.limit for one, _ in allowed], default=1) or 1
+    up = (_PANEL_TALL - 4) / most
+    sheet.text(_LEFT, _PANEL_TOP - 13, "agents at once" + (", and how many were allowed" if allowed else ""))
+    sheet.text(_LEFT - 8, _BASE - most * up, str(most), align="right")
+    sheet.text(_LEFT - 8, _BASE - 3, "0", align="right")
+    sheet.rule(_LEFT, _RIGHT, _BASE, _BASE, theme.STONE)
     for piece, steps in counted:
-        path = f"M{piece.left:.1f} {base}" + "".join(f"H{x:.1f}V{y(many):.1f}" for x, many in steps)
-        told = f"at most {max(many for _, many in steps)} at once in session {piece.span.session}"
-        shade = f'<path d="{path}H{piece.right:.1f}V{base}z" fill="{theme.PALE}" stroke="{theme.SKY}"/>'
-        parts.append(f"<g><title>{told}</title>{shade}</g>")
-        parts.append(_limit_line(story, course, piece.span, y))
-    return "".join(parts)
+        path = "M0 0" + "".join(f"H{x - piece.left:.1f}V{-many * up:.1f}" for x, many in steps)
+        tip = f"at most {max(many for _, many in steps)} at once in session {piece.span.session}"
+        whole = f"{path}H{piece.right - piece.left:.1f}V0Z"
+        sheet.symbol(piece.left, _BASE, whole, theme.SKY, fill=theme.PALE, tip=tip)
+        own = [(one, x) for one, x in allowed if one.session == piece.span.session]
+        if own:
+            path = "M0 0" + "".join(f"H{x - own[0][1]:.1f}V{(own[0][0].limit - one.limit) * up:.1f}" for one, x in own)
+            path += f"H{piece.right - own[0][1]:.1f}"
+            sheet.symbol(own[0][1], _BASE - own[0][0].limit * up, path, theme.HONEY, width=2, dash=[6, 3])
+        for one, x in own[:200]:
+            tip = printable(f"{one.limit} allowed" + (f": {shortened(one.why, 140)}" if one.why else ""))
+            sheet.symbol(x, _BASE - one.limit * up, "circle", theme.HONEY, fill=theme.HONEY, size=21, tip=tip)
 
 
-def _limit_line(story: SwarmStory, course: GanttAxis, span: SessionSpan, y: Callable[[float], float]) -> str:
-    own = [one for one in story.limits if one.session == span.session]
-    places = [(course.x(span.session, one.at), one) for one in own]
-    drawn = [(x, one) for x, one in places if x is not None]
-    if not drawn:
-        return ""
-    end = course.x(span.session, span.ended_at)
-    path = f"M{drawn[0][0]:.1f} {y(drawn[0][1].limit):.1f}"
-    path += "".join(f"H{x:.1f}V{y(one.limit):.1f}" for x, one in drawn[1:]) + f"H{end:.1f}"
-    look = f'fill="none" stroke="{theme.HONEY}" stroke-width="2" stroke-dasharray="6 3"'
-    dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y(one.limit):.1f}" r="2.6" fill="{theme.HONEY}">'
-        f"<title>{_text(f'{one.limit} allowed' + (f': {shortened(one.why, 140)}' if one.why else ''))}</title></circle>"
-        for x, one in drawn[:200]
-    )
-    return f'<path d="{path}" {look}/>{dots}'
-
-
-def _downs(story: SwarmStory, course: GanttAxis, bottom: float) -> str:
-    parts = []
+def _downs(sheet: Sheet, story: SwarmStory, course: GanttAxis, bottom: float) -> None:
     for one in story.downs:
         left, right = course.x_of_moment(one.started_at), course.x_of_moment(one.ended_at)
-        right = max(right, left + 2)
-        told = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
-        told += f": {shortened(one.why, 140)}" if one.why else ""
-        place = f'x="{left:.1f}" y="{_PANEL_TOP}" width="{right - left:.1f}" height="{bottom - _PANEL_TOP:.1f}"'
-        word = _label((left + right) / 2, _PANEL_TOP + 24, "down", "middle", theme.ROSE) if right - left > 34 else ""
-        parts.append(
-            f'<g><title>{_text(told)}</title><rect {place} fill="{theme.ROSE}" fill-opacity=".08"/>'
-            f'<rect {place} fill="url(#g-d)"/>{word}</g>'
-        )
-    return "".join(parts)
+        tip = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
+        tip += f": {shortened(one.why, 140)}" if one.why else ""
+        sheet.rect(left, max(right, left + 2), _PANEL_TOP, bottom, theme.ROSE, opacity=0.12, tip=printable(tip))
+        if right - left > 34:
+            sheet.text((left + right) / 2, _LANES_TOP - 10, "down", theme.ROSE, align="center")
 
 
-def _pauses(course: GanttAxis, bottom: float) -> str:
+def _pauses(sheet: Sheet, course: GanttAxis, bottom: float) -> None:
     """Where two sessions meet: a torn edge, and for how long nobody worked."""
-    parts = []
     for earlier, later in pairwise(course.pieces):
-        left, right = earlier.right, later.left
+        middle, top = (earlier.right + later.left) / 2, _PANEL_TOP - 4
         paused = max(0.0, later.span.started_at - earlier.span.ended_at)
         how = earlier.span.outcome or "its process vanished"
-        told = f"{seconds(paused)} between session {earlier.span.session} ({how}) and {later.span.session}, cut out"
-        place = f'x="{left:.1f}" y="{_PANEL_TOP - 4}" width="{right - left:.1f}" height="{bottom - _PANEL_TOP + 8:.1f}"'
-        middle = (left + right) / 2
-        tear = f"M{middle:.1f} {_PANEL_TOP - 4}" + "l3 6l-6 6l3 6" * int((bottom - _PANEL_TOP + 8) / 18)
-        word = ""
+        tip = f"{seconds(paused)} between session {earlier.span.session} ({how}) and {later.span.session}, cut out"
+        sheet.rect(earlier.right, later.left, top, bottom + 4, theme.PAPER, tip=printable(tip))
+        sheet.symbol(middle, top, "M0 0" + "l3 6l-6 6l3 6" * int((bottom + 4 - top) / 18), theme.STONE, width=1.2)
         if len(course.pieces) <= 8 and middle > _LEFT + _PANEL_WORDS:  # else it would run into the panel's own words
-            word = _label(middle, _PANEL_TOP - 9, f"{seconds(paused)} pause", "middle")
-        parts.append(
-            f'<g><title>{_text(told)}</title><rect {place} fill="{theme.PAPER}"/>'
-            f'<path d="{tear}" fill="none" stroke="{theme.STONE}" stroke-width="1.2"/>{word}</g>'
-        )
-    return "".join(parts)
+            sheet.text(middle, _PANEL_TOP - 13, f"{seconds(paused)} pause", align="center")
 
 
-def _legend(story: SwarmStory, top: float) -> tuple[str, float]:
-    """Of the marks that are drawn, in as many rows as they need; and how tall it is."""
+def _legend(sheet: Sheet, story: SwarmStory, top: float) -> float:
+    """Of the marks that are drawn, in as many rows as they need; gives where it ends."""
     outcomes = {one.outcome for one in story.attempts}
     whys = {one.why for one in story.attempts}
-    queued = any(one.queued_ms for one in story.attempts)
-    entries: list[tuple[str, str]] = []
-    if queued:
-        entries.append((f'<path d="M0 6H24" stroke="{theme.STONE}" stroke-width="1.6"/>', "in the gateway's queue"))
-    if AttemptOutcome.DONE in outcomes:
-        entries.append((f'<rect width="24" height="12" fill="{theme.PALE}"/>', "waiting for the first token"))
-        entries.append((f'<rect width="24" height="12" fill="{theme.SKY}"/>', "streaming its answer"))
+    done = AttemptOutcome.DONE in outcomes
     others = [one for one in OUTCOME_WORDS if one in outcomes and one is not AttemptOutcome.DONE]
-    entries += [(shape(one, 0, 21, 0, 12, "g", (0, None)), OUTCOME_WORDS[one]) for one in others]
-    entries += [(_why(why, 8, 0, 12), WHY_WORDS[why]) for why in Why if why in whys and why in WHY_WORDS]
-    if story.limits:
-        line = f'<path d="M0 6H24" stroke="{theme.HONEY}" stroke-width="2" stroke-dasharray="6 3"/>'
-        entries.append((line, "agents allowed at once"))
-    parts = []
+    entries: list[tuple[object, str, bool]] = [
+        ("queue", "in the gateway's queue", any(one.queued_ms for one in story.attempts)),
+        (theme.PALE, "waiting for the first token", done),
+        (theme.SKY, "streaming its answer", done),
+        *((one, OUTCOME_WORDS[one], True) for one in others),
+        *((why, WHY_WORDS[why], why in whys) for why in WHY_WORDS),
+        ("limit", "agents allowed at once", bool(story.limits)),
+    ]
     x, y = float(_LEFT), top
-    for drawn, words in entries:
-        wide = 32 + len(words) * _LETTER_PX + 20
+    for what, words, there in entries:
+        wide = 52 + len(words) * _LETTER_PX
+        if not there:
+            continue
         if x + wide > _RIGHT and x > _LEFT:
             x, y = float(_LEFT), y + 20
-        parts.append(f'<g transform="translate({x:.0f} {y:.0f})">{drawn}{_label(32, 10, words, "start")}</g>')
+        match what:
+            case AttemptOutcome():
+                _shape(sheet, what, (x, x + 21), y, 12, words)
+            case Why():
+                _why(sheet, what, x + 8, y, 12)
+            case "queue":
+                sheet.rule(x, x + 24, y + 6, y + 6, theme.STONE, width=1.6)
+            case "limit":
+                sheet.rule(x, x + 24, y + 6, y + 6, theme.HONEY, width=2, dash=[6, 3])
+            case colour:
+                sheet.rect(x, x + 24, y, y + 12, str(colour))
+        sheet.text(x + 32, y + 6, words)
         x += wide
-    return "".join(parts), y - top + 26
+    return y + 26
 
 
 def gantt_caption(story: SwarmStory) -> str:
@@ -500,11 +422,3 @@ def gantt_caption(story: SwarmStory) -> str:
     if len(story.attempts) > MOST_BARS:
         told += f" Of {number(len(story.attempts), digits=0)} attempts, neighbours that are done share a bar."
     return told
-
-
-def _label(x: float, y: float, words: str, anchor: str, colour: str = theme.MUTED) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}" fill="{colour}">{_text(words)}</text>'
-
-
-def _text(words: str) -> str:
-    return escape(printable(words))

@@ -23,7 +23,7 @@ from skep.report.comparison import comparison_table
 from skep.report.markup import Markup, trusted
 from skep.report.series_chart import Picture
 from skep.report.stored import bare_rows, without_texts
-from skep.report.ticks import when, zone_name
+from skep.report.wall_clock import when, zone_name
 from skep.stats.rolling import WindowStats
 from skep.store.database import Store
 from skep.store.records import StoredRun

@@ -6,11 +6,9 @@ A note, an event written down by whoever changed something, is the only thing th
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, tzinfo
-from html import escape
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -31,26 +29,11 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
-from skep.report import theme
-from skep.report.markup import Markup, trusted
-from skep.report.series_chart import (
-    Band,
-    ChangeMark,
-    Flag,
-    Frame,
-    Picture,
-    Track,
-    band_path,
-    frame_of,
-    line_path,
-    series_picture,
-    shift_label,
-    value_range,
-)
-from skep.report.ticks import tick_number, time_ticks
+from skep.report.markup import Markup, join, section, tag, text, trusted
+from skep.report.series_chart import Band, Picture, Track, trend_svg
+from skep.report.wall_clock import when
 from skep.stats.rolling import window_stats
-from skep.store.database import Store, open_store
-from skep.units import milliseconds, number, percent, printable
+from skep.store.database import Store
 from skep.web.context import Site
 from skep.web.history_data import (
     HistoryQuery,
@@ -72,63 +55,6 @@ from skep.web.history_data import (
 )
 from skep.web.layout import LONGEST_NOTE, page, render_macro, streamed
 from skep.web.responses import csv_answer, form_of, json_answer, way_back
-
-_MOST_ROWS = 300  # of the table behind a picture
-_MOST_FLAGS = 60
-SIZE = (320, 96)
-_MOST_DAYS = 5  # moments told beneath it
-
-
-def spark(
-    track: Track,
-    since: float,
-    until: float,
-    words: str,
-    *,
-    shifts: Sequence[ChangeMark] = (),
-    zone: tzinfo | None = None,
-) -> Markup:
-    """Lowest and highest tick at the side, first and last day beneath; the last value is a dot."""
-    edges = [edge for one in track.band for edge in one[1:]]
-    scale = value_range(edges, 2)
-    width, height = SIZE
-    frame = frame_of((since, until), SIZE, 8, scale, narrow=True)
-    parts = [
-        f'<svg class="trend" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(printable(words))}">',
-        *_ticks(frame, zone),
-    ]
-    if track.band:
-        parts.append(f'<path d="{band_path(track, frame)}" fill="{track.colour}" fill-opacity=".16"/>')
-        look = f'stroke="{track.colour}" stroke-width="2" stroke-linejoin="round" stroke-linecap="round"'
-        parts.append(f'<path d="{line_path(track, frame)}" fill="none" {look}/>')
-        at, middle = track.band[-1][:2]
-        parts.append(f'<circle cx="{frame.x(at):.1f}" cy="{frame.y(middle):.1f}" r="3.4" fill="{track.colour}"/>')
-    for shift in shifts:
-        if since <= shift.at <= until:
-            colour = theme.ROSE if shift.worse else theme.MOSS
-            line = f'M{frame.x(shift.at):.1f} {frame.top}V{frame.bottom}" stroke="{colour}" stroke-dasharray="3 3'
-            parts.append(f'<path d="{line}"><title>{escape(printable(shift.words))}</title></path>')
-    parts.append("</svg>")
-    return trusted("".join(parts))
-
-
-def _ticks(frame: Frame, zone: tzinfo | None) -> list[str]:
-    parts = []
-    for tick in frame.scale.ticks:
-        y = frame.y(tick)
-        parts.append(
-            f'<path d="M{frame.left} {y:.1f}H{frame.right}" stroke="{theme.GRID}"/>'
-            f'<text x="{frame.left - 5}" y="{y + 4:.1f}" font-size="11" text-anchor="end" fill="{theme.MUTED}">'
-            f"{tick_number(tick, frame.scale.ticks)}</text>"
-        )
-    parts.append(f'<path d="M{frame.left} {frame.bottom}H{frame.right}" stroke="{theme.STONE}"/>')
-    for one in time_ticks(frame.since, frame.until, _MOST_DAYS, zone):
-        half = 3.4 * len(one.label)
-        x = min(max(frame.x(one.at), half), frame.width - half)
-        look = f'font-size="11" text-anchor="middle" fill="{theme.MUTED}"'
-        parts.append(f'<text x="{x:.1f}" y="{frame.bottom + 16}" {look}>{escape(one.label)}</text>')
-    return parts
-
 
 _BY_DAYS_S = 45 * DAY_S  # of a longer window the days are drawn
 _SMOOTH = 24  # neighbours whose median is drawn
@@ -173,10 +99,19 @@ def trend_of(series: SeriesStore, asked: HistoryQuery, key: SeriesKey) -> Target
         return None
     steps = steps_of(series, key, since - width_s, asked.until)
     band = [row for row in _band(known, steps, width_s, kind.seconds / 2) if row[0] >= since]
-    shifts = [shift_of(one) for one in series.changes(key.target, since) if one.key == key and one.at < asked.until]
-    words = _words(key, spans, shifts[-1].words if shifts else None, asked.until - since)
-    picture = spark(Track(key.target, (), band, steps=steps), since, asked.until, words, shifts=shifts)
-    return TargetTrend(spans[-1].start, band[-1][1], words, picture)
+    shifts = [shift_of(one) for one in series.changes(target, since) if one.key == key and one.at < asked.until]
+    says = _words(key, spans, shifts[-1].words if shifts else None, asked.until - since)
+    at, middle = spans[-1].start, band[-1][1]
+    now = tag(
+        "p",
+        tag("b", text(value_text(key.metric, middle))),
+        text(f"{key.metric.unit} · " if value_text(key.metric, middle)[-1:].isdigit() else " · "),
+        tag("span", text(f"{in_words(key)}, {when(at)}")),
+        class_="stands",
+    )
+    drawn = Picture(target, says, "", since, asked.until, [Track(target, (), band, steps=steps)], shifts)
+    picture = trusted(trend_svg(drawn))
+    return tag("article", heading, now, picture, tag("p", text(says), class_="says"), class_="series-card")
 
 
 def _band(spans: Sequence[SeriesSpan], steps: Sequence[float], width_s: float, half_s: float) -> list[Band]:

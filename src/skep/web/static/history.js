@@ -5,11 +5,9 @@
   const DAYS = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
   const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-  // Times are shown on the clock of the machine that drew the picture, as its axis is.
-  const clock = (data, at) => {
-    let ahead = 0;
-    for (const [from, offset] of data.offsets) if (at >= from || !ahead) ahead = offset;
-    const wall = new Date((at + ahead) * 1000);
+  // Times are those of the wall's clock where the picture was drawn, as on its axis.
+  const clock = (at) => {
+    const wall = new Date(at * 1000);
     const two = (n) => String(n).padStart(2, "0");
     const day = `${DAYS[wall.getUTCDay()]} ${wall.getUTCDate()} ${MONTHS[wall.getUTCMonth()]}`;
     return `${day}, ${two(wall.getUTCHours())}:${two(wall.getUTCMinutes())}`;
@@ -63,7 +61,7 @@
       const cross = svg.querySelector(".cross");
       const line = part("path", { d: `M${x} ${frame.top}V${frame.bottom}`, class: "cross-line" });
       const dots = [];
-      const lines = [clock(data, data.since + at)];
+      const lines = [clock(data.since + at)];
       for (const track of tracks) {
         const found = rows(track)[nearest(rows(track), at)];
         if (Math.abs(found[0] - at) > (frame.until - frame.since) / 60) continue;
