@@ -104,9 +104,7 @@ def series_picture(picture: Picture, name: str, zone: tzinfo | None = None, *, s
 
     A small picture is drawn once: it is as wide as a phone.
     """
-    pixel_s = max(picture.until - picture.since, 1.0) / _SIZES["wide"][0]  # a page that is loaded again finds it drawn
-    since, until = math.floor(picture.since / pixel_s) * pixel_s, math.ceil(picture.until / pixel_s) * pixel_s
-    picture = replace(picture, since=since, until=until)
+    picture = _steady(picture)
     kinds = ("wide", "narrow") if size == "full" else ("only",)
     drawings = [trusted(series_svg(picture, f"{name}-{kind}", kind, zone)) for kind in kinds]
     data = trusted(f'<script type="application/json" class="chart-data">{_island(picture, zone)}</script>')
@@ -133,7 +131,14 @@ def trend_svg(picture: Picture, zone: tzinfo | None = None) -> str:
     """Return the band alone, small, with a dot at its end."""
     words = escape(printable(picture.words))
     opening = '<svg class="trend" viewBox="{0}" role="img" aria-label="{1}">'
-    return render(_Drawing(picture, "trend", zone).spec(), lambda box: opening.format(box, words))
+    return render(_Drawing(_steady(picture), "trend", zone).spec(), lambda box: opening.format(box, words))
+
+
+def _steady(picture: Picture) -> Picture:
+    """Return the picture with the ends of its window at whole pixels, so that a page loaded again finds it drawn."""
+    pixel_s = max(picture.until - picture.since, 1.0) / _SIZES["wide"][0]
+    since, until = math.floor(picture.since / pixel_s) * pixel_s, math.ceil(picture.until / pixel_s) * pixel_s
+    return replace(picture, since=since, until=until)
 
 
 def value_range(values: Sequence[float]) -> tuple[float, float]:
