@@ -5,123 +5,63 @@ Pure: values in, SVG text out. What happened between two sessions is cut out and
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from skep.report import theme
-from skep.report.charts import Sheet, Spec, headed, quantity
+from skep.report.charts import Sheet, Spec, headed, label, layer, quantity
 from skep.report.svg import picture, standalone
 from skep.swarm.records import Attempt, AttemptOutcome, Why
 from skep.swarm.summary import SessionSpan, SwarmStory
 from skep.units import number, printable, seconds, shortened
 
-_GAP_PX = 16.0
-_GAPS_SHARE = 0.2  # of the width, at most, for all pauses together
-_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30)
-_STEPS = (
-    *_SECONDS,
-    *(60 * one for one in (1, 2, 5, 10, 15, 30)),
-    *(3600 * one for one in (1, 2, 3, 6, 12, 24, 48, 168)),
-)
-
 
 @dataclass(frozen=True, slots=True)
-class GanttSession:
-    """One session. `before_s`: of working time, in the sessions before it."""
+class WorkingTime:
+    """The axis: seconds of the sessions that lasted, one after the other. What lies between them is cut out."""
 
-    span: SessionSpan
-    left: float
-    right: float
-    before_s: float
+    spans: tuple[SessionSpan, ...]
 
+    @property
+    def seconds(self) -> float:
+        return sum(span.seconds for span in self.spans)
 
-@dataclass(frozen=True, slots=True)
-class GanttAxis:
-    pieces: tuple[GanttSession, ...]
-    left: float
-    right: float
-    seconds: float  # of all sessions together
+    def begin(self, span: SessionSpan) -> float:
+        return sum(one.seconds for one in self.spans if one.session < span.session)
 
     def x(self, session: int, at: float) -> float | None:
         """None where the session is not drawn, as it lasted no time at all."""
-        piece = next((one for one in self.pieces if one.span.session == session), None)
-        if piece is None:
-            return None
-        share = (at - piece.span.started_at) / piece.span.seconds
-        return piece.left + min(max(share, 0.0), 1.0) * (piece.right - piece.left)
+        span = next((one for one in self.spans if one.session == session), None)
+        return None if span is None else self.begin(span) + min(max(at - span.started_at, 0.0), span.seconds)
 
     def x_of_moment(self, at: float) -> float:
         """Of a moment of whatever session; one in a pause lies at its edge."""
-        place = bisect_right([one.span.started_at for one in self.pieces], at) - 1
-        found = self.x(self.pieces[max(place, 0)].span.session, at)
-        return self.left if found is None else found
+        place = bisect_right([one.started_at for one in self.spans], at) - 1
+        return self.x(self.spans[max(place, 0)].session, at) or 0.0
 
 
-def make_gantt_axis(spans: Sequence[SessionSpan], left: float, right: float) -> GanttAxis | None:
+def working_time(spans: Sequence[SessionSpan]) -> WorkingTime | None:
     """None where nothing lasted: there is nothing to draw."""
-    lasting = [span for span in spans if span.seconds > 0]
-    total = sum(span.seconds for span in lasting)
-    if not lasting or total <= 0:
-        return None
-    gaps = len(lasting) - 1
-    gap = min(_GAP_PX, _GAPS_SHARE * (right - left) / gaps) if gaps else 0.0
-    each = (right - left - gaps * gap) / total
-    pieces: list[GanttSession] = []
-    x, before = left, 0.0
-    for span in lasting:
-        wide = span.seconds * each
-        pieces.append(GanttSession(span, x, x + wide, before))
-        x += wide + gap
-        before += span.seconds
-    return GanttAxis(tuple(pieces), left, right, total)
+    lasting = tuple(span for span in spans if span.seconds > 0)
+    return WorkingTime(lasting) if lasting else None
 
 
-def working_ticks(course: GanttAxis, most: int = 10) -> list[tuple[float, str]]:
-    """Places along the axis and their labels, counted in working time."""
-    step = next((one for one in _STEPS if one * most >= course.seconds), _STEPS[-1] * 4)
-    found = []
-    for step_number in range(int(course.seconds / step + 1e-9) + 1):
-        at = step_number * step
-        piece = next((one for one in reversed(course.pieces) if one.before_s <= at + 1e-9), course.pieces[0])
-        x = course.x(piece.span.session, piece.span.started_at + at - piece.before_s)
-        if x is not None:
-            found.append((x, _moment_label(at, step)))
-    return found
-
-
-def _moment_label(at: float, step: float) -> str:
-    if step < 1:
-        return f"{at:.1f} s"
-    if step < 60 and at < 600:
-        return f"{at:.0f} s"
-    if step < 3600:
-        return f"{at / 60:g} min"
-    return f"{at / 3600:g} h"
-
-
-def attempts_in_flight(
-    course: GanttAxis, attempts: Sequence[Attempt]
-) -> list[tuple[GanttSession, list[tuple[float, int]]]]:
-    """For each session how many were under way: (place, so many from there on), one for each pixel at most."""
-    found = []
-    for piece in course.pieces:
-        edges: list[tuple[float, int]] = []
-        for one in attempts:
-            if one.session == piece.span.session:
-                edges += [(one.started_at, 1), (one.ended_at, -1)]
-        steps: list[tuple[float, int]] = [(piece.left, 0)]
-        many = 0
-        for at, step in sorted(edges):
-            many += step
-            x = course.x(piece.span.session, at) or piece.left
-            if x - steps[-1][0] < 1 and len(steps) > 1:
-                steps[-1] = (steps[-1][0], many)
-            else:
-                steps.append((x, many))
-        found.append((piece, steps))
-    return found
+def attempts_in_flight(attempts: Sequence[Attempt], session: int, least_s: float) -> list[tuple[float, int]]:
+    """How many were under way: (moment, so many from there on), one for every `least_s` at most."""
+    edges = [(one.started_at, 1) for one in attempts if one.session == session]
+    edges += [(one.ended_at, -1) for one in attempts if one.session == session]
+    steps: list[tuple[float, int]] = []
+    many = 0
+    for at, step in sorted(edges):
+        many += step
+        if steps and at - steps[-1][0] < least_s:
+            steps[-1] = (steps[-1][0], many)
+        else:
+            steps.append((at, many))
+    return steps
 
 
 MOST_BARS = 3000  # attempts that get a bar of their own; of more, neighbours are drawn together
@@ -140,11 +80,9 @@ OUTCOME_WORDS = {
     AttemptOutcome.SUPERSEDED: "the other attempt was first",
     AttemptOutcome.CANCELLED: "cancelled",
 }
-_WIDTH = 1080
-_LEFT, _RIGHT = 62, 1068
+_WIDE_PX = 1006
 _PANEL_WORDS = 290  # wide
-_PANEL_TOP, _PANEL_TALL = 26, 76
-_BASE = _PANEL_TOP + _PANEL_TALL
+_BASE = 76  # where the panel ends
 _LANES_TOP = _BASE + 26
 _LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
 _LETTER_PX = 6.5
@@ -163,7 +101,7 @@ def gantt(story: SwarmStory) -> str:
 
 def gantt_element(story: SwarmStory) -> str | None:
     """An `<svg>` element that takes the width it is given; None where nothing was tried."""
-    if not story.attempts or make_gantt_axis(story.spans, _LEFT, _RIGHT) is None:
+    if not story.attempts or working_time(story.spans) is None:
         return None
     return picture({**_drawing(story), "padding": 0}, picture_words(story))
 
@@ -177,42 +115,54 @@ def picture_words(story: SwarmStory) -> str:
 
 
 def _drawing(story: SwarmStory) -> Spec:
-    """All places are in pixels."""
-    sheet = Sheet()
-    course = make_gantt_axis(story.spans, _LEFT, _RIGHT)
-    if course is None or not story.attempts:
-        sheet.text(_WIDTH / 2, 50, "nothing was tried yet", size=14, align="center")
-        return _whole(sheet, 90)
+    """Seconds of work to the right, pixels downward."""
+    time = working_time(story.spans)
+    if time is None or not story.attempts:
+        return layer([{}], label("center", color=theme.MUTED), text={"value": "nothing was tried yet"})
+    sheet, px = Sheet(), time.seconds / _WIDE_PX
     lanes: dict[int, list[Attempt]] = {}
     for one in story.attempts:
         lanes.setdefault(one.agent, []).append(one)
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
     bottom = _LANES_TOP + each * len(lanes)
-    _axis(sheet, course, bottom)
-    _downs(sheet, story, course, bottom)
-    _names(sheet, sorted(lanes), each)
-    _panel(sheet, story, course)
+    _downs(sheet, story, time, bottom, px)
+    _names(sheet, sorted(lanes), each, px)
+    _panel(sheet, story, time, px)
     for place, agent in enumerate(sorted(lanes)):
         top, tall = _LANES_TOP + place * each + 0.14 * each, 0.72 * each
-        for group in _groups(lanes[agent], course, many=len(story.attempts) > MOST_BARS):
-            _bar(sheet, group, course, top, tall)
-    _pauses(sheet, course, bottom)
-    return _whole(sheet, _legend(sheet, story, bottom + 44))
+        for group in _groups(lanes[agent], px, many=len(story.attempts) > MOST_BARS):
+            _bar(sheet, group, time, px, top, tall)
+    _pauses(sheet, time, bottom, px)
+    _legend(sheet, story, bottom + 44, px)
+    unit, per = ("h", 3600) if time.seconds > 10_800 else ("min", 60) if time.seconds > 600 else ("s", 1)
+    words = f"format(datum.value / {per}, ',~r') + ' {unit}'"
+    values = [per * value for value in _ticks(time.seconds / per)]
+    axis = {"grid": True, "values": values, "labelExpr": words, "labelFontSize": 12}
+    x = {**quantity("x", None, [0, time.seconds]), "axis": axis}
+    y = {**quantity("y", None, [bottom, 0]), "axis": None}
+    layers = [*sheet.ground(x, y), *sheet.marks(x, y)]
+    return {"width": _WIDE_PX, "height": bottom, "autosize": {"type": "pad"}, "layer": layers}
 
 
-def _whole(sheet: Sheet, height: float) -> Spec:
-    x = {**quantity("x", None, [0, _WIDTH]), "axis": None}
-    y = {**quantity("y", None, [height, 0]), "axis": None}
-    return {"width": _WIDTH, "height": height, "layer": [*sheet.ground(x, y), *sheet.marks(x, y)]}
+def _ticks(total: float) -> list[float]:
+    """About ten round numbers up to `total`."""
+    size = 10.0 ** math.floor(math.log10(total / 10))
+    step = next(size * one for one in (1, 2, 5, 10) if size * one * 10 >= total)
+    return [round(step * i, 6) for i in range(int(total / step + 1e-9) + 1)]
 
 
-def _groups(attempts: Sequence[Attempt], course: GanttAxis, *, many: bool) -> list[list[Attempt]]:
+def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[Attempt]]:
     """Those of one agent that share a bar: of `many`, neighbours that are done."""
     groups: list[list[Attempt]] = []
     open_group = False
     for one in attempts:
         done = many and one.outcome is AttemptOutcome.DONE
-        if done and open_group and groups[-1][-1].session == one.session and _wide(groups[-1], course) < _TOGETHER_PX:
+        if (
+            done
+            and open_group
+            and groups[-1][-1].session == one.session
+            and one.started_at - groups[-1][0].started_at < _TOGETHER_PX * px
+        ):
             groups[-1].append(one)
         else:
             groups.append([one])
@@ -220,48 +170,46 @@ def _groups(attempts: Sequence[Attempt], course: GanttAxis, *, many: bool) -> li
     return groups
 
 
-def _wide(group: Sequence[Attempt], course: GanttAxis) -> float:
-    left, right = course.x(group[0].session, group[0].started_at), course.x(group[-1].session, group[-1].ended_at)
-    return 0.0 if left is None or right is None else right - left
-
-
-def _bar(sheet: Sheet, group: Sequence[Attempt], course: GanttAxis, top: float, tall: float) -> None:
+def _bar(sheet: Sheet, group: Sequence[Attempt], time: WorkingTime, px: float, top: float, tall: float) -> None:
     first, last = group[0], group[-1]
-    left, right = course.x(first.session, first.started_at), course.x(last.session, last.ended_at)
+    left, right = time.x(first.session, first.started_at), time.x(last.session, last.ended_at)
     if left is None or right is None:
         return
-    right = max(right, left + _LEAST_PX)
+    right = max(right, left + _LEAST_PX * px)
     if len(group) > 1:
         tip = printable(f"{len(group)} tasks done: {shortened(first.task, 40)} to {shortened(last.task, 40)}")
-        sheet.rect(left, max(right - 0.6, left + 0.8), top, top + tall, theme.SKY, tip=tip)
+        sheet.rect(left, max(right - 0.6 * px, left + 0.8 * px), top, top + tall, theme.SKY, tip=tip)
         return
-    queued = course.x(first.session, first.started_at + (first.queued_ms or 0.0) / 1000) or left
-    token = None if first.first_token_at is None else course.x(first.session, first.first_token_at)
+    queued = time.x(first.session, first.started_at + (first.queued_ms or 0.0) / 1000) or left
+    token = None if first.first_token_at is None else time.x(first.session, first.first_token_at)
     tip = printable(attempt_words(first))
-    _shape(sheet, first.outcome, (left, right), top, tall, tip, (min(max(queued, left), right), token))
-    _why(sheet, first.why, left, top, tall)
+    _shape(sheet, first.outcome, (left, right, px), top, tall, tip, (min(max(queued, left), right), token))
+    _why(sheet, first.why, (left, px), top, tall)
 
 
 def _shape(
     sheet: Sheet,
     outcome: AttemptOutcome,
-    ends: tuple[float, float],
+    ends: tuple[float, float, float],
     top: float,
     tall: float,
     tip: str,
     inner: tuple[float, float | None] = (0.0, None),
 ) -> None:
-    """`inner`: where the queue ends, and where the first token came. Outcomes differ in shape as in colour."""
-    (left, right), (queue, first) = ends, inner
+    """`ends`: left, right and a pixel; `inner`: where the queue ends, and where the first token came.
+
+    Outcomes differ in shape as in colour.
+    """
+    (left, right, px), (queue, first) = ends, inner
     middle, half, foot = top + tall / 2, max(min(tall / 2 - 0.5, 4.0), 1.5), top + tall
     match outcome:
         case AttemptOutcome.DONE:
-            if queue - left > 0.5:
+            if queue - left > 0.5 * px:
                 sheet.rule(left, queue, middle, middle, theme.STONE, width=1.6)
             begin = queue if first is None else min(max(first, queue), right)
-            if begin - queue > 0.3:
+            if begin - queue > 0.3 * px:
                 sheet.rect(queue, begin, top, foot, theme.PALE, tip=tip)
-            sheet.rect(begin, max(right, begin + 0.8), top, foot, theme.SKY, tip=tip)
+            sheet.rect(begin, max(right, begin + 0.8 * px), top, foot, theme.SKY, tip=tip)
         case AttemptOutcome.FAILED:
             sheet.rect(left, right, top, foot, theme.ROSE, opacity=0.25, stroke=theme.ROSE, tip=tip)
             cross = f"M{-half} {-half}l{2 * half} {2 * half}m0 {-2 * half}l{-2 * half} {2 * half}"
@@ -272,18 +220,18 @@ def _shape(
         case AttemptOutcome.SUPERSEDED:
             sheet.rect(left, right, top, foot, theme.PAPER, stroke=theme.MUTED, dash=[3, 2], tip=tip)
         case AttemptOutcome.CANCELLED:
-            path = f"M{right - left} 0H0v{tall}H{right - left}"
+            path = f"M{(right - left) / px} 0H0v{tall}H{(right - left) / px}"
             sheet.symbol(left, top, path, theme.MUTED, fill=theme.PAPER, tip=tip)
 
 
-def _why(sheet: Sheet, why: Why, left: float, top: float, tall: float) -> None:
-    middle, half = top + tall / 2, max(min(tall / 2, 4.0), 1.5)
+def _why(sheet: Sheet, why: Why, at: tuple[float, float], top: float, tall: float) -> None:
+    (left, px), middle, half = at, top + tall / 2, max(min(tall / 2, 4.0), 1.5)
     match why:
         case Why.RETRY:
             path = f"M0 {-half}l{1.4 * half} {half}l{-1.4 * half} {half}z"
             sheet.symbol(left, middle, path, theme.INK, fill=theme.INK, width=0.5)
         case Why.STRAGGLER:
-            sheet.symbol(left + half, middle, "diamond", theme.PLUM, fill=theme.PLUM, width=0.5, size=4 * half**2)
+            sheet.symbol(left + half * px, middle, "diamond", theme.PLUM, fill=theme.PLUM, width=0.5, size=4 * half**2)
         case Why.RESUMED:
             sheet.rule(left, left, top, top + tall, theme.INK, width=2)
 
@@ -307,110 +255,95 @@ def attempt_words(attempt: Attempt) -> str:
     return " · ".join(parts)
 
 
-def _axis(sheet: Sheet, course: GanttAxis, bottom: float) -> None:
-    free = -1.0
-    for x, label in working_ticks(course):
-        sheet.rect(x - 0.5, x + 0.5, _PANEL_TOP, bottom, theme.GRID)
-        half = len(label) * _LETTER_PX / 2
-        place = min(max(x, half), _WIDTH - half)
-        if place - half >= free:
-            free = place + half + 6
-            sheet.text(place, bottom + 13, label, align="center")
-    sheet.rule(_LEFT, _RIGHT, bottom, bottom, theme.STONE)
-
-
-def _names(sheet: Sheet, agents: Sequence[int], each: float) -> None:
+def _names(sheet: Sheet, agents: Sequence[int], each: float, px: float) -> None:
     """Every lane's number where there is room, else every second, fifth, ..."""
     step = next(one for one in (1, 2, 5, 10, 20, 50, 100, 1000) if one * each >= _LABEL_PX or one == 1000)
-    sheet.text(_LEFT - 8, _LANES_TOP - 10, "agent", align="right")
-    for place, agent in enumerate(agents):
-        if place % step == 0:
-            sheet.text(_LEFT - 8, _LANES_TOP + (place + 0.5) * each, str(agent), align="right")
+    sheet.text(-8 * px, _LANES_TOP - 10, "agent", align="right")
+    for place, agent in list(enumerate(agents))[::step]:
+        sheet.text(-8 * px, _LANES_TOP + (place + 0.5) * each, str(agent), align="right")
 
 
-def _panel(sheet: Sheet, story: SwarmStory, course: GanttAxis) -> None:
+def _panel(sheet: Sheet, story: SwarmStory, time: WorkingTime, px: float) -> None:
     """How many were under way, and the line of how many were allowed."""
-    counted = attempts_in_flight(course, story.attempts)
-    allowed = [(one, x) for one in story.limits if (x := course.x(one.session, one.at)) is not None]
-    most = max([many for _, steps in counted for _, many in steps] + [one.limit for one, _ in allowed], default=1) or 1
-    up = (_PANEL_TALL - 4) / most
-    sheet.text(_LEFT, _PANEL_TOP - 13, "agents at once" + (", and how many were allowed" if allowed else ""))
-    sheet.text(_LEFT - 8, _BASE - most * up, str(most), align="right")
-    sheet.text(_LEFT - 8, _BASE - 3, "0", align="right")
-    sheet.rule(_LEFT, _RIGHT, _BASE, _BASE, theme.STONE)
-    for piece, steps in counted:
-        path = "M0 0" + "".join(f"H{x - piece.left:.1f}V{-many * up:.1f}" for x, many in steps)
-        tip = f"at most {max(many for _, many in steps)} at once in session {piece.span.session}"
-        whole = f"{path}H{piece.right - piece.left:.1f}V0Z"
-        sheet.symbol(piece.left, _BASE, whole, theme.SKY, fill=theme.PALE, tip=tip)
-        own = [(one, x) for one, x in allowed if one.session == piece.span.session]
-        if own:
-            path = "M0 0" + "".join(f"H{x - own[0][1]:.1f}V{(own[0][0].limit - one.limit) * up:.1f}" for one, x in own)
-            path += f"H{piece.right - own[0][1]:.1f}"
-            sheet.symbol(own[0][1], _BASE - own[0][0].limit * up, path, theme.HONEY, width=2, dash=[6, 3])
-        for one, x in own[:200]:
-            tip = printable(f"{one.limit} allowed" + (f": {shortened(one.why, 140)}" if one.why else ""))
-            sheet.symbol(x, _BASE - one.limit * up, "circle", theme.HONEY, fill=theme.HONEY, size=21, tip=tip)
+    counted = {span: attempts_in_flight(story.attempts, span.session, px) for span in time.spans}
+    allowed = [(one, x) for one in story.limits if (x := time.x(one.session, one.at)) is not None]
+    most = max([many for steps in counted.values() for _, many in steps] + [one.limit for one, _ in allowed] + [1])
+    up = (_BASE - 4) / most
+    sheet.text(0, -13, "agents at once" + (", and how many were allowed" if allowed else ""))
+    sheet.text(-8 * px, _BASE - most * up, str(most), align="right")
+    sheet.text(-8 * px, _BASE - 3, "0", align="right")
+    sheet.rule(0, time.seconds, _BASE, _BASE, theme.STONE)
+    for span, steps in counted.items():
+        begin, end = time.begin(span), time.begin(span) + span.seconds
+        path = "".join(
+            f"H{((time.x(span.session, at) or 0.0) - begin) / px:.1f}V{-many * up:.1f}" for at, many in steps
+        )
+        tip = f"at most {max((many for _, many in steps), default=0)} at once in session {span.session}"
+        whole = f"M0 0{path}H{span.seconds / px:.1f}V0Z"
+        sheet.symbol(begin, _BASE, whole, theme.SKY, fill=theme.PALE, tip=tip)
+        own = [(one, x) for one, x in allowed if one.session == span.session]
+        for (one, x), (then, until) in pairwise([*own, (own[-1][0], end)] if own else []):
+            y = _BASE - one.limit * up
+            path = f"M0 0H{(until - x) / px:.1f}V{(one.limit - then.limit) * up:.1f}"
+            sheet.symbol(x, y, path, theme.HONEY, width=2, dash=[6, 3])
+            told = printable(f"{one.limit} allowed" + (f": {shortened(one.why, 140)}" if one.why else ""))
+            sheet.symbol(x, y, "circle", theme.HONEY, fill=theme.HONEY, size=21, tip=told)
 
 
-def _downs(sheet: Sheet, story: SwarmStory, course: GanttAxis, bottom: float) -> None:
+def _downs(sheet: Sheet, story: SwarmStory, time: WorkingTime, bottom: float, px: float) -> None:
     for one in story.downs:
-        left, right = course.x_of_moment(one.started_at), course.x_of_moment(one.ended_at)
+        left, right = time.x_of_moment(one.started_at), time.x_of_moment(one.ended_at)
         tip = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
         tip += f": {shortened(one.why, 140)}" if one.why else ""
-        sheet.rect(left, max(right, left + 2), _PANEL_TOP, bottom, theme.ROSE, opacity=0.12, tip=printable(tip))
-        if right - left > 34:
+        sheet.rect(left, max(right, left + 2 * px), 0, bottom, theme.ROSE, opacity=0.12, tip=printable(tip))
+        if right - left > 34 * px:
             sheet.text((left + right) / 2, _LANES_TOP - 10, "down", theme.ROSE, align="center")
 
 
-def _pauses(sheet: Sheet, course: GanttAxis, bottom: float) -> None:
+def _pauses(sheet: Sheet, time: WorkingTime, bottom: float, px: float) -> None:
     """Where two sessions meet: a torn edge, and for how long nobody worked."""
-    for earlier, later in pairwise(course.pieces):
-        middle, top = (earlier.right + later.left) / 2, _PANEL_TOP - 4
-        paused = max(0.0, later.span.started_at - earlier.span.ended_at)
-        how = earlier.span.outcome or "its process vanished"
-        tip = f"{seconds(paused)} between session {earlier.span.session} ({how}) and {later.span.session}, cut out"
-        sheet.rect(earlier.right, later.left, top, bottom + 4, theme.PAPER, tip=printable(tip))
-        sheet.symbol(middle, top, "M0 0" + "l3 6l-6 6l3 6" * int((bottom + 4 - top) / 18), theme.STONE, width=1.2)
-        if len(course.pieces) <= 8 and middle > _LEFT + _PANEL_WORDS:  # else it would run into the panel's own words
-            sheet.text(middle, _PANEL_TOP - 13, f"{seconds(paused)} pause", align="center")
+    for earlier, later in pairwise(time.spans):
+        x, paused = time.begin(later), max(0.0, later.started_at - earlier.ended_at)
+        how = earlier.outcome or "its process vanished"
+        tip = f"{seconds(paused)} between session {earlier.session} ({how}) and {later.session}, cut out"
+        sheet.rect(x - 3 * px, x + 3 * px, -4, bottom + 4, theme.PAPER, tip=printable(tip))
+        sheet.symbol(x, -4, "M0 0" + "l3 6l-6 6l3 6" * int((bottom + 8) / 18), theme.STONE, width=1.2)
+        if len(time.spans) <= 8 and x > _PANEL_WORDS * px:  # else it would run into the panel's own words
+            sheet.text(x, -13, f"{seconds(paused)} pause", align="center")
 
 
-def _legend(sheet: Sheet, story: SwarmStory, top: float) -> float:
-    """Of the marks that are drawn, in as many rows as they need; gives where it ends."""
+def _legend(sheet: Sheet, story: SwarmStory, top: float, px: float) -> None:
+    """Of the marks that are drawn, in as many rows as they need."""
     outcomes = {one.outcome for one in story.attempts}
     whys = {one.why for one in story.attempts}
     done = AttemptOutcome.DONE in outcomes
     others = [one for one in OUTCOME_WORDS if one in outcomes and one is not AttemptOutcome.DONE]
-    entries: list[tuple[object, str, bool]] = [
-        ("queue", "in the gateway's queue", any(one.queued_ms for one in story.attempts)),
+    entries: list[tuple[AttemptOutcome | Why | str, str, bool]] = [
+        (theme.STONE, "in the gateway's queue", any(one.queued_ms for one in story.attempts)),
         (theme.PALE, "waiting for the first token", done),
         (theme.SKY, "streaming its answer", done),
         *((one, OUTCOME_WORDS[one], True) for one in others),
         *((why, WHY_WORDS[why], why in whys) for why in WHY_WORDS),
-        ("limit", "agents allowed at once", bool(story.limits)),
+        (theme.HONEY, "agents allowed at once", bool(story.limits)),
     ]
-    x, y = float(_LEFT), top
+    x, y = 0.0, top
     for what, words, there in entries:
         wide = 52 + len(words) * _LETTER_PX
         if not there:
             continue
-        if x + wide > _RIGHT and x > _LEFT:
-            x, y = float(_LEFT), y + 20
-        match what:
-            case AttemptOutcome():
-                _shape(sheet, what, (x, x + 21), y, 12, words)
-            case Why():
-                _why(sheet, what, x + 8, y, 12)
-            case "queue":
-                sheet.rule(x, x + 24, y + 6, y + 6, theme.STONE, width=1.6)
-            case "limit":
-                sheet.rule(x, x + 24, y + 6, y + 6, theme.HONEY, width=2, dash=[6, 3])
-            case colour:
-                sheet.rect(x, x + 24, y, y + 12, str(colour))
-        sheet.text(x + 32, y + 6, words)
+        if x + wide > _WIDE_PX and x:
+            x, y = 0.0, y + 20
+        left, right = x * px, (x + 24) * px
+        if isinstance(what, AttemptOutcome):
+            _shape(sheet, what, (left, right - 3 * px, px), y, 12, words)
+        elif isinstance(what, Why):
+            _why(sheet, what, (left + 8 * px, px), y, 12)
+        elif what in (theme.STONE, theme.HONEY):
+            sheet.rule(left, right, y + 6, y + 6, what, width=2, dash=[6, 3] if what == theme.HONEY else [])
+        else:
+            sheet.rect(left, right, y, y + 12, what)
+        sheet.text((x + 32) * px, y + 6, words)
         x += wide
-    return y + 26
 
 
 def gantt_caption(story: SwarmStory) -> str:
