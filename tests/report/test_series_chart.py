@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 from zoneinfo import ZoneInfo
 
 import pytest
+from reading import colours_of, words_of
 
 from skep.monitor.records import DAY_S, SeriesPoint
 from skep.report import theme
@@ -47,10 +48,6 @@ def _svg(picture, **more):
     return series_svg(picture, "c", zone=BERLIN, **more)
 
 
-def _labels(svg):
-    return ["".join(one.itertext()) for one in ET.fromstring(svg).iter("text")]
-
-
 @pytest.mark.parametrize(
     ("days", "labels"),
     [
@@ -62,7 +59,7 @@ def _labels(svg):
 def test_days_begin_at_midnight_on_both_sides_of_a_clock_change(days, labels):
     """The 25th of October 2026 has 25 hours in Berlin. The year is told where it begins."""
     picture = Picture("box", "", "tok/s", SINCE, SINCE + days * DAY_S, [Track("box", _points())])
-    found = [one for one in _labels(_svg(picture)) if re.match("[0-9]+ [A-Z]|[A-Z]|.*:", one)]
+    found = [one for one in words_of(_svg(picture)) if re.match("[0-9]+ [A-Z]|[A-Z]|.*:", one)]
     assert found[: len(labels)] == labels
 
 
@@ -77,9 +74,9 @@ def test_the_axis_begins_at_zero_only_where_values_are_near_it():
     """Else a change of 4 % could not be seen; that it does not is said."""
     assert value_range([3, 54])[0] == 0
     assert value_range([90, 100])[0] > 80
-    assert "the axis does not begin at 0" in " ".join(_labels(_svg(_picture(_points()))))
+    assert "the axis does not begin at 0" in " ".join(words_of(_svg(_picture(_points()))))
     low = [SeriesPoint(at, value, busy) for at, value, busy in [(SINCE, 1.0, False), (UNTIL - 1, 50.0, False)]]
-    assert "does not begin" not in " ".join(_labels(_svg(_picture(low))))
+    assert "does not begin" not in " ".join(words_of(_svg(_picture(low))))
 
 
 @pytest.mark.parametrize("values", [(5.0, 5.0), (0.0, 0.0), (-3.0, 4.0), (float("nan"), 1.0)])
@@ -107,8 +104,7 @@ def test_every_colour_has_its_night():
         failed=[SINCE + 5],
         missed=[(SINCE, UNTIL)],
     )
-    used = set(re.findall(r'(?:fill|stroke)="(#[^"]*)"', _svg(picture)))
-    assert used <= set(theme.NIGHT)
+    assert colours_of(_svg(picture)) <= set(theme.NIGHT)
 
 
 def test_nothing_in_a_picture_needs_an_inline_style():
@@ -119,7 +115,7 @@ def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
     points = [*_points(60), SeriesPoint(SINCE + 100, 5.0, busy=True)]
     picture = _picture(points[:-1])
     with_busy = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points[:-1]))])
-    assert _labels(_svg(with_busy)) == _labels(_svg(picture))
+    assert words_of(_svg(with_busy)) == words_of(_svg(picture))
     assert "others were there too" in str(legend(with_busy))
     assert "1 below the axis" in _svg(with_busy)
 
@@ -129,7 +125,7 @@ def test_one_value_far_off_does_not_press_the_others_flat():
     points = [*_points(200), SeriesPoint(UNTIL - 9, 5000.0)]
     svg = _svg(Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points)]))
     assert "1 above the axis: 5,000 to 5,000" in svg
-    assert "60" not in _labels(svg)
+    assert "60" not in words_of(svg)
 
 
 def test_missed_probes_are_shaded_and_failed_ones_are_ticks():
@@ -149,7 +145,7 @@ def test_a_change_has_its_size_above_it_and_its_sentence():
         SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), shift_label(0.959), "since Tuesday, <when>", worse=True
     )
     svg = _svg(_picture(_points(), shifts=[shift]))
-    assert "−4.1 %" in _labels(svg)
+    assert "−4.1 %" in words_of(svg)
     assert "since Tuesday, &lt;when&gt;" in svg
 
 
@@ -161,7 +157,7 @@ def test_sizes_are_told_as_people_say_them(ratio, label):
 def test_flags_that_would_cover_each_other_become_one():
     """A lone one has its words beside it."""
     near = [Flag(SINCE + DAY_S + i * 600, i + 1, "restart") for i in range(3)]
-    labels = _labels(_svg(_picture(_points(), flags=[*near, Flag(SINCE + 7 * DAY_S, 4, "NVLink bridges removed")])))
+    labels = words_of(_svg(_picture(_points(), flags=[*near, Flag(SINCE + 7 * DAY_S, 4, "NVLink bridges removed")])))
     assert "1–3" in labels
     assert "NVLink bridges removed" in labels
 

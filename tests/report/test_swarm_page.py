@@ -3,9 +3,9 @@
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
+from reading import Outline
 from swarm_samples import BEGAN, attempt, busy_story, result, rows_of, run_of, session
 
 from skep.report.swarm import gantt, swarm_page
@@ -13,41 +13,10 @@ from skep.report.swarm_gantt import gantt_element, working_time
 from skep.swarm.records import AttemptOutcome, SwarmRunState, Why
 from skep.swarm.summary import SessionSpan, story_from
 
-VOID = {"meta", "link", "br", "hr"}
-
-
-class Balanced(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.open, self.seen = [], set()
-
-    def handle_starttag(self, tag, attrs):  # noqa: ARG002 - as the parser calls it
-        self.seen.add(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def checked(page):
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.open == []
-    assert "http" not in page.replace("http://127.0.0.1:9999", "").replace("http-equiv", "").replace("http_400", "")
-    return parser
-
 
 def one_task(**other):
     run = run_of(1, 1, **other)
     return story_from(rows_of(run, [attempt()], [result()]), now=BEGAN + 5)
-
-
-def test_the_page_is_whole_and_asks_nobody():
-    page = swarm_page(busy_story())
-    assert {"svg", "table", "dl"} <= checked(page).seen
-    assert "58 of 60 tasks in" in page
-    assert "how each figure was made" in page.lower()
 
 
 def test_what_models_and_files_say_is_text_only():
@@ -61,13 +30,6 @@ def test_a_path_of_the_machine_is_not_passed_on():
     assert "/home/somebody" not in swarm_page(busy_story())
 
 
-def test_a_simulated_run_says_so_on_the_page_and_in_the_picture():
-    story = one_task(simulated=True)
-    assert "(simulated)" in swarm_page(story)
-    assert "No model ran" in swarm_page(story)
-    assert "SIMULATED" in gantt(story)
-
-
 def test_an_unfinished_run_says_what_is_left_and_why():
     run = run_of(3, 1, state=SwarmRunState.STOPPED, error="the endpoint went away")
     page = swarm_page(story_from(rows_of(run, [attempt()], [result()]), now=BEGAN + 5))
@@ -78,7 +40,7 @@ def test_an_unfinished_run_says_what_is_left_and_why():
 def test_a_run_that_nobody_has_begun_has_a_page_without_a_picture():
     story = story_from(rows_of(run_of(2, 0), [], [], sessions=[session(ended=BEGAN)]), now=BEGAN)
     assert gantt_element(story) is None
-    checked(swarm_page(story))
+    Outline(swarm_page(story))
     assert "nothing was tried yet" in gantt(story)
 
 
@@ -147,4 +109,4 @@ def test_odd_clocks_do_no_harm():
     odd = [attempt(started=5.0, ended=2.0, first_token_at=BEGAN - 50), attempt("b", 1, -10.0, 3.0, queued_ms=1e9)]
     story = story_from(rows_of(run_of(2, 2), odd, [result(), result("b", 5, 1)]), now=BEGAN)
     ET.fromstring(gantt(story))
-    checked(swarm_page(story))
+    Outline(swarm_page(story))

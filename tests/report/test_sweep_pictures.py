@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import pairwise
-from xml.etree import ElementTree as ET
 
 import pytest
+from reading import values_of, words_of
 
 from skep.bench.records import SweepSummary
-from skep.report import charts, theme
+from skep.report import charts
 from skep.report.sweep import sweep_picture
 from skep.stats.percentiles import Percentiles
 from skep.stats.turning import Turning
 from skep.store.records import RunState
 from skep.units import Interval
 
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def _words(svg):
-    return ["".join(text.itertext()) for text in ET.fromstring(svg).iter(f"{SVG}text")]
-
-
-def _values(spec, field):
-    return [row[field] for layer in spec["layer"] for row in layer["data"]["values"] if field in row]
-
 
 def test_picture_is_an_svg_document_with_real_text(run, summary):
     """Text stays text: it can be selected, searched and read aloud."""
-    words = _words(sweep_picture(run, summary))
+    words = words_of(sweep_picture(run, summary))
     for word in ("Qwen/Qwen3-30B-A3B-Instruct-AWQ", "Effective tok/s", "231", "61 %", "Time to first token"):
         assert word in words
 
 
-def test_every_colour_has_its_night_colour(run, summary, page):
-    """A colour that the night rules do not know would stay dark on dark."""
-    for drawing in (sweep_picture(run, summary), page):
-        colours = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]+)"', drawing))
-        assert colours <= set(theme.NIGHT)
-        assert theme.HONEY in colours
-
-
 def test_picture_says_what_it_is_not(run, summary):
     """A picture in a README carries its marks with it."""
-    words = " ".join(_words(sweep_picture(replace(run, simulated=True, state=RunState.RUNNING), summary)))
+    words = " ".join(words_of(sweep_picture(replace(run, simulated=True, state=RunState.RUNNING), summary)))
     assert "SIMULATED · INCOMPLETE" in words
 
 
@@ -54,20 +35,20 @@ def test_hostile_model_name_stays_text_in_the_picture(run, summary):
     name = "<script>\x00</script>\"'&"
     svg = sweep_picture(replace(run, model=name), summary)
     assert "<script" not in svg
-    assert "<script>�</script>\"'&" in _words(svg)
+    assert "<script>�</script>\"'&" in words_of(svg)
 
 
 def test_picture_of_nothing_says_so(run):
     """Three empty panels, no axis with a made-up zero."""
     empty = SweepSummary(run.id, (), None, None, None, client_limited=False)
-    assert _words(sweep_picture(run, empty)).count("not measured") == 3
+    assert words_of(sweep_picture(run, empty)).count("not measured") == 3
 
 
 def test_level_without_a_value_is_left_out(levels):
     """Unknown is a gap in the line, never a zero on it."""
     gap = (levels[0], replace(levels[1], effective_tok_s=None, contention_pct=None, ttft_ms=None), *levels[2:])
     for chart in (charts.effective_chart, charts.contention_chart, charts.ttft_chart):
-        assert set(_values(chart(levels), "c")) - set(_values(chart(gap), "c")) == {4}
+        assert set(values_of(chart(levels), "c")) - set(values_of(chart(gap), "c")) == {4}
 
 
 def test_ideal_line_is_one_agent_times_c(levels):
@@ -79,14 +60,14 @@ def test_ideal_line_is_one_agent_times_c(levels):
 
 def test_no_ideal_line_without_one_agent_alone(levels):
     """Without C=1 there is nothing to be ideal against."""
-    assert _values(charts.effective_chart(levels[1:]), "ideal") == []
+    assert values_of(charts.effective_chart(levels[1:]), "ideal") == []
 
 
 def test_spread_over_repeats_is_drawn(levels):
     """The band runs from the slowest to the fastest repeat."""
     spec = charts.effective_chart(levels)
-    assert set(_values(spec, "low")) == {level.effective_low for level in levels}
-    assert set(_values(spec, "high")) == {level.effective_high for level in levels}
+    assert set(values_of(spec, "low")) == {level.effective_low for level in levels}
+    assert set(values_of(spec, "high")) == {level.effective_high for level in levels}
 
 
 def _labelled(spec):
@@ -114,8 +95,8 @@ def test_levels_far_apart_are_drawn_on_a_logarithmic_axis(levels):
 def test_interval_is_drawn_where_there_is_one(told, levels):
     """The caption says which levels have the spread of their repeats instead."""
     mixed = (levels[0], *told.levels[1:])
-    assert told.levels[1].effective_interval.low in _values(charts.effective_chart(mixed), "low")
-    assert levels[0].effective_low in _values(charts.effective_chart(mixed), "low")
+    assert told.levels[1].effective_interval.low in values_of(charts.effective_chart(mixed), "low")
+    assert levels[0].effective_low in values_of(charts.effective_chart(mixed), "low")
     assert charts.band_caption(told.levels) == "band: 95 % interval of the mean"
     assert charts.band_caption(mixed).endswith("at C = 1 slowest to fastest repeat")
     assert charts.band_caption(levels) == "band: slowest to fastest repeat"
@@ -126,42 +107,42 @@ def test_interval_of_any_width_leaves_the_curve_readable(levels):
     wide = replace(levels[0], effective_interval=Interval(-900.0, 41.7, 980.0))
     spec = charts.effective_chart((wide, *levels[1:]))
     assert spec["layer"][0]["encoding"]["y"]["scale"]["domain"][1] < 600
-    assert min(_values(spec, "low")) == 0
+    assert min(values_of(spec, "low")) == 0
 
 
 def test_plateau_is_left_out_where_it_was_never_reached(told, levels):
     """A level may end before it is full."""
-    assert _values(charts.effective_chart(levels), "plateau") == []
-    assert len(_values(charts.effective_chart(told.levels), "plateau")) == 4
+    assert values_of(charts.effective_chart(levels), "plateau") == []
+    assert len(values_of(charts.effective_chart(told.levels), "plateau")) == 4
 
 
 def test_knee_and_cliff_are_marked(run, told):
     """With their names in the picture; one that is not known is not drawn."""
-    words = _words(sweep_picture(run, told))
+    words = words_of(sweep_picture(run, told))
     assert "knee: C = 8" in words
     assert "cliff: C = 8" in words
     unsure = replace(told, turning=Turning(8, (4, 16), None, None, None, sure=False, unclear=(8, 16)))
-    words = _words(sweep_picture(run, unsure))
+    words = words_of(sweep_picture(run, unsure))
     assert "knee: C = 8" in words
     assert not any("cliff" in word for word in words)
 
 
 def test_percentiles_are_named_at_the_end_of_their_curves(levels):
     """Three of TTFT, two of TPOT, their names apart from each other."""
-    ends = _values(charts.ttft_chart(levels), "at")
+    ends = values_of(charts.ttft_chart(levels), "at")
     assert len(set(ends)) == 3
-    assert len(set(_values(charts.tpot_chart(levels), "at"))) == 2
+    assert len(set(values_of(charts.tpot_chart(levels), "at"))) == 2
     flat = replace(levels[3], ttft_ms=Percentiles(100.0, 101.0, 102.0, 100.0))
-    near = sorted(set(_values(charts.ttft_chart([flat]), "at")))
+    near = sorted(set(values_of(charts.ttft_chart([flat]), "at")))
     assert min(b - a for a, b in pairwise(near)) > 7
 
 
 def test_speedup_has_a_bar_for_each_known_form(told):
     """A form that could not be worked out has no bar of length zero."""
     assert charts.speedup_chart(None) is None
-    assert len(set(_values(charts.speedup_chart(told.speedups), "name"))) == 4
+    assert len(set(values_of(charts.speedup_chart(told.speedups), "name"))) == 4
     some = replace(told.speedups, by_wall_whole=None, by_tokens_whole=None)
-    assert set(_values(charts.speedup_chart(some), "name")) == {"by wall time", "by tokens"}
+    assert set(values_of(charts.speedup_chart(some), "name")) == {"by wall time", "by tokens"}
 
 
 def test_long_waits_are_drawn_in_seconds(levels):
@@ -169,10 +150,10 @@ def test_long_waits_are_drawn_in_seconds(levels):
     slow = replace(levels[3], ttft_ms=replace(levels[3].ttft_ms, p95=150_000.0))
     spec = charts.ttft_chart([slow])
     assert spec["layer"][0]["encoding"]["y"]["title"] == "s"
-    assert 150.0 in _values(spec, "value")
+    assert 150.0 in values_of(spec, "value")
 
 
 def test_wall_bars_need_both_walls(summary):
     """One bar compares with nothing."""
     assert charts.wall_chart(replace(summary, serial_wall_s=None)) is None
-    assert set(_values(charts.wall_chart(summary), "name")) == {"serial", "swarm"}
+    assert set(values_of(charts.wall_chart(summary), "name")) == {"serial", "swarm"}

@@ -4,41 +4,20 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
+from reading import Outline
 
 from sample_climb import BASELINE, sample_curve, sample_stages, sample_tuning
 from skep.report.tuning import ladder_picture, tuning_page
 from skep.report.tuning_curve import curve_chart, curve_table, ladder_chart
-from skep.tuner.records import ConfigFailure, KnobChange, StageDecision, TuneGoal
+from skep.tuner.records import ConfigFailure, StageDecision, TuneGoal
 from skep.tuner.summary import accepted, best_of, headline, ratio_range, ratio_words, total_gain
 from skep.units import Interval
 
-VOID = {"meta", "link", "br", "hr"}
 
-
-class Balanced(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.open, self.seen = [], set()
-
-    def handle_starttag(self, tag, attrs):  # noqa: ARG002 - as the parser calls it
-        self.seen.add(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_the_page_is_whole_and_asks_nobody():
+def test_the_page_says_what_was_tuned_and_how():
     page = tuning_page(sample_tuning(), sample_stages(), sample_curve())
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.open == []
-    assert {"svg", "table", "dl"} <= parser.seen
-    assert "http" not in page.replace("http-equiv", "")
     assert "From 25.1 to 190 tok/s at C = 4: 4 steps that multiply to 7.57× (95 %: 7.34–7.80)." in page.replace(
         "\xa0", " "
     )
@@ -99,18 +78,6 @@ def test_the_picture_has_a_bar_as_long_as_its_figure_for_each_step_that_was_kept
     assert "SIMULATED" in ladder_picture(sample_tuning(), sample_stages())
 
 
-def test_what_engines_say_is_text_only():
-    evil = "<script>alert(1)</script>\x00\ud800"
-    stages = sample_stages()
-    failure = ConfigFailure("no-start", evil, evil, evil)
-    stages[3] = replace(stages[3], failure=failure, why=evil, changes=(KnobChange(evil, None, evil),))
-    tuning = sample_tuning(model=evil, rig=evil, engine=evil)
-    page = tuning_page(tuning, stages)
-    assert "<script" not in page
-    assert "&lt;script&gt;alert(1)" in page
-    ET.fromstring(ladder_picture(tuning, stages))
-
-
 def test_a_path_of_the_machine_is_not_passed_on():
     page = tuning_page(sample_tuning(model="/home/somebody/m.gguf", host={"hostname": "box-7"}), sample_stages())
     assert "/home/somebody" not in page
@@ -163,9 +130,7 @@ def climb_of_many():
 
 def test_of_very_many_attempts_the_ladder_folds_away_what_was_not_kept_after_each_step():
     page = tuning_page(sample_tuning(), climb_of_many())
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.open == []
+    Outline(page)
     folds = re.findall(r'<details id="after-(\d+)".*?<b>(\d+) not kept', page)
     assert folds == [("0", "1"), ("2", "1"), ("4", "2"), ("7", "2"), ("10", "101")]
     assert "after stage 10, mtp 3 → 5</b>: 100 worse, 1 not finished</summary>" in page

@@ -1,0 +1,105 @@
+"""What holds for every report: it stands alone, is the same each time, turns with the night and takes no orders."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+from reading import HOSTILE, Outline, colours_of, spoiled, words_of
+from swarm_samples import busy_story
+from test_mixed_page import GPT, QWEN
+from test_quality_page import SUMMARY
+
+from sample_climb import sample_curve, sample_stages, sample_tuning
+from skep.report import theme
+from skep.report.comparison import comparison_page, comparison_picture
+from skep.report.mixed import mixed_page, mixed_picture
+from skep.report.quality import quality_page, quality_picture
+from skep.report.swarm import gantt, swarm_page
+from skep.report.sweep import sweep_page, sweep_picture
+from skep.report.tuning import ladder_picture, tuning_page
+from skep.tuner.records import ConfigFailure, KnobChange
+
+KINDS = ("sweep", "comparison", "quality", "mixed", "swarm", "tuning")
+
+
+@pytest.fixture(scope="module")
+def made(run, told, rows):
+    """A page and a picture of a kind; `change` is done to every record that they are made of."""
+
+    def make(kind, change=lambda record: record, *, simulated=False):
+        one, other = (change(replace(run, id=name, simulated=simulated)) for name in ("01", "02"))
+        if kind == "sweep":
+            return sweep_page(one, change(told), change(rows)), sweep_picture(one, change(told))
+        if kind == "comparison":
+            entries = [(one, change(told)), (other, change(told))]
+            return comparison_page(entries), comparison_picture(entries)
+        if kind == "quality":
+            return quality_page(one, change(SUMMARY)), quality_picture(one, change(SUMMARY))
+        if kind == "mixed":
+            entries = [(one, change(GPT)), (other, change(QWEN))]
+            return mixed_page(entries), mixed_picture(entries)
+        if kind == "swarm":
+            story = change(busy_story(simulated=simulated))
+            return swarm_page(story), gantt(story)
+        tuning, stages = sample_tuning(simulated=simulated), sample_stages()
+        if change is spoiled:
+            tuning = replace(tuning, model=HOSTILE, rig=HOSTILE, engine=HOSTILE, id=HOSTILE)
+            failure, changes = (
+                ConfigFailure("no-start", HOSTILE, HOSTILE, HOSTILE),
+                (KnobChange(HOSTILE, None, HOSTILE),),
+            )
+            stages[3] = replace(stages[3], failure=failure, why=HOSTILE, changes=changes)
+        return tuning_page(tuning, stages, sample_curve()), ladder_picture(tuning, stages)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_is_one_closed_small_file_and_the_same_each_time(made, kind):
+    """No clock, counter or chance has a part in it, and nothing is loaded from elsewhere."""
+    page, picture = made(kind)
+    outline = Outline(page)
+    assert page.startswith("<!doctype html>")
+    assert {"svg", "table"} <= set(outline.tags)
+    assert not {"script", "img", "iframe", "object", "use", "image"} & set(outline.tags)
+    targets = [value for name, value in outline.attributes if name in {"src", "href", "xlink:href"}]
+    assert all(value == "data:," or value.startswith("#") for value in targets)
+    assert not re.search(r"url\(|@import|@font-face", page)
+    assert len(page.encode()) < 150_000
+    assert made(kind) == (page, picture)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_colour_has_its_night_colour(made, kind):
+    """A colour that the night rules do not know would stay dark on dark."""
+    for drawn in made(kind):
+        assert colours_of(drawn)
+        assert colours_of(drawn) <= set(theme.NIGHT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_from_outside_becomes_markup(made, kind):
+    """Names, URLs, errors, reasons and facts are text, whatever they hold."""
+    page, picture = made(kind, spoiled)
+    outline = Outline(page)
+    assert not {"script", "img"} & set(outline.tags)
+    assert not [name for name, _ in outline.attributes if name.startswith("on")]
+    assert outline.tags.count("style") == 1
+    assert "<script>alert(1)</script>" in outline.text
+    tags = {one.tag.rpartition("}")[2] for one in ET.fromstring(picture).iter()}
+    assert tags <= {"svg", "style", "g", "path", "line", "rect", "text", "tspan", "title"}
+    assert "\x00" not in page + picture
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_simulated_run_says_so_on_page_and_picture(made, kind):
+    """A prediction is never mistaken for a measurement, wherever a picture is passed on to."""
+    page, picture = made(kind, simulated=True)
+    assert 'class="banner simulated"' in page
+    assert "SIMULATED" in " ".join(words_of(picture))
+    page, picture = made(kind)
+    assert 'class="banner simulated"' not in page
+    assert "SIMULATED" not in picture
