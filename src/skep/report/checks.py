@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from skep.bench.records import Clock, Disagreement, LevelSummary, SweepSummary
 from skep.report.levels import COLD
-from skep.report.markup import Markup, join, section, table, tag, text
+from skep.report.markup import Markup, join, section, tag, text, text_table
 from skep.stats.turning import Turning
 from skep.units import known, milliseconds, number, percent
 
@@ -119,13 +119,12 @@ def clock_section(levels: Sequence[LevelSummary]) -> Markup | None:
     if not rows:
         sentence = "Client and engine agree at every level."
         return section("clocks", "Two clocks", tag("p", text(sentence), class_="below"))
-    names = (("C", None), ("Figure", "left"), ("Client", None), ("Engine", None), ("Client against engine", None))
-    head = tag("tr", *(tag("th", text(name), class_=style) for name, style in (*names, ("Likely cause", "left"))))
+    columns = ("C", ("Figure", "left"), "Client", "Engine", "Client against engine", ("Likely cause", "wide"))
     below = f"At C = {', '.join(agreeing)} client and engine agree." if agreeing else None
     return section(
         "clocks",
         "Two clocks",
-        table("Where client and engine disagree", [head], rows),
+        text_table("Where client and engine disagree", columns, rows),
         tag("p", text(below), class_="below") if below else None,
     )
 
@@ -155,18 +154,11 @@ def clock_figure(clock: Clock, value: float) -> str:
             return number(value, digits=0)
 
 
-def _clock_row(level: LevelSummary, one: Disagreement) -> Markup:
+def _clock_row(level: LevelSummary, one: Disagreement) -> tuple[object, ...]:
     change = 100 * (one.client / one.engine - 1) if one.engine else None
     sign = "+" if change is not None and change > 0 else ""
-    return tag(
-        "tr",
-        tag("th", text(level.concurrency), scope="row"),
-        tag("td", text(one.clock.value), class_="left"),
-        tag("td", text(clock_figure(one.clock, one.client))),
-        tag("td", text(clock_figure(one.clock, one.engine))),
-        tag("td", text(sign + percent(change))),
-        tag("td", text(one.cause), class_="wide"),
-    )
+    both = (clock_figure(one.clock, value) for value in (one.client, one.engine))
+    return (level.concurrency, one.clock.value, *both, sign + percent(change), one.cause)
 
 
 def _bracket(bracket: tuple[int, int] | None) -> str:

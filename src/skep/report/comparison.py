@@ -26,7 +26,7 @@ from skep.report.charts import (
     sized,
 )
 from skep.report.checks import left_out_sentences
-from skep.report.markup import Markup, banner, definitions, join, section, table, tag, text, trusted
+from skep.report.markup import Markup, banner, definitions, join, section, tag, text, text_table, trusted
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, standalone
 from skep.report.sweep import incomplete
@@ -208,15 +208,20 @@ def comparison_banners(runs: Sequence[Series]) -> list[Markup]:
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     """One row for each figure of each level, with the ratio, its interval and what it means."""
-    names = ("C", "Figure", "A", "B", "B over A", "95 %", "Judgement")
-    left = {"Figure", "Judgement"}
-    head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in left else None) for name in names))
-    rows = [_comparison_row(one) for one in comparisons]
+    columns = ("C", ("Figure", "left"), "A", "B", "B over A", ("95 %", "soft"), ("Judgement", "left soft"))
+    rows = []
+    for one in comparisons:
+        ratio = one.ratio
+        interval = UNKNOWN if ratio is None else f"{number(ratio.low, digits=2)}..{number(ratio.high, digits=2)}"
+        estimate = UNKNOWN if ratio is None else number(ratio.estimate, digits=3)
+        verdict = one.judgement.value + (f": {one.why}" if one.why else "")
+        figures = (_figure(one.metric, one.a), _figure(one.metric, one.b), estimate, interval)
+        rows.append((one.concurrency, one.metric, *figures, (verdict, _STYLES.get(one.judgement, "left soft"))))
     counts = {judgement: sum(one.judgement is judgement for one in comparisons) for judgement in Judgement}
     below = ", ".join(f"{count} {judgement.value}" for judgement, count in counts.items() if count)
     return join(
         [
-            table("Each figure of each level", [head], rows),
+            text_table("Each figure of each level", columns, rows, inner={"B over A": "b"}),
             tag("p", text(f"B against A: {below}. – stands for unknown."), class_="below"),
         ]
     )
@@ -334,22 +339,6 @@ def _pictures(runs: Sequence[Series]) -> Markup:
     return tag("div", *(chart_figure(spec, title, caption) for spec, title, caption in drawn), class_="charts")
 
 
-def _comparison_row(one: Comparison) -> Markup:
-    ratio = one.ratio
-    interval = UNKNOWN if ratio is None else f"{number(ratio.low, digits=2)}..{number(ratio.high, digits=2)}"
-    verdict = one.judgement.value + (f": {one.why}" if one.why else "")
-    return tag(
-        "tr",
-        tag("th", text(one.concurrency), scope="row"),
-        tag("td", text(one.metric), class_="left"),
-        tag("td", text(_figure(one.metric, one.a))),
-        tag("td", text(_figure(one.metric, one.b))),
-        tag("td", tag("b", text(UNKNOWN if ratio is None else number(ratio.estimate, digits=3)))),
-        tag("td", text(interval), class_="soft"),
-        tag("td", text(verdict), class_=_STYLES.get(one.judgement, "left soft")),
-    )
-
-
 def _figure(metric: str, value: float | None) -> str:
     """Times are milliseconds in the records; rates are what their name says."""
     is_time = metric.upper().startswith(("TTFT", "TPOT"))
@@ -359,12 +348,8 @@ def _figure(metric: str, value: float | None) -> str:
 def _effective(runs: Sequence[Series]) -> Markup:
     entries: list[Entry] = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
     plain = effective_table(entries)
-    head = tag("tr", *(tag("th", text(name), class_=None if i else "left") for i, name in enumerate(plain.columns)))
-    rows = [
-        tag("tr", tag("th", text(row[0]), scope="row"), *(tag("td", text(cell)) for cell in row[1:]))
-        for row in shown(plain)
-    ]
-    return table("Effective tok/s of each run", [head], rows)
+    columns = [(plain.columns[0], "left"), *plain.columns[1:]]
+    return text_table("Effective tok/s of each run", columns, shown(plain))
 
 
 def _provenance(runs: Sequence[Series]) -> Markup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NewType
 
@@ -67,6 +67,16 @@ def section(anchor: str, title: str, *children: Markup | None) -> Markup:
     return tag("section", tag("h2", text(title), id=anchor), *children, aria_labelledby=anchor)
 
 
+def optional_section(anchor: str, title: str, body: Markup | None) -> Markup | None:
+    return section(anchor, title, body) if body else None
+
+
+def term_list(terms: Mapping[str, str]) -> Markup:
+    """What each figure of a page means."""
+    entries = (tag("div", tag("dt", text(k)), tag("dd", text(" ".join(body.split())))) for k, body in terms.items())
+    return tag("dl", join(entries), class_="terms")
+
+
 def definitions(title: str, facts: Iterable[tuple[str, str]]) -> Markup:
     pairs = join(tag("div", tag("dt", text(name)), tag("dd", text(value))) for name, value in facts)
     return tag("div", tag("h3", text(title)), tag("dl", pairs), class_="facts")
@@ -86,3 +96,36 @@ def table(caption: str, head: Iterable[Markup], rows: Iterable[Markup]) -> Marku
         role="region",
         aria_label=caption,
     )
+
+
+Column = str | tuple[str, str]  # its name, and the style of its cells
+Cell = object  # what is shown as text; with a style of its own: a pair
+
+
+def text_table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    inner: Mapping[str, str] | None = None,
+    best: Sequence[int] = (),
+) -> Markup:
+    """A table of texts; the first column names the row. `inner`: by column, the tag around its texts."""
+    named = [(one, None) if isinstance(one, str) else one for one in columns]
+    names = [
+        tag("th", text(name), scope="col", class_="left" if style and style.split()[0] in _AT_LEFT else None)
+        for name, style in named
+    ]
+    body = []
+    for place, row in enumerate(rows):
+        cells = []
+        for (name, usual), cell in zip(named, row, strict=True):
+            value, style = cell if isinstance(cell, tuple) else (cell, usual)
+            wrapped = tag(inner[name], text(value)) if inner and name in inner else text(value)
+            is_name = not cells
+            cells.append(tag("th", wrapped, scope="row") if is_name else tag("td", wrapped, class_=style))
+        body.append(tag("tr", *cells, class_="best" if place in best else None))
+    return table(caption, [tag("tr", *names)], body)
+
+
+_AT_LEFT = ("left", "wide", "note")

@@ -15,7 +15,18 @@ from skep.report import theme
 from skep.report.charts import COLOUR, Spec, headed, label, layer, quantity
 from skep.report.comparison import Series, comparison_banners, series_of
 from skep.report.levels import counted
-from skep.report.markup import Markup, banner, join, section, table, tag, text, trusted, wide_figure
+from skep.report.markup import (
+    Markup,
+    banner,
+    join,
+    section,
+    tag,
+    term_list,
+    text,
+    text_table,
+    trusted,
+    wide_figure,
+)
 from skep.report.style import document, mark
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
@@ -177,7 +188,7 @@ def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
         section("picture", "Axes", wide_figure(trusted(picture(chart, "Axes")), "Axes", caption)),
         section("tables", "Figures", *map(_html, tables_of([one for _, one in entries], verdicts))),
         *(section(f"where-{look.letter}", f"What ran where: {look.name}", provenance(look.run)) for look in looks),
-        section("how", "How this was measured", _terms()),
+        section("how", "How this was measured", term_list(_TERMS)),
     )
     ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
     return document(f"{title}: skep mixed", header, main, tag("footer", text(ids)))
@@ -290,14 +301,9 @@ def _advice(entries: Entries, looks: Sequence[Series]) -> Iterator[Markup]:
 
 
 def _html(one: MixedTable) -> Markup:
-    styles = ["left" if name in one.left else None for name in one.head]
-    names = (tag("th", text(name), scope="col", class_=style) for name, style in zip(one.head, styles, strict=True))
-    body = [
-        tag("tr", *(tag("td", text(cell), class_=style) for cell, style in zip(row, styles, strict=True)))
-        for row in one.rows
-    ]
+    columns = [(name, "left") if name in one.left else name for name in one.head]
     title = f"{one.title[0].upper()}{one.title[1:]}"
-    return join([tag("h3", text(title), style="margin-top:22px"), table(title, [tag("tr", *names)], body)])
+    return join([tag("h3", text(title), style="margin-top:22px"), text_table(title, columns, one.rows)])
 
 
 _TERMS = {
@@ -312,8 +318,3 @@ _TERMS = {
         tell (Fisher's exact test), whose conversation takes at most 2.5 times as long as alone, and that finishes more
         tasks a minute than the level below. So few answers show a collapse, not a loss of 3 points.""",
 }
-
-
-def _terms() -> Markup:
-    entries = (tag("div", tag("dt", text(k)), tag("dd", text(" ".join(body.split())))) for k, body in _TERMS.items())
-    return tag("dl", join(entries), class_="terms")

@@ -10,7 +10,7 @@ from typing import Any
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart
-from skep.report.markup import Markup, banner, card, join, section, table, tag, text
+from skep.report.markup import Markup, banner, card, join, section, tag, text, text_table
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure
 
@@ -116,26 +116,15 @@ def _step(part: Document) -> Markup:
 
 
 def _layouts(plans: Sequence[Document], agents: int) -> Markup:
-    names = ("Rig", "Layout", "KV", "Slots", "Context", "tok/s", "low", "high", "each", "first token")
-    head = [
-        tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in names[:3] else None) for name in names))
-    ]
+    columns = (("Rig", "left"), ("Layout", "left"), ("KV", "left"), "Slots", "Context", "tok/s", "low", "high", "each",
+               "first token")  # fmt: skip
     rows = []
-    for place, plan in enumerate(plans):
+    for plan in plans:
         at = _at(plan, agents)
-        cells = (_name(plan), plan["kv_dtype"])
-        numbers = (plan["slots"], f"{plan['context']:,}", f"{at['effective_tok_s']:,.0f}", f"{at['low']:,.0f}",
-                   f"{at['high']:,.0f}", f"{at['task_tok_s']:,.0f}", _seconds(at["ttft_ms"]))  # fmt: skip
-        rows.append(
-            tag(
-                "tr",
-                tag("th", text(plan["rig"]), scope="row"),
-                *(tag("td", text(cell), class_="left") for cell in cells),
-                *(tag("td", text(value)) for value in numbers),
-                class_="best" if place == 0 else None,
-            )
-        )
-    return table(f"Expected with {agents} agents at once", head, rows)
+        figures = (f"{at[name]:,.0f}" for name in ("effective_tok_s", "low", "high", "task_tok_s"))
+        which = (plan["rig"], _name(plan), plan["kv_dtype"], plan["slots"], f"{plan['context']:,}")
+        rows.append((*which, *figures, _seconds(at["ttft_ms"])))
+    return text_table(f"Expected with {agents} agents at once", columns, rows, best=[0])
 
 
 def _rules(best: Document) -> list[str]:

@@ -5,7 +5,6 @@ Pure: takes records, gives text. What may be claimed leads; what could not be sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from textwrap import wrap
 
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
@@ -26,7 +25,19 @@ from skep.report.charts import (
     sized,
 )
 from skep.report.levels import counted
-from skep.report.markup import Markup, banner, card, join, section, table, tag, text, trusted, wide_figure
+from skep.report.markup import (
+    Markup,
+    banner,
+    card,
+    join,
+    section,
+    tag,
+    term_list,
+    text,
+    text_table,
+    trusted,
+    wide_figure,
+)
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
@@ -198,84 +209,56 @@ _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"
 
 def level_table(summary: QualitySummary) -> Markup:
     """One row a level; the first is C = 1 against itself."""
-    names = (
-        "items", "pairs", "passed at C = 1", "passed at C", "difference", "bounds", "lost", "gained", "texts changed",
-        "what may be said",
-    )  # fmt: skip
-    head = tag(
-        "tr",
-        *(tag("th", text(name), scope="col", class_="left" if name == names[-1] else None) for name in ("C", *names)),
-    )
-    rows = []
+    columns = ("C", "items", "pairs", "passed at C = 1", "passed at C", "difference", "bounds", "lost", "gained",
+               "texts changed", ("what may be said", "wide"))  # fmt: skip
+    rows: list[tuple[object, ...]] = []
     if summary.noise is not None:
-        words = "the noise floor: what changes by itself"
-        rows.append(_row("1 and 1", summary.noise, summary.noise_texts_changed, words, "note"))
+        words = ("the noise floor: what changes by itself", "note")
+        rows.append(("1 and 1", *_cells(summary.noise, summary.noise_texts_changed), words))
     for level in summary.levels:
-        said = claim_words(level, summary.delta)
-        rows.append(_row(str(level.concurrency), level.difference, level.texts_changed, said, _STYLES[level.claim]))
+        said = (claim_words(level, summary.delta), _STYLES[level.claim])
+        rows.append((level.concurrency, *_cells(level.difference, level.texts_changed), said))
     stopped = any(level.claim is not Claim.HOLDS for level in summary.levels)
     why = "not walked, as a level below does not hold" if stopped else "not walked: the run ended before"
-    for skipped in summary.skipped:
-        note = tag("td", text(why), class_="note", colspan=str(len(names)))
-        rows.append(tag("tr", tag("th", text(skipped), scope="row"), note))
-    return table("Difference against C = 1", [head], rows)
+    rows += [(skipped, *([""] * (len(columns) - 2)), (why, "note")) for skipped in summary.skipped]
+    return text_table("Difference against C = 1", columns, rows)
 
 
 def latency_table(summary: QualitySummary) -> Markup:
     """Of the same requests, arm by arm."""
-    names = ("arm", "TTFT p50", "TTFT p95", "total p50", "total p95", "eff. tok/s", "cached", "keywords", "outcomes")
-    head = _head("C", *names, left=("arm", "outcomes"))
-    rows = []
-    for level in summary.levels:
-        for arm, name in ((level.base, "C = 1"), (level.load, f"C = {level.concurrency}")):
-            cells = (
-                milliseconds(arm.ttft_p50_ms),
-                milliseconds(arm.ttft_p95_ms),
-                seconds(arm.total_p50_s),
-                seconds(arm.total_p95_s),
-                number(arm.effective_tok_s),
-                _share(arm.cached_share),
-                _share(arm.keyword_rate),
-            )
-            rows.append(
-                tag(
-                    "tr",
-                    tag("th", text(level.concurrency), scope="row"),
-                    tag("td", text(name), class_="left"),
-                    *(tag("td", text(cell)) for cell in cells),
-                    tag("td", text(counted(arm.outcomes)), class_="note"),
-                )
-            )
-    return table("Latency and outcomes of the same requests", [head], rows)
+    columns = ("C", ("arm", "left"), "TTFT p50", "TTFT p95", "total p50", "total p95", "eff. tok/s", "cached",
+               "keywords", ("outcomes", "note"))  # fmt: skip
+    rows = [
+        (
+            level.concurrency,
+            name,
+            milliseconds(arm.ttft_p50_ms),
+            milliseconds(arm.ttft_p95_ms),
+            seconds(arm.total_p50_s),
+            seconds(arm.total_p95_s),
+            number(arm.effective_tok_s),
+            _share(arm.cached_share),
+            _share(arm.keyword_rate),
+            counted(arm.outcomes),
+        )
+        for level in summary.levels
+        for arm, name in ((level.base, "C = 1"), (level.load, f"C = {level.concurrency}"))
+    ]
+    return text_table("Latency and outcomes of the same requests", columns, rows)
 
 
 def family_table(summary: QualitySummary) -> Markup | None:
     """None where the bank has one family only."""
     if len(summary.by_family) < 2:
         return None
-    head = tag(
-        "tr", tag("th", text("family"), scope="col"), tag("th", text("items")), tag("th", text("passed at C = 1"))
-    )
-    rows = [
-        tag(
-            "tr",
-            tag("th", text(family or "unnamed"), scope="row"),
-            tag("td", text(f"{items:,}")),
-            tag("td", text(percent(100 * rate))),
-        )
-        for family, items, rate in summary.by_family
-    ]
+    rows = [(family or "unnamed", f"{items:,}", percent(100 * rate)) for family, items, rate in summary.by_family]
     below = "An item that always passes or never does says little about load: those in between carry the test."
-    return join([table("Items by family", [head], rows), tag("p", text(below), class_="below")])
+    made = text_table("Items by family", ("family", "items", "passed at C = 1"), rows)
+    return join([made, tag("p", text(below), class_="below")])
 
 
-def _head(*names: str, left: Sequence[str] = ()) -> Markup:
-    styles = ["left" if name in left else None for name in names]
-    return tag("tr", *(tag("th", text(n), scope="col", class_=style) for n, style in zip(names, styles, strict=True)))
-
-
-def _row(name: str, found: PairedDifference, changed: float | None, words: str, style: str) -> Markup:
-    cells = (
+def _cells(found: PairedDifference, changed: float | None) -> tuple[str, ...]:
+    return (
         f"{found.items:,}",
         f"{found.pairs:,}",
         percent(100 * found.base_rate, digits=1),
@@ -285,12 +268,6 @@ def _row(name: str, found: PairedDifference, changed: float | None, words: str, 
         f"{found.lost:,}",
         f"{found.gained:,}",
         _share(changed),
-    )
-    return tag(
-        "tr",
-        tag("th", text(name), scope="row"),
-        *(tag("td", text(cell)) for cell in cells),
-        tag("td", text(words), class_=style),
     )
 
 
@@ -327,7 +304,7 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         section("latency", "Latency and outcomes of the same requests", latency_table(summary)),
         section("families", "By family", families) if families else None,
         section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", _terms()),
+        section("how", "How this was measured", term_list(_TERMS)),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
     return document(f"{heading(run)}: skep quality", header, main, footer)
@@ -465,8 +442,3 @@ _TERMS = {
         are failures like wrong answers, and are shown apart.""",
     "Latency": "Of the very requests that were judged: quality and speed come from the same answers.",
 }
-
-
-def _terms() -> Markup:
-    entries = (tag("div", tag("dt", text(k)), tag("dd", text(" ".join(body.split())))) for k, body in _TERMS.items())
-    return tag("dl", join(entries), class_="terms")

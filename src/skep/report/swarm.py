@@ -9,7 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skep.report.markup import Markup, banner, card, definitions, join, section, table, tag, text, trusted, wide_figure
+from skep.report.markup import (
+    Markup,
+    banner,
+    card,
+    definitions,
+    join,
+    optional_section,
+    section,
+    tag,
+    term_list,
+    text,
+    text_table,
+    trusted,
+    wide_figure,
+)
 from skep.report.style import document, mark
 from skep.report.swarm_gantt import gantt, gantt_caption, gantt_element
 from skep.stats.percentiles import Percentiles
@@ -57,19 +71,29 @@ def failure_table(story: SwarmStory) -> Markup | None:
     failed = [one for one in story.results if one.ending is TaskEnding.FAILED]
     if not failed:
         return None
-    head = _head("task", "tries", "kind of error", "error", "last answer")
-    rows = [_failure(one) for one in failed[:_MOST_FAILURES]]
-    left_out = len(failed) - len(rows)
-    return join([table("Tasks that were set aside", [head], rows), _left_out(left_out, "set aside")])
+    columns = ("task", "tries", ("kind of error", "left"), ("error", "wide"), ("last answer", "note"))
+    shown = failed[:_MOST_FAILURES]
+    rows = [
+        (
+            shortened(one.task, 80),
+            number(one.tries, digits=0),
+            one.error_kind or UNKNOWN,
+            shortened(one.error or UNKNOWN, 400),
+            shortened(_one_line(one.answer) or UNKNOWN, 160),
+        )
+        for one in shown
+    ]
+    made = text_table("Tasks that were set aside", columns, rows, inner={"kind of error": "code"})
+    return join([made, _left_out(len(failed) - len(shown), "set aside")])
 
 
 def error_table(account: Account) -> Markup | None:
     """Attempts that failed or were rejected, by kind, whether or not another one was done in the end."""
     if not account.errors:
         return None
-    head = _head("kind of error", "attempts")
-    rows = [_row(tag("code", text(kind)), _cell(number(many, digits=0))) for kind, many in account.errors]
-    return table("Attempts that failed, by kind", [head], rows)
+    rows = [(kind, number(many, digits=0)) for kind, many in account.errors]
+    columns = (("kind of error", "left"), "attempts")
+    return text_table("Attempts that failed, by kind", columns, rows, inner={"kind of error": "code"})
 
 
 def slow_table(story: SwarmStory) -> Markup | None:
@@ -80,112 +104,89 @@ def slow_table(story: SwarmStory) -> Markup | None:
     timed = [(task_seconds(one, story.spans), one) for one in done]
     slowest = sorted(timed, key=lambda one: one[0], reverse=True)[:_MOST_SLOW]
     counted = {one.task: one for one in story.attempts if one.outcome is AttemptOutcome.DONE}
-    head = _head("task", "took", "tries", "queued", "first token", "tokens in", "tokens out", "replica", "answer")
-    rows = [_slow(one, lasted, counted.get(one.task)) for lasted, one in slowest]
-    return table("The slowest tasks", [head], rows)
+    columns = ("task", "took", "tries", "queued", "first token", "tokens in", "tokens out", ("replica", "left"),
+               ("answer", "note"))  # fmt: skip
+    return text_table(
+        "The slowest tasks", columns, [_slow(one, lasted, counted.get(one.task)) for lasted, one in slowest]
+    )
 
 
 def agent_table(account: Account) -> Markup | None:
     if not account.by_agent:
         return None
-    head = _head("agent", "tasks", "attempts", "busy", "of the time", "tokens out")
+    shown = account.by_agent[:_MOST_AGENTS]
     rows = [
-        _row(
-            text(str(one.agent)),
-            _cell(number(one.tasks, digits=0)),
-            _cell(number(one.attempts, digits=0)),
-            _cell(seconds(one.busy_s)),
-            _cell(share(one.busy_share)),
-            _cell(number(one.output_tokens, digits=0)),
+        (
+            one.agent,
+            number(one.tasks, digits=0),
+            number(one.attempts, digits=0),
+            seconds(one.busy_s),
+            share(one.busy_share),
+            number(one.output_tokens, digits=0),
         )
-        for one in account.by_agent[:_MOST_AGENTS]
+        for one in shown
     ]
-    left_out = len(account.by_agent) - len(rows)
-    return join([table("By agent", [head], rows), _left_out(left_out, "agents")])
+    made = text_table("By agent", ("agent", "tasks", "attempts", "busy", "of the time", "tokens out"), rows)
+    return join([made, _left_out(len(account.by_agent) - len(shown), "agents")])
 
 
 def replica_table(account: Account) -> Markup | None:
     if not any(one.replica for one in account.by_replica):
         return None
-    head = _head("replica", "tasks", "attempts", "failed", "tokens out", "TTFT p50", "TTFT p95", "tok/s of one task")
+    columns = ("replica", "tasks", "attempts", "failed", "tokens out", "TTFT p50", "TTFT p95", "tok/s of one task")
     rows = [
-        _row(
-            text(shortened(one.replica or "not told", 80)),
-            _cell(number(one.tasks, digits=0)),
-            _cell(number(one.attempts, digits=0)),
-            _cell(number(one.failed, digits=0), "bad" if one.failed else None),
-            _cell(number(one.output_tokens, digits=0)),
-            _cell(seconds(one.ttft_s.p50 if one.ttft_s else None)),
-            _cell(seconds(one.ttft_s.p95 if one.ttft_s else None)),
-            _cell(number(one.task_tok_s)),
+        (
+            shortened(one.replica or "not told", 80),
+            number(one.tasks, digits=0),
+            number(one.attempts, digits=0),
+            (number(one.failed, digits=0), "bad" if one.failed else None),
+            number(one.output_tokens, digits=0),
+            seconds(one.ttft_s.p50 if one.ttft_s else None),
+            seconds(one.ttft_s.p95 if one.ttft_s else None),
+            number(one.task_tok_s),
         )
         for one in account.by_replica
     ]
-    return table("By replica", [head], rows)
+    return text_table("By replica", columns, rows)
 
 
 def session_table(story: SwarmStory) -> Markup | None:
     """Where there were several, or the only one did not end well."""
     if len(story.spans) < 2 and not any(span.error for span in story.spans):
         return None
-    head = _head("session", "began", "worked", "after a pause of", "ended", "why")
+    columns = ("session", ("began", "left"), "worked", "after a pause of", ("ended", "left"), ("why", "wide"))
     rows = [
-        _row(
-            text(str(span.session)),
-            _cell(moment(span.started_at), "left"),
-            _cell(seconds(span.seconds)),
-            _cell(seconds(span.before_s)),
-            _cell("still at work" if span.alive else span.outcome or "vanished", "left"),
-            _cell(shortened(span.error or "", 300), "wide"),
+        (
+            span.session,
+            moment(span.started_at),
+            seconds(span.seconds),
+            seconds(span.before_s),
+            "still at work" if span.alive else span.outcome or "vanished",
+            shortened(span.error or "", 300),
         )
         for span in story.spans
     ]
-    return table("Sessions", [head], rows)
+    return text_table("Sessions", columns, rows)
 
 
-def _failure(result: TaskResult) -> Markup:
-    return _row(
-        text(shortened(result.task, 80)),
-        _cell(number(result.tries, digits=0)),
-        tag("td", tag("code", text(result.error_kind or UNKNOWN)), class_="left"),
-        _cell(shortened(result.error or UNKNOWN, 400), "wide"),
-        _cell(shortened(_one_line(result.answer) or UNKNOWN, 160), "note"),
-    )
-
-
-def _slow(result: TaskResult, lasted: float, attempt: Attempt | None) -> Markup:
+def _slow(result: TaskResult, lasted: float, attempt: Attempt | None) -> tuple[str, ...]:
     queued = attempt.queued_ms / 1000 if attempt and attempt.queued_ms is not None else None
     first = attempt.first_token_at - attempt.started_at if attempt and attempt.first_token_at is not None else None
-    return _row(
-        text(shortened(result.task, 60)),
-        _cell(seconds(lasted)),
-        _cell(number(result.tries, digits=0)),
-        _cell(seconds(queued)),
-        _cell(seconds(first)),
-        _cell(number(result.prompt_tokens, digits=0)),
-        _cell(number(result.output_tokens, digits=0)),
-        _cell(shortened(result.replica or UNKNOWN, 40), "left"),
-        _cell(shortened(_one_line(result.answer) or UNKNOWN, 100), "note"),
+    return (
+        shortened(result.task, 60),
+        seconds(lasted),
+        number(result.tries, digits=0),
+        seconds(queued),
+        seconds(first),
+        number(result.prompt_tokens, digits=0),
+        number(result.output_tokens, digits=0),
+        shortened(result.replica or UNKNOWN, 40),
+        shortened(_one_line(result.answer) or UNKNOWN, 100),
     )
 
 
 def _one_line(answer: str | None) -> str:
     return " ".join((answer or "")[:2000].split())
-
-
-def _head(*names: str) -> Markup:
-    return tag("tr", *(tag("th", text(name), scope="col", class_=_HEADS.get(name)) for name in names))
-
-
-_HEADS = dict.fromkeys(("kind of error", "error", "last answer", "replica", "answer", "began", "ended", "why"), "left")
-
-
-def _row(name: Markup, *cells: Markup) -> Markup:
-    return tag("tr", tag("th", name, scope="row"), *cells)
-
-
-def _cell(value: str, style: str | None = None) -> Markup:
-    return tag("td", text(value), class_=style)
 
 
 def _left_out(many: int, what: str) -> Markup:
@@ -228,15 +229,15 @@ def swarm_page(story: SwarmStory) -> str:
     main = tag(
         "main",
         _cards(account),
-        _optional("picture", "Agent by agent", _picture(story)),
-        _optional("failures", "Set aside", failure_table(story)),
+        optional_section("picture", "Agent by agent", _picture(story)),
+        optional_section("failures", "Set aside", failure_table(story)),
         section("figures", "The account", _figures(story)),
-        _optional("errors", "What went wrong on the way", error_table(account)),
-        _optional("slow", "The slowest", slow_table(story)),
-        _optional("replicas", "By replica", replica_table(account)),
-        _optional("agents", "By agent", agent_table(account)),
-        _optional("sessions", "Sessions", session_table(story)),
-        section("how", "How each figure was made", _terms()),
+        optional_section("errors", "What went wrong on the way", error_table(account)),
+        optional_section("slow", "The slowest", slow_table(story)),
+        optional_section("replicas", "By replica", replica_table(account)),
+        optional_section("agents", "By agent", agent_table(account)),
+        optional_section("sessions", "Sessions", session_table(story)),
+        section("how", "How each figure was made", term_list(_TERMS)),
     )
     footer = tag("footer", text(f"skep {story.run.skep_version} · run {account.run}"))
     return document(f"{title}: skep swarm", header, main, footer)
@@ -375,14 +376,3 @@ def _energy(account: Account) -> list[tuple[str, str]]:
 def _shown(config: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is unset, and without the output's path: a page is made to be passed on."""
     return {key: value for key, value in config.items() if value is not None and key not in ("output", "ask")}
-
-
-def _optional(anchor: str, title: str, body: Markup | None) -> Markup | None:
-    return section(anchor, title, body) if body else None
-
-
-def _terms() -> Markup:
-    entries = (
-        tag("div", tag("dt", text(name)), tag("dd", text(" ".join(body.split())))) for name, body in _TERMS.items()
-    )
-    return tag("dl", join(entries), class_="terms")

@@ -13,10 +13,24 @@ from skep.report import charts
 from skep.report.charts import by_wall, headed, panels, sized, walls
 from skep.report.checks import check_list, clock_section
 from skep.report.levels import best_level, class_table, energy_table, failure_table, level_table, request_table
-from skep.report.markup import Markup, banner, card, definitions, join, section, table, tag, text, trusted, wide_figure
+from skep.report.markup import (
+    Markup,
+    banner,
+    card,
+    definitions,
+    join,
+    optional_section,
+    section,
+    tag,
+    term_list,
+    text,
+    text_table,
+    trusted,
+    wide_figure,
+)
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
-from skep.report.terms import terms
+from skep.report.terms import TERMS
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.store.records import Request, RunState, StoredRun
 from skep.units import (
@@ -146,27 +160,19 @@ def speedup_part(summary: SweepSummary) -> Markup | None:
 
 
 def speedup_table(speedups: Speedup) -> Markup:
-    serial = speedups.tokens_serial, speedups.truncated_serial
-    swarm = speedups.tokens_swarm, speedups.truncated_swarm
-    facts = (
-        ("Serial", "1", seconds(speedups.serial_wall_s), *serial),
-        ("Swarm", str(speedups.concurrency), seconds(speedups.swarm_wall_s), *swarm),
-    )
-    batches = [_row(how, c, wall, number(tokens, digits=0), str(cut)) for how, c, wall, tokens, cut in facts]
-    forms = (
-        ("By wall time", speedups.by_wall, speedups.by_wall_whole),
-        ("By tokens (ratio of effective tok/s)", speedups.by_tokens, speedups.by_tokens_whole),
-    )
-    ratios = [_row(name, _exactly(of_all), _exactly(whole)) for name, of_all, whole in forms]
-    return join(
-        [
-            table(
-                "The two batches", [_head(f"{speedups.tasks} tasks", "C", "Wall time", "Output tokens", "Cut")], batches
-            ),
-            table("The speedup", [_head("Speedup", "All tasks", "Without tasks cut in either batch")], ratios),
-            tag("p", text(_TOKENS), class_="below"),
-        ]
-    )
+    one = speedups
+    batches = [
+        ("Serial", 1, seconds(one.serial_wall_s), number(one.tokens_serial, digits=0), one.truncated_serial),
+        ("Swarm", one.concurrency, seconds(one.swarm_wall_s), number(one.tokens_swarm, digits=0), one.truncated_swarm),
+    ]
+    ratios = [
+        ("By wall time", _exactly(one.by_wall), _exactly(one.by_wall_whole)),
+        ("By tokens (ratio of effective tok/s)", _exactly(one.by_tokens), _exactly(one.by_tokens_whole)),
+    ]
+    columns = ((f"{one.tasks} tasks", "left"), "C", "Wall time", "Output tokens", "Cut")
+    forms = (("Speedup", "left"), "All tasks", "Without tasks cut in either batch")
+    tables = [text_table("The two batches", columns, batches), text_table("The speedup", forms, ratios)]
+    return join([*tables, tag("p", text(_TOKENS), class_="below")])
 
 
 _TOKENS = (
@@ -177,14 +183,6 @@ _TOKENS = (
 
 def _exactly(value: float | None) -> str:
     return UNKNOWN if value is None else f"{number(value, digits=2)}×" if value < 100 else times(value)
-
-
-def _head(*names: str) -> Markup:
-    return tag("tr", *(tag("th", text(name), class_=None if i else "left") for i, name in enumerate(names)))
-
-
-def _row(name: str, *cells: str) -> Markup:
-    return tag("tr", tag("th", text(name), scope="row"), *(tag("td", text(cell)) for cell in cells))
 
 
 def _wall_note(summary: SweepSummary) -> str:
@@ -207,17 +205,17 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
         "main",
         cards(summary),
         section("pictures", "What concurrency gives, and what it costs", _pictures(summary)),
-        _optional("serial", "Serial against swarm", speedup_part(summary)),
-        _optional("timeline", "One level, request by request", _timeline(levels, rows)),
+        optional_section("serial", "Serial against swarm", speedup_part(summary)),
+        optional_section("timeline", "One level, request by request", _timeline(levels, rows)),
         section("levels", "Every level", level_table(levels)),
-        _optional("classes", "By kind of traffic", class_table(summary.classes)),
-        _optional("requests", "The requests", request_table(levels)),
+        optional_section("classes", "By kind of traffic", class_table(summary.classes)),
+        optional_section("requests", "The requests", request_table(levels)),
         failure_table(rows),
-        _optional("energy", "Energy", energy_table(levels)),
-        _optional("checks", "How far to trust it", check_list(summary)),
+        optional_section("energy", "Energy", energy_table(levels)),
+        optional_section("checks", "How far to trust it", check_list(summary)),
         clock_section(levels),
         section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", terms()),
+        section("how", "How this was measured", term_list(TERMS)),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
     return document(f"{heading(run)}: skep sweep", header, main, footer)
@@ -272,10 +270,6 @@ _KINDS = {"serial-vs-swarm": "serial against swarm"}
 
 def _hollow(levels: Sequence[LevelSummary]) -> str:
     return "; hollow: client-limited" if any(level.client_limited for level in levels) else ""
-
-
-def _optional(anchor: str, title: str, body: Markup | None) -> Markup | None:
-    return section(anchor, title, body) if body else None
 
 
 def _pictures(summary: SweepSummary) -> Markup:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from skep.report.markup import Markup, join, tag, text
-
-_TERMS = {
+TERMS = {
     "Effective tok/s": """Output tokens of all answers of a level over the wall time of that level, all agents
         together. A failed request counts with its time, not with tokens. The range is that of its slowest and fastest
         repeat; the 95 % interval is that of the mean over repeats, given where there are three or more.""",
@@ -30,13 +28,3 @@ _TERMS = {
     "Client-limited": """The load generator, not the engine, may have set the pace: read such a level as a lower
         bound.""",
 }
-
-
-def terms() -> Markup:
-    """The definitions as one list."""
-    entries = (tag("div", tag("dt", text(name)), tag("dd", text(_one_line(body)))) for name, body in _TERMS.items())
-    return tag("dl", join(entries), class_="terms")
-
-
-def _one_line(body: str) -> str:
-    return " ".join(body.split())

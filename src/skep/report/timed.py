@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.report.checks import clock_section, left_out_sentences, listed
 from skep.report.levels import energy_table, failure_table
-from skep.report.markup import Markup, card, section, table, tag, text, trusted, wide_figure
+from skep.report.markup import Markup, card, section, tag, term_list, text, text_table, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.svg import picture
 from skep.report.sweep import heading, provenance, run_banners
-from skep.report.terms import terms
+from skep.report.terms import TERMS
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.stats.percentiles import Percentiles
 from skep.store.records import Request, StoredRun
@@ -48,7 +48,7 @@ def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
         energy_table(summary.levels),
         clock_section(summary.levels),
         section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", terms()),
+        section("how", "How this was measured", term_list(TERMS)),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
     return document(f"{heading(run)}: skep {run.kind}", header, main, footer)
@@ -83,12 +83,7 @@ def _classes(summary: SweepSummary) -> Markup | None:
 
 
 def _table(first: str, entries: Sequence[tuple[str, LevelSummary]]) -> Markup:
-    head = tag("tr", *(tag("th", text(name), scope="col") for name in (first, *_COLUMNS)))
-    body = [
-        tag("tr", tag("th", text(name), scope="row"), *(tag("td", text(cell)) for cell in _cells(level)))
-        for name, level in entries
-    ]
-    return table(f"Figures by {first}", [head], body)
+    return text_table(f"Figures by {first}", (first, *_COLUMNS), [(name, *_cells(level)) for name, level in entries])
 
 
 def _cells(level: LevelSummary) -> tuple[str, ...]:

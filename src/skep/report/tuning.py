@@ -11,7 +11,20 @@ from collections.abc import Sequence
 from skep.report import theme
 from skep.report.charts import sized
 from skep.report.levels import interval_text
-from skep.report.markup import Markup, banner, card, definitions, join, section, tag, text, trusted, wide_figure
+from skep.report.markup import (
+    Markup,
+    banner,
+    card,
+    definitions,
+    join,
+    optional_section,
+    section,
+    tag,
+    term_list,
+    text,
+    trusted,
+    wide_figure,
+)
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.tuning_curve import curve_chart, curve_table, first_token_chart, ladder_chart
@@ -110,10 +123,10 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
     parts = [
         _cards(tuning, stages),
         section("ladder", "The ladder", _ladder_figure(tuning, stages), ladder(tuning, stages)) if stages else None,
-        _optional("dead-ends", "Dead ends", dead_ends(stages)),
+        optional_section("dead-ends", "Dead ends", dead_ends(stages)),
         _curve(tuning, stages, curve),
-        _optional("settings", "From the baseline to the best", settings_table(tuning, stages)),
-        section("how", "How it was measured", _facts(tuning, stages), _terms()),
+        optional_section("settings", "From the baseline to the best", settings_table(tuning, stages)),
+        section("how", "How it was measured", _facts(tuning, stages), term_list(_TERMS)),
     ]
     return join(part for part in parts if part)
 
@@ -193,14 +206,3 @@ def _facts(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
     if tuning.host:
         groups.append(("Host", fact_list({name: fact for name, fact in tuning.host.items() if name != "hostname"})))
     return tag("div", *(definitions(title, facts) for title, facts in groups), class_="columns")
-
-
-def _optional(anchor: str, title: str, body: Markup | None) -> Markup | None:
-    return section(anchor, title, body) if body else None
-
-
-def _terms() -> Markup:
-    entries = (
-        tag("div", tag("dt", text(name)), tag("dd", text(" ".join(body.split())))) for name, body in _TERMS.items()
-    )
-    return tag("dl", join(entries), class_="terms")

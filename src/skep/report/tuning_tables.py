@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.report.levels import interval_text
-from skep.report.markup import Markup, join, table, tag, text
+from skep.report.markup import Markup, join, table, tag, text, text_table
 from skep.tuner.records import StageDecision, TuneStage, Tuning, value_words
 from skep.tuner.summary import (
     KEPT,
@@ -92,12 +92,19 @@ def settings_table(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None
 
 def dead_ends(stages: Sequence[TuneStage]) -> Markup | None:
     """What happened, the line of the log that says so, and what would mend it."""
-    failed = [one for one in stages if one.failure is not None]
-    if not failed:
-        return None
-    names = ("#", "Change", "What happened", "Log line", "Remedy")
-    head = tag("tr", *(tag("th", text(name), scope="col", class_="left") for name in names))
-    return table("Dead ends", [head], [_dead_end(one) for one in failed])
+    columns = ("#", ("Change", "wide"), ("What happened", "wide"), ("Log line", "wide"), ("Remedy", "wide"))
+    rows = [
+        (
+            stage.number,
+            shortened(stage.title, 160),
+            shortened(f"{decision_words(stage)}: {failure.cause}", 400),
+            shortened(failure.evidence, 600) if failure.evidence else UNKNOWN,
+            shortened(failure.remedy or UNKNOWN, 400),
+        )
+        for stage in stages
+        if (failure := stage.failure) is not None
+    ]
+    return text_table("Dead ends", columns, rows, inner={"Log line": "code"}) if rows else None
 
 
 def _row(stage: TuneStage, *, lost: bool) -> Markup:
@@ -132,17 +139,3 @@ def _why(stage: TuneStage) -> Markup:
     if stage.failure is None:
         return words
     return join([words, text(" "), tag("a", text("log line and remedy"), href="#dead-ends")])
-
-
-def _dead_end(stage: TuneStage) -> Markup:
-    failure = stage.failure
-    assert failure is not None
-    line = tag("code", text(shortened(failure.evidence, 600))) if failure.evidence else text(UNKNOWN)
-    return tag(
-        "tr",
-        tag("th", text(stage.number), scope="row"),
-        tag("td", text(shortened(stage.title, 160)), class_="wide"),
-        tag("td", text(shortened(f"{decision_words(stage)}: {failure.cause}", 400)), class_="wide"),
-        tag("td", line, class_="wide"),
-        tag("td", text(shortened(failure.remedy or UNKNOWN, 400)), class_="wide"),
-    )
