@@ -250,7 +250,7 @@ def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, least: in
 
 
 @dataclass(slots=True)
-class Sheet:
+class MarkSheet:
     """Rectangles, rules, symbols and texts in the terms of a chart's axes. One layer a kind: layers take time to draw.
 
     `colour` and the like are of the row; `tip` is what a reader sees when the pointer rests on the mark.

@@ -11,20 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
-from skep.report import theme
-from skep.report.charts import (
-    ChartCurve,
-    Spec,
-    curves_chart,
-    has_interval,
-    headed,
-    label,
-    layer,
-    line,
-    panels,
-    point,
-    sized,
-)
+from skep.report import charts, theme
+from skep.report.charts import Spec
 from skep.report.checks import left_out_sentences
 from skep.report.markup import Markup, banner, definitions, join, section, tag, text, text_table, trusted
 from skep.report.style import document, mark
@@ -118,9 +106,9 @@ def legend_chart(runs: Sequence[Series]) -> Spec:
         ends = [{"x": 0, "y": i}, {"x": 5, "y": i}]
         middle = [{"x": 2.5, "y": i, "label": f"{one.letter}   {one.name}"}]
         layers += [
-            layer(ends, line(one.colour, width=2.5, dash=one.dash), x=x, y=y),
-            layer(middle, {**point(one.colour, one.shape), "fill": one.colour}, x=x, y=y),
-            layer(middle, label("left", dx=34), x=x, y=y, text="label"),
+            charts.layer(ends, charts.line(one.colour, width=2.5, dash=one.dash), x=x, y=y),
+            charts.layer(middle, {**charts.point(one.colour, one.shape), "fill": one.colour}, x=x, y=y),
+            charts.layer(middle, charts.label("left", dx=34), x=x, y=y, text="label"),
         ]
     return {"width": 760, "height": 22 * len(runs), "layer": layers}
 
@@ -132,12 +120,12 @@ def _overlay(
     curves = []
     for one in runs:
         found = [(level.concurrency, value) for level in one.levels if (value := of(level)) is not None]
-        intervals = {level.concurrency: level.effective_interval for level in one.levels if has_interval(level)}
+        intervals = {level.concurrency: level.effective_interval for level in one.levels if charts.has_interval(level)}
         ranges = {c: (some.low, some.high) for c, some in intervals.items() if banded and some is not None}
         hollow = [level.concurrency for level in one.levels if level.client_limited]
         points = [(c, value) for c, value in found if known(value)]
-        curves.append(ChartCurve(points, one.colour, one.letter, one.dash, one.shape, hollow, ranges))
-    return curves_chart(curves, unit, height=height)
+        curves.append(charts.ChartCurve(points, one.colour, one.letter, one.dash, one.shape, hollow, ranges))
+    return charts.curves_chart(curves, unit, height=height)
 
 
 Entries = Sequence[tuple[StoredRun, SweepSummary]]
@@ -177,14 +165,14 @@ def comparison_page(
 def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None) -> str:
     """One SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
     runs = series_of(entries, labels)
-    gain = sized(
+    gain = charts.sized(
         effective_overlay(runs, 330), "Effective tok/s", "upright: 95 % interval; hollow: client-limited", 400, 330
     )
-    first = sized(ttft_overlay(runs, 105), "Time to first token, p50", "", 290, 105)
-    rest = sized(tpot_overlay(runs, 105), "Time per output token, p50", "", 290, 105)
+    first = charts.sized(ttft_overlay(runs, 105), "Time to first token, p50", "", 290, 105)
+    rest = charts.sized(tpot_overlay(runs, 105), "Time per output token, p50", "", 290, 105)
     marks = sorted({word for one in runs for word in _marks(one)})
-    drawn = [legend_chart(runs), panels(gain, first, rest, 118)]
-    spec = {"title": headed(_heading(runs), marks), "vconcat": drawn, "spacing": 76, "bounds": "flush"}
+    drawn = [legend_chart(runs), charts.panels(gain, first, rest, 118)]
+    spec = {"title": charts.headed(_heading(runs), marks), "vconcat": drawn, "spacing": 76, "bounds": "flush"}
     names = ", ".join(f"{one.letter} {one.name}" for one in runs)
     return standalone(spec, f"Comparison of {names}: effective tok/s, TTFT and TPOT against C")
 
@@ -348,8 +336,8 @@ def _figure(metric: str, value: float | None) -> str:
 def _effective(runs: Sequence[Series]) -> Markup:
     entries: list[Entry] = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
     plain = effective_table(entries)
-    columns = [(plain.columns[0], "left"), *plain.columns[1:]]
-    return text_table("Effective tok/s of each run", columns, shown(plain))
+    first, *others = plain.columns
+    return text_table("Effective tok/s of each run", [(first, "left"), *others], shown(plain))
 
 
 def _provenance(runs: Sequence[Series]) -> Markup:

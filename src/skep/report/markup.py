@@ -118,12 +118,11 @@ def text_table(
     ]
     body = []
     for place, row in enumerate(rows):
-        cells = []
+        cells: list[Markup] = []
         for (name, usual), cell in zip(named, row, strict=True):
             value, style = cell if isinstance(cell, tuple) else (cell, usual)
             wrapped = tag(inner[name], text(value)) if inner and name in inner else text(value)
-            is_name = not cells
-            cells.append(tag("th", wrapped, scope="row") if is_name else tag("td", wrapped, class_=style))
+            cells.append(tag("td", wrapped, class_=style) if cells else tag("th", wrapped, scope="row"))
         body.append(tag("tr", *cells, class_="best" if place in best else None))
     return table(caption, [tag("tr", *names)], body)
 

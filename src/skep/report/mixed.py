@@ -231,9 +231,9 @@ def axes_chart(entries: Entries) -> Spec:
     names = [shortened(printable(axis.name), 24) for axis in entries[0][1].axes]
     x = {**quantity("value", None, [0, 2.6]), "axis": None}
     zero = {**x, "field": "zero"}
-    look = {"labelColor": theme.INK, "labelFontWeight": 600, "labelPadding": 34, "labelLimit": 220, "domain": False}
+    words = {"labelColor": theme.INK, "labelFontWeight": 600, "labelPadding": 34, "labelLimit": 220, "domain": False}
     y = {"field": "place", "type": "ordinal", "title": None, "scale": {"paddingInner": 0.25, "paddingOuter": 0},
-         "axis": {**look, "labelExpr": f"{json.dumps(names)}[datum.value]"}}  # fmt: skip
+         "axis": {**words, "labelExpr": f"{json.dumps(names)}[datum.value]"}}  # fmt: skip
     sides: Spec = {"y": y, "yOffset": {"field": "letter", "scale": {"paddingInner": 0.2}}}
     layers = [
         layer(rows, {"type": "bar", "cornerRadius": 3}, x=x, **sides, color=COLOUR),

@@ -9,21 +9,8 @@ from textwrap import wrap
 
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.words import claim_words, conclusion, points
-from skep.report import theme
-from skep.report.charts import (
-    Spec,
-    halo,
-    headed,
-    label,
-    latency_chart,
-    layer,
-    line,
-    panels,
-    point,
-    quantity,
-    rule,
-    sized,
-)
+from skep.report import charts, theme
+from skep.report.charts import Spec
 from skep.report.levels import counted
 from skep.report.markup import (
     Markup,
@@ -89,7 +76,7 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     ends = [value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))]
     low, high = min([0.0, delta, *ends]), max([0.0, *ends])
     room = high - low or 1.0
-    y = quantity("d", "points against C = 1", [low - 0.12 * room, high + 0.2 * room])
+    y = charts.quantity("d", "points against C = 1", [low - 0.12 * room, high + 0.2 * room])
     y["axis"]["labelExpr"] = "replace(datum.label, '-', '−')"
     x = {
         "field": "c",
@@ -102,21 +89,23 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     upright = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
     edge = [{"d": delta, "label": f"−{100 * summary.delta:g} points: the loss that would matter"}]
     layers = [
-        layer(noise, {"type": "rect", "color": theme.STONE, "opacity": 0.22}, y=y, y2={"field": "high"}),
-        layer([{"d": 0.0}], rule(theme.STONE, width=1), y=y),
-        layer(edge, rule(theme.ROSE, dash=[6, 4]), y=y),
-        *halo(edge, label("left", dx=4, dy=11, color=theme.ROSE), x={"value": 0}, y=y),
-        layer(rows, {"type": "area", "color": theme.SKY, "opacity": 0.13}, x=x, **upright),
-        layer(rows, line(theme.SKY, width=1.5), x=x, y=y),
-        layer(rows, rule(theme.SKY, width=2), x=x, **upright),
+        charts.layer(noise, {"type": "rect", "color": theme.STONE, "opacity": 0.22}, y=y, y2={"field": "high"}),
+        charts.layer([{"d": 0.0}], charts.rule(theme.STONE, width=1), y=y),
+        charts.layer(edge, charts.rule(theme.ROSE, dash=[6, 4]), y=y),
+        *charts.halo(edge, charts.label("left", dx=4, dy=11, color=theme.ROSE), x={"value": 0}, y=y),
+        charts.layer(rows, {"type": "area", "color": theme.SKY, "opacity": 0.13}, x=x, **upright),
+        charts.layer(rows, charts.line(theme.SKY, width=1.5), x=x, y=y),
+        charts.layer(rows, charts.rule(theme.SKY, width=2), x=x, **upright),
     ]
     for row, level in zip(rows, levels, strict=True):
         colour, shape, fill = _LOOKS[level.claim]
-        layers.append(layer([row], {**point(colour, shape), "fill": fill, "size": 90}, x=x, y=y))
-        layers += halo([row], label("left", dx=9), x=x, y=y)
+        layers.append(charts.layer([row], {**charts.point(colour, shape), "fill": fill, "size": 90}, x=x, y=y))
+        layers += charts.halo([row], charts.label("left", dx=9), x=x, y=y)
         if len(rows) <= _MOST_NAMED:
             claim = [{**row, "label": level.claim.value}]
-            layers += halo(claim, label("center", dy=-12, weight=700, color=colour), x=x, y={**y, "field": "high"})
+            layers += charts.halo(
+                claim, charts.label("center", dy=-12, weight=700, color=colour), x=x, y={**y, "field": "high"}
+            )
     return {"layer": layers}
 
 
@@ -148,9 +137,11 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
     fill = {"field": "what", "type": "nominal", "scale": colours, "legend": key}
     ink = {**fill, "scale": {**colours, "range": [ink for _, ink in fills.values()]}, "legend": None}
     layers = [
-        layer(parts, bar, x=x, x2={"field": "to"}, y=y, fill=fill),
-        layer(parts, label("center", weight=600), x={**x, "field": "middle"}, y=y, text="label", color=ink),
-        layer(counts, label("left", dx=8), x=x, y=y, text="label"),
+        charts.layer(parts, bar, x=x, x2={"field": "to"}, y=y, fill=fill),
+        charts.layer(
+            parts, charts.label("center", weight=600), x={**x, "field": "middle"}, y=y, text="label", color=ink
+        ),
+        charts.layer(counts, charts.label("left", dx=8), x=x, y=y, text="label"),
     ]
     return {"width": width, "height": _BAR_PX * (len(names) - 1) + 40, "layer": layers}
 
@@ -175,7 +166,7 @@ def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
 def ttft_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
     arms = _arms(summary)
     p50, p95 = ([(arm.concurrency, getattr(arm, f"ttft_{name}_ms")) for arm in arms] for name in ("p50", "p95"))
-    return latency_chart({"p50": p50, "p95": p95}, theme.SKY, height)
+    return charts.latency_chart({"p50": p50, "p95": p95}, theme.SKY, height)
 
 
 def total_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
@@ -184,7 +175,7 @@ def total_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
         [(arm.concurrency, 1000 * value) for arm in arms if (value := getattr(arm, f"total_{name}_s")) is not None]
         for name in ("p50", "p95")
     )
-    return latency_chart({"p50": p50, "p95": p95}, theme.PLUM, height)
+    return charts.latency_chart({"p50": p50, "p95": p95}, theme.PLUM, height)
 
 
 def _difference_row(level: LevelQuality) -> Spec:
@@ -312,12 +303,14 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     """One SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
-    gain = sized(difference_chart(summary), "Passed, against C = 1 on the same items", _bounds(summary), 440, 330)
-    first = sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
-    whole = sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
+    gain = charts.sized(
+        difference_chart(summary), "Passed, against C = 1 on the same items", _bounds(summary), 440, 330
+    )
+    first = charts.sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
+    whole = charts.sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
     bars = outcome_chart(summary, 640)
-    below = sized(bars, "What became of the answers", "", 640, 80 if bars is None else int(bars["height"]))
-    drawn = [panels(gain, first, whole, 130), below]
+    below = charts.sized(bars, "What became of the answers", "", 640, 80 if bars is None else int(bars["height"]))
+    drawn = [charts.panels(gain, first, whole, 130), below]
     spec = {"title": _title(run, summary), "vconcat": drawn, "spacing": 34}
     return standalone(spec, f"Quality under load of {run.model} on {summary.bank}: {conclusion(summary)}")
 
@@ -326,7 +319,7 @@ def _title(run: StoredRun, summary: QualitySummary) -> Spec:
     told = (("SIMULATED", _simulated(run, summary)), ("INCOMPLETE", _broken_off(run, summary)))
     marks = [word for word, holds in told if holds]
     facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
-    return headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
+    return charts.headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
 
 
 def _simulated(run: StoredRun, summary: QualitySummary) -> bool:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from skep.monitor.records import DAY_S, SeriesPoint
 from skep.report import theme
-from skep.report.charts import Sheet, Spec, line
+from skep.report.charts import MarkSheet, Spec, line
 from skep.report.markup import Markup, join, tag, trusted
 from skep.report.svg import render
 from skep.report.wall_clock import wall_s, when
@@ -179,7 +179,7 @@ class _Drawing:
         self.since, self.until = self.ms(picture.since), max(self.ms(picture.until), self.ms(picture.since) + 1000)
         self.px = (self.until - self.since) / (self.right - self.left)  # milliseconds in a pixel
         self.up = (self.high - self.low) / (self.bottom - self.top)  # values in a pixel
-        self.sheet = Sheet()
+        self.sheet = MarkSheet()
 
     def ms(self, at: float) -> float:
         return round(1000 * wall_s(at, self.zone))

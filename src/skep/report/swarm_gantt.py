@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from skep.report import theme
-from skep.report.charts import Sheet, Spec, headed, label, layer, quantity
+from skep.report.charts import MarkSheet, Spec, headed, label, layer, quantity
 from skep.report.svg import picture, standalone
 from skep.swarm.records import Attempt, AttemptOutcome, Why
 from skep.swarm.summary import SessionSpan, SwarmStory
@@ -119,7 +119,7 @@ def _drawing(story: SwarmStory) -> Spec:
     time = working_time(story.spans)
     if time is None or not story.attempts:
         return layer([{}], label("center", color=theme.MUTED), text={"value": "nothing was tried yet"})
-    sheet, px = Sheet(), time.seconds / _WIDE_PX
+    sheet, px = MarkSheet(), time.seconds / _WIDE_PX
     lanes: dict[int, list[Attempt]] = {}
     for one in story.attempts:
         lanes.setdefault(one.agent, []).append(one)
@@ -170,7 +170,7 @@ def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[
     return groups
 
 
-def _bar(sheet: Sheet, group: Sequence[Attempt], time: WorkingTime, px: float, top: float, tall: float) -> None:
+def _bar(sheet: MarkSheet, group: Sequence[Attempt], time: WorkingTime, px: float, top: float, tall: float) -> None:
     first, last = group[0], group[-1]
     left, right = time.x(first.session, first.started_at), time.x(last.session, last.ended_at)
     if left is None or right is None:
@@ -188,7 +188,7 @@ def _bar(sheet: Sheet, group: Sequence[Attempt], time: WorkingTime, px: float, t
 
 
 def _shape(
-    sheet: Sheet,
+    sheet: MarkSheet,
     outcome: AttemptOutcome,
     ends: tuple[float, float, float],
     top: float,
@@ -224,7 +224,7 @@ def _shape(
             sheet.symbol(left, top, path, theme.MUTED, fill=theme.PAPER, tip=tip)
 
 
-def _why(sheet: Sheet, why: Why, at: tuple[float, float], top: float, tall: float) -> None:
+def _why(sheet: MarkSheet, why: Why, at: tuple[float, float], top: float, tall: float) -> None:
     (left, px), middle, half = at, top + tall / 2, max(min(tall / 2, 4.0), 1.5)
     match why:
         case Why.RETRY:
@@ -255,7 +255,7 @@ def attempt_words(attempt: Attempt) -> str:
     return " · ".join(parts)
 
 
-def _names(sheet: Sheet, agents: Sequence[int], each: float, px: float) -> None:
+def _names(sheet: MarkSheet, agents: Sequence[int], each: float, px: float) -> None:
     """Every lane's number where there is room, else every second, fifth, ..."""
     step = next(one for one in (1, 2, 5, 10, 20, 50, 100, 1000) if one * each >= _LABEL_PX or one == 1000)
     sheet.text(-8 * px, _LANES_TOP - 10, "agent", align="right")
@@ -263,7 +263,7 @@ def _names(sheet: Sheet, agents: Sequence[int], each: float, px: float) -> None:
         sheet.text(-8 * px, _LANES_TOP + (place + 0.5) * each, str(agent), align="right")
 
 
-def _panel(sheet: Sheet, story: SwarmStory, time: WorkingTime, px: float) -> None:
+def _panel(sheet: MarkSheet, story: SwarmStory, time: WorkingTime, px: float) -> None:
     """How many were under way, and the line of how many were allowed."""
     counted = {span: attempts_in_flight(story.attempts, span.session, px) for span in time.spans}
     allowed = [(one, x) for one in story.limits if (x := time.x(one.session, one.at)) is not None]
@@ -290,7 +290,7 @@ def _panel(sheet: Sheet, story: SwarmStory, time: WorkingTime, px: float) -> Non
             sheet.symbol(x, y, "circle", theme.HONEY, fill=theme.HONEY, size=21, tip=told)
 
 
-def _downs(sheet: Sheet, story: SwarmStory, time: WorkingTime, bottom: float, px: float) -> None:
+def _downs(sheet: MarkSheet, story: SwarmStory, time: WorkingTime, bottom: float, px: float) -> None:
     for one in story.downs:
         left, right = time.x_of_moment(one.started_at), time.x_of_moment(one.ended_at)
         tip = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
@@ -300,7 +300,7 @@ def _downs(sheet: Sheet, story: SwarmStory, time: WorkingTime, bottom: float, px
             sheet.text((left + right) / 2, _LANES_TOP - 10, "down", theme.ROSE, align="center")
 
 
-def _pauses(sheet: Sheet, time: WorkingTime, bottom: float, px: float) -> None:
+def _pauses(sheet: MarkSheet, time: WorkingTime, bottom: float, px: float) -> None:
     """Where two sessions meet: a torn edge, and for how long nobody worked."""
     for earlier, later in pairwise(time.spans):
         x, paused = time.begin(later), max(0.0, later.started_at - earlier.ended_at)
@@ -312,7 +312,7 @@ def _pauses(sheet: Sheet, time: WorkingTime, bottom: float, px: float) -> None:
             sheet.text(x, -13, f"{seconds(paused)} pause", align="center")
 
 
-def _legend(sheet: Sheet, story: SwarmStory, top: float, px: float) -> None:
+def _legend(sheet: MarkSheet, story: SwarmStory, top: float, px: float) -> None:
     """Of the marks that are drawn, in as many rows as they need."""
     outcomes = {one.outcome for one in story.attempts}
     whys = {one.why for one in story.attempts}
