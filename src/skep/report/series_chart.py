@@ -254,11 +254,11 @@ class _Drawing:
             self.sheet.symbol(self.since, self.low, "M0-20l-5 3l10 4l-10 4l10 4l-5 3", theme.STONE, width=1.4)
 
     def _curve(self, track: Track, x: Spec, y: Spec) -> Spec:
-        """A shade and a line, with a row for every three pixels at most and one without values where they break."""
+        """A shade and a line, with a row for every four pixels at most and one without values where they break."""
         rows: list[Spec] = []
         for piece in _pieces(track):
             share = (piece[-1][0] - piece[0][0]) / max(self.picture.until - self.picture.since, 1.0)
-            step = max(1, 3 * len(piece) // max(round(share * (self.right - self.left)), 2))
+            step = max(1, 4 * len(piece) // max(round(share * (self.right - self.left)), 2))
             for at, *values in piece if step == 1 else [*piece[:-1:step], piece[-1]]:
                 middle, low, high = (min(max(value, self.low), self.high) for value in values)
                 rows.append({"x": self.ms(at), "y": middle, "low": low, "high": high})
@@ -346,8 +346,9 @@ class _Drawing:
         shifts = sorted((one for one in self.picture.shifts if self.inside(one.at)), key=lambda one: one.at)
         edges = [min(moments, default=0.0), *(one.at for one in shifts), max(moments, default=0.0)]
         for place, one in enumerate(shifts):
-            for side, level in enumerate(one.levels or ()):
+            for side, median in enumerate(one.levels or ()):
                 begin, end = (self.ms(at) for at in edges[place + side : place + side + 2])
+                level = min(max(median, self.low), self.high)
                 self.sheet.rule(begin, end, level, level, one.colour, width=1.6, dash=[2, 3])
 
     def _flags(self) -> None:
