@@ -103,6 +103,13 @@ def quantity(field: str, title: str | None, domain: list[float]) -> Spec:
     }
 
 
+def upright(field: str, title: str, domain: list[float]) -> Spec:
+    """An axis of values with its title above it, where it can be read."""
+    y = quantity(field, title, domain)
+    y["axis"] |= {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": 0, "titleY": -12}
+    return y
+
+
 def apart(rows: Sequence[Spec], levels: Sequence[int], gap: float = 0.075) -> list[Spec]:
     """The rows whose labels do not run into each other, from the last, which is always among them."""
     kept = list(rows[-1:])
@@ -181,14 +188,14 @@ def curves_chart(curves: Sequence[ChartCurve], unit: str, *, height: int = 200, 
     unit, per = ("s", 1000.0) if unit == "ms" and max(values) >= 10_000 else (unit, 1.0)
     top = 1.15 * min(max(values + highs), _TALLEST * max(values)) / per or 1.0
     axis = [c for curve in curves for c, _ in curve.points]
-    x, y = concurrency(axis), quantity("value", unit, [0, top])
+    x, y = concurrency(axis), upright("value", unit, [0, top])
     layers = [one for curve in curves for one in curve_layers(curve, x, y, per)]
     if labelled:
         rows = curve_rows(curves[-1], top, per)
         layers += halo(apart(rows, axis, 0.09), label("center", dy=-15, weight=600), x=x, y={**y, "field": "high"})
     layers += _ends(curves, per, 17 / height * top, top, x, y)
     spare = round(_WIDER_PX * max(len(curve.end) for curve in curves))
-    return {"padding": {"left": 5, "top": 5, "bottom": 5, "right": 5 + spare}, "layer": layers}
+    return {"padding": {"left": 14, "top": 5, "bottom": 5, "right": 5 + spare}, "layer": layers}
 
 
 def curve_rows(curve: ChartCurve, top: float, per: float = 1.0) -> list[Spec]:
@@ -325,7 +332,7 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
     rows = curve_rows(curve, top)
     axis = [row["c"] for row in rows]
     ideal = _ideal_line(rows, top)
-    x, y = concurrency(axis), quantity("value", "tok/s", [0, top])
+    x, y = concurrency(axis), upright("value", "tok/s", [0, top])
     early = bool(ideal) and place(ideal[-1]["c"], axis) < 0.6
     aside: Spec = {"align": "left", "dx": 10, "dy": 7} if early else {"align": "right", "dx": -14}
     uprights, names = _turning_layers(turning, axis, top, x, y)

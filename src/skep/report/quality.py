@@ -76,7 +76,7 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     ends = [value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))]
     low, high = min([0.0, delta, *ends]), max([0.0, *ends])
     room = high - low or 1.0
-    y = charts.quantity("d", "points against C = 1", [low - 0.12 * room, high + 0.2 * room])
+    y = charts.upright("d", "points against C = 1", [low - 0.12 * room, high + 0.2 * room])
     y["axis"]["labelExpr"] = "replace(datum.label, '-', '−')"
     x = {
         "field": "c",

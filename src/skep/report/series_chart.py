@@ -231,7 +231,7 @@ class _Drawing:
             "labelFontSize": 11 if self.trend else 12,
             "labelFontWeight": {"condition": {"test": strong, "value": 600}, "value": 400},
             "labelPadding": 4,
-            "labelFlush": True,
+            "labelFlush": 24,
             "ticks": not self.trend,
             "tickColor": theme.STONE,
             "tickCount": 4 if self.narrow else 10,
