@@ -336,6 +336,8 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
     early = bool(ideal) and place(ideal[-1]["c"], axis) < 0.6
     aside: Spec = {"align": "left", "dx": 10, "dy": 7} if early else {"align": "right", "dx": -14}
     uprights, names = _turning_layers(turning, axis, top, x, y)
+    named = apart(rows, axis)
+    lowest, others = ([row for row in named if (row["value"] < 0.14 * top) is near] for near in (True, False))
     return {
         "layer": [
             layer(ideal, line(theme.STONE, width=1.5, dash=[5, 4]), x=x, y={**y, "field": "ideal"}),
@@ -344,7 +346,8 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
             layer(plateau, line(theme.HONEY, width=1, dash=[2, 3]), x=x, y={**y, "field": "plateau"}),
             *curve_layers(curve, x, y),
             *names,
-            *_value_labels(rows, axis, top, x, y),
+            *halo(lowest, label("center", dx=-8, dy=-16, weight=600), x=x, y=y),
+            *halo(others, label("center", dx=10, dy=16, weight=600), x=x, y={**y, "field": "low"}),
         ]
     }
 
@@ -496,30 +499,6 @@ def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
         {"c": c, "ideal": c * alone, "label": "ideal: C × one agent"}
         for c in (1 + (end - 1) * (i / steps) ** 2 for i in range(steps + 1))
     ]
-
-
-def _value_labels(rows: Sequence[Spec], axis: Sequence[int], top: float, x: Spec, y: Spec) -> list[Spec]:
-    """Beside the curve, on the side where it is not: below where it rises, above where it falls or is low."""
-    layers: list[Spec] = []
-    values = {row["c"]: row["value"] for row in rows}
-    steps = [row["c"] for row in rows]
-    for row in apart(rows, axis):
-        i = steps.index(row["c"])
-        is_last = i == len(steps) - 1
-        falls = not is_last and values[steps[i + 1]] < row["value"] - 0.02 * top
-        fell = i > 0 and values[steps[i - 1]] > row["value"] + 0.02 * top
-        if row["value"] < 0.14 * top:
-            where = label("center", dx=-9, dy=-16, weight=600)
-        elif fell:
-            where = label("left", dx=8, dy=-11, weight=600)
-        elif falls:
-            where = label("center", dy=-16, weight=600)
-        elif is_last:
-            where = label("center", dy=17, weight=600)
-        else:
-            where = label("left", dx=5, dy=15, weight=600)
-        layers += halo([row], where, x=x, y=y)
-    return layers
 
 
 def _turning_layers(
