@@ -21,11 +21,12 @@ from skep.bench.compare import ComparedRun
 from skep.bench.stored_run import load_run
 from skep.catalog.needs import RunEnvironment, missing_needs
 from skep.catalog.presets import Preset
-from skep.cli.bench_common import EndpointOptions, run_measuring
-from skep.cli.output import note, number, print_json, print_table
+from skep.cli.bench import SweepOptions
+from skep.cli.bench_common import run_measuring, workload_of
+from skep.cli.options import EndpointOptions
+from skep.cli.output import note, number, print_table
 from skep.cli.run_list import existing
-from skep.cli.summaries import print_summary
-from skep.cli.sweep import SweepOptions, fail_for, measure, plan_of, shortfalls, sweep_json
+from skep.cli.sweep import measure, plan_of, shortfalls, show
 from skep.config.presets import preset, presets_folder
 from skep.errors import UserError
 from skep.host.facts import read_host
@@ -35,31 +36,23 @@ from skep.store.records import StoredRun
 from skep.wire.heads import parse_url
 
 
-def run_against_command(
-    wishes: SweepOptions, name: str, row: int | None, own: Collection[str], *, price: float | None, as_json: bool
-) -> int:
+def run_against_command(options: SweepOptions, name: str, own: Collection[str]) -> None:
     """`own`: options that the user gave, which stay as they are."""
     paths = user_paths(os.environ)
     found = preset(name, presets_folder(paths))
-    rerun = rerun_of(found, row)
-    plan = plan_of(rerun_wishes(wishes, rerun, own))
-    for line in beforehand(found, wishes.target):
+    rerun = rerun_of(found, options.shape_of)
+    plan = plan_of(rerun_options(options, rerun, own))
+    for line in beforehand(found, options):
         note(f"warning: {line}")
     note(f"{found.name}: {rerun.shape}, C={','.join(map(str, rerun.levels))} as published ({found.source})")
-    summary = measure(plan, wishes.target)
+    summary = measure(plan, options)
     for line in shortfalls(plan, summary):
         note(line)
     with existing(paths.store) as store:
         run, _, rows = load_run(store, summary.run_id)
     verdict = judge(found, ComparedRun(summary, rows), seen_of(run), missing_needs(found, here_of(run)))
-    if as_json:
-        print_json({**sweep_json(summary), "against_preset": verdict_json(verdict)})
-    else:
-        print_summary(summary, price=price)
-        print_verdict(verdict)
-        note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
-    fail_for(summary)
-    return 0
+    more = {"against_preset": verdict_json(verdict)}
+    show(summary, price=options.price, as_json=options.as_json, more=more, then=lambda: print_verdict(verdict))
 
 
 def beforehand(found: Preset, target: EndpointOptions) -> list[str]:
@@ -70,21 +63,23 @@ def beforehand(found: Preset, target: EndpointOptions) -> list[str]:
     return differences(found, _seen(endpoint.model, endpoint.engine, endpoint.simulated, cards))
 
 
-def rerun_wishes(wishes: SweepOptions, rerun: Rerun, own: Collection[str]) -> SweepOptions:
+def rerun_options(options: SweepOptions, rerun: Rerun, own: Collection[str]) -> SweepOptions:
     """As published, but for what the user said otherwise. Every answer goes on to its length, as a benchmark's do."""
-    if wishes.to_saturation or wishes.slo:
-        option = "--to-saturation" if wishes.to_saturation else "--slo"
+    workload_of(options)
+    if options.to_saturation or options.slo:
+        option = "--to-saturation" if options.to_saturation else "--slo"
         raise UserError(f"--against-preset and {option} contradict each other", hint="leave one of them out")
-    if wishes.workload.shape not in ("steady", "burst"):
+    if options.shape not in ("steady", "burst"):
         hint = "leave --shape out"
-        raise UserError(f"--against-preset runs plain prompts, not the shape {wishes.workload.shape}", hint=hint)
-    load = replace(wishes.workload, fixed_output=True)
-    if not {"prompt_tokens", "size"} & set(own):
-        load = replace(load, prompt_tokens=rerun.shape.input_tokens)
-    if "max_tokens" not in own:
-        load = replace(load, max_tokens=rerun.shape.output_tokens)
-    levels = wishes.concurrency if "concurrency" in own else ",".join(map(str, rerun.levels))
-    return replace(wishes, workload=load, concurrency=levels)
+        raise UserError(f"--against-preset runs plain prompts, not the shape {options.shape}", hint=hint)
+    as_published = {
+        "prompt_tokens": rerun.shape.input_tokens,
+        "max_tokens": rerun.shape.output_tokens,
+        "concurrency": ",".join(map(str, rerun.levels)),
+    }
+    kept = {*own, "prompt_tokens"} if "size" in own else own
+    changed: dict[str, Any] = {name: value for name, value in as_published.items() if name not in kept}
+    return replace(options, fixed_output=True, **changed)
 
 
 def seen_of(run: StoredRun) -> ObservedServer:

@@ -1,55 +1,29 @@
-"""Shared by the bench commands: the key, the endpoint, lengths in tokens, and a clean end on Ctrl-C."""
+"""Shared by the bench commands: the workload, lengths in tokens, files, and a clean end on Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import tomllib
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.endpoint import Endpoint
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
+from skep.cli.bench import WorkloadOptions
 from skep.cli.output import note
 from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter
-from skep.paths import LOOPBACK, user_paths
-from skep.supervisor.control import local_key
+from skep.paths import LOOPBACK
 from skep.units import parse_seconds
 from skep.workload.prompts import Size
 
 T = TypeVar("T")
 MAX_CONCURRENCY = 4096
 NEEDS_LENGTHS = ("conversation", "shared-prefix", "prefill")
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointOptions:
-    """The endpoint as given on the command line."""
-
-    url: str
-    model: str | None = None
-    key_env: str | None = None
-    api: str = "openai"
-
-    def key(self) -> str | None:
-        """Return the key in the given variable, else skep's own key for a server on this machine."""
-        if self.key_env is None:
-            return local_key(self.url, os.environ, user_paths(os.environ))
-        value = os.environ.get(self.key_env)
-        if not value:
-            raise UserError(f"--key-env `{self.key_env}` is not set", hint=f"export {self.key_env}=... first")
-        return value
-
-    async def find(self) -> Endpoint:
-        if self.api not in ("openai", "ollama"):
-            raise UserError(f"--api `{self.api}` is unknown", hint="choose openai or ollama")
-        return await find_endpoint(self.url, self.model, key=self.key(), api=self.api)
 
 
 class Interrupted(SkepError):
@@ -96,33 +70,25 @@ def meter_for(endpoint: Endpoint) -> PowerMeter | None:
     return open_meter() if endpoint.origin.host in LOOPBACK else None
 
 
-def workload_of(
-    *,
-    shape: str,
-    size: str,
-    prompt_tokens: int | None,
-    max_tokens: int,
-    fixed_output: bool,
-    seed: int | None,
-    turns: int = 4,
-    think: str = "2s",
-    temperature: float = 0.0,
-) -> Workload:
-    if shape not in get_args(Shape):
-        raise UserError(f"--shape `{shape}` is unknown", hint=f"choose one of {', '.join(get_args(Shape))}")
-    if size not in get_args(Size):
-        raise UserError(f"--size `{size}` is unknown", hint=f"choose one of {', '.join(get_args(Size))}")
+def workload_of(options: WorkloadOptions) -> Workload:
+    if options.shape not in get_args(Shape):
+        raise UserError(f"--shape `{options.shape}` is unknown", hint=f"choose one of {', '.join(get_args(Shape))}")
+    if options.size not in get_args(Size):
+        raise UserError(f"--size `{options.size}` is unknown", hint=f"choose one of {', '.join(get_args(Size))}")
     return Workload(
-        shape=shape,  # type: ignore[arg-type]
-        size=size,  # type: ignore[arg-type]
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens,
-        fixed_output=fixed_output,
-        temperature=temperature,
-        seed=random.SystemRandom().randrange(2**31) if seed is None else seed,
-        turns=turns,
-        think_s=parse_seconds(think),
+        shape=options.shape,  # type: ignore[arg-type]
+        size=options.size,  # type: ignore[arg-type]
+        prompt_tokens=options.prompt_tokens,
+        max_tokens=options.max_tokens,
+        fixed_output=options.fixed_output,
+        seed=seed_of(options.seed),
+        turns=options.turns,
+        think_s=parse_seconds(options.think),
     )
+
+
+def seed_of(seed: int | None) -> int:
+    return random.SystemRandom().randrange(2**31) if seed is None else seed
 
 
 def text_of(path: Path) -> str:

@@ -16,8 +16,8 @@ from skep.bench.endpoint import Endpoint
 from skep.catalog.machine import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
-from skep.cli.bench_common import EndpointOptions, Interrupted, maker_for, positive_seconds, run_measuring
-from skep.cli.bench_options import running_url
+from skep.cli.bench_common import Interrupted, maker_for, positive_seconds, run_measuring
+from skep.cli.calibrate import CalibrateOptions
 from skep.cli.liveview import live_view
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.sweep import levels_of
@@ -54,30 +54,6 @@ _SIMULATED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrateOptions:
-    """The flags of `skep calibrate`, as they were typed."""
-
-    url: str | None = None
-    model: str | None = None
-    geometry: str | None = None
-    gpu: str | None = None
-    link: str | None = None
-    bandwidth: float | None = None
-    engine: str | None = None
-    quant: str | None = None
-    kv: str | None = None
-    tp: int | None = None
-    pp: int | None = None
-    spec: str | None = None
-    no_graphs: bool = False
-    levels: str | None = None
-    check: str | None = None
-    prompt_tokens: int = 1024
-    budget: str = "5m"
-    key_env: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Described:
     setup: Setup
     rig: Rig
@@ -85,22 +61,22 @@ class Described:
     notes: tuple[str, ...]
 
 
-def describe(wishes: CalibrateOptions, endpoint: Endpoint, host: HostFacts) -> Described:
+def describe(options: CalibrateOptions, endpoint: Endpoint, host: HostFacts) -> Described:
     """What the endpoint does not tell and no flag says is assumed and said, or asked for."""
-    wishes, ep = _as_simulated(wishes, endpoint)
-    engine = _engine(wishes, endpoint.engine)
-    model, model_notes = _model(wishes, endpoint)
-    pins = pins_of(PlanFlags(endpoint.model, quant=wishes.quant, kv=wishes.kv, spec=wishes.spec), model)
+    options, ep = _as_simulated(options, endpoint)
+    engine = _engine(options, endpoint.engine)
+    model, model_notes = _model(options, endpoint)
+    pins = pins_of(PlanFlags(endpoint.model, quant=options.quant, kv=options.kv, spec=options.spec), model)
     if pins.quant is None:
         hint = "say it with --quant, such as --quant awq or --quant bf16"
         raise UserError(f"how the weights of `{endpoint.model}` are quantized is not known", hint=hint)
     replicas, capacity = _count(endpoint.engine, "replicas") or 1, _count(endpoint.engine, "slots")
-    rig = _rig(wishes, endpoint, host, replicas)
-    layout = _layout(wishes, rig.rig, replicas, engine, ep)
+    rig = _rig(options, endpoint, host, replicas)
+    layout = _layout(options, rig.rig, replicas, engine, ep)
     slots = None if capacity is None else max(1, capacity // replicas)
     setup = Setup(
         model.geometry, pins.quant, pins.kv or KV_TYPES["bf16"], engine, layout, slots=slots,
-        graphs=not wishes.no_graphs, spec=pins.spec,
+        graphs=not options.no_graphs, spec=pins.spec,
     )  # fmt: skip
     return Described(setup, rig.rig, capacity, (*model_notes, *rig.notes))
 
@@ -110,11 +86,11 @@ def _count(told: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _as_simulated(wishes: CalibrateOptions, endpoint: Endpoint) -> tuple[CalibrateOptions, int]:
+def _as_simulated(options: CalibrateOptions, endpoint: Endpoint) -> tuple[CalibrateOptions, int]:
     """A simulated hive tells its setup in words; flags win over them. Gives the expert-parallel size too."""
     match = _SIMULATED.search(str(endpoint.engine.get("engine", ""))) if endpoint.simulated else None
     if match is None:
-        return wishes, 1
+        return options, 1
     said: dict[str, Any] = {
         "geometry": match["model"],
         "quant": next((quant.id for quant in QUANTS.values() if quant.title == match["quant"]), None),
@@ -125,15 +101,15 @@ def _as_simulated(wishes: CalibrateOptions, endpoint: Endpoint) -> tuple[Calibra
         "tp": int(match["tp"]),
         "pp": int(match["pp"] or 1),
     }
-    wanted = {name: value for name, value in said.items() if getattr(wishes, name) is None}
-    return replace(wishes, **wanted), int(match["ep"] or 1)
+    wanted = {name: value for name, value in said.items() if getattr(options, name) is None}
+    return replace(options, **wanted), int(match["ep"] or 1)
 
 
-def _engine(wishes: CalibrateOptions, told: Mapping[str, Any]) -> str:
-    if wishes.engine is not None:
-        name = wishes.engine.strip().lower().replace("llama.cpp", "llamacpp")
+def _engine(options: CalibrateOptions, told: Mapping[str, Any]) -> str:
+    if options.engine is not None:
+        name = options.engine.strip().lower().replace("llama.cpp", "llamacpp")
         if name not in ENGINES:
-            raise UserError(f"--engine `{wishes.engine}` is not known", hint=f"known: {', '.join(ENGINES)}")
+            raise UserError(f"--engine `{options.engine}` is not known", hint=f"known: {', '.join(ENGINES)}")
         return name
     words = f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}".lower().replace(".", "")
     for word, name in (("ollama", "ollama"), ("llamacpp", "llamacpp"), ("vllm", "vllm"), ("sglang", "sglang")):
@@ -143,21 +119,21 @@ def _engine(wishes: CalibrateOptions, told: Mapping[str, Any]) -> str:
     raise UserError("the endpoint does not say which engine it is", hint=hint)
 
 
-def _model(wishes: CalibrateOptions, endpoint: Endpoint) -> tuple[ModelFound, tuple[str, ...]]:
+def _model(options: CalibrateOptions, endpoint: Endpoint) -> tuple[ModelFound, tuple[str, ...]]:
     """By --geometry, else by the name it is served as; a file that lies here tells its format as well."""
     file = _file_here(endpoint)
-    if wishes.geometry is not None:
-        found = read_model(wishes.geometry)
+    if options.geometry is not None:
+        found = read_model(options.geometry)
         return found, found.notes
     known = find_geometry(endpoint.model)
     if file is not None:
         read = read_model(file)
-        return (replace(read, geometry=known) if known else read), (() if wishes.quant else read.notes)
+        return (replace(read, geometry=known) if known else read), (() if options.quant else read.notes)
     if known is None:
         hint = "say what it is with --geometry: a name of `skep catalog models`, its config.json or its GGUF file"
         raise UserError(f"no model of the catalogue is called `{endpoint.model}`", hint=hint)
     found = read_model(endpoint.model)
-    return found, (() if wishes.quant else found.notes)
+    return found, (() if options.quant else found.notes)
 
 
 def _file_here(endpoint: Endpoint) -> str | None:
@@ -173,31 +149,31 @@ def _file_here(endpoint: Endpoint) -> str | None:
     return None if path is None else str(path)
 
 
-def _rig(wishes: CalibrateOptions, endpoint: Endpoint, host: HostFacts, replicas: int) -> ResolvedRig:
-    if wishes.gpu is not None:
-        return ResolvedRig(parse_rig(wishes.gpu, wishes.link))
+def _rig(options: CalibrateOptions, endpoint: Endpoint, host: HostFacts, replicas: int) -> ResolvedRig:
+    if options.gpu is not None:
+        return ResolvedRig(parse_rig(options.gpu, options.link))
     if endpoint.origin.host not in LOOPBACK:
         hint = 'say which cards it has, such as --gpu "2x rtx-3090"'
         raise UserError(f"{endpoint.url} is not on this machine", hint=hint)
     if endpoint.simulated:
         raise UserError("which cards are simulated is not known", hint='say it with --gpu, such as --gpu "2x rtx-3090"')
     if host.gpus:
-        return rig_of_host(host, wishes.link)
-    bandwidth = wishes.bandwidth or memory_bandwidth_gbs(host.cpu_cores)
-    rig = cpu_rig(host, bandwidth, measured=wishes.bandwidth is None, replicas=replicas)
-    how = "" if wishes.bandwidth else ", memory measured by copying"
+        return rig_of_host(host, options.link)
+    bandwidth = options.bandwidth or memory_bandwidth_gbs(host.cpu_cores)
+    rig = cpu_rig(host, bandwidth, measured=options.bandwidth is None, replicas=replicas)
+    how = "" if options.bandwidth else ", memory measured by copying"
     return ResolvedRig(rig, (f"no GPU here: {rig.title}{how}",))
 
 
-def _layout(wishes: CalibrateOptions, rig: Rig, replicas: int, engine: str, ep: int) -> Layout:
+def _layout(options: CalibrateOptions, rig: Rig, replicas: int, engine: str, ep: int) -> Layout:
     """All cards work, unless a flag says otherwise: side by side in llama.cpp, as one in the others."""
     each = max(1, len(rig.cards) // replicas)
-    if wishes.tp is None and wishes.pp is None:
+    if options.tp is None and options.pp is None:
         tp, pp = (each, 1) if has_pool(engine) else (1, each)
-    elif wishes.tp is None:
-        tp, pp = 1, wishes.pp or 1
+    elif options.tp is None:
+        tp, pp = 1, options.pp or 1
     else:
-        tp, pp = wishes.tp, wishes.pp or 1
+        tp, pp = options.tp, options.pp or 1
     layout = Layout(tp, pp, ep, replicas)
     if layout.cards > len(rig.cards):
         has = f"{len(rig.cards)} {'card' if len(rig.cards) == 1 else 'cards'}"
@@ -209,13 +185,13 @@ def _layout(wishes: CalibrateOptions, rig: Rig, replicas: int, engine: str, ep: 
 MOST_LEVEL = 8  # of the higher level, unless a flag says so
 
 
-def run_calibration(wishes: CalibrateOptions, *, as_json: bool) -> None:
-    budget_s = positive_seconds(wishes.budget, "--budget", "5m")
-    target = EndpointOptions(wishes.url or running_url(None), wishes.model, wishes.key_env)
+def run_calibration(options: CalibrateOptions) -> None:
+    budget_s = positive_seconds(options.budget, "--budget", "5m")
+    _ = options.address  # an error here, before anything is stored
     host, seed = read_host(), random.SystemRandom().randrange(2**31)
     with open_store(user_paths(os.environ).store) as store:
         try:
-            found = run_measuring(lambda: _calibrate(wishes, target, host, store, budget_s, seed))
+            found = run_measuring(lambda: _calibrate(options, host, store, budget_s, seed))
             store.append_calibration(found)
         except Interrupted as error:
             discard(store, seed)
@@ -224,15 +200,15 @@ def run_calibration(wishes: CalibrateOptions, *, as_json: bool) -> None:
         except BaseException:
             discard(store, seed)
             raise
-    _tell(found, as_json=as_json)
+    _tell(found, as_json=options.as_json)
 
 
 async def _calibrate(
-    wishes: CalibrateOptions, target: EndpointOptions, host: HostFacts, store: Store, budget_s: float, seed: int
+    options: CalibrateOptions, host: HostFacts, store: Store, budget_s: float, seed: int
 ) -> CalibrationRecord:
-    endpoint = await target.find()
-    described = describe(wishes, endpoint, host)
-    plan = _plan(wishes, described, budget_s, seed)
+    endpoint = await options.find()
+    described = describe(options, endpoint, host)
+    plan = _plan(options, described, budget_s, seed)
     for line in described.notes:
         note(line)
     setup, rig = described.setup, described.rig
@@ -248,23 +224,23 @@ async def _calibrate(
     return _fitted_row(endpoint, described, taken, host)
 
 
-def _plan(wishes: CalibrateOptions, described: Described, budget_s: float, seed: int) -> CalibrationPlan:
+def _plan(options: CalibrateOptions, described: Described, budget_s: float, seed: int) -> CalibrationPlan:
     capacity, setup = described.capacity, described.setup
-    if wishes.levels is None:
+    if options.levels is None:
         widest = min(MOST_LEVEL, capacity or MOST_LEVEL)
         levels: tuple[int, ...] = (1, widest) if widest > 1 else (1,)
     else:
-        levels = levels_of(wishes.levels, "--levels")
-    held_back = levels_of(wishes.check, "--check") if wishes.check else ()
+        levels = levels_of(options.levels, "--levels")
+    held_back = levels_of(options.check, "--check") if options.check else ()
     if levels[0] != 1 or len(levels) > 2:
-        raise UserError(f"--levels `{wishes.levels}` is not 1 and one more", hint="write it as --levels 1,8")
+        raise UserError(f"--levels `{options.levels}` is not 1 and one more", hint="write it as --levels 1,8")
     beyond = next((level for level in (*levels, *held_back) if capacity is not None and level > capacity), None)
     if beyond is not None:
         what = f"C={beyond} is beyond the {capacity} slots of `{setup.model.id}`: queueing would spoil the fit"
         raise UserError(what, hint=f"choose {capacity} at most")
     crowd = levels[1] if len(levels) > 1 else None
     held_back = tuple(level for level in held_back if level not in levels)
-    return CalibrationPlan(crowd, held_back, budget_s, wishes.prompt_tokens, seed)
+    return CalibrationPlan(crowd, held_back, budget_s, options.prompt_tokens, seed)
 
 
 def _fitted_row(endpoint: Endpoint, described: Described, taken: CalibrationRuns, host: HostFacts) -> CalibrationRecord:

@@ -9,7 +9,7 @@ import typer
 
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 
 catalog_app = typer.Typer(
     no_args_is_help=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 from skep.errors import UserError
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,22 +12,22 @@ from skep.bench.compare import ABResult, ComparedRun, compare, is_higher_better,
 from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix
 from skep.bench.records import Comparison, SweepSummary
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
-from skep.bench.sweep import SweepPlan, SweepProgress, run_sweep
-from skep.bench.tasks import Workload
+from skep.bench.sweep import SweepPlan, SweepProgress
+from skep.cli.bench import WorkloadOptions
 from skep.cli.bench_common import (
     MAX_CONCURRENCY,
-    EndpointOptions,
     maker_for,
-    meter_for,
     positive_seconds,
     run_measuring,
     toml_of,
     workload_of,
 )
 from skep.cli.liveview import live_view
+from skep.cli.options import EndpointOptions
 from skep.cli.output import note, number, print_json, print_table
 from skep.cli.run_list import check_output, existing, write_whole
-from skep.cli.sweep import levels_of, share_of, sweep_json
+from skep.cli.runs import ABOptions, CompareOptions
+from skep.cli.sweep import levels_of, share_of, sweep_endpoint, sweep_json
 from skep.errors import EngineError, Regression, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
@@ -58,25 +57,17 @@ SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p
 MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
 
 
-def run_compare_command(
-    store_path: Path,
-    names: tuple[str | None, str | None],
-    *,
-    threshold: str,
-    anyway: bool,
-    output: Path | None,
-    as_json: bool,
-) -> int:
+def run_compare_command(options: CompareOptions) -> int:
     """The exit code: 4 where B is worse by more than the threshold."""
-    allowed = share_of(threshold, "--threshold")
-    if output is not None:
-        check_output(output)
-    with existing(store_path) as store:
-        a, b = chosen_runs(store, *names)
+    allowed = share_of(options.threshold, "--threshold")
+    if options.output is not None:
+        check_output(options.output)
+    with existing(user_paths(os.environ).store) as store:
+        a, b = chosen_runs(store, options.a, options.b)
         run_a, summary_a, rows_a = load_run(store, a)
         run_b, summary_b, rows_b = load_run(store, b)
     check_kinds(run_a, run_b)
-    if not anyway:
+    if not options.anyway:
         check_lengths(run_a, run_b)
     sides = ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b)
     found = compare(*sides)
@@ -87,9 +78,9 @@ def run_compare_command(
     for line in differences(run_a, run_b):
         note(f"warning: {line}")
     outcome = CompareResult(found, regressions(*sides, allowed), allowed)
-    if output is not None:
-        write_page([(run_a, summary_a), (run_b, summary_b)], outcome, output)
-    return tell(outcome, (run_a.id, run_b.id), as_json=as_json)
+    if options.output is not None:
+        write_page([(run_a, summary_a), (run_b, summary_b)], outcome, options.output)
+    return tell(outcome, (run_a.id, run_b.id), as_json=options.as_json)
 
 
 def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
@@ -135,32 +126,25 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
         raise UserError(f"the rates differ: {rates[0]} and {rates[1]}", hint="measure both with the same --rate")
 
 
-def run_ab_command(
-    targets: tuple[EndpointOptions, EndpointOptions],
-    workload: Workload,
-    limits: tuple[str, int | None, int | None, str, str, str],
-    *,
-    processes: int | None = None,
-    threshold: str,
-    as_json: bool,
-) -> int:
+def run_ab_command(options: ABOptions) -> int:
     """The exit code: 4 where B is worse by more than the threshold."""
-    concurrency, tasks, runs, precision, budget, timeout = limits
-    allowed = share_of(threshold, "--threshold")
+    allowed, workload = share_of(options.threshold, "--threshold"), workload_of(options)
     plan = SweepPlan(
-        concurrency=levels_of(concurrency, "--concurrency"),
-        tasks=tasks,
-        runs=runs,
-        precision=share_of(precision, "--precision"),
-        budget_s=positive_seconds(budget, "--budget", "15m"),
+        concurrency=levels_of(options.concurrency, "--concurrency"),
+        tasks=options.tasks,
+        runs=options.runs,
+        precision=share_of(options.precision, "--precision"),
+        budget_s=positive_seconds(options.budget, "--budget", "15m"),
         workload=workload,
-        timeout_s=positive_seconds(timeout, "--timeout", "15m"),
-        processes=processes,
+        timeout_s=positive_seconds(options.timeout, "--timeout", "15m"),
+        processes=options.processes,
     )
 
     async def run() -> ABResult:
-        a, b = await targets[0].find(), await targets[1].find()
-        note(f"A {a.model} at {a.url}, B {b.model} at {b.url}: C={concurrency} in turns; seed {workload.seed}")
+        sides = (options.url_a, options.model), (options.url_b, options.model_b or options.model)
+        a, b = [await EndpointOptions(url=url, model=model, key_env=options.key_env).find() for url, model in sides]
+        levels = f"C={options.concurrency} in turns"
+        note(f"A {a.model} at {a.url}, B {b.model} at {b.url}: {levels}; seed {workload.seed}")
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
         with open_store(user_paths(os.environ).store) as store, live_view() as show:
 
@@ -171,7 +155,7 @@ def run_ab_command(
 
     duel = run_measuring(run)
     outcome = CompareResult(duel.comparisons, regressions(duel.a, duel.b, allowed, paired=True), allowed)
-    return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=as_json)
+    return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=options.as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,13 +379,13 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
         raise UserError(
             f"{wrong} `{document[wrong]}` cannot be used", hint="a seed is a number, fixed_output true or false"
         )
-    workload = workload_of(
+    load = WorkloadOptions(
         shape=str(document.get("shape", "steady")),
         size=str(document.get("size", "short")),
         prompt_tokens=_whole(document, "prompt_tokens"),
         max_tokens=_whole(document, "max_tokens") or 128,
         fixed_output=fixed,
-        seed=seed if isinstance(seed, int) else random.SystemRandom().randrange(2**31),
+        seed=seed,
     )
     return SweepPlan(
         concurrency=tuple(sorted(set(levels))),
@@ -409,7 +393,7 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
         runs=_whole(document, "runs"),
         precision=share_of(str(document.get("precision", "3%")), "precision"),
         budget_s=positive_seconds(str(document.get("budget", "10m")), "budget", "10m"),
-        workload=workload,
+        workload=workload_of(load),
         timeout_s=positive_seconds(str(document.get("timeout", "15m")), "timeout", "15m"),
         kind="matrix",
     )
@@ -428,11 +412,7 @@ def tables_of(cells: Sequence[MatrixResult], baseline: str | None) -> list[Table
 
 
 async def _measured(plan: SweepPlan, config: MatrixConfig) -> SweepSummary:
-    endpoint = await EndpointOptions(config.url or "", config.model, config.key_env).find()
-    maker = await maker_for(plan.workload, endpoint)
-    meter = meter_for(endpoint)
-    with open_store(user_paths(os.environ).store) as store, live_view() as show:
-        return await run_sweep(plan, endpoint, store, read_host(), show, maker=maker, meter=meter)
+    return await sweep_endpoint(plan, EndpointOptions(url=config.url, model=config.model, key_env=config.key_env))
 
 
 def _stored(name: str) -> SweepSummary:

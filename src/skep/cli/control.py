@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 from skep.errors import UserError
 
 ModelArgument = Annotated[str, typer.Argument(help="A model by the name clients use; `skep ps --json` lists them.")]

@@ -6,15 +6,8 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.serve import (
-    ConfigOption,
-    DetachOption,
-    HostOption,
-    JsonOption,
-    PortOption,
-    given,
-    start,
-)
+from skep.cli.options import ConfigOption, JsonOption
+from skep.cli.serve import DetachOption, HostOption, PortOption, given, start
 from skep.errors import UserError
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 
 key_app = typer.Typer(
     no_args_is_help=True,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 
 store_app = typer.Typer(
     no_args_is_help=True, help="Show or back up the file that holds all runs.", rich_markup_mode=None

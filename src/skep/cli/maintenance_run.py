@@ -16,10 +16,11 @@ from skep.bench.sweep import SweepPlan
 from skep.bench.tasks import Workload
 from skep.catalog.pullable import pullable
 from skep.cli.hive import start_detached
+from skep.cli.options import EndpointOptions
 from skep.cli.output import byte_progress, note, print_json
-from skep.cli.run_list import check_output, write_report
+from skep.cli.run_list import check_output, write_reports
 from skep.cli.summaries import print_summary
-from skep.cli.sweep import measure_endpoint
+from skep.cli.sweep import measure
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.engines.base import engine_named
 from skep.errors import SkepError, UserError
@@ -114,13 +115,13 @@ def run_demo(output: Path) -> None:
         ready = start_detached(settings, paths, env, parent_fd=alive_read)
         note(f"    {ready['openai_base_url']}")
         note("3/4 the swarm benchmark: C=4 is twice the slots, so half of it waits in the gateway")
-        summary = measure_endpoint(PLAN, ready["url"], EMBEDDED_MODEL)
+        summary = measure(PLAN, EndpointOptions(url=ready["url"], model=EMBEDDED_MODEL))
     finally:
         _stop(paths)
         shutil.rmtree(folder, ignore_errors=True)
     print_summary(summary)
     note("4/4 the report")
-    write_report(user_paths(os.environ).store, summary.run_id, output)
+    write_reports([summary.run_id], output)
     took = format_seconds(time.monotonic() - began)
     note(f"done in {took}; nothing is left running. Next: `skep up -d`, your agents at its URL, `skep web` to look on")
     print(output.resolve())  # noqa: T201

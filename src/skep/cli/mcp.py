@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.bench_options import KeyEnv, Model, Url
+from skep.cli.options import EndpointOptions, command
+from skep.cli.output import note
 from skep.errors import UserError
+from skep.paths import user_paths
 
 DEFAULT_PORT = 8402
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: claude mcp add skep -- skep mcp")(mcp)
+    command(app, "claude mcp add skep -- skep mcp")(mcp)
 
 
 def mcp(
@@ -25,19 +27,16 @@ def mcp(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="With --http: port; 0 picks a free one. Default: 8402.")
     ] = None,
-    url: Url = None,
-    model: Model = None,
-    key_env: KeyEnv = None,
+    *,
+    endpoint: EndpointOptions,
 ) -> None:
     """Serve MCP tools: dispatch tasks to the swarm, wait, fetch results, see capacity, plan, read benchmarks."""
-    from skep.cli.output import note
-    from skep.paths import user_paths
     from skep.wire.heads import parse_url
 
     if not http and (host is not None or port is not None):
         raise UserError("--host and --port are for --http", hint="add --http; without it stdio is spoken")
-    if url is not None:
-        parse_url(url)
+    if endpoint.url is not None:
+        parse_url(endpoint.url)
     try:
         import mcp as _sdk  # noqa: F401
     except ModuleNotFoundError as error:
@@ -49,7 +48,12 @@ def mcp(
     from skep.mcp_server.context import ServerContext
 
     place = ServerContext(
-        user_paths(os.environ), dict(os.environ), url=url, model=model, key_env=key_env, files=not http
+        user_paths(os.environ),
+        dict(os.environ),
+        url=endpoint.url,
+        model=endpoint.model,
+        key_env=endpoint.key_env,
+        files=not http,
     )
     if http:
         from skep.mcp_server.http import listen

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.serve import ConfigOption, JsonOption
+from skep.cli.options import ConfigOption, JsonOption, running_url
 
 monitor_app = typer.Typer(
     no_args_is_help=True,
@@ -78,7 +78,6 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Add a target: connect to it once, then probe it on its schedule."""
-    from skep.cli import bench_options
     from skep.cli.monitor_run import add_target
     from skep.cli.monitor_words import parse_percent
     from skep.monitor.records import ProbeTarget
@@ -86,7 +85,7 @@ def add(
 
     target = ProbeTarget(
         name=name,
-        url=url or bench_options.running_url(),
+        url=url or running_url(),
         model=model,
         key_env=key_env,
         api=api,

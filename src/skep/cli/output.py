@@ -18,6 +18,15 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, ensure_ascii=False, indent=2))  # noqa: T201
 
 
+def plain(value: Any) -> Any:
+    """Return tuples and enums as JSON knows them."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return getattr(value, "value", value)
+
+
 def note(text: str) -> None:
     """Print one line of narration on stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 
 GPU_HELP = (
     'The cards, e.g. "2x rtx-3090", "rtx-5090 + rtx-3090-ti", "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"; '

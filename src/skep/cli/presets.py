@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from skep.catalog.presets import Preset, Published

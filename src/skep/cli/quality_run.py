@@ -1,18 +1,19 @@
-"""`skep bench quality`: wishes to a plan and a bank, a trial with progress, a table and what may be said."""
+"""`skep bench quality`: options to a plan and a bank, a trial with progress, a table and what may be said."""
 
 from __future__ import annotations
 
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.bench_common import EndpointOptions, meter_for, positive_seconds, run_measuring
-from skep.cli.output import byte_progress, note, number, print_json, print_table
+from skep.cli.bench_common import meter_for, positive_seconds, run_measuring, seed_of
+from skep.cli.options import EndpointOptions
+from skep.cli.output import byte_progress, note, number, plain, print_json, print_table
+from skep.cli.quality import MixedOptions, QualityOptions
 from skep.cli.summaries import milliseconds
 from skep.cli.sweep import levels_of
 from skep.errors import EndpointError, UserError
@@ -43,27 +44,12 @@ EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
 BAR = 24
 
 
-@dataclass(frozen=True, slots=True)
-class QualityOptions:
-    target: EndpointOptions
-    bank: str
-    concurrency: str
-    delta: str
-    items: int | None
-    repeats: int
-    temperature: float
-    budget: str | None
-    seed: int | None
-    timeout: str
-    max_tokens: int | None = None  # instead of each item's own
-
-
-def run_quality_command(wishes: QualityOptions, *, as_json: bool) -> int:
+def run_quality_command(options: QualityOptions) -> int:
     """0: every level asked for holds; 4: one is worse; 1: neither could be shown."""
-    plan = plan_of(wishes)
-    bank = bank_of(wishes, plan)
-    summary = run_measuring(lambda: measure(plan, bank, wishes.target))
-    if as_json:
+    plan = plan_of(options)
+    bank = bank_of(options, plan)
+    summary = run_measuring(lambda: measure(plan, bank, options))
+    if options.as_json:
         print_json(quality_json(summary))
     else:
         print_quality(summary)
@@ -73,15 +59,15 @@ def run_quality_command(wishes: QualityOptions, *, as_json: bool) -> int:
     return exit_code(summary)
 
 
-def plan_of(wishes: QualityOptions) -> TrialPlan:
+def plan_of(options: QualityOptions) -> TrialPlan:
     return TrialPlan(
-        concurrency=levels_of(wishes.concurrency, "--concurrency"),
-        delta=delta_of(wishes.delta),
-        repeats=wishes.repeats,
-        temperature=wishes.temperature,
-        timeout_s=positive_seconds(wishes.timeout, "--timeout", "15m"),
-        seed=random.SystemRandom().randrange(2**31) if wishes.seed is None else wishes.seed,
-        budget_s=None if wishes.budget is None else positive_seconds(wishes.budget, "--budget", "30m"),
+        concurrency=levels_of(options.concurrency, "--concurrency"),
+        delta=delta_of(options.delta),
+        repeats=options.repeats,
+        temperature=options.temperature,
+        timeout_s=positive_seconds(options.timeout, "--timeout", "15m"),
+        seed=seed_of(options.seed),
+        budget_s=None if options.budget is None else positive_seconds(options.budget, "--budget", "30m"),
     )
 
 
@@ -97,27 +83,27 @@ def delta_of(text: str) -> float:
     return value / 100
 
 
-def bank_of(wishes: QualityOptions, plan: TrialPlan) -> Bank:
+def bank_of(options: QualityOptions, plan: TrialPlan) -> Bank:
     """Take as many items as are needed where the bank generates them, else all it has."""
-    count = wishes.items
+    count = options.items
     if count is not None and count > MOST_ITEMS:
         raise UserError(f"--items {count} is too large", hint=f"at most {MOST_ITEMS:,}")
-    if count is None and makes_its_items(wishes.bank):
+    if count is None and makes_its_items(options.bank):
         needed = max(items_needed(plan.delta, repeats=plan.repeats, power=POWER), plan.levels[-1])
         count = min(needed, MOST_DRILLS)
         if needed > count:
             note(f"{needed:,} items would be needed; {count:,} are made unless --items says otherwise")
-    with byte_progress(f"fetching {wishes.bank}") as progress:
+    with byte_progress(f"fetching {options.bank}") as progress:
         cache = user_paths(os.environ).cache
-        bank = choose_bank(wishes.bank, seed=plan.seed, count=count, cache_dir=cache, progress=progress)
+        bank = choose_bank(options.bank, seed=plan.seed, count=count, cache_dir=cache, progress=progress)
     if len(bank.items) < plan.levels[-1]:
         hint = "ask more items, or a smaller --concurrency"
         raise UserError(f"{len(bank.items)} items cannot keep {plan.levels[-1]} agents busy", hint=hint)
-    if wishes.max_tokens is not None:
-        longer = tuple(replace(item, max_tokens=wishes.max_tokens) for item in bank.items)
+    if options.max_tokens is not None:
+        longer = tuple(replace(item, max_tokens=options.max_tokens) for item in bank.items)
         bank = replace(bank, items=longer)
-    if wishes.items is not None and len(bank.items) < wishes.items:
-        note(f"{bank.name} has {len(bank.items):,} items, not {wishes.items:,}: all are asked")
+    if options.items is not None and len(bank.items) < options.items:
+        note(f"{bank.name} has {len(bank.items):,} items, not {options.items:,}: all are asked")
     return bank
 
 
@@ -215,15 +201,6 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
         for arm in ("base", "load"):
             shown[arm]["outcomes"] = dict(getattr(level, arm).outcomes)
     return document
-
-
-def plain(value: Any) -> Any:
-    """Tuples and enums as JSON knows them."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return getattr(value, "value", value)
 
 
 def print_quality(summary: QualitySummary) -> None:
@@ -343,22 +320,10 @@ def where(progress: TrialProgress) -> str:
 MOST_REPEATS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class MixedOptions:
-    url: str
-    models: tuple[str, ...]  # none: the only one that is served there
-    key_env: str | None
-    form: str
-    repeats: int
-    levels: str
-    seed: int | None
-    timeout: str
-
-
-def run_mixed_command(wishes: MixedOptions, *, as_json: bool) -> int:
-    """0 when answers came, however good they are; a model that gave none ends it with an error, after the others."""
-    plan = mixed_plan_of(wishes)
-    targets = targets_of(wishes)
+def run_mixed_command(options: MixedOptions) -> None:
+    """A model that gave no answers ends it with an error, after the others; how good they are does not."""
+    plan = mixed_plan_of(options)
+    targets = targets_of(options)
     need_packages(missing_packages(items_of(plan.levels)))
     sandbox = open_sandbox()
 
@@ -373,37 +338,37 @@ def run_mixed_command(wishes: MixedOptions, *, as_json: bool) -> int:
     found = run_measuring(run)
     summaries = side_by_side([one for one in found if isinstance(one, MixedSummary)])
     with open_store(user_paths(os.environ).store, read_only=True) as store:
-        _show(summaries, store, as_json=as_json)
+        _show(summaries, store, as_json=options.as_json)
     for fault in found:
         if isinstance(fault, EndpointError):
             raise fault
-    return 0
 
 
-def mixed_plan_of(wishes: MixedOptions) -> MixedPlan:
-    levels = parse_int_list(wishes.levels, name="--levels")
+def mixed_plan_of(options: MixedOptions) -> MixedPlan:
+    levels = parse_int_list(options.levels, name="--levels")
     unknown = [level for level in levels if level not in LEVEL_NAMES]
     if unknown:
         names = ", ".join(f"{level} ({name})" for level, name in LEVEL_NAMES.items())
-        raise UserError(f"--levels `{wishes.levels}`: there is no level {unknown[0]}", hint=f"choose from {names}")
-    if wishes.form not in get_args(Form):
-        raise UserError(f"--form `{wishes.form}` is unknown", hint=f"choose {' or '.join(get_args(Form))}")
-    if not 1 <= wishes.repeats <= MOST_REPEATS:
-        raise UserError(f"--repeats {wishes.repeats} is out of range", hint=f"from 1 to {MOST_REPEATS:,}")
+        raise UserError(f"--levels `{options.levels}`: there is no level {unknown[0]}", hint=f"choose from {names}")
+    if options.form not in get_args(Form):
+        raise UserError(f"--form `{options.form}` is unknown", hint=f"choose {' or '.join(get_args(Form))}")
+    if not 1 <= options.repeats <= MOST_REPEATS:
+        raise UserError(f"--repeats {options.repeats} is out of range", hint=f"from 1 to {MOST_REPEATS:,}")
     return MixedPlan(
-        form=wishes.form,  # type: ignore[arg-type]
-        repeats=wishes.repeats,
+        form=options.form,  # type: ignore[arg-type]
+        repeats=options.repeats,
         levels=levels,
-        seed=random.SystemRandom().randrange(2**31) if wishes.seed is None else wishes.seed,
-        timeout_s=positive_seconds(wishes.timeout, "--timeout", "15m"),
+        seed=seed_of(options.seed),
+        timeout_s=positive_seconds(options.timeout, "--timeout", "15m"),
     )
 
 
-def targets_of(wishes: MixedOptions) -> list[EndpointOptions]:
-    twice = next((model for model in wishes.models if wishes.models.count(model) > 1), None)
+def targets_of(options: MixedOptions) -> list[EndpointOptions]:
+    twice = next((model for model in options.models if options.models.count(model) > 1), None)
     if twice is not None:
         raise UserError(f"--model `{twice}` is given twice", hint="each model is measured once; see --repeats")
-    return [EndpointOptions(wishes.url, model, wishes.key_env) for model in wishes.models or (None,)]
+    url, key_env = options.address, options.key_env
+    return [EndpointOptions(url=url, model=model, key_env=key_env) for model in options.models or (None,)]
 
 
 async def _found(target: EndpointOptions) -> Endpoint:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,31 +18,32 @@ from skep.cli.output import note
 from skep.cli.run_list import existing, write_whole
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
+from skep.paths import user_paths
 from skep.store.records import Request, StoredRun
 from skep.store.verdicts import Verdict
 
 FORMATS = ("markdown", "csv", "json")
 
 
-def run_export_command(store_path: Path, name: str, form: str, output: Path | None, *, requests: bool) -> None:
+def run_export_command(run: str, form: str, output: Path | None, *, requests: bool) -> None:
     if form not in FORMATS:
         raise UserError(f"--format `{form}` is unknown", hint=f"choose one of {', '.join(FORMATS)}")
     if requests and form == "markdown":
         raise UserError("--requests has too many rows for Markdown", hint="add --format csv or --format json")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--output `{output}` is not a place for a file", hint="name a file in a folder that exists")
-    with existing(store_path) as store:
-        run, summary, rows = load_run(store, name)
-        verdicts = store.verdicts(run.id)
-    if run.kind in JUDGED and not requests:
-        hint = f"`skep report {run.id}` has the figures; --requests --format csv gives every request with its verdict"
-        raise UserError(f"run `{run.id}` ({run.kind}) is about answers, not about levels of speed", hint=hint)
-    text = _requests(rows, verdicts, form) if requests else _levels(run, summary, form)
+    with existing(user_paths(os.environ).store) as store:
+        found, summary, rows = load_run(store, run)
+        verdicts = store.verdicts(found.id)
+    if found.kind in JUDGED and not requests:
+        hint = f"`skep report {found.id}` has the figures; --requests --format csv gives every request with its verdict"
+        raise UserError(f"run `{found.id}` ({found.kind}) is about answers, not about levels of speed", hint=hint)
+    text = _requests(rows, verdicts, form) if requests else _levels(found, summary, form)
     if output is None:
         sys.stdout.write(text)
     else:
         write_whole(output, text)
-        note(f"{run.id} written to {output}")
+        note(f"{found.id} written to {output}")
 
 
 def _levels(run: StoredRun, summary: SweepSummary, form: str) -> str:
@@ -136,6 +139,4 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any]:
 
 
 def _json(document: Any) -> str:
-    import json
-
     return json.dumps(document, ensure_ascii=False, indent=2) + "\n"

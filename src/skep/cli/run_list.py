@@ -11,13 +11,14 @@ from typing import Any
 
 from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
+from skep.paths import user_paths
 from skep.report.stored import run_page, run_picture, runs_page, runs_picture
 from skep.store.database import Store, open_store
 from skep.store.records import StoredRun
 
 
-def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
-    runs, failed = _runs(store_path, limit)
+def print_runs(limit: int, *, as_json: bool) -> None:
+    runs, failed = _runs(user_paths(os.environ).store, limit)
     if as_json:
         print_json([{**_run_json(run), "failed": failed[run.id]} for run in runs])
         return
@@ -28,25 +29,19 @@ def print_runs(store_path: Path, limit: int, *, as_json: bool) -> None:
     print_table(columns, [_run_cells(run, failed[run.id]) for run in runs], right=("REQUESTS",))
 
 
-def write_report(store_path: Path, name: str, output: Path) -> None:
-    """Written beside its place and moved there, so that a reader never sees half a file."""
+def write_reports(run: Sequence[str] | None, output: Path) -> None:
+    """Write one run, the last one where none is named, or several side by side."""
     check_output(output)
     is_picture = output.suffix == ".svg"
-    with existing(store_path) as store:
-        run = store.run(name)
-        text = run_picture(store, run) if is_picture else run_page(store, run)
+    with existing(user_paths(os.environ).store) as store:
+        runs = [store.run(name) for name in run or ("last",)]
+        if len(runs) == 1:
+            text = run_picture(store, runs[0]) if is_picture else run_page(store, runs[0])
+        else:
+            text = runs_picture(store, runs) if is_picture else runs_page(store, runs)
     write_whole(output, text)
-    note(f"{run.id} ({run.state.value}) written to {output}")
-
-
-def write_comparison(store_path: Path, names: Sequence[str], output: Path) -> None:
-    check_output(output)
-    is_picture = output.suffix == ".svg"
-    with existing(store_path) as store:
-        runs = [store.run(name) for name in names]
-        text = runs_picture(store, runs) if is_picture else runs_page(store, runs)
-    write_whole(output, text)
-    note(f"{len(runs)} runs written to {output}")
+    what = f"{runs[0].id} ({runs[0].state.value})" if len(runs) == 1 else f"{len(runs)} runs"
+    note(f"{what} written to {output}")
 
 
 def check_output(output: Path) -> None:
@@ -59,6 +54,7 @@ def check_output(output: Path) -> None:
 
 
 def write_whole(output: Path, text: str) -> None:
+    """Write beside its place and move it there, so that a reader never sees half a file."""
     descriptor, draft = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

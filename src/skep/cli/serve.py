@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from skep.cli.options import ConfigOption, JsonOption
 from skep.errors import EngineError, UserError
 from skep.paths import Paths
 
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
     from skep.cli.resolve import ServeOptions
     from skep.config.settings import CliOverrides, Cluster, Serve
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; any but loopback requires a key.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway; 0 picks a free one.")]
-ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file (default: skep.toml if there is one).")]
 DetachOption = Annotated[bool, typer.Option("-d", "--detach", help="Run in the background.")]
 ClusterOption = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster by its head's HOST:PORT; auto: this machine's.")

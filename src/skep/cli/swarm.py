@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.bench_options import KeyEnv, Model
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption, KeyEnv, Model
 
 if TYPE_CHECKING:
     from skep.cli.bench_common import EndpointOptions

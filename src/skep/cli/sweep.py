@@ -1,26 +1,22 @@
-"""`skep bench sweep` and `serial-vs-swarm`: wishes to a plan, a run with a live view, a table or JSON."""
+"""`skep bench sweep` and `serial-vs-swarm`: options to a plan, a run with a live view, a table or JSON."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+import typer
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.records import SweepSummary
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import Workload
-from skep.cli.bench_common import (
-    MAX_CONCURRENCY,
-    EndpointOptions,
-    maker_for,
-    meter_for,
-    positive_seconds,
-    run_measuring,
-)
+from skep.cli.bench import SerialVsSwarmOptions, SweepOptions
+from skep.cli.bench_common import MAX_CONCURRENCY, maker_for, meter_for, positive_seconds, run_measuring, workload_of
 from skep.cli.liveview import live_view
-from skep.cli.output import note, print_json
+from skep.cli.options import EndpointOptions
+from skep.cli.output import note, plain, print_json
 from skep.cli.summaries import print_summary
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
@@ -34,49 +30,31 @@ from skep.units import format_seconds, parse_int_list
 MOST_TASKS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class SweepOptions:
-    target: EndpointOptions
-    workload: Workload
-    concurrency: str
-    to_saturation: bool
-    slo: str | None
-    max_concurrency: int
-    tasks: int | None
-    runs: int | None
-    precision: str
-    budget: str
-    warm_up: str
-    timeout: str
-    processes: int | None
-    store_prompts: bool
-
-
-def plan_of(wishes: SweepOptions) -> SweepPlan:
-    levels = levels_of(wishes.concurrency, "--concurrency")
-    if wishes.tasks is not None and wishes.tasks > MOST_TASKS:
-        raise UserError(f"--tasks {wishes.tasks} is too large", hint=f"at most {MOST_TASKS:,} a run of a level")
-    if wishes.warm_up not in ("steady", "quick"):
-        raise UserError(f"--warm-up `{wishes.warm_up}` is unknown", hint="choose steady or quick")
-    if wishes.to_saturation and wishes.slo:
+def plan_of(options: SweepOptions) -> SweepPlan:
+    levels = levels_of(options.concurrency, "--concurrency")
+    if options.tasks is not None and options.tasks > MOST_TASKS:
+        raise UserError(f"--tasks {options.tasks} is too large", hint=f"at most {MOST_TASKS:,} a run of a level")
+    if options.warm_up not in ("steady", "quick"):
+        raise UserError(f"--warm-up `{options.warm_up}` is unknown", hint="choose steady or quick")
+    if options.to_saturation and options.slo:
         raise UserError("--to-saturation and --slo are two different searches", hint="choose one of them")
-    if wishes.tasks is not None and wishes.tasks < levels[-1] and not (wishes.to_saturation or wishes.slo):
+    if options.tasks is not None and options.tasks < levels[-1] and not (options.to_saturation or options.slo):
         hint = f"use --tasks {levels[-1]} or more, or a smaller --concurrency"
-        raise UserError(f"--tasks {wishes.tasks} cannot keep {levels[-1]} agents busy", hint=hint)
+        raise UserError(f"--tasks {options.tasks} cannot keep {levels[-1]} agents busy", hint=hint)
     return SweepPlan(
         concurrency=levels,
-        tasks=wishes.tasks,
-        runs=wishes.runs,
-        precision=share_of(wishes.precision, "--precision"),
-        budget_s=positive_seconds(wishes.budget, "--budget", "10m"),
-        workload=wishes.workload,
-        quick_warm_up=wishes.warm_up == "quick",
-        to_saturation=wishes.to_saturation,
-        slo=SloLimits.parse(wishes.slo) if wishes.slo else None,
-        max_concurrency=min(wishes.max_concurrency, MAX_CONCURRENCY),
-        timeout_s=positive_seconds(wishes.timeout, "--timeout", "15m"),
-        keep_text=wishes.store_prompts,
-        processes=wishes.processes,
+        tasks=options.tasks,
+        runs=options.runs,
+        precision=share_of(options.precision, "--precision"),
+        budget_s=positive_seconds(options.budget, "--budget", "10m"),
+        workload=workload_of(options),
+        quick_warm_up=options.warm_up == "quick",
+        to_saturation=options.to_saturation,
+        slo=SloLimits.parse(options.slo) if options.slo else None,
+        max_concurrency=min(options.max_concurrency, MAX_CONCURRENCY),
+        timeout_s=positive_seconds(options.timeout, "--timeout", "15m"),
+        keep_text=options.store_prompts,
+        processes=options.processes,
     )
 
 
@@ -98,13 +76,26 @@ def share_of(text: str, option: str) -> float:
     return share
 
 
-def run_sweep_command(wishes: SweepOptions, *, price: float | None, as_json: bool) -> int:
-    """0 when every request was answered, 1 when some failed."""
-    plan = plan_of(wishes)
-    summary = measure(plan, wishes.target)
+def run_sweep_command(context: typer.Context, options: SweepOptions) -> None:
+    """Raise EndpointError where requests failed: the exit code is 1."""
+    if options.against_preset is not None:
+        from skep.cli.against_preset import run_against_command
+
+        run_against_command(options, options.against_preset, given_options(context))
+        return
+    if options.shape_of is not None:
+        raise UserError("--shape-of goes with --against-preset", hint="name the preset whose figure it is")
+    plan = plan_of(options)
+    summary = measure(plan, options)
     for line in shortfalls(plan, summary):
         note(line)
-    return show(summary, price=price, as_json=as_json)
+    show(summary, price=options.price, as_json=options.as_json)
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """Those that the user wrote, by the names of their parameters."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
 
 
 def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
@@ -125,47 +116,47 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     return found
 
 
-def run_swarm_command(
-    target: EndpointOptions,
-    workload: Workload,
-    agents: str,
-    tasks: int,
-    runs: int,
-    limits: tuple[str, int | None, bool],
-    *,
-    as_json: bool,
-) -> int:
-    levels = levels_of(agents, "--agents")
+def run_swarm_command(options: SerialVsSwarmOptions) -> None:
+    levels, tasks = levels_of(options.agents, "--agents"), options.tasks
     if levels[0] != 1 or len(levels) < 2:
-        raise UserError(f"--agents `{agents}` needs 1 and another number", hint="write it as --agents 1,50")
+        raise UserError(f"--agents `{options.agents}` needs 1 and another number", hint="write it as --agents 1,50")
     if tasks > MOST_TASKS:
         raise UserError(f"--tasks {tasks} is too large", hint=f"at most {MOST_TASKS:,}")
     if tasks < levels[-1]:
         raise UserError(f"--tasks {tasks} cannot keep {levels[-1]} agents busy", hint=f"use --tasks {levels[-1]}")
-    timeout, processes, keep_text = limits
     plan = SweepPlan(
         concurrency=levels,
         tasks=tasks,
-        runs=runs,
+        runs=options.runs,
         budget_s=None,
-        workload=workload,
+        workload=workload_of(options),
         same_tasks=True,
-        timeout_s=positive_seconds(timeout, "--timeout", "1h"),
-        keep_text=keep_text,
-        processes=processes,
+        timeout_s=positive_seconds(options.timeout, "--timeout", "1h"),
+        keep_text=options.store_prompts,
+        processes=options.processes,
         kind="serial-vs-swarm",
     )
-    return show(measure(plan, target), price=None, as_json=as_json)
+    show(measure(plan, options), as_json=options.as_json)
 
 
-def show(summary: SweepSummary, *, price: float | None, as_json: bool) -> int:
+def show(
+    summary: SweepSummary,
+    *,
+    as_json: bool,
+    price: float | None = None,
+    title: str = "C",
+    names: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
+    then: Callable[[], None] = lambda: None,
+) -> None:
+    """Print the run and raise where requests failed. `more`: for its document; `then`: prints behind its table."""
     if as_json:
-        print_json(sweep_json(summary))
+        print_json({**sweep_json(summary), **(more or {})})
     else:
-        print_summary(summary, price=price)
+        print_summary(summary, price=price, title=title, names=names)
+        then()
         note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
     fail_for(summary)
-    return 0
 
 
 def fail_for(summary: SweepSummary) -> None:
@@ -179,34 +170,22 @@ def fail_for(summary: SweepSummary) -> None:
 
 
 def measure(plan: SweepPlan, target: EndpointOptions) -> SweepSummary:
-    async def run() -> SweepSummary:
-        endpoint = await target.find()
-        note(headline(plan, endpoint))
-        maker = await maker_for(plan.workload, endpoint)
-        meter = meter_for(endpoint)
-        with open_store(user_paths(os.environ).store) as store, live_view() as progress:
-            return await run_sweep(plan, endpoint, store, read_host(), progress, maker=maker, meter=meter)
-
-    return run_measuring(run)
+    return run_measuring(lambda: sweep_endpoint(plan, target, say=note))
 
 
-def measure_endpoint(plan: SweepPlan, url: str, model: str | None) -> SweepSummary:
-    return measure(plan, EndpointOptions(url, model))
+async def sweep_endpoint(
+    plan: SweepPlan, target: EndpointOptions, say: Callable[[str], None] = lambda _: None
+) -> SweepSummary:
+    endpoint = await target.find()
+    say(headline(plan, endpoint))
+    maker, meter = await maker_for(plan.workload, endpoint), meter_for(endpoint)
+    with open_store(user_paths(os.environ).store) as store, live_view() as progress:
+        return await run_sweep(plan, endpoint, store, read_host(), progress, maker=maker, meter=meter)
 
 
 def sweep_json(summary: SweepSummary) -> dict[str, Any]:
     """The documented form: docs/json.md."""
-    document: dict[str, Any] = _plain(asdict(summary))
-    return document
-
-
-def _plain(value: Any) -> Any:
-    """Tuples and enums as JSON knows them."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return getattr(value, "value", value)
+    return cast("dict[str, Any]", plain(asdict(summary)))
 
 
 def headline(plan: SweepPlan, endpoint: Endpoint) -> str:

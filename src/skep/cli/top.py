@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from skep.cli.options import JsonOption
 from skep.cli.output import note, number, print_json
-from skep.cli.serve import JsonOption
 from skep.errors import SkepError
 from skep.stats.rates import WINDOW_S, Rate, TokenRates
 from skep.supervisor.control import OUTCOMES, ReplicaStatus, Status, replicas_of, up_s

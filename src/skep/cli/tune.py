@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 
 HELP = ("-h", "--help")
 

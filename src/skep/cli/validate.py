@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.serve import JsonOption
+from skep.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from skep.planner.validation import Spread, ValidationReport

@@ -1,0 +1,154 @@
+"""Commands whose options are frozen dataclasses: an option is defined once, as a field, and travels in its object.
+
+A field that is `Annotated[..., typer.Option(...)]` is an option; any other is an ordinary field with its default.
+Also the options that many commands share, and the hive that they mean.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cached_property
+from importlib import import_module
+from inspect import Parameter, Signature, get_annotations, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+
+from skep.errors import SkepError, UserError
+from skep.paths import user_paths
+
+if TYPE_CHECKING:
+    from skep.bench.endpoint import Endpoint
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def command(app: typer.Typer, example: str, *, name: str | None = None, runs: str | None = None) -> Callable[[F], F]:
+    """Add a function as a command. A parameter that is a dataclass stands for the options among its fields.
+
+    `runs`: "MODULE.FUNCTION" of `skep.cli` that carries the command out, imported when it runs; it takes the same
+    parameters by name. Without it the function itself does. An integer that it returns is the exit code.
+    """
+
+    def add(function: F) -> F:
+        parameters: list[Parameter] = []
+        hints = get_type_hints(function, include_extras=True)
+        for parameter in signature(function).parameters.values():
+            kind = hints[parameter.name]
+            parameters += _flat(kind) if is_dataclass(kind) else [_parameter(parameter.name, kind, parameter.default)]
+
+        def run(**given: Any) -> None:
+            values = {key: hints[key](**_own(hints[key], given)) if is_dataclass(hints[key]) else given[key]
+                      for key in signature(function).parameters}  # fmt: skip
+            code = (function if runs is None else _implementation(runs))(**values)
+            if code:
+                raise typer.Exit(code)
+
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        app.command(name, epilog=f"Example: {example}")(run)
+        return function
+
+    return add
+
+
+def _flat(kind: Any) -> Iterator[Parameter]:
+    """In the order of the classes; a field defined anew takes the later place, those of `LAST` the last ones."""
+    hints, names = get_type_hints(kind, include_extras=True), dict[str, None]()
+    for base in reversed(kind.__mro__):
+        for name in get_annotations(base):
+            names.pop(name, None)
+            names[name] = None
+    last = {name: place for place, name in enumerate(getattr(kind, "LAST", ()))}
+    defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in fields(kind)}
+    for name in sorted(names, key=lambda name: last.get(name, -1)):
+        if get_origin(hints[name]) is Annotated:
+            yield _parameter(name, hints[name], defaults[name])
+
+
+def _parameter(name: str, hint: Any, default: Any) -> Parameter:
+    """Typer has lists where the dataclass has tuples."""
+    if _is_tuple(hint):
+        inner, *about = get_args(hint)
+        hint, default = Annotated[list[get_args(inner)[0]] | None, *about], None  # type: ignore[misc]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _own(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    found = {name: given[name] for name in hints if name in given}
+    return {name: tuple(value or ()) if _is_tuple(hints[name]) else value for name, value in found.items()}
+
+
+def _is_tuple(hint: Any) -> bool:
+    return get_origin(hint) is Annotated and get_origin(get_args(hint)[0]) is tuple
+
+
+def _implementation(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(".")
+    found: Callable[..., Any] = getattr(import_module(f"skep.cli.{module}"), name)
+    return found
+
+
+# The options that many commands share
+
+Model = Annotated[str | None, typer.Option(help="Model name; default: the only one served there.")]
+KeyEnv = Annotated[str | None, typer.Option(help="Environment variable with the endpoint's API key.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file (default: skep.toml if there is one).")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """The endpoint as given on the command line."""
+
+    url: Annotated[str | None, typer.Option(help="Base URL, with or without /v1; default: what `skep up` runs.")] = None
+    model: Model = None
+    key_env: KeyEnv = None
+    api: str = "openai"
+
+    @cached_property
+    def address(self) -> str:
+        return self.url or running_url()
+
+    def key(self) -> str | None:
+        """Return the key in the given variable, else skep's own key for a server on this machine."""
+        from skep.supervisor.control import local_key
+
+        if self.key_env is None:
+            return local_key(self.address, os.environ, user_paths(os.environ))
+        value = os.environ.get(self.key_env)
+        if not value:
+            raise UserError(f"--key-env `{self.key_env}` is not set", hint=f"export {self.key_env}=... first")
+        return value
+
+    async def find(self) -> Endpoint:
+        from skep.bench.endpoint import find_endpoint
+
+        if self.api not in ("openai", "ollama"):
+            raise UserError(f"--api `{self.api}` is unknown", hint="choose openai or ollama")
+        return await find_endpoint(self.address, self.model, key=self.key(), api=self.api)
+
+
+# The hive that is meant
+
+
+def ask_hive(message: dict[str, Any], timeout_s: float | None = 10.0) -> dict[str, Any]:
+    """Ask the hive that runs here."""
+    from skep.supervisor.control import ask, socket_of
+
+    paths = user_paths(os.environ)
+    return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)
+
+
+def running_url(otherwise: str | None = "http://127.0.0.1:8400") -> str:
+    """Return the URL of the hive that runs here; without one `otherwise`, None: an error."""
+    try:
+        return str(ask_hive({"op": "status"})["url"])
+    except SkepError:
+        if otherwise is None:
+            raise
+        return otherwise
