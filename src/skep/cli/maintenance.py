@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import JsonOption
+from skep.cli.options import JsonOption, command
 
 store_app = typer.Typer(
     no_args_is_help=True, help="Show or back up the file that holds all runs.", rich_markup_mode=None
@@ -15,13 +15,11 @@ store_app = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep demo")(demo)
-    app.command(epilog="Example: skep doctor")(doctor)
-    app.command(epilog="Example: skep pull smollm2-135m")(pull)
+    command(app, "skep demo", runs="maintenance_run.run_demo")(demo)
+    command(app, "skep doctor", runs="maintenance_run.run_doctor")(doctor)
+    command(app, "skep pull smollm2-135m", runs="maintenance_run.pull_model")(pull)
     app.add_typer(store_app, name="store")
-    store_app.command(epilog="Example: skep store info")(info)
-    store_app.command(epilog="Example: skep store backup ~/skep-backup.sqlite3")(backup)
-    app.command(epilog="Example: skep gc --older-than 90d")(gc)
+    command(app, "skep gc --older-than 90d", runs="maintenance_run.collect_garbage")(gc)
 
 
 def pull(
@@ -29,42 +27,29 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch a model's weights, or the tasks of HumanEval, once, checked, into the cache folder."""
-    from skep.cli.maintenance_run import pull_model
-
-    pull_model(source, as_json=as_json)
 
 
 def doctor(as_json: JsonOption = False) -> None:
     """Look at this machine: what is fine, what will bite, what to do about it. Exit code 1 if there is a problem."""
-    from skep.cli.maintenance_run import run_doctor
-
-    raise typer.Exit(run_doctor(as_json=as_json))
 
 
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the report is written.")] = Path("report.html"),
 ) -> None:
     """Serve the embedded model, benchmark it, write a report, stop what was started. About a minute."""
-    from skep.cli.maintenance_run import run_demo
-
-    run_demo(output)
 
 
+@command(store_app, "skep store info", runs="maintenance_run.store_info")
 def info(as_json: JsonOption = False) -> None:
     """Where the store is, how large, and what is in it."""
-    from skep.cli.maintenance_run import store_info
-
-    store_info(as_json=as_json)
 
 
+@command(store_app, "skep store backup ~/skep-backup.sqlite3", runs="maintenance_run.store_backup")
 def backup(
     to: Annotated[Path, typer.Argument(help="The file to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Copy the store to a file, consistently, also while runs are being written."""
-    from skep.cli.maintenance_run import store_backup
-
-    store_backup(to, overwrite=overwrite)
 
 
 def gc(
@@ -76,6 +61,3 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Give space back: delete runs and gateway rows as asked and rotated logs, compact the store."""
-    from skep.cli.maintenance_run import collect_garbage
-
-    collect_garbage(older_than, incomplete=incomplete, dry_run=dry_run, as_json=as_json)

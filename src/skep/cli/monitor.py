@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption, running_url
+from skep.cli.options import ConfigOption, JsonOption, command
 
 monitor_app = typer.Typer(
     no_args_is_help=True,
@@ -24,102 +25,70 @@ SinceOption = Annotated[str, typer.Option(help="How far back (7d), or a date and
 
 def register(app: typer.Typer) -> None:
     app.add_typer(monitor_app, name="monitor")
-    command = monitor_app.command
-    command("add", epilog="Example: skep monitor add cloud --url https://api.example.com/v1 --key-env API_KEY")(add)
-    command("list", epilog="Example: skep monitor list --json")(list_)
-    command("remove", epilog="Example: skep monitor remove cloud")(remove)
-    command("run", epilog="Example: skep monitor run")(run)
-    command("probe", epilog="Example: skep monitor probe box")(probe)
-    command("status", epilog="Example: skep monitor status")(status)
-    command("check", epilog="Example: skep monitor check --json || mail -s skep me < /dev/null")(check)
-    command("series", epilog="Example: skep monitor series box --since 30d")(series)
-    command("compare", epilog="Example: skep monitor compare box cloud --since 7d")(compare)
-    command("note", epilog='Example: skep monitor note "NVLink bridges removed" --target box')(note_)
-    command("export", epilog="Example: skep monitor export --csv --since 30d -o samples.csv")(export)
-    command("thin", epilog="Example: skep monitor thin --older 90d")(thin)
-    command("grafana", epilog="Example: skep monitor grafana > skep.json")(grafana)
 
 
-def add(
+@dataclass(frozen=True)
+class AddTargetOptions:
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Name of the target: 1 to 64 letters, digits, dots and dashes.")
-    ],
+    ]
     url: Annotated[
         str | None, typer.Option(help="Base URL, with or without /v1. Default: the gateway of `skep up`.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model to ask for. Default: the only one the endpoint serves.")
-    ] = None,
+    ] = None
+    model: Annotated[str | None, typer.Option(help="Model to ask for. Default: the only one the endpoint serves.")] = (
+        None
+    )
     key_env: Annotated[
         str | None, typer.Option(metavar="VAR", help="Environment variable with the API key; the key is not stored.")
-    ] = None,
-    every: Annotated[str, typer.Option(help="Time between two probes.")] = "1h",
+    ] = None
+    every: Annotated[str, typer.Option(help="Time between two probes.")] = "1h"
     jitter: Annotated[
         str | None, typer.Option(help="Random delay of each probe, at most this. Default: a tenth of --every.")
-    ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=16, max=MOST_TOKENS, help="Approximate length of a prompt.")] = 256,
-    short: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Length of the short answer in tokens.")] = 64,
-    long: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Length of the long answer in tokens.")] = 512,
-    no_long: Annotated[bool, typer.Option("--no-long", help="Skip the run with a long answer.")] = False,
+    ] = None
+    prompt_tokens: Annotated[int, typer.Option(min=16, max=MOST_TOKENS, help="Approximate length of a prompt.")] = 256
+    short: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Length of the short answer in tokens.")] = 64
+    long: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Length of the long answer in tokens.")] = 512
+    no_long: Annotated[bool, typer.Option("--no-long", help="Skip the run with a long answer.")] = False
     concurrency: Annotated[
         int, typer.Option("-c", "--concurrency", min=0, max=256, help="Add a run with this many streams at once.")
-    ] = 0,
-    quality: Annotated[int, typer.Option(min=0, max=200, help="Add this many small tasks with known answers.")] = 0,
+    ] = 0
+    quality: Annotated[int, typer.Option(min=0, max=200, help="Add this many small tasks with known answers.")] = 0
     slower: Annotated[
         str | None,
         typer.Option(help="Alert when speed falls this far below its median, such as 10%. Default: skep.toml."),
-    ] = None,
-    ttft: Annotated[str | None, typer.Option(help="Alert when TTFT is above this. Default: skep.toml.")] = None,
-    timeout: Annotated[str, typer.Option(help="Time limit of one request.")] = "300s",
-    api: Annotated[
-        str, typer.Option(help="openai, or ollama for Ollama's own API, which reports durations.")
-    ] = "openai",
-    no_check: Annotated[bool, typer.Option("--no-check", help="Add the target without connecting to it.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Add a target: connect to it once, then probe it on its schedule."""
-    from skep.cli.monitor_run import add_target
-    from skep.cli.monitor_words import parse_percent
-    from skep.monitor.records import ProbeTarget
-    from skep.units import parse_seconds
-
-    target = ProbeTarget(
-        name=name,
-        url=url or running_url(),
-        model=model,
-        key_env=key_env,
-        api=api,
-        every_s=parse_seconds(every),
-        jitter_s=None if jitter is None else parse_seconds(jitter),
-        prompt_tokens=prompt_tokens,
-        short_tokens=short,
-        long_tokens=0 if no_long else long,
-        concurrency=concurrency if concurrency > 1 else 0,
-        quality_items=quality,
-        timeout_s=parse_seconds(timeout),
-        slower_pct=None if slower is None else parse_percent(slower, option="--slower"),
-        ttft_ms=None if ttft is None else 1000 * parse_seconds(ttft),
+    ] = None
+    ttft: Annotated[str | None, typer.Option(help="Alert when TTFT is above this. Default: skep.toml.")] = None
+    timeout: Annotated[str, typer.Option(help="Time limit of one request.")] = "300s"
+    api: Annotated[str, typer.Option(help="openai, or ollama for Ollama's own API, which reports durations.")] = (
+        "openai"
     )
-    add_target(target, own=url is None, check=not no_check, as_json=as_json)
+    no_check: Annotated[bool, typer.Option("--no-check", help="Add the target without connecting to it.")] = False
+    as_json: JsonOption = False
 
 
+@command(
+    monitor_app,
+    "skep monitor add cloud --url https://api.example.com/v1 --key-env API_KEY",
+    runs="monitor_run.add_target",
+)
+def add(options: AddTargetOptions) -> None:
+    """Add a target: connect to it once, then probe it on its schedule."""
+
+
+@command(monitor_app, "skep monitor list --json", name="list", runs="monitor_run.list_targets")
 def list_(
     everyone: Annotated[bool, typer.Option("--all", help="Include removed targets.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the targets and how each is probed."""
-    from skep.cli.monitor_run import list_targets
-
-    list_targets(everyone=everyone, as_json=as_json)
 
 
+@command(monitor_app, "skep monitor remove cloud", runs="monitor_run.remove_target")
 def remove(name: NameArgument) -> None:
     """Stop probing a target. Its history stays."""
-    from skep.cli.monitor_run import remove_target
-
-    remove_target(name)
 
 
+@command(monitor_app, "skep monitor run", runs="monitor_run.run_loop")
 def run(
     once: Annotated[bool, typer.Option("--once", help="Probe what is due now, then exit.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for a successful probe.")] = False,
@@ -127,46 +96,34 @@ def run(
     parent_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Probe every target when it is due, until Ctrl-C. `skep up` starts this by itself."""
-    from skep.cli.monitor_run import run_loop
-
-    run_loop(config, once=once, quiet=quiet, parent_fd=parent_fd)
 
 
+@command(monitor_app, "skep monitor probe box", runs="monitor_run.probe_now")
 def probe(name: NameArgument, as_json: JsonOption = False) -> None:
     """Probe a target once, now. The result is stored with those of the schedule."""
-    from skep.cli.monitor_run import probe_now
-
-    probe_now(name, as_json=as_json)
 
 
+@command(monitor_app, "skep monitor status", runs="monitor_run.show_status")
 def status(as_json: JsonOption = False) -> None:
     """Show each target's last value against its 7-day median, the next probe, open alerts, and if the loop runs."""
-    from skep.cli.monitor_run import show_status
-
-    show_status(as_json=as_json)
 
 
+@command(monitor_app, "skep monitor check --json || mail -s skep me < /dev/null", runs="monitor_run.check_now")
 def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Print one line for each problem. The exit code is 4 while there is one, for cron."""
-    from skep.cli.monitor_run import check_now
-
-    check_now(config, as_json=as_json)
 
 
+@command(monitor_app, "skep monitor series box --since 30d", runs="monitor_series.show_series")
 def series(
-    target: Annotated[str | None, typer.Argument(metavar="TARGET", help="A target, or the name of a series.")] = None,
+    wanted: Annotated[str | None, typer.Argument(metavar="TARGET", help="A target, or the name of a series.")] = None,
     since: SinceOption = "30d",
-    every_series: Annotated[
-        bool, typer.Option("--all", help="Include series beside the main ones of a target.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include series beside the main ones of a target.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show level, spread and drift of each series over 1, 7 and 30 days, and when it changed."""
-    from skep.cli.monitor_series import show_series
-
-    show_series(target, since, everything=every_series, as_json=as_json)
 
 
+@command(monitor_app, "skep monitor compare box cloud --since 7d", runs="monitor_series.compare_two")
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A target.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The target to compare with A.")],
@@ -174,11 +131,14 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two targets: ratio of medians with its interval, ranges, consistency."""
-    from skep.cli.monitor_series import compare_two
-
-    compare_two(a, b, since, as_json=as_json)
 
 
+@command(
+    monitor_app,
+    'skep monitor note "NVLink bridges removed" --target box',
+    name="note",
+    runs="monitor_series.write_note",
+)
 def note_(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What was changed.")],
     target: TargetOption = None,
@@ -186,11 +146,9 @@ def note_(
     as_json: JsonOption = False,
 ) -> None:
     """Record a change as an event on the time axis. The series before and after it are compared."""
-    from skep.cli.monitor_series import write_note
-
-    write_note(text, target, at, as_json=as_json)
 
 
+@command(monitor_app, "skep monitor export --csv --since 30d -o samples.csv", runs="monitor_series.export_samples")
 def export(
     as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, the default.")] = False,
     as_json: JsonOption = False,
@@ -202,23 +160,16 @@ def export(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write. Default: stdout.")] = None,
 ) -> None:
     """Export every sample as it was measured, and missed probes."""
-    from skep.cli.monitor_series import export_samples
-
-    export_samples(target, since, key, output, as_csv=as_csv, as_json=as_json)
 
 
+@command(monitor_app, "skep monitor thin --older 90d", runs="monitor_series.thin_samples")
 def thin(
     older: Annotated[str, typer.Option(help="Delete samples of days older than this, such as 90d.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete raw samples of old days. The summary of each day stays. This never happens automatically."""
-    from skep.cli.monitor_series import thin_samples
-
-    thin_samples(older, yes=yes)
 
 
+@command(monitor_app, "skep monitor grafana > skep.json", runs="monitor_series.print_dashboard")
 def grafana() -> None:
     """Print a Grafana dashboard for the metrics of `skep web`, to be imported as a file."""
-    from skep.cli.monitor_series import print_dashboard
-
-    print_dashboard()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from skep.cli.monitor import AddTargetOptions
 from skep.cli.monitor_series import notes_in_words
 from skep.cli.monitor_words import (
     NOTHING_YET,
@@ -25,18 +26,20 @@ from skep.cli.monitor_words import (
     ahead,
     day_and_time,
     loop_pid,
+    parse_percent,
     percent,
     runs_with_up,
     series_if_any,
     series_to_read,
     series_to_write,
 )
+from skep.cli.options import ask_hive, running_url
 from skep.cli.output import note, number, print_json, print_table
 from skep.errors import EndpointError, Regression, SkepError, UserError
 from skep.monitor.records import Alert, Probe, ProbeOutcome, ProbeSample, ProbeTarget, SeriesMetric, TargetKind
 from skep.monitor.status import SeriesStatus, TargetState, TargetStatus, alert_document, target_statuses
 from skep.paths import user_paths
-from skep.units import format_seconds
+from skep.units import format_seconds, parse_seconds
 
 ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
 END_S = 5.0
@@ -83,11 +86,8 @@ def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
 
 def _phase() -> str | None:
     """Return the phase of the hive, None where it does not answer."""
-    from skep.supervisor.control import ask, socket_of
-
-    paths = user_paths(os.environ)
     try:
-        return str(ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ASK_S).get("phase"))
+        return str(ask_hive({"op": "status"}, ASK_S).get("phase"))
     except SkepError:
         return None
 
@@ -282,8 +282,10 @@ class DetectedServer:
     about: str
 
 
-def add_target(target: ProbeTarget, *, own: bool, check: bool, as_json: bool) -> None:
-    """Store a target. `own`: its URL is that of this installation's gateway."""
+def add_target(options: AddTargetOptions) -> None:
+    """Store a target. Without `--url`, it is this installation's gateway."""
+    check, as_json = not options.no_check, options.as_json
+    target = target_of(options)
     refuse_nonsense(target)
     with series_to_write() as series:
         taken = next((known for known in series.targets() if known.name == target.name), None)
@@ -291,7 +293,7 @@ def add_target(target: ProbeTarget, *, own: bool, check: bool, as_json: bool) ->
             hint = f"choose another name, or `skep monitor remove {target.name}` first: its history stays and goes on"
             raise UserError(f"`{target.name}` is watched already, at {taken.url}", hint=hint)
         found = asyncio.run(_look(target)) if check else None
-        kind = found.kind if found else TargetKind.GATEWAY if own else target.kind
+        kind = found.kind if found else TargetKind.GATEWAY if options.url is None else target.kind
         target = replace(target, kind=kind, key_env=key_env_of(target, kind), added_at=time.time())
         series.put_target(target)
     running = wake_monitor()
@@ -306,6 +308,26 @@ def add_target(target: ProbeTarget, *, own: bool, check: bool, as_json: bool) ->
     if not running:
         also = ", and `skep up` with its next start" if runs_with_up() else ""
         note(f"nothing probes yet: `skep monitor run` does{also}")
+
+
+def target_of(options: AddTargetOptions) -> ProbeTarget:
+    return ProbeTarget(
+        name=options.name,
+        url=options.url or running_url(),
+        model=options.model,
+        key_env=options.key_env,
+        api=options.api,
+        every_s=parse_seconds(options.every),
+        jitter_s=None if options.jitter is None else parse_seconds(options.jitter),
+        prompt_tokens=options.prompt_tokens,
+        short_tokens=options.short,
+        long_tokens=0 if options.no_long else options.long,
+        concurrency=options.concurrency if options.concurrency > 1 else 0,
+        quality_items=options.quality,
+        timeout_s=parse_seconds(options.timeout),
+        slower_pct=None if options.slower is None else parse_percent(options.slower, option="--slower"),
+        ttft_ms=None if options.ttft is None else 1000 * parse_seconds(options.ttft),
+    )
 
 
 def refuse_nonsense(target: ProbeTarget) -> None:
@@ -386,13 +408,10 @@ async def _look(target: ProbeTarget) -> DetectedServer:
 
 def wake_monitor() -> bool:
     """Return whether a loop runs; a running hive is asked to start one."""
-    from skep.supervisor.control import ask, socket_of
-
-    paths = user_paths(os.environ)
     if loop_pid() is not None:
         return True
     try:
-        return bool(ask(socket_of(paths.lock, paths.socket), {"op": "monitor"}, timeout_s=5.0).get("running"))
+        return bool(ask_hive({"op": "monitor"}, ASK_S).get("running"))
     except SkepError:
         return False
 

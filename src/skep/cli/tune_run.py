@@ -13,6 +13,7 @@ from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.output import byte_progress, note, print_json
 from skep.cli.plan_output import check_page
 from skep.cli.swarm_tables import one_line
+from skep.cli.tune import TuneOptions
 from skep.cli.tune_setup import PreparedTuning, prepare, prepare_again, tell
 from skep.cli.tune_stored import (
     TuningRecord,
@@ -29,7 +30,6 @@ from skep.cli.tune_stored import (
     written_before,
 )
 from skep.cli.tune_tables import figure_words
-from skep.cli.tune_target import TuneOptions
 from skep.cli.tune_view import TuneStatus, live_view
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.facts import read_host
@@ -88,10 +88,10 @@ def _check_service(ready: PreparedTuning, paths: Paths) -> None:
     raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=hint)
 
 
-def check_bank(wishes: TuneOptions, paths: Paths) -> None:
+def check_bank(options: TuneOptions, paths: Paths) -> None:
     """A bank that cannot be had is told before anything is started."""
-    if wishes.quality not in (NO_BANK, AUTO) and not wishes.simulate:
-        guard_bank(wishes.quality, GuardPlan(1, items=wishes.quality_items or ITEMS), paths.cache)
+    if options.quality not in (NO_BANK, AUTO) and not options.simulate:
+        guard_bank(options.quality, GuardPlan(1, items=options.quality_items or ITEMS), paths.cache)
 
 
 @asynccontextmanager
@@ -111,7 +111,7 @@ async def bench_for(
         work = paths.state / "tunings" / tuning.id
         work.mkdir(parents=True, exist_ok=True)
         progress = stack.enter_context(byte_progress("fetching the weights"))
-        house = TrialServers(paths, work, binary=ready.wishes.binary, progress=progress)
+        house = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
         base = ready.base
         tuned = BenchContext(
             tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config), first_round=rounds
@@ -122,17 +122,17 @@ async def bench_for(
 async def _guard(
     stack: AsyncExitStack, ready: PreparedTuning, tuning: Tuning, store: Store, paths: Paths
 ) -> QualityGuard | None:
-    wishes = ready.wishes
-    if wishes.quality == NO_BANK:
+    options = ready.options
+    if options.quality == NO_BANK:
         return None
-    items = wishes.quality_items or ITEMS
+    items = options.quality_items or ITEMS
     most_s = min(MOST_S, GUARD_SHARE * tuning.budget_s)
     plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
     try:
-        bank = guard_bank(wishes.quality, plan, paths.cache)
+        bank = guard_bank(options.quality, plan, paths.cache)
         return await stack.enter_async_context(open_guard(bank, plan, store, read_host()))
     except UserError as error:
-        if wishes.quality != AUTO:
+        if options.quality != AUTO:
             raise
         note(f"warning: answers are not guarded: {error.message}")
         return None
@@ -179,21 +179,21 @@ class TuningStopped(SkepError):
     exit_code = 130
 
 
-def run_tuning(wishes: TuneOptions, *, html: Path | None, as_json: bool) -> int:
+def run_tuning(options: TuneOptions, *, html: Path | None, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
     if html is not None:
         check_page(html)
     paths = user_paths(os.environ)
-    if not wishes.simulate:
+    if not options.simulate:
         _check_alone(paths)
-    check_bank(wishes, paths)
-    ready = prepare(wishes)
+    check_bank(options, paths)
+    ready = prepare(options)
     tell(ready)
     return _climbed(
         ready,
         paths,
         lambda tunings: TuningJournal.begin(tunings, ready.tuning, time.time),
-        wishes.in_place,
+        options.in_place,
         html,
         as_json,
     )
@@ -212,7 +212,7 @@ def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool
         found = _to_resume(tunings, name)
     ready, paths = prepare_again(found.tuning), user_paths(os.environ)
     note(f"{found.id}: {found.answers} answers and {found.stages} stages are there already")
-    place = in_place or ready.wishes.in_place
+    place = in_place or ready.options.in_place
     return _climbed(ready, paths, lambda tunings: TuningJournal.resume(tunings, found.id, time.time), place,
                     html, as_json)  # fmt: skip
 

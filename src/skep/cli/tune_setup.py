@@ -18,9 +18,10 @@ from skep.catalog.presets import Preset
 from skep.cli.bench_common import positive_seconds
 from skep.cli.output import note
 from skep.cli.swarm_tables import one_line
+from skep.cli.tune import TuneOptions
 from skep.cli.tune_stored import base_of
 from skep.cli.tune_tables import aim_words, config_words, figure_number
-from skep.cli.tune_target import TuneOptions, TuneTarget, absolute_paths, find_tune_target, options_from_document
+from skep.cli.tune_target import TuneTarget, absolute_paths, find_tune_target, options_from_document
 from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.constants import published_constants
@@ -185,7 +186,7 @@ class PreparedTuning:
     """A tuning that has not begun, and what it takes to climb. The id of its value is still empty."""
 
     tuning: Tuning
-    wishes: TuneOptions
+    options: TuneOptions
     base: Preset
     terrain: Predictor
     notes: tuple[str, ...] = ()
@@ -195,19 +196,19 @@ class PreparedTuning:
         return KnobSearch(self.terrain, tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
 
 
-def prepare(wishes: TuneOptions) -> PreparedTuning:
+def prepare(options: TuneOptions) -> PreparedTuning:
     """Everything that can be wrong is found before anything is started."""
     aim = parse_goal(
-        wishes.goal, input_tokens=wishes.input_tokens, output_tokens=wishes.output_tokens, slo=wishes.slo,
-        min_context=wishes.min_context,
+        options.goal, input_tokens=options.input_tokens, output_tokens=options.output_tokens, slo=options.slo,
+        min_context=options.min_context,
     )  # fmt: skip
-    budget_s = positive_seconds(wishes.budget, "--budget", "2h")
-    wishes, host = absolute_paths(wishes), read_host()
-    ground = find_tune_target(wishes, aim, host)
-    named = (wishes.knobs or "").replace(" ", "").split(",")
-    space = space_of(ground.base, aim, ground.box, checkpoints=wishes.checkpoints, quants=ground.quants, named=named)
-    start, offered = apply_settings(config_of(ground.base, space.knobs), space.knobs, wishes.start)
-    knobs = choose_knobs(offered, wishes.knobs, wishes.skip)
+    budget_s = positive_seconds(options.budget, "--budget", "2h")
+    options, host = absolute_paths(options), read_host()
+    ground = find_tune_target(options, aim, host)
+    named = (options.knobs or "").replace(" ", "").split(",")
+    space = space_of(ground.base, aim, ground.box, checkpoints=options.checkpoints, quants=ground.quants, named=named)
+    start, offered = apply_settings(config_of(ground.base, space.knobs), space.knobs, options.start)
+    knobs = choose_knobs(offered, options.knobs, options.skip)
     ground = replace(ground, base=apply_config(ground.base, start))  # also what is set and not turned
     tuning = Tuning(
         id="",
@@ -217,17 +218,17 @@ def prepare(wishes: TuneOptions) -> PreparedTuning:
         rig=ground.rig_words,
         aim=aim,
         budget_s=budget_s,
-        seed=random.SystemRandom().randrange(2**31) if wishes.seed is None else wishes.seed,
-        simulated=wishes.simulate,
+        seed=random.SystemRandom().randrange(2**31) if options.seed is None else options.seed,
+        simulated=options.simulate,
         baseline=KnobConfig.of({knob.name: start[knob.name] for knob in knobs}),
         knobs=knobs,
-        base=_document(ground, wishes),
-        host={} if wishes.simulate else host_json(host),
+        base=_document(ground, options),
+        host={} if options.simulate else host_json(host),
         skep_version=__version__,
     )
-    terrain = predictions_for(ground, tuning, wishes.checkpoints)
+    terrain = predictions_for(ground, tuning, options.checkpoints)
     _check(terrain, tuning)
-    return PreparedTuning(tuning, wishes, ground.base, terrain, (*ground.notes, *space.left_alone))
+    return PreparedTuning(tuning, options, ground.base, terrain, (*ground.notes, *space.left_alone))
 
 
 def prepare_again(tuning: Tuning) -> PreparedTuning:
@@ -235,14 +236,14 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     if NO_LONGER_TURNED in tuning.baseline.as_dict:
         hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
         raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
-    wishes, base = options_from_document(tuning.base["wishes"]), base_of(tuning)
-    terrain = predictions_for(restore_target(base, tuning.base["terrain"]), tuning, wishes.checkpoints)
-    return PreparedTuning(tuning, wishes, base, terrain)
+    options, base = options_from_document(tuning.base["wishes"]), base_of(tuning)
+    terrain = predictions_for(restore_target(base, tuning.base["terrain"]), tuning, options.checkpoints)
+    return PreparedTuning(tuning, options, base, terrain)
 
 
-def _document(ground: TuneTarget, wishes: TuneOptions) -> dict[str, Any]:
-    wishes = replace(wishes, bandwidth=ground.bandwidth)
-    return {**to_document(ground.base), "wishes": asdict(wishes), "terrain": target_document(ground)}
+def _document(ground: TuneTarget, options: TuneOptions) -> dict[str, Any]:
+    options = replace(options, bandwidth=ground.bandwidth)
+    return {**to_document(ground.base), "wishes": asdict(options), "terrain": target_document(ground)}
 
 
 def _check(terrain: Predictor, tuning: Tuning) -> None:

@@ -26,6 +26,7 @@ from skep.cli.resolve import (
     parse_gpus,
     unknown_name,
 )
+from skep.cli.tune import TuneOptions
 from skep.config.presets import find_preset, presets_folder
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
 from skep.deploy.stored_calibration import calibrated_rig
@@ -44,34 +45,6 @@ from skep.weights.pull import installed
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
 OWN_WORDS = ("resume", "show", "export", "ls", "rm")
-
-
-@dataclass(frozen=True, slots=True)
-class TuneOptions:
-    """The flags of `skep tune`, as they were typed. `bandwidth`: of a CPU's memory, measured when it began."""
-
-    name: str
-    goal: str = "effective_tok_s@4"
-    slo: str | None = None
-    min_context: int | None = None
-    budget: str = "1h"
-    input_tokens: int = 512
-    output_tokens: int = 128
-    engine: str | None = None
-    checkpoints: tuple[str, ...] = ()
-    knobs: str | None = None
-    skip: str | None = None
-    start: tuple[str, ...] = ()
-    gpus: str | None = None
-    binary: str | None = None
-    quality: str = "auto"
-    quality_items: int | None = None
-    in_place: bool = False
-    gpu: str | None = None
-    link: str | None = None
-    simulate: bool = False
-    seed: int | None = None
-    bandwidth: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,45 +69,45 @@ class TuneTarget:
         return self.box.model
 
 
-def find_tune_target(wishes: TuneOptions, aim: TuneGoal, host: HostFacts) -> TuneTarget:
-    _check_engine(wishes)
-    preset = find_preset(wishes.name, presets_folder(user_paths(os.environ)))
-    if preset is not None and wishes.engine not in (None, preset.engine):
+def find_tune_target(options: TuneOptions, aim: TuneGoal, host: HostFacts) -> TuneTarget:
+    _check_engine(options)
+    preset = find_preset(options.name, presets_folder(user_paths(os.environ)))
+    if preset is not None and options.engine not in (None, preset.engine):
         hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
         raise UserError(f"--engine would make another recipe of the preset `{preset.name}`", hint=hint)
-    if wishes.simulate:
-        _check_simulated(wishes, preset)
-        return _simulated(wishes, aim, preset)
-    for flag, value in (("--gpu", wishes.gpu), ("--link", wishes.link if not host.gpus else None)):
+    if options.simulate:
+        _check_simulated(options, preset)
+        return _simulated(options, aim, preset)
+    for flag, value in (("--gpu", options.gpu), ("--link", options.link if not host.gpus else None)):
         if value is not None:
             raise UserError(f"{flag} is of a rig that is not here", hint="add --simulate, or leave it out")
-    return _here(wishes, aim, preset, host)
+    return _here(options, aim, preset, host)
 
 
-def _check_engine(wishes: TuneOptions) -> None:
-    known = SIMULATED_ENGINES if wishes.simulate else ENGINES
-    if wishes.engine is not None and wishes.engine not in known:
-        raise UserError(f"there is no engine `{wishes.engine}` to tune", hint=f"known: {', '.join(known)}")
+def _check_engine(options: TuneOptions) -> None:
+    known = SIMULATED_ENGINES if options.simulate else ENGINES
+    if options.engine is not None and options.engine not in known:
+        raise UserError(f"there is no engine `{options.engine}` to tune", hint=f"known: {', '.join(known)}")
 
 
 # A rig that is not here
 
 
-def _check_simulated(wishes: TuneOptions, preset: Preset | None) -> None:
+def _check_simulated(options: TuneOptions, preset: Preset | None) -> None:
     """What is of this machine, or of weights that are really loaded, would be asked for in vain."""
-    guarded = wishes.quality not in ("auto", "off")
-    real = {"--gpus": wishes.gpus, "--binary": wishes.binary, "--in-place": wishes.in_place, "--quality": guarded}
+    guarded = options.quality not in ("auto", "off")
+    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded}
     flag = next((flag for flag, value in real.items() if value), None)
     if flag is not None:
         raise UserError(f"{flag} means nothing with --simulate: no engine is started", hint=f"leave {flag} out")
-    if wishes.checkpoints and preset is None:
+    if options.checkpoints and preset is None:
         hint = "leave it out: the formats of its weights are the knob `quant`"
-        raise UserError(f"--checkpoint {wishes.checkpoints[0]}: with --simulate no weights are loaded", hint=hint)
+        raise UserError(f"--checkpoint {options.checkpoints[0]}: with --simulate no weights are loaded", hint=hint)
 
 
-def _simulated(wishes: TuneOptions, aim: TuneGoal, preset: Preset | None) -> TuneTarget:
-    words = wishes.gpu or (preset.hardware if preset is not None and preset.hardware != NO_CARDS else None)
-    found = _simulated_rig(words, wishes.link or (preset.link if preset is not None and not wishes.gpu else None))
+def _simulated(options: TuneOptions, aim: TuneGoal, preset: Preset | None) -> TuneTarget:
+    words = options.gpu or (preset.hardware if preset is not None and preset.hardware != NO_CARDS else None)
+    found = _simulated_rig(words, options.link or (preset.link if preset is not None and not options.gpu else None))
     box = TuneMachine(rig=found.rig)
     if preset is not None:
         if preset.engine not in SIMULATED_ENGINES:
@@ -142,10 +115,10 @@ def _simulated(wishes: TuneOptions, aim: TuneGoal, preset: Preset | None) -> Tun
             raise UserError(f"the preset `{preset.name}` runs on {preset.engine}, which is not simulated", hint=hint)
         base = prepared(preset, aim, box)
         return TuneTarget(base, box, found.rig.title, published_basis(preset.engine), notes=found.notes)
-    model = _model(wishes.name)
+    model = _model(options.name)
     box = replace(box, model=model.geometry)
-    engine = wishes.engine or engines_of(PlanFlags(wishes.name), model, found)[0]
-    base = baseline_of(wishes.name, aim, box, engine=engine, quant=model.quant, simulated=True)
+    engine = options.engine or engines_of(PlanFlags(options.name), model, found)[0]
+    base = baseline_of(options.name, aim, box, engine=engine, quant=model.quant, simulated=True)
     offered = tuple(quant.id for quant in offered_quants(model.geometry, engine, found.rig.cards))
     own = base.options.quant
     quants = (own, *(one for one in offered if one != own)) if own is not None and model.quant is None else ()
@@ -166,36 +139,36 @@ def _simulated_rig(words: str | None, link: str | None) -> ResolvedRig:
 # This machine
 
 
-def _here(wishes: TuneOptions, aim: TuneGoal, preset: Preset | None, host: HostFacts) -> TuneTarget:
+def _here(options: TuneOptions, aim: TuneGoal, preset: Preset | None, host: HostFacts) -> TuneTarget:
     if preset is not None:
         check_cards(preset)
-        return _on(wishes, aim, host, preset.engine, preset)
-    wanted = ServeOptions(wishes.name, engine=wishes.engine, checkpoint=_first(wishes), binary=wishes.binary)
+        return _on(options, aim, host, preset.engine, preset)
+    wanted = ServeOptions(options.name, engine=options.engine, checkpoint=_first(options), binary=options.binary)
     if is_for_embedded(wanted):
-        return _on(wishes, aim, host, "embedded", None)
-    if wishes.engine is None and not host.gpus:
-        raise _unknown(wishes.name)
-    return _on(wishes, aim, host, wishes.engine, None)
+        return _on(options, aim, host, "embedded", None)
+    if options.engine is None and not host.gpus:
+        raise _unknown(options.name)
+    return _on(options, aim, host, options.engine, None)
 
 
-def _on(wishes: TuneOptions, aim: TuneGoal, host: HostFacts, engine: str | None, preset: Preset | None) -> TuneTarget:
+def _on(options: TuneOptions, aim: TuneGoal, host: HostFacts, engine: str | None, preset: Preset | None) -> TuneTarget:
     """`engine` None: as a plan for these cards would choose."""
-    cards = parse_gpus(wishes.gpus)
+    cards = parse_gpus(options.gpus)
     on_cards = bool(host.gpus) and engine != "embedded" and (preset is None or preset.hardware != NO_CARDS)
     if cards and not on_cards:
-        raise UserError(f"--gpus {wishes.gpus}: it runs on no card", hint="leave --gpus out")
+        raise UserError(f"--gpus {options.gpus}: it runs on no card", hint="leave --gpus out")
     if aim.metric == "tok_per_joule" and not on_cards:
         hint = "aim at effective_tok_s or task_tok_s"
         raise UserError("--goal tok_per_joule: nothing here tells what a CPU draws", hint=hint)
-    model = None if preset is not None else _own_model(wishes, engine)
-    found = _cards(host, cards, wishes.link) if on_cards else _cpu(host, wishes.bandwidth)
+    model = None if preset is not None else _own_model(options, engine)
+    found = _cards(host, cards, options.link) if on_cards else _cpu(host, options.bandwidth)
     box = TuneMachine(host.cpu_cores, found.rig, model.geometry if model is not None else None)
     if preset is not None:
         base = prepared(preset if not cards else replace(preset, gpus=cards), aim, box)
     else:
         assert model is not None or engine is not None
-        engine = engine or engines_of(PlanFlags(wishes.name), model or _model(wishes.name), found)[0]
-        base = _safe(wishes, aim, box, engine, model, cards)
+        engine = engine or engines_of(PlanFlags(options.name), model or _model(options.name), found)[0]
+        base = _safe(options, aim, box, engine, model, cards)
     bandwidth = found.rig.cards[0].bandwidth_gbs if not on_cards else None
     basis = own_basis(user_paths(os.environ).store, base.model, None)(_planned_engine(base.engine))
     words = found.rig.title if on_cards else f"this machine's CPU ({host.cpu_cores} cores)"
@@ -204,22 +177,22 @@ def _on(wishes: TuneOptions, aim: TuneGoal, host: HostFacts, engine: str | None,
 
 
 def _safe(
-    wishes: TuneOptions, aim: TuneGoal, box: TuneMachine, engine: str, model: ModelFound | None, cards: tuple[int, ...]
+    options: TuneOptions, aim: TuneGoal, box: TuneMachine, engine: str, model: ModelFound | None, cards: tuple[int, ...]
 ) -> Preset:
     """By the name it is served as: of a file its own name, without the folders."""
-    path = wishes.name.endswith(".gguf") or (model is not None and model.checkpoint == wishes.name)
-    checkpoint = _first(wishes) or own_checkpoint(wishes.name)
+    path = options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name)
+    checkpoint = _first(options) or own_checkpoint(options.name)
     quant = model.quant if model is not None else None
-    base = baseline_of(wishes.name, aim, box, engine=engine, checkpoint=checkpoint, quant=quant)
+    base = baseline_of(options.name, aim, box, engine=engine, checkpoint=checkpoint, quant=quant)
     if path:
-        served = wishes.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+        served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
         base = replace(base, served_as=served)
     return replace(base, gpus=cards) if cards else base
 
 
-def _own_model(wishes: TuneOptions, engine: str | None) -> ModelFound | None:
+def _own_model(options: TuneOptions, engine: str | None) -> ModelFound | None:
     """What is known of it. None: its engine is named, and may know it where skep does not."""
-    if (pulled := find_pullable(wishes.name)) is not None:
+    if (pulled := find_pullable(options.name)) is not None:
         path = installed(pulled.id, user_paths(os.environ).cache)
         geometry = find_geometry(pulled.id)
         if path is None:
@@ -227,9 +200,9 @@ def _own_model(wishes: TuneOptions, engine: str | None) -> ModelFound | None:
         read = read_model(str(path))
         return replace(read, geometry=geometry or read.geometry, notes=())
     try:
-        return _model(_first(wishes) if find_geometry(wishes.name) is None and _first(wishes) else wishes.name)
+        return _model(_first(options) if find_geometry(options.name) is None and _first(options) else options.name)
     except UserError:
-        if engine is None or _is_path(wishes.name) or not ("/" in wishes.name or engine == "ollama"):
+        if engine is None or _is_path(options.name) or not ("/" in options.name or engine == "ollama"):
             raise
         return None
 
@@ -254,9 +227,9 @@ def _unknown(name: str, otherwise: str | None = None) -> UserError:
     return error
 
 
-def absolute_paths(wishes: TuneOptions) -> TuneOptions:
+def absolute_paths(options: TuneOptions) -> TuneOptions:
     """The preset is started, and the tuning taken up again, from any folder."""
-    return replace(wishes, name=_whole(wishes.name), checkpoints=tuple(map(_whole, wishes.checkpoints)))
+    return replace(options, name=_whole(options.name), checkpoints=tuple(map(_whole, options.checkpoints)))
 
 
 def _whole(name: str) -> str:
@@ -268,8 +241,8 @@ def _is_path(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~/")) or name.endswith(".gguf")
 
 
-def _first(wishes: TuneOptions) -> str | None:
-    return wishes.checkpoints[0] if wishes.checkpoints else None
+def _first(options: TuneOptions) -> str | None:
+    return options.checkpoints[0] if options.checkpoints else None
 
 
 def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> ResolvedRig:
@@ -299,6 +272,6 @@ def _planned_engine(engine: str) -> str:
 
 
 def options_from_document(document: Mapping[str, Any]) -> TuneOptions:
-    """The inverse of `asdict(wishes)`, through JSON."""
+    """The inverse of `asdict(options)`, through JSON."""
     lists = {name: tuple(document.get(name, ())) for name in ("checkpoints", "start")}
     return TuneOptions(**{**document, **lists})
