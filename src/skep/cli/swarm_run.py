@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.bench_common import EndpointOptions, Interrupted, run_measuring
+from skep.cli.bench_common import Interrupted, positive_seconds, run_measuring
+from skep.cli.options import EndpointOptions
 from skep.cli.output import note, print_json
 from skep.cli.run_list import check_output, write_whole
+from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
 from skep.cli.swarm_journal import MAKES_ONE, NONE_YET, check_place, free_output, journal, stored_runs
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of
 from skep.cli.swarm_tables import one_line
@@ -31,108 +33,107 @@ from skep.swarm.task_file import read_schema, read_tasks
 from skep.units import format_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Intake:
-    """Where the tasks come from, and what those that do not say take."""
-
-    path: str | None
-    failed_of: str | None = None
-    template: str | None = None
-    form: str | None = None
-    schema: Path | None = None
-    system: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    priority: str | None = None
-
-    def tasks(self) -> list[Task]:
-        schema = None if self.schema is None else read_schema(self.schema)
-        if self.failed_of is not None:
-            return self._failed(schema)
-        if self.path is None:
-            raise UserError("there are no tasks", hint="name a file of tasks, or `-` for stdin: docs/swarm.md")
-        return read_tasks(
-            self.path if self.path == "-" else Path(self.path),
-            template=self.template,
-            form=self.form,
-            system=self.system,
-            schema=schema,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            priority=self.priority,
-        )
-
-    def _failed(self, schema: dict[str, Any] | None) -> list[Task]:
-        """As they were, but for what is asked for otherwise this time."""
-        given = {"TASKS": self.path, "--template": self.template, "--form": self.form, "--system": self.system}
-        if beside := [name for name, value in given.items() if value is not None]:
-            raise UserError(f"{beside[0]} does not go with --failed-of", hint="those tasks are in the journal already")
-        assert self.failed_of is not None
-        with journal() as swarm:
-            run = swarm.run(self.failed_of)
-            if run.kind != "map":
-                raise UserError(f"`{run.id}` is no run of a task file", hint="`skep swarm resume` goes on with it")
-            failed = {result.task for result in swarm.results(run.id, ending=TaskEnding.FAILED)}
-            tasks = [task for task in swarm.tasks(run.id) if task.id in failed]
-        if not tasks:
-            raise UserError(f"no task of `{run.id}` was set aside", hint="`skep swarm show` has its account")
-        wanted = {"schema": schema, "max_tokens": self.max_tokens, "temperature": self.temperature}
-        changed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-        return [replace(task, **changed, priority=self.priority or task.priority) for task in tasks]
-
-    @property
-    def name(self) -> str:
-        if self.failed_of is not None:
-            return f"failed of {self.failed_of}"
-        return "stdin" if self.path in (None, "-") else Path(str(self.path)).name
+def tasks_of(options: TaskRunOptions) -> list[Task]:
+    schema = None if options.schema is None else read_schema(options.schema)
+    if options.failed_of is not None:
+        return _failed_tasks(options, options.failed_of, schema)
+    if options.tasks is None:
+        raise UserError("there are no tasks", hint="name a file of tasks, or `-` for stdin: docs/swarm.md")
+    return read_tasks(
+        options.tasks if options.tasks == "-" else Path(options.tasks),
+        template=options.template,
+        form=options.form,
+        system=options.system,
+        schema=schema,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        priority=options.priority,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRunOptions:
-    """The options of `skep swarm run`. `order` does not name the output yet."""
+def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | None) -> list[Task]:
+    """As they were, but for what is asked for otherwise this time."""
+    given = {
+        "TASKS": options.tasks,
+        "--template": options.template,
+        "--form": options.form,
+        "--system": options.system,
+    }
+    if beside := [name for name, value in given.items() if value is not None]:
+        raise UserError(f"{beside[0]} does not go with --failed-of", hint="those tasks are in the journal already")
+    with journal() as swarm:
+        run = swarm.run(name)
+        if run.kind != "map":
+            raise UserError(f"`{run.id}` is no run of a task file", hint="`skep swarm resume` goes on with it")
+        failed = {result.task for result in swarm.results(run.id, ending=TaskEnding.FAILED)}
+        tasks = [task for task in swarm.tasks(run.id) if task.id in failed]
+    if not tasks:
+        raise UserError(f"no task of `{run.id}` was set aside", hint="`skep swarm show` has its account")
+    wanted = {"schema": schema, "max_tokens": options.max_tokens, "temperature": options.temperature}
+    changed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    return [replace(task, **changed, priority=options.priority or task.priority) for task in tasks]
 
-    intake: Intake
-    target: EndpointOptions
-    order: SwarmRunOptions
-    output: str | None = None
-    overwrite: bool = False
-    report: Path | None = None
 
-    def output_path(self) -> Path | None:
-        """Return the results file; None is stdout."""
-        intake = self.intake
-        if self.output == "-":
-            return None
-        if self.output is not None:
-            return Path(self.output).absolute()
-        if intake.path in (None, "-"):
-            return None
-        source = Path(str(intake.path)).absolute()
-        return source.with_name(f"{source.stem or source.name}.results.jsonl")
+def _run_name(options: TaskRunOptions) -> str:
+    if options.failed_of is not None:
+        return f"failed of {options.failed_of}"
+    source = _source(options)
+    return "stdin" if source is None else source.name
 
 
-def run_tasks(wishes: TaskRunOptions, *, dry_run: bool, as_json: bool) -> int:
+def _source(options: TaskRunOptions) -> Path | None:
+    """The file of the tasks; None: stdin, or the journal."""
+    return None if options.tasks in (None, "-") else Path(str(options.tasks))
+
+
+def output_path(options: TaskRunOptions) -> Path | None:
+    """Return the results file; None is stdout."""
+    if options.output is not None:
+        return None if options.output == "-" else Path(options.output).absolute()
+    source = _source(options)
+    return None if source is None else source.absolute().with_name(f"{source.stem or source.name}.results.jsonl")
+
+
+def _order_of(options: SwarmOptions, **more: Any) -> SwarmRunOptions:
+    return SwarmRunOptions(
+        agents=options.agents,
+        tries=options.tries,
+        timeout_s=positive_seconds(options.timeout, "--timeout", "10m"),
+        deadline_s=positive_seconds(options.deadline, "--deadline", "10m"),
+        key_env=options.key_env,
+        **more,
+    )
+
+
+def run_tasks(options: TaskRunOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
-    if wishes.report is not None:
-        check_output(wishes.report)
-    paths, output = user_paths(os.environ), wishes.output_path()
-    order, key = replace(wishes.order, output=None if output is None else str(output)), wishes.target.key()
-    if as_json and output is None and not dry_run:
+    paths, output, as_json = user_paths(os.environ), output_path(options), options.as_json
+    order = _order_of(
+        options,
+        stragglers=options.stragglers,
+        priority=options.priority,
+        max_tokens=options.max_tokens,
+        price_kwh=options.price_kwh,
+        output=None if output is None else str(output),
+    )
+    if options.report is not None:
+        check_output(options.report)
+    key = options.key()
+    if as_json and output is None and not options.dry_run:
         raise UserError("--json and the results would both go to stdout", hint="name a file for the results with -o")
-    tasks = wishes.intake.tasks()
+    tasks = tasks_of(options)
     if output is not None:
-        source = wishes.intake.path
-        free_output(output, None if source in (None, "-") else Path(str(source)), overwrite=wishes.overwrite)
-    endpoint = _look(wishes.target)
-    if dry_run:
-        _show_dry(wishes, tasks, output, endpoint, as_json=as_json)
+        free_output(output, _source(options), overwrite=options.overwrite)
+    endpoint = _look(options)
+    if options.dry_run:
+        _show_dry(options, tasks, output, endpoint)
         return 0
     with open_store(paths.store) as store:
-        model = endpoint.model if isinstance(endpoint, Endpoint) else wishes.target.model
-        run_id = create_run(store, tasks, order, url=wishes.target.url, model=model, name=wishes.intake.name)
+        model = endpoint.model if isinstance(endpoint, Endpoint) else options.model
+        run_id = create_run(store, tasks, order, url=options.address, model=model, name=_run_name(options))
     if output is not None:
         _clear(output, run_id)  # --overwrite: the old lines go when the new run is in the journal, not before
-    return carry_out_here(paths, run_id, key=key, report=wishes.report, as_json=as_json, echo=output is None)
+    return carry_out_here(paths, run_id, key=key, report=options.report, as_json=as_json, echo=output is None)
 
 
 def resume_run(
@@ -161,7 +162,7 @@ def resume_run(
         end_of(run.id, output=file, report=report, as_json=shown)
         code = 0
     else:
-        target = EndpointOptions(url or run.url, model, order.key_env)
+        target = EndpointOptions(url=url or run.url, model=model, key_env=order.key_env)
         key = target.key()
         if not last:
             ended = run.counts.done + run.counts.failed
@@ -234,22 +235,20 @@ def _look(target: EndpointOptions) -> Endpoint | EndpointError:
         return error
 
 
-def _show_dry(
-    wishes: TaskRunOptions, tasks: list[Task], output: Path | None, found: Endpoint | EndpointError, *, as_json: bool
-) -> None:
+def _show_dry(options: TaskRunOptions, tasks: list[Task], output: Path | None, found: Endpoint | EndpointError) -> None:
     document = {
         "tasks": len(tasks),
         "first": task_json(tasks[0]) if tasks else None,
         "output": None if output is None else str(output),
-        "url": wishes.target.url,
-        "model": found.model if isinstance(found, Endpoint) else wishes.target.model,
+        "url": options.address,
+        "model": found.model if isinstance(found, Endpoint) else options.model,
         "endpoint": dict(found.engine) if isinstance(found, Endpoint) else None,
         "error": None if isinstance(found, Endpoint) else found.message,
     }
-    if as_json:
+    if options.as_json:
         print_json(document)
         return
-    note(f"{len(tasks)} tasks would go to {wishes.target.url}, their results to {output or 'stdout'}; nothing was sent")
+    note(f"{len(tasks)} tasks would go to {options.address}, their results to {output or 'stdout'}; nothing was sent")
     if isinstance(found, Endpoint):
         slots = found.engine.get("slots")
         note(f"it serves {found.model}" + (f" with {slots} slots" if slots is not None else ", and tells no slots"))
@@ -265,22 +264,6 @@ ROWS_SHOWN = 30
 
 
 @dataclass(frozen=True, slots=True)
-class AskOptions:
-    goal: str
-    target: EndpointOptions
-    order: SwarmRunOptions
-    files: tuple[str, ...]
-    root: Path
-    by_rule: bool | None  # None: by the size of the model
-    plan_timeout_s: float
-    merge: bool | None  # None: by the size of the model
-    output: Path | None
-    chunk_tokens: int | None
-    max_tokens: int | None
-    report: Path | None
-
-
-@dataclass(frozen=True, slots=True)
 class _PreparedAsk:
     """A split with all that its run is made of."""
 
@@ -290,49 +273,51 @@ class _PreparedAsk:
     model: str | None
 
 
-def run_ask(wishes: AskOptions, *, dry_run: bool, as_json: bool) -> int:
+def run_ask(options: AskOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
-    if wishes.report is not None:
-        check_output(wishes.report)
-    if wishes.output is not None:
-        check_place(wishes.output)
+    goal, files, order = options.goal.strip(), (*options.files, *options.more_files), _order_of(options)
+    plan_timeout_s = positive_seconds(options.plan_timeout, "--plan-timeout", "60s")
+    if options.report is not None:
+        check_output(options.report)
+    if options.output is not None:
+        check_place(options.output)
     example = 'skep swarm ask "Summarise each file" "docs/*.md"'
-    if not wishes.goal:
+    if not goal:
         raise UserError("there is no goal", hint=example)
-    if len(wishes.goal) > LONGEST_GOAL:
+    if len(goal) > LONGEST_GOAL:
         hint = "put the material into files, and name them"
-        raise UserError(f"the goal has {len(wishes.goal):,} characters, more than {LONGEST_GOAL:,}", hint=hint)
-    if not wishes.files:
+        raise UserError(f"the goal has {len(goal):,} characters, more than {LONGEST_GOAL:,}", hint=hint)
+    if not files:
         raise UserError("no files are named", hint=f"{example}; for a list of prompts: `skep swarm run`")
-    key = wishes.target.key()
-    sources = find_sources(wishes.root, wishes.files)
+    key = options.key()
+    sources = find_sources(options.root, files)
     for name, why in sources.left_out[:5]:
         note(f"left out: {name} ({why})")
     if len(sources.left_out) > 5:
         note(f"left out: {len(sources.left_out) - 5} files more")
     try:
-        ready = run_measuring(lambda: _split(wishes, sources))
+        ready = run_measuring(lambda: _split(options, goal, plan_timeout_s, sources))
     except Interrupted:
         raise SwarmStopped("stopped before anything was sent") from None
     _show(ready)
-    plan = plan_document(wishes.goal, ready.split, merge=ready.merge)
-    if dry_run:
-        if as_json:
+    plan = plan_document(goal, ready.split, merge=ready.merge)
+    if options.dry_run:
+        if options.as_json:
             print_json(plan)
         return 0
-    answer = None if wishes.output is None else str(wishes.output.absolute())
+    answer = None if options.output is None else str(options.output.absolute())
     with open_store(user_paths(os.environ).store) as store:
         run_id = create_run(
             store,
             [part.task(ready.sizes) for part in ready.split.parts],
-            replace(wishes.order, ask=ask_document(plan, ready.sizes, answer)),
-            url=wishes.target.url,
+            replace(order, ask=ask_document(plan, ready.sizes, answer)),
+            url=options.address,
             model=ready.model,
             kind="ask",
-            name=one_line(wishes.goal, LONGEST_NAME),
+            name=one_line(goal, LONGEST_NAME),
         )
-    code = carry_out_here(user_paths(os.environ), run_id, key=key, report=wishes.report)
-    give_answer(run_id, as_json=as_json)
+    code = carry_out_here(user_paths(os.environ), run_id, key=key, report=options.report)
+    give_answer(run_id, as_json=options.as_json)
     return code
 
 
@@ -355,39 +340,39 @@ def give_answer(run_id: str, *, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-async def _split(wishes: AskOptions, sources: Sources) -> _PreparedAsk:
-    endpoint = await _found(wishes)
-    per_token, traits, model = CHARS_PER_TOKEN, Traits(), wishes.target.model
+async def _split(options: AskOptions, goal: str, plan_timeout_s: float, sources: Sources) -> _PreparedAsk:
+    endpoint = await _found(options)
+    per_token, traits, model = CHARS_PER_TOKEN, Traits(), options.model
     if endpoint is not None:
         traits, model = await traits_of(endpoint), endpoint.model
         per_token = await chars_per_token(endpoint, [*sources.texts.values()])
-    sizes = sizes_of(traits.context, per_token, chunk_tokens=wishes.chunk_tokens, max_tokens=wishes.max_tokens)
-    by_rule = wishes.by_rule if wishes.by_rule is not None else traits.is_tiny
+    sizes = sizes_of(traits.context, per_token, chunk_tokens=options.chunk_tokens, max_tokens=options.max_tokens)
+    by_rule = options.by_rule if options.by_rule is not None else traits.is_tiny
     if endpoint is None or by_rule:
-        why = None if wishes.by_rule or endpoint is None else _too_small(endpoint.model, traits)
-        split = split_by_rule(wishes.goal, sources, sizes, why)
+        why = None if options.by_rule or endpoint is None else _too_small(endpoint.model, traits)
+        split = split_by_rule(goal, sources, sizes, why)
     else:
-        limit = format_seconds(wishes.plan_timeout_s)
+        limit = format_seconds(plan_timeout_s)
         note(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {limit}")
         split = await split_by_model(
-            wishes.goal,
+            goal,
             sources,
             sizes,
             endpoint,
             context=traits.context,
-            timeout_s=wishes.plan_timeout_s,
+            timeout_s=plan_timeout_s,
             say=note,
         )
-    merge = wishes.merge if wishes.merge is not None else split.by_model or not traits.is_tiny
+    merge = options.merge if options.merge is not None else split.by_model or not traits.is_tiny
     return _PreparedAsk(split, sizes, merge, model)
 
 
-async def _found(wishes: AskOptions) -> Endpoint | None:
+async def _found(options: AskOptions) -> Endpoint | None:
     """One that is down is waited for when the tasks run; a plan has to be had before."""
     try:
-        return await wishes.target.find()
+        return await options.find()
     except EndpointError as error:
-        if not wishes.by_rule:
+        if not options.by_rule:
             raise
         note(f"{error.message}; it will be waited for")
         return None

@@ -14,7 +14,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from skep.cli.bench_common import EndpointOptions, Interrupted, run_measuring
+from skep.cli.bench_common import Interrupted, run_measuring
+from skep.cli.options import EndpointOptions
 from skep.cli.output import note, print_json
 from skep.cli.run_list import check_output, write_whole
 from skep.cli.swarm_journal import check_place, journal, opened
@@ -302,7 +303,7 @@ def carry_out_here(
         printer = Printer(swarm.tasks(run_id) if echo else ())
     deadline_s = run_options_from_json(run.config).deadline_s
     tasks = "1 task" if run.counts.left == 1 else f"{run.counts.left} tasks"
-    url, model = (run.url, run.model) if target is None else (target.url, target.model)
+    url, model = (run.url, run.model) if target is None else (target.address, target.model)
     note(f"{run.id}: {tasks} for {url}; Ctrl-C stops it, and nothing is lost")
     plain = echo and sys.stdout.isatty()  # the lines would run through the picture
     try:
