@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption
+from skep.cli.options import JsonOption, command
+from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
+from skep.paths import user_paths
+from skep.units import format_bytes
 
 if TYPE_CHECKING:
+    from skep.cluster.node_commands import NodeOptions
     from skep.cluster.node_file import NodeRecord
 
 cluster_app = typer.Typer(
@@ -21,44 +26,47 @@ cluster_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-NameOption = Annotated[str | None, typer.Option("--name", help="Name of the node. Default: the machine's name.")]
-CpusOption = Annotated[int | None, typer.Option("--cpus", min=0, help="CPU cores to offer to Ray (default: all).")]
-GpusOption = Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to offer to Ray (default: all).")]
-LabelOption = Annotated[
-    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="Label of the node. Repeatable.")
-]
-
 
 def register(app: typer.Typer) -> None:
     app.add_typer(cluster_app, name="cluster")
-    cluster_app.command("start", epilog="Example: skep cluster start --address 10.0.0.1")(start)
-    cluster_app.command("join", epilog="Example: skep cluster join 10.0.0.1:6379")(join)
-    cluster_app.command("status", epilog="Example: skep cluster status --json")(status)
-    cluster_app.command("token", epilog="Example: skep cluster token > token")(token)
-    cluster_app.command("stop", epilog="Example: skep cluster stop")(stop)
 
 
+@dataclass(frozen=True)
+class JoinOptions:
+    """What a machine offers to Ray."""
+
+    name: Annotated[str | None, typer.Option("--name", help="Name of the node. Default: the machine's name.")] = None
+    cpus: Annotated[int | None, typer.Option("--cpus", min=0, help="CPU cores to offer to Ray (default: all).")] = None
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to offer to Ray (default: all).")] = None
+    labels: Annotated[
+        tuple[str, ...], typer.Option("--label", metavar="NAME=VALUE", help="Label of the node. Repeatable.")
+    ] = ()
+    as_json: JsonOption = False
+
+    def node(self) -> NodeOptions:
+        from skep.cluster.node_commands import NodeOptions
+        from skep.cluster.ray_command import checked_labels
+
+        return NodeOptions(self.name, self.cpus, self.gpus, checked_labels(self.labels))
+
+
+@command(cluster_app, "skep cluster start --address 10.0.0.1")
 def start(
     address: Annotated[
         str, typer.Option(help="Address of this machine, as the other machines reach it.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the head; Ray and the engines use the 1120 after it.")] = 6379,
-    name: NameOption = None,
-    cpus: CpusOption = None,
-    gpus: GpusOption = None,
-    label: LabelOption = None,
-    as_json: JsonOption = False,
+    *,
+    options: JoinOptions,
 ) -> None:
     """Start a cluster: this machine becomes its head, and its first node."""
-    from skep.cli.output import note
     from skep.cluster.node_commands import start_head
-    from skep.paths import user_paths
 
-    paths = user_paths(os.environ)
-    node = start_head(paths, os.environ, address, port, _wishes(name, cpus, gpus, label), note)
-    _tell(node, as_json=as_json)
+    node = start_head(user_paths(os.environ), os.environ, address, port, options.node(), note)
+    _tell(node, as_json=options.as_json)
 
 
+@command(cluster_app, "skep cluster join 10.0.0.1:6379")
 def join(
     head: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="Address printed by `skep cluster start`.")],
     address: Annotated[
@@ -71,23 +79,18 @@ def join(
         Path | None,
         typer.Option(help="File with the cluster's token, which is stored; - reads stdin.", allow_dash=True),
     ] = None,
-    name: NameOption = None,
-    cpus: CpusOption = None,
-    gpus: GpusOption = None,
-    label: LabelOption = None,
-    as_json: JsonOption = False,
+    *,
+    options: JoinOptions,
 ) -> None:
     """Make this machine a node of the cluster at HEAD."""
-    from skep.cli.output import note
     from skep.cluster.node_commands import join_head
-    from skep.paths import user_paths
 
     given = _read_token(token_file) if token_file is not None else None
-    wishes = _wishes(name, cpus, gpus, label)
-    node = join_head(user_paths(os.environ), os.environ, head, address, port, wishes, given, note)
-    _tell(node, as_json=as_json)
+    node = join_head(user_paths(os.environ), os.environ, head, address, port, options.node(), given, note)
+    _tell(node, as_json=options.as_json)
 
 
+@command(cluster_app, "skep cluster status --json")
 def status(
     address: Annotated[
         str, typer.Option("--cluster", metavar="ADDRESS", help="HOST:PORT of the cluster's head.")
@@ -95,7 +98,6 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """The cluster's nodes: what each has, what is free, which replicas stand there."""
-    from skep.cli.output import print_json
     from skep.cluster.status import ask_status
 
     found = ask_status(address)
@@ -105,19 +107,18 @@ def status(
         _show(found)
 
 
+@command(cluster_app, "skep cluster token > token")
 def token() -> None:
     """Print the token of the cluster that was started or joined here: whoever has it runs code on every node."""
     from skep.cluster.node_file import token_of
-    from skep.paths import user_paths
 
     print(token_of(user_paths(os.environ)))  # noqa: T201
 
 
+@command(cluster_app, "skep cluster stop")
 def stop() -> None:
     """End the Ray processes that skep started on this machine, and the engines on it. Other nodes stay."""
-    from skep.cli.output import note
     from skep.cluster.node_commands import stop_node
-    from skep.paths import user_paths
 
     node, killed = stop_node(user_paths(os.environ))
     if node is None:
@@ -125,13 +126,6 @@ def stop() -> None:
         return
     what = f"the head of the cluster at {node.head}" if node.is_head else f"a node of the cluster at {node.head}"
     note(f"stopped: {what}" + (f"; {len(killed)} of its processes had to be killed" if killed else ""))
-
-
-def _wishes(name: str | None, cpus: int | None, gpus: int | None, label: list[str] | None) -> Any:
-    from skep.cluster.node_commands import NodeOptions
-    from skep.cluster.ray_command import checked_labels
-
-    return NodeOptions(name, cpus, gpus, checked_labels(label or []))
 
 
 def _read_token(path: Path) -> str:
@@ -147,9 +141,6 @@ def _read_token(path: Path) -> str:
 
 
 def _tell(node: NodeRecord, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from skep.cli.output import note, print_json
     from skep.cluster.node_commands import open_ports
 
     found = open_ports(node)
@@ -170,9 +161,6 @@ def _tell(node: NodeRecord, *, as_json: bool) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from skep.cli.output import note, print_table
-    from skep.units import format_bytes
-
     rows = []
     for node in found["nodes"]:
         marks = [word for word in ("head", "here") if node[word]]

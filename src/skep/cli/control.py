@@ -8,8 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption
+from skep.cli.options import JsonOption, ask_hive, command
+from skep.cli.output import byte_progress, note, print_json, print_table
 from skep.errors import UserError
+from skep.paths import user_paths
+from skep.units import parse_seconds
 
 ModelArgument = Annotated[str, typer.Argument(help="A model by the name clients use; `skep ps --json` lists them.")]
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return at once; `skep ps` shows the progress.")]
@@ -20,15 +23,13 @@ DrainOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    register_model_commands(app)
-    register_replica_commands(app)
-    register_scale(app)
-
-
-def register_model_commands(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep load qwen3-coder")(load)
-    app.command(epilog="Example: skep unload qwen3-coder --drain 30s")(unload)
-    app.command(epilog="Example: skep swap gpt-oss-20b qwen3-coder")(swap)
+    command(app, "skep load qwen3-coder")(load)
+    command(app, "skep unload qwen3-coder --drain 30s")(unload)
+    command(app, "skep swap gpt-oss-20b qwen3-coder")(swap)
+    command(app, "skep drain smollm2-135m-0 --wait")(drain)
+    command(app, "skep undrain smollm2-135m-0")(undrain)
+    command(app, "skep reload --wait")(reload)
+    command(app, "skep scale smollm2-135m=3 --wait")(scale)
 
 
 def load(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOption = False) -> None:
@@ -57,23 +58,22 @@ def swap(
 
 
 def _seconds(text: str | None) -> float | None:
-    from skep.units import parse_seconds
-
     return None if text is None else parse_seconds(text)
 
 
 def _say(message: dict[str, Any], words: str, *, as_json: bool) -> None:
-    from skep.cli.output import note, print_json
-    from skep.paths import user_paths
-    from skep.supervisor.control import ask, socket_of
-
-    paths = user_paths(os.environ)
-    answer = ask(socket_of(paths.lock, paths.socket), message, timeout_s=None if message["wait"] else 10.0)
-    del answer["ok"]
+    answer = _answer(message, 10.0)
     if as_json:
         print_json(answer)
     else:
         note(words.format(state=answer["state"]))
+
+
+def _answer(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Return what the hive answers; with `wait`, however long it takes."""
+    answer = ask_hive(message, None if message["wait"] else timeout_s)
+    del answer["ok"]
+    return answer
 
 
 RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests")
@@ -89,29 +89,19 @@ NameArgument = Annotated[
 ]
 
 
-def register_replica_commands(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep drain smollm2-135m-0 --wait")(drain)
-    app.command(epilog="Example: skep undrain smollm2-135m-0")(undrain)
-    app.command(epilog="Example: skep reload --wait")(reload)
-
-
 def drain(
     name: NameArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Return when its running requests are finished.")] = False,
 ) -> None:
     """Send a replica, or all of a node, nothing new; what they have is finished. Until `skep undrain`."""
-    from skep.cli.output import note
-
-    answer = _ask({"op": "drain", "name": name, "wait": wait}, timeout_s=None if wait else 10.0)
+    answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
     left = f"; {answer['busy']} under way" if answer["busy"] else " and is empty"
     note(f"{_who(name, answer)} gets nothing new{left}")
 
 
 def undrain(name: NameArgument) -> None:
     """Let a drained replica, or those of a drained node, serve again."""
-    from skep.cli.output import note
-
-    answer = _ask({"op": "undrain", "name": name})
+    answer = ask_hive({"op": "undrain", "name": name})
     note(f"{_who(name, answer)} serves again")
 
 
@@ -134,16 +124,14 @@ def reload(
     from contextlib import chdir, nullcontext
     from dataclasses import asdict, replace
 
-    from skep.cli.output import byte_progress, print_json
     from skep.config.keys import keys_path, read_keys
     from skep.config.load import settings_with_overrides
     from skep.config.settings import overrides_of
     from skep.deploy.launches import plan_launches
-    from skep.paths import user_paths
     from skep.supervisor.main import check_tls
 
     paths = user_paths(os.environ)
-    origin = _ask({"op": "origin"})
+    origin = ask_hive({"op": "origin"})
     wishes = overrides_of(origin["wishes"])
     if config is not None:
         wishes = replace(wishes, config=str(config.absolute()))
@@ -153,9 +141,7 @@ def reload(
         read_keys(keys_path(paths))
         if not origin.get("on_cluster", settings.cluster):  # there, what fits is known to who runs it
             plan_launches(settings, paths, progress, starting=False)
-    message = {"op": "reload", "settings": asdict(settings), "wait": wait}
-    answer = _ask(message, timeout_s=None if wait else 120.0)
-    del answer["ok"]
+    answer = _answer({"op": "reload", "settings": asdict(settings), "wait": wait}, 120.0)
     if as_json:
         print_json(answer)
     else:
@@ -163,8 +149,6 @@ def reload(
 
 
 def _tell(answer: dict[str, Any]) -> None:
-    from skep.cli.output import note
-
     for warning in answer["warnings"]:
         note(f"warning: {warning}")
     for key, words in WORDS.items():
@@ -176,18 +160,6 @@ def _tell(answer: dict[str, Any]) -> None:
     note(
         "settings and keys are reloaded" + ("" if any(answer[key] for key in WORDS) else "; replicas stay as they are")
     )
-
-
-def _ask(message: dict[str, Any], timeout_s: float | None = 10.0) -> dict[str, Any]:
-    from skep.paths import user_paths
-    from skep.supervisor.control import ask, socket_of
-
-    paths = user_paths(os.environ)
-    return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)
-
-
-def register_scale(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep scale smollm2-135m=3 --wait")(scale)
 
 
 def scale(
@@ -202,15 +174,8 @@ def scale(
 
     Those that go finish their answers first; other replicas are not touched. More than fits changes nothing.
     """
-    from skep.cli.output import print_json
-    from skep.paths import user_paths
-    from skep.supervisor.control import ask, socket_of
-
     model, replicas = parse_wanted(wanted)
-    paths = user_paths(os.environ)
-    message = {"op": "scale", "model": model, "replicas": replicas, "wait": wait}
-    answer = ask(socket_of(paths.lock, paths.socket), message, timeout_s=None if wait else 120.0)
-    del answer["ok"]
+    answer = _answer({"op": "scale", "model": model, "replicas": replicas, "wait": wait}, 120.0)
     if as_json:
         print_json(answer if replicas is not None else answer["models"])
     elif replicas is None:
@@ -232,15 +197,11 @@ def parse_wanted(text: str | None) -> tuple[str | None, int | None]:
 
 
 def _show(models: list[dict[str, Any]]) -> None:
-    from skep.cli.output import print_table
-
     rows = [[row["model"], str(row["replicas"]), str(row["ready"])] for row in models]
     print_table(("MODEL", "REPLICAS", "READY"), rows, right=("REPLICAS", "READY"))
 
 
 def _print_scale(answer: dict[str, Any], *, waited: bool) -> None:
-    from skep.cli.output import note
-
     came, went = answer["added"], answer["removed"]
     if came:
         note(f"{'started' if waited else 'starting'}: {', '.join(came)}")

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skep.cli.options import command
+from skep.cli.output import note
 from skep.errors import UserError
+from skep.paths import user_paths
 
 if TYPE_CHECKING:
     from skep.deploy.export_recipe import Recipe
@@ -23,7 +26,7 @@ EnginePort = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep export qwen3.6-27b-2x3090-replicas --as docker")(export)
+    command(app, "skep export qwen3.6-27b-2x3090-replicas --as docker")(export)
 
 
 def export(
@@ -54,7 +57,6 @@ def export(
     if output is None:
         print(text, end="")  # noqa: T201
         return
-    from skep.cli.output import note
     from skep.cli.run_list import write_whole
 
     write_whole(output, text)
@@ -67,7 +69,6 @@ def _preset(name: str, port: int, engine_port: int) -> Recipe:
     from skep.catalog.models import find_geometry
     from skep.config.presets import find_preset, preset, presets_folder, serve_of
     from skep.deploy.export_recipe import recipe_of
-    from skep.paths import user_paths
 
     folder = presets_folder(user_paths(os.environ))
     if find_preset(name, folder) is None and find_geometry(name) is not None:
@@ -78,12 +79,13 @@ def _preset(name: str, port: int, engine_port: int) -> Recipe:
 
 def _planned(model: str, gpu: str, port: int, engine_port: int) -> Recipe:
     """As `skep plan MODEL --gpu ...` has it; which files the weights are is left to the user."""
-    from skep.cli.simulate import Simulation, best_plan
+    from skep.cli.serve import ServeOptions
+    from skep.cli.simulate import best_plan, simulated_flags
     from skep.deploy.commands import launches_of
     from skep.deploy.export_recipe import check_engine, recipe_with
     from skep.planner.rigs import of_machines
 
-    plan = best_plan(Simulation(model, gpu=(gpu,)).flags())
+    plan = best_plan(simulated_flags(ServeOptions(model, gpu=(gpu,))))
     setup, rig = plan.setup, plan.rated.rig
     if of_machines(rig):
         raise UserError(f"`{gpu}` are machines of their own", hint=f"`skep plan {model}` prints a line for each")

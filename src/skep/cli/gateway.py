@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption
+from skep.cli.options import ConfigOption, JsonOption, command
 from skep.cli.serve import DetachOption, HostOption, PortOption, given, start
 from skep.errors import UserError
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep gateway --upstream http://127.0.0.1:8000 --slots 16 -d")(gateway)
+    command(app, "skep gateway --upstream http://127.0.0.1:8000 --slots 16 -d")(gateway)
 
 
 def gateway(

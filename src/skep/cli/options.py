@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 import typer
 
 from skep.errors import SkepError, UserError
-from skep.paths import user_paths
+from skep.paths import Paths, user_paths
 
 if TYPE_CHECKING:
     from skep.bench.endpoint import Endpoint
@@ -136,11 +136,11 @@ class EndpointOptions:
 # The hive that is meant
 
 
-def ask_hive(message: dict[str, Any], timeout_s: float | None = 10.0) -> dict[str, Any]:
-    """Ask the hive that runs here."""
+def ask_hive(message: dict[str, Any], timeout_s: float | None = 10.0, paths: Paths | None = None) -> dict[str, Any]:
+    """Ask the hive that runs here, or in the folders of `paths`."""
     from skep.supervisor.control import ask, socket_of
 
-    paths = user_paths(os.environ)
+    paths = paths or user_paths(os.environ)
     return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skep.cli.output import note
+from skep.cli.serve import ServeOptions
 from skep.config.settings import Serve, default_context
 from skep.errors import DoesNotFit, UserError
 from skep.paths import user_paths
@@ -25,33 +26,6 @@ if TYPE_CHECKING:
 ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
 FOR_PLANS = ("vllm", "sglang", "llamacpp")
 SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """The options of `skep up` as typed; None means that the planner chooses."""
-
-    name: str
-    engine: str | None = None
-    checkpoint: str | None = None
-    quant: str | None = None
-    kv: str | None = None
-    spec: str | None = None
-    tp: int | None = None
-    agents: int | None = None
-    link: str | None = None
-    gpus: tuple[int, ...] = ()
-    memory_share: float | None = None
-    binary: str | None = None
-    replicas: int | None = None
-    slots: int | None = None
-    context: int | None = None
-
-    @property
-    def planned(self) -> dict[str, Any]:
-        """What only a plan understands."""
-        pairs = {"quant": self.quant, "spec": self.spec, "agents": self.agents, "link": self.link}
-        return {name: value for name, value in pairs.items() if value is not None}
 
 
 def serve_for(wanted: ServeOptions) -> Serve | None:
@@ -198,27 +172,11 @@ class PlannedServe:
 
 def planned(wanted: ServeOptions, rig: ResolvedRig | None = None, *, say: Callable[[str], None] = note) -> PlannedServe:
     """On this rig; None: this machine's cards."""
-    from skep.cli.simulate import INPUT_TOKENS, OUTPUT_TOKENS, best_plan
+    from skep.cli.simulate import AGENTS, best_plan, plan_flags
     from skep.deploy.commands import launches_of
-    from skep.deploy.plan_request import PlanFlags
 
-    share = min(1.0, (wanted.context or INPUT_TOKENS + OUTPUT_TOKENS) / (INPUT_TOKENS + OUTPUT_TOKENS))
-    flags = PlanFlags(
-        wanted.checkpoint if wanted.checkpoint and _is_folder(wanted.checkpoint) else wanted.name,
-        link=wanted.link,
-        agents=wanted.agents or 4,
-        input_tokens=int(INPUT_TOKENS * share),
-        output_tokens=int(OUTPUT_TOKENS * share),
-        engine=(wanted.engine,) if wanted.engine is not None else (),
-        quant=wanted.quant,
-        kv=wanted.kv,
-        spec=wanted.spec,
-        tp=wanted.tp,
-        replicas=wanted.replicas,
-        slots=wanted.slots,
-        context=wanted.context,
-        utilization=wanted.memory_share,
-    )
+    folder = wanted.checkpoint if wanted.checkpoint and _is_folder(wanted.checkpoint) else None
+    flags = plan_flags(wanted, folder or wanted.name, agents=wanted.agents or AGENTS)
     plan = best_plan(flags, rig, say=say)
     setup = plan.setup
     checkpoint = wanted.checkpoint or own_checkpoint(wanted.name)
@@ -280,7 +238,7 @@ def _told(serve: Serve, wanted: ServeOptions) -> Serve:
         serve,
         options=options,
         checkpoint=wanted.checkpoint or serve.checkpoint,
-        gpus=wanted.gpus or serve.gpus,
+        gpus=parse_gpus(wanted.gpus) or serve.gpus,
         binary=wanted.binary or serve.binary,
         replicas=wanted.replicas or serve.replicas,
         slots=wanted.slots or serve.slots,

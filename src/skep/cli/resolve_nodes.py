@@ -16,7 +16,6 @@ from skep.cli.resolve import (
     ENGINES,
     FOR_PLANS,
     PlannedServe,
-    ServeOptions,
     about_preset,
     as_told,
     is_for_embedded,
@@ -24,6 +23,7 @@ from skep.cli.resolve import (
     planned,
     preset_serve,
 )
+from skep.cli.serve import ServeOptions
 from skep.cluster.nodes import LeftOut, busy_nodes, capacity, describe_request, has_words, host_of, left_out_lines
 from skep.config.settings import Serve
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError

@@ -8,18 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption
+from skep.cli.options import ConfigOption, JsonOption, ask_hive, command
+from skep.cli.output import note, print_json
 from skep.errors import EngineError, UserError
-from skep.paths import Paths
+from skep.paths import Paths, user_paths
+from skep.units import parse_seconds
 
 if TYPE_CHECKING:
-    from skep.cli.resolve import ServeOptions
     from skep.config.settings import CliOverrides, Cluster, Serve
 
 HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; any but loopback requires a key.")]
@@ -32,116 +33,138 @@ HiveOption = Annotated[str | None, typer.Option(help="Name of the hive, where a 
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep up --replicas 2 --slots 4 -d")(up)
-    app.command(epilog="Example: skep down")(down)
-    app.command(epilog="Example: skep ps --json")(ps)
-    app.command(epilog="Example: skep logs smollm2-135m-0 -f")(logs)
-    app.command(epilog="Example: skep restart gateway")(restart)
-    app.command(epilog="Example: skep service > ~/.config/systemd/user/skep.service")(service)
+    command(app, "skep up --replicas 2 --slots 4 -d")(up)
+    command(app, "skep down")(down)
+    command(app, "skep ps --json")(ps)
+    command(app, "skep logs smollm2-135m-0 -f")(logs)
+    command(app, "skep restart gateway")(restart)
+    command(app, "skep service > ~/.config/systemd/user/skep.service")(service)
 
 
-def up(
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of `skep up` as typed; None means that the planner chooses."""
+
     model: Annotated[
         str | None,
         typer.Argument(help="A preset, a model, a checkpoint or a GGUF file; default: skep.toml, else embedded."),
-    ] = None,
+    ] = None
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Serve the embedded model, even if there is a skep.toml.")
-    ] = False,
-    replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of engine processes.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Sequences a replica decodes at a time.")] = None,
-    context: Annotated[int | None, typer.Option(min=64, help="Tokens of context per slot.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per replica.")] = None,
-    host: HostOption = None,
-    port: PortOption = None,
+    ] = False
+    replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of engine processes.")] = None
+    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Sequences a replica decodes at a time.")] = None
+    context: Annotated[int | None, typer.Option(min=64, help="Tokens of context per slot.")] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per replica.")] = None
+    host: HostOption = None
+    port: PortOption = None
     engine_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port of the first engine; 0 picks free ones.")
-    ] = None,
+    ] = None
     simulate: Annotated[
         bool,
         typer.Option(
             "--simulate", help="Simulate the engine at the speed the planner predicts; needs no weights and no GPU."
         ),
-    ] = False,
+    ] = False
     gpu: Annotated[
-        list[str] | None, typer.Option(help='Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')
-    ] = None,
-    link: Annotated[str | None, typer.Option(help="Link between the cards: nvlink or pcie.")] = None,
+        tuple[str, ...], typer.Option(help='Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')
+    ] = ()
+    link: Annotated[str | None, typer.Option(help="Link between the cards: nvlink or pcie.")] = None
     engine: Annotated[
         str | None, typer.Option(help="vllm, sglang, llamacpp, ollama or embedded; default: the best plan's.")
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="The weights: hub name, folder, GGUF file or Ollama tag.")
-    ] = None,
-    quant: Annotated[str | None, typer.Option(help="Format of the weights; default: the best plan's.")] = None,
-    kv: Annotated[str | None, typer.Option(help="Type of the KV cache; default: the best plan's.")] = None,
-    spec: Annotated[str | None, typer.Option(help="Speculation, such as mtp:3, or none.")] = None,
-    tp: Annotated[int | None, typer.Option(min=1, help="Cards that share one replica.")] = None,
-    agents: Annotated[int | None, typer.Option(min=1, help="Agents to plan the layout for.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="This machine's cards to use, by number: 0,1.")] = None,
+    ] = None
+    checkpoint: Annotated[str | None, typer.Option(help="The weights: hub name, folder, GGUF file or Ollama tag.")] = (
+        None
+    )
+    quant: Annotated[str | None, typer.Option(help="Format of the weights; default: the best plan's.")] = None
+    kv: Annotated[str | None, typer.Option(help="Type of the KV cache; default: the best plan's.")] = None
+    spec: Annotated[str | None, typer.Option(help="Speculation, such as mtp:3, or none.")] = None
+    tp: Annotated[int | None, typer.Option(min=1, help="Cards that share one replica.")] = None
+    agents: Annotated[int | None, typer.Option(min=1, help="Agents to plan the layout for.")] = None
+    gpus: Annotated[str | None, typer.Option(help="This machine's cards to use, by number: 0,1.")] = None
     memory_share: Annotated[
         float | None, typer.Option(min=0.01, max=1.0, help="Share of each card's memory that the engine may fill.")
-    ] = None,
-    binary: Annotated[str | None, typer.Option(help="The engine's program, where it is not on PATH.")] = None,
+    ] = None
+    binary: Annotated[str | None, typer.Option(help="The engine's program, where it is not on PATH.")] = None
     fallback: Annotated[
         bool,
         typer.Option("--fallback", help="Restart an engine that dies with the known remedy, one change at a time."),
-    ] = False,
-    cluster: ClusterOption = None,
-    hive: HiveOption = None,
-    config: ConfigOption = None,
-    detach: DetachOption = False,
-    as_json: JsonOption = False,
-) -> None:
+    ] = False
+    cluster: ClusterOption = None
+    hive: HiveOption = None
+    config: ConfigOption = None
+    detach: DetachOption = False
+    as_json: JsonOption = False
+
+    @property
+    def name(self) -> str:
+        assert self.model is not None
+        return self.model
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """Those of these options that are given."""
+        return given(**{name: getattr(self, name) for name in names})
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """What only a plan understands."""
+        return self.named("quant", "spec", "agents", "link")
+
+
+def up(options: ServeOptions) -> None:
     """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
     from skep.config.settings import EMBEDDED_MODEL, CliOverrides
 
-    where = cluster_of(cluster, hive, config)
+    where = cluster_of(options.cluster, options.hive, options.config)
     if where is not None:
-        refuse_together("--cluster", gpus=gpus is not None, **{"engine-port": bool(engine_port)})
-    serve = {"replicas": replicas, "slots": slots, "context_tokens": context, "threads": threads}
-    plan = given(link=link, engine=engine, quant=quant, kv=kv, spec=spec, tp=tp, agents=agents)
-    real = given(checkpoint=checkpoint, gpus=gpus, memory_share=memory_share, binary=binary)
-    served: tuple[Serve, ...] = ()
-    if simulate:
-        from skep.cli.simulate import Simulation, simulated_serve
+        refuse_together("--cluster", gpus=options.gpus is not None, **{"engine-port": bool(options.engine_port)})
+    serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
+    real = options.named("checkpoint", "gpus", "memory_share", "binary")
+    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "agents")
+    model, served = options.model, ()
+    if options.simulate:
+        from skep.cli.simulate import simulated_serve
 
         only_real = {name.replace("_", "-"): True for name in real}
-        refuse_together("--simulate", embedded=embedded, threads=threads is not None, **only_real)
-        rig = {**plan, **given(gpu=tuple(gpu) if gpu else None)}
-        wanted = Simulation(model, replicas=replicas, slots=slots, context=context, **rig)
-        model, serve = simulated_serve(wanted)
-    elif gpu:
+        refuse_together("--simulate", embedded=options.embedded, threads=options.threads is not None, **only_real)
+        model, serve = simulated_serve(options)
+    elif options.gpu:
         raise UserError("--gpu is for a simulated rig", hint="add --simulate; --gpus 0,1 names cards of this machine")
     elif model is not None:
-        from skep.cli.resolve import ServeOptions, parse_gpus, serve_for
-
-        refuse_together("a model", embedded=embedded)
-        told = {**plan, **real, "gpus": parse_gpus(gpus)}
-        asked = ServeOptions(model, replicas=replicas, slots=slots, context=context, **told)
-        if where is not None:
-            served, serve = _on_nodes(asked, where.address), {"threads": threads}
-        else:
-            chosen = serve_for(asked)
-            served = (chosen,) if chosen is not None else ()
+        refuse_together("a model", embedded=options.embedded)
+        served = _served(options, where)
+        serve = serve if where is None else {"threads": options.threads}
     elif plan or real:
         name = next(iter({**plan, **real})).replace("_", "-")
         raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
     wishes = CliOverrides(
-        model=model or (EMBEDDED_MODEL if embedded else None),
+        model=model or (EMBEDDED_MODEL if options.embedded else None),
         served=served,
-        fallback=fallback,
-        serve=given(**serve, engine_port=engine_port),
-        gateway=given(host=host or None, port=port),
-        cluster=where if cluster is not None or hive is not None else None,
+        fallback=options.fallback,
+        serve=given(**serve, engine_port=options.engine_port),
+        gateway=given(host=options.host or None, port=options.port),
+        cluster=where if options.cluster is not None or options.hive is not None else None,
     )
-    start(wishes, config, detach=detach, as_json=as_json)
+    start(wishes, options.config, detach=options.detach, as_json=options.as_json)
+
+
+def _served(options: ServeOptions, where: Cluster | None) -> tuple[Serve, ...]:
+    """What the model's name stands for, here or on the nodes of a cluster; none: the embedded engine serves it."""
+    from skep.cli.resolve import parse_gpus, serve_for
+
+    parse_gpus(options.gpus)
+    if where is None:
+        chosen = serve_for(options)
+        return (chosen,) if chosen is not None else ()
+    from skep.cli.resolve_nodes import serves_for, survey_nodes
+
+    return serves_for(options, survey_nodes(where.address))
 
 
 def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:
     """As typed; what is not typed, as skep.toml has it."""
     from skep.config.load import find_config, load_settings, make_cluster
-    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     found = load_settings(find_config(config, paths), paths, os.environ).cluster
@@ -151,12 +174,6 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cl
             raise UserError("--hive names a hive of a cluster", hint="add --cluster auto, or the head's HOST:PORT")
         return None
     return make_cluster(address, hive or (found.hive if found is not None else "skep"))
-
-
-def _on_nodes(wanted: ServeOptions, address: str) -> tuple[Serve, ...]:
-    from skep.cli.resolve_nodes import serves_for, survey_nodes
-
-    return serves_for(wanted, survey_nodes(address))
 
 
 def refuse_together(option: str, **others: bool) -> None:
@@ -173,7 +190,6 @@ def start(wishes: CliOverrides, config: Path | None, *, detach: bool, as_json: b
     """Serve what the file says and the command line asks for."""
     from skep.cli import hive
     from skep.config.load import find_config, load_settings
-    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     found = find_config(config, paths)
@@ -198,10 +214,7 @@ def down(
     ] = None,
 ) -> None:
     """Stop everything: finish what is under way, then end gateway and engines."""
-    from skep.cli.output import note
-    from skep.paths import user_paths
     from skep.supervisor.control import ask_down, socket_of
-    from skep.units import parse_seconds
 
     paths = user_paths(os.environ)
     left = ask_down(socket_of(paths.lock, paths.socket), None if wait is None else parse_seconds(wait))
@@ -213,13 +226,10 @@ def down(
 def ps(as_json: JsonOption = False) -> None:
     """What runs: replicas, slots, requests in flight and waiting."""
     from skep.cli.hive import print_rows
-    from skep.cli.output import print_json
-    from skep.paths import user_paths
-    from skep.supervisor.control import NotRunning, ask, socket_of
+    from skep.supervisor.control import NotRunning
 
     try:
-        paths = user_paths(os.environ)
-        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
+        rows = ask_hive({"op": "status"})["rows"]
     except NotRunning:
         if not as_json:
             raise
@@ -238,25 +248,17 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end.")] = 100,
 ) -> None:
     """An engine's own output, kept and rotated."""
-    from skep.paths import user_paths
-
     show_log(user_paths(os.environ), name, lines, follow=follow)
 
 
 def restart(name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, or `gateway`.")]) -> None:
     """Restart one replica after its answers, or replace the gateway while engines stay loaded and streams go on."""
-    from skep.cli.output import note
-    from skep.paths import user_paths
-    from skep.supervisor.control import ask, socket_of
-
-    paths = user_paths(os.environ)
-    ask(socket_of(paths.lock, paths.socket), {"op": "restart", "name": name}, timeout_s=600)
+    ask_hive({"op": "restart", "name": name}, 600)
     note(f"{name} is being started anew; `skep ps` shows it" if name != "gateway" else "the new gateway serves")
 
 
 def service() -> None:
     """Print a systemd user unit that runs `skep up` at login."""
-
     print(systemd_unit(), end="")  # noqa: T201
 
 
@@ -346,11 +348,10 @@ def _follow_elsewhere(paths: Paths, name: str, offset: int) -> None:
 
 def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> dict[str, Any] | None:
     """Return a piece of a log that lies on another node; None if the log is here or skep is not running."""
-    from skep.supervisor.control import NotRunning, ask, socket_of
+    from skep.supervisor.control import NotRunning
 
-    message = {"op": "log", "name": name, "lines": lines, "offset": offset}
     try:
-        told = ask(socket_of(paths.lock, paths.socket), message, timeout_s=ANSWER_S)
+        told = ask_hive({"op": "log", "name": name, "lines": lines, "offset": offset}, ANSWER_S, paths)
     except NotRunning:
         return None
     return told if "text" in told else None
@@ -358,10 +359,10 @@ def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -
 
 def _hosted(paths: Paths) -> list[str]:
     """Return the replicas whose logs lie on the nodes of a cluster."""
-    from skep.supervisor.control import NotRunning, ask, socket_of
+    from skep.supervisor.control import NotRunning
 
     try:
-        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
+        rows = ask_hive({"op": "status"}, paths=paths)["rows"]
     except (NotRunning, EngineError):
         return []
     return [row["name"] for row in rows if row.get("node")]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from skep.cli.output import note
+from skep.cli.serve import ServeOptions
 from skep.deploy.plan_request import PlanFlags, engines_of, goal_of, pins_of, read_model, read_rigs
 from skep.engines.simulated import plan_of
 from skep.errors import UserError
@@ -24,49 +24,31 @@ AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
 INPUT_TOKENS, OUTPUT_TOKENS = 1024, 512
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """What the command line says about it. None: chosen."""
+def plan_flags(options: ServeOptions, model: str, *, agents: int) -> PlanFlags:
+    """As `skep plan` would get them. A context too small for the usual task is planned for tasks that it holds."""
+    usual = INPUT_TOKENS + OUTPUT_TOKENS
+    share = min(1.0, (options.context or usual) / usual)
+    return PlanFlags(
+        model,
+        agents=agents,
+        gpu=options.gpu,
+        input_tokens=int(INPUT_TOKENS * share),
+        output_tokens=int(OUTPUT_TOKENS * share),
+        engine=(options.engine,) if options.engine is not None else (),
+        utilization=options.memory_share,
+        **options.named("link", "quant", "kv", "spec", "tp", "replicas", "slots", "context"),
+    )
 
-    model: str | None
-    gpu: tuple[str, ...] | None = None  # None: this machine's cards
-    link: str | None = None
-    engine: str | None = None
-    quant: str | None = None
-    kv: str | None = None
-    spec: str | None = None
-    tp: int | None = None
-    agents: int | None = None
-    replicas: int | None = None
-    slots: int | None = None
-    context: int | None = None
 
-    def flags(self) -> PlanFlags:
-        """As `skep plan` would get them. A context too small for the usual task is planned for tasks that it holds."""
-        if self.model is None:
-            raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
-        _refuse_preset(self.model)
-        rigs = self.gpu or ()
-        if len(rigs) > 1:
-            raise UserError(f"--simulate serves one rig, {len(rigs)} --gpu were given",
-                            hint='mixed cards are written as --gpu "rtx-5090 + rtx-3090"')  # fmt: skip
-        share = min(1.0, (self.context or INPUT_TOKENS + OUTPUT_TOKENS) / (INPUT_TOKENS + OUTPUT_TOKENS))
-        return PlanFlags(
-            self.model,
-            gpu=rigs,
-            link=self.link,
-            agents=self.agents or max(AGENTS, (self.slots or 1) * (self.replicas or 1)),
-            input_tokens=int(INPUT_TOKENS * share),
-            output_tokens=int(OUTPUT_TOKENS * share),
-            engine=(self.engine,) if self.engine is not None else (),
-            quant=self.quant,
-            kv=self.kv,
-            spec=self.spec,
-            tp=self.tp,
-            replicas=self.replicas,
-            slots=self.slots,
-            context=self.context,
-        )
+def simulated_flags(options: ServeOptions) -> PlanFlags:
+    if options.model is None:
+        raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
+    _refuse_preset(options.model)
+    if len(options.gpu) > 1:
+        hint = 'mixed cards are written as --gpu "rtx-5090 + rtx-3090"'
+        raise UserError(f"--simulate serves one rig, {len(options.gpu)} --gpu were given", hint=hint)
+    agents = options.agents or max(AGENTS, (options.slots or 1) * (options.replicas or 1))
+    return plan_flags(options, options.model, agents=agents)
 
 
 def _refuse_preset(name: str) -> None:
@@ -78,9 +60,9 @@ def _refuse_preset(name: str) -> None:
         raise UserError(f"`{name}` is a preset, and --simulate wants a model", hint=hint)
 
 
-def simulated_serve(wanted: Simulation) -> tuple[str, dict[str, Any]]:
+def simulated_serve(options: ServeOptions) -> tuple[str, dict[str, Any]]:
     """The model's id and what a `Serve` of it is given, from the best plan. Says which it is."""
-    plan = best_plan(wanted.flags())
+    plan = best_plan(simulated_flags(options))
     setup, found = plan.setup, plan.rated.prospect
     model = setup.model
     assert setup.context is not None

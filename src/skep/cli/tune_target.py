@@ -19,13 +19,13 @@ from skep.catalog.presets import Preset
 from skep.catalog.pullable import find_pullable
 from skep.cli.resolve import (
     ENGINES,
-    ServeOptions,
     check_cards,
     is_for_embedded,
     own_checkpoint,
     parse_gpus,
     unknown_name,
 )
+from skep.cli.serve import ServeOptions
 from skep.cli.tune import TuneOptions
 from skep.config.presets import find_preset, presets_folder
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
