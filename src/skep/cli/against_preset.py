@@ -38,8 +38,7 @@ from skep.wire.heads import parse_url
 
 def run_against_command(options: SweepOptions, name: str, own: Collection[str]) -> None:
     """`own`: options that the user gave, which stay as they are."""
-    paths = user_paths(os.environ)
-    found = preset(name, presets_folder(paths))
+    found = preset(name, presets_folder(user_paths(os.environ)))
     rerun = rerun_of(found, options.shape_of)
     plan = plan_of(rerun_options(options, rerun, own))
     for line in beforehand(found, options):
@@ -48,7 +47,7 @@ def run_against_command(options: SweepOptions, name: str, own: Collection[str]) 
     summary = measure(plan, options)
     for line in shortfalls(plan, summary):
         note(line)
-    with existing(paths.store) as store:
+    with existing() as store:
         run, _, rows = load_run(store, summary.run_id)
     verdict = judge(found, ComparedRun(summary, rows), seen_of(run), missing_needs(found, here_of(run)))
     more = {"against_preset": verdict_json(verdict)}
@@ -106,8 +105,8 @@ def here_of(run: StoredRun) -> RunEnvironment:
 
 
 def print_verdict(verdict: PresetComparison) -> None:
-    columns = ("figure", "C", "published", "metric", "clock", "measured", "95 %", "of it")
-    print_table(columns, [_cells(row) for row in verdict.rows], right=("figure", "C", "published", "measured", "of it"))
+    columns = ">figure|>C|>published|metric|clock|>measured|95 %|>of it"
+    print_table(columns, [_cells(row) for row in verdict.rows])
     for row in verdict.rows:
         if row.why is not None:
             what = "not compared" if row.ratio is None else "not quite the same"

@@ -8,19 +8,19 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from skep.cli.options import EndpointOptions, JsonOption, command
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, option
 
 bench = typer.Typer(no_args_is_help=True, help="Measure an endpoint under concurrency.", rich_markup_mode=None)
 
-Api = Annotated[str, typer.Option(help="openai, or ollama for Ollama's own API, which tells its durations.")]
-Concurrency = Annotated[str, typer.Option("--concurrency", "-c", help="Concurrent agents, one level each.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")]
+Api = Annotated[str, option("openai, or ollama for Ollama's own API, which tells its durations.")]
+Concurrency = Annotated[str, option("Concurrent agents, one level each.", "--concurrency", "-c")]
+MaxTokens = Annotated[int, option("Longest answer in tokens.", min=1)]
 PromptTokens = Annotated[
-    int | None, typer.Option(min=1, help="Prompts of this many tokens, counted by the engine; instead of --size.")
+    int | None, option("Prompts of this many tokens, counted by the engine; instead of --size.", min=1)
 ]
-Budget = Annotated[str, typer.Option(help="Time limit of the whole run; what is not done by then is left out.")]
-Processes = Annotated[int | None, typer.Option(min=1, help="Load processes; default: one, more where needed.")]
-StorePrompts = Annotated[bool, typer.Option("--prompts/--no-prompts", help="Store prompts and answers.")]
+Budget = Annotated[str, option("Time limit of the whole run; what is not done by then is left out.")]
+Processes = Annotated[int | None, option("Load processes; default: one, more where needed.", min=1)]
+StorePrompts = Annotated[bool, option("Store prompts and answers.", "--prompts/--no-prompts")]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,8 +41,8 @@ class BenchOptions(EndpointOptions):
         "as_json",
     )  # fmt: skip
 
-    seed: Annotated[int | None, typer.Option(help="Random seed of the prompts; default: a new one.")] = None
-    timeout: Annotated[str, typer.Option(help="Time limit of one request.")] = "15m"
+    seed: Annotated[int | None, option("Random seed of the prompts; default: a new one.")] = None
+    timeout: Annotated[str, option("Time limit of one request.")] = "15m"
     as_json: JsonOption = False
 
 
@@ -54,8 +54,8 @@ class WorkloadOptions(BenchOptions):
 
     shape: str = "steady"
     max_tokens: MaxTokens = 128
-    fixed_output: Annotated[bool, typer.Option("--fixed-output", help="Let every answer run to --max-tokens.")] = False
-    size: Annotated[str, typer.Option(help="Prompt size: short (~45 tokens), medium (~250) or long (~1000).")] = "short"
+    fixed_output: Annotated[bool, option("Let every answer run to --max-tokens.", "--fixed-output")] = False
+    size: Annotated[str, option("Prompt size: short (~45 tokens), medium (~250) or long (~1000).")] = "short"
     prompt_tokens: PromptTokens = None
     turns: int = 4
     think: str = "2s"
@@ -65,42 +65,30 @@ class WorkloadOptions(BenchOptions):
 class SweepOptions(WorkloadOptions):
     concurrency: Concurrency = "1,2,4,8"
     to_saturation: Annotated[
-        bool,
-        typer.Option("--to-saturation", help="Raise the concurrency until knee and cliff are found, instead of -c."),
+        bool, option("Raise the concurrency until knee and cliff are found, instead of -c.", "--to-saturation")
     ] = False
     slo: Annotated[
-        str | None, typer.Option(help="Find the highest concurrency that meets these p95 limits: ttft=1s,tpot=50ms.")
+        str | None, option("Find the highest concurrency that meets these p95 limits: ttft=1s,tpot=50ms.")
     ] = None
-    max_concurrency: Annotated[int, typer.Option(min=2, help="Highest concurrency of a search.")] = 256
-    shape: Annotated[
-        str, typer.Option(help="steady, burst, conversation, shared-prefix or prefill: docs/bench.md.")
-    ] = "steady"
-    tasks: Annotated[
-        int | None, typer.Option(min=1, help="Tasks per level and run; default: three for each agent.")
-    ] = None
-    runs: Annotated[int | None, typer.Option(min=1, help="Number of runs of each level, instead of --precision.")] = (
-        None
-    )
-    precision: Annotated[str, typer.Option(help="Repeat a level until its 95 % interval is within this.")] = "3%"
+    max_concurrency: Annotated[int, option("Highest concurrency of a search.", min=2)] = 256
+    shape: Annotated[str, option("steady, burst, conversation, shared-prefix or prefill: docs/bench.md.")] = "steady"
+    tasks: Annotated[int | None, option("Tasks per level and run; default: three for each agent.", min=1)] = None
+    runs: Annotated[int | None, option("Number of runs of each level, instead of --precision.", min=1)] = None
+    precision: Annotated[str, option("Repeat a level until its 95 % interval is within this.")] = "3%"
     budget: Budget = "10m"
-    warm_up: Annotated[str, typer.Option(help="steady: until the figures are steady; quick: one batch.")] = "steady"
-    turns: Annotated[int, typer.Option(min=1, help="Turns of a conversation.")] = 4
-    think: Annotated[str, typer.Option(help="Mean pause of an agent between two turns.")] = "2s"
+    warm_up: Annotated[str, option("steady: until the figures are steady; quick: one batch.")] = "steady"
+    turns: Annotated[int, option("Turns of a conversation.", min=1)] = 4
+    think: Annotated[str, option("Mean pause of an agent between two turns.")] = "2s"
     api: Api = "openai"
     processes: Processes = None
-    price: Annotated[float | None, typer.Option(min=0, help="Price of a kWh; adds the cost of a million tokens.")] = (
-        None
-    )
+    price: Annotated[float | None, option("Price of a kWh; adds the cost of a million tokens.", min=0)] = None
     store_prompts: StorePrompts = True
     against_preset: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Repeat the benchmark published with a preset and report what share of it is reached."
-        ),
+        option("Repeat the benchmark published with a preset and report what share of it is reached.", metavar="NAME"),
     ] = None
     shape_of: Annotated[
-        int | None,
-        typer.Option(metavar="K", min=1, help="Use the preset's K-th published figure (see `skep presets show`)."),
+        int | None, option("Use the preset's K-th published figure (see `skep presets show`).", metavar="K", min=1)
     ] = None
 
 
@@ -113,14 +101,14 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
 class SerialVsSwarmOptions(WorkloadOptions):
     LAST: ClassVar = ("prompt_tokens", *(name for name in WorkloadOptions.LAST if name != "prompt_tokens"))
 
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks, the same for both.")] = 50
-    agents: Annotated[str, typer.Option(help="Compare one task at a time with this many at once.")] = "1,50"
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each, in turns.")] = 1
+    tasks: Annotated[int, option("Tasks, the same for both.", min=1)] = 50
+    agents: Annotated[str, option("Compare one task at a time with this many at once.")] = "1,50"
+    runs: Annotated[int, option("Runs of each, in turns.", min=1)] = 1
     prompt_tokens: PromptTokens = 1024
     max_tokens: MaxTokens = 512
     size: str = "short"
     api: Api = "openai"
-    timeout: Annotated[str, typer.Option(help="Time limit of one request.")] = "1h"
+    timeout: Annotated[str, option("Time limit of one request.")] = "1h"
     processes: Processes = None
     store_prompts: StorePrompts = True
 
@@ -139,16 +127,16 @@ def swarm(options: SerialVsSwarmOptions) -> None:
 class TimedOptions(BenchOptions):
     """Options of loads that follow a clock."""
 
-    processes: Annotated[int, typer.Option(min=1, help="Load processes.")] = 1
+    processes: Annotated[int, option("Load processes.", min=1)] = 1
     store_prompts: StorePrompts = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenOptions(TimedOptions, WorkloadOptions):
-    rate: Annotated[str, typer.Option(help="Requests per second, one level each.")] = "1"
-    arrivals: Annotated[str, typer.Option(help="poisson, constant, or gamma:CV such as gamma:2.0.")] = "poisson"
-    duration: Annotated[str, typer.Option("--for", help="How long requests arrive at each rate.")] = "60s"
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each rate.")] = 1
+    rate: Annotated[str, option("Requests per second, one level each.")] = "1"
+    arrivals: Annotated[str, option("poisson, constant, or gamma:CV such as gamma:2.0.")] = "poisson"
+    duration: Annotated[str, option("How long requests arrive at each rate.", "--for")] = "60s"
+    runs: Annotated[int, option("Runs of each rate.", min=1)] = 1
     api: Api = "openai"
 
 
@@ -164,10 +152,10 @@ def open_loop(options: OpenOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassesOptions(TimedOptions):
-    mix: Annotated[Path, typer.Argument(help="A TOML file with a table [class.NAME] for each kind of traffic.")]
-    duration: Annotated[str, typer.Option("--for", help="How long each run sends.")] = "60s"
-    agents: Annotated[int | None, typer.Option(min=1, help="Agents in all, where classes take a share of them.")] = None
-    runs: Annotated[int, typer.Option(min=1, help="Runs of the whole mix.")] = 1
+    mix: Annotated[Path, argument("A TOML file with a table [class.NAME] for each kind of traffic.")]
+    duration: Annotated[str, option("How long each run sends.", "--for")] = "60s"
+    agents: Annotated[int | None, option("Agents in all, where classes take a share of them.", min=1)] = None
+    runs: Annotated[int, option("Runs of the whole mix.", min=1)] = 1
 
 
 @command(bench, "skep bench classes mix.toml --for 2m", runs="bench_timed.run_classes_command")
@@ -177,10 +165,10 @@ def classes(options: ClassesOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(TimedOptions):
-    trace: Annotated[Path, typer.Argument(help="JSONL file: a Mooncake trace, or lines of the OpenAI batch API.")]
-    speed: Annotated[float, typer.Option(help="Replay this many times faster: 2 takes half the time.")] = 1.0
-    limit: Annotated[int | None, typer.Option(min=1, help="Replay only this many requests from the beginning.")] = None
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, where the trace does not say.")] = 512
+    trace: Annotated[Path, argument("JSONL file: a Mooncake trace, or lines of the OpenAI batch API.")]
+    speed: Annotated[float, option("Replay this many times faster: 2 takes half the time.")] = 1.0
+    limit: Annotated[int | None, option("Replay only this many requests from the beginning.", min=1)] = None
+    max_tokens: Annotated[int, option("Tokens of an answer, where the trace does not say.", min=1)] = 512
 
 
 @command(bench, "skep bench replay trace.jsonl --speed 2", runs="bench_timed.run_replay_command")

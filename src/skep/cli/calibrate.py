@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from skep.cli.options import EndpointOptions, JsonOption, command, running_url
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, option, running_url
 
 calibrations = typer.Typer(
     no_args_is_help=True, help="What `skep calibrate` found: list, show, forget.", rich_markup_mode=None
 )
 
-NameArgument = Annotated[str, typer.Argument(help="A calibration's id, the beginning of it, or `last`.")]
+NameArgument = Annotated[str, argument("A calibration's id, the beginning of it, or `last`.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,36 +27,30 @@ class CalibrateOptions(EndpointOptions):
     LAST: ClassVar = ("key_env", "as_json")
 
     geometry: Annotated[
-        str | None,
-        typer.Option(help="The model: catalogue name, config.json or GGUF; default: by the name it is served as."),
+        str | None, option("The model: catalogue name, config.json or GGUF; default: by the name it is served as.")
     ] = None
-    gpu: Annotated[
-        str | None, typer.Option(help='Its cards, such as "2x rtx-3090"; default: this machine\'s, or its CPU.')
-    ] = None
-    link: Annotated[str | None, typer.Option(help="Link between the cards: nvlink, pcie, pcie4x8.")] = None
+    gpu: Annotated[str | None, option('Its cards, such as "2x rtx-3090"; default: this machine\'s, or its CPU.')] = None
+    link: Annotated[str | None, option("Link between the cards: nvlink, pcie, pcie4x8.")] = None
     bandwidth: Annotated[
-        float | None, typer.Option(min=0.1, help="GB/s of this machine's memory, without a GPU; default: measured.")
+        float | None, option("GB/s of this machine's memory, without a GPU; default: measured.", min=0.1)
     ] = None
-    engine: Annotated[
-        str | None, typer.Option(help="vllm, sglang, llamacpp, ollama, trtllm; default: as the endpoint says.")
-    ] = None
-    quant: Annotated[str | None, typer.Option(help="Format of the weights: awq, fp8, bf16, q4_k_m.")] = None
-    kv: Annotated[str | None, typer.Option(help="Type of the KV cache; default: bf16.")] = None
-    tp: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel size; default: all cards of a replica.")] = None
-    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline-parallel size.")] = None
-    spec: Annotated[str | None, typer.Option(help="Speculation, such as mtp:3.")] = None
-    no_graphs: Annotated[
-        bool, typer.Option("--no-graphs", help="The engine runs without CUDA graphs (eager mode).")
-    ] = False
+    engine: Annotated[str | None, option("vllm, sglang, llamacpp, ollama, trtllm; default: as the endpoint says.")] = (
+        None
+    )
+    quant: Annotated[str | None, option("Format of the weights: awq, fp8, bf16, q4_k_m.")] = None
+    kv: Annotated[str | None, option("Type of the KV cache; default: bf16.")] = None
+    tp: Annotated[int | None, option("Tensor-parallel size; default: all cards of a replica.", min=1)] = None
+    pp: Annotated[int | None, option("Pipeline-parallel size.", min=1)] = None
+    spec: Annotated[str | None, option("Speculation, such as mtp:3.")] = None
+    no_graphs: Annotated[bool, option("The engine runs without CUDA graphs (eager mode).", "--no-graphs")] = False
     levels: Annotated[
-        str | None,
-        typer.Option(help="1 and one higher level to fit to; default: 1 and the number of slots, 8 at most."),
+        str | None, option("1 and one higher level to fit to; default: 1 and the number of slots, 8 at most.")
     ] = None
     check: Annotated[
-        str | None, typer.Option(help="Levels to measure without fitting to them; reports the error of the fit there.")
+        str | None, option("Levels to measure without fitting to them; reports the error of the fit there.")
     ] = None
-    prompt_tokens: Annotated[int, typer.Option(min=32, help="Tokens of the long prompts.")] = 1024
-    budget: Annotated[str, typer.Option(help="Time limit of the whole calibration.")] = "5m"
+    prompt_tokens: Annotated[int, option("Tokens of the long prompts.", min=32)] = 1024
+    budget: Annotated[str, option("Time limit of the whole calibration.")] = "5m"
     as_json: JsonOption = False
 
     @cached_property

@@ -19,7 +19,7 @@ from skep.catalog.pullable import find_pullable
 from skep.cli.bench_common import Interrupted, maker_for, positive_seconds, run_measuring
 from skep.cli.calibrate import CalibrateOptions
 from skep.cli.liveview import live_view
-from skep.cli.output import note, number, print_json, print_table
+from skep.cli.output import day_and_time, note, number, print_json, print_list, print_table
 from skep.cli.sweep import levels_of
 from skep.deploy.plan_request import ModelFound, PlanFlags, pins_of, read_model
 from skep.deploy.stored_calibration import (
@@ -274,11 +274,10 @@ def _tell(row: CalibrationRecord, *, as_json: bool) -> None:
 def print_one(row: CalibrationRecord) -> None:
     fitted = fitted_now(row)
     print(f"{row.model} {row.quant}, {row.layout} on {row.rig}, {row.engine}: {fitted}")  # noqa: T201
-    columns = ("C", "RUNS", "tok/s EACH", "±", "BEFORE", "AFTER", "OFF", "tok/s ALL", "AFTER ALL", "")
     rows = [
         [
-            str(level["concurrency"]),
-            str(level["runs"]),
+            level["concurrency"],
+            level["runs"],
             number(level["task_tok_s"]),
             f"{100 * level['spread']:.1f} %",
             number(level["predicted_before"]),
@@ -290,7 +289,7 @@ def print_one(row: CalibrationRecord) -> None:
         ]
         for level in levels_json(row, fitted)
     ]
-    print_table(columns, rows, right=columns[:-1])
+    print_table(">C|>RUNS|>tok/s EACH|>±|>BEFORE|>AFTER|>OFF|>tok/s ALL|>AFTER ALL|", rows)
     prompts = measured_of(row.document).prompts
     spread = 100 * prompts.ttft_s.half_width
     print(f"first token of {prompts.input_tokens:.0f} tokens: {1000 * prompts.ttft_s.estimate:.0f} ms ± {spread:.0f} %")  # noqa: T201
@@ -346,36 +345,17 @@ def _levels(setup: Setup, rig: Rig, measured: CalibrationData, fitted: Fitted) -
 
 
 def print_calibrations(*, as_json: bool) -> None:
-    rows = _kept()
-    if as_json:
-        print_json([document(row) for row in rows])
-        return
-    if not rows:
-        note("nothing was calibrated yet; `skep calibrate` does it")
-        return
     here = host_key(read_host())
-    columns = (
-        "CALIBRATION",
-        "WHEN",
-        "WHERE",
-        "MODEL",
-        "QUANT",
-        "ENGINE",
-        "LAYOUT",
-        "ON",
-        "STEPS",
-        "FURTHER",
-        "PROMPTS",
-    )
-    cells = [
-        [
-            row.id, datetime.fromtimestamp(row.created_at).astimezone().strftime("%Y-%m-%d %H:%M"),
-            "simulated" if row.simulated else "here" if row.host == here else row.host, row.model, row.quant,
-            row.engine, row.layout, row.rig, number(row.decode, 2), number(row.batch, 2), number(row.prompt, 2),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    print_table(columns, cells, right=("STEPS", "FURTHER", "PROMPTS"))
+
+    def cells(row: CalibrationRecord) -> list[str]:
+        where = "simulated" if row.simulated else "here" if row.host == here else row.host
+        factors = [number(factor, 2) for factor in (row.decode, row.batch, row.prompt)]
+        what = [row.model, row.quant, row.engine, row.layout, row.rig]
+        return [row.id, day_and_time(row.created_at), where, *what, *factors]
+
+    columns = "CALIBRATION|WHEN|WHERE|MODEL|QUANT|ENGINE|LAYOUT|ON|>STEPS|>FURTHER|>PROMPTS"
+    none_yet = "nothing was calibrated yet; `skep calibrate` does it"
+    print_list(_kept(), columns, cells, document, as_json=as_json, none_yet=none_yet)
 
 
 def show_calibration(name: str, *, as_json: bool) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
-from skep.cli.options import JsonOption
+from skep.cli.options import JsonOption, argument, command
+from skep.cli.output import number, print_json, print_table
+from skep.units import format_bytes
 
 catalog_app = typer.Typer(
     no_args_is_help=True,
@@ -21,52 +25,45 @@ _SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
 
 def register(app: typer.Typer) -> None:
     app.add_typer(catalog_app, name="catalog")
-    catalog_app.command(epilog="Example: skep catalog gpus rtx-3090")(gpus)
-    catalog_app.command(epilog="Example: skep catalog models qwen3.6-27b --json")(models)
 
 
+@command(catalog_app, "skep catalog gpus rtx-3090")
 def gpus(
-    name: Annotated[str | None, typer.Argument(help="Show one GPU, with the source of every value.")] = None,
+    name: Annotated[str | None, argument("Show one GPU, with the source of every value.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """The GPUs that plans can name: memory, bandwidth, tensor throughput, formats, links."""
     from skep.catalog.gpus import device, devices
-    from skep.cli.output import print_json
 
-    found = [device(name)] if name is not None else list(devices().values())
-    if as_json:
-        documents = [_device_document(known) for known in found]
-        print_json(documents if name is None else documents[0])
-    elif name is None:
-        _print_devices(found)
+    if name is not None:
+        found = device(name)
+        title = f"{found.id}: {found.title}, {found.vendor}, {found.arch}"
+        print_json(_device_document(found)) if as_json else _print_values(title, _values(found), found.origins)
+    elif as_json:
+        print_json([_device_document(known) for known in devices().values()])
     else:
-        _print_device(found[0])
+        _print_devices(list(devices().values()))
 
 
+@command(catalog_app, "skep catalog models qwen3.6-27b --json")
 def models(
-    name: Annotated[
-        str | None, typer.Argument(help="Show every value of one model, of a config.json or of a GGUF file.")
-    ] = None,
+    name: Annotated[str | None, argument("Show every value of one model, of a config.json or of a GGUF file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """The models that plans can name: layers by kind, experts, KV bytes a token, sizes by quantization."""
     from skep.catalog.models import geometries
-    from skep.cli.output import print_json
 
-    found = [_geometry(name)] if name is not None else list(geometries().values())
-    if as_json:
-        documents = [_model_document(known) for known in found]
-        print_json(documents if name is None else documents[0])
-    elif name is None:
-        _print_models(found)
+    if name is not None:
+        found = _geometry(name)
+        print_json(_model_document(found)) if as_json else _print_model(found)
+    elif as_json:
+        print_json([_model_document(known) for known in geometries().values()])
     else:
-        _print_model(found[0])
+        _print_models(list(geometries().values()))
 
 
 def _geometry(name: str) -> Geometry:
     """A path wins only where it looks like one: `qwen3-8b` is a name even beside a folder of that name."""
-    from pathlib import Path
-
     from skep.catalog.models import geometry
 
     path = Path(name).expanduser()
@@ -83,9 +80,6 @@ def _geometry(name: str) -> Geometry:
 
 
 def _print_devices(known: list[Device]) -> None:
-    from skep.cli.output import number, print_table
-
-    columns = ("GPU", "ARCH", "MEMORY GiB", "GB/s", "FP16 TFLOPS", "CC", "FORMATS", "NVLINK GB/s", "WATT")
     rows = [
         [
             found.id, found.arch, f"{found.memory_gib:g}", number(found.bandwidth_gbs, 0), number(found.fp16_tflops),
@@ -94,29 +88,10 @@ def _print_devices(known: list[Device]) -> None:
         ]
         for found in known
     ]  # fmt: skip
-    print_table(columns, rows, right=("MEMORY GiB", "GB/s", "FP16 TFLOPS", "CC", "NVLINK GB/s", "WATT"))
-
-
-def _print_device(found: Device) -> None:
-    values = _values(found)
-    _print_values(f"{found.id}: {found.title}, {found.vendor}, {found.arch}", values, found.origins)
+    print_table("GPU|ARCH|>MEMORY GiB|>GB/s|>FP16 TFLOPS|>CC|FORMATS|>NVLINK GB/s|>WATT", rows)
 
 
 def _print_models(known: list[Geometry]) -> None:
-    from skep.cli.output import print_table
-
-    columns = (
-        "MODEL",
-        "PARAMETERS",
-        "ACTIVE",
-        "LAYERS",
-        "FULL",
-        "SLIDING",
-        "LINEAR",
-        "EXPERTS",
-        "KV B/TOKEN",
-        "CONTEXT",
-    )
     rows = [
         [
             found.id, _billions(found.params_total), _billions(found.params_active), str(found.layers),
@@ -126,39 +101,35 @@ def _print_models(known: list[Geometry]) -> None:
         ]
         for found in known
     ]  # fmt: skip
-    print_table(columns, rows, right=columns[1:])
+    columns = "MODEL|>PARAMETERS|>ACTIVE|>LAYERS|>FULL|>SLIDING|>LINEAR|>EXPERTS|>KV B/TOKEN|>CONTEXT"
+    print_table(columns, rows)
 
 
 def _print_model(found: Geometry) -> None:
-    from skep.cli.output import print_table
-    from skep.units import format_bytes
-
     guess = ", estimated from its parameter counts" if found.estimated else ""
     _print_values(f"{found.id}: {found.title}{guess}", _values(found), found.origins)
     print()  # noqa: T201
     parts = [[part, _billions(count)] for part, count in _parts(found).items() if count]
-    print_table(("PART", "PARAMETERS"), parts, right=("PARAMETERS",))
+    print_table("PART|>PARAMETERS", parts)
     print()  # noqa: T201
     kept = [["KV of a token, 16 bit", f"{found.kv_bytes_per_token(2):,.0f} B"]]
     if found.sliding_layers:
         kept.append(["KV of the full windows of a sequence", format_bytes(round(found.window_bytes(float("inf"), 2)))])
     if found.linear_layers:
         kept.append(["state of a sequence", format_bytes(round(found.state_bytes))])
-    print_table(("KEPT", "BYTES"), kept, right=("BYTES",))
+    print_table("KEPT|>BYTES", kept)
     print()  # noqa: T201
     sizes = [[title, format_bytes(round(size))] for title, size in _sizes(found).values()]
-    print_table(("WEIGHTS AS", "BYTES"), sizes, right=("BYTES",))
+    print_table("WEIGHTS AS|>BYTES", sizes)
 
 
 def _print_values(title: str, values: Mapping[str, Any], origins: Mapping[str, ValueOrigin]) -> None:
-    from skep.cli.output import print_table
-
     print(title)  # noqa: T201
     rows = []
     for key, value in values.items():
         origin = origins.get(key) or origins.get("geometry")
         rows.append([key, _shown(value), origin.confidence if origin else "–", origin.source if origin else "–"])
-    print_table(("VALUE", "", "SURE", "SOURCE"), rows, right=("",))
+    print_table("VALUE|>|SURE|SOURCE", rows)
 
 
 def _shown(value: Any) -> str:
@@ -171,8 +142,6 @@ def _shown(value: Any) -> str:
 
 def _values(found: Device | Geometry) -> dict[str, Any]:
     """What is known: no unknowns, no zeros that stand for `has none`."""
-    import dataclasses
-
     skipped = ("id", "title", "vendor", "arch", "aliases", "origins")
     names = [field.name for field in dataclasses.fields(found) if field.name not in skipped]
     told = {name: getattr(found, name) for name in names}
@@ -203,8 +172,6 @@ def _origins(origins: Mapping[str, ValueOrigin]) -> dict[str, dict[str, str]]:
 
 
 def _parts(found: Geometry) -> dict[str, float]:
-    import dataclasses
-
     from skep.planner.parts import parts_of
 
     return dataclasses.asdict(parts_of(found))

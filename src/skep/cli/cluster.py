@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption, command
+from skep.cli.options import JsonOption, argument, command, option
 from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -35,12 +35,10 @@ def register(app: typer.Typer) -> None:
 class JoinOptions:
     """What a machine offers to Ray."""
 
-    name: Annotated[str | None, typer.Option("--name", help="Name of the node. Default: the machine's name.")] = None
-    cpus: Annotated[int | None, typer.Option("--cpus", min=0, help="CPU cores to offer to Ray (default: all).")] = None
-    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs to offer to Ray (default: all).")] = None
-    labels: Annotated[
-        tuple[str, ...], typer.Option("--label", metavar="NAME=VALUE", help="Label of the node. Repeatable.")
-    ] = ()
+    name: Annotated[str | None, option("Name of the node. Default: the machine's name.", "--name")] = None
+    cpus: Annotated[int | None, option("CPU cores to offer to Ray (default: all).", "--cpus", min=0)] = None
+    gpus: Annotated[int | None, option("GPUs to offer to Ray (default: all).", "--gpus", min=0)] = None
+    labels: Annotated[tuple[str, ...], option("Label of the node. Repeatable.", "--label", metavar="NAME=VALUE")] = ()
     as_json: JsonOption = False
 
     def node(self) -> NodeOptions:
@@ -52,10 +50,8 @@ class JoinOptions:
 
 @command(cluster_app, "skep cluster start --address 10.0.0.1")
 def start(
-    address: Annotated[
-        str, typer.Option(help="Address of this machine, as the other machines reach it.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the head; Ray and the engines use the 1120 after it.")] = 6379,
+    address: Annotated[str, option("Address of this machine, as the other machines reach it.")] = "127.0.0.1",
+    port: Annotated[int, option("Port of the head; Ray and the engines use the 1120 after it.")] = 6379,
     *,
     options: JoinOptions,
 ) -> None:
@@ -68,16 +64,11 @@ def start(
 
 @command(cluster_app, "skep cluster join 10.0.0.1:6379")
 def join(
-    head: Annotated[str, typer.Argument(metavar="HEAD:PORT", help="Address printed by `skep cluster start`.")],
-    address: Annotated[
-        str | None, typer.Option(help="Address of this machine. Default: the one that reaches the head.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="First of the 1121 ports used here. Default: the head's port.")
-    ] = None,
+    head: Annotated[str, argument("Address printed by `skep cluster start`.", metavar="HEAD:PORT")],
+    address: Annotated[str | None, option("Address of this machine. Default: the one that reaches the head.")] = None,
+    port: Annotated[int | None, option("First of the 1121 ports used here. Default: the head's port.")] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the cluster's token, which is stored; - reads stdin.", allow_dash=True),
+        Path | None, option("File with the cluster's token, which is stored; - reads stdin.", allow_dash=True)
     ] = None,
     *,
     options: JoinOptions,
@@ -92,9 +83,7 @@ def join(
 
 @command(cluster_app, "skep cluster status --json")
 def status(
-    address: Annotated[
-        str, typer.Option("--cluster", metavar="ADDRESS", help="HOST:PORT of the cluster's head.")
-    ] = "auto",
+    address: Annotated[str, option("HOST:PORT of the cluster's head.", "--cluster", metavar="ADDRESS")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """The cluster's nodes: what each has, what is free, which replicas stand there."""
@@ -172,7 +161,7 @@ def _show(found: dict[str, Any]) -> None:
             room, memory = ["–", "–"], "–"
         state = "alive" if node["alive"] else "dead"
         rows.append([node["name"], node["address"], ", ".join((state, *marks)), *room, memory, runs or "–"])
-    print_table(("NODE", "ADDRESS", "STATE", "CPUS FREE", "GPUS FREE", "MEMORY FREE", "REPLICAS"), rows)
+    print_table("NODE|ADDRESS|STATE|CPUS FREE|GPUS FREE|MEMORY FREE|REPLICAS", rows)
     for hive in found["hives"]:
         note(f"hive `{hive['name']}`: {'no gateway' if hive['gateway'] is None else 'gateway ' + hive['gateway']}")
     note(f"Ray {found['ray']}, head at {found['address']}")

@@ -62,7 +62,7 @@ def run_compare_command(options: CompareOptions) -> int:
     allowed = share_of(options.threshold, "--threshold")
     if options.output is not None:
         check_output(options.output)
-    with existing(user_paths(os.environ).store) as store:
+    with existing() as store:
         a, b = chosen_runs(store, options.a, options.b)
         run_a, summary_a, rows_a = load_run(store, a)
         run_b, summary_b, rows_b = load_run(store, b)
@@ -420,7 +420,7 @@ def _stored(name: str) -> SweepSummary:
 
 
 def _loaded(name: str) -> tuple[StoredRun, SweepSummary]:
-    with existing(user_paths(os.environ).store) as store:
+    with existing() as store:
         run, summary, _ = load_run(store, name)
     return run, summary
 

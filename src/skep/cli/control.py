@@ -8,17 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption, ask_hive, command
+from skep.cli.options import JsonOption, argument, ask_hive, command, option
 from skep.cli.output import byte_progress, note, print_json, print_table
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.units import parse_seconds
 
-ModelArgument = Annotated[str, typer.Argument(help="A model by the name clients use; `skep ps --json` lists them.")]
-NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return at once; `skep ps` shows the progress.")]
+ModelArgument = Annotated[str, argument("A model by the name clients use; `skep ps --json` lists them.")]
+NoWaitOption = Annotated[bool, option("Return at once; `skep ps` shows the progress.", "--no-wait")]
 DrainOption = Annotated[
-    str | None,
-    typer.Option("--drain", metavar="DURATION", help="Abort answers that take longer, such as 30s. Default: wait."),
+    str | None, option("Abort answers that take longer, such as 30s. Default: wait.", "--drain", metavar="DURATION")
 ]
 
 
@@ -46,8 +45,8 @@ def unload(
 
 
 def swap(
-    model_out: Annotated[str, typer.Argument(help="The model to unload, once its answers are finished.")],
-    model_in: Annotated[str, typer.Argument(help="The model to load in its place.")],
+    model_out: Annotated[str, argument("The model to unload, once its answers are finished.")],
+    model_in: Annotated[str, argument("The model to load in its place.")],
     drain: DrainOption = None,
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
@@ -84,14 +83,12 @@ WORDS = {
     "adjusted": "adjusted without a restart",
 }
 
-NameArgument = Annotated[
-    str, typer.Argument(help="A replica's name as in `skep ps`, or a node's name for all its replicas.")
-]
+NameArgument = Annotated[str, argument("A replica's name as in `skep ps`, or a node's name for all its replicas.")]
 
 
 def drain(
     name: NameArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when its running requests are finished.")] = False,
+    wait: Annotated[bool, option("Return when its running requests are finished.", "--wait")] = False,
 ) -> None:
     """Send a replica, or all of a node, nothing new; what they have is finished. Until `skep undrain`."""
     answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
@@ -112,9 +109,9 @@ def _who(name: str, answer: dict[str, Any]) -> str:
 
 def reload(
     config: Annotated[
-        Path | None, typer.Option(help="Another configuration file. Default: the one skep was started with.")
+        Path | None, option("Another configuration file. Default: the one skep was started with.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when all replicas are started and stopped.")] = False,
+    wait: Annotated[bool, option("Return when all replicas are started and stopped.", "--wait")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read skep.toml and keys.toml anew. Settings and keys hold at once; only replicas that differ are touched.
@@ -164,10 +161,9 @@ def _tell(answer: dict[str, Any]) -> None:
 
 def scale(
     wanted: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL[=N]]", help="MODEL=N sets the number of replicas; MODEL, or nothing, shows it."),
+        str | None, argument("MODEL=N sets the number of replicas; MODEL, or nothing, shows it.", metavar="[MODEL[=N]]")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when all replicas are started and stopped.")] = False,
+    wait: Annotated[bool, option("Return when all replicas are started and stopped.", "--wait")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Give a model more or fewer replicas, until the next `skep reload` or `skep up`.
@@ -179,7 +175,8 @@ def scale(
     if as_json:
         print_json(answer if replicas is not None else answer["models"])
     elif replicas is None:
-        _show(answer["models"])
+        rows = [[row["model"], row["replicas"], row["ready"]] for row in answer["models"]]
+        print_table("MODEL|>REPLICAS|>READY", rows)
     else:
         _print_scale(answer, waited=wait)
 
@@ -194,11 +191,6 @@ def parse_wanted(text: str | None) -> tuple[str | None, int | None]:
     if not model or not number.isascii() or not number.isdecimal():
         raise UserError(f"`{text}` is not MODEL=N", hint="write it as smollm2-135m=3")
     return model, int(number)
-
-
-def _show(models: list[dict[str, Any]]) -> None:
-    rows = [[row["model"], str(row["replicas"]), str(row["ready"])] for row in models]
-    print_table(("MODEL", "REPLICAS", "READY"), rows, right=("REPLICAS", "READY"))
 
 
 def _print_scale(answer: dict[str, Any], *, waited: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.options import command
+from skep.cli.options import argument, command, option
 from skep.cli.output import note
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from skep.deploy.export_recipe import Recipe
 
 FORM_NAMES = "shell, docker, compose or systemd"
-Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")]
-EnginePort = Annotated[
-    int, typer.Option(min=1, max=65535, help="Port of the first engine; the others take the next ones.")
-]
+Port = Annotated[int, option("Port of the gateway.", min=1, max=65535)]
+EnginePort = Annotated[int, option("Port of the first engine; the others take the next ones.", min=1, max=65535)]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,16 +28,12 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    name: Annotated[
-        str, typer.Argument(metavar="PRESET", help="A preset as `skep presets` lists it, or a model with --gpu.")
-    ],
-    form: Annotated[str, typer.Option("--as", help=f"{FORM_NAMES}.")],
-    gpu: Annotated[
-        str | None, typer.Option(help='Of a model: the best plan for these cards, such as "2x rtx-3090".')
-    ] = None,
+    name: Annotated[str, argument("A preset as `skep presets` lists it, or a model with --gpu.", metavar="PRESET")],
+    form: Annotated[str, option(f"{FORM_NAMES}.", "--as")],
+    gpu: Annotated[str | None, option('Of a model: the best plan for these cards, such as "2x rtx-3090".')] = None,
     port: Port = 8400,
     engine_port: EnginePort = 8500,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file; default: standard output.")] = None,
+    output: Annotated[Path | None, option("A file; default: standard output.", "-o", "--output")] = None,
 ) -> None:
     """Print what starts a preset without skep: a script, containers or systemd units."""
     from skep.deploy.export import FORMS

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption, command
+from skep.cli.options import ConfigOption, JsonOption, command, option
 from skep.cli.serve import DetachOption, HostOption, PortOption, given, start
 from skep.errors import UserError
 
@@ -18,30 +18,26 @@ def register(app: typer.Typer) -> None:
 def gateway(
     upstream: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A server to front; may be repeated. Default: [[upstream]] in skep.toml."),
+        option("A server to front; may be repeated. Default: [[upstream]] in skep.toml.", metavar="URL"),
     ] = None,
     slots: Annotated[
         list[int] | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=65536,
-            help="Sequences a server decodes at a time: one number for all, or one per URL.",
+        option(
+            "Sequences a server decodes at a time: one number for all, or one per URL.", metavar="N", min=1, max=65536
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model the servers serve. Default: ask each of them.")] = None,
+    model: Annotated[str | None, option("The model the servers serve. Default: ask each of them.")] = None,
     key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with the API key of the servers.")
+        str | None, option("Environment variable with the API key of the servers.", metavar="NAME")
     ] = None,
     host: HostOption = None,
     port: PortOption = None,
-    reserve: Annotated[int, typer.Option(min=0, help="Slots of each server for interactive requests only.")] = 0,
+    reserve: Annotated[int, option("Slots of each server for interactive requests only.", min=0)] = 0,
     soft_slots: Annotated[
-        int | None,
-        typer.Option(min=1, help="Concurrent requests while others than batch are present. Default: all slots."),
+        int | None, option("Concurrent requests while others than batch are present. Default: all slots.", min=1)
     ] = None,
     max_queue: Annotated[
-        int | None, typer.Option(min=0, help="Most waiting requests per model; further ones are answered with 429.")
+        int | None, option("Most waiting requests per model; further ones are answered with 429.", min=0)
     ] = None,
     config: ConfigOption = None,
     detach: DetachOption = False,

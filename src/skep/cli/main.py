@@ -22,6 +22,8 @@ REMOVED_COMMANDS: dict[str, str] = {
     "bench judge": "`skep bench judge` was removed: `skep bench quality` and `bench mixed` judge answers as they run",
     "tune explain": "`skep tune explain` was removed: `skep tune show` says why each step was kept or left",
 }
+MEASURING = ("sweep", "serial-vs-swarm", "open", "classes", "replay", "ab", "matrix")
+ONE_MACHINE = "`--cluster` was removed: use `--processes N`, or run skep on each machine"
 REMOVED_OPTIONS: dict[tuple[str, str], str] = {
     ("up", "--max-replicas"): "`--max-replicas` was removed: use `skep scale MODEL=N`",
     (
@@ -29,13 +31,7 @@ REMOVED_OPTIONS: dict[tuple[str, str], str] = {
         "--serial-sample",
     ): "`--serial-sample` was removed: `skep bench serial-vs-swarm` measures the speedup over one task at a time",
     ("tune show", "--all"): "`--all` was removed: `skep tune show` lists every step",
-    ("bench sweep", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
-    ("bench serial-vs-swarm", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
-    ("bench open", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
-    ("bench classes", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
-    ("bench replay", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
-    ("bench ab", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
-    ("bench matrix", "--cluster"): "`--cluster` was removed: use `--processes N`, or run skep on each machine",
+    **{(f"bench {name}", "--cluster"): ONE_MACHINE for name in MEASURING},
     ("bench quality", "--cluster"): "`--cluster` was removed: leave it out, this machine makes the load",
     ("validate", "--calibrated"): "`--calibrated` was removed: `skep calibrate` fits the planner to your own machine",
     ("validate", "--in-sample"): "`--in-sample` was removed: constants are never fitted on a row's own source",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import JsonOption, command
+from skep.cli.options import JsonOption, argument, command, option
 
 store_app = typer.Typer(
     no_args_is_help=True, help="Show or back up the file that holds all runs.", rich_markup_mode=None
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def pull(
-    source: Annotated[str, typer.Argument(help="Catalogue name, GGUF file, ORG/REPO:FILE on the hub, or `humaneval`.")],
+    source: Annotated[str, argument("Catalogue name, GGUF file, ORG/REPO:FILE on the hub, or `humaneval`.")],
     as_json: JsonOption = False,
 ) -> None:
     """Fetch a model's weights, or the tasks of HumanEval, once, checked, into the cache folder."""
@@ -34,7 +34,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the report is written.")] = Path("report.html"),
+    output: Annotated[Path, option("Where the report is written.", "-o", "--output")] = Path("report.html"),
 ) -> None:
     """Serve the embedded model, benchmark it, write a report, stop what was started. About a minute."""
 
@@ -46,18 +46,16 @@ def info(as_json: JsonOption = False) -> None:
 
 @command(store_app, "skep store backup ~/skep-backup.sqlite3", runs="maintenance_run.store_backup")
 def backup(
-    to: Annotated[Path, typer.Argument(help="The file to write.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    to: Annotated[Path, argument("The file to write.")],
+    overwrite: Annotated[bool, option("Replace an existing file.", "--overwrite")] = False,
 ) -> None:
     """Copy the store to a file, consistently, also while runs are being written."""
 
 
 def gc(
-    older_than: Annotated[
-        str | None, typer.Option(help="Delete runs and gateway rows older than this, such as 90d.")
-    ] = None,
-    incomplete: Annotated[bool, typer.Option("--incomplete", help="Delete runs that never ended.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
+    older_than: Annotated[str | None, option("Delete runs and gateway rows older than this, such as 90d.")] = None,
+    incomplete: Annotated[bool, option("Delete runs that never ended.", "--incomplete")] = False,
+    dry_run: Annotated[bool, option("Only list what would be deleted.", "--dry-run")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Give space back: delete runs and gateway rows as asked and rotated logs, compact the store."""

@@ -18,7 +18,7 @@ from skep.catalog.pullable import pullable
 from skep.cli.hive import start_detached
 from skep.cli.options import EndpointOptions
 from skep.cli.output import byte_progress, note, print_json
-from skep.cli.run_list import check_output, write_reports
+from skep.cli.run_list import check_output, existing, write_reports
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import measure
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
@@ -264,10 +264,7 @@ def store_info(*, as_json: bool) -> None:
 
 
 def store_backup(to: Path, *, overwrite: bool) -> None:
-    path = user_paths(os.environ).store
-    if not path.exists():
-        raise UserError("there is no store yet", hint="`skep bench sweep` makes one")
-    with open_store(path, read_only=True) as store:
+    with existing("there is no store yet") as store:
         store.backup(to, overwrite=overwrite)
     note(f"copied to {to} ({format_bytes(to.stat().st_size)})")
 

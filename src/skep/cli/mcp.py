@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import EndpointOptions, command
+from skep.cli.options import EndpointOptions, command, option
 from skep.cli.output import note
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -20,12 +20,12 @@ def register(app: typer.Typer) -> None:
 
 
 def mcp(
-    http: Annotated[bool, typer.Option("--http", help="Serve streamable HTTP instead of stdio.")] = False,
+    http: Annotated[bool, option("Serve streamable HTTP instead of stdio.", "--http")] = False,
     host: Annotated[
-        str | None, typer.Option(help="With --http: address; any but loopback requires a key. Default: 127.0.0.1.")
+        str | None, option("With --http: address; any but loopback requires a key. Default: 127.0.0.1.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="With --http: port; 0 picks a free one. Default: 8402.")
+        int | None, option("With --http: port; 0 picks a free one. Default: 8402.", min=0, max=65535)
     ] = None,
     *,
     endpoint: EndpointOptions,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption, command
+from skep.cli.options import ConfigOption, JsonOption, argument, command, option
 
 monitor_app = typer.Typer(
     no_args_is_help=True,
@@ -18,9 +18,9 @@ monitor_app = typer.Typer(
 
 MOST_TOKENS = 1_000_000
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A target's name, as in `skep monitor list`.")]
-TargetOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only this target. Default: all.")]
-SinceOption = Annotated[str, typer.Option(help="How far back (7d), or a date and time (2026-11-15T14:30).")]
+NameArgument = Annotated[str, argument("A target's name, as in `skep monitor list`.", metavar="NAME")]
+TargetOption = Annotated[str | None, option("Only this target. Default: all.", metavar="NAME")]
+SinceOption = Annotated[str, option("How far back (7d), or a date and time (2026-11-15T14:30).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -29,40 +29,31 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True)
 class AddTargetOptions:
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the target: 1 to 64 letters, digits, dots and dashes.")
-    ]
-    url: Annotated[
-        str | None, typer.Option(help="Base URL, with or without /v1. Default: the gateway of `skep up`.")
+    name: Annotated[str, argument("Name of the target: 1 to 64 letters, digits, dots and dashes.", metavar="NAME")]
+    url: Annotated[str | None, option("Base URL, with or without /v1. Default: the gateway of `skep up`.")] = None
+    model: Annotated[str | None, option("Model to ask for. Default: the only one the endpoint serves.")] = None
+    key_env: Annotated[
+        str | None, option("Environment variable with the API key; the key is not stored.", metavar="VAR")
     ] = None
-    model: Annotated[str | None, typer.Option(help="Model to ask for. Default: the only one the endpoint serves.")] = (
+    every: Annotated[str, option("Time between two probes.")] = "1h"
+    jitter: Annotated[str | None, option("Random delay of each probe, at most this. Default: a tenth of --every.")] = (
         None
     )
-    key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable with the API key; the key is not stored.")
-    ] = None
-    every: Annotated[str, typer.Option(help="Time between two probes.")] = "1h"
-    jitter: Annotated[
-        str | None, typer.Option(help="Random delay of each probe, at most this. Default: a tenth of --every.")
-    ] = None
-    prompt_tokens: Annotated[int, typer.Option(min=16, max=MOST_TOKENS, help="Approximate length of a prompt.")] = 256
-    short: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Length of the short answer in tokens.")] = 64
-    long: Annotated[int, typer.Option(min=8, max=MOST_TOKENS, help="Length of the long answer in tokens.")] = 512
-    no_long: Annotated[bool, typer.Option("--no-long", help="Skip the run with a long answer.")] = False
+    prompt_tokens: Annotated[int, option("Approximate length of a prompt.", min=16, max=MOST_TOKENS)] = 256
+    short: Annotated[int, option("Length of the short answer in tokens.", min=8, max=MOST_TOKENS)] = 64
+    long: Annotated[int, option("Length of the long answer in tokens.", min=8, max=MOST_TOKENS)] = 512
+    no_long: Annotated[bool, option("Skip the run with a long answer.", "--no-long")] = False
     concurrency: Annotated[
-        int, typer.Option("-c", "--concurrency", min=0, max=256, help="Add a run with this many streams at once.")
+        int, option("Add a run with this many streams at once.", "-c", "--concurrency", min=0, max=256)
     ] = 0
-    quality: Annotated[int, typer.Option(min=0, max=200, help="Add this many small tasks with known answers.")] = 0
+    quality: Annotated[int, option("Add this many small tasks with known answers.", min=0, max=200)] = 0
     slower: Annotated[
-        str | None,
-        typer.Option(help="Alert when speed falls this far below its median, such as 10%. Default: skep.toml."),
+        str | None, option("Alert when speed falls this far below its median, such as 10%. Default: skep.toml.")
     ] = None
-    ttft: Annotated[str | None, typer.Option(help="Alert when TTFT is above this. Default: skep.toml.")] = None
-    timeout: Annotated[str, typer.Option(help="Time limit of one request.")] = "300s"
-    api: Annotated[str, typer.Option(help="openai, or ollama for Ollama's own API, which reports durations.")] = (
-        "openai"
-    )
-    no_check: Annotated[bool, typer.Option("--no-check", help="Add the target without connecting to it.")] = False
+    ttft: Annotated[str | None, option("Alert when TTFT is above this. Default: skep.toml.")] = None
+    timeout: Annotated[str, option("Time limit of one request.")] = "300s"
+    api: Annotated[str, option("openai, or ollama for Ollama's own API, which reports durations.")] = "openai"
+    no_check: Annotated[bool, option("Add the target without connecting to it.", "--no-check")] = False
     as_json: JsonOption = False
 
 
@@ -77,7 +68,7 @@ def add(options: AddTargetOptions) -> None:
 
 @command(monitor_app, "skep monitor list --json", name="list", runs="monitor_run.list_targets")
 def list_(
-    everyone: Annotated[bool, typer.Option("--all", help="Include removed targets.")] = False,
+    everyone: Annotated[bool, option("Include removed targets.", "--all")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the targets and how each is probed."""
@@ -90,8 +81,8 @@ def remove(name: NameArgument) -> None:
 
 @command(monitor_app, "skep monitor run", runs="monitor_run.run_loop")
 def run(
-    once: Annotated[bool, typer.Option("--once", help="Probe what is due now, then exit.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for a successful probe.")] = False,
+    once: Annotated[bool, option("Probe what is due now, then exit.", "--once")] = False,
+    quiet: Annotated[bool, option("Print no line for a successful probe.", "--quiet")] = False,
     config: ConfigOption = None,
     parent_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -115,9 +106,9 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @command(monitor_app, "skep monitor series box --since 30d", runs="monitor_series.show_series")
 def series(
-    wanted: Annotated[str | None, typer.Argument(metavar="TARGET", help="A target, or the name of a series.")] = None,
+    wanted: Annotated[str | None, argument("A target, or the name of a series.", metavar="TARGET")] = None,
     since: SinceOption = "30d",
-    everything: Annotated[bool, typer.Option("--all", help="Include series beside the main ones of a target.")] = False,
+    everything: Annotated[bool, option("Include series beside the main ones of a target.", "--all")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show level, spread and drift of each series over 1, 7 and 30 days, and when it changed."""
@@ -125,8 +116,8 @@ def series(
 
 @command(monitor_app, "skep monitor compare box cloud --since 7d", runs="monitor_series.compare_two")
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A target.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The target to compare with A.")],
+    a: Annotated[str, argument("A target.", metavar="A")],
+    b: Annotated[str, argument("The target to compare with A.", metavar="B")],
     since: SinceOption = "7d",
     as_json: JsonOption = False,
 ) -> None:
@@ -140,9 +131,9 @@ def compare(
     runs="monitor_series.write_note",
 )
 def note_(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What was changed.")],
+    text: Annotated[str, argument("What was changed.", metavar="TEXT")],
     target: TargetOption = None,
-    at: Annotated[str | None, typer.Option(help="How long ago (2h), or a date and time. Default: now.")] = None,
+    at: Annotated[str | None, option("How long ago (2h), or a date and time. Default: now.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Record a change as an event on the time axis. The series before and after it are compared."""
@@ -150,22 +141,20 @@ def note_(
 
 @command(monitor_app, "skep monitor export --csv --since 30d -o samples.csv", runs="monitor_series.export_samples")
 def export(
-    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, the default.")] = False,
+    as_csv: Annotated[bool, option("Write CSV, the default.", "--csv")] = False,
     as_json: JsonOption = False,
     target: TargetOption = None,
-    since: Annotated[str | None, typer.Option(help="How far back (30d), or a date and time. Default: all.")] = None,
-    key: Annotated[
-        str | None, typer.Option("--series", metavar="KEY", help="One series, such as box/hot/short/c1/tok_s.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write. Default: stdout.")] = None,
+    since: Annotated[str | None, option("How far back (30d), or a date and time. Default: all.")] = None,
+    key: Annotated[str | None, option("One series, such as box/hot/short/c1/tok_s.", "--series", metavar="KEY")] = None,
+    output: Annotated[Path | None, option("File to write. Default: stdout.", "-o", "--output")] = None,
 ) -> None:
     """Export every sample as it was measured, and missed probes."""
 
 
 @command(monitor_app, "skep monitor thin --older 90d", runs="monitor_series.thin_samples")
 def thin(
-    older: Annotated[str, typer.Option(help="Delete samples of days older than this, such as 90d.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    older: Annotated[str, option("Delete samples of days older than this, such as 90d.")],
+    yes: Annotated[bool, option("Do not ask for confirmation.", "--yes")] = False,
 ) -> None:
     """Delete raw samples of old days. The summary of each day stays. This never happens automatically."""
 

@@ -24,7 +24,6 @@ from skep.cli.monitor_words import (
     NOTHING_YET,
     ago,
     ahead,
-    day_and_time,
     loop_pid,
     parse_percent,
     percent,
@@ -34,7 +33,7 @@ from skep.cli.monitor_words import (
     series_to_write,
 )
 from skep.cli.options import ask_hive, running_url
-from skep.cli.output import note, number, print_json, print_table
+from skep.cli.output import day_and_time, note, number, print_json, print_list, print_table
 from skep.errors import EndpointError, Regression, SkepError, UserError
 from skep.monitor.records import Alert, Probe, ProbeOutcome, ProbeSample, ProbeTarget, SeriesMetric, TargetKind
 from skep.monitor.status import SeriesStatus, TargetState, TargetStatus, alert_document, target_statuses
@@ -146,7 +145,6 @@ def probe_now(name: str, *, as_json: bool) -> None:
 
 
 def _show(probe: Probe, samples: list[ProbeSample]) -> None:
-    columns = ("RUN", "TOK/S", "ENGINE", "EFFECTIVE", "TTFT MS", "TOKENS", "QUALITY", "NOTE")
     rows = [
         [
             f"{sample.heat} {sample.shape} c{sample.concurrency}",
@@ -156,7 +154,7 @@ def _show(probe: Probe, samples: list[ProbeSample]) -> None:
         for sample in samples
     ]  # fmt: skip
     if rows:
-        print_table(columns, rows, right=columns[1:-1])
+        print_table("RUN|>TOK/S|>ENGINE|>EFFECTIVE|>TTFT MS|>TOKENS|>QUALITY|NOTE", rows)
     told = ", ".join(f"{what} {version}" for what, version in sorted(probe.versions.items()))
     note(f"{probe.model or 'no model known'}; {told}")
     if probe.busy:
@@ -193,9 +191,8 @@ def show_status(*, as_json: bool) -> None:
     if not found:
         note(f"no target is watched; {NOTHING_YET}")
         return
-    columns = ("TARGET", "STATE", "NOW", "7 D MEDIAN", "CHANGE", "TTFT", "PROBED", "NEXT", "COVERED", "ALERTS")
-    right = ("NOW", "7 D MEDIAN", "CHANGE", "TTFT", "COVERED", "ALERTS")
-    print_table(columns, [_cells(standing, now, running=pid is not None) for standing in found], right=right)
+    columns = "TARGET|STATE|>NOW|>7 D MEDIAN|>CHANGE|>TTFT|PROBED|NEXT|>COVERED|>ALERTS"
+    print_table(columns, [_cells(standing, now, running=pid is not None) for standing in found])
     _say_why(found, alerts)
     for line in notes:
         note(line)
@@ -419,19 +416,14 @@ def wake_monitor() -> bool:
 def list_targets(*, everyone: bool, as_json: bool) -> None:
     with series_if_any() as series:
         found = series.targets(removed=everyone) if series else []
-    if as_json:
-        print_json([target_document(target) for target in found])
-    elif not found:
-        note(f"no target is watched; {NOTHING_YET}")
-    else:
-        rows = [
-            [
-                target.name, str(target.kind), words_of(target.every_s), target.url, target.model or "the only one",
-                runs_of(target), target.key_env or "–", "removed" if target.removed_at is not None else "",
-            ]
-            for target in found
-        ]  # fmt: skip
-        print_table(("NAME", "KIND", "EVERY", "URL", "MODEL", "RUNS", "KEY IN", "NOTE"), rows)
+
+    def cells(target: ProbeTarget) -> list[str]:
+        removed = "removed" if target.removed_at is not None else ""
+        where = [words_of(target.every_s), target.url, target.model or "the only one", runs_of(target)]
+        return [target.name, str(target.kind), *where, target.key_env or "–", removed]
+
+    columns, none_yet = "NAME|KIND|EVERY|URL|MODEL|RUNS|KEY IN|NOTE", f"no target is watched; {NOTHING_YET}"
+    print_list(found, columns, cells, target_document, as_json=as_json, none_yet=none_yet)
 
 
 def remove_target(name: str) -> None:

@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from skep.cli.monitor_words import day_and_time, moment_of, series_to_read, series_to_write
-from skep.cli.output import note, number, print_json, print_table
+from skep.cli.monitor_words import moment_of, series_to_read, series_to_write
+from skep.cli.output import day_and_time, note, number, print_json, print_table
 from skep.errors import UserError
 from skep.monitor.compare import AroundEvent, TargetComparison, around_event, compare_targets, versus_document
 from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
@@ -126,9 +126,8 @@ def show_series(wanted: str | None, since: str, *, everything: bool, as_json: bo
     if not found:
         note("there is no series yet: a target's first probe makes one")
         return
-    columns = ("SERIES", "OVER", "VALUES", "MEDIAN", "UNIT", "MAD", "CV", "P05", "P95", "LOW", "HIGH")
     rows = [_row(history.key, name, stats) for history in found for name, stats in history.stats.items()]
-    print_table(columns, rows, right=(*columns[2:4], *columns[5:]))
+    print_table("SERIES|OVER|>VALUES|>MEDIAN|UNIT|>MAD|>CV|>P05|>P95|>LOW|>HIGH", rows)
     for history in found:
         for sentence in history.sentences:
             print(f"{history.key}: {sentence}")  # noqa: T201
@@ -166,7 +165,6 @@ def compare_two(a: str, b: str, since: str, *, as_json: bool) -> None:
     if not found.rows:
         note(f"`{a}` and `{b}` have no kind of run in common since {day_and_time(start)}")
         return
-    columns = ("RUN", "UNIT", a.upper(), "RANGE", "CV", b.upper(), "RANGE ", "CV ", "RATIO", "95 %", "JUDGEMENT")
     rows = [
         [
             f"{row.heat} {row.shape} c{row.concurrency} {row.metric}", row.metric.unit, *_side(row.versus.a),
@@ -174,7 +172,7 @@ def compare_two(a: str, b: str, since: str, *, as_json: bool) -> None:
         ]
         for row in found.rows
     ]  # fmt: skip
-    print_table(columns, rows, right=columns[2:-1])
+    print_table(f"RUN|UNIT|>{a.upper()}|>RANGE|>CV|>{b.upper()}|>RANGE |>CV |>RATIO|>95 %|JUDGEMENT", rows)
     for sentence in found.sentences:
         print(sentence)  # noqa: T201
 

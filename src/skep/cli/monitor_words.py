@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from skep.cli.run_list import existing
 from skep.errors import SkepError, UserError
+from skep.monitor.store import SeriesStore
+from skep.paths import user_paths
+from skep.store.database import open_store
 from skep.units import format_seconds, parse_seconds
-
-if TYPE_CHECKING:
-    from skep.monitor.store import SeriesStore
 
 NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 
@@ -21,21 +21,13 @@ NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 @contextmanager
 def series_to_read() -> Iterator[SeriesStore]:
     """Open the store read-only. Raise UserError where there is no store yet."""
-    from skep.monitor.store import SeriesStore
-    from skep.paths import user_paths
-    from skep.store.database import open_store
-
-    path = user_paths(os.environ).store
-    if not path.exists():
-        raise UserError("nothing is watched yet", hint=NOTHING_YET)
-    with open_store(path, read_only=True) as store:
+    with existing("nothing is watched yet", NOTHING_YET) as store:
         yield SeriesStore(store)
 
 
 @contextmanager
 def series_if_any() -> Iterator[SeriesStore | None]:
     """Open the store read-only; None where there is no store yet, and none is made."""
-    from skep.paths import user_paths
 
     if not user_paths(os.environ).store.exists():
         yield None
@@ -46,10 +38,6 @@ def series_if_any() -> Iterator[SeriesStore | None]:
 
 @contextmanager
 def series_to_write() -> Iterator[SeriesStore]:
-    from skep.monitor.store import SeriesStore
-    from skep.paths import user_paths
-    from skep.store.database import open_store
-
     with open_store(user_paths(os.environ).store) as store:
         yield SeriesStore(store)
 
@@ -60,7 +48,6 @@ def loop_pid() -> int | None:
     The lock itself is not tried: a loop that starts at that moment would find it taken.
     """
     from skep.monitor.main import monitor_lock
-    from skep.paths import user_paths
 
     path = monitor_lock(user_paths(os.environ))
     try:
@@ -73,7 +60,6 @@ def loop_pid() -> int | None:
 def runs_with_up() -> bool:
     """Return whether `skep up` starts the loop; False where skep.toml cannot be read."""
     from skep.config.load import find_config, load_settings
-    from skep.paths import user_paths
 
     paths = user_paths(os.environ)
     try:
@@ -100,10 +86,6 @@ def moment_of(text: str, now: float, *, option: str) -> float:
     except UserError:
         hint = f"write it as `{option} 7d` (7 days ago) or `{option} 2026-11-15T14:30`"
         raise UserError(f"{option} `{text}` is not a time", hint=hint) from None
-
-
-def day_and_time(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def ago(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """Commands whose options are frozen dataclasses: an option is defined once, as a field, and travels in its object.
 
-A field that is `Annotated[..., typer.Option(...)]` is an option; any other is an ordinary field with its default.
+A field that is `Annotated[..., option(...)]` is an option; any other is an ordinary field with its default.
 Also the options that many commands share, and the hive that they mean.
 """
 
@@ -93,19 +93,27 @@ def _implementation(path: str) -> Callable[..., Any]:
     return found
 
 
+def option(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as Typer calls it
+    return typer.Option(*names, help=help, **more)
+
+
+def argument(help: str, **more: Any) -> Any:  # noqa: A002 - as Typer calls it
+    return typer.Argument(help=help, **more)
+
+
 # The options that many commands share
 
-Model = Annotated[str | None, typer.Option(help="Model name; default: the only one served there.")]
-KeyEnv = Annotated[str | None, typer.Option(help="Environment variable with the endpoint's API key.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-ConfigOption = Annotated[Path | None, typer.Option(help="Configuration file (default: skep.toml if there is one).")]
+Model = Annotated[str | None, option("Model name; default: the only one served there.")]
+KeyEnv = Annotated[str | None, option("Environment variable with the endpoint's API key.")]
+JsonOption = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
+ConfigOption = Annotated[Path | None, option("Configuration file (default: skep.toml if there is one).")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
     """The endpoint as given on the command line."""
 
-    url: Annotated[str | None, typer.Option(help="Base URL, with or without /v1; default: what `skep up` runs.")] = None
+    url: Annotated[str | None, option("Base URL, with or without /v1; default: what `skep up` runs.")] = None
     model: Model = None
     key_env: KeyEnv = None
     api: str = "openai"

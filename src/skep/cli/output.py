@@ -6,10 +6,12 @@ import codecs
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 TABLE_WIDTH = 1000
 _STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "..."}
 
@@ -20,7 +22,7 @@ def print_json(document: Any) -> None:
 
 def plain(value: Any) -> Any:
     """Return tuples and enums as JSON knows them."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
@@ -32,18 +34,40 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print a table; columns in `right` are right-aligned. No cell is cut: a narrow terminal wraps the line."""
+def print_list(
+    items: Sequence[T],
+    columns: str,
+    cells: Callable[[T], Sequence[Any]],
+    document: Callable[[T], Any],
+    *,
+    as_json: bool,
+    none_yet: str,
+) -> None:
+    """Print items as one JSON list or as a table, with a word instead of an empty one."""
+    if as_json:
+        print_json([document(item) for item in items])
+    elif items:
+        print_table(columns, [cells(item) for item in items])
+    else:
+        note(none_yet)
+
+
+def print_table(columns: str | Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
+    """Print a table; a cell of None is an en dash. No cell is cut: a narrow terminal wraps the line.
+
+    `columns`: titles, in a string parted by `|`. Those in `right` or with a `>` in front are right-aligned.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(width=TABLE_WIDTH, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    for column in columns.split("|") if isinstance(columns, str) else columns:
+        is_right = column in right or column.startswith(">")
+        table.add_column(column.removeprefix(">"), justify="right" if is_right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*map(Text, row))  # no cell is markup: a model may be called [/x]
+        table.add_row(*(Text("–" if cell is None else str(cell)) for cell in row))  # no markup: a model may be [/x]
     console.print(table)
 
 
@@ -59,6 +83,10 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     lost = error.object[error.start : error.end]
     return "".join(_STAND_INS.get(one, "?") for one in lost), error.end
+
+
+def day_and_time(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def number(value: float | None, digits: int = 1) -> str:

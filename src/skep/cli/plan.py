@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import JsonOption, command
+from skep.cli.options import JsonOption, argument, command, option
 from skep.cli.output import print_json, speak_plainly
 from skep.paths import user_paths
 
@@ -27,47 +27,43 @@ def register(app: typer.Typer) -> None:
 class PlanOptions:
     """The fields of `skep.deploy.plan_request.PlanFlags` as options."""
 
-    model: Annotated[str, typer.Argument(help="Catalogue name, or path of a config.json, its folder or a GGUF file.")]
-    gpu: Annotated[tuple[str, ...], typer.Option(metavar="RIG", help=GPU_HELP)] = ()
+    model: Annotated[str, argument("Catalogue name, or path of a config.json, its folder or a GGUF file.")]
+    gpu: Annotated[tuple[str, ...], option(GPU_HELP, metavar="RIG")] = ()
     gpu_spec: Annotated[
-        tuple[str, ...],
-        typer.Option(metavar="SPEC", help="A card that is not listed: name=x,memory=24GiB,bandwidth=936,fp16=71."),
+        tuple[str, ...], option("A card that is not listed: name=x,memory=24GiB,bandwidth=936,fp16=71.", metavar="SPEC")
     ] = ()
-    link: Annotated[str | None, typer.Option(help="Link between all cards: nvlink, pcie, pcie4x8 or p2p.")] = None
-    agents: Annotated[int, typer.Option(min=1, max=4096, help="Number of concurrent agents.")] = 4
-    goal: Annotated[str, typer.Option(help="throughput, latency or context.")] = "throughput"
-    slo: Annotated[str | None, typer.Option(help="Limits to meet at that many agents: ttft=1s,tpot=25ms.")] = None
-    input_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a task's prompt.")] = 1024
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a task's answer.")] = 512
-    shape: Annotated[str, typer.Option(help="steady, burst or mixed.")] = "steady"
-    engine: Annotated[
-        tuple[str, ...], typer.Option(help="vllm, sglang, llamacpp or all; may be repeated. Default: vllm.")
-    ] = ()
-    quant: Annotated[str | None, typer.Option(help="Pin the weights' format: awq, fp8, nvfp4, bf16, q4_k_m.")] = None
-    kv: Annotated[str | None, typer.Option(help="Pin the KV cache's type: bf16, fp8, fp8_e5m2, q8_0.")] = None
-    tp: Annotated[int | None, typer.Option(min=1, help="Pin the tensor-parallel size.")] = None
-    pp: Annotated[int | None, typer.Option(min=1, help="Pin the pipeline-parallel size.")] = None
-    ep: Annotated[int | None, typer.Option(min=1, help="Pin the expert-parallel size; 1: unused.")] = None
-    replicas: Annotated[int | None, typer.Option(min=1, help="Pin the number of engines.")] = None
-    slots: Annotated[int | None, typer.Option(min=1, max=4096, help="Pin the sequences a replica decodes.")] = None
-    context: Annotated[int | None, typer.Option(min=64, help="Pin the tokens of the longest sequence.")] = None
-    utilization: Annotated[float | None, typer.Option(help="Pin the share of a card the engine may fill.")] = None
-    spec: Annotated[str | None, typer.Option(help="Pin the speculation: mtp:3, ngram:4 or none.")] = None
-    no_graphs: Annotated[bool, typer.Option("--no-graphs", help="Without CUDA graphs (eager mode).")] = False
-    batched_tokens: Annotated[int | None, typer.Option(min=16, help="Pin the tokens of a step.")] = None
+    link: Annotated[str | None, option("Link between all cards: nvlink, pcie, pcie4x8 or p2p.")] = None
+    agents: Annotated[int, option("Number of concurrent agents.", min=1, max=4096)] = 4
+    goal: Annotated[str, option("throughput, latency or context.")] = "throughput"
+    slo: Annotated[str | None, option("Limits to meet at that many agents: ttft=1s,tpot=25ms.")] = None
+    input_tokens: Annotated[int, option("Tokens of a task's prompt.", min=1)] = 1024
+    output_tokens: Annotated[int, option("Tokens of a task's answer.", min=1)] = 512
+    shape: Annotated[str, option("steady, burst or mixed.")] = "steady"
+    engine: Annotated[tuple[str, ...], option("vllm, sglang, llamacpp or all; may be repeated. Default: vllm.")] = ()
+    quant: Annotated[str | None, option("Pin the weights' format: awq, fp8, nvfp4, bf16, q4_k_m.")] = None
+    kv: Annotated[str | None, option("Pin the KV cache's type: bf16, fp8, fp8_e5m2, q8_0.")] = None
+    tp: Annotated[int | None, option("Pin the tensor-parallel size.", min=1)] = None
+    pp: Annotated[int | None, option("Pin the pipeline-parallel size.", min=1)] = None
+    ep: Annotated[int | None, option("Pin the expert-parallel size; 1: unused.", min=1)] = None
+    replicas: Annotated[int | None, option("Pin the number of engines.", min=1)] = None
+    slots: Annotated[int | None, option("Pin the sequences a replica decodes.", min=1, max=4096)] = None
+    context: Annotated[int | None, option("Pin the tokens of the longest sequence.", min=64)] = None
+    utilization: Annotated[float | None, option("Pin the share of a card the engine may fill.")] = None
+    spec: Annotated[str | None, option("Pin the speculation: mtp:3, ngram:4 or none.")] = None
+    no_graphs: Annotated[bool, option("Without CUDA graphs (eager mode).", "--no-graphs")] = False
+    batched_tokens: Annotated[int | None, option("Pin the tokens of a step.", min=16)] = None
     version: Annotated[
-        str | None, typer.Option("--engine-version", help="Version of the engine, such as 0.19.1; rules depend on it.")
+        str | None, option("Version of the engine, such as 0.19.1; rules depend on it.", "--engine-version")
     ] = None
     price: Annotated[
-        tuple[float, ...],
-        typer.Option(help="Price of one card, once for all or once for each --gpu; or write RIG@PRICE."),
+        tuple[float, ...], option("Price of one card, once for all or once for each --gpu; or write RIG@PRICE.")
     ] = ()
 
 
 def plan(
     options: PlanOptions,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with charts.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show every term of a step and its formula.")] = False,
+    html: Annotated[Path | None, option("Also write an HTML page with charts.", metavar="FILE")] = None,
+    explain: Annotated[bool, option("Show every term of a step and its formula.", "--explain")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""

@@ -19,7 +19,6 @@ from skep.units import GIB, format_bytes, format_seconds
 _BAR = 30
 CLOSE = 0.005  # a runner-up no further behind is second for another reason than its figure
 _DROPPED = 10
-_SPEED = ("AGENTS", "TOK/S", "LOW", "HIGH", "EACH", "FIRST TOKEN", "TOKEN EVERY")
 
 
 def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
@@ -132,7 +131,7 @@ def _speeds(predicted: Sequence[Predicted]) -> None:
         ]
         for p in predicted
     ]  # fmt: skip
-    print_table(_SPEED, rows, right=_SPEED)
+    print_table(">AGENTS|>TOK/S|>LOW|>HIGH|>EACH|>FIRST TOKEN|>TOKEN EVERY", rows)
 
 
 def _memory(plan: Plan) -> None:
@@ -143,7 +142,7 @@ def _memory(plan: Plan) -> None:
         bar = "█" * max(1, round(share * _BAR)) if share > 0.005 else "▏"
         side = term.how if term.inside else f"{term.how}; beside the budget"
         rows.append([term.name, f"{term.bytes / GIB:.2f}", f"{share * 100:.0f} %", bar, side])
-    print_table(("TERM", "GiB", "OF CARD", "", "HOW"), rows, right=("GiB", "OF CARD"))
+    print_table("TERM|>GiB|>OF CARD||HOW", rows)
     setup = plan.setup
     longest = f"{setup.slots} sequence(s) of {plan.largest_context:,} tokens"
     _say(f"at once: {longest}, or {plan.largest_slots} of {setup.context:,}")
@@ -156,7 +155,7 @@ def _account(spent: StepAccount, agents: int) -> None:
         f"sequence(s) of {spent.context:.0f} tokens, {spent.tokens:.2f} tokens -> {spent.tok_s:,.0f} tok/s"
     )
     rows = [[t.name, f"{t.seconds * 1e6:,.0f}", f"{t.share * 100:.1f} %", t.how] for t in spent.terms]
-    print_table(("TERM", "us", "SHARE", "HOW"), rows, right=("us", "SHARE"))
+    print_table("TERM|>us|>SHARE|HOW", rows)
 
 
 def _rules(plan: Plan) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption
+from skep.cli.options import JsonOption, argument, command, option
+from skep.cli.output import note, print_json, print_table
+from skep.errors import UserError
+from skep.paths import user_paths
 
 if TYPE_CHECKING:
     from skep.catalog.presets import Preset, Published
@@ -24,22 +31,18 @@ presets_app = typer.Typer(
 _DROPPED = ("SOURCE", "MODEL", "HARDWARE", "ENGINE")  # from a list that a terminal is too narrow for, in this order
 _KEY = 18  # columns, of a value's name
 
-NameArgument = Annotated[str, typer.Argument(help="A preset's name as `skep presets` lists it.")]
+NameArgument = Annotated[str, argument("A preset's name as `skep presets` lists it.")]
 
 
 def register(app: typer.Typer) -> None:
     app.add_typer(presets_app, name="presets")
     presets_app.callback()(list_presets)
-    presets_app.command("show", epilog="Example: skep presets show qwen3.6-27b-2x3090-replicas")(show)
-    presets_app.command("check", epilog="Example: skep presets check ./my-27b.toml")(check)
-    presets_app.command("new", epilog="Example: skep presets new my-27b --from qwen3.6-27b-2x3090-awq")(new)
 
 
 def list_presets(context: typer.Context, as_json: JsonOption = False) -> None:
     """Recipes that somebody measured: what they want, how they are started, the figures their author got."""
     if context.invoked_subcommand is not None:
         return
-    from skep.cli.output import note, print_json
     from skep.config.presets import read_presets, shipped_presets
 
     own = read_presets(_folder())
@@ -52,9 +55,9 @@ def list_presets(context: typer.Context, as_json: JsonOption = False) -> None:
         note(f"left out: {error.message}")
 
 
+@command(presets_app, "skep presets show qwen3.6-27b-2x3090-replicas")
 def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Everything about one: what it wants, its flags, its figures, and what to run next."""
-    from skep.cli.output import print_json
     from skep.config.presets import preset
 
     found = preset(name, _folder())
@@ -64,12 +67,12 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
         _print_preset(found, _terminal())
 
 
+@command(presets_app, "skep presets check ./my-27b.toml")
 def check(
-    file: Annotated[Path, typer.Argument(help="A preset file of your own, in any folder.")],
+    file: Annotated[Path, argument("A preset file of your own, in any folder.")],
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a file is a valid preset; where not, the first line that is wrong."""
-    from skep.cli.output import note, print_json
     from skep.config.presets import read_preset
 
     found = read_preset(file)
@@ -82,14 +85,13 @@ def check(
         note(f"put it into {folder} to use it as `{found.name}`")
 
 
+@command(presets_app, "skep presets new my-27b --from qwen3.6-27b-2x3090-awq")
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the new preset: lower-case letters, digits, dots and dashes.")],
-    source: Annotated[str, typer.Option("--from", help="The preset to copy.")],
+    name: Annotated[str, argument("Name of the new preset: lower-case letters, digits, dots and dashes.")],
+    source: Annotated[str, option("The preset to copy.", "--from")],
 ) -> None:
     """Copy a preset into a file of your own, to be changed."""
-    from skep.cli.output import note
     from skep.config.presets import check_name, find_preset, preset_text
-    from skep.errors import UserError
 
     folder = _folder()
     text = preset_text(source, folder)
@@ -121,14 +123,11 @@ def markdown_list(known: Sequence[Preset]) -> str:
 
 def _folder() -> Path:
     from skep.config.presets import presets_folder
-    from skep.paths import user_paths
 
     return presets_folder(user_paths(os.environ))
 
 
 def _row(found: Preset) -> dict[str, Any]:
-    import dataclasses
-
     return {
         "name": found.name,
         "engine": found.engine,
@@ -140,8 +139,6 @@ def _row(found: Preset) -> dict[str, Any]:
 
 
 def _document(found: Preset) -> dict[str, Any]:
-    import dataclasses
-
     from skep.config.presets import SHIPPED
 
     document = dataclasses.asdict(found)
@@ -153,7 +150,6 @@ def _document(found: Preset) -> dict[str, Any]:
 def _print_list(known: Sequence[Preset], width: int | None = None) -> None:
     """`width`: of the terminal, which loses columns before it breaks lines; the name says most of what they do."""
     from skep.catalog.needs import best_figure, figure_words
-    from skep.cli.output import note, print_table
     from skep.config.presets import SHIPPED
 
     rows = []
@@ -213,16 +209,14 @@ def _print_preset(found: Preset, width: int | None = None) -> None:
     for line in found.notes:
         _say(f"- {line}", width, deep=2)
     _say("\nNext", width)
-    for command in _next(found):
-        print(f"  {command}")  # noqa: T201
+    for line in _next(found):
+        print(f"  {line}")  # noqa: T201
     if found.origin != SHIPPED:
         print(f"\nYour own, from {found.origin}")  # noqa: T201
 
 
 def _say(text: str, width: int | None, *, deep: int = 0) -> None:
     """Broken between words where a terminal ends, the later lines `deep` columns in."""
-    from textwrap import wrap
-
     if width is None:
         print(text)  # noqa: T201
         return
@@ -234,9 +228,6 @@ def _say(text: str, width: int | None, *, deep: int = 0) -> None:
 
 def _terminal() -> int | None:
     """Columns of the terminal that is written to; None: it is none, and no line is broken."""
-    import shutil
-    import sys
-
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,6 @@ from skep.cli.output import note
 from skep.cli.run_list import existing, write_whole
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
-from skep.paths import user_paths
 from skep.store.records import Request, StoredRun
 from skep.store.verdicts import Verdict
 
@@ -32,7 +30,7 @@ def run_export_command(run: str, form: str, output: Path | None, *, requests: bo
         raise UserError("--requests has too many rows for Markdown", hint="add --format csv or --format json")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise UserError(f"--output `{output}` is not a place for a file", hint="name a file in a folder that exists")
-    with existing(user_paths(os.environ).store) as store:
+    with existing() as store:
         found, summary, rows = load_run(store, run)
         verdicts = store.verdicts(found.id)
     if found.kind in JUDGED and not requests:

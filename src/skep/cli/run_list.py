@@ -5,35 +5,32 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from skep.cli.output import note, print_json, print_table
+from skep.cli.output import day_and_time, note, plain, print_list
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.report.stored import run_page, run_picture, runs_page, runs_picture
 from skep.store.database import Store, open_store
 from skep.store.records import StoredRun
 
+RUN_KEYS = (
+    "id", "kind", "state", "created_at", "ended_at", "model", "url", "requests", "simulated", "fingerprint", "config",
+    "engine", "skep_version", "error",
+)  # fmt: skip
+
 
 def print_runs(limit: int, *, as_json: bool) -> None:
-    runs, failed = _runs(user_paths(os.environ).store, limit)
-    if as_json:
-        print_json([{**_run_json(run), "failed": failed[run.id]} for run in runs])
-        return
-    if not runs:
-        note("no runs yet; `skep bench sweep` makes one")
-        return
-    columns = ("RUN", "WHEN", "KIND", "STATE", "MODEL", "C", "REQUESTS", "URL", "NOTE")
-    print_table(columns, [_run_cells(run, failed[run.id]) for run in runs], right=("REQUESTS",))
+    columns, none_yet = "RUN|WHEN|KIND|STATE|MODEL|C|>REQUESTS|URL|NOTE", "no runs yet; `skep bench sweep` makes one"
+    print_list(_runs(limit), columns, _run_cells, _run_json, as_json=as_json, none_yet=none_yet)
 
 
 def write_reports(run: Sequence[str] | None, output: Path) -> None:
     """Write one run, the last one where none is named, or several side by side."""
     check_output(output)
     is_picture = output.suffix == ".svg"
-    with existing(user_paths(os.environ).store) as store:
+    with existing() as store:
         runs = [store.run(name) for name in run or ("last",)]
         if len(runs) == 1:
             text = run_picture(store, runs[0]) if is_picture else run_page(store, runs[0])
@@ -66,45 +63,35 @@ def write_whole(output: Path, text: str) -> None:
         raise
 
 
-def _runs(store_path: Path, limit: int) -> tuple[list[StoredRun], dict[str, int]]:
+def _runs(limit: int) -> list[tuple[StoredRun, int]]:
     """The runs, and how many of the requests of each failed."""
-    if not store_path.exists():
-        return [], {}
-    with open_store(store_path, read_only=True) as store:
-        runs = store.runs(limit)
-        return runs, {run.id: sum(not row.ok for row in store.requests(run.id)) for run in runs}
+    path = user_paths(os.environ).store
+    if not path.exists():
+        return []
+    with open_store(path, read_only=True) as store:
+        return [(run, sum(not row.ok for row in store.requests(run.id))) for run in store.runs(limit)]
 
 
-def existing(store_path: Path) -> Store:
-    if not store_path.exists():
-        raise UserError("there are no runs yet", hint="`skep bench sweep` makes one")
-    return open_store(store_path, read_only=True)
+def existing(
+    none_yet: str = "there are no runs yet", hint: str = "`skep bench sweep` makes one", *, read_only: bool = True
+) -> Store:
+    """Open the store. Where there is none yet, raise UserError: looking makes no file."""
+    path = user_paths(os.environ).store
+    if not path.exists():
+        raise UserError(none_yet, hint=hint)
+    return open_store(path, read_only=read_only)
 
 
-def _run_json(run: StoredRun) -> dict[str, Any]:
-    return {
-        "id": run.id,
-        "kind": run.kind,
-        "state": run.state.value,
-        "created_at": run.created_at,
-        "ended_at": run.ended_at,
-        "model": run.model,
-        "url": run.url,
-        "requests": run.requests,
-        "simulated": run.simulated,
-        "fingerprint": run.fingerprint,
-        "config": dict(run.config),
-        "engine": dict(run.engine),
-        "skep_version": run.skep_version,
-        "error": run.error,
-    }
+def _run_json(row: tuple[StoredRun, int]) -> dict[str, Any]:
+    run, failed = row
+    return {**{name: plain(getattr(run, name)) for name in RUN_KEYS}, "failed": failed}
 
 
-def _run_cells(run: StoredRun, failed: int) -> list[str]:
-    when = datetime.fromtimestamp(run.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
+    run, failed = row
     levels = ",".join(str(level) for level in run.config.get("concurrency", ()))
     notes = [run.error or "", f"{failed} failed" if failed else "", "simulated" if run.simulated else ""]
-    note_text = ", ".join(filter(None, notes))
     if run.config.get("to_saturation") or run.config.get("slo"):
         levels = "search"
-    return [run.id, when, run.kind, run.state.value, run.model, levels, str(run.requests), run.url, note_text]
+    what = [run.kind, run.state.value, run.model, levels, run.requests, run.url]
+    return [run.id, day_and_time(run.created_at), *what, ", ".join(filter(None, notes))]

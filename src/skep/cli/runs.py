@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from skep.cli.bench import Budget, Concurrency, Processes, WorkloadOptions, bench
-from skep.cli.options import JsonOption, command
+from skep.cli.options import JsonOption, argument, command, option
 
-RunName = Annotated[str, typer.Argument(help="A run's id, the beginning of one, or `last` (`last~1`: the one before).")]
+RunName = Annotated[str, argument("A run's id, the beginning of one, or `last` (`last~1`: the one before).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Number of runs to list, newest first.")] = 20,
+    limit: Annotated[int, option("Number of runs to list, newest first.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Stored benchmark runs, newest first."""
@@ -28,26 +28,24 @@ def runs(
 
 def report(
     run: Annotated[
-        list[str] | None, typer.Argument(help="A run's id, the beginning of one, or `last`; several are compared.")
+        list[str] | None, argument("A run's id, the beginning of one, or `last`; several are compared.")
     ] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="The HTML file to write; .svg writes the chart alone.")
-    ] = Path("report.html"),
+    output: Annotated[Path, option("The HTML file to write; .svg writes the chart alone.", "-o", "--output")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write one self-contained HTML file with the pictures and the tables of a run, or of several side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    a: Annotated[
-        str | None, typer.Argument(help="The earlier run; default: the last but one of the same kind as the last.")
-    ] = None
-    b: Annotated[str | None, typer.Argument(help="The later run; default: the last of the same kind as A.")] = None
-    threshold: Annotated[str, typer.Option(help="A loss beyond this ends with exit code 4.")] = "5%"
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare runs whose prompts or answers differ in length.")
-    ] = False
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write an HTML page or .svg.")] = None
+    a: Annotated[str | None, argument("The earlier run; default: the last but one of the same kind as the last.")] = (
+        None
+    )
+    b: Annotated[str | None, argument("The later run; default: the last of the same kind as A.")] = None
+    threshold: Annotated[str, option("A loss beyond this ends with exit code 4.")] = "5%"
+    anyway: Annotated[bool, option("Compare runs whose prompts or answers differ in length.", "--anyway")] = False
+    output: Annotated[Path | None, option("Also write an HTML page or .svg.", "-o", "--output")] = None
     as_json: JsonOption = False
 
 
@@ -59,20 +57,16 @@ def compare(options: CompareOptions) -> None:
 @dataclass(frozen=True, kw_only=True)
 class ABOptions(WorkloadOptions):
     url: None = None
-    url_a: Annotated[str, typer.Argument(metavar="A", help="Base URL.")]
-    url_b: Annotated[str, typer.Argument(metavar="B", help="Base URL.")]
-    model: Annotated[str | None, typer.Option(help="Model name at both; default: the only one served.")] = None
-    model_b: Annotated[str | None, typer.Option(help="Model name at B, where it differs.")] = None
+    url_a: Annotated[str, argument("Base URL.", metavar="A")]
+    url_b: Annotated[str, argument("Base URL.", metavar="B")]
+    model: Annotated[str | None, option("Model name at both; default: the only one served.")] = None
+    model_b: Annotated[str | None, option("Model name at B, where it differs.")] = None
     concurrency: Concurrency = "1,4"
-    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks per level and run.")] = None
-    runs: Annotated[int | None, typer.Option(min=2, help="Number of pairs of each level, instead of --precision.")] = (
-        None
-    )
-    precision: Annotated[str, typer.Option(help="Measure pairs until the interval of their ratio is within this.")] = (
-        "3%"
-    )
+    tasks: Annotated[int | None, option("Tasks per level and run.", min=1)] = None
+    runs: Annotated[int | None, option("Number of pairs of each level, instead of --precision.", min=2)] = None
+    precision: Annotated[str, option("Measure pairs until the interval of their ratio is within this.")] = "3%"
     budget: Budget = "15m"
-    threshold: Annotated[str, typer.Option(help="A loss of B beyond this ends with exit code 4.")] = "5%"
+    threshold: Annotated[str, option("A loss of B beyond this ends with exit code 4.")] = "5%"
     processes: Processes = None
 
 
@@ -83,10 +77,8 @@ def ab(options: ABOptions) -> None:
 
 @command(bench, "skep bench matrix rigs.toml -o rigs.html", runs="compare.run_matrix_command")
 def matrix(
-    file: Annotated[Path, typer.Argument(help="A TOML file: [[config]] with a name and a url, start or run.")],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Also write an HTML page, .svg, .md or .csv.")
-    ] = None,
+    file: Annotated[Path, argument("A TOML file: [[config]] with a name and a url, start or run.")],
+    output: Annotated[Path | None, option("Also write an HTML page, .svg, .md or .csv.", "-o", "--output")] = None,
     processes: Processes = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -96,10 +88,8 @@ def matrix(
 @command(bench, "skep bench export last --format csv", runs="run_export.run_export_command")
 def export(
     run: RunName = "last",
-    form: Annotated[str, typer.Option("--format", help="csv, markdown or json.")] = "markdown",
-    requests: Annotated[
-        bool, typer.Option("--requests", help="Every request instead of the levels; csv or json.")
-    ] = False,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file; default: standard output.")] = None,
+    form: Annotated[str, option("csv, markdown or json.", "--format")] = "markdown",
+    requests: Annotated[bool, option("Every request instead of the levels; csv or json.", "--requests")] = False,
+    output: Annotated[Path | None, option("A file; default: standard output.", "-o", "--output")] = None,
 ) -> None:
     """A run's levels, or its requests, for a spreadsheet or a README."""

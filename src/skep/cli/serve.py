@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption, ask_hive, command
+from skep.cli.options import ConfigOption, JsonOption, argument, ask_hive, command, option
 from skep.cli.output import note, print_json
 from skep.errors import EngineError, UserError
 from skep.paths import Paths, user_paths
@@ -23,13 +23,13 @@ from skep.units import parse_seconds
 if TYPE_CHECKING:
     from skep.config.settings import CliOverrides, Cluster, Serve
 
-HostOption = Annotated[str | None, typer.Option(help="Address of the gateway; any but loopback requires a key.")]
-PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway; 0 picks a free one.")]
-DetachOption = Annotated[bool, typer.Option("-d", "--detach", help="Run in the background.")]
+HostOption = Annotated[str | None, option("Address of the gateway; any but loopback requires a key.")]
+PortOption = Annotated[int | None, option("Port of the gateway; 0 picks a free one.", min=0, max=65535)]
+DetachOption = Annotated[bool, option("Run in the background.", "-d", "--detach")]
 ClusterOption = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster by its head's HOST:PORT; auto: this machine's.")
+    str | None, option("A Ray cluster by its head's HOST:PORT; auto: this machine's.", metavar="ADDRESS")
 ]
-HiveOption = Annotated[str | None, typer.Option(help="Name of the hive, where a cluster has several.")]
+HiveOption = Annotated[str | None, option("Name of the hive, where a cluster has several.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -46,50 +46,38 @@ class ServeOptions:
     """The options of `skep up` as typed; None means that the planner chooses."""
 
     model: Annotated[
-        str | None,
-        typer.Argument(help="A preset, a model, a checkpoint or a GGUF file; default: skep.toml, else embedded."),
+        str | None, argument("A preset, a model, a checkpoint or a GGUF file; default: skep.toml, else embedded.")
     ] = None
-    embedded: Annotated[
-        bool, typer.Option("--embedded", help="Serve the embedded model, even if there is a skep.toml.")
-    ] = False
-    replicas: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of engine processes.")] = None
-    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Sequences a replica decodes at a time.")] = None
-    context: Annotated[int | None, typer.Option(min=64, help="Tokens of context per slot.")] = None
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per replica.")] = None
+    embedded: Annotated[bool, option("Serve the embedded model, even if there is a skep.toml.", "--embedded")] = False
+    replicas: Annotated[int | None, option("Number of engine processes.", min=1, max=1024)] = None
+    slots: Annotated[int | None, option("Sequences a replica decodes at a time.", min=1, max=1024)] = None
+    context: Annotated[int | None, option("Tokens of context per slot.", min=64)] = None
+    threads: Annotated[int | None, option("CPU threads per replica.", min=1)] = None
     host: HostOption = None
     port: PortOption = None
-    engine_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of the first engine; 0 picks free ones.")
-    ] = None
+    engine_port: Annotated[int | None, option("Port of the first engine; 0 picks free ones.", min=0, max=65535)] = None
     simulate: Annotated[
         bool,
-        typer.Option(
-            "--simulate", help="Simulate the engine at the speed the planner predicts; needs no weights and no GPU."
-        ),
+        option("Simulate the engine at the speed the planner predicts; needs no weights and no GPU.", "--simulate"),
     ] = False
-    gpu: Annotated[
-        tuple[str, ...], typer.Option(help='Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')
-    ] = ()
-    link: Annotated[str | None, typer.Option(help="Link between the cards: nvlink or pcie.")] = None
-    engine: Annotated[
-        str | None, typer.Option(help="vllm, sglang, llamacpp, ollama or embedded; default: the best plan's.")
-    ] = None
-    checkpoint: Annotated[str | None, typer.Option(help="The weights: hub name, folder, GGUF file or Ollama tag.")] = (
+    gpu: Annotated[tuple[str, ...], option('Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')] = ()
+    link: Annotated[str | None, option("Link between the cards: nvlink or pcie.")] = None
+    engine: Annotated[str | None, option("vllm, sglang, llamacpp, ollama or embedded; default: the best plan's.")] = (
         None
     )
-    quant: Annotated[str | None, typer.Option(help="Format of the weights; default: the best plan's.")] = None
-    kv: Annotated[str | None, typer.Option(help="Type of the KV cache; default: the best plan's.")] = None
-    spec: Annotated[str | None, typer.Option(help="Speculation, such as mtp:3, or none.")] = None
-    tp: Annotated[int | None, typer.Option(min=1, help="Cards that share one replica.")] = None
-    agents: Annotated[int | None, typer.Option(min=1, help="Agents to plan the layout for.")] = None
-    gpus: Annotated[str | None, typer.Option(help="This machine's cards to use, by number: 0,1.")] = None
+    checkpoint: Annotated[str | None, option("The weights: hub name, folder, GGUF file or Ollama tag.")] = None
+    quant: Annotated[str | None, option("Format of the weights; default: the best plan's.")] = None
+    kv: Annotated[str | None, option("Type of the KV cache; default: the best plan's.")] = None
+    spec: Annotated[str | None, option("Speculation, such as mtp:3, or none.")] = None
+    tp: Annotated[int | None, option("Cards that share one replica.", min=1)] = None
+    agents: Annotated[int | None, option("Agents to plan the layout for.", min=1)] = None
+    gpus: Annotated[str | None, option("This machine's cards to use, by number: 0,1.")] = None
     memory_share: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Share of each card's memory that the engine may fill.")
+        float | None, option("Share of each card's memory that the engine may fill.", min=0.01, max=1.0)
     ] = None
-    binary: Annotated[str | None, typer.Option(help="The engine's program, where it is not on PATH.")] = None
+    binary: Annotated[str | None, option("The engine's program, where it is not on PATH.")] = None
     fallback: Annotated[
-        bool,
-        typer.Option("--fallback", help="Restart an engine that dies with the known remedy, one change at a time."),
+        bool, option("Restart an engine that dies with the known remedy, one change at a time.", "--fallback")
     ] = False
     cluster: ClusterOption = None
     hive: HiveOption = None
@@ -209,8 +197,7 @@ def start(wishes: CliOverrides, config: Path | None, *, detach: bool, as_json: b
 
 def down(
     wait: Annotated[
-        str | None,
-        typer.Option(help="How long to wait for running requests before aborting them. Default: as configured."),
+        str | None, option("How long to wait for running requests before aborting them. Default: as configured.")
     ] = None,
 ) -> None:
     """Stop everything: finish what is under way, then end gateway and engines."""
@@ -241,17 +228,15 @@ def ps(as_json: JsonOption = False) -> None:
 
 
 def logs(
-    name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, `gateway`, `monitor` or `skep`.")],
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Keep printing new lines as they are written.")
-    ] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of lines from the end.")] = 100,
+    name: Annotated[str, argument("A replica's name as in `skep ps`, `gateway`, `monitor` or `skep`.")],
+    follow: Annotated[bool, option("Keep printing new lines as they are written.", "-f", "--follow")] = False,
+    lines: Annotated[int, option("Number of lines from the end.", "-n", "--lines", min=0)] = 100,
 ) -> None:
     """An engine's own output, kept and rotated."""
     show_log(user_paths(os.environ), name, lines, follow=follow)
 
 
-def restart(name: Annotated[str, typer.Argument(help="A replica's name as in `skep ps`, or `gateway`.")]) -> None:
+def restart(name: Annotated[str, argument("A replica's name as in `skep ps`, or `gateway`.")]) -> None:
     """Restart one replica after its answers, or replace the gateway while engines stay loaded and streams go on."""
     ask_hive({"op": "restart", "name": name}, 600)
     note(f"{name} is being started anew; `skep ps` shows it" if name != "gateway" else "the new gateway serves")

@@ -62,17 +62,6 @@ def print_levels(
 
 
 def print_classes(levels: Sequence[LevelSummary]) -> None:
-    columns = (
-        "class",
-        "requests",
-        "TTFT p50",
-        "TTFT p95",
-        "TPOT p50",
-        "total p95",
-        "task tok/s",
-        "queued p50",
-        "failed",
-    )
     rows = [
         [
             level.traffic,
@@ -87,7 +76,8 @@ def print_classes(levels: Sequence[LevelSummary]) -> None:
         ]
         for level in levels
     ]
-    print_table(columns, rows, right=columns[1:])
+    columns = "class|>requests|>TTFT p50|>TTFT p95|>TPOT p50|>total p95|>task tok/s|>queued p50|>failed"
+    print_table(columns, rows)
 
 
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:

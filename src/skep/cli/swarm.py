@@ -10,15 +10,13 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from skep.cli.options import EndpointOptions, JsonOption, command
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, option
 from skep.paths import user_paths
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `last`.")]
-Price = Annotated[
-    float | None, typer.Option("--price", "--price-kwh", min=0, help="Price of a kWh: adds the cost of the run.")
-]
+RunName = Annotated[str, argument("A run's id, the beginning of one, or `last`.", metavar="RUN")]
+Price = Annotated[float | None, option("Price of a kWh: adds the cost of the run.", "--price", "--price-kwh", min=0)]
 ReportOption = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE", help="Also write the report at the end, .html or .svg.")
+    Path | None, option("Also write the report at the end, .html or .svg.", "--report", metavar="FILE")
 ]
 
 
@@ -43,14 +41,14 @@ class SwarmOptions(EndpointOptions):
     """Options of the commands that start a run."""
 
     url: Annotated[
-        str | None, typer.Option(help="Base URL, with or without /v1. Default: $SKEP_URL, else what `skep up` runs.")
+        str | None, option("Base URL, with or without /v1. Default: $SKEP_URL, else what `skep up` runs.")
     ] = None
     agents: Annotated[
-        int | None, typer.Option(min=1, help="Most agents at once. Default: as many as the endpoint has room for.")
+        int | None, option("Most agents at once. Default: as many as the endpoint has room for.", min=1)
     ] = None
-    tries: Annotated[int, typer.Option(min=1, help="Attempts at a task before it is set aside with its error.")] = 4
-    timeout: Annotated[str, typer.Option(help="Time limit of one attempt at a task.")] = "10m"
-    deadline: Annotated[str, typer.Option(help="How long the endpoint may be down before the run gives up.")] = "10m"
+    tries: Annotated[int, option("Attempts at a task before it is set aside with its error.", min=1)] = 4
+    timeout: Annotated[str, option("Time limit of one attempt at a task.")] = "10m"
+    deadline: Annotated[str, option("How long the endpoint may be down before the run gives up.")] = "10m"
     report: ReportOption = None
     as_json: JsonOption = False
 
@@ -71,48 +69,32 @@ class TaskRunOptions(SwarmOptions):
     )  # fmt: skip
 
     tasks: Annotated[
-        str | None,
-        typer.Argument(metavar="TASKS", help="JSONL, plain text lines or CSV: docs/swarm.md. `-` reads stdin."),
+        str | None, argument("JSONL, plain text lines or CSV: docs/swarm.md. `-` reads stdin.", metavar="TASKS")
     ] = None
     output: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--output", help="Results file, one JSON line a task. Default: TASKS.results.jsonl; `-` is stdout."
-        ),
+        option("Results file, one JSON line a task. Default: TASKS.results.jsonl; `-` is stdout.", "-o", "--output"),
     ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output file if it exists.")] = False
+    overwrite: Annotated[bool, option("Replace the output file if it exists.", "--overwrite")] = False
     failed_of: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Instead of TASKS: run the failed tasks of that run again.")
+        str | None, option("Instead of TASKS: run the failed tasks of that run again.", metavar="RUN")
     ] = None
     template: Annotated[
-        str | None,
-        typer.Option(help='Make a prompt from each line by its columns or keys: "Summarise {title}: {text}".'),
+        str | None, option('Make a prompt from each line by its columns or keys: "Summarise {title}: {text}".')
     ] = None
-    form: Annotated[str | None, typer.Option(help="Form of TASKS: jsonl, text or csv. Default: by the file name.")] = (
-        None
-    )
-    schema: Annotated[Path | None, typer.Option(metavar="FILE", help="A JSON schema that each answer must meet.")] = (
-        None
-    )
-    system: Annotated[str | None, typer.Option(help="System message, for tasks that have none.")] = None
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer in tokens, for tasks that set none.")
-    ] = None
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Temperature, for tasks that set none.")] = (
-        None
-    )
+    form: Annotated[str | None, option("Form of TASKS: jsonl, text or csv. Default: by the file name.")] = None
+    schema: Annotated[Path | None, option("A JSON schema that each answer must meet.", metavar="FILE")] = None
+    system: Annotated[str | None, option("System message, for tasks that have none.")] = None
+    max_tokens: Annotated[int | None, option("Longest answer in tokens, for tasks that set none.", min=1)] = None
+    temperature: Annotated[float | None, option("Temperature, for tasks that set none.", min=0, max=2)] = None
     priority: Annotated[
-        str | None,
-        typer.Option(help="interactive, normal or batch, for tasks that set none. Only skep's gateway reads it."),
+        str | None, option("interactive, normal or batch, for tasks that set none. Only skep's gateway reads it.")
     ] = None
     stragglers: Annotated[
-        bool,
-        typer.Option(
-            "--stragglers/--no-stragglers", help="Send a task that takes far longer than the others a second time."
-        ),
+        bool, option("Send a task that takes far longer than the others a second time.", "--stragglers/--no-stragglers")
     ] = True
     price_kwh: Price = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the tasks and show what would be sent.")] = False
+    dry_run: Annotated[bool, option("Check the tasks and show what would be sent.", "--dry-run")] = False
 
 
 @command(swarm, "skep swarm run tasks.jsonl -o results.jsonl", runs="swarm_run.run_tasks")
@@ -122,16 +104,13 @@ def run(options: TaskRunOptions) -> None:
 
 @command(swarm, "skep swarm resume --last", runs="swarm_run.resume_run")
 def resume(
-    name: Annotated[str | None, typer.Argument(metavar="RUN", help="A run's id, or the beginning of one.")] = None,
-    last: Annotated[bool, typer.Option("--last", help="The newest run that is not finished.")] = False,
+    name: Annotated[str | None, argument("A run's id, or the beginning of one.", metavar="RUN")] = None,
+    last: Annotated[bool, option("The newest run that is not finished.", "--last")] = False,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Write all results to this file. Default: complete the run's own."),
+        Path | None, option("Write all results to this file. Default: complete the run's own.", "-o", "--output")
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="URL of the endpoint, if it has moved. Default: the run's own.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Name of the model there, if it has another one.")] = None,
+    url: Annotated[str | None, option("URL of the endpoint, if it has moved. Default: the run's own.")] = None,
+    model: Annotated[str | None, option("Name of the model there, if it has another one.")] = None,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -145,41 +124,36 @@ class AskOptions(SwarmOptions):
         "as_json",
     )  # fmt: skip
 
-    goal: Annotated[str, typer.Argument(metavar="GOAL", help="What to find out or do, in words.")]
+    goal: Annotated[str, argument("What to find out or do, in words.", metavar="GOAL")]
     files: Annotated[
-        tuple[str, ...],
-        typer.Argument(metavar="FILES", help='Files to work on: names, folders, patterns such as "docs/**/*.md".'),
+        tuple[str, ...], argument('Files to work on: names, folders, patterns such as "docs/**/*.md".', metavar="FILES")
     ] = ()
-    more_files: Annotated[
-        tuple[str, ...], typer.Option("--files", metavar="GLOB", help="The same as FILES. Repeatable.")
-    ] = ()
-    root: Annotated[Path, typer.Option(help="Folder of the files. No file outside of it is read.")] = Path()
+    more_files: Annotated[tuple[str, ...], option("The same as FILES. Repeatable.", "--files", metavar="GLOB")] = ()
+    root: Annotated[Path, option("Folder of the files. No file outside of it is read.")] = Path()
     by_rule: Annotated[
         bool | None,
-        typer.Option(
-            "--by-rule/--by-model",
-            help="Split by rule: every piece of the files gets the goal. Or ask the model for a plan. Default: by rule "
+        option(
+            "Split by rule: every piece of the files gets the goal. Or ask the model for a plan. Default: by rule "
             "only if the model has fewer than 1B parameters.",
+            "--by-rule/--by-model",
         ),
     ] = None
-    plan_timeout: Annotated[str, typer.Option(help="Time limit of the plan; after it, the goal is split by rule.")] = (
-        "60s"
-    )
+    plan_timeout: Annotated[str, option("Time limit of the plan; after it, the goal is split by rule.")] = "60s"
     merge: Annotated[
         bool | None,
-        typer.Option(
-            "--merge/--no-merge",
-            help="Have the model merge the answers, or print them one after the other. Default: merge, unless the goal "
+        option(
+            "Have the model merge the answers, or print them one after the other. Default: merge, unless the goal "
             "was split by rule and the model has fewer than 1B parameters.",
+            "--merge/--no-merge",
         ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show how the goal is split, and exit.")] = False
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File for the answer. Default: stdout.")] = None
+    dry_run: Annotated[bool, option("Show how the goal is split, and exit.", "--dry-run")] = False
+    output: Annotated[Path | None, option("File for the answer. Default: stdout.", "-o", "--output")] = None
     chunk_tokens: Annotated[
-        int | None, typer.Option(min=50, help="Size of a piece of a file. Default: by the endpoint's context, or 1000.")
+        int | None, option("Size of a piece of a file. Default: by the endpoint's context, or 1000.", min=50)
     ] = None
     max_tokens: Annotated[
-        int | None, typer.Option(min=16, help="Longest answer of a task and of a merge. Default: by the context.")
+        int | None, option("Longest answer of a task and of a merge. Default: by the context.", min=16)
     ] = None
 
 
@@ -191,7 +165,7 @@ def ask(options: AskOptions) -> None:
 @command(swarm, "skep swarm cancel last", runs="swarm_tables.cancel_run")
 def cancel(
     name: RunName,
-    wait: Annotated[str, typer.Option(help="How long to wait for the run's process to end.")] = "30s",
+    wait: Annotated[str, option("How long to wait for the run's process to end.")] = "30s",
     as_json: JsonOption = False,
 ) -> None:
     """Stop a run, also one of another process. Results are kept, and `skep swarm resume` continues it."""
@@ -199,7 +173,7 @@ def cancel(
 
 @command(swarm, "skep swarm ls --json", name="ls", runs="swarm_tables.print_runs")
 def list_(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many runs.")] = 20,
+    limit: Annotated[int, option("How many runs.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List the runs, newest first, with their tasks done, set aside and left."""
@@ -213,7 +187,7 @@ def show(name: RunName = "last", price_kwh: Price = None, as_json: JsonOption = 
 @command(swarm, "skep swarm trace last task-17", runs="swarm_tables.show_trace")
 def trace(
     name: RunName,
-    task_id: Annotated[str, typer.Argument(metavar="TASK", help="A task's id.")],
+    task_id: Annotated[str, argument("A task's id.", metavar="TASK")],
     as_json: JsonOption = False,
 ) -> None:
     """Show one task: what was sent, each attempt, the answer."""
@@ -222,9 +196,9 @@ def trace(
 @command(swarm, "skep swarm results last --failed", runs="swarm_session.write_results")
 def results(
     name: RunName = "last",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write. Default: stdout.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only tasks that were set aside.")] = False,
-    done: Annotated[bool, typer.Option("--done", help="Only tasks that are done.")] = False,
+    output: Annotated[Path | None, option("File to write. Default: stdout.", "-o", "--output")] = None,
+    failed: Annotated[bool, option("Only tasks that were set aside.", "--failed")] = False,
+    done: Annotated[bool, option("Only tasks that are done.", "--done")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the result lines of a run from the journal, in the order of its tasks."""
@@ -233,9 +207,9 @@ def results(
 @command(swarm, "skep swarm report last -o swarm.html", runs="swarm_session.write_report")
 def report(
     name: RunName = "last",
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="HTML file to write; .svg writes the chart alone.")
-    ] = Path("swarm.html"),
+    output: Annotated[Path, option("HTML file to write; .svg writes the chart alone.", "-o", "--output")] = Path(
+        "swarm.html"
+    ),
     price_kwh: Price = None,
 ) -> None:
     """Write one self-contained HTML report: figures, a chart of all attempts, failures and slowest tasks."""

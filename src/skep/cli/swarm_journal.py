@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from skep.cli.run_list import existing
 from skep.errors import UserError
 from skep.paths import user_paths
-from skep.store.database import Store, open_store
+from skep.store.database import Store
 from skep.swarm.journal import as_it_stands
 from skep.swarm.records import SwarmRun, SwarmRunState
 from skep.swarm.run_options import run_options_from_json
@@ -19,14 +20,8 @@ NONE_YET = "there are no swarm runs yet"
 MAKES_ONE = "`skep swarm run TASKS.jsonl` makes one"
 
 
-@contextmanager
-def opened(*, read_only: bool = True) -> Iterator[Store]:
-    """Looking makes no file."""
-    path = user_paths(os.environ).store
-    if not path.exists():
-        raise UserError(NONE_YET, hint=MAKES_ONE)
-    with open_store(path, read_only=read_only) as store:
-        yield store
+def opened(*, read_only: bool = True) -> Store:
+    return existing(NONE_YET, MAKES_ONE, read_only=read_only)
 
 
 @contextmanager

@@ -8,12 +8,11 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from skep.cli.output import note, number, print_json, print_table
+from skep.cli.output import day_and_time, note, number, print_json, print_list, print_table
 from skep.cli.swarm_journal import MAKES_ONE, NONE_YET, journal, opened, stored_run, stored_runs
 from skep.errors import EngineError
 from skep.files import lock_holder
@@ -61,15 +60,9 @@ SHOWN_AGENTS = 16
 
 
 def print_runs(limit: int, *, as_json: bool) -> None:
-    runs = stored_runs(limit)
-    if as_json:
-        print_json([run_document(run) for run in runs])
-        return
-    if not runs:
-        note(f"{NONE_YET}; {MAKES_ONE}")
-        return
-    columns = ("RUN", "WHEN", "KIND", "STATE", "DONE", "SET ASIDE", "LEFT", "MODEL", "NAME", "URL", "NOTE")
-    print_table(columns, [_cells(run) for run in runs], right=("DONE", "SET ASIDE", "LEFT"))
+    columns = "RUN|WHEN|KIND|STATE|>DONE|>SET ASIDE|>LEFT|MODEL|NAME|URL|NOTE"
+    none_yet = f"{NONE_YET}; {MAKES_ONE}"
+    print_list(stored_runs(limit), columns, _cells, run_document, as_json=as_json, none_yet=none_yet)
 
 
 def run_document(run: SwarmRun) -> dict[str, Any]:
@@ -95,12 +88,11 @@ def run_document(run: SwarmRun) -> dict[str, Any]:
 
 
 def _cells(run: SwarmRun) -> list[str]:
-    when = datetime.fromtimestamp(run.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
     counts = [str(count) for count in (run.counts.done, run.counts.failed, run.counts.left)]
     told = [one_line(run.error), f"{run.sessions} sessions" if run.sessions > 1 else ""]
     remark = ", ".join(filter(None, [*told, "simulated" if run.simulated else ""]))
     names = [run.model or "–", one_line(run.name, 40), run.url]
-    return [run.id, when, run.kind, run.state.value, *counts, *names, remark]
+    return [run.id, day_and_time(run.created_at), run.kind, run.state.value, *counts, *names, remark]
 
 
 def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
@@ -125,8 +117,8 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
 def _show_failures(run: SwarmRun, failures: list[TaskResult]) -> None:
     if not failures:
         return
-    rows = [[one_line(r.task, 48), str(r.tries), r.error_kind or "–", one_line(r.error)] for r in failures]
-    print_table(("SET ASIDE", "TRIES", "KIND", "ERROR"), rows[:SHOWN_FAILURES], right=("TRIES",))
+    rows = [[one_line(r.task, 48), r.tries, r.error_kind, one_line(r.error)] for r in failures]
+    print_table("SET ASIDE|>TRIES|KIND|ERROR", rows[:SHOWN_FAILURES])
     if len(rows) > SHOWN_FAILURES:
         note(f"and {len(rows) - SHOWN_FAILURES} more: `skep swarm results {run.id} --failed` has them all")
     print()  # noqa: T201
@@ -223,19 +215,12 @@ def _show_agents(account: Account) -> None:
         return
     half = SHOWN_AGENTS // 2
     shown = agents if len(agents) <= SHOWN_AGENTS else (*agents[:half], *agents[-half:])
-    rows = [
-        [
-            str(one.agent),
-            str(one.tasks),
-            str(one.attempts),
-            "–" if one.busy_share is None else f"{100 * one.busy_share:.0f} %",
-            number(one.output_tokens, 0),
-        ]
-        for one in shown
-    ]
-    columns = ("AGENT", "TASKS", "ATTEMPTS", "BUSY", "TOKENS")
+    rows = []
+    for one in shown:
+        busy = None if one.busy_share is None else f"{100 * one.busy_share:.0f} %"
+        rows.append([one.agent, one.tasks, one.attempts, busy, number(one.output_tokens, 0)])
     print()  # noqa: T201
-    print_table(columns, rows, right=columns)
+    print_table(">AGENT|>TASKS|>ATTEMPTS|>BUSY|>TOKENS", rows)
     if len(shown) < len(agents):
         note(f"{len(agents) - len(shown)} agents between them are left out: --json has them all")
 
@@ -243,21 +228,12 @@ def _show_agents(account: Account) -> None:
 def _show_replicas(account: Account) -> None:
     if all(one.replica is None for one in account.by_replica):
         return
-    rows = [
-        [
-            one.replica or "–",
-            str(one.tasks),
-            str(one.attempts),
-            str(one.failed),
-            number(one.output_tokens, 0),
-            "–" if one.ttft_s is None else format_seconds(one.ttft_s.p50),
-            number(one.task_tok_s),
-        ]
-        for one in account.by_replica
-    ]
-    columns = ("REPLICA", "TASKS", "ATTEMPTS", "FAILED", "TOKENS", "TTFT", "TOK/S EACH")
+    rows = []
+    for one in account.by_replica:
+        speeds = [None if one.ttft_s is None else format_seconds(one.ttft_s.p50), number(one.task_tok_s)]
+        rows.append([one.replica, one.tasks, one.attempts, one.failed, number(one.output_tokens, 0), *speeds])
     print()  # noqa: T201
-    print_table(columns, rows, right=columns[1:])
+    print_table("REPLICA|>TASKS|>ATTEMPTS|>FAILED|>TOKENS|>TTFT|>TOK/S EACH", rows)
 
 
 def _say_next(run: SwarmRun) -> None:
@@ -322,10 +298,9 @@ def indented(text: str, by: str = "    ") -> list[str]:
 
 
 def _show_attempts(attempts: list[Attempt]) -> None:
-    columns = ("ATTEMPT", "WHY", "OUTCOME", "AGENT", "REPLICA", "TOOK", "QUEUED", "FIRST TOKEN", "TOKENS", "ERROR")
-    right = ("ATTEMPT", "AGENT", "TOOK", "QUEUED", "FIRST TOKEN", "TOKENS")
+    columns = ">ATTEMPT|WHY|OUTCOME|>AGENT|REPLICA|>TOOK|>QUEUED|>FIRST TOKEN|>TOKENS|ERROR"
     if attempts:
-        print_table(columns, [_attempt_cells(one) for one in attempts], right=right)
+        print_table(columns, [_attempt_cells(one) for one in attempts])
     else:
         print("not tried yet")  # noqa: T201
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption
+from skep.cli.options import JsonOption, ask_hive, command, option
 from skep.cli.output import note, number, print_json
 from skep.errors import SkepError
 from skep.stats.rates import WINDOW_S, Rate, TokenRates
@@ -239,29 +239,24 @@ def _block(page: Screen, replica: ReplicaStatus, cells: list[str], spaces: list[
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep top --every 2s")(top)
+    command(app, "skep top --every 2s")(top)
 
 
 def top(
-    every: Annotated[str, typer.Option(help="Time between two readings, at least 100ms.")] = "1s",
+    every: Annotated[str, option("Time between two readings, at least 100ms.")] = "1s",
     once: Annotated[
-        bool, typer.Option("--once", help="Print one frame and exit; the default where stdout is no terminal.")
+        bool, option("Print one frame and exit; the default where stdout is no terminal.", "--once")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch a running hive: slots, queues, tokens per second. Counts are since the gateway began; q leaves."""
     from rich.console import Console
 
-    from skep.paths import user_paths
-    from skep.supervisor.control import ask, socket_of
-
     every_s = max(SHORTEST_S, parse_seconds(every))
-    paths = user_paths(os.environ)
-    socket = socket_of(paths.lock, paths.socket)
     console = Console(highlight=False)
 
     def read() -> Status:
-        status = ask(socket, {"op": "status"}, timeout_s=ANSWER_S)
+        status = ask_hive({"op": "status"}, ANSWER_S)
         return {**status, "up_s": up_s(status["pid"])}
 
     if once or as_json or not sys.stdout.isatty() or console.is_dumb_terminal:

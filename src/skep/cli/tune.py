@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from skep.cli.options import JsonOption, command
+from skep.cli.options import JsonOption, argument, command, option
 from skep.cli.output import speak_plainly
 
 HELP = ("-h", "--help")
@@ -32,11 +32,9 @@ tune = typer.Typer(
     rich_markup_mode=None,
 )
 
-TuningName = Annotated[str, typer.Argument(metavar="ID", help="A tuning's id, the beginning of one, or `last`.")]
-InPlaceOption = Annotated[
-    bool, typer.Option("--in-place", help="Pause what `skep up` serves; it is started again on any exit.")
-]
-HtmlOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with charts.")]
+TuningName = Annotated[str, argument("A tuning's id, the beginning of one, or `last`.", metavar="ID")]
+InPlaceOption = Annotated[bool, option("Pause what `skep up` serves; it is started again on any exit.", "--in-place")]
+HtmlOption = Annotated[Path | None, option("Also write an HTML page with charts.", metavar="FILE")]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,48 +51,40 @@ class TuneOptions:
     """The options of `skep tune run`, as they were typed; a tuning that is resumed has them from its store."""
 
     name: Annotated[
-        str, typer.Argument(metavar="PRESET|MODEL", help="A preset, a model that skep knows, a folder or a GGUF file.")
+        str, argument("A preset, a model that skep knows, a folder or a GGUF file.", metavar="PRESET|MODEL")
     ]
     goal: Annotated[
-        str,
-        typer.Option(help="effective_tok_s, task_tok_s or tok_per_joule @ agents at once; `>=300` behind it: enough."),
+        str, option("effective_tok_s, task_tok_s or tok_per_joule @ agents at once; `>=300` behind it: enough.")
     ] = "effective_tok_s@4"
-    slo: Annotated[str | None, typer.Option(help="Latency limits to keep: ttft=1s,tpot=50ms.")] = None
-    min_context: Annotated[
-        int | None, typer.Option(min=64, help="Tokens that every slot must hold. Default: a whole task.")
-    ] = None
-    budget: Annotated[str, typer.Option(help="Time for all of it; the best so far is kept when it ends.")] = "1h"
-    input_tokens: Annotated[int, typer.Option(min=64, help="Tokens of each prompt.")] = 512
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer; all answers have this length.")] = (
-        128
+    slo: Annotated[str | None, option("Latency limits to keep: ttft=1s,tpot=50ms.")] = None
+    min_context: Annotated[int | None, option("Tokens that every slot must hold. Default: a whole task.", min=64)] = (
+        None
     )
+    budget: Annotated[str, option("Time for all of it; the best so far is kept when it ends.")] = "1h"
+    input_tokens: Annotated[int, option("Tokens of each prompt.", min=64)] = 512
+    output_tokens: Annotated[int, option("Tokens of each answer; all answers have this length.", min=1)] = 128
     engine: Annotated[
-        str | None,
-        typer.Option(help="Engine for a model: embedded, llamacpp, vllm, sglang. Default: as `skep up` chooses."),
+        str | None, option("Engine for a model: embedded, llamacpp, vllm, sglang. Default: as `skep up` chooses.")
     ] = None
     checkpoints: Annotated[
-        tuple[str, ...],
-        typer.Option("--checkpoint", help="The weights; repeat it to try several against each other."),
+        tuple[str, ...], option("The weights; repeat it to try several against each other.", "--checkpoint")
     ] = ()
-    knobs: Annotated[str | None, typer.Option(help="Change only these knobs: slots,kv,mtp. Default: all.")] = None
-    skip: Annotated[str | None, typer.Option(help="Knobs to leave unchanged.")] = None
-    start: Annotated[
-        tuple[str, ...], typer.Option("--set", metavar="KNOB=VALUE", help="Start from this value; repeatable.")
-    ] = ()
-    gpus: Annotated[str | None, typer.Option(help="Use only these GPUs: 0,1.")] = None
-    binary: Annotated[str | None, typer.Option(help="Path of the engine's program, if it is not on PATH.")] = None
+    knobs: Annotated[str | None, option("Change only these knobs: slots,kv,mtp. Default: all.")] = None
+    skip: Annotated[str | None, option("Knobs to leave unchanged.")] = None
+    start: Annotated[tuple[str, ...], option("Start from this value; repeatable.", "--set", metavar="KNOB=VALUE")] = ()
+    gpus: Annotated[str | None, option("Use only these GPUs: 0,1.")] = None
+    binary: Annotated[str | None, option("Path of the engine's program, if it is not on PATH.")] = None
     quality: Annotated[
-        str,
-        typer.Option(help="Which items guard the answers (a bank as in `skep bench quality`), auto, or off."),
+        str, option("Which items guard the answers (a bank as in `skep bench quality`), auto, or off.")
     ] = "auto"
-    quality_items: Annotated[int | None, typer.Option(min=8, help="Number of quality items. Default: 96.")] = None
+    quality_items: Annotated[int | None, option("Number of quality items. Default: 96.", min=8)] = None
     in_place: InPlaceOption = False
-    gpu: Annotated[str | None, typer.Option(metavar="RIG", help='With --simulate: "2x rtx-3090".')] = None
-    link: Annotated[str | None, typer.Option(help="Link between its GPUs: nvlink, pcie, pcie4x8.")] = None
+    gpu: Annotated[str | None, option('With --simulate: "2x rtx-3090".', metavar="RIG")] = None
+    link: Annotated[str | None, option("Link between its GPUs: nvlink, pcie, pcie4x8.")] = None
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Tune on a simulated rig in virtual time: takes seconds, runs no model.")
+        bool, option("Tune on a simulated rig in virtual time: takes seconds, runs no model.", "--simulate")
     ] = False
-    seed: Annotated[int | None, typer.Option(help="Seed of the prompts and of the simulation. Default: random.")] = None
+    seed: Annotated[int | None, option("Seed of the prompts and of the simulation. Default: random.")] = None
     bandwidth: float | None = None  # of a CPU's memory, measured when the tuning began
 
 
@@ -124,17 +114,17 @@ def show(name: TuningName = "last", html: HtmlOption = None, as_json: JsonOption
 
 @command(tune, "skep tune export my-27b --tuning last", runs="tune_stored.export_tuning")
 def export(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the preset to write; `skep up NAME` serves it.")],
-    tuning: Annotated[str, typer.Option(metavar="ID", help="Id of the tuning, or `last`.")] = "last",
-    stage: Annotated[int | None, typer.Option(min=0, help="Export this stage instead of the best.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing preset of that name.")] = False,
+    name: Annotated[str, argument("Name of the preset to write; `skep up NAME` serves it.", metavar="NAME")],
+    tuning: Annotated[str, option("Id of the tuning, or `last`.", metavar="ID")] = "last",
+    stage: Annotated[int | None, option("Export this stage instead of the best.", min=0)] = None,
+    overwrite: Annotated[bool, option("Replace an existing preset of that name.", "--overwrite")] = False,
 ) -> None:
     """Write the best configuration of a tuning as a preset of your own."""
 
 
 @command(tune, "skep tune ls --json", name="ls", runs="tune_stored.print_tunings")
 def list_(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Number of tunings to list, newest first.")] = 20,
+    limit: Annotated[int, option("Number of tunings to list, newest first.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List the tunings, newest first: model, goal, baseline and best figure."""

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from skep.catalog.presets import Preset, Published
-from skep.cli.output import note, print_json, print_table
+from skep.cli.output import day_and_time, note, print_json, print_list
+from skep.cli.plan_output import check_page
+from skep.cli.run_list import existing, write_whole
 from skep.cli.swarm_tables import one_line
 from skep.cli.tune_tables import (
     aim_words,
@@ -32,7 +34,6 @@ from skep.config.preset_file import preset_toml
 from skep.config.presets import check_name, find_preset, parse_preset, presets_folder
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
-from skep.store.database import open_store
 from skep.tuner.documents import asked_and_answered, curve_of, failure_json, tuning_json
 from skep.tuner.knobs import apply_config
 from skep.tuner.records import ConfigFailure, CurvePoint, CurveResult, MeasurementRound, TuneStage, Tuning
@@ -63,11 +64,7 @@ class TuningRecord:
 
 @contextmanager
 def opened(*, read_only: bool = True) -> Iterator[TuningStore]:
-    """Looking makes no file."""
-    path = user_paths(os.environ).store
-    if not path.exists():
-        raise UserError(NONE_YET, hint=MAKES_ONE)
-    with open_store(path, read_only=read_only) as store:
+    with existing(NONE_YET, MAKES_ONE, read_only=read_only) as store:
         yield TuningStore(store)
 
 
@@ -92,8 +89,6 @@ def document(found: TuningRecord) -> dict[str, Any]:
 
 
 def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
-    from skep.cli.plan_output import check_page
-
     if html is not None:
         check_page(html)
     found = read_tuning(name)
@@ -173,15 +168,8 @@ def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool)
 
 
 def print_tunings(limit: int, *, as_json: bool) -> None:
-    rows = _all(limit)
-    if as_json:
-        print_json([_row_json(row, stages) for row, stages in rows])
-        return
-    if not rows:
-        note(f"{NONE_YET}; {MAKES_ONE}")
-        return
-    columns = ("TUNING", "WHEN", "STATE", "MODEL", "ENGINE", "ON", "GOAL", "LOAD", "FROM", "TO", "TIMES", "NOTE")
-    print_table(columns, [_cells(row, stages) for row, stages in rows], right=("FROM", "TO", "TIMES"))
+    columns = "TUNING|WHEN|STATE|MODEL|ENGINE|ON|GOAL|LOAD|>FROM|>TO|>TIMES|NOTE"
+    print_list(_all(limit), columns, _cells, _row_json, as_json=as_json, none_yet=f"{NONE_YET}; {MAKES_ONE}")
 
 
 def remove_tuning(name: str) -> None:
@@ -194,7 +182,6 @@ def remove_tuning(name: str) -> None:
 
 
 def write_page(found: TuningRecord, html: Path) -> None:
-    from skep.cli.run_list import write_whole
     from skep.report.tuning import tuning_page
 
     state = None if found.row.state is TuningState.ENDED else found.row.state.value
@@ -216,7 +203,8 @@ def _ends(stages: Sequence[TuneStage]) -> tuple[float | None, float | None]:
     return first, last
 
 
-def _row_json(row: SavedTuning, stages: Sequence[TuneStage]) -> dict[str, Any]:
+def _row_json(saved: tuple[SavedTuning, list[TuneStage]]) -> dict[str, Any]:
+    row, stages = saved
     first, last = _ends(stages)
     tuning = row.tuning
     return {
@@ -227,10 +215,10 @@ def _row_json(row: SavedTuning, stages: Sequence[TuneStage]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cells(row: SavedTuning, stages: Sequence[TuneStage]) -> list[str]:
+def _cells(saved: tuple[SavedTuning, list[TuneStage]]) -> list[str]:
+    row, stages = saved
     first, last = _ends(stages)
-    tuning = row.tuning
-    when = datetime.fromtimestamp(tuning.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+    tuning, when = row.tuning, day_and_time(row.tuning.created_at)
     gain = total_gain(stages)
     why = row.reason if not stages else None
     told = ", ".join(filter(None, ["SIMULATED" if tuning.simulated else "", why, *row.presets]))
@@ -321,8 +309,6 @@ def write_preset(
 
 
 def _write(path: Path, text: str, *, overwrite: bool) -> None:
-    from skep.cli.run_list import write_whole
-
     if overwrite:
         write_whole(path, text)
         return

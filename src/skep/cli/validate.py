@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.options import JsonOption
+from skep.cli.options import JsonOption, argument, command
+from skep.cli.output import note, print_json, print_table, progress_of
+from skep.errors import UserError
 
 if TYPE_CHECKING:
     from skep.planner.validation import Spread, ValidationReport
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep validate published_points.csv --json")(validate)
+    command(app, "skep validate published_points.csv --json")(validate)
 
 
 def validate(
     points: Annotated[
         Path,
-        typer.Argument(
-            metavar="POINTS.csv", help="CSV table with one measurement a row; docs/accuracy.md names the columns."
-        ),
+        argument("CSV table with one measurement a row; docs/accuracy.md names the columns.", metavar="POINTS.csv"),
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -31,7 +34,6 @@ def validate(
 
     A row is predicted with constants that were never fitted on its source. Rows that lack a fact are listed with it.
     """
-    from skep.cli.output import print_json, progress_of
     from skep.planner.validation import validate as compare
 
     rows = _rows(points)
@@ -45,11 +47,7 @@ def validate(
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Read the table; rows are numbered as lines in an editor, the header is row 1."""
-    import csv
-    import io
-
     from skep.cli.bench_common import text_of
-    from skep.errors import UserError
 
     reader = csv.DictReader(io.StringIO(text_of(path)), restval="")
     try:
@@ -67,8 +65,8 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 def _document(report: ValidationReport) -> dict[str, object]:
     """Return the report as JSON; errors are fractions."""
-    groups = report.spreads()
-    whole = groups.pop("all")
+    overall = {name: asdict(spread) for name, spread in report.spreads().items()}
+    whole = overall.pop("all")
     return {
         "rows": report.rows,
         "predicted": len(report.points),
@@ -101,16 +99,12 @@ def _plain(spreads: Mapping[str, Spread]) -> dict[str, object]:
 
 
 def _print(report: ValidationReport, name: str) -> None:
-    from collections import defaultdict
-
-    from skep.cli.output import note, print_table
-
     predicted = f"{len(report.points)} of {report.rows} rows predicted"
     note(f"{name}: {predicted} with constants never fitted on their own source")
     groups = {**report.spreads(), **{f"source {name}": spread for name, spread in report.by_source().items()}}
     for formula, spreads in report.baselines().items():
         groups |= {f"{formula}, {group}": spread for group, spread in spreads.items()}
-    rows = [(group, str(one.rows), _share(one.median_ape), _share(one.p90_ape)) for group, one in groups.items()]
+    rows = [(group, one.rows, _share(one.median_ape), _share(one.p90_ape)) for group, one in groups.items()]
     print_table(("ROWS OF", "N", "MEDIAN |ERROR|", "P90 |ERROR|"), rows, right=("N", "MEDIAN |ERROR|", "P90 |ERROR|"))
     if report.covered is not None:
         note(f"the 80 % band holds {report.covered:.0%} of the rows")

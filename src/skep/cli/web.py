@@ -7,24 +7,24 @@ from typing import Annotated
 
 import typer
 
+from skep.cli.options import command, option
+from skep.cli.output import note
+from skep.paths import user_paths
+
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: skep web --port 8401 --open")(web)
+    command(app, "skep web --port 8401 --open")(web)
 
 
 def web(
-    host: Annotated[
-        str, typer.Option(help="Address to bind; beyond loopback a key or --public is required.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8401,
+    host: Annotated[str, option("Address to bind; beyond loopback a key or --public is required.")] = "127.0.0.1",
+    port: Annotated[int, option("Port; 0 chooses a free one.", min=0, max=65535)] = 8401,
     public: Annotated[
-        bool, typer.Option("--public", help="Serve anybody without a key: read-only, no prompts, keys or addresses.")
+        bool, option("Serve anybody without a key: read-only, no prompts, keys or addresses.", "--public")
     ] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the dashboard in the browser.")] = False,
+    open_browser: Annotated[bool, option("Open the dashboard in the browser.", "--open")] = False,
 ) -> None:
     """Serve the dashboard: current state, history of the targets, runs, plans."""
-    from skep.cli.output import note
-    from skep.paths import user_paths
     from skep.web.app import serve
     from skep.web.context import make_site
 
