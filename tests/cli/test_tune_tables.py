@@ -6,17 +6,19 @@ from skep.cli.top import Screen
 from skep.cli.tune_run import unmet
 from skep.cli.tune_setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
 from skep.cli.tune_tables import (
+    TuneStatus,
     changes_wrapped,
     dead_ends,
     foreseen_ratio,
     headline,
     ladder_cells,
+    live_view,
     print_curve,
     print_ladder,
     progress_lines,
+    stage_words,
     why_words,
 )
-from skep.cli.tune_view import TuneStatus, live_view, stage_words
 from skep.errors import UserError
 from skep.tuner.ports import BenchProgress, MeasureRequest
 from skep.tuner.records import (

@@ -6,8 +6,7 @@ import openai
 import pytest
 from talk import rows_of
 
-from skep.cli.serve import ServeOptions
-from skep.cli.simulate import simulated_serve
+from skep.cli.simulate import ServeOptions, simulated_serve
 from skep.errors import UserError
 
 RIG = ("qwen3-8b", "--gpu", "2x h200", "--quant", "awq", "--replicas", 2, "--slots", 2, "--simulate", "--port", 0)
@@ -64,12 +63,7 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
         (ServeOptions("qwen3-8b", gpu=("h200",), quant="x"), 2, "no quantization is called `x`", "awq"),
         (ServeOptions("qwen3-8b", gpu=("h200",), tp=2), 2, "--tp 2 needs 2 cards", "TP x PP x replicas"),
         (ServeOptions("qwen3-8b", gpu=("2x rtx-5090",), link="nvlink"), 2, "rtx-5090 has no NVLink", "--link pcie"),
-        (
-            ServeOptions("gemma-4-31b", gpu=("rtx-3060",), quant="bf16"),
-            3,
-            "the largest term is weights",
-            "what would fit",
-        ),
+        (ServeOptions("gemma-4-31b", gpu=("rtx-3060",), quant="bf16"), 3, "largest term is weights", "what would fit"),
     ],
     ids=["card", "model", "no model", "engine", "quant", "tp", "link", "memory"],
 )

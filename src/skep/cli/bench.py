@@ -1,4 +1,4 @@
-"""Commands that make load: bench sweep, serial-vs-swarm, open, classes, replay. Their options, nothing more."""
+"""Commands that measure and compare: bench and what is below it, runs, report. Their options, nothing more."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ StorePrompts = Annotated[bool, option("Store prompts and answers.", "--prompts/-
 
 def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
+    command(app, "skep runs --json", runs="run_list.print_runs")(runs)
+    command(app, "skep report last -o report.html", runs="run_list.write_reports")(report)
 
 
 @bench.callback()
@@ -36,7 +38,7 @@ def _bench() -> None:
 class BenchOptions(EndpointOptions):
     """Options of all commands that measure an endpoint."""
 
-    LAST: ClassVar = (
+    LAST: ClassVar[tuple[str, ...]] = (
         "seed", "key_env", "api", "timeout", "processes", "price", "store_prompts", "against_preset", "shape_of",
         "as_json",
     )  # fmt: skip
@@ -50,7 +52,7 @@ class BenchOptions(EndpointOptions):
 class WorkloadOptions(BenchOptions):
     """What the requests look like."""
 
-    LAST: ClassVar = ("max_tokens", "fixed_output", "size", "prompt_tokens", "turns", "think", *BenchOptions.LAST)
+    LAST = ("max_tokens", "fixed_output", "size", "prompt_tokens", "turns", "think", *BenchOptions.LAST)
 
     shape: str = "steady"
     max_tokens: MaxTokens = 128
@@ -92,14 +94,16 @@ class SweepOptions(WorkloadOptions):
     ] = None
 
 
-@command(bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8", runs="sweep.run_sweep_command")
+@command(
+    bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8", runs="against_preset.sweep_or_rerun"
+)
 def sweep(context: typer.Context, options: SweepOptions) -> None:
     """Fresh coding tasks at each concurrency: effective tok/s, contention, TTFT, knee and cliff, with intervals."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SerialVsSwarmOptions(WorkloadOptions):
-    LAST: ClassVar = ("prompt_tokens", *(name for name in WorkloadOptions.LAST if name != "prompt_tokens"))
+    LAST = ("prompt_tokens", *(name for name in WorkloadOptions.LAST if name != "prompt_tokens"))
 
     tasks: Annotated[int, option("Tasks, the same for both.", min=1)] = 50
     agents: Annotated[str, option("Compare one task at a time with this many at once.")] = "1,50"
@@ -144,7 +148,7 @@ class OpenOptions(TimedOptions, WorkloadOptions):
     bench,
     "skep bench open --rate 0.5,1,2 --arrivals poisson --for 60s",
     name="open",
-    runs="bench_timed.run_open_command",
+    runs="sweep.run_open_command",
 )
 def open_loop(options: OpenOptions) -> None:
     """Requests that arrive at a rate, whatever the server does; latency counts from when each was due."""
@@ -158,7 +162,7 @@ class ClassesOptions(TimedOptions):
     runs: Annotated[int, option("Runs of the whole mix.", min=1)] = 1
 
 
-@command(bench, "skep bench classes mix.toml --for 2m", runs="bench_timed.run_classes_command")
+@command(bench, "skep bench classes mix.toml --for 2m", runs="sweep.run_classes_command")
 def classes(options: ClassesOptions) -> None:
     """Several kinds of traffic at once, each with its own shape and priority, reported one by one."""
 
@@ -171,6 +175,124 @@ class ReplayOptions(TimedOptions):
     max_tokens: Annotated[int, option("Tokens of an answer, where the trace does not say.", min=1)] = 512
 
 
-@command(bench, "skep bench replay trace.jsonl --speed 2", runs="bench_timed.run_replay_command")
+@command(bench, "skep bench replay trace.jsonl --speed 2", runs="sweep.run_replay_command")
 def replay(options: ReplayOptions) -> None:
     """Recorded traffic again: its arrival times, lengths and shared prefixes, or its own words."""
+
+
+RunName = Annotated[str, argument("A run's id, the beginning of one, or `last` (`last~1`: the one before).")]
+
+
+def runs(
+    limit: Annotated[int, option("Number of runs to list, newest first.", "-n", "--limit", min=1)] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Stored benchmark runs, newest first."""
+
+
+def report(
+    run: Annotated[
+        list[str] | None, argument("A run's id, the beginning of one, or `last`; several are compared.")
+    ] = None,
+    output: Annotated[Path, option("The HTML file to write; .svg writes the chart alone.", "-o", "--output")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write one self-contained HTML file with the pictures and the tables of a run, or of several side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    a: Annotated[str | None, argument("The earlier run; default: the last but one of the same kind as the last.")] = (
+        None
+    )
+    b: Annotated[str | None, argument("The later run; default: the last of the same kind as A.")] = None
+    threshold: Annotated[str, option("A loss beyond this ends with exit code 4.")] = "5%"
+    anyway: Annotated[bool, option("Compare runs whose prompts or answers differ in length.", "--anyway")] = False
+    output: Annotated[Path | None, option("Also write an HTML page or .svg.", "-o", "--output")] = None
+    as_json: JsonOption = False
+
+
+@command(bench, "skep bench compare 20261114 last --threshold 5%", runs="compare.run_compare_command")
+def compare(options: CompareOptions) -> None:
+    """Is B better than A? One row a level, and a verdict; exit code 4 where B is worse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ABOptions(WorkloadOptions):
+    url: None = None
+    url_a: Annotated[str, argument("Base URL.", metavar="A")]
+    url_b: Annotated[str, argument("Base URL.", metavar="B")]
+    model: Annotated[str | None, option("Model name at both; default: the only one served.")] = None
+    model_b: Annotated[str | None, option("Model name at B, where it differs.")] = None
+    concurrency: Concurrency = "1,4"
+    tasks: Annotated[int | None, option("Tasks per level and run.", min=1)] = None
+    runs: Annotated[int | None, option("Number of pairs of each level, instead of --precision.", min=2)] = None
+    precision: Annotated[str, option("Measure pairs until the interval of their ratio is within this.")] = "3%"
+    budget: Budget = "15m"
+    threshold: Annotated[str, option("A loss of B beyond this ends with exit code 4.")] = "5%"
+    processes: Processes = None
+
+
+@command(bench, "skep bench ab http://127.0.0.1:8001 http://127.0.0.1:8002 -c 1,4,8", runs="compare.run_ab_command")
+def ab(options: ABOptions) -> None:
+    """Two endpoints in turns on the same tasks: what the machine does meanwhile befalls both."""
+
+
+@command(bench, "skep bench matrix rigs.toml -o rigs.html", runs="compare.run_matrix_command")
+def matrix(
+    file: Annotated[Path, argument("A TOML file: [[config]] with a name and a url, start or run.")],
+    output: Annotated[Path | None, option("Also write an HTML page, .svg, .md or .csv.", "-o", "--output")] = None,
+    processes: Processes = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Configurations against concurrencies, measured one after the other or taken from stored runs."""
+
+
+@command(bench, "skep bench export last --format csv", runs="run_list.run_export_command")
+def export(
+    run: RunName = "last",
+    form: Annotated[str, option("csv, markdown or json.", "--format")] = "markdown",
+    requests: Annotated[bool, option("Every request instead of the levels; csv or json.", "--requests")] = False,
+    output: Annotated[Path | None, option("A file; default: standard output.", "-o", "--output")] = None,
+) -> None:
+    """A run's levels, or its requests, for a spreadsheet or a README."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedOptions(BenchOptions):
+    model: None = None
+    models: Annotated[
+        tuple[str, ...], option("Model name; default: the only one served there. Several are compared.", "--model")
+    ] = ()
+    form: Annotated[
+        str, option("published: each side task once; sustained: again and again until the primary ends.")
+    ] = "published"
+    repeats: Annotated[int, option("Runs of every level, in turns.", min=1)] = 3
+    levels: Annotated[str, option("Any of 1, 2, 3 and 5: the primary task with 0, 1, 2 or 4 side tasks.")] = "1,2,3,5"
+
+
+@command(bench, "skep bench mixed --form sustained --repeats 5", runs="quality_run.run_mixed_command")
+def mixed(options: MixedOptions) -> None:
+    """A coding conversation with side tasks beside it; every answer is executed, not grepped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityOptions(BenchOptions):
+    bank: Annotated[
+        str, option("humaneval, drills, drills:1 (easy) to drills:5, or a JSONL file: docs/quality.md.")
+    ] = "drills"
+    concurrency: Concurrency = "1,4,8"
+    delta: Annotated[str, option("The smallest loss that matters, in points: 3 is from 60 % to 57 %.")] = "3"
+    items: Annotated[int | None, option("Number of items of the bank; default: as many as needed.", min=1)] = None
+    repeats: Annotated[int, option("Repeats of every item in every arm.", min=1)] = 1
+    max_tokens: Annotated[
+        int | None, option("Longest answer in tokens, instead of each item's own limit; for models that reason.", min=1)
+    ] = None
+    temperature: Annotated[float, option("Sampling temperature; 0 is greedy.", min=0.0, max=2.0)] = 0.0
+    budget: Annotated[str | None, option("Time limit of the whole run; what is not done by then is left out.")] = None
+
+
+@command(bench, "skep bench quality --bank drills:1 --concurrency 1,4,8", runs="quality_run.run_quality_command")
+def quality(options: QualityOptions) -> None:
+    """Are answers as good at C=N as at C=1? The same items in both, judged by execution, with a bound on the loss."""

@@ -45,7 +45,7 @@ class JoinOptions:
         from skep.cluster.node_commands import NodeOptions
         from skep.cluster.ray_command import checked_labels
 
-        return NodeOptions(self.name, self.cpus, self.gpus, checked_labels(self.labels))
+        return NodeOptions(self.name, self.cpus, self.gpus, checked_labels([*self.labels]))
 
 
 @command(cluster_app, "skep cluster start --address 10.0.0.1")

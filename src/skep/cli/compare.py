@@ -13,7 +13,7 @@ from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matr
 from skep.bench.records import Comparison, SweepSummary
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
 from skep.bench.sweep import SweepPlan, SweepProgress
-from skep.cli.bench import WorkloadOptions
+from skep.cli.bench import ABOptions, CompareOptions, WorkloadOptions
 from skep.cli.bench_common import (
     MAX_CONCURRENCY,
     maker_for,
@@ -23,10 +23,8 @@ from skep.cli.bench_common import (
     workload_of,
 )
 from skep.cli.liveview import live_view
-from skep.cli.options import EndpointOptions
-from skep.cli.output import note, number, print_json, print_table
-from skep.cli.run_list import check_output, existing, write_whole
-from skep.cli.runs import ABOptions, CompareOptions
+from skep.cli.options import EndpointOptions, existing
+from skep.cli.output import check_output, note, number, print_json, print_table, write_whole
 from skep.cli.sweep import levels_of, share_of, sweep_endpoint, sweep_json
 from skep.errors import EngineError, Regression, UserError
 from skep.host.facts import read_host

@@ -51,7 +51,7 @@ def export(
     if output is None:
         print(text, end="")  # noqa: T201
         return
-    from skep.cli.run_list import write_whole
+    from skep.cli.output import write_whole
 
     write_whole(output, text)
     if form in ("shell", "docker"):

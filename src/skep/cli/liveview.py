@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 from skep.bench.sweep import SweepProgress
 from skep.cli.output import note, number
@@ -15,20 +15,26 @@ from skep.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+P = TypeVar("P")
 BAR = 24
 
 
 @contextmanager
-def live_view() -> Iterator[Callable[[SweepProgress], None]]:
-    """A picture that redraws itself on a terminal; a line for each run of a level elsewhere."""
+def progress_view(lines: Callable[[P], None], picture: Callable[[P], RenderableType]) -> Iterator[Callable[[P], None]]:
+    """A picture that redraws itself on a terminal; lines elsewhere."""
     if not sys.stderr.isatty():
-        yield level_lines()
+        yield lines
         return
     from rich.console import Console
     from rich.live import Live
 
     with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
         yield lambda progress: live.update(picture(progress))
+
+
+def live_view() -> AbstractContextManager[Callable[[SweepProgress], None]]:
+    """The levels so far and what happens now; a line for each run of a level where there is no terminal."""
+    return progress_view(level_lines(), picture)
 
 
 def level_lines() -> Callable[[SweepProgress], None]:

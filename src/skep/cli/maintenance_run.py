@@ -16,9 +16,9 @@ from skep.bench.sweep import SweepPlan
 from skep.bench.tasks import Workload
 from skep.catalog.pullable import pullable
 from skep.cli.hive import start_detached
-from skep.cli.options import EndpointOptions
-from skep.cli.output import byte_progress, note, print_json
-from skep.cli.run_list import check_output, existing, write_reports
+from skep.cli.options import EndpointOptions, existing
+from skep.cli.output import byte_progress, check_output, note, print_json
+from skep.cli.run_list import write_reports
 from skep.cli.summaries import print_summary
 from skep.cli.sweep import measure
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings

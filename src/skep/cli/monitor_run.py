@@ -19,12 +19,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skep.cli.monitor import AddTargetOptions
-from skep.cli.monitor_series import notes_in_words
-from skep.cli.monitor_words import (
+from skep.cli.monitor_series import (
     NOTHING_YET,
     ago,
     ahead,
     loop_pid,
+    notes_in_words,
     parse_percent,
     percent,
     runs_with_up,

@@ -22,6 +22,7 @@ from skep.paths import Paths, user_paths
 
 if TYPE_CHECKING:
     from skep.bench.endpoint import Endpoint
+    from skep.store.database import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -141,7 +142,7 @@ class EndpointOptions:
         return await find_endpoint(self.address, self.model, key=self.key(), api=self.api)
 
 
-# The hive that is meant
+# The hive and the store that are meant
 
 
 def ask_hive(message: dict[str, Any], timeout_s: float | None = 10.0, paths: Paths | None = None) -> dict[str, Any]:
@@ -160,3 +161,15 @@ def running_url(otherwise: str | None = "http://127.0.0.1:8400") -> str:
         if otherwise is None:
             raise
         return otherwise
+
+
+def existing(
+    none_yet: str = "there are no runs yet", hint: str = "`skep bench sweep` makes one", *, read_only: bool = True
+) -> Store:
+    """Open the store. Where there is none yet, raise UserError: looking makes no file."""
+    from skep.store.database import open_store
+
+    path = user_paths(os.environ).store
+    if not path.exists():
+        raise UserError(none_yet, hint=hint)
+    return open_store(path, read_only=read_only)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeVar
+
+from skep.errors import UserError
 
 T = TypeVar("T")
 TABLE_WIDTH = 1000
@@ -69,6 +74,28 @@ def print_table(columns: str | Sequence[str], rows: Sequence[Sequence[Any]], *, 
     for row in rows:
         table.add_row(*(Text("–" if cell is None else str(cell)) for cell in row))  # no markup: a model may be [/x]
     console.print(table)
+
+
+def check_output(output: Path) -> None:
+    """Before the work, not after it."""
+    if output.is_dir() or not output.parent.is_dir():
+        what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
+        raise UserError(f"--output `{output}` {what}", hint="name a file, such as report.html")
+    if output.suffix not in (".html", ".htm", ".svg"):
+        raise UserError(f"--output `{output}` is neither .html nor .svg", hint="name a file, such as report.html")
+
+
+def write_whole(output: Path, text: str) -> None:
+    """Write beside its place and move it there, so that a reader never sees half a file."""
+    descriptor, draft = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(draft).chmod(0o644)
+        Path(draft).replace(output)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
 
 
 def speak_plainly() -> None:

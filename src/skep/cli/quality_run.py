@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from skep.bench.endpoint import Endpoint
+from skep.cli.bench import MixedOptions, QualityOptions
 from skep.cli.bench_common import meter_for, positive_seconds, run_measuring, seed_of
+from skep.cli.liveview import progress_view
 from skep.cli.options import EndpointOptions
 from skep.cli.output import byte_progress, note, number, plain, print_json, print_table
-from skep.cli.quality import MixedOptions, QualityOptions
 from skep.cli.summaries import milliseconds
 from skep.cli.sweep import levels_of
 from skep.errors import EndpointError, UserError
@@ -37,6 +37,9 @@ from skep.store.database import Store, open_store
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import format_seconds, parse_int_list
 from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 MOST_DRILLS = 2000  # made without being asked for so many
 MOST_ITEMS = 100_000
@@ -119,7 +122,7 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
         for line in outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available):
             note(line)
         meter, told = meter_for(endpoint), QualityOutput(plan, bank)
-        with open_store(user_paths(os.environ).store) as store, progress_view() as show:
+        with open_store(user_paths(os.environ).store) as store, trial_view() as show:
             return await run_trial(
                 plan, bank, endpoint, store, read_host(), Judge(sandbox), show, on_level=told, meter=meter
             )
@@ -266,18 +269,9 @@ def print_outcomes(levels: Sequence[LevelQuality]) -> None:
     print_table(columns, rows, right=columns)
 
 
-@contextmanager
-def progress_view() -> Iterator[Callable[[TrialProgress], None]]:
+def trial_view() -> AbstractContextManager[Callable[[TrialProgress], None]]:
     """A line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
-    if not sys.stderr.isatty():
-        yield stage_lines()
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
-        yield lambda progress: live.update(Text(now_line(progress)))
+    return progress_view(stage_lines(), now_text)
 
 
 def stage_lines() -> Callable[[TrialProgress], None]:
@@ -291,6 +285,12 @@ def stage_lines() -> Callable[[TrialProgress], None]:
             note(f"{key}: {progress.total:,} {what}" if progress.total else f"{key}: until the conversation ends")
 
     return show
+
+
+def now_text(progress: TrialProgress) -> Text:
+    from rich.text import Text
+
+    return Text(now_line(progress))
 
 
 def now_line(progress: TrialProgress) -> str:
@@ -407,7 +407,7 @@ async def _measured(plan: MixedPlan, endpoint: Endpoint, sandbox: Sandbox) -> Mi
     """An endpoint's fault is kept for the end: other models may have answered."""
     note(f"{endpoint.model}:")
     try:
-        with open_store(user_paths(os.environ).store) as store, progress_view() as show:
+        with open_store(user_paths(os.environ).store) as store, trial_view() as show:
             summary = await run_mixed(plan, endpoint, store, read_host(), sandbox, show, meter=meter_for(endpoint))
             rows = [row for row in store.requests(summary.run_id) if row.level]
     except EndpointError as fault:

@@ -1,19 +1,29 @@
-"""Stored runs as a list, and a run as a report."""
+"""Stored runs as a list, as reports, and exported as CSV, Markdown or JSON."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
-import tempfile
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from skep.cli.output import day_and_time, note, plain, print_list
+from skep.bench.records import SweepSummary
+from skep.bench.stored_run import JUDGED, TIMED, load_run
+from skep.bench.token_times import tpot_ms
+from skep.cli.options import existing
+from skep.cli.output import check_output, day_and_time, note, plain, print_list, write_whole
+from skep.cli.sweep import sweep_json
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.report.stored import run_page, run_picture, runs_page, runs_picture
-from skep.store.database import Store, open_store
-from skep.store.records import StoredRun
+from skep.store.database import open_store
+from skep.store.records import Request, StoredRun
+from skep.store.verdicts import Verdict
 
 RUN_KEYS = (
     "id", "kind", "state", "created_at", "ended_at", "model", "url", "requests", "simulated", "fingerprint", "config",
@@ -41,28 +51,6 @@ def write_reports(run: Sequence[str] | None, output: Path) -> None:
     note(f"{what} written to {output}")
 
 
-def check_output(output: Path) -> None:
-    """Before the work, not after it."""
-    if output.is_dir() or not output.parent.is_dir():
-        what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
-        raise UserError(f"--output `{output}` {what}", hint="name a file, such as report.html")
-    if output.suffix not in (".html", ".htm", ".svg"):
-        raise UserError(f"--output `{output}` is neither .html nor .svg", hint="name a file, such as report.html")
-
-
-def write_whole(output: Path, text: str) -> None:
-    """Write beside its place and move it there, so that a reader never sees half a file."""
-    descriptor, draft = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(draft).chmod(0o644)
-        Path(draft).replace(output)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
-
-
 def _runs(limit: int) -> list[tuple[StoredRun, int]]:
     """The runs, and how many of the requests of each failed."""
     path = user_paths(os.environ).store
@@ -70,16 +58,6 @@ def _runs(limit: int) -> list[tuple[StoredRun, int]]:
         return []
     with open_store(path, read_only=True) as store:
         return [(run, sum(not row.ok for row in store.requests(run.id))) for run in store.runs(limit)]
-
-
-def existing(
-    none_yet: str = "there are no runs yet", hint: str = "`skep bench sweep` makes one", *, read_only: bool = True
-) -> Store:
-    """Open the store. Where there is none yet, raise UserError: looking makes no file."""
-    path = user_paths(os.environ).store
-    if not path.exists():
-        raise UserError(none_yet, hint=hint)
-    return open_store(path, read_only=read_only)
 
 
 def _run_json(row: tuple[StoredRun, int]) -> dict[str, Any]:
@@ -95,3 +73,123 @@ def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
         levels = "search"
     what = [run.kind, run.state.value, run.model, levels, run.requests, run.url]
     return [run.id, day_and_time(run.created_at), *what, ", ".join(filter(None, notes))]
+
+
+FORMATS = ("markdown", "csv", "json")
+
+
+def run_export_command(run: str, form: str, output: Path | None, *, requests: bool) -> None:
+    if form not in FORMATS:
+        raise UserError(f"--format `{form}` is unknown", hint=f"choose one of {', '.join(FORMATS)}")
+    if requests and form == "markdown":
+        raise UserError("--requests has too many rows for Markdown", hint="add --format csv or --format json")
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise UserError(f"--output `{output}` is not a place for a file", hint="name a file in a folder that exists")
+    with existing() as store:
+        found, summary, rows = load_run(store, run)
+        verdicts = store.verdicts(found.id)
+    if found.kind in JUDGED and not requests:
+        hint = f"`skep report {found.id}` has the figures; --requests --format csv gives every request with its verdict"
+        raise UserError(f"run `{found.id}` ({found.kind}) is about answers, not about levels of speed", hint=hint)
+    text = _requests(rows, verdicts, form) if requests else _levels(found, summary, form)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(output, text)
+        note(f"{found.id} written to {output}")
+
+
+def _levels(run: StoredRun, summary: SweepSummary, form: str) -> str:
+    from skep.report.tables import contention_table, csv_text, level_rows, markdown, speedup_table
+
+    if form == "json":
+        return _json({"run": run.id, "model": run.model, **sweep_json(summary)})
+    if form == "csv":
+        return csv_text(level_rows(summary))
+    entries: list[tuple[str, SweepSummary | str]] = [(run.model, summary)]
+    tables = [_readable(run, summary)]
+    if run.kind not in TIMED:
+        tables.append(contention_table(entries))
+    if summary.speedups is not None:
+        tables.append(speedup_table(entries))
+    simulated = "SIMULATED. " if run.simulated else ""
+    origin = f"{simulated}{run.model}, run {run.id}, skep {run.skep_version}.\n"
+    return "\n".join([origin, *(markdown(table) for table in tables)])
+
+
+def _readable(run: StoredRun, summary: SweepSummary) -> Any:
+    """The level table of a README: what fits beside each other. Classes of traffic follow the whole."""
+    from skep.report.checks import left_out_sentences
+    from skep.report.levels import runs_text, spread_text
+    from skep.report.tables import Table
+    from skep.report.timed import level_names
+
+    names: list[Any] = [level.concurrency for level in summary.levels]
+    if run.kind in TIMED:
+        names = [*level_names(run, summary.levels), *(level.traffic for level in summary.classes)]
+    levels = (*summary.levels, *summary.classes) if run.kind in TIMED else summary.levels
+    rows = tuple(
+        (
+            name,
+            level.effective_tok_s,
+            spread_text(level),
+            level.plateau_tok_s,
+            level.task_tok_s,
+            level.contention_pct,
+            level.ttft_ms.p50 if level.ttft_ms else None,
+            level.ttft_ms.p95 if level.ttft_ms else None,
+            level.tpot_ms.p50 if level.tpot_ms else None,
+            runs_text(level),
+            level.requests,
+            level.failed,
+        )
+        for name, level in zip(names, levels, strict=True)
+    )
+    first = "load" if run.kind in TIMED else "C"
+    columns = (
+        first, "eff. tok/s", "95 %", "plateau", "task tok/s", "contention", "TTFT p50 ms", "TTFT p95 ms",
+        "TPOT p50 ms", "runs", "requests", "failed",
+    )  # fmt: skip
+    units = ("", "tok/s", "", "tok/s", "tok/s", "%")
+    titles = names[: len(summary.levels)] if run.kind in TIMED else ()
+    return Table("Levels", columns, rows, units, tuple(left_out_sentences(summary.levels, titles)))
+
+
+def _requests(rows: list[Request], verdicts: list[Verdict], form: str) -> str:
+    known = {(one.level, one.repeat, one.index): one for one in verdicts}
+    records = [_record(row) for row in rows]
+    if known:
+        found = (known.get((row.level, row.repeat, row.index)) for row in rows)
+        records = [{**record, **_verdict(one)} for record, one in zip(records, found, strict=True)]
+    if form == "json":
+        return _json(records)
+    out = io.StringIO()
+    names = [*_record(Request(0, 0, 0, "", 0.0, 0.0)), *(_verdict(None) if known else ())]
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def _record(row: Request) -> dict[str, Any]:
+    """Without the texts and the arrivals, which are long; they are in the store."""
+    left_out = ("arrivals_s", "prompt", "answer", "reasoning", "engine")
+    plain = {key: value for key, value in asdict(row).items() if key not in left_out}
+    engine = {f"engine_{key}": value for key, value in asdict(row.engine).items()}
+    return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s)}
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
+        return dict.fromkeys(("item", "outcome", "detail", "keywords", "checker"))
+    return {
+        "item": verdict.item,
+        "outcome": verdict.outcome.value,
+        "detail": verdict.detail,
+        "keywords": verdict.keywords,
+        "checker": verdict.checker,
+    }
+
+
+def _json(document: Any) -> str:
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"

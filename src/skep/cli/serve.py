@@ -110,7 +110,8 @@ def up(options: ServeOptions) -> None:
     serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
     real = options.named("checkpoint", "gpus", "memory_share", "binary")
     plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "agents")
-    model, served = options.model, ()
+    model = options.model
+    served: tuple[Serve, ...] = ()
     if options.simulate:
         from skep.cli.simulate import simulated_serve
 

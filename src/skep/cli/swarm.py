@@ -63,7 +63,7 @@ class SwarmOptions(EndpointOptions):
 class TaskRunOptions(SwarmOptions):
     """The options of `skep swarm run`: where the tasks come from, and what those that do not say take."""
 
-    LAST: ClassVar = (
+    LAST: ClassVar[tuple[str, ...]] = (
         "url", "model", "agents", "template", "form", "schema", "system", "max_tokens", "temperature", "priority",
         "tries", "timeout", "deadline", "stragglers", "key_env", "price_kwh", "report", "dry_run", "as_json",
     )  # fmt: skip
@@ -119,7 +119,7 @@ def resume(
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions(SwarmOptions):
-    LAST: ClassVar = (
+    LAST: ClassVar[tuple[str, ...]] = (
         "url", "model", "key_env", "agents", "chunk_tokens", "max_tokens", "tries", "timeout", "deadline", "report",
         "as_json",
     )  # fmt: skip

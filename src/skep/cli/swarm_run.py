@@ -12,12 +12,10 @@ from typing import Any
 from skep.bench.endpoint import Endpoint
 from skep.cli.bench_common import Interrupted, positive_seconds, run_measuring
 from skep.cli.options import EndpointOptions
-from skep.cli.output import note, print_json
-from skep.cli.run_list import check_output, write_whole
+from skep.cli.output import check_output, note, print_json, write_whole
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
-from skep.cli.swarm_journal import MAKES_ONE, NONE_YET, check_place, free_output, journal, stored_runs
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of
-from skep.cli.swarm_tables import one_line
+from skep.cli.swarm_tables import MAKES_ONE, NONE_YET, check_place, free_output, journal, one_line, stored_runs
 from skep.errors import EndpointError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store

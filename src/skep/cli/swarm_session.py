@@ -12,15 +12,13 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.options import EndpointOptions
-from skep.cli.output import note, print_json
-from skep.cli.run_list import check_output, write_whole
-from skep.cli.swarm_journal import check_place, journal, opened
-from skep.cli.swarm_tables import summary_lines
-from skep.cli.top import BETWEEN, Line, Screen
+from skep.cli.output import check_output, note, print_json, write_whole
+from skep.cli.swarm_tables import check_place, journal, opened, summary_lines
+from skep.cli.top import BETWEEN, Line, Screen, bar_cells, redrawn
 from skep.errors import SkepError, UserError
 from skep.paths import Paths
 from skep.swarm.progress import Lane, SwarmProgress
@@ -31,10 +29,6 @@ from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import account_json, account_of, story_of
 from skep.units import format_seconds
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 
 def write_results(name: str, output: Path | None, *, failed: bool, done: bool, as_json: bool) -> None:
@@ -74,12 +68,10 @@ def write_report(name: str, output: Path, price_kwh: float | None) -> None:
     note(f"{run.id} ({run.state.value}) written to {output}")
 
 
-REFRESH_PER_S = 4
 BAR, LANE_BAR, LONGEST_TASK = 40, 24, 32
 EVERY_S, MOST_S = 5.0, 60.0  # between two lines elsewhere: the longer a run takes, the rarer
 NEWS_AT_ONCE = 5
 NEWS_SHOWN = 3
-FEWEST_LINES = 10
 UNICODE_BAR, ASCII_BAR = "━╳─", "=x-"  # done, set aside, left
 
 
@@ -92,7 +84,6 @@ def live_view(
         yield _line_writer(deadline_s)
         return
     from rich.console import Console
-    from rich.live import Live
 
     console = Console(stderr=True, highlight=False)
     if console.is_dumb_terminal:
@@ -100,26 +91,11 @@ def live_view(
         return
     newest: list[SwarmProgress] = []
 
-    def drawn() -> Text:
-        return _text(frame(newest[-1], _page(console), title, deadline_s) if newest else [])
-
     def take(progress: SwarmProgress) -> None:
         newest[:] = [progress]
 
-    live = Live(
-        get_renderable=drawn,
-        console=console,
-        refresh_per_second=REFRESH_PER_S,
-        transient=True,
-        redirect_stdout=False,  # data stays data
-    )
-    with contextlib.suppress(OSError):
-        live.start()
-    try:
+    with redrawn(console, lambda page: frame(newest[-1], page, title, deadline_s) if newest else []):
         yield take
-    finally:
-        with contextlib.suppress(OSError):
-            live.stop()
 
 
 def frame(progress: SwarmProgress, page: Screen, title: str, deadline_s: float | None = None) -> list[Line]:
@@ -142,7 +118,8 @@ def _totals(progress: SwarmProgress, page: Screen) -> list[Line]:
     counts = f"{progress.done:,} done, {progress.failed:,} set aside, {left:,} left of {progress.total:,}"
     wide = max(10, min(BAR, page.width - len(counts) - 4))
     glyphs = UNICODE_BAR if page.clean(UNICODE_BAR) == UNICODE_BAR else ASCII_BAR
-    cells = bar_cells(progress.done, progress.failed, progress.total, wide)
+    left = progress.total - progress.done - progress.failed
+    cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
     bar: Line = [(glyphs[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
     retried = f", {progress.retried:,} tried again" if progress.retried else ""
     speed = f"{page.figure(progress.tok_s)} tok/s, {progress.output_tokens:,} tokens{retried}"
@@ -155,15 +132,6 @@ def _totals(progress: SwarmProgress, page: Screen) -> list[Line]:
         [("time    ", "bold"), (time, "")],
         [("agents  ", "bold"), (f"{progress.in_flight} at work, {progress.limit} allowed{why}", "")],
     ]
-
-
-def bar_cells(done: int, failed: int, total: int, most: int) -> list[int]:
-    """Cells for done, set aside and left: only a part of zero has none, and a bar is full when nothing is left."""
-    parts = (done, failed, total - done - failed)
-    cells = [max(min(part, 1), round(most * part / max(1, total))) for part in parts]
-    while (over := sum(cells) - most) != 0:
-        cells[cells.index(max(cells))] -= 1 if over > 0 else -1
-    return cells
 
 
 def _trouble(progress: SwarmProgress, page: Screen, deadline_s: float | None) -> list[Line]:
@@ -262,16 +230,6 @@ def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
                 note(page.clean(line))
 
     return take
-
-
-def _page(console: Console) -> Screen:
-    return Screen(console.width, max(FEWEST_LINES, console.height) - 1, console.encoding)
-
-
-def _text(lines: list[Line]) -> Text:
-    from rich.text import Text
-
-    return Text("\n", no_wrap=True, overflow="crop").join([Text.assemble(*line) for line in lines])
 
 
 T = TypeVar("T")

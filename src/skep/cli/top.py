@@ -14,7 +14,7 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 HISTORY = 60  # readings
+REFRESH_PER_S, FEWEST_LINES = 4, 10
 ONCE_S = 1.0  # between the two readings of `--once` and `--json`
 SHORTEST_S, ANSWER_S = 0.1, 3.0
 LONGEST_BAR, SHORTEST_BAR, SHORTEST_NAME = 40, 8, 8
@@ -99,11 +100,15 @@ def slot_cells(active: int, releasing: int, slots: int, most: int) -> list[int]:
     """Cells for active, releasing and free slots. Where they are fewer than slots, only a part of zero has none."""
     cells, active = min(slots, most), min(active, slots)
     releasing = min(releasing, slots - active)
-    parts = (active, releasing, slots - active - releasing)
-    drawn = [max(min(part, 1), round(cells * part / max(1, slots))) for part in parts]
-    while (over := sum(drawn) - cells) != 0:
-        drawn[drawn.index(max(drawn))] -= 1 if over > 0 else -1
-    return drawn
+    return bar_cells((active, releasing, slots - active - releasing), slots, cells)
+
+
+def bar_cells(parts: Sequence[int], total: int, most: int) -> list[int]:
+    """Cells of a bar for each part: only a part of zero has none, and together they fill it."""
+    cells = [max(min(part, 1), round(most * part / max(1, total))) for part in parts]
+    while (over := sum(cells) - most) != 0:
+        cells[cells.index(max(cells))] -= 1 if over > 0 else -1
+    return cells
 
 
 class HiveView:
@@ -273,7 +278,7 @@ def _show_once(read: Callable[[], Status], console: Console, *, as_json: bool) -
     if as_json:
         print_json({**view.status, "rates": view.rates()})
     else:
-        console.print(_drawn(view, console))
+        console.print(drawn(view.frame(Screen(console.width, None, console.encoding))))
 
 
 def _watch(read: Callable[[], Status], console: Console, every_s: float) -> None:
@@ -287,7 +292,8 @@ def _watch(read: Callable[[], Status], console: Console, every_s: float) -> None
     with contextlib.suppress(KeyboardInterrupt):
         with _keys() as pause, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_drawn(view, console, console.height, trouble), refresh=True)
+                page = Screen(console.width, console.height, console.encoding)
+                live.update(drawn(view.frame(page, trouble)), refresh=True)
                 if pause(every_s):
                     return
                 try:
@@ -302,11 +308,34 @@ def _watch(read: Callable[[], Status], console: Console, every_s: float) -> None
         note("skep is down")
 
 
-def _drawn(view: HiveView, console: Console, height: int | None = None, trouble: str | None = None) -> Text:
+def drawn(lines: list[Line]) -> Text:
     from rich.text import Text
 
-    lines = view.frame(Screen(console.width, height, console.encoding), trouble)
     return Text("\n", no_wrap=True, overflow="crop").join([Text.assemble(*line) for line in lines])
+
+
+@contextlib.contextmanager
+def redrawn(console: Console, lines: Callable[[Screen], list[Line]]) -> Iterator[None]:
+    """Draw a page again and again below what is printed. A terminal that went away is no reason to stop."""
+    from rich.live import Live
+
+    def page() -> Text:
+        return drawn(lines(Screen(console.width, max(FEWEST_LINES, console.height) - 1, console.encoding)))
+
+    live = Live(
+        get_renderable=page,
+        console=console,
+        refresh_per_second=REFRESH_PER_S,
+        transient=True,
+        redirect_stdout=False,  # data stays data
+    )
+    with contextlib.suppress(OSError):
+        live.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            live.stop()
 
 
 @contextlib.contextmanager

@@ -29,8 +29,7 @@ from skep.cli.tune_stored import (
     write_preset,
     written_before,
 )
-from skep.cli.tune_tables import figure_words
-from skep.cli.tune_view import TuneStatus, live_view
+from skep.cli.tune_tables import TuneStatus, figure_words, live_view
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.power import open_meter

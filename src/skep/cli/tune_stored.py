@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from skep.catalog.presets import Preset, Published
-from skep.cli.output import day_and_time, note, print_json, print_list
+from skep.cli.options import existing
+from skep.cli.output import day_and_time, note, print_json, print_list, write_whole
 from skep.cli.plan_output import check_page
-from skep.cli.run_list import existing, write_whole
 from skep.cli.swarm_tables import one_line
 from skep.cli.tune_tables import (
     aim_words,

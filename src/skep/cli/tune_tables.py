@@ -1,15 +1,21 @@
-"""A tuning in the terminal: the ladder as a table, the climb as bars, the winner's curve beside the baseline's.
+"""A tuning in the terminal: its stages as a table and as bars, the winner's curve, and what happens while it runs.
 
-Values in, lines out: what is stored where, and who asked, it does not know.
+Values in, lines out: what is stored where it does not know; only `live_view` knows a clock and a terminal.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from skep.cli.output import number, print_table
+from skep.cli.output import note, number, print_table
 from skep.cli.swarm_tables import one_line
+from skep.cli.top import Line, Screen, redrawn
+from skep.tuner.ports import BenchProgress, BenchRequest, CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.predictions import PREDICTED_KNOBS
 from skep.tuner.records import (
     FAILURES,
@@ -23,9 +29,11 @@ from skep.tuner.records import (
     Tuning,
     value_words,
 )
+from skep.tuner.running import OnEvent, RequestFinished, RequestStarted, StageDecided, TuneEvent
 from skep.tuner.step_text import share_words
 from skep.tuner.summary import (
     KEPT,
+    UNITS,
     accepted,
     baseline_of,
     best_of,
@@ -34,7 +42,7 @@ from skep.tuner.summary import (
     total_gain,
     unit_of,
 )
-from skep.units import Interval
+from skep.units import Interval, format_seconds
 
 BAR, WHY_WIDTH, CHANGE_WIDTH = 40, 68, 44
 LADDER = ("STAGE", "CHANGE", "FIGURE", "95 %", "RATIO", "95 % OF RATIO", "FORESEEN", "TPOT", "TTFT", "DECISION", "WHY")
@@ -235,3 +243,121 @@ def _figures(interval: Interval | None) -> str:
 def _range(interval: Interval | None, digits: int) -> str:
     """Of what cannot be below zero, whatever two runs make of it."""
     return "–" if interval is None else f"{max(0.0, interval.low):,.{digits}f}..{interval.high:,.{digits}f}"
+
+
+SHOWN_STAGES = 12
+STYLES = {
+    StageDecision.ACCEPTED: "green",
+    StageDecision.BASELINE: "bold",
+    StageDecision.FAILED: "red",
+    StageDecision.ANSWERS_WORSE: "red",
+}
+
+
+@dataclass(slots=True)
+class TuneStatus:
+    """All that is known of a climb at this moment."""
+
+    title: str
+    aim: TuneGoal
+    budget_s: float
+    spent_s: float = 0.0  # of the budget, errands that ended
+    stages: list[TuneStage] = field(default_factory=list)
+    errand: BenchRequest | None = None
+    progress: BenchProgress | None = None
+
+    @property
+    def unit(self) -> str:
+        return UNITS[self.aim.metric]
+
+    def lines(self, page: Screen, running_s: float) -> list[Line]:
+        """`running_s`: since the errand under way began."""
+        best = best_of(self.stages)
+        found = "nothing yet" if best is None or best.figure is None else f"{figure_words(best.figure)} {self.unit}"
+        left = max(0.0, self.budget_s - self.spent_s - running_s)
+        budget = f"{format_seconds(self.spent_s + running_s)} of {format_seconds(self.budget_s)}"
+        lines: list[Line] = [
+            [(self.title, "bold")],
+            [("best    ", "bold"), (found, "")],
+            [("time    ", "bold"), (f"{budget}, {format_seconds(left)} left at most", "")],
+            [("now     ", "bold"), (self.now_words(), "")],
+            [],
+        ]
+        room = SHOWN_STAGES if page.height is None else max(1, page.height - len(lines) - 1)
+        hidden = len(self.stages) - room
+        if hidden > 0:
+            lines.append([(f"{hidden} earlier stages", "dim")])
+        for stage in self.stages[-room:]:
+            text = one_line(stage_words(stage, self.unit), max(20, page.width - 1))
+            lines.append([(text, STYLES.get(stage.decision, ""))])
+        return [[(page.clean(text), style) for text, style in line] for line in lines]
+
+    def take(self, event: TuneEvent) -> None:
+        match event:
+            case RequestStarted():
+                self.errand, self.progress = event.errand, None
+            case BenchProgress():
+                self.progress = event
+            case RequestFinished():
+                self.errand, self.progress = None, None
+                self.spent_s += event.answer.seconds
+            case StageDecided():
+                self.stages.append(event.stage)
+
+    def now_words(self) -> str:
+        if self.errand is None:
+            return "thinking"
+        words, progress = step_words(self.errand), self.progress
+        if progress is None:
+            return words
+        of = f" {progress.reading}/{progress.readings}" if progress.readings else ""
+        speed = f", {number(progress.tok_s)} tok/s" if progress.tok_s is not None else ""
+        return f"{words}: {progress.what}{of}{speed}"
+
+
+def step_words(errand: BenchRequest) -> str:
+    match errand:
+        case MeasureRequest():
+            return errand.words or errand.purpose
+        case JudgeRequest():
+            changes = ", ".join(map(str, errand.challenger.changes_from(errand.incumbent)))
+            return f"are the answers as good? {changes}"
+        case CurveRequest():
+            return f"the curve at C={','.join(map(str, errand.levels))}"
+
+
+def stage_words(stage: TuneStage, unit: str) -> str:
+    """One line: what was decided of which change, by which figures."""
+    figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
+    why = f"; {stage.why}" if stage.why else ""
+    what = stage.decision.value if not stage.changes else f"{stage.decision.value}, {stage.title}"
+    return f"stage {stage.number} {what}{figure}{why}"
+
+
+@contextlib.contextmanager
+def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[OnEvent]:
+    """`brief`: stages only, where errands take no time. A terminal that went away is no reason to stop."""
+    began = [time.monotonic()]
+    lines = not sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads on: the work is worth more than the story of it
+            note(one_line(text, 600))
+
+    def on_event(event: TuneEvent) -> None:
+        standing.take(event)
+        if isinstance(event, RequestStarted):
+            began[0] = time.monotonic()
+            if lines and not brief:
+                say(f"{step_words(event.errand)} ...")
+        elif isinstance(event, StageDecided) and lines:
+            say(stage_words(event.stage, standing.unit))
+
+    if lines:
+        yield on_event
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    with redrawn(console, lambda page: standing.lines(page, 0.0 if brief else time.monotonic() - began[0])):
+        yield on_event
