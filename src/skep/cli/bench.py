@@ -94,9 +94,7 @@ class SweepOptions(WorkloadOptions):
     ] = None
 
 
-@command(
-    bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8", runs="against_preset.sweep_or_rerun"
-)
+@command(bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8", runs="against_preset.sweep")
 def sweep(context: typer.Context, options: SweepOptions) -> None:
     """Fresh coding tasks at each concurrency: effective tok/s, contention, TTFT, knee and cliff, with intervals."""
 

@@ -73,7 +73,7 @@ def _preset(name: str, port: int, engine_port: int) -> Recipe:
 
 def _planned(model: str, gpu: str, port: int, engine_port: int) -> Recipe:
     """As `skep plan MODEL --gpu ...` has it; which files the weights are is left to the user."""
-    from skep.cli.serve import ServeOptions
+    from skep.cli.options import ServeOptions
     from skep.cli.simulate import best_plan, simulated_flags
     from skep.deploy.commands import launches_of
     from skep.deploy.export_recipe import check_engine, recipe_with

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption, command, option
-from skep.cli.serve import DetachOption, HostOption, PortOption, given, start
+from skep.cli.options import ConfigOption, DetachOption, HostOption, JsonOption, PortOption, command, given, option
+from skep.cli.serve import start
 from skep.errors import UserError
 
 

@@ -109,6 +109,14 @@ KeyEnv = Annotated[str | None, option("Environment variable with the endpoint's 
 JsonOption = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
 ConfigOption = Annotated[Path | None, option("Configuration file (default: skep.toml if there is one).")]
 
+HostOption = Annotated[str | None, option("Address of the gateway; any but loopback requires a key.")]
+PortOption = Annotated[int | None, option("Port of the gateway; 0 picks a free one.", min=0, max=65535)]
+DetachOption = Annotated[bool, option("Run in the background.", "-d", "--detach")]
+ClusterOption = Annotated[
+    str | None, option("A Ray cluster by its head's HOST:PORT; auto: this machine's.", metavar="ADDRESS")
+]
+HiveOption = Annotated[str | None, option("Name of the hive, where a cluster has several.")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
@@ -140,6 +148,69 @@ class EndpointOptions:
         if self.api not in ("openai", "ollama"):
             raise UserError(f"--api `{self.api}` is unknown", hint="choose openai or ollama")
         return await find_endpoint(self.address, self.model, key=self.key(), api=self.api)
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of `skep up` as typed; None means that the planner chooses."""
+
+    model: Annotated[
+        str | None, argument("A preset, a model, a checkpoint or a GGUF file; default: skep.toml, else embedded.")
+    ] = None
+    embedded: Annotated[bool, option("Serve the embedded model, even if there is a skep.toml.", "--embedded")] = False
+    replicas: Annotated[int | None, option("Number of engine processes.", min=1, max=1024)] = None
+    slots: Annotated[int | None, option("Sequences a replica decodes at a time.", min=1, max=1024)] = None
+    context: Annotated[int | None, option("Tokens of context per slot.", min=64)] = None
+    threads: Annotated[int | None, option("CPU threads per replica.", min=1)] = None
+    host: HostOption = None
+    port: PortOption = None
+    engine_port: Annotated[int | None, option("Port of the first engine; 0 picks free ones.", min=0, max=65535)] = None
+    simulate: Annotated[
+        bool,
+        option("Simulate the engine at the speed the planner predicts; needs no weights and no GPU.", "--simulate"),
+    ] = False
+    gpu: Annotated[tuple[str, ...], option('Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')] = ()
+    link: Annotated[str | None, option("Link between the cards: nvlink or pcie.")] = None
+    engine: Annotated[str | None, option("vllm, sglang, llamacpp, ollama or embedded; default: the best plan's.")] = (
+        None
+    )
+    checkpoint: Annotated[str | None, option("The weights: hub name, folder, GGUF file or Ollama tag.")] = None
+    quant: Annotated[str | None, option("Format of the weights; default: the best plan's.")] = None
+    kv: Annotated[str | None, option("Type of the KV cache; default: the best plan's.")] = None
+    spec: Annotated[str | None, option("Speculation, such as mtp:3, or none.")] = None
+    tp: Annotated[int | None, option("Cards that share one replica.", min=1)] = None
+    agents: Annotated[int | None, option("Agents to plan the layout for.", min=1)] = None
+    gpus: Annotated[str | None, option("This machine's cards to use, by number: 0,1.")] = None
+    memory_share: Annotated[
+        float | None, option("Share of each card's memory that the engine may fill.", min=0.01, max=1.0)
+    ] = None
+    binary: Annotated[str | None, option("The engine's program, where it is not on PATH.")] = None
+    fallback: Annotated[
+        bool, option("Restart an engine that dies with the known remedy, one change at a time.", "--fallback")
+    ] = False
+    cluster: ClusterOption = None
+    hive: HiveOption = None
+    config: ConfigOption = None
+    detach: DetachOption = False
+    as_json: JsonOption = False
+
+    @property
+    def name(self) -> str:
+        assert self.model is not None
+        return self.model
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """Those of these options that are given."""
+        return given(**{name: getattr(self, name) for name in names})
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """What only a plan understands."""
+        return self.named("quant", "spec", "agents", "link")
+
+
+def given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 # The hive and the store that are meant

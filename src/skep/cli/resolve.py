@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skep.cli.options import ServeOptions
 from skep.cli.output import note
-from skep.cli.serve import ServeOptions
 from skep.config.settings import Serve, default_context
 from skep.errors import DoesNotFit, UserError
 from skep.paths import user_paths

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skep.cli.options import ServeOptions
 from skep.cli.output import note
 from skep.cli.resolve import (
     ENGINES,
@@ -23,7 +24,6 @@ from skep.cli.resolve import (
     planned,
     preset_serve,
 )
-from skep.cli.serve import ServeOptions
 from skep.cluster.nodes import LeftOut, busy_nodes, capacity, describe_request, has_words, host_of, left_out_lines
 from skep.config.settings import Serve
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from skep.cli.options import ServeOptions
 from skep.cli.output import note
-from skep.cli.serve import ServeOptions
 from skep.deploy.plan_request import PlanFlags, engines_of, goal_of, pins_of, read_model, read_rigs
 from skep.engines.simulated import plan_of
 from skep.errors import UserError

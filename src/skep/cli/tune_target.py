@@ -17,6 +17,7 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.presets import Preset
 from skep.catalog.pullable import find_pullable
+from skep.cli.options import ServeOptions
 from skep.cli.resolve import (
     ENGINES,
     check_cards,
@@ -25,7 +26,6 @@ from skep.cli.resolve import (
     parse_gpus,
     unknown_name,
 )
-from skep.cli.serve import ServeOptions
 from skep.cli.tune import TuneOptions
 from skep.config.presets import find_preset, presets_folder
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
