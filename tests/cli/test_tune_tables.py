@@ -2,23 +2,10 @@
 
 import pytest
 
+from skep.cli import tune_tables as tables
 from skep.cli.top import Screen
 from skep.cli.tune_run import unmet
 from skep.cli.tune_setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
-from skep.cli.tune_tables import (
-    TuneStatus,
-    changes_wrapped,
-    dead_ends,
-    foreseen_ratio,
-    headline,
-    ladder_cells,
-    live_view,
-    print_curve,
-    print_ladder,
-    progress_lines,
-    stage_words,
-    why_words,
-)
 from skep.errors import UserError
 from skep.tuner.ports import BenchProgress, MeasureRequest
 from skep.tuner.records import (
@@ -73,18 +60,18 @@ def tuning(**more):
 
 
 def test_a_row_has_figure_interval_ratio_foresight_and_decision():
-    cells = ladder_cells(STAGES[1], STAGES)
+    cells = tables.ladder_cells(STAGES[1], STAGES)
     assert cells == ["1", "graphs off → on", "50.0", "48.5..51.5", "2.000", "1.980..2.020", "1.80", "–", "–",
                      "accepted", "kept: because"]  # fmt: skip
 
 
 def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
-    print_ladder(tuning(), STAGES)
+    tables.print_ladder(tuning(), STAGES)
     said = capsys.readouterr().out
     assert "stage 2 ran out of memory: no room for the cache" in said
     assert "it said: CUDA out of memory: tried 2 GiB" in said
     assert "remedy: lower the memory share" in said
-    assert dead_ends(STAGES[:2]) == []
+    assert tables.dead_ends(STAGES[:2]) == []
 
 
 def attempt(number, decision, knob, after, ratio, **more):
@@ -94,17 +81,17 @@ def attempt(number, decision, knob, after, ratio, **more):
 
 def test_a_long_list_of_changes_wraps_and_none_is_cut():
     changes = tuple(KnobChange(f"a_knob_of_some_length_{n}", 1024, 2048) for n in range(4))
-    lines = changes_wrapped(stage(5, StageDecision.ACCEPTED, changes=changes), 44).splitlines()
+    lines = tables.changes_wrapped(stage(5, StageDecision.ACCEPTED, changes=changes), 44).splitlines()
     assert lines == [str(change) for change in changes]
-    assert changes_wrapped(STAGES[1], 44) == "graphs off → on"
+    assert tables.changes_wrapped(STAGES[1], 44) == "graphs off → on"
 
 
 def test_nothing_is_foreseen_of_a_knob_that_the_planner_does_not_know():
     """Its figure stays as it is then: a ratio of 1.00 would be no prediction."""
     unknown = attempt(3, StageDecision.SAME, "prefix_cache", True, 1.0, predicted=1.0)
-    assert foreseen_ratio(unknown) is None
-    assert ladder_cells(unknown, STAGES)[6] == "–"
-    assert foreseen_ratio(STAGES[1]) == 1.8
+    assert tables.foreseen_ratio(unknown) is None
+    assert tables.ladder_cells(unknown, STAGES)[6] == "–"
+    assert tables.foreseen_ratio(STAGES[1]) == 1.8
 
 
 @pytest.mark.parametrize(
@@ -122,22 +109,26 @@ def test_nothing_is_foreseen_of_a_knob_that_the_planner_does_not_know():
     ],
 )  # fmt: skip
 def test_each_step_says_why_it_was_kept_or_left_without_repeating_its_columns(decision, why, said):
-    assert why_words(attempt(3, decision, "slots", 2, 1.0, why=why)) == said
-    assert [why_words(one) for one in (STAGES[0], STAGES[2])] == ["because", "left: ran out of memory"]
+    assert tables.why_words(attempt(3, decision, "slots", 2, 1.0, why=why)) == said
 
 
-def test_what_was_accepted_and_died_later_is_no_step_of_the_search(capsys):
+def test_a_baseline_has_no_reason_and_a_dead_end_a_short_one():
+    assert tables.why_words(STAGES[0]) == "because"
+    assert tables.why_words(STAGES[2]) == "left: ran out of memory"
+
+
+def test_what_was_accepted_and_died_later_is_no_step_of_the_climb(capsys):
     died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
     stages = [*STAGES[:2], died]
-    assert "25.0 (24.2 to 25.8) tok/s; no change was shown to be better" in headline(tuning(), stages)
-    assert ladder_cells(stages[1], stages)[9] == "accepted, died later"
-    assert progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
+    assert "25.0 (24.2 to 25.8) tok/s; no change was shown to be better" in tables.headline(tuning(), stages)
+    assert tables.ladder_cells(stages[1], stages)[9] == "accepted, died later"
+    assert tables.progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
 
 
 def test_the_same_dead_end_is_told_once_with_all_its_stages():
     again = stage(5, StageDecision.FAILED, changes=(KnobChange("slots", 1, 4),), failure=OOM, why=str(OOM))
-    assert dead_ends([*STAGES, again])[0].startswith("stages 2, 5 ran out of memory: ")
-    assert len(dead_ends([*STAGES, again])) == 3
+    assert tables.dead_ends([*STAGES, again])[0].startswith("stages 2, 5 ran out of memory: ")
+    assert len(tables.dead_ends([*STAGES, again])) == 3
 
 
 def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
@@ -156,20 +147,24 @@ def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
 def test_small_figures_keep_their_digits():
     """Tokens a joule are mostly below one; and no interval reaches below zero."""
     small = TuneStage(1, (), BASE, StageDecision.BASELINE, "", Interval(-0.1, 0.312, 0.7))
-    assert ladder_cells(small, [small])[2:4] == ["0.312", "0.000..0.700"]
-    assert "0.312 (0.000 to 0.700) tok/J" in headline(tuning(aim=TuneGoal("tok_per_joule", 4)), [small])
+    assert tables.ladder_cells(small, [small])[2:4] == ["0.312", "0.000..0.700"]
+    assert "0.312 (0.000 to 0.700) tok/J" in tables.headline(tuning(aim=TuneGoal("tok_per_joule", 4)), [small])
 
 
 def test_the_headline_says_from_where_to_where_and_that_it_is_simulated():
-    words = headline(tuning(), STAGES)
+    words = tables.headline(tuning(), STAGES)
     assert words.startswith("SIMULATED: qwen (vllm) on 2x rtx-3090, 512 in, 128 out, C=4")
     assert "from 25.0 to 50.0 (48.5 to 51.5) tok/s, 2.00 times (1.98 to 2.02) by 1 accepted step" in words
-    assert "no change was shown to be better" in headline(tuning(), STAGES[:1])
-    assert "nothing was measured" in headline(tuning(), [])
-    assert "nothing is decided yet" in headline(tuning(), [], over=False)
-    assert headline(tuning(), STAGES[:1], over=False).endswith("better so far")
-    bars = [line.count("█") for line in progress_lines(STAGES, "tok/s")]
-    assert bars[1] > 1.8 * bars[0]  # of what was kept: it grows with its figure
+    assert "no change was shown to be better" in tables.headline(tuning(), STAGES[:1])
+    assert "nothing was measured" in tables.headline(tuning(), [])
+    assert "nothing is decided yet" in tables.headline(tuning(), [], over=False)
+    assert tables.headline(tuning(), STAGES[:1], over=False).endswith("better so far")
+
+
+def test_what_was_kept_has_a_bar_that_grows_with_its_figure():
+    lines = tables.progress_lines(STAGES, "tok/s")
+    assert len(lines) == 2
+    assert lines[1].count("█") > 1.8 * lines[0].count("█")
 
 
 def test_the_curve_has_both_sides_and_their_ratio(capsys):
@@ -177,14 +172,14 @@ def test_the_curve_has_both_sides_and_their_ratio(capsys):
         CurvePoint(c, config, Interval(0.9 * value, value, 1.1 * value), 100.0)
         for c, config, value in ((1, BASE, 20.0), (1, BEST, 30.0), (4, BASE, 25.0))
     ]
-    print_curve(points, BASE, BEST)
+    tables.print_curve(points, BASE, BEST)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["1", "20.0", "18.0..22.0", "100", "ms", "30.0", "27.0..33.0", "100", "ms", "1.50"]
     assert lines[2].split()[-1] == "–"
 
 
 def test_the_picture_fits_its_page_and_shows_what_happens_now():
-    standing = TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0, 60.0, [*STAGES] * 10)
+    standing = tables.TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0, 60.0, [*STAGES] * 10)
     standing.errand = MeasureRequest((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
     standing.progress = BenchProgress(BEST, "measuring", 2, 4, 51.2)
     lines = standing.lines(Screen(60, 20), 30.0)
@@ -196,14 +191,14 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 
 def test_without_a_terminal_each_stage_is_a_line(capsys):
-    standing = TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0)
-    request = MeasureRequest((BASE,), 2, "baseline", "the baseline")
-    with live_view(standing, brief=True) as on_event:
-        on_event(RequestStarted(request))
+    standing = tables.TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0)
+    errand = MeasureRequest((BASE,), 2, "baseline", "the baseline")
+    with tables.live_view(standing, brief=True) as on_event:
+        on_event(RequestStarted(errand))
         on_event(StageDecided(STAGES[0]))
         on_event(RequestFinished(request, MeasurementRound((), 12.0)))
     said = capsys.readouterr().err
-    assert said == f"{stage_words(STAGES[0], 'tok/s')}\n"
+    assert said == f"{tables.stage_words(STAGES[0], 'tok/s')}\n"
     assert standing.spent_s == 12.0
 
 

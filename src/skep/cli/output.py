@@ -34,6 +34,11 @@ def plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
+def picked(record: Any, names: str) -> dict[str, Any]:
+    """Return some attributes of a record as JSON knows them."""
+    return {name: plain(getattr(record, name)) for name in names.split()}
+
+
 def note(text: str) -> None:
     """Print one line of narration on stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201

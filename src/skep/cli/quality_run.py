@@ -229,19 +229,12 @@ def print_levels(summary: QualitySummary) -> None:
     ]
     for level in summary.levels:
         found = level.difference
-        rows.append([
-            str(level.concurrency),
-            str(found.items),
-            percent(found.base_rate),
-            percent(found.rate),
-            signed(found.difference),
-            f"{signed(found.low)} .. {signed(found.high)}",
-            str(found.lost),
-            str(found.gained),
-            "–" if level.texts_changed is None else f"{100 * level.texts_changed:.0f} %",
-            *speeds(level.load),
-            level.claim.value,
-        ])  # fmt: skip
+        texts = "–" if level.texts_changed is None else f"{100 * level.texts_changed:.0f} %"
+        rates = [percent(found.base_rate), percent(found.rate), signed(found.difference)]
+        bounds = f"{signed(found.low)} .. {signed(found.high)}"
+        counts = [str(count) for count in (found.lost, found.gained)]
+        name = [str(level.concurrency), str(found.items)]
+        rows.append([*name, *rates, bounds, *counts, texts, *speeds(level.load), level.claim.value])
     print_table(columns, rows, right=columns[:-1])
 
 

@@ -16,7 +16,7 @@ from skep.bench.records import SweepSummary
 from skep.bench.stored_run import JUDGED, TIMED, load_run
 from skep.bench.token_times import tpot_ms
 from skep.cli.options import existing
-from skep.cli.output import check_output, day_and_time, note, plain, print_list, write_whole
+from skep.cli.output import check_output, day_and_time, note, picked, print_list, write_whole
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -25,10 +25,7 @@ from skep.store.database import open_store
 from skep.store.records import Request, StoredRun
 from skep.store.verdicts import Verdict
 
-RUN_KEYS = (
-    "id", "kind", "state", "created_at", "ended_at", "model", "url", "requests", "simulated", "fingerprint", "config",
-    "engine", "skep_version", "error",
-)  # fmt: skip
+RUN_KEYS = "id kind state created_at ended_at model url requests simulated fingerprint config engine skep_version error"
 
 
 def print_runs(limit: int, *, as_json: bool) -> None:
@@ -62,7 +59,7 @@ def _runs(limit: int) -> list[tuple[StoredRun, int]]:
 
 def _run_json(row: tuple[StoredRun, int]) -> dict[str, Any]:
     run, failed = row
-    return {**{name: plain(getattr(run, name)) for name in RUN_KEYS}, "failed": failed}
+    return {**picked(run, RUN_KEYS), "failed": failed}
 
 
 def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
@@ -180,15 +177,8 @@ def _record(row: Request) -> dict[str, Any]:
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, Any]:
-    if verdict is None:
-        return dict.fromkeys(("item", "outcome", "detail", "keywords", "checker"))
-    return {
-        "item": verdict.item,
-        "outcome": verdict.outcome.value,
-        "detail": verdict.detail,
-        "keywords": verdict.keywords,
-        "checker": verdict.checker,
-    }
+    names = "item outcome detail keywords checker"
+    return dict.fromkeys(names.split()) if verdict is None else picked(verdict, names)
 
 
 def _json(document: Any) -> str:

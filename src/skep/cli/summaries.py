@@ -16,6 +16,19 @@ UNITS = {Clock.DECODE: "tok/s", Clock.FIRST_TOKEN: "ms", Clock.TOKENS: "tokens"}
 Column = tuple[str, Callable[[LevelSummary], str]]
 
 
+def milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f} ms"
+
+
+TASK_SPEED: Column = ("task tok/s", lambda level: number(level.task_tok_s))
+FAILED: Column = ("failed", lambda level: str(level.failed))
+LATENCIES: tuple[Column, ...] = (
+    ("TTFT p50", lambda level: milliseconds(level.ttft_ms.p50 if level.ttft_ms else None)),
+    ("TTFT p95", lambda level: milliseconds(level.ttft_ms.p95 if level.ttft_ms else None)),
+    ("TPOT p50", lambda level: "–" if level.tpot_ms is None else f"{level.tpot_ms.p50:.1f} ms"),
+)
+
+
 def print_summary(
     summary: SweepSummary, *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
 ) -> None:
@@ -41,16 +54,14 @@ def print_levels(
         ("eff tok/s", lambda level: number(level.effective_tok_s)),
         ("95 %", spread_text),
         ("plateau", lambda level: number(level.plateau_tok_s)),
-        ("task tok/s", lambda level: number(level.task_tok_s)),
+        TASK_SPEED,
         ("contention", _contention),
-        ("TTFT p50", lambda level: milliseconds(level.ttft_ms.p50 if level.ttft_ms else None)),
-        ("TTFT p95", lambda level: milliseconds(level.ttft_ms.p95 if level.ttft_ms else None)),
-        ("TPOT p50", lambda level: "–" if level.tpot_ms is None else f"{level.tpot_ms.p50:.1f} ms"),
+        *LATENCIES,
         ("engine tok/s", lambda level: number(level.engine_tok_s)),
         ("cached", lambda level: _percent(level.cached_prompt_share)),
         ("runs", runs_text),
         ("wall", lambda level: format_seconds(level.wall_s)),
-        ("failed", lambda level: str(level.failed)),
+        FAILED,
     ]
     if any(level.energy for level in levels):
         columns.append(("J/token", lambda level: number(level.energy.joules_per_token if level.energy else None, 2)))
@@ -62,22 +73,17 @@ def print_levels(
 
 
 def print_classes(levels: Sequence[LevelSummary]) -> None:
-    rows = [
-        [
-            level.traffic,
-            str(level.requests),
-            milliseconds(level.ttft_ms.p50 if level.ttft_ms else None),
-            milliseconds(level.ttft_ms.p95 if level.ttft_ms else None),
-            "–" if level.tpot_ms is None else f"{level.tpot_ms.p50:.1f} ms",
-            milliseconds(level.total_ms.p95 if level.total_ms else None),
-            number(level.task_tok_s),
-            milliseconds(level.queued_ms.p50 if level.queued_ms else None),
-            str(level.failed),
-        ]
-        for level in levels
+    columns: list[Column] = [
+        ("class", lambda level: level.traffic),
+        ("requests", lambda level: str(level.requests)),
+        *LATENCIES,
+        ("total p95", lambda level: milliseconds(level.total_ms.p95 if level.total_ms else None)),
+        TASK_SPEED,
+        ("queued p50", lambda level: milliseconds(level.queued_ms.p50 if level.queued_ms else None)),
+        FAILED,
     ]
-    columns = "class|>requests|>TTFT p50|>TTFT p95|>TPOT p50|>total p95|>task tok/s|>queued p50|>failed"
-    print_table(columns, rows)
+    titles = [title for title, _ in columns]
+    print_table(titles, [[cell(level) for _, cell in columns] for level in levels], right=titles[1:])
 
 
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
@@ -109,10 +115,6 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
         why = "" if late_ms is None else f"; load began up to {late_ms:,.0f} ms late"
         found.append(f"warning: the client was the limit at some level (marked *{why}); its figures are a lower bound")
     return found
-
-
-def milliseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f} ms"
 
 
 def _speedup(found: Speedup) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skep.cli.options import existing
-from skep.cli.output import day_and_time, note, number, print_json, print_list, print_table
+from skep.cli.output import day_and_time, note, number, picked, print_json, print_list, print_table
 from skep.errors import EngineError, UserError
 from skep.files import lock_holder
 from skep.paths import user_paths
@@ -68,24 +68,14 @@ def print_runs(limit: int, *, as_json: bool) -> None:
 
 
 def run_document(run: SwarmRun) -> dict[str, Any]:
+    counts = {"tasks": run.counts.total, **picked(run.counts, "done failed left")}
+    output = run_options_from_json(run.config).output
     return {
-        "id": run.id,
-        "kind": run.kind,
-        "state": run.state.value,
-        "created_at": run.created_at,
-        "ended_at": run.ended_at,
-        "name": run.name,
-        "model": run.model,
-        "url": run.url,
-        "tasks": run.counts.total,
-        "done": run.counts.done,
-        "failed": run.counts.failed,
-        "left": run.counts.left,
-        "sessions": run.sessions,
-        "simulated": run.simulated,
-        "output": run_options_from_json(run.config).output,
-        "skep_version": run.skep_version,
-        "error": run.error,
+        **picked(run, "id kind state created_at ended_at name model url"),
+        **counts,
+        **picked(run, "sessions simulated"),
+        "output": output,
+        **picked(run, "skep_version error"),
     }
 
 

@@ -9,26 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 
+from skep.cli import tune_stored
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.output import byte_progress, note, print_json
 from skep.cli.plan_output import check_page
 from skep.cli.swarm_tables import one_line
 from skep.cli.tune import TuneOptions
 from skep.cli.tune_setup import PreparedTuning, prepare, prepare_again, tell
-from skep.cli.tune_stored import (
-    TuningRecord,
-    document,
-    free_name,
-    logs_folder,
-    opened,
-    print_all,
-    read_tuning,
-    stage_for,
-    took_words,
-    write_page,
-    write_preset,
-    written_before,
-)
 from skep.cli.tune_tables import TuneStatus, figure_words, live_view
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.facts import read_host
@@ -207,7 +194,7 @@ def _check_alone(paths: Paths) -> None:
 def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool) -> int:
     if html is not None:
         check_page(html)
-    with opened() as tunings:
+    with tune_stored.opened() as tunings:
         found = _to_resume(tunings, name)
     ready, paths = prepare_again(found.tuning), user_paths(os.environ)
     note(f"{found.id}: {found.answers} answers and {found.stages} stages are there already")
@@ -273,7 +260,7 @@ async def _carry_out(
 
 def _tidy(paths: Paths, tuning_id: str) -> None:
     """The folder in which engines were started; logs of those that failed stay there."""
-    folder = logs_folder(paths, tuning_id)
+    folder = tune_stored.logs_folder(paths, tuning_id)
     for place in (folder, folder.parent):
         with contextlib.suppress(OSError):
             place.rmdir()
@@ -284,16 +271,16 @@ def _tidy(paths: Paths, tuning_id: str) -> None:
 
 def _ended(tuning_id: str, failure: ConfigFailure | None, html: Path | None, *, as_json: bool) -> int:
     """The ladder, the preset, the page; exit code 1 where nothing could be tuned, or the promise is not kept."""
-    if failure is not None and not read_tuning(tuning_id).stages:
+    if failure is not None and not tune_stored.read_tuning(tuning_id).stages:
         raise _did_not_start(tuning_id, failure)
     name = _save_best(tuning_id)
-    found = read_tuning(tuning_id)
+    found = tune_stored.read_tuning(tuning_id)
     if as_json:
-        print_json(document(found))
+        print_json(tune_stored.document(found))
     else:
-        print_all(found)
+        tune_stored.print_all(found)
     if html is not None:
-        write_page(found, html)
+        tune_stored.write_page(found, html)
     _say_next(found, name)
     if failure is not None:
         raise EngineError(f"the tuning ended early: {failure}", hint=failure.remedy)
@@ -311,24 +298,24 @@ def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
 
 def _save_best(tuning_id: str) -> str | None:
     """As a preset, where something was better than the beginning; of a simulated climb nothing is written unasked."""
-    found = read_tuning(tuning_id)
+    found = tune_stored.read_tuning(tuning_id)
     if found.tuning.simulated or not accepted(found.stages):
         return None
-    if (known := written_before(found.tuning, found.stages, found.row.presets)) is not None:
+    if (known := tune_stored.written_before(found.tuning, found.stages, found.row.presets)) is not None:
         return known
-    name = free_name(found.tuning)
+    name = tune_stored.free_name(found.tuning)
     try:
-        write_preset(found.tuning, found.stages, name)
+        tune_stored.write_preset(found.tuning, found.stages, name)
     except SkepError as error:
         note(f"warning: the best was not written as a preset: {error.message}")
         return None
-    with opened(read_only=False) as tunings:
-        best = stage_for(found.tuning, found.stages, None)
+    with tune_stored.opened(read_only=False) as tunings:
+        best = tune_stored.stage_for(found.tuning, found.stages, None)
         tunings.append_preset(tuning_id, name, time.time(), stage=best.number)
     return name
 
 
-def _say_next(found: TuningRecord, name: str | None) -> None:
+def _say_next(found: tune_stored.TuningRecord, name: str | None) -> None:
     if name is not None:
         note(f"the best is the preset {name}: `skep up {name}` serves it")
     elif accepted(found.stages):
@@ -337,7 +324,7 @@ def _say_next(found: TuningRecord, name: str | None) -> None:
 
 def _stopped(tuning_id: str) -> TuningStopped:
     name = _save_best(tuning_id)
-    found = read_tuning(tuning_id)
+    found = tune_stored.read_tuning(tuning_id)
     hint = f"`skep tune resume {tuning_id}` goes on"
     if not found.stages:
         return TuningStopped("stopped before the baseline was measured; nothing was tuned", hint=hint)
@@ -345,10 +332,10 @@ def _stopped(tuning_id: str) -> TuningStopped:
     if found.tuning.simulated and accepted(found.stages):
         best = f"`skep tune export NAME --tuning {tuning_id}` writes the best so far"
     stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''}"
-    return TuningStopped(f"stopped after {stages} and {took_words(found.row)}; {best}", hint=hint)
+    return TuningStopped(f"stopped after {stages} and {tune_stored.took_words(found.row)}; {best}", hint=hint)
 
 
 def _sittings(tuning_id: str) -> list[ServerStart]:
-    with opened() as tunings:
+    with tune_stored.opened() as tunings:
         answers = [asked_and_answered(one)[1] for one in tunings.answers(tuning_id, "round")]
     return [sitting for answer in answers if isinstance(answer, MeasurementRound) for sitting in answer.sittings]
