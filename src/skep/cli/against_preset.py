@@ -54,12 +54,10 @@ def run_against_command(options: SweepOptions, name: str, own: Collection[str]) 
     found = preset(name, presets_folder(user_paths(os.environ)))
     rerun = rerun_of(found, options.shape_of)
     plan = plan_of(rerun_options(options, rerun, own))
-    for line in beforehand(found, options):
-        note(f"warning: {line}")
+    note(*(f"warning: {line}" for line in beforehand(found, options)))
     note(f"{found.name}: {rerun.shape}, C={','.join(map(str, rerun.levels))} as published ({found.source})")
     summary = measure(plan, options)
-    for line in shortfalls(plan, summary):
-        note(line)
+    note(*shortfalls(plan, summary))
     with existing() as store:
         run, _, rows = load_run(store, summary.run_id)
     verdict = judge(found, ComparedRun(summary, rows), seen_of(run), missing_needs(found, here_of(run)))

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from skep.cli.options import EndpointOptions, JsonOption, argument, command, option
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
 
-bench = typer.Typer(no_args_is_help=True, help="Measure an endpoint under concurrency.", rich_markup_mode=None)
+bench = group("Measure an endpoint under concurrency.")
 
 Api = Annotated[str, option("openai, or ollama for Ollama's own API, which tells its durations.")]
 Concurrency = Annotated[str, option("Concurrent agents, one level each.", "--concurrency", "-c")]
@@ -27,11 +27,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
     command(app, "skep runs --json", runs="run_list.print_runs")(runs)
     command(app, "skep report last -o report.html", runs="run_list.write_reports")(report)
-
-
-@bench.callback()
-def _bench() -> None:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +138,7 @@ class OpenOptions(TimedOptions, WorkloadOptions):
 
 
 @command(
-    bench,
-    "skep bench open --rate 0.5,1,2 --arrivals poisson --for 60s",
-    name="open",
-    runs="sweep.run_open_command",
+    bench, "skep bench open --rate 0.5,1,2 --arrivals poisson --for 60s", name="open", runs="sweep.run_open_command"
 )
 def open_loop(options: OpenOptions) -> None:
     """Requests that arrive at a rate, whatever the server does; latency counts from when each was due."""

@@ -8,11 +8,9 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from skep.cli.options import EndpointOptions, JsonOption, argument, command, option, running_url
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option, running_url
 
-calibrations = typer.Typer(
-    no_args_is_help=True, help="What `skep calibrate` found: list, show, forget.", rich_markup_mode=None
-)
+calibrations = group("What `skep calibrate` found: list, show, forget.")
 
 NameArgument = Annotated[str, argument("A calibration's id, the beginning of it, or `last`.")]
 

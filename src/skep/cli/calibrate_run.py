@@ -209,8 +209,7 @@ async def _calibrate(
     endpoint = await options.find()
     described = describe(options, endpoint, host)
     plan = _plan(options, described, budget_s, seed)
-    for line in described.notes:
-        note(line)
+    note(*described.notes)
     setup, rig = described.setup, described.rig
     levels = ",".join(map(str, plan.levels))
     simulated = " (simulated)" if endpoint.simulated else ""

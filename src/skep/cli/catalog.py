@@ -11,15 +11,11 @@ import typer
 
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
-from skep.cli.options import JsonOption, argument, command
+from skep.cli.options import JsonOption, argument, command, group
 from skep.cli.output import number, print_json, print_table
 from skep.units import format_bytes
 
-catalog_app = typer.Typer(
-    no_args_is_help=True,
-    help="Show the known GPUs and models, with the source and the certainty of each value.",
-    rich_markup_mode=None,
-)
+catalog_app = group("Show the known GPUs and models, with the source and the certainty of each value.")
 _SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
 
 

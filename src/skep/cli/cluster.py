@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption, argument, command, option
+from skep.cli.options import JsonOption, argument, command, group, option
 from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from skep.cluster.node_commands import NodeOptions
     from skep.cluster.node_file import NodeRecord
 
-cluster_app = typer.Typer(
-    no_args_is_help=True,
-    help="Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).",
-    rich_markup_mode=None,
-)
+cluster_app = group("Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).")
 
 
 def register(app: typer.Typer) -> None:

@@ -73,8 +73,7 @@ def run_compare_command(options: CompareOptions) -> int:
         raise UserError(
             f"`{run_a.id}` and `{run_b.id}` have no level in common", hint="measure both with the same --concurrency"
         )
-    for line in differences(run_a, run_b):
-        note(f"warning: {line}")
+    note(*(f"warning: {line}" for line in differences(run_a, run_b)))
     outcome = CompareResult(found, regressions(*sides, allowed), allowed)
     if options.output is not None:
         write_page([(run_a, summary_a), (run_b, summary_b)], outcome, options.output)
@@ -231,8 +230,7 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
     note(f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, ? not comparable")
     columns = ("C", "A tok/s", "B tok/s", *(f"{title} B/A" for title in SHOWN.values()))
     print_table(columns, _rows(outcome.found), right=columns[:3])
-    for line in outcome.remarks():
-        note(line)
+    note(*outcome.remarks())
     print(outcome.words)  # noqa: T201
     return code
 
@@ -341,8 +339,7 @@ def run_matrix_command(file: Path, output: Path | None, *, processes: int | None
     for table in tables:
         note(f"\n{table.title}")
         print_table(table.columns, shown(table), right=table.columns[1:])
-        for line in table.notes:
-            note(line)
+        note(*table.notes)
     for cell in cells:
         if cell.boot_s is not None:
             note(f"{cell.config.name}: answered {cell.boot_s:.1f} s after its start")

@@ -146,8 +146,7 @@ def reload(
 
 
 def _tell(answer: dict[str, Any]) -> None:
-    for warning in answer["warnings"]:
-        note(f"warning: {warning}")
+    note(*(f"warning: {warning}" for warning in answer["warnings"]))
     for key, words in WORDS.items():
         if answer[key]:
             note(f"{words}: {', '.join(answer[key])}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skep.cli.options import argument, command, option
-from skep.cli.output import note
+from skep.cli.options import ServeOptions, argument, command, option
+from skep.cli.output import note, write_whole
 from skep.errors import UserError
 from skep.paths import user_paths
 
@@ -51,8 +51,6 @@ def export(
     if output is None:
         print(text, end="")  # noqa: T201
         return
-    from skep.cli.output import write_whole
-
     write_whole(output, text)
     if form in ("shell", "docker"):
         output.chmod(0o755)
@@ -73,7 +71,6 @@ def _preset(name: str, port: int, engine_port: int) -> Recipe:
 
 def _planned(model: str, gpu: str, port: int, engine_port: int) -> Recipe:
     """As `skep plan MODEL --gpu ...` has it; which files the weights are is left to the user."""
-    from skep.cli.options import ServeOptions
     from skep.cli.simulate import best_plan, simulated_flags
     from skep.deploy.commands import launches_of
     from skep.deploy.export_recipe import check_engine, recipe_with

@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption, argument, command, option
+from skep.cli.options import JsonOption, argument, command, group, option
 from skep.cli.output import note, print_list
 from skep.paths import user_paths
 
 if TYPE_CHECKING:
     from skep.config.keys import KeyEntry
 
-key_app = typer.Typer(
-    no_args_is_help=True,
-    help="Manage the API keys of the gateway's clients, with their priority and limits.",
-    rich_markup_mode=None,
-)
+key_app = group("Manage the API keys of the gateway's clients, with their priority and limits.")
 
 NameArgument = Annotated[str, argument("1 to 64 of the characters A-Z a-z 0-9 . _ -")]
 

@@ -7,11 +7,9 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import JsonOption, argument, command, option
+from skep.cli.options import JsonOption, argument, command, group, option
 
-store_app = typer.Typer(
-    no_args_is_help=True, help="Show or back up the file that holds all runs.", rich_markup_mode=None
-)
+store_app = group("Show or back up the file that holds all runs.")
 
 
 def register(app: typer.Typer) -> None:

@@ -8,13 +8,9 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption, argument, command, option
+from skep.cli.options import ConfigOption, JsonOption, argument, command, group, option
 
-monitor_app = typer.Typer(
-    no_args_is_help=True,
-    help="Probe endpoints on a schedule: series over time, changes, alerts.",
-    rich_markup_mode=None,
-)
+monitor_app = group("Probe endpoints on a schedule: series over time, changes, alerts.")
 
 MOST_TOKENS = 1_000_000
 

@@ -194,8 +194,7 @@ def show_status(*, as_json: bool) -> None:
     columns = "TARGET|STATE|>NOW|>7 D MEDIAN|>CHANGE|>TTFT|PROBED|NEXT|>COVERED|>ALERTS"
     print_table(columns, [_cells(standing, now, running=pid is not None) for standing in found])
     _say_why(found, alerts)
-    for line in notes:
-        note(line)
+    note(*notes)
     if pid is None:
         also = ", and `skep up` does" if runs_with_up() else ""
         note(f"the loop is not running: `skep monitor run` starts it{also}")

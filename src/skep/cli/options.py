@@ -94,6 +94,10 @@ def _implementation(path: str) -> Callable[..., Any]:
     return found
 
 
+def group(help: str, **more: Any) -> typer.Typer:  # noqa: A002 - as Typer calls it
+    return typer.Typer(no_args_is_help=True, help=help, rich_markup_mode=None, **more)
+
+
 def option(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as Typer calls it
     return typer.Option(*names, help=help, **more)
 

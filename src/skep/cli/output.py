@@ -39,9 +39,10 @@ def picked(record: Any, names: str) -> dict[str, Any]:
     return {name: plain(getattr(record, name)) for name in names.split()}
 
 
-def note(text: str) -> None:
-    """Print one line of narration on stderr."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+def note(*lines: str) -> None:
+    """Print lines of narration on stderr."""
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def print_list(

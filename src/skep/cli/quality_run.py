@@ -56,8 +56,7 @@ def run_quality_command(options: QualityOptions) -> int:
         print_json(quality_json(summary))
     else:
         print_quality(summary)
-        for line in late_levels(summary.run_id):
-            note(line)
+        note(*late_levels(summary.run_id))
         note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
     return exit_code(summary)
 
@@ -119,8 +118,7 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
         endpoint = await target.find()
         simulated = " (simulated)" if endpoint.simulated else ""
         note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
-        for line in outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available):
-            note(line)
+        note(*outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available))
         meter, told = meter_for(endpoint), QualityOutput(plan, bank)
         with open_store(user_paths(os.environ).store) as store, trial_view() as show:
             return await run_trial(
@@ -164,8 +162,7 @@ class QualityOutput:
                 seen=level,
                 available=self._bank.available,
             )
-            for line in expected:
-                note(line)
+            note(*expected)
 
 
 def late_levels(run_id: str) -> list[str]:

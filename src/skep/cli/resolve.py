@@ -9,15 +9,30 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skep.catalog.models import find_geometry
+from skep.catalog.needs import (
+    NO_CARDS,
+    RunEnvironment,
+    lost_words,
+    missing_needs,
+    other_cards,
+    other_version,
+    stand_in_words,
+)
+from skep.catalog.options import EngineOptions
+from skep.catalog.pullable import find_pullable, pullable_names
 from skep.cli.options import ServeOptions
 from skep.cli.output import note
+from skep.config.presets import all_presets, find_preset, serve_of
 from skep.config.settings import Serve, default_context
+from skep.engines.base import engine_named
+from skep.engines.discovery import is_installed
 from skep.errors import DoesNotFit, UserError
+from skep.host.facts import read_host
 from skep.paths import user_paths
 
 if TYPE_CHECKING:
     from skep.catalog.machine import HostFacts
-    from skep.catalog.options import EngineOptions
     from skep.catalog.presets import Preset
     from skep.planner.choose import Plan
     from skep.planner.ranking import Predicted
@@ -30,8 +45,6 @@ SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
 
 def serve_for(wanted: ServeOptions) -> Serve | None:
     """Return the model's settings, or None if the embedded engine serves it."""
-    from skep.config.presets import find_preset
-
     if wanted.engine is not None and wanted.engine not in ENGINES:
         known = ", ".join(ENGINES)
         raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {known}; a rig is tried with --simulate")
@@ -42,8 +55,6 @@ def serve_for(wanted: ServeOptions) -> Serve | None:
         raise UserError(f"`{wanted.name}` does not exist", hint="name a GGUF file, or a folder with config.json")
     if is_for_embedded(wanted):
         return None
-    from skep.host.facts import read_host
-
     host = read_host()
     if host.gpus and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted):
         best = planned(wanted)
@@ -54,8 +65,6 @@ def serve_for(wanted: ServeOptions) -> Serve | None:
 
 def is_unplanned(wanted: ServeOptions) -> bool:
     """A checkpoint of the hub that the catalogue does not know, for an engine that is named: started as told."""
-    from skep.catalog.models import find_geometry
-
     if "/" not in wanted.name or _is_folder(wanted.name) or wanted.name.endswith(".gguf") or wanted.planned:
         return False
     if find_geometry(wanted.name) is not None:
@@ -69,16 +78,13 @@ def is_unplanned(wanted: ServeOptions) -> bool:
 
 def _of_preset(preset: Preset, wanted: ServeOptions) -> Serve:
     serve = preset_serve(preset, wanted)
-    for line in about_preset(preset, serve):
-        note(line)
+    note(*about_preset(preset, serve))
     check_cards(preset)
     return serve
 
 
 def preset_serve(preset: Preset, wanted: ServeOptions) -> Serve:
     """Return the preset with the engine-independent overrides applied."""
-    from skep.config.presets import serve_of
-
     for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
         if value is not None:
             hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
@@ -88,8 +94,6 @@ def preset_serve(preset: Preset, wanted: ServeOptions) -> Serve:
 
 def check_cards(preset: Preset) -> None:
     """A recipe for NVIDIA's cards is not started without any. Cards of others cannot be seen, and are believed in."""
-    from skep.catalog.needs import NO_CARDS
-    from skep.host.facts import read_host
     from skep.planner.rigs import parse_rig
 
     if preset.hardware == NO_CARDS or read_host().gpus:
@@ -101,10 +105,6 @@ def check_cards(preset: Preset) -> None:
 
 def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
     """Describe the preset, the machine it was measured on, and the figures that do not apply here."""
-    from skep.catalog.needs import RunEnvironment, lost_words, missing_needs, other_cards, other_version, stand_in_words
-    from skep.engines.base import engine_named
-    from skep.host.facts import read_host
-
     if host is None:
         host, version = read_host(), engine_named(preset.engine, serve.binary).version()
     here = RunEnvironment(
@@ -128,8 +128,6 @@ def is_for_embedded(wanted: ServeOptions, *, llama_cards: bool | None = None) ->
 
     `llama_cards`: there is a card beside a llama-server; None: looked for on this machine.
     """
-    from skep.catalog.pullable import find_pullable
-
     if wanted.engine is not None:
         if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
             raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")
@@ -140,9 +138,6 @@ def is_for_embedded(wanted: ServeOptions, *, llama_cards: bool | None = None) ->
         return False
     if llama_cards is not None:
         return not (gguf and llama_cards)
-    from skep.engines.discovery import is_installed
-    from skep.host.facts import read_host
-
     # A card beside a llama-server is there to be used; without one of them the CPU does it.
     return not (gguf and is_installed("llamacpp", wanted.binary) and read_host().gpus)
 
@@ -218,8 +213,6 @@ def as_told(wanted: ServeOptions, *, cards: bool, where: str = "here") -> Serve:
         flag = next(iter(wanted.planned))
         why = f"no NVIDIA GPU is {where} to plan for" if not cards else f"{wanted.engine} is not planned for"
         raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
-    from skep.catalog.options import EngineOptions
-
     options = EngineOptions(kv=wanted.kv, tp=wanted.tp or 1)
     context = wanted.context or default_context(wanted.engine)
     serve = Serve(model=wanted.name, engine=wanted.engine, slots=wanted.slots or SLOTS, context_tokens=context,
@@ -247,10 +240,6 @@ def _told(serve: Serve, wanted: ServeOptions) -> Serve:
 
 
 def unknown_name(name: str, where: str = "here") -> UserError:
-    from skep.catalog.models import find_geometry
-    from skep.catalog.pullable import pullable_names
-    from skep.config.presets import all_presets
-
     if find_geometry(name) is not None or "/" in name:
         hint = f"`skep up {name} --engine vllm` (or sglang, llamacpp, ollama) starts it; --simulate tries a rig"
         return UserError(f"no NVIDIA GPU is {where} to plan `{name}` for, and no engine is named", hint=hint)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skep.catalog.needs import NO_CARDS
 from skep.cli.options import ServeOptions
 from skep.cli.output import note
 from skep.cli.resolve import (
@@ -25,9 +26,12 @@ from skep.cli.resolve import (
     preset_serve,
 )
 from skep.cluster.nodes import LeftOut, busy_nodes, capacity, describe_request, has_words, host_of, left_out_lines
+from skep.cluster.placement import BUSY_HINT, card_share, placement_request
+from skep.config.presets import find_preset
 from skep.config.settings import Serve
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import user_paths
+from skep.planner.rigs import rig_of_host
 
 if TYPE_CHECKING:
     from skep.catalog.presets import Preset
@@ -45,8 +49,6 @@ def survey_nodes(address: str, paths: Sequence[str] = ()) -> ClusterSurvey:
 
 def serves_for(wanted: ServeOptions, survey: ClusterSurvey) -> tuple[Serve, ...]:
     """Return one table for each kind of node that serves the model."""
-    from skep.config.presets import find_preset
-
     if wanted.engine is not None and wanted.engine not in ENGINES:
         raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {', '.join(ENGINES)}")
     preset = find_preset(wanted.name, user_paths(os.environ).config / "presets")
@@ -70,8 +72,6 @@ def _check_readable(wanted: ServeOptions) -> None:
 
 
 def _of_preset(preset: Preset, wanted: ServeOptions, survey: ClusterSurvey) -> Serve:
-    from skep.catalog.needs import NO_CARDS
-
     serve = preset_serve(preset, wanted)
     cards = serve.options.cards if preset.hardware != NO_CARDS else 0
     able = [node for node in survey.nodes if node.facts is not None and node.gpus >= cards]
@@ -81,8 +81,7 @@ def _of_preset(preset: Preset, wanted: ServeOptions, survey: ClusterSurvey) -> S
         raise DoesNotFit(f"{what}: {has_words(survey.nodes)}", hint=hint)
     best = next((node for node in able if node.facts and preset.engine in node.facts.engines), able[0])
     assert best.facts is not None
-    for line in about_preset(preset, serve, host_of(best), best.facts.engines.get(preset.engine)):
-        note(line)
+    note(*about_preset(preset, serve, host_of(best), best.facts.engines.get(preset.engine)))
     return serve
 
 
@@ -164,8 +163,6 @@ def kind_words(one: NodeKind) -> str:
 def _plan_kinds(
     wanted: ServeOptions, kinds: Mapping[str, Sequence[Node]]
 ) -> tuple[list[NodeKind], list[tuple[str, SkepError]]]:
-    from skep.cluster.placement import placement_request
-
     said: set[str] = set()
 
     def say(line: str) -> None:
@@ -188,8 +185,6 @@ def _plan_kinds(
 
 def _plan_kind(wanted: ServeOptions, nodes: Sequence[Node], say: Callable[[str], None]) -> PlannedServe:
     """With so many replicas a node where that can be, else as the planner likes it; by an engine that is there."""
-    from skep.planner.rigs import rig_of_host
-
     try:
         rig = rig_of_host(host_of(nodes[0]), wanted.link)
     except UserError as error:  # a card unlike all of the catalogue
@@ -211,8 +206,6 @@ def _plan_kind(wanted: ServeOptions, nodes: Sequence[Node], say: Callable[[str],
 
 def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
     """Split the nodes into those with free cards and the others."""
-    from skep.cluster.placement import BUSY_HINT, card_share
-
     able = tuple(n for n in nodes if n.facts is not None and (serve.binary or serve.engine in n.facts.engines))
     if not able:
         names = ", ".join(node.name for node in nodes)
@@ -246,8 +239,6 @@ def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepErr
 
 
 def _no_room(wanted: ServeOptions, found: Sequence[NodeKind], room: int) -> DoesNotFit:
-    from skep.cluster.placement import placement_request
-
     asked = wanted.replicas or 1
     each = "; ".join(f"on {one.kind} each wants {describe_request(placement_request(one.best.serve))}" for one in found)
     several = f"{asked} replicas" if asked > 1 else "a replica"

@@ -135,8 +135,7 @@ def down(
 
     paths = user_paths(os.environ)
     left = ask_down(socket_of(paths.lock, paths.socket), None if wait is None else parse_seconds(wait))
-    for what in left:
-        note(f"warning: {what}")
+    note(*(f"warning: {what}" for what in left))
     note("skep is down")
 
 

@@ -38,8 +38,7 @@ def print_summary(
         print_classes(summary.classes)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
-    for line in remarks(summary, names):
-        note(line)
+    note(*remarks(summary, names))
 
 
 def print_levels(

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from skep.cli.options import EndpointOptions, JsonOption, argument, command, option
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
 from skep.paths import user_paths
 
 RunName = Annotated[str, argument("A run's id, the beginning of one, or `last`.", metavar="RUN")]
@@ -20,20 +20,11 @@ ReportOption = Annotated[
 ]
 
 
-swarm = typer.Typer(
-    no_args_is_help=True,
-    help="Run many tasks at once on an endpoint. Results are journalled as they come.",
-    rich_markup_mode=None,
-)
+swarm = group("Run many tasks at once on an endpoint. Results are journalled as they come.")
 
 
 def register(app: typer.Typer) -> None:
     app.add_typer(swarm, name="swarm")
-
-
-@swarm.callback()
-def _swarm() -> None:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)

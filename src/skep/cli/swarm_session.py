@@ -288,8 +288,7 @@ def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bo
         run = swarm.run(run_id)
         account = account_of(swarm, run, now=time.time())
     file = run_options_from_json(run.config).output if output is None else str(output)
-    for line in summary_lines(account, file):
-        note(line)
+    note(*summary_lines(account, file))
     if report is not None:
         write_report(run_id, report, None)
     if as_json:

@@ -97,8 +97,7 @@ def run_sweep_command(options: SweepOptions) -> None:
     """Raise EndpointError where requests failed: the exit code is 1."""
     plan = plan_of(options)
     summary = measure(plan, options)
-    for line in shortfalls(plan, summary):
-        note(line)
+    note(*shortfalls(plan, summary))
     show(summary, price=options.price, as_json=options.as_json)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from skep.cli.options import JsonOption, argument, command, option
+from skep.cli.options import JsonOption, argument, command, group, option
 from skep.cli.output import speak_plainly
 
 HELP = ("-h", "--help")
@@ -24,12 +24,10 @@ class ModelFirst(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-tune = typer.Typer(
+tune = group(
+    "Find the fastest configuration of a model on this machine, from a safe start; every step is measured.",
     cls=ModelFirst,
-    no_args_is_help=True,
-    help="Find the fastest configuration of a model on this machine, from a safe start; every step is measured.",
     epilog='Example: skep tune smollm2-135m --goal "effective_tok_s@4" --budget 30m',
-    rich_markup_mode=None,
 )
 
 TuningName = Annotated[str, argument("A tuning's id, the beginning of one, or `last`.", metavar="ID")]

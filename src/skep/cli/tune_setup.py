@@ -122,8 +122,7 @@ class CandidateChange:
 
 
 def print_prospects(prospects: Sequence[CandidateChange]) -> None:
-    for line in prospect_lines(prospects):
-        note(f"  {line}")
+    note(*(f"  {line}" for line in prospect_lines(prospects)))
 
 
 def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
@@ -268,8 +267,7 @@ def tell(ready: PreparedTuning) -> None:
     """Before it begins: from where, what could be tried, how long."""
     tuning = ready.tuning
     mark = "SIMULATED: " if tuning.simulated else ""
-    for line in ready.notes:
-        note(line)
+    note(*ready.notes)
     note(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal {aim_words(tuning.aim)}")
     note(f"baseline: {config_words(tuning.baseline, tuning.knobs)}")
     foreseen = ready.terrain.predict(tuning.baseline)
