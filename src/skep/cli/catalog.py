@@ -7,20 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
-from skep.cli.options import JsonOption, argument, command, group
+from skep.cli.options import JsonOption, argument, command, group, registering
 from skep.cli.output import number, print_json, print_table
 from skep.units import format_bytes
 
 catalog_app = group("Show the known GPUs and models, with the source and the certainty of each value.")
+register = registering(catalog_app, "catalog")
 _SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(catalog_app, name="catalog")
 
 
 @command(catalog_app, "skep catalog gpus rtx-3090")

@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from skep.cli.options import JsonOption, argument, command, group, option
+from skep.cli.options import JsonOption, argument, command, group, option, registering
 from skep.cli.output import note, print_json, print_table
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -21,10 +19,7 @@ if TYPE_CHECKING:
     from skep.cluster.node_file import NodeRecord
 
 cluster_app = group("Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).")
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(cluster_app, name="cluster")
+register = registering(cluster_app, "cluster")
 
 
 @dataclass(frozen=True)

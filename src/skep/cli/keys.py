@@ -6,9 +6,7 @@ import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from skep.cli.options import JsonOption, argument, command, group, option
+from skep.cli.options import JsonOption, argument, command, group, option, registering
 from skep.cli.output import note, print_list
 from skep.paths import user_paths
 
@@ -16,12 +14,9 @@ if TYPE_CHECKING:
     from skep.config.keys import KeyEntry
 
 key_app = group("Manage the API keys of the gateway's clients, with their priority and limits.")
+register = registering(key_app, "key")
 
 NameArgument = Annotated[str, argument("1 to 64 of the characters A-Z a-z 0-9 . _ -")]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(key_app, name="key")
 
 
 @command(key_app, "skep key add nightly-evals --class batch --max-concurrent 8")

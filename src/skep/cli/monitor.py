@@ -8,19 +8,16 @@ from typing import Annotated
 
 import typer
 
-from skep.cli.options import ConfigOption, JsonOption, argument, command, group, option
+from skep.cli.options import ConfigOption, JsonOption, argument, command, group, option, registering
 
 monitor_app = group("Probe endpoints on a schedule: series over time, changes, alerts.")
+register = registering(monitor_app, "monitor")
 
 MOST_TOKENS = 1_000_000
 
 NameArgument = Annotated[str, argument("A target's name, as in `skep monitor list`.", metavar="NAME")]
 TargetOption = Annotated[str | None, option("Only this target. Default: all.", metavar="NAME")]
 SinceOption = Annotated[str, option("How far back (7d), or a date and time (2026-11-15T14:30).")]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(monitor_app, name="monitor")
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,11 @@ def group(help: str, **more: Any) -> typer.Typer:  # noqa: A002 - as Typer calls
     return typer.Typer(no_args_is_help=True, help=help, rich_markup_mode=None, **more)
 
 
+def registering(commands: typer.Typer, name: str) -> Callable[[typer.Typer], None]:
+    """Return the `register` of a module that has one group of commands."""
+    return lambda app: app.add_typer(commands, name=name)
+
+
 def option(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as Typer calls it
     return typer.Option(*names, help=help, **more)
 

@@ -8,9 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
-
-from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option, registering
 from skep.paths import user_paths
 
 RunName = Annotated[str, argument("A run's id, the beginning of one, or `last`.", metavar="RUN")]
@@ -21,10 +19,7 @@ ReportOption = Annotated[
 
 
 swarm = group("Run many tasks at once on an endpoint. Results are journalled as they come.")
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(swarm, name="swarm")
+register = registering(swarm, "swarm")
 
 
 @dataclass(frozen=True, kw_only=True)

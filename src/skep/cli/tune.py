@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from typer.core import TyperGroup
 
-from skep.cli.options import JsonOption, argument, command, group, option
+from skep.cli.options import JsonOption, argument, command, group, option, registering
 from skep.cli.output import speak_plainly
 
 HELP = ("-h", "--help")
@@ -29,14 +28,11 @@ tune = group(
     cls=ModelFirst,
     epilog='Example: skep tune smollm2-135m --goal "effective_tok_s@4" --budget 30m',
 )
+register = registering(tune, "tune")
 
 TuningName = Annotated[str, argument("A tuning's id, the beginning of one, or `last`.", metavar="ID")]
 InPlaceOption = Annotated[bool, option("Pause what `skep up` serves; it is started again on any exit.", "--in-place")]
 HtmlOption = Annotated[Path | None, option("Also write an HTML page with charts.", metavar="FILE")]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(tune, name="tune")
 
 
 @tune.callback()
