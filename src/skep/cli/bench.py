@@ -33,10 +33,7 @@ def register(app: typer.Typer) -> None:
 class BenchOptions(EndpointOptions):
     """Options of all commands that measure an endpoint."""
 
-    LAST: ClassVar[tuple[str, ...]] = (
-        "seed", "key_env", "api", "timeout", "processes", "price", "store_prompts", "against_preset", "shape_of",
-        "as_json",
-    )  # fmt: skip
+    LAST: ClassVar[str] = "seed key_env api timeout processes price store_prompts against_preset shape_of as_json"
 
     seed: Annotated[int | None, option("Random seed of the prompts; default: a new one.")] = None
     timeout: Annotated[str, option("Time limit of one request.")] = "15m"
@@ -47,7 +44,7 @@ class BenchOptions(EndpointOptions):
 class WorkloadOptions(BenchOptions):
     """What the requests look like."""
 
-    LAST = ("max_tokens", "fixed_output", "size", "prompt_tokens", "turns", "think", *BenchOptions.LAST)
+    LAST = f"max_tokens fixed_output size prompt_tokens turns think {BenchOptions.LAST}"
 
     shape: str = "steady"
     max_tokens: MaxTokens = 128
@@ -96,7 +93,7 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SerialVsSwarmOptions(WorkloadOptions):
-    LAST = ("prompt_tokens", *(name for name in WorkloadOptions.LAST if name != "prompt_tokens"))
+    LAST = f"prompt_tokens max_tokens fixed_output {BenchOptions.LAST}"
 
     tasks: Annotated[int, option("Tasks, the same for both.", min=1)] = 50
     agents: Annotated[str, option("Compare one task at a time with this many at once.")] = "1,50"

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(EndpointOptions):
-    LAST: ClassVar[tuple[str, ...]] = ("key_env", "as_json")
+    LAST: ClassVar[str] = "key_env as_json"
 
     geometry: Annotated[
         str | None, option("The model: catalogue name, config.json or GGUF; default: by the name it is served as.")

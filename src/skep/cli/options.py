@@ -42,8 +42,7 @@ def command(app: typer.Typer, example: str, *, name: str | None = None, runs: st
             parameters += _flat(kind) if is_dataclass(kind) else [_parameter(parameter.name, kind, parameter.default)]
 
         def run(**given: Any) -> None:
-            values = {key: hints[key](**_own(hints[key], given)) if is_dataclass(hints[key]) else given[key]
-                      for key in signature(function).parameters}  # fmt: skip
+            values = {name: _value(name, hints[name], given) for name in signature(function).parameters}
             code = (function if runs is None else _implementation(runs))(**values)
             if code:
                 raise typer.Exit(code)
@@ -63,7 +62,7 @@ def _flat(kind: Any) -> Iterator[Parameter]:
         for name in get_annotations(base):
             names.pop(name, None)
             names[name] = None
-    last = {name: place for place, name in enumerate(getattr(kind, "LAST", ()))}
+    last = {name: place for place, name in enumerate(getattr(kind, "LAST", "").split())}
     defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in fields(kind)}
     for name in sorted(names, key=lambda name: last.get(name, -1)):
         if get_origin(hints[name]) is Annotated:
@@ -78,10 +77,13 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _own(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:
+    if not is_dataclass(kind):
+        return given[name]
     hints = get_type_hints(kind, include_extras=True)
-    found = {name: given[name] for name in hints if name in given}
-    return {name: tuple(value or ()) if _is_tuple(hints[name]) else value for name, value in found.items()}
+    own = {key: given[key] for key in hints if key in given}
+    made: Any = kind
+    return made(**{key: tuple(value or ()) if _is_tuple(hints[key]) else value for key, value in own.items()})
 
 
 def _is_tuple(hint: Any) -> bool:

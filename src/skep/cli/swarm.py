@@ -49,10 +49,10 @@ class SwarmOptions(EndpointOptions):
 class TaskRunOptions(SwarmOptions):
     """The options of `skep swarm run`: where the tasks come from, and what those that do not say take."""
 
-    LAST: ClassVar[tuple[str, ...]] = (
-        "url", "model", "agents", "template", "form", "schema", "system", "max_tokens", "temperature", "priority",
-        "tries", "timeout", "deadline", "stragglers", "key_env", "price_kwh", "report", "dry_run", "as_json",
-    )  # fmt: skip
+    LAST: ClassVar[str] = (
+        "url model agents template form schema system max_tokens temperature "
+        "priority tries timeout deadline stragglers key_env price_kwh report dry_run as_json"
+    )
 
     tasks: Annotated[
         str | None, argument("JSONL, plain text lines or CSV: docs/swarm.md. `-` reads stdin.", metavar="TASKS")
@@ -105,10 +105,7 @@ def resume(
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions(SwarmOptions):
-    LAST: ClassVar[tuple[str, ...]] = (
-        "url", "model", "key_env", "agents", "chunk_tokens", "max_tokens", "tries", "timeout", "deadline", "report",
-        "as_json",
-    )  # fmt: skip
+    LAST: ClassVar[str] = "url model key_env agents chunk_tokens max_tokens tries timeout deadline report as_json"
 
     goal: Annotated[str, argument("What to find out or do, in words.", metavar="GOAL")]
     files: Annotated[
