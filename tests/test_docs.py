@@ -17,7 +17,7 @@ from skep.bench.records import LevelSummary, SweepSummary
 from skep.catalog.options import EngineOptions
 from skep.cli.main import app
 from skep.cli.reference import cli_reference
-from skep.config.load import RULES, file_keys
+from skep.config.load import RULES, file_keys, parse_settings
 from skep.config.settings import Cluster, GatewaySettings, Monitor, Serve, Settings, Upstream
 from skep.gateway.admission import RejectCode
 from skep.gateway.error_format import ERRORS

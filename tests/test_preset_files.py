@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.catalog.options import Draft
+from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
 from skep.config.load import file_keys
+from skep.config.preset_file import preset_toml
 from skep.config.presets import (
     PRESET_RULES,
     all_presets,

@@ -13,7 +13,7 @@ from skep.bench.sweep import SweepPlan
 from skep.bench.tasks import TaskMaker, Workload
 from skep.stats.versus import Judgement
 from skep.store.database import open_store
-from skep.store.records import ClientSample, Request, RunState
+from skep.store.records import ClientSample, RunState
 from skep.testing.process import FakeEngine
 
 STEADY = (1.0, 1.01, 0.99, 1.0)

@@ -9,7 +9,7 @@ from skep.bench.levels import figure_of
 from skep.bench.metrics import classes_of, complete_rows
 from skep.bench.summary import cost_per_million_tokens, repeat_figure, summarise
 from skep.cli.summaries import print_summary, remarks
-from skep.store.records import ClientSample, LevelFact, Request
+from skep.store.records import ClientSample, EngineTimings, LevelFact
 
 
 def row(level=1, repeat=0, index=0, start=0.0, end=1.0, tokens=10, **fields):

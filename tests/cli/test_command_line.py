@@ -1,8 +1,11 @@
 """The command line itself: its tree, what is gone from it, tables; and commands too small for a module of their own."""
 
+import inspect
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import typer.main
@@ -38,6 +41,19 @@ def test_a_line_without_a_command_gets_the_whole_tree(words):
     assert parts_of(words) == tuple(PARTS)
 
 
+def carried_out():
+    """What each `command(..., runs=PATH)` names, and the parameters of the function that it is put on."""
+    for module in (import_module(f"skep.cli.{part}") for part in PARTS):
+        for path, name in re.findall(r'runs="([\w.]+)",?\s*\)\s*(?:def |\()(\w+)', inspect.getsource(module)):
+            yield path, [*inspect.signature(getattr(module, name)).parameters]
+
+
+@pytest.mark.parametrize(("path", "names"), sorted(carried_out()))
+def test_what_carries_a_command_out_takes_its_parameters(path, names):
+    module, _, name = path.partition(".")
+    inspect.signature(getattr(import_module(f"skep.cli.{module}"), name)).bind(**dict.fromkeys(names))
+
+
 @pytest.mark.parametrize(("words", "message"), GONE, ids=[" ".join(words) for words, _ in GONE])
 def test_what_is_gone_says_in_one_line_what_to_use_instead(skep, words, message):
     done = skep(*words)
@@ -46,7 +62,7 @@ def test_what_is_gone_says_in_one_line_what_to_use_instead(skep, words, message)
 
 def test_help_is_quick_because_nothing_heavy_is_imported():
     """The figure (under 0.3 s) is in benchmarks/startup.py; here, what would break it."""
-    heavy = "('rich', 'pydantic', 'uvloop', 'asyncio', 'sqlite3', 'vl_convert', 'httptools', 'xllamacpp')"
+    heavy = "('rich', 'pydantic', 'uvloop', 'asyncio', 'sqlite3', 'vl_convert', 'httptools', 'xllamacpp', 'jinja2')"
     code = f"import sys, skep.cli.main; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -14,8 +14,7 @@ import pytest
 from in_process import call, refused
 
 from skep.store.database import open_store
-from skep.store.records import Request
-from skep.store.rows import ClientSample, LevelFact
+from skep.store.records import ClientSample, LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.swarm.records import Task
 from skep.swarm.store import SwarmStore

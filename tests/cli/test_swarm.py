@@ -14,8 +14,8 @@ from itertools import pairwise
 import pytest
 from in_process import call, refused
 
-from skep.cli.swarm_session import Ticker, bar_cells, frame
-from skep.cli.top import Screen
+from skep.cli.swarm_session import Ticker, frame
+from skep.cli.top import Screen, bar_cells
 from skep.files import lock_holder
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
@@ -424,9 +424,9 @@ def test_an_endpoint_that_is_down_is_shown_with_the_time_that_is_left():
 
 @pytest.mark.parametrize(("done", "failed", "total"), [(0, 0, 50), (1, 1, 5000), (4998, 2, 5000), (0, 0, 0), (3, 0, 3)])
 def test_a_bar_has_its_length_and_hides_nothing(done, failed, total):
-    cells = bar_cells(done, failed, total, 40)
-    assert sum(cells) == 40
     left = total - done - failed
+    cells = bar_cells((done, failed, left), total, 40)
+    assert sum(cells) == 40
     assert all(cell > 0 for cell, part in zip(cells, (done, failed, left), strict=True) if part)
     assert left or not total or cells[2] == 0
 

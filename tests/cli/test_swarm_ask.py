@@ -10,9 +10,7 @@ from functools import partial
 import pytest
 from in_process import call, refused
 
-from skep.cli.main import app_of
 from skep.cli.swarm_tables import journal
-from skep.errors import SkepError
 from skep.testing.process import FakeEngine
 
 GOAL = "Say what each file is about"

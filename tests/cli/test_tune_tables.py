@@ -192,9 +192,9 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 def test_without_a_terminal_each_stage_is_a_line(capsys):
     standing = tables.TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0)
-    errand = MeasureRequest((BASE,), 2, "baseline", "the baseline")
+    request = MeasureRequest((BASE,), 2, "baseline", "the baseline")
     with tables.live_view(standing, brief=True) as on_event:
-        on_event(RequestStarted(errand))
+        on_event(RequestStarted(request))
         on_event(StageDecided(STAGES[0]))
         on_event(RequestFinished(request, MeasurementRound((), 12.0)))
     said = capsys.readouterr().err

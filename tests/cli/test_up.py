@@ -9,7 +9,7 @@ from hive_client import ask, rows_of
 from in_process import refused
 
 from skep.cli.resolve import ServeOptions, about_preset, parse_gpus, serve_for
-from skep.cli.simulate import Simulation, simulated_serve
+from skep.cli.simulate import simulated_serve
 from skep.config.presets import preset, serve_of
 from skep.errors import DoesNotFit, SkepError, UserError
 
@@ -214,14 +214,14 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
 @pytest.mark.parametrize(
     ("wanted", "code", "said", "hint"),
     [
-        (Simulation("qwen3-8b", ("rtx-3099",)), 2, "no GPU is called `rtx-3099`", "`rtx-3090`"),
-        (Simulation("qwen-27z", ("h200",)), 2, "no model is called `qwen-27z`", "did you mean"),
-        (Simulation(None, ("h200",)), 2, "--simulate wants a model", "skep catalog models"),
-        (Simulation("qwen3-8b", ("h200",), engine="x"), 2, "--engine `x` is not known", "vllm"),
-        (Simulation("qwen3-8b", ("h200",), quant="x"), 2, "no quantization is called `x`", "awq"),
-        (Simulation("qwen3-8b", ("h200",), tp=2), 2, "--tp 2 needs 2 cards", "TP x PP x replicas"),
-        (Simulation("qwen3-8b", ("2x rtx-5090",), "nvlink"), 2, "rtx-5090 has no NVLink", "--link pcie"),
-        (Simulation("gemma-4-31b", ("rtx-3060",), quant="bf16"), 3, "the largest term is weights", "what would fit"),
+        (ServeOptions("qwen3-8b", gpu=("rtx-3099",)), 2, "no GPU is called `rtx-3099`", "`rtx-3090`"),
+        (ServeOptions("qwen-27z", gpu=("h200",)), 2, "no model is called `qwen-27z`", "did you mean"),
+        (ServeOptions(None, gpu=("h200",)), 2, "--simulate wants a model", "skep catalog models"),
+        (ServeOptions("qwen3-8b", gpu=("h200",), engine="x"), 2, "--engine `x` is not known", "vllm"),
+        (ServeOptions("qwen3-8b", gpu=("h200",), quant="x"), 2, "no quantization is called `x`", "awq"),
+        (ServeOptions("qwen3-8b", gpu=("h200",), tp=2), 2, "--tp 2 needs 2 cards", "TP x PP x replicas"),
+        (ServeOptions("qwen3-8b", gpu=("2x rtx-5090",), link="nvlink"), 2, "rtx-5090 has no NVLink", "--link pcie"),
+        (ServeOptions("gemma-4-31b", gpu=("rtx-3060",), quant="bf16"), 3, "largest term is weights", "what would fit"),
     ],
     ids=["card", "model", "no model", "engine", "quant", "tp", "link", "memory"],
 )
@@ -251,5 +251,5 @@ def test_options_that_do_not_go_together_are_refused(skep, tmp_path, options, sa
 
 
 def test_a_smaller_context_than_a_usual_task_can_be_simulated():
-    model, serve = simulated_serve(Simulation("qwen3-8b", ("h200",), context=1024, slots=3))
+    model, serve = simulated_serve(ServeOptions("qwen3-8b", gpu=("h200",), context=1024, slots=3))
     assert (model, serve["context_tokens"], serve["slots"], serve["replicas"]) == ("qwen3-8b", 1024, 3, 1)

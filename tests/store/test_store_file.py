@@ -12,8 +12,8 @@ import pytest
 
 from skep.errors import StoreError, UserError
 from skep.store import connection as migrations
+from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import Store, open_store
-from skep.store.errors import is_about_a_row, is_busy
 
 
 def mode(path) -> int:

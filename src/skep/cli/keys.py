@@ -32,8 +32,7 @@ def add(
     ] = None,
 ) -> None:
     """Make a key and print it, this once: only its digest is kept."""
-    from skep.config.key_ring import digest_of
-    from skep.config.keys import add_entry, keys_path, make_entry, new_key, remove_entry
+    from skep.config.keys import add_entry, digest_of, keys_path, make_entry, new_key, remove_entry
 
     path = keys_path(user_paths(os.environ))
     key = new_key()

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from skep.bench.metrics import tpot_ms
 from skep.bench.records import SweepSummary
 from skep.bench.stored_run import JUDGED, TIMED, load_run
-from skep.bench.token_times import tpot_ms
 from skep.cli.options import existing
 from skep.cli.output import check_output, day_and_time, note, picked, print_list, write_whole
 from skep.cli.sweep import sweep_json

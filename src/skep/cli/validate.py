@@ -16,7 +16,7 @@ from skep.cli.output import note, print_json, print_table, progress_of
 from skep.errors import UserError
 
 if TYPE_CHECKING:
-    from skep.planner.validation import Spread, ValidationReport
+    from skep.planner.validation import ValidationReport
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def validate(
     with progress_of("predicting", len(rows)) as tick:
         report = compare(rows, tick=tick)
     if as_json:
-        print_json(_document(report))
+        print_json(document(report))
     else:
         _print(report, points.name)
 
@@ -63,19 +63,22 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def _document(report: ValidationReport) -> dict[str, object]:
+def document(report: ValidationReport) -> dict[str, object]:
     """Return the report as JSON; errors are fractions."""
     overall = {name: asdict(spread) for name, spread in report.spreads().items()}
     whole = overall.pop("all")
     return {
         "rows": report.rows,
         "predicted": len(report.points),
-        "median_ape": whole.median_ape,
-        "p90_ape": whole.p90_ape,
+        "median_ape": whole["median_ape"],
+        "p90_ape": whole["p90_ape"],
         "covered_by_band": report.covered,
-        "groups": _plain(groups),
-        "sources": _plain(report.by_source()),
-        "baselines": {formula: _plain(spreads) for formula, spreads in report.baselines().items()},
+        "groups": overall,
+        "sources": {name: asdict(spread) for name, spread in report.by_source().items()},
+        "baselines": {
+            formula: {name: asdict(spread) for name, spread in spreads.items()}
+            for formula, spreads in report.baselines().items()
+        },
         "unpredicted": [{"row": row, "why": why} for row, why in report.unpredicted],
         "points": [
             {
@@ -90,12 +93,6 @@ def _document(report: ValidationReport) -> dict[str, object]:
             for point in report.points
         ],
     }
-
-
-def _plain(spreads: Mapping[str, Spread]) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return {name: asdict(spread) for name, spread in spreads.items()}
 
 
 def _print(report: ValidationReport, name: str) -> None:
@@ -121,7 +118,10 @@ def _share(error: float | None) -> str:
 
 def _ranges(rows: list[int]) -> str:
     """[2, 3, 4, 9] → "2-4, 9"."""
-    from itertools import groupby
-
-    runs = [[row for _, row in run] for _, run in groupby(enumerate(rows), lambda pair: pair[1] - pair[0])]
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][-1] + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -24,7 +24,6 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
 
-from skep.config.key_ring import PRIORITIES, KeySpec
 from skep.config.load import FileProblem, FileRules, InFile, TableReader, file_keys
 from skep.errors import UserError
 from skep.paths import Paths

@@ -24,8 +24,8 @@ from skep.gateway.metrics import Labels, Metrics
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.usage import Tokens
 from skep.gateway.values import Forward
+from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import GATEWAY_COLUMNS, Store, open_store
-from skep.store.errors import is_about_a_row, is_busy
 from skep.units import MIB
 from skep.wire.server import ServerRequest
 

@@ -20,8 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from skep.errors import StoreError, UserError
-from skep.store.connection import connect, copy_database
-from skep.store.errors import translated
+from skep.store.connection import connect, copy_database, translated
 from skep.store.named_rows import NamedRows
 from skep.store.records import (
     CalibrationRecord,

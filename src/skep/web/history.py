@@ -6,8 +6,9 @@ A note, an event written down by whoever changed something, is the only thing th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,11 +30,21 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
-from skep.report.markup import Markup, join, section, tag, text, trusted
-from skep.report.series_chart import Band, Picture, Track, trend_svg
-from skep.report.wall_clock import when
+from skep.report import theme
+from skep.report.markup import Markup, trusted
+from skep.report.series_chart import (
+    Band,
+    ChangeMark,
+    Flag,
+    Picture,
+    Track,
+    series_picture,
+    shift_label,
+    trend_svg,
+)
 from skep.stats.rolling import window_stats
-from skep.store.database import Store
+from skep.store.database import Store, open_store
+from skep.units import milliseconds, number, percent, printable
 from skep.web.context import Site
 from skep.web.history_data import (
     HistoryQuery,
@@ -56,6 +67,8 @@ from skep.web.history_data import (
 from skep.web.layout import LONGEST_NOTE, page, render_macro, streamed
 from skep.web.responses import csv_answer, form_of, json_answer, way_back
 
+_MOST_ROWS = 300  # of the table behind a picture
+_MOST_FLAGS = 60
 _BY_DAYS_S = 45 * DAY_S  # of a longer window the days are drawn
 _SMOOTH = 24  # neighbours whose median is drawn
 
@@ -99,19 +112,11 @@ def trend_of(series: SeriesStore, asked: HistoryQuery, key: SeriesKey) -> Target
         return None
     steps = steps_of(series, key, since - width_s, asked.until)
     band = [row for row in _band(known, steps, width_s, kind.seconds / 2) if row[0] >= since]
-    shifts = [shift_of(one) for one in series.changes(target, since) if one.key == key and one.at < asked.until]
-    says = _words(key, spans, shifts[-1].words if shifts else None, asked.until - since)
-    at, middle = spans[-1].start, band[-1][1]
-    now = tag(
-        "p",
-        tag("b", text(value_text(key.metric, middle))),
-        text(f"{key.metric.unit} · " if value_text(key.metric, middle)[-1:].isdigit() else " · "),
-        tag("span", text(f"{in_words(key)}, {when(at)}")),
-        class_="stands",
-    )
-    drawn = Picture(target, says, "", since, asked.until, [Track(target, (), band, steps=steps)], shifts)
-    picture = trusted(trend_svg(drawn))
-    return tag("article", heading, now, picture, tag("p", text(says), class_="says"), class_="series-card")
+    shifts = [shift_of(one) for one in series.changes(key.target, since) if one.key == key and one.at < asked.until]
+    words = _words(key, spans, shifts[-1].words if shifts else None, asked.until - since)
+    track = Track(key.target, (), band, steps=steps)
+    picture = trend_svg(Picture(key.target, words, "", since, asked.until, [track], shifts))
+    return TargetTrend(spans[-1].start, band[-1][1], words, trusted(picture))
 
 
 def _band(spans: Sequence[SeriesSpan], steps: Sequence[float], width_s: float, half_s: float) -> list[Band]:

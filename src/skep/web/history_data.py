@@ -35,7 +35,7 @@ from skep.monitor.records import (
 )
 from skep.monitor.store import SeriesStore
 from skep.report.series_chart import Band
-from skep.report.ticks import local, stamp
+from skep.report.wall_clock import local, stamp
 from skep.stats.rolling import rolling_median
 from skep.store.database import Store
 

@@ -27,10 +27,8 @@ from skep import __version__, units
 from skep.errors import SkepError
 from skep.monitor.records import DAY_S
 from skep.report import theme
-from skep.report.markup import Markup, join, tag, text, trusted
-from skep.report.wall_clock import zone_name
-from skep.units import printable
-from skep.web.assets import asset
+from skep.report.series_chart import legend, series_picture
+from skep.report.wall_clock import when, zone_name
 from skep.web.context import Site
 
 log = logging.getLogger("skep.web")

@@ -23,8 +23,7 @@ from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import percentile
 from skep.stats.rates import Rate, TokenRates
 from skep.store.database import Store
-from skep.supervisor.control import NotRunning, ask, socket_of
-from skep.supervisor.status import OUTCOMES, ReplicaStatus, Status, replicas_of, up_s
+from skep.supervisor.control import OUTCOMES, NotRunning, ReplicaStatus, Status, ask, replicas_of, socket_of, up_s
 from skep.web.context import Site
 from skep.web.responses import json_answer, json_text
 

@@ -11,10 +11,9 @@ from starlette.routing import BaseRoute, Route
 
 from skep.monitor.records import HOUR_S, SeriesPoint
 from skep.monitor.status import SeriesStatus, TargetStatus
-from skep.monitor.status import TargetState as Stands
-from skep.report.markup import Markup, join, table, tag, text, trusted
-from skep.report.wall_clock import when
-from skep.units import UNKNOWN, milliseconds, moment, number
+from skep.report.markup import Markup, join, tag, text
+from skep.stats.rolling import WindowStats
+from skep.units import number
 from skep.web.context import Site
 from skep.web.history_data import in_words
 from skep.web.layout import environment, page
