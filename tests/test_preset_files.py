@@ -209,6 +209,7 @@ def test_several_errors_are_counted_and_the_first_line_is_told():
     error = refused(PLAIN + "colour = 1\n\n[options]\ntp = 'two'\n\n[[published]]\ntok_s = 1\n")
     assert error.message.startswith("presets/mine.toml:8: `colour` is not a key of a preset")
     assert error.message.endswith("(and 3 more)")
+    assert error.hint.startswith("known: title, engine")
 
 
 @pytest.mark.parametrize(
