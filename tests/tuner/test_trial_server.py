@@ -94,7 +94,7 @@ def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(servers, 
     async def run():
         async with servers.open(preset_of(PLAIN.turned({"replicas": 2}))) as served:
             engines = [pid for pid in pids_of(str(tmp_path / "work")) if "fake_engine" in words(pid)]
-            engine = next(pid for pid in engines if "keeper" not in words(pid))
+            engine = next(pid for pid in engines if "process_guard" not in words(pid))
             os.kill(engine, signal.SIGSEGV)
             failure = await until(served.trouble)
             assert failure.kind == "crash-under-load"
