@@ -139,12 +139,13 @@ def ready(client, launch=ONE):
     return member
 
 
-def client_of(wire, tmp_path, **more):
-    made = ClusterClient({**SETUP, **more}, tmp_path / "driver.log")
+def client_of(tmp_path):
+    """A client of a driver that has joined, and the link to it."""
+    made, wire = ClusterClient(SETUP, tmp_path / "driver.log"), Wire()
     made._link = wire
     made._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
     wire.clear()
-    return made
+    return made, wire
 
 
 def restarts(wire):
@@ -153,8 +154,7 @@ def restarts(wire):
 
 async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp_path):
     """Its replica gets nothing new until it has been: it would rest for ever."""
-    wire = Wire()
-    client = client_of(wire, tmp_path)
+    client, wire = client_of(tmp_path)
     member = ready(client)
     member.restart()
     client._restarts.again(client._members)
@@ -180,8 +180,7 @@ async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp
     ],
 )
 async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_it_was_away(tmp_path, meanwhile, again):
-    wire = Wire()
-    client = client_of(wire, tmp_path)
+    client, wire = client_of(tmp_path)
     ready(client).restart()
     client._restarts.lose()
     for said in meanwhile:
@@ -192,8 +191,7 @@ async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_
 
 async def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
     """Not the other replicas of a table; and no longer than it lasts."""
-    wire = Wire()
-    client = client_of(wire, tmp_path)
+    client, _ = client_of(tmp_path)
     two = replace(ONE, name="m-1")
     one, other = ready(client), ready(client, two)
     bad = {"name": "m-0", "state": "failed"}
@@ -207,8 +205,7 @@ async def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
 
 
 async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tmp_path):
-    wire = Wire()
-    client = client_of(wire, tmp_path)
+    client, wire = client_of(tmp_path)
     policy = RestartPolicy(start_deadline_s=9.0)
     client.set_policy(policy)
     assert wire == [{"op": "policy", "policy": asdict(policy)}]
@@ -216,8 +213,7 @@ async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tm
 
 
 async def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
-    wire = Wire()
-    client = client_of(wire, tmp_path)
+    client, wire = client_of(tmp_path)
     client._hive = SimpleNamespace(avoided=frozenset({"n2", "n1"}))
     client._hear({"event": "joined", "address": SETUP["address"], "ray": "2"})
     assert wire[0] == {"op": "avoid", "nodes": ["n1", "n2"]}
@@ -228,8 +224,8 @@ async def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_pat
 
 
 async def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes_on(tmp_path):
-    wire = Wire()
-    member = ready(client_of(wire, tmp_path))
+    client, wire = client_of(tmp_path)
+    member = ready(client)
     wire.clear()
     member.launch = replace(ONE, reserve=1)
     assert (member.started.reserve, wire) == (1, [])
@@ -237,8 +233,7 @@ async def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engin
 
 async def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_path):
     for answer, left in ({}, None), ({"error": "the driver is gone"}, "the cluster cannot be reached"):
-        wire = Wire()
-        client = client_of(wire, tmp_path)
+        client, wire = client_of(tmp_path)
         wire.answer = lambda said, to=client, what=answer: to._hear({**what, "id": said.get("id", 0)})
         told = await client.stop()
         assert told is None if left is None else left in told

@@ -31,6 +31,11 @@ def clock():
     return Clock()
 
 
+@pytest.fixture
+def registry(clock):
+    return make(clock)
+
+
 def make(clock, ended=None, reached_by=None, **more):
     ended = [] if ended is None else ended
 
@@ -46,8 +51,7 @@ def make(clock, ended=None, reached_by=None, **more):
     return ReplicaRegistry("skep", **told, **more)
 
 
-async def test_a_table_is_told_as_soon_as_it_differs(clock):
-    registry = make(clock)
+async def test_a_table_is_told_as_soon_as_it_differs(registry):
     first = await registry.table("g", 0, 1.0)
     waiting = asyncio.create_task(registry.table("g", first["version"], 30.0))
     await asyncio.sleep(0)
@@ -60,8 +64,7 @@ async def test_a_table_is_told_as_soon_as_it_differs(clock):
     assert await registry.table("g", told["version"], 0.0) == told, "nothing new was said"
 
 
-async def test_a_post_that_was_started_anew_elsewhere_silences_the_one_before(clock):
-    registry = make(clock)
+async def test_a_post_that_was_started_anew_elsewhere_silences_the_one_before(registry):
     await registry.announce("m-0", row(incarnation="one"))
     await registry.announce("m-0", row(incarnation="two", node="c"))
     assert (await registry.announce("m-0", row(incarnation="one")))["end"] is True
@@ -69,9 +72,8 @@ async def test_a_post_that_was_started_anew_elsewhere_silences_the_one_before(cl
 
 
 @pytest.mark.parametrize("first", ["old", "new"])
-async def test_of_one_actor_the_later_life_counts_whoever_speaks_first(clock, first):
+async def test_of_one_actor_the_later_life_counts_whoever_speaks_first(registry, first):
     """A cable was out, and the registry was started anew meanwhile: it knows neither of them."""
-    registry = make(clock)
     posts = {"old": row(incarnation="old", actor="a", life=0), "new": row(incarnation="new", actor="a", life=1)}
     await registry.announce("m-0", posts[first])
     for _ in range(2):
@@ -100,8 +102,7 @@ async def test_of_two_actors_the_one_that_has_the_name_counts(clock):
     assert (await registry.state())["rows"]["m-0"]["incarnation"] == "two"
 
 
-async def test_a_post_that_is_not_understood_costs_the_others_nothing(clock):
-    registry = make(clock)
+async def test_a_post_that_is_not_understood_costs_the_others_nothing(clock, registry):
     await registry.announce("m-0", row())
     with pytest.raises(KeyError):
         await registry.announce("m-1", {"incarnation": "two", "model": "m", "slots": 1})
@@ -126,16 +127,14 @@ async def test_a_post_s_handle_is_kept_while_it_goes_on_and_not_for_its_successo
     assert reached == [("m-0", "handle"), ("m-1", None)]
 
 
-async def test_an_ended_replica_is_not_heard_again_but_a_new_one_of_that_name_is(clock):
-    registry = make(clock)
+async def test_an_ended_replica_is_not_heard_again_but_a_new_one_of_that_name_is(registry):
     await registry.announce("m-0", row(incarnation="five"))
     await registry.forget("m-0")
     assert (await registry.announce("m-0", row(incarnation="five")))["end"] is True
     assert (await registry.announce("m-0", row(incarnation="six")))["end"] is False
 
 
-async def test_a_silent_post_is_away_until_it_is_heard_again(clock):
-    registry = make(clock)
+async def test_a_silent_post_is_away_until_it_is_heard_again(clock, registry):
     await registry.announce("m-0", row())
     pass_time(clock, registry, AWAY_AFTER_S + 0.5)
     told = (await registry.state())["rows"]["m-0"]
@@ -144,8 +143,7 @@ async def test_a_silent_post_is_away_until_it_is_heard_again(clock):
     assert (await registry.state())["rows"]["m-0"]["state"] == "ready"
 
 
-async def test_only_one_gateway_has_the_hive_until_it_is_silent_for_a_while(clock):
-    registry = make(clock)
+async def test_only_one_gateway_has_the_hive_until_it_is_silent_for_a_while(clock, registry):
     assert [await registry.claim(name, {}) for name in ("a", "b")] == ["a", "a"]
     for _ in range(2):
         pass_time(clock, registry, OWNED_S - 2)
@@ -156,8 +154,7 @@ async def test_only_one_gateway_has_the_hive_until_it_is_silent_for_a_while(cloc
     assert (await registry.table("a", 0, 0.0))["owner"] == "b"
 
 
-async def test_posts_hear_the_restart_policy_of_the_gateway_that_has_them(clock):
-    registry = make(clock)
+async def test_posts_hear_the_restart_policy_of_the_gateway_that_has_them(registry):
     assert (await registry.announce("m-0", row()))["policy"] is None, "not told: what it was created with counts"
     await registry.claim("one", {"fallbacks": 5})
     await registry.claim("another", {"fallbacks": 0})
@@ -180,8 +177,7 @@ async def test_a_hive_without_a_gateway_is_ended(clock, monkeypatch):
     assert ended[:2] == ["m-0", "registry"]
 
 
-async def test_after_a_pause_nobody_is_away_for_what_could_not_be_heard(clock):
-    registry = make(clock)
+async def test_after_a_pause_nobody_is_away_for_what_could_not_be_heard(clock, registry):
     await registry.announce("m-0", row())
     await registry.claim("a", {})
     pass_time(clock, registry, 1.0)
@@ -192,8 +188,7 @@ async def test_after_a_pause_nobody_is_away_for_what_could_not_be_heard(clock):
     assert await registry.claim("b", {}) == "a"
 
 
-async def test_a_young_registry_says_that_its_table_may_lack_some(clock):
-    registry = make(clock)
+async def test_a_young_registry_says_that_its_table_may_lack_some(clock, registry):
     young = await registry.table("a", 0, 0.0)
     assert young["settling"]
     waiting = asyncio.create_task(registry.table("a", young["version"], 100.0))

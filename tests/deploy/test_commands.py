@@ -34,6 +34,10 @@ def value(line, flag):
     return found[found.index(flag) + 1]
 
 
+def values(line, expected):
+    return {flag: value(line, flag) for flag in expected}
+
+
 def test_each_replica_has_its_own_cards_and_port_and_the_gateway_fronts_them_all():
     layout = Layout(tp=2, replicas=2)
     lines = command_lines(setup(layout=layout), RIG)
@@ -60,7 +64,7 @@ def test_vllm_is_told_everything_the_plan_counted_on():
     expected = {"--tensor-parallel-size": "2", "--max-model-len": "8192", "--max-num-seqs": "4",
                 "--gpu-memory-utilization": "0.92", "--kv-cache-dtype": "fp8_e5m2",
                 "--max-num-batched-tokens": "4096"}  # fmt: skip
-    assert {flag: value(line, flag) for flag in expected} == expected
+    assert values(line, expected) == expected
     assert {"--enable-expert-parallel", "--enforce-eager", "--disable-custom-all-reduce"} <= set(words(line))
     assert json.loads(value(line, "--speculative-config")) == {"method": "mtp", "num_speculative_tokens": 3}
 
@@ -69,9 +73,10 @@ def test_replicas_that_share_their_experts_are_one_engine():
     layout = Layout(tp=2, ep=4, replicas=2)
     (line,) = command_lines(setup(layout=layout), RIG)
     assert words(line)[0] == "CUDA_VISIBLE_DEVICES=0,1,2,3"
-    assert value(line, "--data-parallel-size") == "2"
+    assert (value(line, "--data-parallel-size"), value(line, "--max-num-seqs")) == ("2", "4")
     (line,) = command_lines(setup("sglang", layout), RIG)
-    assert (value(line, "--tp-size"), value(line, "--dp-size")) == ("4", "2")
+    shared = {"--tp-size": "4", "--dp-size": "2", "--max-running-requests": "8"}
+    assert values(line, shared) == shared, "slots are of all its parts"
     assert gateway_line(setup(layout=layout)) is None
 
 
@@ -87,7 +92,7 @@ def test_sglang_has_its_own_words():
     expected = {"--tp-size": "2", "--ep-size": "2", "--context-length": "8192", "--max-running-requests": "4",
                 "--mem-fraction-static": "0.92", "--kv-cache-dtype": "fp8_e4m3", "--speculative-algorithm": "NEXTN",
                 "--speculative-num-steps": "3", "--speculative-num-draft-tokens": "4"}  # fmt: skip
-    assert {flag: value(line, flag) for flag in expected} == expected
+    assert values(line, expected) == expected
 
 
 def test_llama_server_gets_the_context_of_all_slots_together():
@@ -95,7 +100,7 @@ def test_llama_server_gets_the_context_of_all_slots_together():
     (line,) = command_lines(chosen, parse_rig("rtx-5090 + rtx-3090"))
     expected = {"--ctx-size": "32768", "--parallel": "4", "--split-mode": "layer", "--cache-type-k": "q8_0",
                 "--tensor-split": "32,24"}  # fmt: skip
-    assert {flag: value(line, flag) for flag in expected} == expected
+    assert values(line, expected) == expected
     assert value(line, "--model").endswith(".gguf")
 
 
@@ -136,11 +141,3 @@ def test_what_is_printed_is_what_would_be_started(engine):
 def test_cards_of_other_makers_have_their_own_variable():
     (line,) = command_lines(setup("llamacpp", Layout(pp=2), utilization=None), parse_rig("2x rx-7900-xtx"))
     assert words(line)[0] == "HIP_VISIBLE_DEVICES=0,1"
-
-
-def test_slots_of_an_engine_that_shares_experts_are_of_all_its_parts():
-    chosen = setup("sglang", Layout(tp=2, ep=4, replicas=2))
-    (line,) = command_lines(chosen, RIG)
-    assert value(line, "--max-running-requests") == "8"
-    (line,) = command_lines(setup(layout=Layout(tp=2, ep=4, replicas=2)), RIG)
-    assert value(line, "--max-num-seqs") == "4"

@@ -35,17 +35,8 @@ def launch_of(engine: str = "vllm", *, slots: int = 64, context: int = 32768, **
 
 def full(engine: str) -> Launch:
     """Everything set that a step could take away."""
-    return launch_of(
-        engine,
-        tp=4,
-        memory_share=0.92,
-        kv="turboquant_k8v4",
-        quant="awq",
-        draft=Draft("mtp", 3),
-        chunked_prefill=False,
-        batched_tokens=8192,
-        context=262144,
-    )
+    options = {"tp": 4, "memory_share": 0.92, "kv": "turboquant_k8v4", "quant": "awq", "draft": Draft("mtp", 3)}
+    return launch_of(engine, context=262144, chunked_prefill=False, batched_tokens=8192, **options)
 
 
 def launch_for(rule) -> Launch:

@@ -6,10 +6,10 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_process import MTP, small_plan, small_prospect
+from simulated_process import MTP, small_prospect
 
 from skep.engines.base import Launch
-from skep.engines.simulated import Simulated, plan_from_json
+from skep.engines.simulated import Simulated
 from skep.engines.simulated_loop import SimulatedLoop, SimulatedMetrics
 from skep.engines.simulated_requests import natural_tokens, script, seed_of
 from skep.errors import UserError
@@ -149,11 +149,6 @@ def test_what_is_shown_never_holds_a_stop_string(seed, limit, stops):
     shown = found.text(0, found.tokens)[: found.shown]
     assert not any(stop in shown for stop in stops)
     assert found.tokens <= limit
-
-
-def test_a_plan_survives_json():
-    plan = small_plan(spec=MTP)
-    assert plan_from_json(plan.to_json()) == plan
 
 
 def test_a_launch_without_a_plan_is_refused_before_anything_starts():

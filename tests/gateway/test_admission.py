@@ -37,9 +37,9 @@ def names(actions):
     return [action.request_id for action in actions]
 
 
-def admission(*specs, asked="", max_queue=4, max_wait_s=10.0):
+def admission(*specs, asked="", **limits):
     """With these replicas, at which requests of these names have arrived."""
-    decider = Admission(AdmissionLimits(max_queue=max_queue, max_wait_s=max_wait_s))
+    decider = Admission(AdmissionLimits(**{"max_queue": 4, "max_wait_s": 10.0, **limits}))
     decider.set_replicas(specs, 0.0)
     for name in asked:
         ask(decider, name)
@@ -226,9 +226,7 @@ def test_an_interactive_request_goes_before_batch_that_waits_longer():
 
 def test_batch_ages_so_that_it_cannot_starve():
     """With one interactive request always waiting, batch is served once it has waited twice the aging time longer."""
-    limits = AdmissionLimits(max_queue=1000, max_wait_s=1e9, aging_s=10.0)
-    decider = Admission(limits)
-    decider.set_replicas((spec(slots=1),), 0.0)
+    decider = admission(spec(slots=1), max_queue=1000, max_wait_s=1e9, aging_s=10.0)
     ask(decider, "first", 0.0, INTER)
     ask(decider, "batch", 0.0, B)
     ask(decider, "i0", 0.0, INTER)
@@ -245,22 +243,17 @@ def test_batch_ages_so_that_it_cannot_starve():
 
 
 def test_one_agent_with_forty_requests_does_not_push_out_one_with_two():
-    decider = Admission()
-    decider.set_replicas((spec(slots=2),), 0.0)
+    decider = admission(spec(slots=2), max_queue=100)
     for number in range(40):
         ask(decider, f"big{number}", 0.0, flow="big")
     for number in range(2):
         ask(decider, f"small{number}", 0.1, flow="small")
-    served = [action.request_id for action in decider.finished("big0", 1.0)]
-    served += [action.request_id for action in decider.finished("big1", 1.0)]
-    assert sorted(served) == ["big2", "small0"]
-    served = [action.request_id for action in decider.finished("small0", 2.0)]
-    assert served == ["small1"]
+    assert sorted(names([*decider.finished("big0", 1.0), *decider.finished("big1", 1.0)])) == ["big2", "small0"]
+    assert names(decider.finished("small0", 2.0)) == ["small1"]
 
 
 def test_flows_take_turns_whatever_their_number_of_requests():
-    decider = Admission(AdmissionLimits(max_queue=1000))
-    decider.set_replicas((spec(slots=3),), 0.0)
+    decider = admission(spec(slots=3), max_queue=1000)
     running = []
     for flow, count in (("a", 60), ("b", 20), ("c", 10)):
         for number in range(count):

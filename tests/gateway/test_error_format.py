@@ -11,8 +11,8 @@ import openai
 import pytest
 from hypothesis import given, settings
 
-from skep.config.keys import RefusalCode
-from skep.gateway.error_format import ERRORS, error_body, error_event, rejection, retry_headers, speaks_anthropic
+from skep.config.key_ring import RefusalCode
+from skep.gateway.error_format import ERRORS, error_body, error_event, rejection, speaks_anthropic
 from skep.gateway.values import Reject, RejectCode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
@@ -149,11 +149,6 @@ def test_an_unknown_model_is_told_what_there_is():
     assert json.loads(body)["error"]["message"] == "the model `gpt` is not served here; known: a, b"
     _, _, body = rejection(Reject("r", RejectCode.UNKNOWN_MODEL), CHAT, model="x" * 60_000, models=())
     assert len(body) < 500
-
-
-def test_a_wait_is_rounded_up():
-    assert retry_headers(None) == [(b"content-type", b"application/json")]
-    assert retry_headers(1.01)[1] == (b"retry-after", b"2")
 
 
 def test_every_code_has_a_status_and_types_that_its_clients_know():

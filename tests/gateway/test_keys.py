@@ -1,7 +1,6 @@
 """The keys' decider: no file, no clock, no sleeping."""
 
 import dataclasses
-import json
 
 import hypothesis.strategies as st
 import pytest
@@ -26,11 +25,6 @@ def test_a_key_is_found_by_its_digest_and_others_are_not():
 def test_of_two_names_for_one_key_the_later_counts():
     """Every digest is compared, also after a match; so a key of the file may narrow the one of the environment."""
     assert KeyRing([spec("env", "same"), spec("file", "same")]).find(b"same").name == "file"
-
-
-def test_a_spec_travels_as_json():
-    one = spec(priority="batch", max_concurrent=4, rate_per_s=0.5, burst=30)
-    assert KeySpec(**json.loads(json.dumps(dataclasses.asdict(one)))) == one
 
 
 # Headers

@@ -50,16 +50,6 @@ def filled(counts):
     return decider
 
 
-@given(pools, st.none() | st.integers(0, 2**32), st.integers(0, 5))
-def test_the_choice_is_always_one_that_has_room(counts, conversation, turns):
-    decider = filled(counts)
-    for turn in range(turns):
-        room = {replica.name for replica in decider.table() if replica.busy < replica.slots}
-        actions = decider.arrive(Arrival(f"q{turn}", "m", conversation=conversation), 1.0)
-        assert {action.replica.name for action in actions} <= room
-        assert bool(actions) == bool(room)
-
-
 @given(pools, st.integers(0, 2**32))
 def test_a_new_conversation_costs_no_evenness(counts, conversation):
     """It has nothing cached anywhere, so the least loaded replica is as good as any."""

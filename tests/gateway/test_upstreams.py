@@ -7,6 +7,7 @@ from gateway_client import body, call, open_post, post, read_until, recorded
 
 from skep.config.load import make_upstream
 from skep.engines.base import Launch
+from skep.gateway.health_loop import count_running
 from skep.supervisor.remote_replica import probe_upstream
 from skep.testing.process import FakeEngine
 
@@ -57,3 +58,25 @@ async def test_a_cloud_below_a_path_is_asked_for_its_model_and_for_answers_there
         gateway.serve([{**spec, "url": upstream.url}])
         said = call(gateway, document={"model": "big", "messages": []})[2]
     assert json.loads(said) == {"said": "/api/v1/chat/completions", "key": "Bearer of the cloud"}
+
+
+VLLM = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 9.0
+"""
+SGLANG = b"sglang:num_running_reqs 4.0\nsglang:num_queue_reqs 7.0\n"
+
+
+@pytest.mark.parametrize(("metrics", "running"), [
+    (VLLM, 5),
+    (SGLANG, 4),
+    (b"vllm:num_requests_running 1e+01\n", 10),
+    (b"", None),
+    (b"sglang:num_queue_reqs 7.0\n", None),
+    (b"vllm:num_requests_running 1.2.3\n", None),
+    (b"vllm:num_requests_running 9e999\n", None),
+    (b"vllm:num_requests_running NaN\n", None),
+])  # fmt: skip
+def test_running_requests_are_read_from_an_engines_metrics(metrics, running):
+    assert count_running(metrics) == running

@@ -8,6 +8,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from supervised import Changes
 
 from skep.engines.base import Launch
 from skep.supervisor.lifecycle import ReplicaState
@@ -112,14 +113,8 @@ async def test_a_server_that_comes_later_is_found():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    changed = asyncio.Event()
-    upstream = UpstreamReplica(launch(f"http://127.0.0.1:{port}"), changed.set)
-
-    async def until(condition):
-        while not condition():
-            changed.clear()
-            await asyncio.wait_for(changed.wait(), 20)
-
+    changes = Changes()
+    upstream, until = UpstreamReplica(launch(f"http://127.0.0.1:{port}"), changes), changes.until
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(upstream.run())
         await until(lambda: upstream.tried)

@@ -5,26 +5,11 @@ import contextlib
 import socket
 
 import pytest
+from wire_server import echo, hang_up, serving
 
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch, fetch_once
 from skep.wire.heads import Origin, parse_url
-from skep.wire.server import HttpServer
-
-
-@contextlib.asynccontextmanager
-async def serving(handler):
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    server = HttpServer(handler)
-    await server.listen(sock)
-    try:
-        yield Origin("127.0.0.1", sock.getsockname()[1])
-    finally:
-        server.stop_accepting()
-        server.abort_all()
-        while "0 connections" not in repr(server):
-            await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager
@@ -48,32 +33,15 @@ async def plain_server(handler):
                 await writer.wait_closed()
 
 
-async def raw(origin, data):
-    """Send bytes, return all that comes back until the server closes."""
-    reader, writer = await asyncio.open_connection(origin.host, origin.port)
-    writer.write(data)
-    answer = await asyncio.wait_for(reader.read(), 5)
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return answer
-
-
-def echo(request):
-    request.respond(
-        200, [(b"content-type", b"text/plain")], request.method + b" " + request.target + b" " + request.body
-    )
-
-
 async def test_a_request_and_its_answer_pass_whole():
-    async with serving(echo) as origin:
-        answer = await fetch_once(origin, "POST", "/x?y=1", body={"a": "ü"})
+    async with serving(echo) as service:
+        answer = await fetch_once(service.origin, "POST", "/x?y=1", body={"a": "ü"})
     assert (answer.status, answer.body.decode()) == (200, 'POST /x?y=1 {"a": "ü"}')
 
 
 async def test_one_connection_serves_many_requests():
-    async with serving(echo) as origin:
-        pool = Pool(origin)
+    async with serving(echo) as service:
+        pool = Pool(service.origin)
         for n in range(5):
             assert (await fetch(pool, "GET", f"/{n}")).body == b"GET /%d " % n
         assert repr(pool).endswith("1 open, 1 idle>")
@@ -170,9 +138,9 @@ async def test_a_server_that_never_answers_ends_in_a_timeout_and_a_closed_connec
     def never(request):
         request.on_gone = gone.set
 
-    async with serving(never) as origin:
+    async with serving(never) as service:
         with pytest.raises(WireFailure) as caught:
-            await fetch_once(origin, "GET", "/", timeout_s=0.2)
+            await fetch_once(service.origin, "GET", "/", timeout_s=0.2)
         assert caught.value.kind == "timeout"
         await asyncio.wait_for(gone.wait(), 5)
 
@@ -184,8 +152,8 @@ async def test_a_cancelled_caller_closes_its_connection():
         asked.set()
         request.on_gone = gone.set
 
-    async with serving(never) as origin:
-        task = asyncio.create_task(fetch_once(origin, "GET", "/"))
+    async with serving(never) as service:
+        task = asyncio.create_task(fetch_once(service.origin, "GET", "/"))
         await asked.wait()
         task.cancel()
         await asyncio.wait_for(gone.wait(), 5)
@@ -201,19 +169,18 @@ async def test_a_client_that_leaves_in_mid_answer_is_noticed_at_once():
         request.start(200, [], None)
         request.write(b"first")
 
-    async with serving(half) as origin:
-        reader, writer = await asyncio.open_connection(origin.host, origin.port)
+    async with serving(half) as service:
+        reader, writer = await service.connect()
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"first")
-        writer.close()
-        await writer.wait_closed()
+        await hang_up(writer)
         await asyncio.wait_for(gone.wait(), 5)
 
 
 async def test_pipelined_requests_are_answered_in_order():
-    async with serving(echo) as origin:
+    async with serving(echo) as service:
         data = b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\nGET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-        answer = await raw(origin, data)
+        answer = await service.talk(data)
     assert answer.index(b"GET /1 ") < answer.index(b"GET /2 ")
 
 
@@ -223,8 +190,8 @@ async def test_a_stream_to_an_old_client_ends_with_the_connection():
         request.write(b"part")
         request.finish()
 
-    async with serving(stream) as origin:
-        answer = await raw(origin, b"GET / HTTP/1.0\r\n\r\n")
+    async with serving(stream) as service:
+        answer = await service.talk(b"GET / HTTP/1.0\r\n\r\n")
     assert answer.endswith(b"\r\n\r\npart")
     assert b"chunked" not in answer
 
