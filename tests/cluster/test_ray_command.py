@@ -78,22 +78,19 @@ def test_loopback_stays_loopback():
     assert environment(replace(HEAD, address=checked_address("localhost")), "m", {})[variable] == "0"
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "::", "head", "10.0.0", "224.0.0.1", ""])
-def test_an_address_is_that_of_one_interface(address):
-    with pytest.raises(UserError, match="is no"):
-        checked_address(address)
-
-
-@pytest.mark.parametrize("port", [0, 80, 65000])
-def test_a_first_port_leaves_room_for_the_others(port):
-    with pytest.raises(UserError, match="leaves no room"):
-        checked_ports(port)
-
-
-@pytest.mark.parametrize("label", ["rack", "=7", "rack=", "a=b,c=d"])
-def test_a_label_is_a_name_and_a_value(label):
-    with pytest.raises(UserError, match="is not NAME=VALUE"):
-        checked_labels([label])
+@pytest.mark.parametrize(
+    ("check", "wrong", "words"),
+    [
+        (checked_address, ["0.0.0.0", "::", "head", "10.0.0", "224.0.0.1", ""], "is no"),
+        (checked_ports, [0, 80, 65000], "leaves no room"),
+        (checked_labels, [["rack"], ["=7"], ["rack="], ["a=b,c=d"]], "is not NAME=VALUE"),
+    ],
+    ids=["an address is that of one interface", "a first port leaves room", "a label is a name and a value"],
+)
+def test_what_a_node_cannot_be_started_with_is_refused(check, wrong, words):
+    for given in wrong:
+        with pytest.raises(UserError, match=words):
+            check(given)
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,15 @@ def test_an_unknown_flag_is_named_with_the_nearest_known_one():
     assert list(unknown_flags("llamacpp", ["--max-num-seq"], known)) == [("--max-num-seq", "--max-num-seqs")]
 
 
-def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
+def helpful(tmp_path):
+    """A program that notes when it is asked, and says its version and 20 flags."""
     flags = "\n".join(f"--flag-{n} N    words" for n in range(20))
     said = f"#!/bin/sh\necho asked >> {tmp_path}/asked\ncat <<'END'\nversion: 1 (abc)\n{flags}\nEND\n"
-    program = find_program("llamacpp", str(script(tmp_path / "llama-server", said)))
+    return find_program("llamacpp", str(script(tmp_path / "llama-server", said)))
+
+
+def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
+    program = helpful(tmp_path)
     told = []
     version_of(program)
     asked = (tmp_path / "asked").read_text().count("asked")
@@ -148,12 +153,8 @@ def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
 
 
 def test_a_cache_that_cannot_be_written_or_read_is_no_error(tmp_path):
-    flags = "\n".join(f"--flag-{n} N    words" for n in range(20))
-    program = find_program(
-        "llamacpp", str(script(tmp_path / "llama-server", f"#!/bin/sh\ncat <<'END'\n{flags}\nEND\n"))
-    )
     (tmp_path / "cache").write_text("a file, no folder")
-    assert "--flag-3" in discovery.known_flags(program, tmp_path / "cache")
+    assert "--flag-3" in discovery.known_flags(helpful(tmp_path), tmp_path / "cache")
 
 
 def test_the_cache_is_the_users():

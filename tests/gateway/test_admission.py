@@ -1,16 +1,19 @@
 """The admission decider, without a loop and without sleeping."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
 from skep.gateway.queue import QueuedRequest
-from skep.gateway.replica_table import LONGEST_OPEN_S, load
+from skep.gateway.replica_table import LONGEST_OPEN_S
+from skep.gateway.routing import ConversationAffinity, load, rendezvous, seed_of
 from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH
@@ -464,6 +467,42 @@ def test_a_replica_without_slots_gets_nothing_and_hurts_nobody():
     decider.set_replicas((spec("r0", 0), spec("r1", 0)), 1.0)
     (full,) = [*ask(decider, "c", 1.0, max_wait_s=1.0), *decider.tick(3.0)]
     assert isinstance(full, Reject)
+
+
+# Which replica gets a conversation
+
+
+def test_the_rendezvous_spreads_conversations_and_moves_few_when_a_replica_goes():
+    """Without one of four replicas, only its own conversations move."""
+    replicas = [SimpleNamespace(name=f"r{i}", seed=seed_of(f"r{i}")) for i in range(4)]
+    homes = {number: rendezvous(number * 2654435761 % 2**32, replicas).name for number in range(4000)}
+    assert min(Counter(homes.values()).values()) > 900
+    for number, home in homes.items():
+        if home != "r3":
+            assert rendezvous(number * 2654435761 % 2**32, replicas[:3]).name == home
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_a_new_conversation_costs_no_evenness(counts, conversation):
+    """It has nothing cached anywhere, so the least loaded replica is as good as any."""
+    table = [spec(f"r{i}", slots) for i, (slots, _) in enumerate(counts)]
+    decider = admission()
+    for known, (one, (slots, busy)) in enumerate(zip(table, counts, strict=True)):
+        decider.set_replicas((*(replace(other, draining=True) for other in table[:known]), one), 0.0)
+        for number in range(min(busy, slots)):
+            ask(decider, f"{one.name}-{number}")
+    decider.set_replicas(tuple(table), 0.0)
+    shares = {replica.name: replica.busy / replica.slots for replica in decider.table()}
+    actions = ask(decider, "q", 1.0, conversation=conversation)
+    assert len(actions) == (min(shares.values()) < 1)
+    assert all(shares[action.replica.name] == min(shares.values()) for action in actions)
+
+
+def test_the_oldest_conversation_is_forgotten_first():
+    homes = ConversationAffinity(remembered=2)
+    for conversation in (1, 2, 1, 3):
+        homes.remember(conversation, "r0")
+    assert [homes.of(conversation) for conversation in (1, 2, 3)] == ["r0", None, "r0"]
 
 
 class AdmissionMachine(RuleBasedStateMachine):

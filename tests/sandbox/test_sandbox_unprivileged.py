@@ -63,17 +63,9 @@ def test_an_ordinary_user_has_the_same_walls():
     if program is None:
         pytest.skip(f"no Python {sysconfig.get_python_version()} that user {USER} can start")
     source = str(Path(skep.__file__).parents[1])
-    done = subprocess.run(
-        [program, "-c", TEXT, source],
-        user=USER,
-        group=USER,
-        extra_groups=[],
-        cwd="/",
-        env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    user = {"user": USER, "group": USER, "extra_groups": [], "cwd": "/", "env": env}
+    done = subprocess.run([program, "-c", TEXT, source], **user, capture_output=True, text=True, timeout=60)
     if "code cannot be run safely here" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.stdout == f"well {USER}\n", done.stderr

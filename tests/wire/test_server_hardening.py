@@ -428,49 +428,52 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
     assert got > size
 
 
-def looks(patience, *steps):
-    """Each step: time, stage, counters. Returns the verdicts."""
-    nothing = {"message": 0, "arrived": 0, "left": 0, "unsent": 0}
-    return [patience.look(at, stage, **{**nothing, **counters}) for at, stage, counters in steps]
+HEAD, BODY, ANSWERING = ConnectionStage.HEAD, ConnectionStage.BODY, ConnectionStage.ANSWERING
 
 
-def test_patience_counts_from_a_requests_first_byte_and_anew_for_the_next():
-    limits = ServerLimits(head_timeout_s=10, request_timeout_s=20, body_idle_s=5)
-    verdicts = looks(
-        ClientTimeouts(limits, 0),
-        (1, ConnectionStage.HEAD, {}),
-        (10, ConnectionStage.HEAD, {"message": 1}),  # the next one
-        (19, ConnectionStage.BODY, {"message": 1, "arrived": 1}),
-        (23, ConnectionStage.BODY, {"message": 1, "arrived": 2}),
-        (27, ConnectionStage.BODY, {"message": 1, "arrived": 3}),
-        (31, ConnectionStage.BODY, {"message": 1, "arrived": 4}),  # 21 s after its first byte
-    )
-    assert verdicts == [None] * 5 + [SweepAction.TIMED_OUT]
-
-
-def test_patience_with_a_reader_ends_when_too_little_leaves():
-    """A reader of 2,000 bytes in 15 s kept a slot for two hours."""
-    limits = ServerLimits(write_idle_s=10, write_bytes=1000)
-    verdicts = looks(
-        ClientTimeouts(limits, 0),
-        (1, ConnectionStage.ANSWERING, {"left": 0, "unsent": 100}),
-        (9, ConnectionStage.ANSWERING, {"left": 900, "unsent": 299}),
-        (12, ConnectionStage.ANSWERING, {"left": 1100, "unsent": 399}),  # more waits than before, yet enough has left
-        (19, ConnectionStage.ANSWERING, {"left": 1500, "unsent": 499}),
-        (23, ConnectionStage.ANSWERING, {"left": 2000, "unsent": 499}),
-    )
-    assert verdicts == [None, None, None, None, SweepAction.ABORT]
-
-
-def test_patience_does_not_count_the_time_in_which_nothing_waited():
-    limits = ServerLimits(write_idle_s=10, write_bytes=1000)
-    verdicts = looks(
-        ClientTimeouts(limits, 0),
-        (9, ConnectionStage.ANSWERING, {"left": 10, "unsent": 100}),
-        (12, ConnectionStage.ANSWERING, {"left": 110, "unsent": 0}),
-        (21, ConnectionStage.ANSWERING, {"left": 120, "unsent": 100}),
-    )
-    assert verdicts == [None, None, None]
+@pytest.mark.parametrize(
+    ("limits", "steps", "end"),
+    [
+        (
+            {"head_timeout_s": 10, "request_timeout_s": 20, "body_idle_s": 5},
+            [
+                (1, HEAD, {}),
+                (10, HEAD, {"message": 1}),  # the next one
+                (19, BODY, {"message": 1, "arrived": 1}),
+                (23, BODY, {"message": 1, "arrived": 2}),
+                (27, BODY, {"message": 1, "arrived": 3}),
+                (31, BODY, {"message": 1, "arrived": 4}),  # 21 s after its first byte
+            ],
+            SweepAction.TIMED_OUT,
+        ),
+        (
+            {"write_idle_s": 10, "write_bytes": 1000},
+            [
+                (1, ANSWERING, {"left": 0, "unsent": 100}),
+                (9, ANSWERING, {"left": 900, "unsent": 299}),
+                (12, ANSWERING, {"left": 1100, "unsent": 399}),  # more waits than before, yet enough has left
+                (19, ANSWERING, {"left": 1500, "unsent": 499}),
+                (23, ANSWERING, {"left": 2000, "unsent": 499}),
+            ],
+            SweepAction.ABORT,
+        ),
+        (
+            {"write_idle_s": 10, "write_bytes": 1000},
+            [
+                (9, ANSWERING, {"left": 10, "unsent": 100}),
+                (12, ANSWERING, {"left": 110, "unsent": 0}),
+                (21, ANSWERING, {"left": 120, "unsent": 100}),
+            ],
+            None,
+        ),
+    ],
+    ids=["from the first byte, anew for the next request", "too little leaves", "not while nothing waited"],
+)
+def test_how_long_a_client_is_waited_for(limits, steps, end):
+    """Each step: time, stage, counters. A reader of 2,000 bytes in 15 s kept a slot for two hours."""
+    patience, nothing = ClientTimeouts(ServerLimits(**limits), 0), {"message": 0, "arrived": 0, "left": 0, "unsent": 0}
+    verdicts = [patience.look(at, stage, **{**nothing, **counters}) for at, stage, counters in steps]
+    assert verdicts == [*[None] * (len(steps) - 1), end]
 
 
 # Many connections
