@@ -54,6 +54,7 @@ def place(tmp_path):
 
 FAKE = Serve(model="m", engine="fake")
 VLLM = Serve(model="org/model", engine="vllm", options=EngineOptions(tp=2))
+SINGLE = Serve(model="org/model", engine="vllm")
 SMALL = Serve(model="smollm2-135m")
 
 
@@ -122,22 +123,21 @@ def held(made, *used_gib):
 
 def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
     """Which card is lent is Ray's to say, so that the idle one beside it cannot be counted on."""
-    single = replace(VLLM, options=EngineOptions())
     cluster = survey(held(rtx_node("a"), 0, 20), held(rtx_node("b"), 1, 2))
-    assert {one.place.shunned for one in place(cluster, replace(single, replicas=2))} == {("a",)}
+    assert {one.place.shunned for one in place(cluster, replace(SINGLE, replicas=2))} == {("a",)}
     with pytest.raises(DoesNotFit, match=r"there is room for 2: b has .*; a: GPU 1 is busy: 4.0 GiB of"):
-        place(cluster, replace(single, replicas=3))
-    small = replace(single, options=EngineOptions(memory_share=0.1), replicas=4)
+        place(cluster, replace(SINGLE, replicas=3))
+    small = replace(SINGLE, options=EngineOptions(memory_share=0.1), replicas=4)
     assert len(place(cluster, small)) == 4, "it takes less than is left"
     with pytest.raises(DoesNotFit, match="no card for `org/model` is free: a: GPU 0 is busy") as refused:
-        place(survey(held(rtx_node("a"), 20, 0)), single)
+        place(survey(held(rtx_node("a"), 20, 0)), SINGLE)
     assert "nvidia-smi" in refused.value.hint
 
 
 def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_joins(place):
     """Busy passes: it is no reason to tie a replica to the nodes that there were."""
     idle, busy, late = rtx_node("a", 1), held(rtx_node("b", 1), 20), rtx_node("c", 1)
-    (one,) = place(survey(idle, busy), replace(VLLM, options=EngineOptions()))
+    (one,) = place(survey(idle, busy), SINGLE)
     assert (one.place.nodes, one.place.shunned) == ((), ("b",))
     assert all(choice_of(one.place, (), [busy, late]).takes(node) for node in (busy, late))
     assert [first_choice(one.place, (), [idle, busy]).takes(node) for node in (idle, busy)] == [True, False]
@@ -146,7 +146,7 @@ def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_jo
     assert not first_choice(one.place, (), [*gone, late]).takes(busy)
     full = [replace(idle, free_gpus=0), replace(busy, free_gpus=0)]
     assert not first_choice(one.place, (), full).takes(busy), "whoever waits, waits for an idle one"
-    (one,) = place(survey(idle, busy, rtx_node("d", engines=())), replace(VLLM, options=EngineOptions()))
+    (one,) = place(survey(idle, busy, rtx_node("d", engines=())), SINGLE)
     assert (one.place.nodes, one.place.shunned) == (("a", "b"), ("b",)), "d lacks the engine: that stays so"
     assert first_choice(one.place, (), [busy]).selector() == "in(id-b)"
     assert launch_of(json.loads(json.dumps(launch_document(one)))) == one
@@ -155,28 +155,26 @@ def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_jo
 def test_a_start_tells_which_nodes_it_does_without_and_why(place):
     told = []
     cluster = survey(rtx_node("a"), held(rtx_node("b"), 0, 20), rtx_node("c", engines=()), node("plain", engines={}))
-    single = replace(VLLM, options=EngineOptions())
-    (one,) = place(cluster, single, tell=told.append)
+    (one,) = place(cluster, SINGLE, tell=told.append)
     assert told == [
         "c is left out: it has no vllm installed",
         "b is left out: GPU 1 is busy: 4.0 GiB of 24.0 GiB are free",
     ], "and not `plain`, which has no card anyway"
-    place(cluster, replace(single, replicas=2), running=(one,), tell=told.append)
+    place(cluster, replace(SINGLE, replicas=2), running=(one,), tell=told.append)
     assert told[2:] == told[:1], "a change does not look at who holds the cards"
     told.clear()
-    place(survey(rtx_node("a"), *(held(rtx_node(f"b{n}"), 20) for n in range(10))), single, tell=told.append)
+    place(survey(rtx_node("a"), *(held(rtx_node(f"b{n}"), 20) for n in range(10))), SINGLE, tell=told.append)
     assert (len(told), told[-1]) == (9, "2 more nodes are left out")
 
 
 def test_cards_that_ray_has_lent_already_may_be_full(place):
     """By replicas that stand there, or by programs of others that asked Ray for them."""
-    single = replace(VLLM, options=EngineOptions())
     lent = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 0))
-    (first,) = place(lent, single)
+    (first,) = place(lent, SINGLE)
     full = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 22))
     with pytest.raises(DoesNotFit, match=r"GPU 1 .* are full, Ray has lent 1 of them"):
-        place(full, single)
-    assert len(place(full, replace(single, replicas=2), running=(first,))) == 2, "for a start, not for a change"
+        place(full, SINGLE)
+    assert len(place(full, replace(SINGLE, replicas=2), running=(first,))) == 2, "for a start, not for a change"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +266,6 @@ def test_a_program_of_ones_own_is_believed_in_where_the_node_has_it(place):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"on_demand": True}, "cannot be loaded on demand"),
         ({"gpus": (0,)}, "takes no `gpus`"),
         ({"engine_port": 9000}, "takes no `engine_port`"),
     ],
@@ -325,7 +322,7 @@ def names(launches):
 def test_a_kind_without_any_replica_left_is_no_fault(place):
     cluster, (pair, single) = survey(rtx_node("a"), BIG), KINDS
     both = place(cluster, pair, single)
-    assert names(place(cluster, pair, replace(single, replicas=0), running=both)) == ["org-model-2x-rtx-3090-0"]
+    assert names(place(cluster, pair, replace(SINGLE, replicas=0), running=both)) == ["org-model-2x-rtx-3090-0"]
     full = survey(rtx_node("a", free={"free_gpus": 0}), BIG)
     again = place(full, pair, single, running=both[:1])
     assert names(again) == names(both), "and it may come again under its old name"
@@ -340,7 +337,7 @@ def test_what_stands_needs_no_node_so_that_a_lost_one_stops_no_other_change(plac
     more = place(left, replace(pair, replicas=2), single, replace(FAKE, replicas=2), running=stand)
     assert set(names(more)) - set(names(stand)) == {"org-model-2x-rtx-3090-1", "m-1"}
     told = place(left, pair, replace(single, reserve=1), FAKE, running=stand)
-    assert {one.name: one.reserve for one in told}["org-model-1x-h200-0"] == 1, "doors hear of it all the same"
+    assert {one.name: one.reserve for one in told}["org-model-1x-h200-0"] == 1, "gateways hear of it all the same"
     for change in ({"replicas": 2}, {"slots": 9}):
         with pytest.raises(DoesNotFit, match="no node of the kind 1x NVIDIA H200"):
             place(left, pair, replace(single, **change), FAKE, running=stand)

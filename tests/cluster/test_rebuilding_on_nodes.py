@@ -6,7 +6,7 @@ import pytest
 
 from skep.cluster.client import RayNodes
 from skep.cluster.discover import SPARED_S, SURVEY_S, SurveyCache
-from skep.cluster.values import ClusterSurvey, Node, NodeFacts, survey_document, survey_of
+from skep.cluster.values import ClusterSurvey, Node, NodeFacts
 from skep.config.settings import Cluster, Serve, Settings, Upstream
 from skep.errors import DoesNotFit, EngineError
 from skep.paths import user_paths
@@ -73,8 +73,3 @@ def test_all_ways_of_one_change_look_at_one_survey_and_the_next_change_at_anothe
     assert len(asked.waits) == 2
     rebuilt(SETTINGS, stand)
     assert len(asked.waits) == 3, "what was free is taken by now"
-
-
-def test_who_has_room_travels_with_a_survey():
-    assert survey_of(survey_document(FOUND)) == FOUND
-    assert survey_of(survey_document(replace(FOUND, housed=None))).housed is None

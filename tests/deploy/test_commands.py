@@ -80,11 +80,6 @@ def test_replicas_that_share_their_experts_are_one_engine():
     assert gateway_line(setup(layout=layout)) is None
 
 
-def test_custom_all_reduce_is_left_alone_where_it_works():
-    (line,) = command_lines(setup(layout=Layout(tp=2)), parse_rig("2x h100-sxm"))
-    assert "--disable-custom-all-reduce" not in words(line)
-
-
 def test_sglang_has_its_own_words():
     chosen = setup("sglang", Layout(tp=2, ep=2), spec=Speculation("mtp", 3), kv=find_kv("fp8"))
     (line,) = command_lines(chosen, RIG)
@@ -138,6 +133,8 @@ def test_what_is_printed_is_what_would_be_started(engine):
     assert (launch.gpus, launch.slots, launch.port) == ((0, 1), 4, 8001)
 
 
-def test_cards_of_other_makers_have_their_own_variable():
+def test_cards_of_other_makers_have_their_own_variable_and_linked_ones_their_own_all_reduce():
+    (line,) = command_lines(setup(layout=Layout(tp=2)), parse_rig("2x h100-sxm"))
+    assert "--disable-custom-all-reduce" not in words(line)
     (line,) = command_lines(setup("llamacpp", Layout(pp=2), utilization=None), parse_rig("2x rx-7900-xtx"))
     assert words(line)[0] == "HIP_VISIBLE_DEVICES=0,1"

@@ -104,9 +104,9 @@ def test_a_busy_card_is_named_with_the_share_that_would_fit():
 def test_a_model_that_can_never_be_loaded_is_said_at_the_start():
     has = {"gpu0": 24 * GIB}
     pinned = replace(launch("p-0", share=0.5), model="p", pinned=True, room=(("gpu0", 12 * GIB),))
-    guest = replace(launch("g-0"), model="g", on_demand=True, room=(("gpu0", 14 * GIB),))
+    other = replace(launch("g-0"), model="g", on_demand=True, room=(("gpu0", 14 * GIB),))
     with pytest.raises(DoesNotFit, match="`g` can never be loaded: it wants"):
-        check_on_demand([pinned, guest], has, None)
-    check_on_demand([guest], has, 1)
+        check_on_demand([pinned, other], has, None)
+    check_on_demand([other], has, 1)
     with pytest.raises(UserError, match="max_loaded = 1 leaves no room"):
-        check_on_demand([pinned, replace(guest, room=())], has, 1)
+        check_on_demand([pinned, replace(other, room=())], has, 1)

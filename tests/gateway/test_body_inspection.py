@@ -292,12 +292,10 @@ def test_a_bare_prompt_is_told_by_its_beginning(field):
 
 
 @pytest.mark.parametrize("more", [{}, {"messages": None}, {"messages": []}, {"prompt": None}])
-def test_a_body_that_says_nothing_has_no_conversation(more):
+def test_a_body_that_says_nothing_has_no_conversation_and_one_that_nobody_asks_for_is_not_looked_at(more):
     assert inspect_body(compact({"model": "m", **more})) == BodySummary("m")
-
-
-def test_a_conversation_nobody_asks_for_is_not_looked_at():
-    assert inspect_body(compact({"model": "m", "messages": turns("hi", 1)}), conversation=False) == BodySummary("m")
+    said = compact({**more, "model": "m", "messages": turns("hi", 1)})
+    assert inspect_body(said, conversation=False) == BodySummary("m")
 
 
 @given(values, st.sampled_from(["messages", "input", "prompt", "system"]))

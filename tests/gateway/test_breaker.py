@@ -10,6 +10,7 @@ def opened(now=0.0):
 
 
 def test_one_request_without_an_answer_opens_it():
+    assert (repr(Breaker(0.0)), repr(opened(3.0))) == ("<Breaker closed>", "<Breaker open until 3.5>")
     breaker = opened()
     assert breaker.state(0.0) == "open"
     assert not breaker.allows(FIRST_OPEN_S - 0.01)
@@ -104,7 +105,3 @@ def test_checks_that_fail_in_a_row_open_it():
     assert breaker.state(1.0) == "open"
     assert breaker.heard_at == 1.0
     assert BAD_CHECKS == 3
-
-
-def test_it_says_how_it_stands():
-    assert (repr(Breaker(0.0)), repr(opened(3.0))) == ("<Breaker closed>", "<Breaker open until 3.5>")

@@ -1,5 +1,6 @@
 """The gateway as a real process in front of real fake engines, on real sockets."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -168,14 +169,11 @@ def test_a_request_that_kills_engines_is_given_up_after_two(serving):
         engine.fault(kind="crash", path="/v1/completions", times=None)
     poison = {"model": "fake-model", "prompt": "poison"}
     assert call(gateway, path="/v1/completions", document=poison)[0] == 502
-    assert sum(answers(engine) for engine in engines) == 1
-
-
-def answers(engine):
-    try:
-        return bool(engine.state())
-    except OSError:
-        return False
+    survivors = []
+    for engine in engines:
+        with contextlib.suppress(OSError):
+            survivors.append(engine.state())
+    assert len(survivors) == 1
 
 
 def test_an_upload_under_way_is_answered_before_a_replaced_gateway_ends(serving):

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
+from supervised import until
 
 from skep.engines.base import Launch
 from skep.gateway.unloaded_models import UnloadedModels
@@ -89,12 +90,6 @@ async def loader_of(*models, figures=None, max_loaded=None, begin=False):
         assert not running.done()
         running.cancel()
         setup.loader.stop()
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 ON_DEMAND = {"on_demand": True}

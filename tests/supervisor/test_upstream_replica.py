@@ -74,23 +74,18 @@ def test_a_server_that_tells_nothing_gets_a_short_bound():
     assert (found.confirms, found.release_bound_s, found.version()) == ("", 5.0, "remote")
 
 
-def test_of_several_models_one_must_be_chosen():
-    with pytest.raises(UpstreamUnavailable, match=r"it serves 2 models \(a, b\): choose one with `model`"):
-        told_by({"/v1/models": models("b", "a")})
-    assert told_by({"/v1/models": models("b", "a")}, "b").model == "b"
-
-
-def test_a_model_that_the_server_does_not_list_is_taken_with_a_note():
-    """llama-server answers to any name."""
-    found = told_by({"/v1/models": models("a")}, "mine")
-    assert found.model == "mine"
-    assert found.note == "it does not list `mine`, but a"
-
-
-def test_a_server_without_a_list_of_models_is_taken_at_its_word():
-    assert told_by({}, "mine").note is None
-    with pytest.raises(UpstreamUnavailable, match="HTTP 404 from /v1/models"):
-        told_by({})
+@pytest.mark.parametrize(
+    ("answers", "note"),
+    [
+        ({"/v1/models": models("mine", "a")}, None),
+        ({"/v1/models": models("a")}, "it does not list `mine`, but a"),
+        ({}, None),
+    ],
+    ids=["one of several", "not listed: llama-server answers to any name", "no list: taken at its word"],
+)
+def test_a_model_that_was_chosen_is_taken_with_a_note_where_the_server_does_not_list_it(answers, note):
+    found = told_by(answers, "mine")
+    assert (found.model, found.note) == ("mine", note)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +93,8 @@ def test_a_server_without_a_list_of_models_is_taken_at_its_word():
     [
         ((401, b""), r"it requires an API key \(HTTP 401"),
         ((503, b""), "HTTP 503"),
+        ((404, b""), "HTTP 404 from /v1/models"),
+        (models("b", "a"), r"it serves 2 models \(a, b\): choose one with `model`"),
         (b"<html>", "no list of models"),
         (b'{"data": []}', "serves no model"),
         (b'{"data": [1, {"id": 2}]}', "serves no model"),

@@ -82,11 +82,7 @@ def test_no_header_is_too_odd(headers):
 )
 def test_a_keys_class_is_a_ceiling(own, asked, got):
     assert class_for(spec(priority=own), asked) == got
-
-
-def test_without_a_key_the_client_chooses():
-    assert class_for(None, None) == "normal"
-    assert class_for(None, "batch") == "batch"
+    assert own or class_for(None, asked) == got, "without a key the client chooses"
 
 
 @pytest.mark.parametrize("asked", ["", "urgent", "0", "x" * 10_000])
