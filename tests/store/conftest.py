@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from skep.monitor.store import SeriesStore
 from skep.store.database import Store, open_store
 from skep.store.records import GatewayRequest, Request
 
@@ -37,6 +38,11 @@ def path(tmp_path: Path) -> Path:
 def store(path: Path):
     with open_store(path) as opened:
         yield opened
+
+
+@pytest.fixture
+def series(store):
+    return SeriesStore(store)
 
 
 @pytest.fixture

@@ -18,18 +18,12 @@ from skep.monitor.records import (
     SeriesKey,
     SeriesMetric,
 )
-from skep.monitor.store import SeriesStore
 
 ALWAYS = (float("-inf"), float("inf"))
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 CHANGE = SeriesChange(
     KEY, 100.0, (90.0, 100.0), 50.0, 48.0, 0.95, 0.97, 24, 12, "when the driver changed from 570 to 580"
 )
-
-
-@pytest.fixture
-def series(store):
-    return SeriesStore(store)
 
 
 def test_events_come_oldest_first_those_of_a_target_with_those_of_all(series):

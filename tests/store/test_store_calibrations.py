@@ -2,6 +2,9 @@
 
 import sqlite3
 
+import pytest
+
+from skep.errors import StoreError
 from skep.store.database import open_store
 from skep.store.records import CalibrationRecord
 
@@ -17,17 +20,15 @@ def calibration(name="c-1", **changes):
     return CalibrationRecord(id=name, **values | changes)
 
 
-def test_another_hosts_are_left_out(store):
-    store.append_calibration(calibration("c-1", host="here"))
-    store.append_calibration(calibration("c-2", host="there"))
-    assert [row.id for row in store.calibrations("here")] == ["c-1"]
-    assert store.calibrations("nowhere") == []
-
-
-def test_of_two_at_the_same_time_the_later_row_is_newer(store):
-    for name in ("c-1", "c-2", "c-3"):
-        store.append_calibration(calibration(name))
+def test_calibrations_come_newest_first_those_of_one_host_or_all(store):
+    """Of two at the same time the later row is newer; an id is taken once."""
+    for name, host in (("c-1", "here"), ("c-2", "there"), ("c-3", "here")):
+        store.append_calibration(calibration(name, host=host))
     assert [row.id for row in store.calibrations()] == ["c-3", "c-2", "c-1"]
+    assert [row.id for row in store.calibrations("here")] == ["c-3", "c-1"]
+    assert store.calibrations("nowhere") == []
+    with pytest.raises(StoreError, match="does not take this row"):
+        store.append_calibration(calibration())
 
 
 def test_deleting_takes_only_those_named(store):

@@ -7,15 +7,9 @@ from itertools import count
 import pytest
 
 from skep.monitor.records import DAY_S, HOUR_S, PROBES_FLOW, Heat, ProbeShape, SeriesKey, SeriesMetric, SpanKind
-from skep.monitor.store import SeriesStore
 
 DAY = 20_000 * DAY_S
 ALWAYS = (float("-inf"), float("inf"))
-
-
-@pytest.fixture
-def series(store):
-    return SeriesStore(store)
 
 
 @pytest.fixture
@@ -49,16 +43,11 @@ def test_an_hour_is_closed_two_minutes_after_its_end(series, served):
     assert told(series, SeriesMetric.REQUESTS) == [(0.0, 1.0)]
 
 
-def test_requests_of_probes_are_no_requests_of_others(series, served):
+def test_an_hour_is_closed_once_without_the_requests_of_probes(series, served):
+    """Asking again changes nothing, and a row that comes later than can be is left out."""
+    assert series.summarise_gateway(DAY) == 0
     served(10.0)
     served(11.0, flow=PROBES_FLOW)
-    series.summarise_gateway(DAY + 2 * HOUR_S)
-    assert told(series, SeriesMetric.REQUESTS) == [(0.0, 1.0)]
-
-
-def test_an_hour_is_closed_once(series, served):
-    """Asking again changes nothing, and a row that comes later than can be is left out."""
-    served(10.0)
     assert series.summarise_gateway(DAY + 2 * HOUR_S) == 1
     served(20.0)
     assert series.summarise_gateway(DAY + 2 * HOUR_S) == 0
@@ -160,7 +149,3 @@ def test_years_of_nothing_are_not_walked_through(series, served):
     served(-DAY + 5.0)
     served(1.0)
     assert series.summarise_gateway(DAY + DAY_S) == 2
-
-
-def test_without_requests_there_is_nothing_to_close(series):
-    assert series.summarise_gateway(DAY) == 0

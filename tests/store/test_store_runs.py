@@ -21,16 +21,11 @@ def test_run_reads_back_as_it_was_begun(store, begin):
     assert (run.state, run.ended_at, run.error) == (RunState.RUNNING, None, None)
 
 
-def test_run_id_tells_when_the_run_began(store, begin):
-    """Ids sort by time: the second in UTC, then chance."""
-    assert begin(store, suffix=lambda: "a1b2c3") == "20261115-142233-a1b2c3"
-
-
-def test_two_runs_of_one_second_get_two_ids(store, begin):
-    """A suffix already taken is drawn again."""
+def test_run_id_tells_when_the_run_began_and_is_its_own(store, begin):
+    """Ids sort by time: the second in UTC, then chance. A suffix already taken is drawn again."""
     draws = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
     first, second = (begin(store, suffix=lambda: next(draws)) for _ in range(2))
-    assert (first[-6:], second[-6:]) == ("aaaaaa", "bbbbbb")
+    assert (first, second) == ("20261115-142233-aaaaaa", "20261115-142233-bbbbbb")
 
 
 def test_no_free_id_is_an_error_and_not_a_loop(store, begin):

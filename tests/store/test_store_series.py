@@ -24,16 +24,10 @@ from skep.monitor.records import (
     SpanKind,
     TargetKind,
 )
-from skep.monitor.store import SeriesStore
 
 DAY = 20_000 * DAY_S  # a midnight of UTC
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 ALWAYS = (float("-inf"), float("inf"))
-
-
-@pytest.fixture
-def series(store):
-    return SeriesStore(store)
 
 
 def probe(slot: int = 0, at: float = DAY, **changes) -> Probe:

@@ -42,26 +42,15 @@ def test_verdict_and_item_read_back_as_they_were(store, begin):
     assert store.verdicts(run_id) == [VERDICT]
 
 
-def test_request_has_one_verdict(store, begin):
-    """A second opinion is a replay, not a row."""
-    run_id = begin(store)
-    store.append_verdicts(run_id, [VERDICT])
-    with pytest.raises(StoreError, match="does not take this row"):
-        store.append_verdicts(run_id, [VERDICT])
-
-
-def test_ended_run_takes_no_verdict(store, begin):
-    """What a finished run says is final."""
-    run_id = begin(store)
-    store.end_run(run_id, 1_794_752_600.0, "done")
-    with pytest.raises(StoreError, match="has ended"):
-        store.append_verdicts(run_id, [VERDICT])
-
-
-def test_deleted_run_takes_its_verdicts_and_items_along(store, begin):
+def test_a_request_has_one_verdict_an_ended_run_takes_none_a_deleted_one_takes_them_along(store, begin):
+    """A second opinion is a replay, not a row; what a finished run says is final."""
     run_id = begin(store)
     store.append_items(run_id, [ITEM])
     store.append_verdicts(run_id, [VERDICT])
+    with pytest.raises(StoreError, match="does not take this row"):
+        store.append_verdicts(run_id, [VERDICT])
     store.end_run(run_id, 1_794_752_600.0, "done")
+    with pytest.raises(StoreError, match="has ended"):
+        store.append_verdicts(run_id, [VERDICT])
     assert store.delete_runs([run_id]) == 1
     assert (store.items(run_id), store.verdicts(run_id)) == ([], [])
