@@ -27,9 +27,9 @@ from skep.cluster.node_file import (
 )
 from skep.cluster.ray_command import MARK
 from skep.cluster.status import rows_of
-from skep.engines.ports import free_port
 from skep.errors import EngineError, UserError
 from skep.paths import user_paths
+from skep.wire.listen import free_port
 
 OURS, OTHERS, TOKEN = "session_1", "session_2", "0123456789abcdef"
 LOST = "whose head is lost, with its replicas"

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
 from skep.gateway.queue import QueuedRequest
-from skep.gateway.replica_table import LONGEST_OPEN_S
-from skep.gateway.routing import ConversationAffinity, load, rendezvous, seed_of
+from skep.gateway.replica_table import LONGEST_OPEN_S, ConversationAffinity, load, rendezvous, seed_of
 from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH

@@ -11,7 +11,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 
-from skep.config.key_ring import RefusalCode
+from skep.config.keys import RefusalCode
 from skep.gateway.error_format import ERRORS, error_body, error_event, rejection, speaks_anthropic
 from skep.gateway.values import Reject, RejectCode
 

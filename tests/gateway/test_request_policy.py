@@ -26,7 +26,7 @@ from gateway_client import (
 )
 from hypothesis import example, given
 
-from skep.config.key_ring import digest_of
+from skep.config.keys import digest_of
 from skep.gateway.request_policy import KEY_HEADERS, sort_headers
 from skep.wire.heads import HOP_BY_HOP
 

@@ -37,7 +37,8 @@ async def test_a_new_gateway_has_the_newest_table(tmp_path):
     """A model was loaded or unloaded between its start and its listening: `skep restart gateway`."""
     listener = socket.socket()
     argv, told = [sys.executable, "-S", "-c", CHILD, str(tmp_path)], {"setup": {"op": "setup"}, "log": tmp_path / "log"}
-    gateway = GatewayChild(argv, listener, **told, table=lambda: {"mark": mark}, changed=lambda: None)
+    gateway = GatewayChild(argv, listener, **told, changed=lambda: None)
+    gateway.publish({"mark": "old"})
     (tmp_path / "go").touch()
     running = asyncio.get_running_loop().create_task(gateway.run())
     await until(lambda: gateway.listening)

@@ -14,7 +14,6 @@ from skep.errors import DoesNotFit, EngineError, UserError
 from skep.supervisor.control import NO_ANSWER, ask_down
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.reload import models_of, rescaled
-from skep.supervisor.status import NO_ANSWER
 from skep.supervisor.supervisor import Hive, Supervisor
 
 SECOND = replace(FAR, name="m-1")
