@@ -3,7 +3,7 @@
 import pytest
 from sample_rows import evenly, request
 
-from skep.bench.levels import LevelRounds, ToSaturation, WithinLimits, figure_of, make_level_schedule
+from skep.bench.sweep import LevelRounds, ToSaturation, WithinLimits, figure_of, make_level_schedule
 from skep.stats.precision import PrecisionGoal
 from skep.stats.slo import SloLimits
 

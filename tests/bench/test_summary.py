@@ -5,9 +5,9 @@ from operator import attrgetter
 import pytest
 from sample_rows import evenly, request
 
-from skep.bench.levels import figure_of
 from skep.bench.metrics import classes_of, complete_rows
 from skep.bench.summary import cost_per_million_tokens, repeat_figure, summarise
+from skep.bench.sweep import figure_of
 from skep.cli.summaries import print_summary, remarks
 from skep.store.records import ClientSample, EngineTimings, LevelFact
 

@@ -21,10 +21,9 @@ from memory_samples import (
 )  # fmt: skip
 
 from skep.catalog.models import geometry
-from skep.planner.facts import Facts, valid_rungs
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rigs import parse_rig
-from skep.planner.rules import check, find_first, refusal, rules
+from skep.planner.rules import Facts, check, find_first, refusal, rules, valid_rungs
 from skep.planner.setup import Layout, Rig, Setup, Speculation
 
 CASES = [case for rule in rules().values() for case in rule.cases]

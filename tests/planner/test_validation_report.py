@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.fitted import constants_without, fitted_constants
-from skep.planner.constants import Constants, honest_constants, published_constants
+from skep.planner.constants import Constants, constants_without, fitted_constants, honest_constants, published_constants
 from skep.planner.points import source_of
 from skep.planner.validation import spread, validate
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from skep.workload.coding_tasks import AXES, LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE, TITLES
+from skep.workload.filling import pieces
 from skep.workload.items import EXECUTED, item_from_json, item_json
-from skep.workload.lengths import pieces
 
 ITEMS = [*PRIMARY, *SIDE]
 SIDE_BY_ID = {item.id: item for item in SIDE}

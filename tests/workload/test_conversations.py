@@ -10,7 +10,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.workload.conversations import FOLLOW_UPS, conversations, next_messages
-from skep.workload.lengths import CHARS_PER_PIECE, pieces
+from skep.workload.filling import CHARS_PER_PIECE, pieces
 from skep.workload.prompts import KINDS, messages, prefill_heavy, shared_prefix
 
 AS_PIECES = {"chars_per_token": CHARS_PER_PIECE}

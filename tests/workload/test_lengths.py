@@ -11,7 +11,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
-from skep.workload.lengths import CHARS_PER_PIECE, cut, pieces
+from skep.workload.filling import CHARS_PER_PIECE, cut, pieces
 from skep.workload.prompts import KINDS, coding_prompts
 
 TARGETS = [30, 40, 79, 80, 150, 170, 300, 1000, 8192]

@@ -15,10 +15,10 @@ import pytest
 
 from skep.errors import UserError
 from skep.workload.conversations import conversations
+from skep.workload.filling import FIELDS, FULL, THINGS, TINY
 from skep.workload.items import VERSION
 from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, messages, prefill_heavy, shared_prefix
 from skep.workload.traces import read_trace, trace_messages
-from skep.workload.words import FIELDS, FULL, THINGS, TINY
 
 sizes = pytest.mark.parametrize("size", list(TARGETS))
 

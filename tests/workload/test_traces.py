@@ -7,7 +7,7 @@ import json
 import pytest
 
 from skep.errors import UserError
-from skep.workload.lengths import CHARS_PER_PIECE, pieces
+from skep.workload.filling import CHARS_PER_PIECE, pieces
 from skep.workload.traces import read_trace, trace_messages
 
 # In the form of the traces published with the FAST '25 paper.

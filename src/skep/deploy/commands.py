@@ -13,8 +13,8 @@ from skep.engines.llamacpp import LlamaCpp
 from skep.engines.ollama import Ollama
 from skep.engines.sglang import Sglang
 from skep.engines.vllm import Vllm
-from skep.planner.facts import capability, used_cards
 from skep.planner.rigs import of_machines
+from skep.planner.rules import capability, used_cards
 from skep.planner.setup import Rig, Setup
 from skep.wire.listen import HOST
 

@@ -16,10 +16,10 @@ from skep.errors import SkepError, UserError, WeightsError
 from skep.host.facts import read_host
 from skep.planner.candidates import ENGINES, Pins, PlanGoal
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
-from skep.planner.facts import runs_cuda_kernels
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant
 from skep.planner.ranking import BasisOf, published_basis
 from skep.planner.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
+from skep.planner.rules import runs_cuda_kernels
 from skep.planner.setup import Layout, Speculation
 from skep.stats.slo import SloLimits
 

@@ -9,9 +9,8 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.engines import remedies as step
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis_rule import FailureCase, LaunchChange, Remedy
-from skep.planner.facts import capability
 from skep.planner.quants import KV_TYPES, QUANTS, known_kv, known_quant
-from skep.planner.rules import find_first
+from skep.planner.rules import capability, find_first
 from skep.planner.setup import Layout, Rig, Setup
 
 _HALF_SINCE = 8.0  # bfloat16

@@ -15,7 +15,7 @@ from skep.catalog.models import find_geometry
 from skep.catalog.options import EngineOptions
 from skep.engines.base import Launch
 from skep.engines.diagnosis_rule import OWN_SHARE, FailureCase, LaunchChange, Remedy
-from skep.planner.facts import valid_rungs
+from skep.planner.rules import valid_rungs
 from skep.units import MIB
 
 SHARE_STEP = 0.05

@@ -41,8 +41,8 @@ from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 from skep.workload.calibration import TokenCalibration, calibrate
 from skep.workload.drills import drills
+from skep.workload.filling import CHARS_PER_PIECE
 from skep.workload.items import Item
-from skep.workload.lengths import CHARS_PER_PIECE
 from skep.workload.prompts import FEWEST_PIECES, Prompt, coding_prompts, messages
 from skep.workload.reading_checks import read_check
 

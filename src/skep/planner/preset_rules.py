@@ -11,9 +11,9 @@ from skep.catalog.needs import NO_CARDS
 from skep.catalog.options import own_flag
 from skep.catalog.presets import Preset, own_name
 from skep.errors import UserError
-from skep.planner.facts import valid_rungs
 from skep.planner.quants import known_quant
 from skep.planner.rigs import parse_rig
+from skep.planner.rules import valid_rungs
 from skep.planner.setup import Rig
 
 ENGINES = ("vllm", "sglang", "llamacpp", "ollama", "embedded")

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from skep.catalog.fitted import fitted_bands
 from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
-from skep.planner.constants import Constants, published_constants
+from skep.planner.constants import Constants, fitted_bands, published_constants
 from skep.planner.fit import largest
 from skep.planner.memory import MemoryPlan, memory
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect

@@ -1,4 +1,7 @@
-"""The rules of `rules.toml`, read when the first setup is checked, and what they find."""
+"""The rules of `rules.toml`, read when the first setup is checked, and what they find.
+
+`Facts` are what the rules compare and quote of a setup on a rig: the values of both by name, and what is worked out.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,190 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, Literal
 
-from skep.planner.facts import Facts
-from skep.planner.setup import Rig, Setup
+from skep.catalog.gpus import Device
+from skep.catalog.models import Geometry
+from skep.planner.memory import (
+    LARGEST_CAPTURE,
+    capture_sizes,
+    defaults,
+    drafts,
+    graph_bytes,
+    scratch_bytes,
+    usable_bytes,
+    version_of,
+)
+from skep.planner.setup import CardLink, Rig, Setup
+from skep.units import format_bytes
+
+OLDEST_CC = 7.0  # vLLM documentation: "compute capability 7.0 or higher"
+MARLIN_CC = 7.5  # vllm pull 45306: "its layers run on Marlin, which needs only cc >= 7.5"
+MOST_RUNGS = 64
+
+
+def capability(card: Device) -> float | None:
+    return card.compute_capability if card.vendor == "nvidia" else None
+
+
+def runs_cuda_kernels(card: Device) -> bool:
+    """What vLLM and SGLang are built for: not CPUs and Apple's chips, and of NVIDIA's Volta and newer."""
+    cc = capability(card)
+    return card.vendor not in ("apple", "cpu") and (cc is None or cc >= OLDEST_CC)
+
+
+def used_cards(setup: Setup, rig: Rig) -> tuple[Device, ...]:
+    """The cards the layout takes, in the rig's order; all there are where it asks for more."""
+    return rig.cards[: max(1, setup.layout.cards)]
+
+
+def valid_rungs(model: Geometry) -> tuple[int, ...]:
+    """The tensor-parallel sizes that divide all heads of the model."""
+    return tuple(n for n in range(1, min(model.heads, MOST_RUNGS) + 1) if not what_does_not_divide(model, n))
+
+
+def what_does_not_divide(model: Geometry, tp: int) -> str:
+    """KV heads may be fewer than cards if they can be copied evenly. Compressed KV is copied whole."""
+    if model.heads % tp:
+        return f"{tp} does not divide the {model.heads} attention heads"
+    kv_kinds = () if model.mla_rank else (model.kv_heads, model.full_kv_heads or model.kv_heads)
+    for kv in kv_kinds:
+        if kv and kv % tp and tp % kv:
+            return f"{tp} cards cannot share {kv} KV heads evenly"
+    for count, kind in ((model.linear_k_heads, "key"), (model.linear_v_heads, "value")):
+        if count and count % tp:
+            return f"{tp} does not divide the {count} linear-attention {kind} heads"
+    return ""
+
+
+class Facts:
+    """The facts of one setup on a rig, those of `_WORKED_OUT` when they are first asked for."""
+
+    def __init__(self, setup: Setup, rig: Rig) -> None:
+        self.setup, self.rig = setup, rig
+        self.model, self.quant, self.kv, self.layout = setup.model, setup.quant, setup.kv, setup.layout
+        self.engine, self.spec = setup.engine, setup.spec
+        self.used, self.there = used_cards(setup, rig), len(rig.cards)
+        self.gpu_engine = setup.engine in ("vllm", "sglang", "trtllm")  # kernels by format, graphs, a pool
+        self.gguf_engine = setup.engine in ("llamacpp", "ik_llamacpp", "ollama")
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _WORKED_OUT:
+            raise AttributeError(name)
+        value = _WORKED_OUT[name](self)
+        setattr(self, name, value)
+        return value
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def take_card(self, name: str) -> None:
+        """Let `card`, `cc` and `level` be about the card that this fact names."""
+        self.card: Device | None = getattr(self, name)
+        self.cc = capability(self.card) if self.card else None
+        self.level = f"SM {self.cc:g}" if self.cc else self.card.vendor if self.card else ""
+
+    def first(self, is_it: Callable[[Device], bool]) -> Device | None:
+        """Return the first card in use of which it is true."""
+        for card in self.used:
+            if is_it(card):
+                return card
+        return None
+
+
+def _link(facts: Facts) -> CardLink | None:
+    """The slowest link inside the first tensor-parallel group; None: nobody told."""
+    size = min(facts.layout.tp, facts.there)
+    links = [facts.rig.link(a, b) for a in range(size) for b in range(a + 1, size)]
+    told = [link for link in links if link is not None]
+    return min(told, key=lambda link: (link.p2p, link.gbs)) if told and len(told) == len(links) else None
+
+
+def _is_bridged(facts: Facts) -> bool:
+    """Some pair of cards has an NVLink of its own."""
+    return any(facts.rig.link(a, b) == other and other.kind == "nvlink" for a, b, other in facts.rig.pairs)
+
+
+def _kinds(facts: Facts) -> str:
+    """The cards by name where they are not all of one kind."""
+    names = list(dict.fromkeys(card.id for card in facts.used))
+    return " and ".join(names) if len(names) > 1 else ""
+
+
+def _width(facts: Facts) -> int:
+    """Of what tensor parallel cuts; 0: nothing."""
+    if facts.model.is_moe:
+        return 0 if facts.layout.ep > 1 else facts.model.expert_intermediate
+    return facts.model.intermediate
+
+
+def _release(facts: Facts) -> int | None:
+    """vLLM 0.17.1 is 17, 1.2 is 1002."""
+    return None if facts.version is None else facts.version[0] * 1000 + (*facts.version, 0)[1]
+
+
+def _lacks_int8(card: Device) -> bool:
+    """vLLM's kernels for INT8 are for Turing to Hopper."""
+    return "int8" not in card.formats or not MARLIN_CC <= (capability(card) or MARLIN_CC) < 10
+
+
+_WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
+    # cards
+    "first_card": lambda f: f.used[0],
+    "unfit": lambda f: f.first(lambda card: not runs_cuda_kernels(card)),
+    "without_bf16": lambda f: f.first(lambda card: "bf16" not in card.formats),
+    "without_fp8": lambda f: f.first(lambda card: "fp8" not in card.formats),
+    "without_fp4": lambda f: f.first(lambda card: "fp4" not in card.formats),
+    "without_nvfp4": lambda f: f.without_fp4 or f.not_nvidia,
+    "without_int8": lambda f: f.first(_lacks_int8),
+    "without_marlin": lambda f: f.first(lambda card: (capability(card) or 0) < 8.0),  # newer vLLM has it for 7.5
+    "not_nvidia": lambda f: f.first(lambda card: card.vendor != "nvidia"),
+    "nvidia": lambda f: f.first(lambda card: card.vendor == "nvidia"),
+    "sm_86": lambda f: f.first(lambda card: capability(card) == 8.6),
+    "ampere": lambda f: f.first(lambda card: card.family == "ampere"),
+    "smallest": lambda f: min(f.used, key=usable_bytes),
+    "slowest": lambda f: min(f.used, key=lambda card: card.bandwidth_gbs),
+    "kinds": _kinds,
+    "other_vendors": lambda f: ", ".join(sorted({card.vendor for card in f.used} - {"nvidia"})),
+    # links
+    "link": _link,
+    "link_name": lambda f: f.link.title or {"nvlink": "NVLink"}.get(f.link.kind, "PCIe"),
+    "bridged": _is_bridged,
+    # version of the engine
+    "version": lambda f: version_of(f.setup.version),
+    "release": _release,
+    # heads, experts, widths, layers
+    "rungs": lambda f: valid_rungs(f.model),
+    "rungs_listed": lambda f: ", ".join(str(n) for n in f.rungs),
+    "nearest_rung": lambda f: max((n for n in f.rungs if n <= min(f.layout.tp, f.there)), default=1),
+    "undivided": lambda f: what_does_not_divide(f.model, f.layout.tp),
+    "heads_each": lambda f: f.model.heads // f.layout.tp,
+    "kv_heads": lambda f: f.model.full_kv_heads or f.model.kv_heads,
+    "kv_copies": lambda f: f.layout.tp // f.kv_heads,
+    "expert_groups": lambda f: (f.layout.tp, f.layout.tp * f.layout.replicas),
+    "experts_each": lambda f: f.model.experts // f.layout.ep,
+    "width": _width,
+    "width_of": lambda f: "expert" if f.model.is_moe else "MLP",
+    "part": lambda f: f.width // f.layout.tp,
+    "uncut": lambda f: f"--ep {f.layout.tp} keeps experts whole" if f.model.is_moe else "a smaller --tp",
+    "stage": lambda f: f.model.layers // f.layout.pp,
+    "fuller_stage": lambda f: f.stage + 1,
+    # formats
+    "nearest_gguf": lambda f: "f16" if f.quant.family == "half" else "q8_0" if f.quant.nominal == 8 else "q4_k_m",
+    # what the engine takes where nothing is said, and what follows from it
+    "default": lambda f: defaults(f.engine, f.first_card),
+    "slots": lambda f: f.setup.slots or f.default.slots,
+    "batched_tokens": lambda f: f.setup.batched_tokens or f.default.batched_tokens,
+    "utilization": lambda f: f.setup.utilization or f.default.utilization,
+    "spare_percent": lambda f: (1 - f.utilization) * 100,
+    "tokens_each": lambda f: 1 + drafts(f.setup),
+    "step_tokens": lambda f: f.slots * f.tokens_each,
+    "slots_recorded": lambda f: LARGEST_CAPTURE // f.tokens_each,
+    "recorded": lambda f: capture_sizes(f.slots, drafts(f.setup)),
+    "sizes_recorded": lambda f: len(f.recorded),
+    "largest_recorded": lambda f: f.recorded[-1],
+    "graphs_size": lambda f: format_bytes(graph_bytes(f.setup, f.first_card, f.slots)),
+    "scratch_size": lambda f: format_bytes(scratch_bytes(f.setup, f.slots, f.batched_tokens)),
+}
+
 
 Answer = Literal["refused", "costs", "depends", "fine"]
 _Condition = Callable[[Facts], object]  # what it returns is true or false

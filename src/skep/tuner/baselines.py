@@ -19,11 +19,11 @@ from skep.deploy.commands import checkpoint_name, options_of_setup
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged, contradiction
 from skep.planner.choose import bases, choose, fits_nowhere
-from skep.planner.facts import capability
 from skep.planner.fit import smallest
 from skep.planner.memory import defaults
 from skep.planner.preset_rules import contradictions
 from skep.planner.quants import Quant
+from skep.planner.rules import capability
 from skep.planner.setup import Rig, Setup
 from skep.tuner.knobs import LLAMA, TuneMachine, tokens_of
 from skep.tuner.records import TuneGoal

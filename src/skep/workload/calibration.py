@@ -14,7 +14,7 @@ from itertools import accumulate, combinations
 from random import Random
 
 from skep.errors import UserError
-from skep.workload.lengths import CHARS_PER_PIECE, TYPICAL_CHARS_PER_TOKEN, pieces
+from skep.workload.filling import CHARS_PER_PIECE, TYPICAL_CHARS_PER_TOKEN, pieces
 from skep.workload.prompts import FEWEST_PIECES, Prompt, coding_prompts
 
 _SPREAD = (40, 60, 90, 140, 240, 400, 700, 1200)  # pieces

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skep.workload.data import read_data
+from skep.workload.filling import read_data
 from skep.workload.items import Checker, Item
 
 

@@ -14,9 +14,16 @@ from random import Random
 
 from skep.errors import UserError
 from skep.workload.chance import capped_exponential, pick, shuffled
-from skep.workload.data import read_data
-from skep.workload.filling import Names, draw_names, draw_requirements, module
-from skep.workload.lengths import TYPICAL_CHARS_PER_TOKEN, pieces, room_for
+from skep.workload.filling import (
+    TYPICAL_CHARS_PER_TOKEN,
+    Names,
+    draw_names,
+    draw_requirements,
+    module,
+    pieces,
+    read_data,
+    room_for,
+)
 from skep.workload.prompts import KINDS, Kind, compose, token_budget
 
 FEWEST_TURN_PIECES = 12

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from skep.errors import UserError
 from skep.workload.chance import pick, shuffled
-from skep.workload.data import read_data
+from skep.workload.filling import read_data
 from skep.workload.items import Checker, Item
 
 WORDS, NAMES, DAYS, MONTHS = (

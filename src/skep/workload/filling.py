@@ -1,12 +1,68 @@
-"""What fills a prompt up to its length: a module of distinct functions, then wishes about the answer."""
+"""What fills a prompt up to its length: a module of distinct functions, then wishes about the answer.
+
+The functions and words are data (`words.toml`): `{thing}`, `{things}`, `{field}` and `{number}` are filled in; `bug` is
+a text of the code and what it becomes in the broken version.
+
+A length is counted without the engine's tokenizer. Characters are a poor measure: prose has more of them to a token
+than code. *Pieces* are a better one: a word, a digit, an underscore, a run of signs, or a line break with its indent is
+one piece, and about one token in today's vocabularies. How many tokens there are to a piece is measured once for each
+engine (`skep.workload.calibration`).
+"""
 
 from __future__ import annotations
 
+import math
+import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from random import Random
+from typing import Any
 
+from skep.errors import UserError
 from skep.workload.chance import pick, shuffled
-from skep.workload.words import ADJECTIVES, CLOSINGS, FIELDS, FULL, REQUIREMENTS, THINGS, TINY, Idea
+
+
+@cache
+def read_data(name: str) -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Idea:
+    name: str
+    summary: str  # completes "a Python function that ..."
+    code: str
+    bug: tuple[str, str]
+
+    @property
+    def broken_code(self) -> str:
+        return self.code.replace(*self.bug, 1)
+
+
+def _ideas(kind: str) -> tuple[Idea, ...]:
+    return tuple(
+        Idea(one["name"], one["summary"], one["code"], (one["bug"][0], one["bug"][1]))
+        for one in read_data("words.toml")[kind]
+    )
+
+
+TINY = _ideas("tiny")
+FULL = _ideas("full")
+
+
+_DATA = read_data("words.toml")
+
+THINGS: tuple[tuple[str, str], ...] = tuple(
+    (one, many) for one, _, many in (pair.partition("/") for pair in _DATA["things"].split())
+)
+FIELDS: tuple[str, ...] = tuple(_DATA["fields"].split())
+ADJECTIVES: tuple[str, ...] = tuple(_DATA["adjectives"].split())
+CLOSINGS: tuple[str, ...] = tuple(_DATA["closings"])
+REQUIREMENTS: tuple[str, ...] = tuple(_DATA["wishes"])
+
 
 Names = Mapping[str, str]
 Measure = Callable[[str], int]
@@ -106,3 +162,53 @@ def draw_requirements(
     if exact:
         chosen += [closing for closing in CLOSINGS if measure(closing) == room][:1]
     return " ".join(chosen)
+
+
+CHARS_PER_PIECE = 3.57  # of these prompts, on average
+TYPICAL_CHARS_PER_TOKEN = 3.4  # where nothing was measured
+MOST_TOKENS = 1_000_000
+
+_PIECE = re.compile(r"[^\W\d_]+|\d|_|[^\w\s]+|\n\s*")
+
+
+def pieces(text: str) -> int:
+    return len(_PIECE.findall(text))
+
+
+def cut(text: str, count: int) -> str:
+    """Its first pieces, that many or fewer where it has no more. A shorter cut is the beginning of a longer one."""
+    if count <= 0:
+        return ""
+    for place, match in enumerate(_PIECE.finditer(text), start=1):
+        if place == count:
+            return text[: match.end()]
+    return text
+
+
+def pieces_for(tokens: float, chars_per_token: float, overhead_tokens: float = 0.0) -> int:
+    """How many pieces make so many tokens, the chat template's own included. May be negative."""
+    if not (math.isfinite(chars_per_token) and chars_per_token > 0):
+        raise UserError(f"`{chars_per_token}` characters per token is not possible", hint="between 2 and 6 is usual")
+    return round((tokens - overhead_tokens) * chars_per_token / CHARS_PER_PIECE)
+
+
+def room_for(what: str, tokens: int, chars_per_token: float, overhead_tokens: float, fewest: int) -> int:
+    """`pieces_for`, refusing what is too short for such a text (`fewest` pieces) or beyond any model."""
+    room = pieces_for(tokens, chars_per_token, overhead_tokens)
+    if room < fewest:
+        least = math.ceil(fewest * CHARS_PER_PIECE / chars_per_token + overhead_tokens)
+        raise UserError(f"`{tokens}` tokens are too few for {what}", hint=f"ask for {least} or more")
+    if tokens > MOST_TOKENS:
+        raise UserError(f"`{tokens}` tokens are too many for {what}", hint=f"ask for {MOST_TOKENS} or fewer")
+    return room
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A length to be kept to, in whatever `measure` counts."""
+
+    measure: Callable[[str], int]
+    target: int
+
+    def left(self, *parts: str) -> int:
+        return self.target - sum(map(self.measure, parts))

@@ -15,10 +15,21 @@ from typing import Literal
 
 from skep.errors import UserError
 from skep.workload.chance import pick, shuffled
-from skep.workload.data import read_data
-from skep.workload.filling import Names, draw_names, draw_requirements, fenced, module
-from skep.workload.lengths import TYPICAL_CHARS_PER_TOKEN, Budget, pieces, room_for
-from skep.workload.words import FULL, TINY, Idea
+from skep.workload.filling import (
+    FULL,
+    TINY,
+    TYPICAL_CHARS_PER_TOKEN,
+    Budget,
+    Idea,
+    Names,
+    draw_names,
+    draw_requirements,
+    fenced,
+    module,
+    pieces,
+    read_data,
+    room_for,
+)
 
 Kind = Literal["implement", "test", "fix", "refactor", "document"]
 Size = Literal["short", "medium", "long"]

@@ -17,8 +17,7 @@ from random import Random
 from typing import Any, Literal
 
 from skep.errors import UserError
-from skep.workload.filling import endless_functions
-from skep.workload.lengths import TYPICAL_CHARS_PER_TOKEN, cut, pieces, pieces_for
+from skep.workload.filling import TYPICAL_CHARS_PER_TOKEN, cut, endless_functions, pieces, pieces_for
 
 BLOCK_TOKENS = 512
 CHAT_PATH = "/v1/chat/completions"
