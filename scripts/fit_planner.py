@@ -31,9 +31,8 @@ sys.path.insert(0, str(ROOT / "src"))
 from published_curves import curve_of, tuning_from  # noqa: E402
 
 from skep.planner.constants import Constants  # noqa: E402
-from skep.planner.points import PublishedCase, Unpredictable, read_case  # noqa: E402
 from skep.planner.ranking import FEATURES, features  # noqa: E402
-from skep.planner.validation import case_pool_tokens, predict, value_of  # noqa: E402
+from skep.planner.validation import PublishedCase, Unpredictable, case_pool_tokens, predict, read_case, value_of  # noqa: E402  # noqa: E402
 
 NAMES = Constants.names()
 START = Constants()

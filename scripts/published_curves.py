@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 
 from skep.planner.constants import Constants
-from skep.planner.points import PublishedCase
 from skep.planner.step import StepTuning
-from skep.planner.validation import predict, value_of
+from skep.planner.validation import PublishedCase, predict, value_of
 
 _SAME = ("source_url", "gpu", "n_gpu", "interconnect", "model", "quant_bits", "kv_dtype", "engine", "tp", "ep",
          "replicas", "spec")  # fmt: skip

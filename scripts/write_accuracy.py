@@ -11,8 +11,15 @@ from accuracy_picture import accuracy_picture
 from published_curves import curve_of, tuning_from
 
 from skep.planner.constants import honest_constants
-from skep.planner.points import PublishedCase
-from skep.planner.validation import Spread, ValidationPoint, ValidationReport, predicted, spread, validate
+from skep.planner.validation import (
+    PublishedCase,
+    Spread,
+    ValidationPoint,
+    ValidationReport,
+    predicted,
+    spread,
+    validate,
+)
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"

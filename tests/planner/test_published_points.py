@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from skep.planner.points import Unpredictable, read_case, source_of
 from skep.planner.setup import Speculation
-from skep.planner.validation import validate
+from skep.planner.validation import Unpredictable, read_case, source_of, validate
 
 DATA = Path(__file__).parent.parent / "data"
 ROW = {

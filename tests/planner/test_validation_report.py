@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from skep.planner.constants import Constants, constants_without, fitted_constants, honest_constants, published_constants
-from skep.planner.points import source_of
-from skep.planner.validation import spread, validate
+from skep.planner.validation import source_of, spread, validate
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -9,8 +9,7 @@ import pytest
 from reading import Outline
 
 from sample_climb import BASELINE, sample_curve, sample_stages, sample_tuning
-from skep.report.tuning import ladder_picture, tuning_page
-from skep.report.tuning_curve import curve_chart, curve_table, ladder_chart
+from skep.report.tuning import curve_chart, curve_table, ladder_chart, ladder_picture, tuning_page
 from skep.tuner.records import ConfigFailure, StageDecision, TuneGoal
 from skep.tuner.summary import accepted, best_of, headline, ratio_range, ratio_words, total_gain
 from skep.units import Interval

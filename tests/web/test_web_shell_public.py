@@ -8,8 +8,7 @@ from skep.monitor.store import SeriesStore
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
-from skep.web.context import Site
-from skep.web.public_mode import HIDDEN_COLUMNS
+from skep.web.context import HIDDEN_COLUMNS, Site
 
 SECRET = "http://10.9.8.7:8000/v1"
 

@@ -1,20 +1,307 @@
-"""Comparison of the planner's predictions with published measurements, and with two simple formulas."""
+"""Comparison of the planner's predictions with published measurements, and with two simple formulas.
+
+A row of such a table becomes a setup, a load and a measured value.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median, quantiles
+from typing import Any
+from urllib.parse import urlsplit
 
+from skep.catalog.estimate import geometry_from_parameters
+from skep.catalog.gpus import Device, find_device
+from skep.catalog.models import Geometry, find_geometry
+from skep.errors import UserError
 from skep.planner.constants import Constants, honest_constants
 from skep.planner.fit import pool_tokens_as_reported
 from skep.planner.memory import defaults, kv_bytes_per_token, memory, state_bytes, weights_bytes, window_bytes
 from skep.planner.parts import part_bits, parts_of
-from skep.planner.points import PublishedCase, Unpredictable, read_case
 from skep.planner.predict import PredictedOutcome, simulate_load
+from skep.planner.quants import KvType, Quant, find_kv, find_quant, known_kv, known_quant
 from skep.planner.ranking import band
+from skep.planner.rigs import default_link, pace_setter, pcie_gbs
+from skep.planner.setup import CardLink, Layout, PlannedLoad, Setup, Speculation
 from skep.planner.step import LLAMACPP, UNTUNED, StepTuning, step_model
 from skep.units import GIB
+
+_PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them
+
+
+class Unpredictable(Exception):
+    """A row that cannot be predicted. The text begins with the missing fact: `bits: ...`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCase:
+    """A measurement and its setup. `metric`: effective (tokens over wall time) or decode (agents x task speed)."""
+
+    row: int
+    source: str
+    setup: Setup
+    card: Device
+    link: CardLink | None
+    split: bool
+    pool_tokens: float | None
+    weight_only: bool
+    load: PlannedLoad
+    metric: str
+    published: float
+
+
+def source_of(url: str) -> str:
+    """Return host plus owner/repository: pages of one repository count as one source."""
+    parts = urlsplit(url if "://" in url else f"https://{url}")
+    path = [piece for piece in parts.path.split("/") if piece]
+    host = parts.netloc.lower().removeprefix("www.")
+    if host in ("github.com", "huggingface.co", "gitlab.com", "raw.githubusercontent.com"):
+        keep = 3 if path[:1] in (["datasets"], ["spaces"]) else 2
+        return "/".join([host, *path[:keep]]).lower()
+    return host or url
+
+
+@lru_cache(maxsize=1)
+def _words() -> Mapping[str, Mapping[str, Any]]:
+    import tomllib
+    from importlib.resources import files
+
+    return tomllib.loads(files("skep.planner").joinpath("points.toml").read_text(encoding="utf-8"))
+
+
+class _Row:
+    """The cells of one row, as texts and as numbers."""
+
+    def __init__(self, cells: Mapping[str, str]) -> None:
+        self.cells = {key: (value or "").strip() for key, value in cells.items() if key}
+        self.notes = self.lower("notes")
+
+    def text(self, name: str) -> str:
+        return self.cells.get(name, "")
+
+    def lower(self, name: str) -> str:
+        return self.text(name).lower()
+
+    def number(self, name: str) -> float | None:
+        return _positive(self.text(name))
+
+    def count(self, name: str) -> int | None:
+        """Return a small count (cards, replicas, slots), or None."""
+        return _small(self.number(name))
+
+    def noted(self, name: str) -> str | None:
+        return _found(_words()["noted"][name], self.notes)
+
+
+def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
+    row = _Row(cells)
+    if "diffusion" in row.lower("spec") or "dllm" in row.lower("model"):
+        raise Unpredictable("model: block diffusion, not one token after the other")
+    if "offload" in row.lower("gpu") + row.notes:
+        raise Unpredictable("memory: part of the weights is kept in the CPU's memory")
+    cards = _cards(row)
+    devices, model, engine = _devices(row.text("gpu"), cards), _model(row), _engine(row)
+    quant = _quant(row, engine, model)
+    split, layout = _layout(row, cards, engine, model)
+    card = pace_setter(devices, in_turn=split)
+    load, slots = _load(row, card)
+    published, metric = _published(row, load)
+    pool, share, chunk = (row.noted(name) for name in ("pool", "utilization", "chunk"))
+    setup = Setup(
+        model,
+        quant,
+        _kv(row.lower("kv_dtype")),
+        engine,
+        layout,
+        slots=load.concurrency if slots is None and engine == "llamacpp" else slots,
+        utilization=float(share) if share else None,
+        graphs="enforce-eager" not in row.notes and "eager mode" not in row.notes,
+        spec=_spec(row),
+        batched_tokens=int(chunk) if chunk else None,
+    )
+    link = _link(row.text("interconnect"), card, layout.tp) if layout.tp > 1 else None
+    held = float(pool.replace(",", "")) if pool else None
+    source, weight_only = source_of(row.text("source_url")), "marlin" in row.notes
+    return PublishedCase(number, source, setup, card, link, split, held, weight_only, load, metric, published)
+
+
+def _cards(row: _Row) -> int:
+    count = row.number("n_gpu")
+    if count is None:
+        raise Unpredictable("count: the number of cards is not stated")
+    if not 1 <= count <= 4096:
+        raise Unpredictable(f"count: {row.text('n_gpu')} cards")
+    return int(count)
+
+
+def _devices(name: str, cards: int) -> list[Device]:
+    if not name:
+        raise Unpredictable("gpu: not stated")
+    found: list[Device] = []
+    prefix = ""
+    for words in re.sub(r"\(.*?\)", "", name).split("+"):
+        times = re.search(r"\bx(\d+)$", words.strip())
+        piece = re.sub(r"\s*\bx\d+$", "", words.strip()).strip()
+        device = find_device(piece) or find_device(f"{prefix} {piece}") or find_device(name)
+        if device is None:
+            raise Unpredictable(f"gpu: `{piece}` is not in the catalogue")
+        prefix = prefix or piece.split(" ")[0]
+        found.extend([device] * (int(times[1]) if times else 1))
+    return found if len(found) > 1 else found * cards
+
+
+def _model(row: _Row) -> Geometry:
+    name = row.text("model")
+    found = find_geometry(name) if name else None
+    if found is not None:
+        return found
+    total, active = row.number("params_total_b"), row.number("params_active_b")
+    if active is None and (named := _found(r"a(\d+(?:\.\d+)?)b", name.lower())):
+        active = float(named)
+    if total is None or active is None:
+        which = "total" if total is None else "active"
+        raise Unpredictable(f"model: `{name or '?'}` is not in the catalogue; its {which} parameters are not stated")
+    try:
+        return geometry_from_parameters(name or f"{total:g}B", total, active)
+    except UserError as impossible:
+        raise Unpredictable(f"model: {impossible.message}") from None
+
+
+def _engine(row: _Row) -> str:
+    name = row.lower("engine")
+    if not name:
+        return "llamacpp" if "gguf" in row.notes or re.search(r"\bq\d_", row.notes) else "vllm"
+    return next((engine for word, engine in _words()["engine"].items() if word in name), "vllm")
+
+
+def _quant(row: _Row, engine: str, model: Geometry) -> Quant:
+    bits = row.number("quant_bits")
+    if bits is None:
+        raise Unpredictable("bits: the quantization is not stated")
+    native = model.native_bits and bits <= 5
+    if engine in LLAMACPP:
+        named = row.noted("gguf")
+        by_bits = "gguf_mxfp4" if native else _words()["gguf_bits"].get(str(int(bits)), "f16")
+        return (known_quant(named) if named else None) or find_quant(by_bits)
+    if native:
+        return find_quant("mxfp4")
+    noted = (find_quant(name) for word, name in _words()["quant"].items() if word in row.notes)
+    matching = next((quant for quant in noted if quant.nominal == int(bits)), None)
+    return matching or find_quant(_words()["quant_bits"].get(str(int(bits)), "bf16"))
+
+
+def _layout(row: _Row, cards: int, engine: str, model: Geometry) -> tuple[bool, Layout]:
+    tp, replicas = row.count("tp"), row.count("replicas") or 1
+    local = engine in LLAMACPP
+    split = local and cards > 1 and (tp is None or (tp == 1 and "tensor" not in row.notes))
+    if tp is None:
+        tp = 1 if local else max(1, cards // replicas)
+    elif local and tp > 1:
+        tp = cards
+    ep = tp if row.text("ep") not in ("", "0") and model.is_moe else 1
+    pp = cards if split else min(cards, int(row.noted("pipeline") or 1))
+    return split, Layout(tp=tp, pp=max(1, pp), ep=ep, replicas=replicas)
+
+
+def _load(row: _Row, card: Device) -> tuple[PlannedLoad, int | None]:
+    notes = row.notes
+    prompt, answer = row.number("input_len") or _PROMPT, row.number("output_len") or _ANSWER
+    slots = row.count("max_num_seqs") or _small(_positive(row.noted("slots") or ""))
+    stated = row.lower("concurrency") or row.noted("all_at_once") or ""
+    chat = 1.0 if "sharegpt" in notes else 0.0
+    if stated.startswith("offline"):
+        slots = slots or int(row.noted("offline_slots") or 256)
+        fewer = re.search(r"\((\d+) for ([\w./-]+) on (\d+)gb cards\)", notes)
+        here = fewer is not None and card.memory_gib == float(fewer[3])
+        if fewer and here and any(part in row.lower("model") for part in fewer[2].split("/")):
+            slots = int(fewer[1])
+        return PlannedLoad(4 * slots, prompt, answer, shape="burst"), slots
+    rate = _found(r"rate ([\d.]+)", stated)
+    if rate:
+        return PlannedLoad(200, prompt, answer, tasks=200, rate_per_s=float(rate), spread=chat), slots
+    agents = _positive(stated)
+    if agents is None:
+        raise Unpredictable("concurrency: not stated")
+    if not 1 <= agents <= 1e6:
+        raise Unpredictable(f"concurrency: {stated}")
+    at_once = "at once" in notes and agents >= 200
+    burst = at_once or any(word in notes for word in ("llama-benchy", "swarm", "agent shape"))
+    spread = chat if at_once else 0.5 if "swarm" in notes else 0.0
+    cached = 0.75 if "prefix-cache hits" in notes else 0.0
+    shape = "burst" if burst else "steady"
+    return PlannedLoad(int(agents), prompt, answer, shape=shape, spread=spread, cached_share=cached), slots
+
+
+def _published(row: _Row, load: PlannedLoad) -> tuple[float, str]:
+    """Return the tokens a second over all agents, and the metric: `effective` if prompts are part of the time."""
+    aggregate, stream, tpot = (row.number(name) for name in ("agg_tok_s", "stream_tok_s", "tpot_ms"))
+    c = load.concurrency
+    if aggregate:
+        decode = stream is not None and abs(aggregate - stream * c) <= 0.03 * aggregate
+        return aggregate, "decode" if decode else "effective"
+    if load.rate_per_s is not None or row.lower("concurrency").startswith("offline"):
+        raise Unpredictable("measurement: no aggregate tok/s")
+    if stream or tpot:
+        return stream * c if stream else c * 1000.0 / (tpot or 1.0), "decode"
+    raise Unpredictable("measurement: the row has no tok/s and no time per token")
+
+
+def _link(text: str, card: Device, tp: int) -> CardLink:
+    lower = text.lower()
+    if "nvlink" in lower and "no nvlink" not in lower and "removed" not in lower:
+        server = "sxm" in lower or (card.nvlink_gbs or 0) > 100
+        if server or tp <= 2:
+            return CardLink("nvlink", card.nvlink_gbs or (300.0 if server else 50.0), title="NVLink")
+    no_p2p = any(words in lower for words in ("no p2p", "p2p disabled", "no nvlink"))
+    geforce = card.vendor == "nvidia" and re.match(r"rtx-\d{4}", card.id) is not None
+    p2p = not no_p2p and ("p2p" in lower or not geforce)
+    slot = card.pcie or "4.0 x16"
+    lanes = [int(n) for n in re.findall(r"x(\d+)", lower)]
+    generation = _found(r"pcie ?(\d)", lower)
+    if not lanes and not generation:
+        built_in = default_link(card)
+        return built_in if built_in.kind == "nvlink" else CardLink("pcie", pcie_gbs(slot), p2p=p2p, title="PCIe")
+    speed = f"{generation}.0" if generation else slot.split(" ")[0]
+    return CardLink("pcie", pcie_gbs(f"{speed} x{min(lanes, default=16)}"), p2p=p2p, title=text)
+
+
+def _kv(name: str) -> KvType:
+    cleaned = re.split(r"[(/]", name)[0].strip()
+    if cleaned.startswith("turboquant"):
+        cleaned = "turboquant_k8v4" if "k8" in cleaned else "turboquant_3bit"
+    return known_kv(cleaned) or find_kv("bf16")
+
+
+def _spec(row: _Row) -> Speculation | None:
+    said = row.lower("spec")
+    if not said:
+        return None
+    method, default = next((found for word, found in _words()["spec"].items() if word in said), ("mtp", 2))
+    depth = row.noted("drafts") or _found(r"(?:k|n|n-max)=(\d+)", said)
+    return Speculation(method, min(16, int(depth or default)))
+
+
+def _found(pattern: str, text: str) -> str | None:
+    """Return the first group of a pattern's first match."""
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+def _small(value: float | None) -> int | None:
+    return int(value) if value is not None and 1 <= value <= 65536 else None
+
+
+def _positive(text: str) -> float | None:
+    """Return a number above zero, or None."""
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    return value if 0 < value < 1e9 else None
+
 
 _AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far as people meet it
 _AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates

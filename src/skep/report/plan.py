@@ -33,7 +33,7 @@ def plan_page(found: Document) -> str:
         banner("note", "Predicted, not measured.", "LOW to HIGH is where 8 of 10 measurements should lie."),
         tag("p", text(_lead(best, agents)), class_="lead"),
     )
-    legend = "; ".join(f"{chr(65 + n)}: {_name(plan)} on {plan['rig']}" for n, plan in enumerate(drawn))
+    legend = "; ".join(f"{chr(65 + n)}: {layout_name(plan)} on {plan['rig']}" for n, plan in enumerate(drawn))
     pictures = tag(
         "div",
         chart_figure(_curves(drawn, "effective_tok_s", "tok/s", banded=True), "Effective tok/s", legend),
@@ -58,21 +58,21 @@ def plan_page(found: Document) -> str:
 
 
 def _lead(best: Document, agents: int) -> str:
-    at = _at(best, agents)
+    at = level_of(best, agents)
     return (
-        f"{_name(best)} gives {agents} agents {at['effective_tok_s']:,.0f} tok/s together ({at['low']:,.0f} to "
+        f"{layout_name(best)} gives {agents} agents {at['effective_tok_s']:,.0f} tok/s together ({at['low']:,.0f} to "
         f"{at['high']:,.0f}), {at['task_tok_s']:,.0f} each, the first token after {_seconds(at['ttft_ms'])}."
     )
 
 
-def _name(plan: Document) -> str:
+def layout_name(plan: Document) -> str:
     layout = plan["topology"]
     parts = [f"TP={layout['tp']}", *(f"{k.upper()}={layout[k]}" for k in ("pp", "ep") if layout[k] > 1)]
     where = f"{layout['replicas']} x {' + '.join(parts)}" if layout["replicas"] > 1 else " + ".join(parts)
     return ", ".join(filter(None, (where, plan["quant"], plan["spec"], plan["engine"])))
 
 
-def _at(plan: Document, agents: int) -> Document:
+def level_of(plan: Document, agents: int) -> Document:
     found: Document = next((p for p in plan["predicted"] if p["concurrency"] == agents), plan["predicted"][-1])
     return found
 
@@ -82,7 +82,7 @@ def _seconds(ms: float) -> str:
 
 
 def _cards(best: Document, agents: int) -> Markup:
-    at = _at(best, agents)
+    at = level_of(best, agents)
     shown = [
         card(f"{at['effective_tok_s']:,.0f}", "tok/s together", f"{at['low']:,.0f} to {at['high']:,.0f}"),
         card(f"{at['task_tok_s']:,.0f}", "tok/s each", f"with {agents} at once"),
@@ -120,9 +120,9 @@ def _layouts(plans: Sequence[Document], agents: int) -> Markup:
                "first token")  # fmt: skip
     rows = []
     for plan in plans:
-        at = _at(plan, agents)
+        at = level_of(plan, agents)
         figures = (f"{at[name]:,.0f}" for name in ("effective_tok_s", "low", "high", "task_tok_s"))
-        which = (plan["rig"], _name(plan), plan["kv_dtype"], plan["slots"], f"{plan['context']:,}")
+        which = (plan["rig"], layout_name(plan), plan["kv_dtype"], plan["slots"], f"{plan['context']:,}")
         rows.append((*which, *figures, _seconds(at["ttft_ms"])))
     return text_table(f"Expected with {agents} agents at once", columns, rows, best=[0])
 

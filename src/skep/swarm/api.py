@@ -6,16 +6,334 @@ What the command line does, for those who have their items at hand: the same jou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+import inspect
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Literal, TypeVar, Unpack, overload
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
-from skep.errors import UserError
-from skep.swarm.api_run import Failure, Items, Options, Prompt, Run, SwarmError, run_items
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+
+from skep.errors import SkepError, UserError
+from skep.paths import Paths, user_paths
+from skep.store.database import open_store
+from skep.swarm.attempt import ChatWorker, TaskWorker, WorkerFactory
+from skep.swarm.checking.answers import AnswerChecker
+from skep.swarm.checking.schemas import check_schema, one_line
+from skep.swarm.client import SwarmClient
+from skep.swarm.default_endpoint import key_here, url_here
+from skep.swarm.journal import create_run
+from skep.swarm.progress import SwarmProgress
+from skep.swarm.records import SwarmRunState, Task, TaskEnding, TaskResult, task_json
+from skep.swarm.run_options import SwarmRunOptions
+from skep.swarm.runner import carry_out
+from skep.swarm.store import SwarmStore
+from skep.swarm.summary import Account, account_of
+from skep.swarm.task_file import FIELDS, TaskDefaults, tasks_of
+from skep.swarm.templates import Template, parse_template
+
+Messages = Sequence[Mapping[str, Any]]
+Made = str | Messages | Mapping[str, Any] | Task
+Prompt = str | Callable[[Any], Made] | Callable[[Any], Awaitable[Made]]
+Items = Iterable[Any] | AsyncIterable[Any]
+
+
+class AnswerForm:
+    """The form of an answer: a type, a JSON schema, or none: the text."""
+
+    def __init__(self, schema: Any) -> None:
+        self._adapter: TypeAdapter[Any] | None = None
+        self.schema: Mapping[str, Any] | None = None
+        if schema is None:
+            return
+        if isinstance(schema, Mapping):
+            self.schema = dict(schema)
+        else:
+            self._adapter, self.schema = _adapted(schema)
+        check_schema(self.schema)
+
+    @property
+    def is_type(self) -> bool:
+        return self._adapter is not None
+
+    def value(self, answer: str | None, value: Any) -> Any:
+        """What the caller gets of an answer that counted."""
+        if self.schema is None:
+            return answer or ""
+        return value if self._adapter is None else self._adapter.validate_json(json.dumps(value))
+
+    def fault(self, value: Any) -> str | None:
+        """What the type demands beyond its schema: validators of a model's own."""
+        assert self._adapter is not None
+        try:
+            self._adapter.validate_json(json.dumps(value))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            return one_line(f"{_place(first['loc'])}: {first['msg']}")
+        return None
+
+
+async def listed(items: Items) -> list[Any]:
+    """All of them, as a run knows its tasks before it begins; an asynchronous source is read to its end."""
+    if isinstance(items, AsyncIterable):
+        return [item async for item in items]
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+        raise UserError(f"items are a list of things, not {type(items).__name__}", hint="put it into a list")
+    return list(items)
+
+
+async def make_tasks(
+    prompt: Prompt, items: Sequence[Any], schema: Mapping[str, Any] | None, defaults: TaskDefaults
+) -> list[Task]:
+    """A task for each item, in order; ids are 1, 2, ... unless the function gives others."""
+    if not isinstance(prompt, str) and not callable(prompt):
+        raise UserError(f"a template or a function is wanted, not {type(prompt).__name__}")
+    maker = parse_template(prompt) if isinstance(prompt, str) else prompt
+    made = [await _made(maker, item) for item in items]
+    told: TaskDefaults = {**defaults, "schema": schema}
+    tasks = tasks_of([_document(one, number) for number, one in enumerate(made, 1)], **told)
+    return [
+        replace(task, stage=one.stage) if isinstance(one, Task) else task for task, one in zip(tasks, made, strict=True)
+    ]
+
+
+async def _made(prompt: Prompt | Template, item: Any) -> Made:
+    if isinstance(prompt, Template):
+        values = _values(item)
+        missing = prompt.missing(values)
+        if missing is not None:
+            raise UserError(missing)
+        return prompt.fill(values)
+    assert callable(prompt)
+    made = prompt(item)
+    return await made if inspect.isawaitable(made) else made
+
+
+def _document(made: Made, number: int) -> Mapping[str, Any]:
+    if isinstance(made, Task):
+        made = {name: value for name, value in task_json(made).items() if name in FIELDS}
+    elif isinstance(made, str):
+        made = {"prompt": made}
+    elif isinstance(made, list | tuple):
+        made = {"messages": list(made)}
+    elif not isinstance(made, Mapping):
+        hint = "it gives a text, a list of messages, a task's fields, or a skep.swarm.records.Task"
+        raise UserError(f"the function gave {type(made).__name__} for item {number}", hint=hint)
+    return {"id": number, **{name: value for name, value in made.items() if value is not None}}
+
+
+def _values(item: Any) -> Mapping[str, Any]:
+    """Fields of a mapping, a model or a dataclass; `{}` and `{item}` are the item itself."""
+    if isinstance(item, BaseModel):
+        item = item.model_dump(mode="json")
+    elif is_dataclass(item) and not isinstance(item, type):
+        item = asdict(item)
+    fields = {str(name): value for name, value in item.items()} if isinstance(item, Mapping) else {}
+    return {"": item, "item": item, **fields}
+
+
+def _adapted(schema: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(schema)
+        return adapter, adapter.json_schema()
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
+        hint = "give a pydantic model, a dataclass, a TypedDict, or a JSON schema as a dict"
+        name = getattr(schema, "__name__", str(schema))
+        raise UserError(f"`{name}` is no form of JSON: {one_line(str(error), 160)}", hint=hint) from None
+
+
+def _place(path: tuple[int | str, ...]) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+
+
+T = TypeVar("T")
+
+
+class Options(TypedDict, total=False):
+    """What every call takes besides."""
+
+    url: str | None  # of the endpoint; default: SKEP_URL, or the gateway of this machine
+    model: str | None  # default: the only one that the endpoint serves
+    key: str | None  # of the endpoint; default, for the gateway of this machine: SKEP_API_KEY
+    agents: int | None  # at once, at most; default: as many as the endpoint can use
+    tries: int  # of one task, before it is set aside; 4
+    timeout_s: float  # of one request; 600
+    deadline_s: float  # an endpoint that is down for so long is given up; 600
+    max_tokens: int | None  # of one answer
+    system: str | None  # the system prompt, of tasks that have none
+    temperature: float | None
+    priority: str | None  # of skep's gateway: interactive, normal, batch
+    journal: str | os.PathLike[str] | Literal[False] | None  # a folder of its own; False: none is kept
+    resume: str | None  # a run's id or `last`: what has a result there is not done again
+    name: str  # by which `skep swarm ls` shows it
+    watch: Callable[[SwarmProgress], None]  # hears how the run stands, a few times a second
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Stands in the place of a value that there is none of."""
+
+    task: str
+    item: Any
+    kind: str
+    message: str
+    tries: int
+    answer: str | None = None  # the last that came, if any
+
+    def __str__(self) -> str:
+        return f"task {self.task}: {self.message}"
+
+
+class SwarmError(SkepError):
+    """Some tasks have no value. `values` has all the others, in order, a `Failure` in the place of each of these."""
+
+    def __init__(self, run: str, values: Sequence[Any]) -> None:
+        self.run = run
+        self.values = list(values)
+        self.failures = [one for one in values if isinstance(one, Failure)]
+        hint = 'failures="return" gives the others; `error.values` has them too'
+        super().__init__(f"{len(self.failures)} of {len(self.values)} tasks failed; {self.failures[0]}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[T]):
+    """What came of a call. `values` and `results` are in the items' order; a result is None where there is none."""
+
+    id: str
+    state: SwarmRunState
+    values: list[T | Failure]
+    results: list[TaskResult | None]
+    account: Account
+
+    @property
+    def failures(self) -> list[Failure]:
+        return [one for one in self.values if isinstance(one, Failure)]
+
+
+async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options) -> Run[Any] | None:
+    """None: there are no items. What ends it early says how to go on, if there is something to go on with."""
+    form = AnswerForm(schema)
+    order = _order(options)
+    defaults: TaskDefaults = {"system": options.get("system"), "temperature": options.get("temperature")}
+    given = await listed(items)
+    if not given:
+        return None
+    tasks = await make_tasks(prompt, given, form.schema, defaults)
+    with _places(options.get("journal"), options.get("resume")) as paths:
+        run_id, url, after_cancel = _begun(paths, tasks, order, options)
+        try:
+            state = await carry_out(
+                paths,
+                run_id,
+                url=url,
+                model=options.get("model"),
+                after_cancel=after_cancel,
+                key=options.get("key") or key_here(url, os.environ),
+                work=_work(form),
+                watch=options.get("watch", lambda _: None),
+            )
+        except BaseException as error:
+            if options.get("journal") is not False:
+                error.add_note(f'what is done is kept: resume="{run_id}" goes on with it')
+            raise
+        return _told(paths, run_id, state, given, tasks, form)
+
+
+def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options) -> tuple[str, str, int]:
+    """The id of a new run, or of the one to go on with, whose tasks must be these; its endpoint; its newest cancel."""
+    resume = options.get("resume")
+    with open_store(paths.store) as store:
+        if resume is None:
+            url = options.get("url") or url_here(user_paths(os.environ), os.environ)
+            name = options.get("name", "python")
+            return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url, 0
+        swarm = SwarmStore(store)
+        run = swarm.run(resume)
+        if [task_json(task) for task in swarm.tasks(run.id)] != [task_json(task) for task in tasks]:
+            hint = "to go on with it, give the same prompt, items and options; `skep swarm resume` needs none of them"
+            raise UserError(f"the tasks of `{run.id}` are others than these", hint=hint)
+        return run.id, options.get("url") or run.url, swarm.newest_cancel(run.id)
+
+
+def _told(
+    paths: Paths, run_id: str, state: SwarmRunState, items: Sequence[Any], tasks: Sequence[Task], form: AnswerForm
+) -> Run[Any]:
+    with open_store(paths.store, read_only=True) as store:
+        swarm = SwarmStore(store)
+        found = {result.task: result for result in swarm.results(run_id)}
+        account = account_of(swarm, swarm.run(run_id), now=time.time())
+    results = [found.get(task.id) for task in tasks]
+    values = [_value(*one, form) for one in zip(items, tasks, results, strict=True)]
+    return Run(run_id, state, values, results, account)
+
+
+def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -> Any:
+    if result is None:
+        return Failure(task.id, item, "unfinished", "the run was stopped before it was done", 0)
+    if result.ending is not TaskEnding.DONE:
+        kind, message = result.error_kind or "failed", result.error or "it failed"
+        return Failure(task.id, item, kind, message, result.tries, result.answer)
+    if form.schema is None and task.schema is not None:  # the function's own, for this task
+        return result.value
+    fault = form.fault(result.value) if form.is_type else None
+    if fault is not None:  # done by a process that did not know the type
+        return Failure(task.id, item, "rejected", fault, result.tries, result.answer)
+    return form.value(result.answer, result.value)
+
+
+def _order(options: Options) -> SwarmRunOptions:
+    for name in ("agents", "tries"):
+        value = options.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UserError(f"`{name}` must be a whole number from 1 on, not {value!r}")
+    for name in ("timeout_s", "deadline_s"):
+        value = options.get(name)
+        if value is not None and (not isinstance(value, int | float) or not value > 0):
+            raise UserError(f"`{name}` must be a number of seconds above 0, not {value!r}")
+    names = ("agents", "tries", "timeout_s", "deadline_s", "max_tokens", "priority")
+    return SwarmRunOptions(**{name: options[name] for name in names if options.get(name) is not None})  # type: ignore[literal-required]
+
+
+def _work(form: AnswerForm) -> WorkerFactory | None:
+    """A type may demand more than a schema can say: an answer counts when the type takes it."""
+    if not form.is_type:
+        return None
+
+    def make(line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> TaskWorker:
+        checking.require(form.fault)
+        return ChatWorker(line, checking, order)
+
+    return make
+
+
+@contextmanager
+def _places(journal: str | os.PathLike[str] | Literal[False] | None, resume: str | None) -> Iterator[Paths]:
+    """The user's own; a folder's; or one that is gone afterwards."""
+    paths = user_paths(os.environ)
+    if journal is None:
+        yield paths
+    elif journal is False:
+        if resume is not None:
+            raise UserError("there is nothing to resume without a journal")
+        with tempfile.TemporaryDirectory(prefix="skep-swarm-") as folder:
+            yield replace(paths, data=Path(folder), state=Path(folder))
+    else:
+        folder_of_its_own = Path(journal).absolute()
+        if folder_of_its_own.exists() and not folder_of_its_own.is_dir():
+            raise UserError(f"`{journal}` is a file; a journal is a folder")
+        folder_of_its_own.mkdir(parents=True, exist_ok=True)
+        yield replace(paths, data=folder_of_its_own, state=folder_of_its_own)
+
 
 __all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]
 
-T = TypeVar("T")
 LOOK_S = 0.2
 Raise = Literal["raise"]
 Return = Literal["return"]

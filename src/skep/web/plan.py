@@ -27,6 +27,7 @@ from skep.host.facts import host_json, read_host
 from skep.planner.candidates import ENGINES
 from skep.planner.quants import QUANTS
 from skep.planner.rigs import find_rig
+from skep.report.plan import layout_name, level_of
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web import plan_chart
@@ -182,13 +183,6 @@ COLUMNS = ("rig", "layout", "engine", "quant", "kv_dtype", "slots", "context", "
            "high", "task_tok_s", "ttft_ms", "tpot_ms", "source", "run")  # fmt: skip
 
 
-def layout_name(plan: Document) -> str:
-    layout = plan["topology"]
-    parts = [f"TP={layout['tp']}", *(f"{k.upper()}={layout[k]}" for k in ("pp", "ep") if layout[k] > 1)]
-    where = f"{layout['replicas']} x {' + '.join(parts)}" if layout["replicas"] > 1 else " + ".join(parts)
-    return ", ".join(filter(None, (where, plan["quant"], plan["spec"], plan["engine"])))
-
-
 def plan_rows(found: Document, measured: Sequence[MeasuredRun]) -> list[list[Any]]:
     """The layouts and their predicted levels for `/api/plan.csv`, and the levels of the runs beside them."""
     rows: list[list[Any]] = [
@@ -202,11 +196,6 @@ def plan_rows(found: Document, measured: Sequence[MeasuredRun]) -> list[list[Any
         for one in measured for point in one.points
     ]  # fmt: skip
     return rows
-
-
-def level_of(plan: Document, agents: int) -> Document:
-    found: Document = next((p for p in plan["predicted"] if p["concurrency"] == agents), plan["predicted"][-1])
-    return found
 
 
 def measured_of(
