@@ -13,7 +13,7 @@ from pathlib import Path
 from climbing.rigs import ClimbingRig
 
 import skep.planner
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.catalog.models import geometry
 from skep.planner.constants import published_constants
 from skep.planner.memory import memory, weights_bytes

@@ -21,8 +21,7 @@ from skep.bench.request import BenchTask, Sender
 from skep.paths import Paths
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
-from skep.swarm.records import Task, TaskEnding
-from skep.swarm.run_options import SwarmRunOptions
+from skep.swarm.records import SwarmRunOptions, Task, TaskEnding
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.wire.client import Pool

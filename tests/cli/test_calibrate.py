@@ -13,8 +13,7 @@ from skep.bench.calibration import CalibrationPlan, check
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import levels_of
 from skep.bench.records import SweepSummary
-from skep.catalog.gpus import device
-from skep.catalog.machine import Gpu
+from skep.catalog.gpus import Gpu, device
 from skep.catalog.models import geometry
 from skep.cli.calibrate_run import CalibrateOptions, describe
 from skep.deploy.stored_calibration import (

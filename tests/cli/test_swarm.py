@@ -20,8 +20,7 @@ from skep.files import lock_holder
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
 from skep.swarm.progress import Lane, SwarmProgress
-from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
-from skep.swarm.run_options import SwarmRunOptions
+from skep.swarm.records import Attempt, AttemptOutcome, SwarmRunOptions, Task, TaskEnding, TaskResult, Why
 from skep.swarm.runner import lock_path
 from skep.swarm.store import Recorded, SwarmStore
 from skep.testing.process import FakeEngine

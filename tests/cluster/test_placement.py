@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.machine import Gpu
+from skep.catalog.gpus import Gpu
 from skep.catalog.options import EngineOptions
 from skep.cluster.discover_process import lendable, links_among
 from skep.cluster.nodes import busy_cards, choice_of, first_choice

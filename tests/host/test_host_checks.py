@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.catalog.machine import Gpu, HostFacts
+from skep.catalog.gpus import Gpu, HostFacts
 from skep.host.checks import (
     CheckResult,
     HostFinding,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.machine import Gpu
+from skep.catalog.gpus import Gpu
 from skep.host.facts import (
     CgroupLimits,
     host_json,

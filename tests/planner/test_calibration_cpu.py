@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.planner.rigs import cpu_device, cpu_rig
 from skep.units import GIB
 

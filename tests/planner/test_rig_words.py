@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.catalog.machine import Gpu, HostFacts
+from skep.catalog.gpus import Gpu, HostFacts
 from skep.errors import UserError
 from skep.planner.rigs import is_geforce, parse_rig, parse_spec, rig_of_host
 

@@ -15,7 +15,7 @@ from skep.errors import EndpointError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.api import AnswerForm, make_tasks
-from skep.swarm.default_endpoint import key_here, url_here
+from skep.swarm.client import key_here, url_here
 from skep.swarm.records import SwarmRunState, Task
 from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine

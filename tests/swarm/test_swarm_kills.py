@@ -11,8 +11,7 @@ import pytest
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
-from skep.swarm.records import AttemptOutcome, SwarmRunState, Task, TaskEnding
-from skep.swarm.run_options import SwarmRunOptions
+from skep.swarm.records import AttemptOutcome, SwarmRunOptions, SwarmRunState, Task, TaskEnding
 from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine
 

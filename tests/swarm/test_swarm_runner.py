@@ -17,9 +17,18 @@ from skep.swarm.attempt import ChatWorker
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import Reply
 from skep.swarm.journal import create_run
-from skep.swarm.records import AttemptOutcome, SwarmRunState, Task, TaskEnding, TaskResult, Why
+from skep.swarm.records import (
+    AttemptOutcome,
+    SwarmRunOptions,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+    Why,
+    run_options_from_json,
+    run_options_json,
+)
 from skep.swarm.results_file import ResultsFile, complete_output
-from skep.swarm.run_options import SwarmRunOptions, run_options_from_json, run_options_json
 from skep.swarm.runner import carry_out, lock_path
 from skep.swarm.store import Recorded, SwarmStore
 from skep.testing.process import FakeEngine

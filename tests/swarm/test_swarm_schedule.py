@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from skep.swarm.attempt import AttemptResult
 from skep.swarm.endpoint_health import GiveUp, ProbeEndpoint
-from skep.swarm.error_kinds import ErrorKind, classify_error, wait_s
-from skep.swarm.records import AttemptOutcome, Task, TaskEnding, Why
+from skep.swarm.records import AttemptOutcome, ErrorKind, Task, TaskEnding, Why, classify_error, wait_s
 from skep.swarm.schedule import SILENT_S, Cancel, Pending, Record, Start, TaskSchedule
 
 GOOD = AttemptResult(answer="yes", output_tokens=10, status=200)

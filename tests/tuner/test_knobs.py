@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.machine import Gpu, HostFacts
+from skep.catalog.gpus import Gpu, HostFacts
 from skep.catalog.models import geometry
 from skep.catalog.options import Draft, EngineOptions
 from skep.config.presets import all_presets, find_preset

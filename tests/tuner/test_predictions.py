@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.setup import Layout, Speculation

@@ -16,7 +16,7 @@ from skep.bench.records import SweepSummary
 from skep.bench.request import Sender
 from skep.bench.sweep import OnProgress, SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.planner.calibration import CalibrationData, MeasuredLevel
 from skep.stats.percentiles import mean_t_interval

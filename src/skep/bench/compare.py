@@ -19,7 +19,7 @@ from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.bench.summary import summarise
 from skep.bench.sweep import Sweep, SweepPlan, SweepProgress, run_fingerprint
 from skep.bench.tasks import TaskMaker
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.stats.percentiles import paired_ratio_interval, percentile
 from skep.stats.versus import Judgement, judge
 from skep.store.database import Store

@@ -21,7 +21,7 @@ from skep.bench.request import BenchTask
 from skep.bench.summary import summarise
 from skep.bench.sweep import OnProgress, SweepProgress
 from skep.bench.tasks import TaskMaker
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.errors import UserError
 from skep.store.database import Store
 from skep.workload.arrivals import parse_arrivals

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from skep import __version__
 from skep.bench.endpoint import Endpoint
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.host.facts import host_json
 from skep.store.database import Store
 from skep.store.records import ClientSample, LevelFact, Request

@@ -23,7 +23,7 @@ from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
 from skep.bench.summary import summarise, worst_share
 from skep.bench.tasks import Shape, TaskMaker, Workload, conversation_stream
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.host.facts import lasting_json
 from skep.stats.precision import Precision, PrecisionGoal
 from skep.stats.search import SaturationSearch

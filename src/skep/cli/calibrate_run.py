@@ -13,7 +13,7 @@ from typing import Any
 
 from skep.bench.calibration import CalibrationPlan, CalibrationRuns, discard, measure
 from skep.bench.endpoint import Endpoint
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
 from skep.cli.bench_common import Interrupted, maker_for, positive_seconds, run_measuring

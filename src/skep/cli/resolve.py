@@ -32,7 +32,7 @@ from skep.host.facts import read_host
 from skep.paths import user_paths
 
 if TYPE_CHECKING:
-    from skep.catalog.machine import HostFacts
+    from skep.catalog.gpus import HostFacts
     from skep.catalog.presets import Preset
     from skep.planner.choose import Plan
     from skep.planner.ranking import Predicted

@@ -40,7 +40,7 @@ class SwarmOptions(EndpointOptions):
 
     @cached_property
     def address(self) -> str:
-        from skep.swarm.default_endpoint import url_here
+        from skep.swarm.client import url_here
 
         return self.url or url_here(user_paths(os.environ), os.environ)
 

@@ -23,9 +23,16 @@ from skep.swarm.ask.merging import answer_of, ask_document, plan_document
 from skep.swarm.ask.split import GoalSplit, Sizes, Sources, find_sources, sizes_of, split_by_model, split_by_rule
 from skep.swarm.ask.traits import CHARS_PER_TOKEN, Traits, chars_per_token, traits_of
 from skep.swarm.journal import create_run
-from skep.swarm.records import SwarmRun, SwarmRunState, Task, TaskEnding, task_json
+from skep.swarm.records import (
+    SwarmRun,
+    SwarmRunOptions,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    run_options_from_json,
+    task_json,
+)
 from skep.swarm.results_file import ResultsFile, complete_output
-from skep.swarm.run_options import SwarmRunOptions, run_options_from_json
 from skep.swarm.store import SwarmStore
 from skep.swarm.task_file import read_schema, read_tasks
 from skep.units import format_seconds

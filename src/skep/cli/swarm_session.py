@@ -22,9 +22,8 @@ from skep.cli.top import BETWEEN, Line, Screen, bar_cells, redrawn
 from skep.errors import SkepError, UserError
 from skep.paths import Paths
 from skep.swarm.progress import Lane, SwarmProgress
-from skep.swarm.records import SwarmRunState, Task, TaskEnding, TaskResult
+from skep.swarm.records import SwarmRunState, Task, TaskEnding, TaskResult, run_options_from_json
 from skep.swarm.results_file import result_line
-from skep.swarm.run_options import run_options_from_json
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import account_json, account_of, story_of

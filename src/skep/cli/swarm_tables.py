@@ -20,8 +20,16 @@ from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.store.database import Store
 from skep.swarm.journal import as_it_stands, lock_path
-from skep.swarm.records import Attempt, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult, task_json
-from skep.swarm.run_options import run_options_from_json
+from skep.swarm.records import (
+    Attempt,
+    SwarmRun,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+    run_options_from_json,
+    task_json,
+)
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import Account, account_json, account_of
 from skep.units import format_seconds, parse_seconds, printable

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.presets import Preset

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from skep import __version__
-from skep.catalog.machine import Gpu
+from skep.catalog.gpus import Gpu
 from skep.cluster import ray_subprocess
 from skep.cluster.connect import join
 from skep.cluster.nodes import named_apart

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skep.catalog.machine import Gpu, HostFacts
+from skep.catalog.gpus import Gpu, HostFacts
 from skep.cluster.values import ClusterSurvey, Node, can_keep_actor
 from skep.engines.base import Launch, PlacementRequest
 from skep.units import format_bytes

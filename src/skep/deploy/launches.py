@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from skep.catalog.gpus import Device
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.names import model_id
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Serve, Settings, Upstream
 from skep.deploy.gpus import (

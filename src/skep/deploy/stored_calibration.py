@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from skep import __version__
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.host.facts import host_json, lasting_json
 from skep.planner.calibration import CalibrationData, Fitted, fit, speed_model_maker
 from skep.planner.constants import Constants, published_constants

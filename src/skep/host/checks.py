@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from skep.catalog.machine import Gpu, HostFacts
+from skep.catalog.gpus import Gpu, HostFacts
 from skep.units import GIB, format_bytes
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.units import MIB
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from skep.catalog.machine import Gpu
+from skep.catalog.gpus import Gpu
 from skep.units import MIB
 
 FIELDS = (

@@ -11,7 +11,7 @@ from skep.errors import UserError
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.supervisor.control import ask, local_key, socket_of
-from skep.swarm.default_endpoint import URL_VARIABLE
+from skep.swarm.client import URL_VARIABLE
 from skep.swarm.store import SwarmStore
 
 

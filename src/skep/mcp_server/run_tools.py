@@ -23,8 +23,7 @@ from skep.mcp_server.run_process import RunLauncher
 from skep.mcp_server.schemas import DispatchedRun, FullResult, ResultPage, RunList, RunProgress
 from skep.store.database import Store, open_store
 from skep.swarm.journal import as_it_stands, create_run
-from skep.swarm.records import SwarmRunState, Task, TaskEnding
-from skep.swarm.run_options import SwarmRunOptions, run_options_from_json
+from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, run_options_from_json
 from skep.swarm.store import SwarmStore
 from skep.swarm.task_file import read_tasks, tasks_of
 

@@ -15,7 +15,7 @@ import uvloop
 from skep.errors import SkepError, first_of
 from skep.mcp_server.context import ServerContext
 from skep.paths import user_paths
-from skep.swarm.run_options import run_options_from_json
+from skep.swarm.records import run_options_from_json
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from skep.catalog.gpus import Device, ValueOrigin, device, devices, find_device, other_matches
-from skep.catalog.machine import Gpu, HostFacts
+from skep.catalog.gpus import Device, Gpu, HostFacts, ValueOrigin, device, devices, find_device, other_matches
 from skep.errors import UserError
 from skep.planner.constants import Constants
 from skep.planner.setup import CardLink, Layout, Rig

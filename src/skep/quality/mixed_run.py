@@ -24,7 +24,7 @@ from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import Load, OnRow
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import BenchTask, Sender
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.host.facts import lasting_json
 from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.mixed_figures import PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary

@@ -21,7 +21,7 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import BenchTask
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.host.facts import lasting_json
 from skep.quality.judging import AnsweredItem

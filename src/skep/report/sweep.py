@@ -28,9 +28,8 @@ from skep.report.markup import (
     trusted,
     wide_figure,
 )
-from skep.report.style import document, mark
+from skep.report.style import TERMS, document, mark
 from skep.report.svg import chart_figure, picture, standalone
-from skep.report.terms import TERMS
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.store.records import Request, RunState, StoredRun
 from skep.units import (

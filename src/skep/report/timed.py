@@ -11,10 +11,9 @@ from skep.bench.records import LevelSummary, SweepSummary
 from skep.report.checks import clock_section, left_out_sentences, listed
 from skep.report.levels import energy_table, failure_table
 from skep.report.markup import Markup, card, section, tag, term_list, text, text_table, trusted, wide_figure
-from skep.report.style import document, mark
+from skep.report.style import TERMS, document, mark
 from skep.report.svg import picture
 from skep.report.sweep import heading, provenance, run_banners
-from skep.report.terms import TERMS
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.stats.percentiles import Percentiles
 from skep.store.records import Request, StoredRun

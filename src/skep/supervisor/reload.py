@@ -15,12 +15,11 @@ from typing import Any
 from skep.catalog.names import model_id
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
-from skep.supervisor.deployment import Hive, Rebuild
 from skep.supervisor.gateway_child import GatewayChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
 from skep.supervisor.monitor_child import MonitorChild
-from skep.supervisor.replica_protocol import ReplicaMember
+from skep.supervisor.replica_protocol import Hive, Rebuild, ReplicaMember
 from skep.supervisor.replica_set import ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message
 

@@ -15,13 +15,13 @@ from typing import Protocol
 from skep.errors import EngineError, GatewayError, SkepError
 from skep.supervisor.control import NO_ANSWER, STOP_S, unanswered
 from skep.supervisor.control_commands import ControlCommands, control_socket
-from skep.supervisor.deployment import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
-from skep.supervisor.deployment import Rebuild as Rebuild  # noqa: PLC0414
 from skep.supervisor.gateway_child import GatewayChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
 from skep.supervisor.monitor_child import MonitorChild
 from skep.supervisor.reload import Reloader
+from skep.supervisor.replica_protocol import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
+from skep.supervisor.replica_protocol import Rebuild as Rebuild  # noqa: PLC0414
 from skep.supervisor.replica_protocol import RemoteReplicaFactory
 from skep.supervisor.replica_set import ReplicaSet, ReplicaView
 from skep.wire.json_pipe import Message

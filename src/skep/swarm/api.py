@@ -27,12 +27,10 @@ from skep.store.database import open_store
 from skep.swarm.attempt import ChatWorker, TaskWorker, WorkerFactory
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.checking.schemas import check_schema, one_line
-from skep.swarm.client import SwarmClient
-from skep.swarm.default_endpoint import key_here, url_here
+from skep.swarm.client import SwarmClient, key_here, url_here
 from skep.swarm.journal import create_run
 from skep.swarm.progress import SwarmProgress
-from skep.swarm.records import SwarmRunState, Task, TaskEnding, TaskResult, task_json
-from skep.swarm.run_options import SwarmRunOptions
+from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, task_json
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import Account, account_of

@@ -9,8 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import Reply, SwarmClient
-from skep.swarm.records import Attempt, Task, TaskResult
-from skep.swarm.run_options import SwarmRunOptions
+from skep.swarm.records import Attempt, SwarmRunOptions, Task, TaskResult
 
 REJECTED = "rejected"
 

@@ -11,10 +11,14 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.request import LARGEST, OPENAI_CHAT, timings_of
+from skep.engines.base import GATEWAY_KEY
+from skep.errors import SkepError
+from skep.paths import DEFAULT_PORT, Paths, user_paths
 from skep.store.rows import storable
+from skep.supervisor.control import ask, local_key, socket_of
 from skep.wire.client import Pool
 from skep.wire.fetch import LARGEST_ANSWER_BYTES
-from skep.wire.heads import ResponseHead
+from skep.wire.heads import ResponseHead, parse_url
 from skep.wire.stream_reader import StreamReader
 
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
@@ -231,3 +235,25 @@ def _count(value: object) -> int | None:
 def _visible(text: str) -> bytes:
     """As a header may hold it."""
     return "".join(one if one.isascii() and one.isprintable() else "_" for one in text).encode()
+
+
+ANSWER_S = 2.0
+URL_VARIABLE = "SKEP_URL"
+
+
+def url_here(paths: Paths, env: Mapping[str, str]) -> str:
+    """Where no skep runs, the place where it would: a run waits there until it does."""
+    if env.get(URL_VARIABLE):
+        return env[URL_VARIABLE]
+    try:
+        return str(ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=ANSWER_S)["url"])
+    except SkepError:
+        return f"http://127.0.0.1:{DEFAULT_PORT}"
+
+
+def key_here(url: str, env: Mapping[str, str]) -> str | None:
+    """The key where none is named: on this machine what `local_key` finds, for `SKEP_URL` that of its gateway."""
+    if (found := local_key(url, env, user_paths(env))) is not None:
+        return found
+    named = env.get(URL_VARIABLE)
+    return env.get(GATEWAY_KEY) or None if named and parse_url(named)[0] == parse_url(url)[0] else None

@@ -11,9 +11,17 @@ from skep import __version__
 from skep.files import lock_holder
 from skep.paths import Paths
 from skep.store.database import Store
-from skep.swarm.error_kinds import ErrorKind, classify_error
-from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, Task
-from skep.swarm.run_options import SwarmRunOptions, run_options_json
+from skep.swarm.records import (
+    Attempt,
+    AttemptOutcome,
+    ErrorKind,
+    SwarmRun,
+    SwarmRunOptions,
+    SwarmRunState,
+    Task,
+    classify_error,
+    run_options_json,
+)
 from skep.swarm.schedule import Pending
 from skep.swarm.store import SwarmStore
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from enum import StrEnum
+from enum import Enum, StrEnum
+from random import Random
 from typing import Any
 
 import msgspec
@@ -119,7 +120,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class SwarmRun:
-    """`config`: what the run was asked for, as JSON: see `skep.swarm.run_options`."""
+    """`config`: what the run was asked for, as JSON: see `skep.swarm.records`."""
 
     id: str
     kind: str  # "map" | "ask"
@@ -153,3 +154,81 @@ def given_fields(record: Any) -> dict[str, Any]:
         one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(record)
     }
     return {name: getattr(record, name) for name, value in usual.items() if getattr(record, name) != value}
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmRunOptions:
+    agents: int | None = None  # at once, at most; None: as many as the endpoint can use
+    tries: int = 4  # of one task, before it is set aside
+    timeout_s: float = 600.0  # of one request
+    deadline_s: float = 600.0  # an endpoint that does not answer for so long is given up, the journal intact
+    stragglers: bool = True  # one that takes far longer than the others is asked a second time, elsewhere
+    output: str | None = None  # absolute path of the results file
+    key_env: str | None = None  # which variable holds the endpoint's key; never the key itself
+    priority: str | None = None  # of skep's gateway, for tasks that name none
+    max_tokens: int | None = None  # for tasks that name none
+    price_kwh: float | None = None
+    ask: Mapping[str, Any] | None = None  # of an `ask` run: goal, plan, root
+
+
+def run_options_json(order: SwarmRunOptions) -> dict[str, Any]:
+    """Return the options as JSON, without those that have their default."""
+    return given_fields(order)
+
+
+def run_options_from_json(document: Mapping[str, Any]) -> SwarmRunOptions:
+    """Read what `run_options_json` wrote. Fields of a later version are ignored."""
+    return msgspec.convert(document, SwarmRunOptions)
+
+
+REFUSALS = (429, 503)
+TASKS_OWN = range(400, 500)  # what else a server says about the request itself
+NOT_TASKS_OWN = (404, 408, 409, 425)  # a model that is being exchanged, a proxy's patience
+FREE_BREAKS = 2  # that nobody blames on the task
+
+
+_AWAY = ("connect",)
+_BROKEN = ("closed", "cut", "engine_error", "protocol")
+
+
+class ErrorKind(Enum):
+    FINAL = "final"  # the request itself is at fault: asked again, it would be refused again
+    KEY = "key"  # the endpoint refuses the key: so it will for every task
+    REFUSED = "refused"  # too much at once; says nothing about the task
+    AWAY = "away"  # nobody answers at the address; says nothing about the task
+    BROKEN = "broken"  # the answer was broken off: the endpoint's fault, unless it happens to one task again and again
+    TRY = "try"  # the task has had its chance: too slow, nonsense, rejected
+
+
+def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | None:
+    """Return the kind of an error; None if there was none."""
+    if error_kind is None:
+        return None
+    if error_kind in _AWAY:
+        return ErrorKind.AWAY
+    if error_kind in _BROKEN:
+        return ErrorKind.BROKEN
+    if not error_kind.startswith("http_") or status is None:
+        return ErrorKind.TRY
+    if status == 401:
+        return ErrorKind.KEY
+    if status in REFUSALS:
+        return ErrorKind.REFUSED
+    if status in TASKS_OWN and status not in NOT_TASKS_OWN:
+        return ErrorKind.FINAL
+    return ErrorKind.BROKEN
+
+
+def wait_s(mishap: ErrorKind, times: int, rng: Random, retry_after_s: float | None = None) -> float:
+    """Before the same task is tried again, when this has happened to it so often in a row.
+
+    With chance in it, so that those who failed together do not come back together. A wait that was asked for is kept,
+    and some comes on top.
+    """
+    if mishap is ErrorKind.TRY:
+        return 0.0 if times <= 1 else 0.5 * rng.random()
+    first, longest = (0.5, 30.0) if mishap is ErrorKind.REFUSED else (0.1, 10.0)
+    backoff = min(longest, first * 2.0 ** min(times - 1, 16)) * (0.5 + rng.random())
+    if retry_after_s is None:
+        return backoff
+    return retry_after_s + min(backoff, first + 0.1 * retry_after_s)

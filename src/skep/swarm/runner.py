@@ -24,12 +24,20 @@ from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
 from skep.swarm.endpoint_health import FIRST_LOOK_S, GiveUp, ProbeEndpoint, next_pause_s
-from skep.swarm.error_kinds import ErrorKind, classify_error
 from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import ProgressTracker, SwarmProgress
-from skep.swarm.records import SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult
+from skep.swarm.records import (
+    ErrorKind,
+    SwarmRun,
+    SwarmRunOptions,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+    classify_error,
+    run_options_from_json,
+)
 from skep.swarm.results_file import ResultsFile, ResultsWriter
-from skep.swarm.run_options import SwarmRunOptions, run_options_from_json
 from skep.swarm.schedule import Action, Cancel, Pending, Record, Start, TaskSchedule
 from skep.swarm.store import Recorded, SessionOutcome, SwarmStore
 

@@ -19,8 +19,18 @@ from typing import Any
 
 from skep.swarm.attempt import REJECTED, AttemptResult, copied
 from skep.swarm.endpoint_health import GiveUp, Outage, ProbeEndpoint
-from skep.swarm.error_kinds import FREE_BREAKS, ErrorKind, classify_error, wait_s
-from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
+from skep.swarm.records import (
+    FREE_BREAKS,
+    Attempt,
+    AttemptOutcome,
+    ErrorKind,
+    Task,
+    TaskEnding,
+    TaskResult,
+    Why,
+    classify_error,
+    wait_s,
+)
 
 FEWEST = 5  # answers, before anything can be said
 REMEMBERED = 200

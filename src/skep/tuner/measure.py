@@ -25,7 +25,7 @@ from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
 from skep.stats.percentiles import mean_t_interval

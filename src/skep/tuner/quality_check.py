@@ -27,7 +27,7 @@ from skep.bench.load_generator import LoadGenerator
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import BenchTask
 from skep.bench.stored_run import TUNE_QUALITY
-from skep.catalog.machine import HostFacts
+from skep.catalog.gpus import HostFacts
 from skep.errors import SkepError
 from skep.host.facts import lasting_json
 from skep.quality.banks import DRILLS, Bank, choose_bank

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
-from skep.tuner.candidates import Chooser, Grain, Move, Moves
+from skep.tuner.candidates import CURVE_SHARE, Chooser, Grain, Move, Moves, TimeBudget, curve_levels
 from skep.tuner.failures import apply_remedy
 from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed
 from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest, SearchSpace
@@ -30,7 +30,6 @@ from skep.tuner.records import (
     TuneStage,
 )
 from skep.tuner.step_text import Evidence, failure_words, limit_words, speed_words, stage_of
-from skep.tuner.time_budget import CURVE_SHARE, TimeBudget, curve_levels
 from skep.units import Interval
 
 STARTS = 2  # of either side, before anything is accepted or nothing could be read

@@ -19,7 +19,6 @@ from urllib.parse import parse_qs, unquote
 
 from skep.errors import SkepError
 from skep.gateway.batch.files import FileStorage, new_batch_id, new_file_id
-from skep.gateway.batch.gateway_port import GatewayPort
 from skep.gateway.batch.objects import (
     BATCH_FILE_S,
     PURPOSES,
@@ -33,6 +32,7 @@ from skep.gateway.batch.objects import (
     refusal_body,
 )
 from skep.gateway.batch.runner import BatchRunner
+from skep.gateway.batch.scheduler import GatewayPort
 from skep.gateway.batch.store import BatchOrder, BatchStatus, BatchStore, FileQuota, StoredBatch, StoredFile
 from skep.store.database import Store, open_store
 from skep.store.rows import storable

@@ -19,13 +19,14 @@ from itertools import chain
 from skep.errors import EngineError, SkepError, StoreError
 from skep.files import hold_lock
 from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
-from skep.gateway.batch.gateway_port import GatewayCall, GatewayPort
 from skep.gateway.batch.objects import BATCH_FILE_S, line_error_document
 from skep.gateway.batch.scheduler import (
     MOST_AT_ONCE,
     AttemptCounts,
     BatchAnswer,
     BatchSchedule,
+    GatewayCall,
+    GatewayPort,
     RunningBatch,
     SuspectTurn,
     choose,

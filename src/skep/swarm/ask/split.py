@@ -22,8 +22,7 @@ from skep.errors import UserError
 from skep.swarm.attempt import REJECTED, AttemptResult, ChatWorker
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import SwarmClient
-from skep.swarm.records import Task
-from skep.swarm.run_options import SwarmRunOptions
+from skep.swarm.records import SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
 
 _PROSE = frozenset({".md", ".markdown", ".rst", ".txt", ".adoc", ""})
