@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 from typing import NewType
 
 from skep.units import printable
@@ -71,9 +73,10 @@ def optional_section(anchor: str, title: str, body: Markup | None) -> Markup | N
     return section(anchor, title, body) if body else None
 
 
-def term_list(terms: Mapping[str, str]) -> Markup:
-    """What each figure of a page means."""
-    entries = (tag("div", tag("dt", text(k)), tag("dd", text(" ".join(body.split())))) for k, body in terms.items())
+def term_list(kind: str) -> Markup:
+    """Return what each figure of this kind of report means, from `terms.toml`."""
+    terms = tomllib.loads((files("skep.report") / "terms.toml").read_text(encoding="utf-8"))[kind]
+    entries = (tag("div", tag("dt", text(name)), tag("dd", text(meaning))) for name, meaning in terms.items())
     return tag("dl", join(entries), class_="terms")
 
 

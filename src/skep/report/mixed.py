@@ -146,7 +146,7 @@ def _failed(verdicts: Sequence[Verdict]) -> list[Row]:
         for one in failed[:MOST_FAILURES]
     ]
     more = len(failed) - len(rows)
-    return [*rows, ("", "", "", f"{more} more", "`skep bench judge` and --json have them all")] if more > 0 else rows
+    return [*rows, ("", "", "", f"{more} more", "--json has them all")] if more > 0 else rows
 
 
 def _outcome(part: TaskFigures | None) -> str:
@@ -188,7 +188,7 @@ def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
         section("picture", "Axes", wide_figure(trusted(picture(chart, "Axes")), "Axes", caption)),
         section("tables", "Figures", *map(_html, tables_of([one for _, one in entries], verdicts))),
         *(section(f"where-{look.letter}", f"What ran where: {look.name}", provenance(look.run)) for look in looks),
-        section("how", "How this was measured", term_list(_TERMS)),
+        section("how", "How this was measured", term_list("mixed")),
     )
     ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
     return document(f"{title}: skep mixed", header, main, tag("footer", text(ids)))
@@ -304,17 +304,3 @@ def _html(one: MixedTable) -> Markup:
     columns = [(name, "left") if name in one.left else name for name in one.head]
     title = f"{one.title[0].upper()}{one.title[1:]}"
     return join([tag("h3", text(title), style="margin-top:22px"), text_table(title, columns, one.rows)])
-
-
-_TERMS = {
-    "Levels": "P1 is the conversation alone; S1 to S4 are the side tasks beside it. C counts both.",
-    "Executed": """Code is taken out of the answer and run in a sandbox with tests of the task. Only what passes all of
-        them counts; an answer cut at the token limit, timed out or failed does not.""",
-    "In flight": """The share of the conversation's time in which all side tasks of the level ran beside it. Where it
-        is small, the level's C was not held and its figures flatter.""",
-    "Times": """Medians over repeats. TTFT from sending to the first token, reasoning included; answers of another
-        length take another time, so compare the tokens too.""",
-    "Advice": """The highest level whose answers pass no less often than with less load, as far as chance allows to
-        tell (Fisher's exact test), whose conversation takes at most 2.5 times as long as alone, and that finishes more
-        tasks a minute than the level below. So few answers show a collapse, not a loss of 3 points.""",
-}

@@ -295,7 +295,7 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         section("latency", "Latency and outcomes of the same requests", latency_table(summary)),
         section("families", "By family", families) if families else None,
         section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", term_list(_TERMS)),
+        section("how", "How this was measured", term_list("quality")),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
     return document(f"{heading(run)}: skep quality", header, main, footer)
@@ -415,23 +415,3 @@ def _shown(summary: QualitySummary) -> Markup | None:
         "much that changes by itself, a loss that would matter cannot be told from none."
     )
     return tag("p", text(told), class_="below")
-
-
-_TERMS = {
-    "Paired": """Each item is asked at C = 1 and at C = N, in turns within the same minutes, and its two verdicts are
-        held against each other. The difference is the share passed at C = N less the share passed at C = 1.""",
-    "Bounds": """One-sided, 95 % each: the true difference lies below the lower bound in at most one of twenty such
-        tests, and above the upper one in at most one of twenty.""",
-    "No worse": """The lower bound lies above −delta. Only this is a claim that quality holds.""",
-    "Worse": "The upper bound lies below zero, and a loss of delta is not excluded: something was lost.",
-    "Not shown": """Neither. It is no claim that nothing was lost. More items, more repeats or a larger delta may
-        settle it.""",
-    "Walk": """Levels are taken upward, and the first that does not hold ends the walk. So all claims together are
-        wrong in at most one of twenty tests.""",
-    "C = 1 against itself": """The same items alone, twice: what batching, rounding and chance change without any load.
-        A difference within it is no finding.""",
-    "Lost, gained": "Pairs that passed only at C = 1, and only at C = N.",
-    "Outcomes": """Broken code, no answer, code over its limits, answers cut at the token limit, time-outs and errors
-        are failures like wrong answers, and are shown apart.""",
-    "Latency": "Of the very requests that were judged: quality and speed come from the same answers.",
-}

@@ -200,20 +200,6 @@ __all__ = ["gantt", "swarm_page"]
 _KINDS = {"map": "a list of tasks", "ask": "a goal, split among agents"}
 _SHORT_GOAL = 140
 
-_TERMS = {
-    "Wall time": """From the beginning of each session to its end, or to its last attempt where every task has its
-        result, added up. Pauses between sessions are not counted; time in which the endpoint was down is.""",
-    "Effective tok/s": """Output tokens of the results over the wall time. Attempts that brought no result count with
-        their time, not with tokens.""",
-    "Seconds of a task": """From the start of its first attempt to its result, retries included, pauses between sessions
-        left out.""",
-    "TTFT": "Time to first token of the attempts that counted, from sending the request, the gateway's queue included.",
-    "Agents at once": "Attempts under way at the same moment; the mean is over the wall time.",
-    "Queued": "Of the time of all attempts, the part in the gateway's queue, as the gateway told it.",
-    "Tokens": "Counted by the engine and taken from the usage field of each answer, never by counting chunks.",
-    "Energy": "Of the GPUs of this machine, as their driver tells it, while the run worked; nothing else is measured.",
-}
-
 
 def swarm_page(story: SwarmStory) -> str:
     account = story.account
@@ -237,7 +223,7 @@ def swarm_page(story: SwarmStory) -> str:
         optional_section("replicas", "By replica", replica_table(account)),
         optional_section("agents", "By agent", agent_table(account)),
         optional_section("sessions", "Sessions", session_table(story)),
-        section("how", "How each figure was made", term_list(_TERMS)),
+        section("how", "How each figure was made", term_list("swarm")),
     )
     footer = tag("footer", text(f"skep {story.run.skep_version} · run {account.run}"))
     return document(f"{title}: skep swarm", header, main, footer)

@@ -28,7 +28,7 @@ from skep.report.markup import (
     trusted,
     wide_figure,
 )
-from skep.report.style import TERMS, document, mark
+from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.store.records import Request, RunState, StoredRun
@@ -214,7 +214,7 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
         optional_section("checks", "How far to trust it", check_list(summary)),
         clock_section(levels),
         section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", term_list(TERMS)),
+        section("how", "How this was measured", term_list("sweep")),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
     return document(f"{heading(run)}: skep sweep", header, main, footer)

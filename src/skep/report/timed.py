@@ -11,7 +11,7 @@ from skep.bench.records import LevelSummary, SweepSummary
 from skep.report.checks import clock_section, left_out_sentences, listed
 from skep.report.levels import energy_table, failure_table
 from skep.report.markup import Markup, card, section, tag, term_list, text, text_table, trusted, wide_figure
-from skep.report.style import TERMS, document, mark
+from skep.report.style import document, mark
 from skep.report.svg import picture
 from skep.report.sweep import heading, provenance, run_banners
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
@@ -47,7 +47,7 @@ def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
         energy_table(summary.levels),
         clock_section(summary.levels),
         section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", term_list(TERMS)),
+        section("how", "How this was measured", term_list("sweep")),
     )
     footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
     return document(f"{heading(run)}: skep {run.kind}", header, main, footer)

@@ -287,23 +287,6 @@ _STATES = {
     "interrupted": "It was broken off; what was decided stands, and `skep tune resume` takes it up again.",
     "failed": "It ended with an error; what was decided stands.",
 }
-_TERMS = {
-    "Figure": """Of the readings that decided the stage. A reading is one run of the whole load, with prompts that were
-        not asked before; both sides of a comparison get the same. What a start needs to warm up is left out.""",
-    "95 % interval": "Where the true mean lies with 95 % confidence, by the spread of the readings.",
-    "Over the best then": """The stage's figure over that of the best configuration of that moment. Both were measured
-        in turns on the same load, so that what drifts over the day drifts for both.""",
-    "Gain": """The product of the accepted steps' ratios, their errors taken as independent. The figures of two stages
-        were taken at different times, so their quotient may be a little different. What was accepted for looking
-        better tends to look a little better than it is: the curve measures both ends once more.""",
-    "Accepted": """Shown to be better by a test that may stop early, over at least two starts of the engine, within the
-        limits, and answering no worse where the change can alter answers.""",
-    "Not distinguishable": "The readings do not tell the two apart. It does not mean that they are equal.",
-    "Foreseen": "What the planner expected of the step before it was measured; a dash where it had nothing to say.",
-    "TTFT, TPOT": "Medians over requests: time to first token, and time per output token after the first.",
-    "Took": "Time that deciding the stage took, the other side's share, starts and warm-up included.",
-    "Client-limited": "A reading in which the client was the limit does not count.",
-}
 
 
 def tuning_page(
@@ -364,7 +347,7 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
         optional_section("dead-ends", "Dead ends", dead_ends(stages)),
         _curve(tuning, stages, curve),
         optional_section("settings", "From the baseline to the best", settings_table(tuning, stages)),
-        section("how", "How it was measured", _facts(tuning, stages), term_list(_TERMS)),
+        section("how", "How it was measured", _facts(tuning, stages), term_list("tuning")),
     ]
     return join(part for part in parts if part)
 
