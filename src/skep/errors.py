@@ -65,7 +65,7 @@ class Regression(SkepError):
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a group of tasks, however deep: it is the one to tell."""
+    """Return the first error in a group of tasks, however deep: it is the one to tell."""
     inner: BaseException = group
     while isinstance(inner, BaseExceptionGroup):
         inner = inner.exceptions[0]

@@ -40,7 +40,7 @@ def hold_lock(lock_path: Path, what: str, hint: str, *told: str) -> Iterator[Non
 
 
 def lock_holder(lock_path: Path) -> int | None:
-    """The process whose number is in the file of `held`, if it holds that lock, as the kernel tells.
+    """Return the process whose number is in the file of `held`, if it holds that lock, as the kernel tells.
 
     Looked up, not tried: whoever tries a lock is in the way of the one who wants it.
     """

@@ -43,7 +43,7 @@ class Paths:
 
 
 def user_paths(env: Mapping[str, str]) -> Paths:
-    """The XDG folders. The runtime folder carries a digest of the others, so that installations stay apart."""
+    """Return the XDG folders. The runtime folder carries a digest of the others, so that installations stay apart."""
     home = Path(env.get("HOME") or Path.home())
     folders = {
         "config": _folder(env, "XDG_CONFIG_HOME", home / ".config"),
@@ -75,6 +75,6 @@ def make_runtime(path: Path) -> None:
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
-    """The XDG rule: a relative value is ignored."""
+    """Return the XDG rule: a relative value is ignored."""
     value = env.get(name, "")
     return (Path(value) if value.startswith("/") else default) / "skep"

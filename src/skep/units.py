@@ -161,7 +161,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def public_url(url: str) -> str:
-    """The URL without user name and password: a report is made to be passed on."""
+    """Return the URL without user name and password: a report is made to be passed on."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -170,7 +170,7 @@ def public_url(url: str) -> str:
 
 
 def fact_list(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A JSON object as labels and texts, in its own order."""
+    """Return a JSON object as labels and texts, in its own order."""
     return [(_label(key), shortened(_fact(key, value), _LONGEST_FACT)) for key, value in facts.items()]
 
 

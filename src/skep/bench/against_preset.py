@@ -95,7 +95,7 @@ def shape_of(figure: Published) -> PublishedShape | None:
 
 
 def rerun_of(preset: Preset, row: int | None = None) -> Rerun:
-    """The shape of that row; else the one with most rows, and of equals the first."""
+    """Return the shape of that row; else the one with most rows, and of equals the first."""
     shapes = [shape_of(figure) for figure in preset.published]
     if row is not None:
         chosen = _shape_at(preset, shapes, row)
@@ -127,7 +127,7 @@ def _shape_at(preset: Preset, shapes: Sequence[PublishedShape | None], row: int)
 
 
 def judge(preset: Preset, side: ComparedRun, seen: ObservedServer, missing: Collection[Need] = ()) -> PresetComparison:
-    """Every published figure in its order. `missing`: needs of the preset that are not known to be met here."""
+    """Return every published figure in its order. `missing`: needs of the preset that are not known to be met here."""
     others = differences(preset, seen)
     wrong_model = not same_model(preset, seen.model)
     lost = figures_lost(preset, list(missing))
@@ -189,7 +189,7 @@ def same_model(preset: Preset, model: str) -> bool:
 
 
 def engine_in(told: str | None) -> str | None:
-    """Which engine a server's own words name; None: they do not."""
+    """Return which engine a server's own words name; None: they do not."""
     text = squeeze(told or "")
     return next((engine for word, engine in _ENGINES.items() if word in text), None)
 

@@ -128,7 +128,7 @@ async def measure(
 
 
 async def pace(endpoint: Endpoint, plan: CalibrationPlan) -> float:
-    """Seconds a token, from one short answer after another that warms up: enough to choose lengths by."""
+    """Return seconds a token, from one short answer after another that warms up: enough to choose lengths by."""
     load = Workload(size="short", max_tokens=PACE_TOKENS, fixed_output=True, seed=plan.seed)
     pool = Pool(endpoint.origin)
     try:

@@ -56,7 +56,7 @@ class ClientHealth:
 def limit_reason(
     lag_p99_ms: float | None, cpu_share: float | None, delivered: float | None, late_ms: float | None
 ) -> str:
-    """Why a client was the limit, from what is stored of it."""
+    """Return why a client was the limit, from what is stored of it."""
     reasons = []
     if lag_p99_ms is not None and lag_p99_ms > LAG_LIMIT_MS:
         reasons.append(f"event loop lag {lag_p99_ms:,.0f} ms")

@@ -116,7 +116,7 @@ def is_higher_better(metric: str) -> bool:
 
 
 def loss(one: Comparison) -> float:
-    """How much worse B is, as a share of A."""
+    """Return how much worse B is, as a share of A."""
     if one.ratio is None:
         return 1.0  # not one answer
     return 1 - one.ratio.estimate if is_higher_better(one.metric) else one.ratio.estimate - 1

@@ -56,7 +56,7 @@ _TOTALS: Mapping[str, tuple[str, ...]] = {
 
 
 async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
-    """Every sample of the engine's `/metrics`, over its labels; empty where there is none.
+    """Return every sample of the engine's `/metrics`, over its labels; empty where there is none.
 
     skep's gateway has metrics of its own there; those of the engines behind it stand beside them.
     """

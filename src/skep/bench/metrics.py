@@ -48,7 +48,7 @@ def gaps_ms(row: Request) -> Iterator[float]:
 
 
 def full_spans(rows: Iterable[Request], concurrency: int) -> list[tuple[float, float]]:
-    """The times in which at least 95 % of `concurrency` were in flight."""
+    """Return the times in which at least 95 % of `concurrency` were in flight."""
     steps = sorted([(row.started_s, 1) for row in rows] + [(row.ended_s, -1) for row in rows])
     spans: list[tuple[float, float]] = []
     in_flight, since = 0, None
@@ -81,7 +81,7 @@ def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
 
 
 def _inside(arrivals: Sequence[float], edges: Sequence[float]) -> int:
-    """How many lie in the spans whose edges these are."""
+    """Return how many lie in the spans whose edges these are."""
     first, last = bisect_right(edges, arrivals[0]), bisect_right(edges, arrivals[-1])
     if first == last and first % 2:
         return len(arrivals)

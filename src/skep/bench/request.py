@@ -114,7 +114,7 @@ class Sender:
             self._row_task = self._loop.create_task(self._flush_rows_when_idle())
 
     async def ask(self, letter: EncodedRequest) -> tuple[Request, str]:
-        """The row and the answer's text."""
+        """Return the row and the answer's text."""
         reading, started, ended = await self._exchange(letter)
         row = self._row(letter.task, reading, started, ended)
         return row, storable("".join(reading.text)) or ""

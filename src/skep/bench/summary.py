@@ -108,7 +108,7 @@ def _point(level: LevelSummary) -> LevelPoint:
 
 
 def _limited(samples: Sequence[ClientSample], facts: Sequence[LevelFact]) -> dict[Key, str]:
-    """The runs whose client was the limit, each with the reason."""
+    """Return the runs whose client was the limit, each with the reason."""
     late = _late_ms(facts)
     return {
         key: limit_reason(sample.loop_lag_p99_ms, sample.cpu_share, sample.delivered, late.get(key))
@@ -145,7 +145,7 @@ def _without_limited(rows: Sequence[Request], limited: Collection[Key]) -> list[
 
 
 def _same_tasks(rows: Sequence[Request], widest: int) -> tuple[list[Request], list[Request]]:
-    """The rows of C=1 and of the widest level, of the runs in which both did the same tasks; often none."""
+    """Return the rows of C=1 and of the widest level, of the runs in which both did the same tasks; often none."""
     one, many = (by_repeat(row for row in rows if row.level == level) for level in (1, widest))
     same = [run for run in one if run in many and widest > 1 and _is_same_work(one[run], many[run])]
     return [row for run in same for row in one[run]], [row for run in same for row in many[run]]
@@ -213,7 +213,7 @@ def _ratio(above: float, below: float) -> float | None:
 
 
 def _drift(rows: Sequence[Request]) -> Interval | None:
-    """One agent alone at the end of the run against the beginning: heat, clocks, a filling cache."""
+    """Return one agent alone at the end of the run against the beginning: heat, clocks, a filling cache."""
     repeats = list(by_repeat(rows).values())
     if len(repeats) < 2:
         return None

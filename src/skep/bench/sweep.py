@@ -35,7 +35,7 @@ from skep.workload.items import workload_fingerprint
 
 class LevelSchedule(Protocol):
     def following(self) -> int | None:
-        """The level to run now; None: it is enough."""
+        """Return the level to run now; None: it is enough."""
 
     def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None: ...
 

@@ -58,7 +58,7 @@ class TaskMaker:
         return [*islice(self.endless(level, repeat, same=same), count)]
 
     def endless(self, level: int, repeat: int, *, same: bool = False) -> Iterator[BenchTask]:
-        """The same tasks, one at a time."""
+        """Yield the same tasks, one at a time."""
         place = f"{repeat}" if same else f"{level}/{repeat}"
         first = f"{self._salt}{level}." if same else self._salt
         for index, prompt in enumerate(self._prompts(place)):

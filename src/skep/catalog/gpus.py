@@ -63,7 +63,7 @@ _PLAIN = ("title", "vendor", "arch", "unified_memory")
 
 @lru_cache(maxsize=1)
 def devices() -> dict[str, Device]:
-    """All of them by slug, in the order of the file: by vendor and age."""
+    """Return all of them by slug, in the order of the file: by vendor and age."""
     return {slug: _device(slug) for slug in table_texts(_FILE)}
 
 

@@ -94,7 +94,7 @@ _NOT_VALUES = ("title", "aliases", "origin", "origins")
 
 @lru_cache(maxsize=1)
 def geometries() -> dict[str, Geometry]:
-    """All of them by slug, in the order of the file: by family."""
+    """Return all of them by slug, in the order of the file: by family."""
     return {slug: _geometry(slug) for slug in table_texts(_FILE)}
 
 

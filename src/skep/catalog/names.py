@@ -28,7 +28,7 @@ def squeeze(name: str) -> str:
 
 
 def model_id(name: str) -> str:
-    """What clients call it: files and folders by their own name, everything else as it is written."""
+    """Return what clients call it: files and folders by their own name, everything else as it is written."""
     if name.endswith(".gguf"):
         return PurePath(name).stem.lower()
     return PurePath(name).name.lower() if name.startswith(("/", "./", "../", "~")) else name
@@ -49,7 +49,7 @@ def model_spellings(name: str) -> tuple[str, ...]:
 
 
 def device_spellings(name: str) -> tuple[str, ...]:
-    """The name as it is, without the vendor's words, with a family's word that people leave out."""
+    """Return the name as it is, without the vendor's words, with a family's word that people leave out."""
     words = [word for word in re.split(r"[\s_-]+", _TRADEMARKS.sub(" ", name.casefold())) if word]
     bare = "-".join(word for word in words if word not in _VENDORS)
     with_family = "-".join(word for word in words if word not in _VENDORS or word in _FAMILIES)

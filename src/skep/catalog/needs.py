@@ -40,13 +40,13 @@ class RunEnvironment:
 
 
 def missing_needs(preset: Preset, here: RunEnvironment) -> list[Need]:
-    """Those not known to be met, in the preset's order."""
+    """Return those not known to be met, in the preset's order."""
     vouched = {word.strip() for word in here.env.get(HAVE_VARIABLE, "").split(",")}
     return [need for need in preset.needs if need.id not in vouched and not _is_met(need, preset, here)]
 
 
 def figures_lost(preset: Preset, missing: Sequence[Need]) -> list[Published]:
-    """The published figures that rest on one of these."""
+    """Return the published figures that rest on one of these."""
     ids = {need.id for need in missing}
     return [figure for figure in preset.published if ids & set(figure.needs)]
 
@@ -88,7 +88,7 @@ def other_version(preset: Preset, engine_version: str | None) -> str | None:
 
 
 def version_beside(published: str | None, told: str | None) -> str | None:
-    """The version in an engine's own words, where it is another than the published one."""
+    """Return the version in an engine's own words, where it is another than the published one."""
     found = _WHOLE_VERSION.search(told or "")
     wanted = _VERSIONS.findall(published or "")
     if found is None or not wanted or told is None:
@@ -111,7 +111,7 @@ def stand_in_words(preset: Preset) -> str | None:
 
 
 def is_moving_tag(image: str) -> bool:
-    """Whether its tag names another build from day to day."""
+    """Return whether its tag names another build from day to day."""
     name = image.rpartition("/")[2]
     return "@" not in name and (":" not in name or name.endswith((":latest", ":nightly")))
 

@@ -26,7 +26,7 @@ _OWN_FLAGS: Mapping[str, Mapping[str, str]] = {
 
 
 def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
-    """The first word of `extra` that is skep's own to say, and what to set instead."""
+    """Return the first word of `extra` that is skep's own to say, and what to set instead."""
     for word in extra:
         flag = word.partition("=")[0]
         flag = flag.replace("_", "-") if flag.startswith("--") else flag

@@ -14,7 +14,7 @@ from skep.catalog.names import squeeze
 
 @lru_cache(maxsize=4)
 def table_texts(file_name: str) -> Mapping[str, str]:
-    """The text of each table by its name, in the order of the file."""
+    """Return the text of each table by its name, in the order of the file."""
     from importlib.resources import files
 
     text = files("skep.catalog").joinpath(file_name).read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def table(file_name: str, name: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4)
 def spellings(file_name: str) -> Mapping[str, str]:
-    """Every squeezed id, title and alias with the id it stands for; where two claim one, the id goes first."""
+    """Return every squeezed id, title and alias with the id it stands for; where two claim one, the id goes first."""
     import tomllib
 
     kept = ("title = ", "aliases = ")

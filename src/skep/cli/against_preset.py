@@ -66,7 +66,7 @@ def run_against_command(options: SweepOptions, name: str, own: Collection[str]) 
 
 
 def beforehand(found: Preset, target: EndpointOptions) -> list[str]:
-    """What stands against a comparison, before minutes are spent on it. Another model is refused."""
+    """Return what stands against a comparison, before minutes are spent on it. Another model is refused."""
     endpoint = run_measuring(target.find)
     check_model(found, endpoint.model, endpoint.url)
     cards = tuple(gpu.name for gpu in read_host().gpus) if _is_here(endpoint.url) else None
@@ -137,7 +137,7 @@ def headline(verdict: PresetComparison) -> str:
 
 
 def verdict_json(verdict: PresetComparison) -> dict[str, Any]:
-    """The documented form: docs/json.md."""
+    """Return the documented form: docs/json.md."""
     return {
         "preset": verdict.preset,
         "shape": asdict(verdict.shape) if verdict.shape else None,

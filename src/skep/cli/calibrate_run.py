@@ -137,7 +137,7 @@ def _model(options: CalibrateOptions, endpoint: Endpoint) -> tuple[ModelFound, t
 
 
 def _file_here(endpoint: Endpoint) -> str | None:
-    """The GGUF file that llama.cpp names, or the one that was pulled, where it is this machine that serves."""
+    """Return the GGUF file that llama.cpp names, or the one that was pulled, where it is this machine that serves."""
     if endpoint.origin.host not in LOOPBACK or endpoint.simulated:
         return None
     named = endpoint.engine.get("model_path")
@@ -314,7 +314,7 @@ def document(row: CalibrationRecord) -> dict[str, Any]:
 
 
 def levels_json(row: CalibrationRecord, fitted: Fitted) -> list[dict[str, Any]]:
-    """Each level as it was measured, and as it is predicted without and with the calibration."""
+    """Return each level as it was measured, and as it is predicted without and with the calibration."""
     setup, rig, measured = setup_of(row.document), rig_of(row.document), measured_of(row.document)
     return [] if rig is None else _levels(setup, rig, measured, fitted)
 

@@ -132,7 +132,7 @@ def _shown(value: Any) -> str:
 
 
 def _values(found: Device | Geometry) -> dict[str, Any]:
-    """What is known: no unknowns, no zeros that stand for `has none`."""
+    """Return what is known: no unknowns, no zeros that stand for `has none`."""
     skipped = ("id", "title", "vendor", "arch", "aliases", "origins")
     names = [field.name for field in dataclasses.fields(found) if field.name not in skipped]
     told = {name: getattr(found, name) for name in names}
@@ -169,7 +169,7 @@ def _parts(found: Geometry) -> dict[str, float]:
 
 
 def _sizes(found: Geometry) -> dict[str, tuple[str, float]]:
-    """Bytes of a checkpoint in each format, its vision tower included, without draft layers."""
+    """Return bytes of a checkpoint in each format, its vision tower included, without draft layers."""
     from skep.planner.parts import part_bits, parts_of
     from skep.planner.quants import QUANTS
 

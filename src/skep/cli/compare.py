@@ -56,7 +56,7 @@ MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "
 
 
 def run_compare_command(options: CompareOptions) -> int:
-    """The exit code: 4 where B is worse by more than the threshold."""
+    """Return the exit code: 4 where B is worse by more than the threshold."""
     allowed = share_of(options.threshold, "--threshold")
     if options.output is not None:
         check_output(options.output)
@@ -124,7 +124,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
 
 
 def run_ab_command(options: ABOptions) -> int:
-    """The exit code: 4 where B is worse by more than the threshold."""
+    """Return the exit code: 4 where B is worse by more than the threshold."""
     allowed, workload = share_of(options.threshold, "--threshold"), workload_of(options)
     plan = SweepPlan(
         concurrency=levels_of(options.concurrency, "--concurrency"),
@@ -185,7 +185,7 @@ class CompareResult:
                 return "no verdict: no figure of the two runs can be compared"
 
     def remarks(self) -> list[str]:
-        """Why a single `worse` is no regression, what the table has no room for, and what was not compared."""
+        """Return why a single `worse` is no regression, what the table has no room for, and what was not compared."""
         counted = {(one.concurrency, one.metric) for one in self.worse}
         found = []
         for one in self.found:

@@ -87,6 +87,6 @@ def _planned(model: str, gpu: str, port: int, engine_port: int) -> Recipe:
 
 
 def _own_command() -> tuple[str, ...]:
-    """The skep that runs now: a unit does not search where a shell does."""
+    """Return the skep that runs now: a unit does not search where a shell does."""
     beside = Path(sys.executable).with_name("skep")
     return (str(beside),) if beside.exists() else (sys.executable, "-m", "skep")

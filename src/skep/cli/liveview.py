@@ -33,7 +33,7 @@ def progress_view(lines: Callable[[P], None], picture: Callable[[P], RenderableT
 
 
 def live_view() -> AbstractContextManager[Callable[[SweepProgress], None]]:
-    """The levels so far and what happens now; a line for each run of a level where there is no terminal."""
+    """Return the levels so far and what happens now; a line for each run of a level where there is no terminal."""
     return progress_view(level_lines(), picture)
 
 

@@ -87,7 +87,7 @@ PARTS = {
 
 
 def parts_of(words: Sequence[str]) -> tuple[str, ...]:
-    """The modules that a command line needs; all of them where it names no command."""
+    """Return the modules that a command line needs; all of them where it names no command."""
     named = tuple(part for part, names in PARTS.items() if words and words[0] in names)
     return named or tuple(PARTS)
 

@@ -311,7 +311,7 @@ def _old_tunings(store: Store, age_s: float | None) -> list[str]:
 
 
 def _old_gateway_rows(store: Store, age_s: float | None, *, dry_run: bool) -> int:
-    """How many went, or would go."""
+    """Return how many went, or would go."""
     if age_s is None:
         return 0
     before = time.time() - age_s

@@ -217,14 +217,14 @@ def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) 
 
 
 def around_note(series: SeriesStore, event: MonitorEvent) -> list[AroundEvent]:
-    """The first series of each target that has values on both sides of it."""
+    """Return the first series of each target that has values on both sides of it."""
     names = [target.name for target in series.targets()] if event.target is None else [event.target]
     found = [around_event(series, event, key) for name in names for key in primary_keys(series, name)[:1]]
     return [one for one in found if one.versus.ratio is not None]
 
 
 def notes_in_words(series: SeriesStore, now: float) -> list[str]:
-    """What the newest notes of 7 days have brought, for `skep monitor status`."""
+    """Return what the newest notes of 7 days have brought, for `skep monitor status`."""
     notes = [event for event in series.events(now - 7 * DAY_S, now) if event.kind is EventKind.NOTE]
     return [f"{one.key}: {one.sentence}" for event in notes[-NOTES_SHOWN:] for one in around_note(series, event)]
 

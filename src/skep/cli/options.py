@@ -211,7 +211,7 @@ class ServeOptions:
         return self.model
 
     def named(self, *names: str) -> dict[str, Any]:
-        """Those of these options that are given."""
+        """Return those of these options that are given."""
         return given(**{name: getattr(self, name) for name in names})
 
     @property

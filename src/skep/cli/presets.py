@@ -111,7 +111,7 @@ def new(
 
 
 def markdown_list(known: Sequence[Preset]) -> str:
-    """The table in docs/presets.md, which a test holds against the files."""
+    """Return the table in docs/presets.md, which a test holds against the files."""
     from skep.catalog.needs import figure_words
 
     lines = ["| preset | engine | hardware | published |", "|---|---|---|---|"]
@@ -177,7 +177,7 @@ def _fitting(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int |
 
 
 def _short(source: str) -> str:
-    """A title without what stands behind it in brackets, after a colon or as an address."""
+    """Return a title without what stands behind it in brackets, after a colon or as an address."""
     title = source.partition(", http")[0].partition(" (")[0].partition(": ")[0]
     return title if len(title) <= 48 else f"{title[:47].rstrip()}…"
 

@@ -187,7 +187,7 @@ def exit_code(summary: QualitySummary) -> int:
 
 
 def quality_json(summary: QualitySummary) -> dict[str, Any]:
-    """All figures, with what was asked of whom; the answers and their verdicts are those of the run."""
+    """Return all figures, with what was asked of whom; the answers and their verdicts are those of the run."""
     with open_store(user_paths(os.environ).store, read_only=True) as store:
         run = store.run(summary.run_id)
     asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
@@ -260,7 +260,7 @@ def print_outcomes(levels: Sequence[LevelQuality]) -> None:
 
 
 def trial_view() -> AbstractContextManager[Callable[[TrialProgress], None]]:
-    """A line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
+    """Return a line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
     return progress_view(stage_lines(), now_text)
 
 
@@ -433,6 +433,6 @@ def _show(summaries: Sequence[MixedSummary], store: Store, *, as_json: bool) -> 
 
 
 def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """All figures, and every verdict."""
+    """Return all figures, and every verdict."""
     judged = [{**asdict(one), "outcome": one.outcome.value} for one in verdicts]
     return {**asdict(summary), "verdicts": judged}

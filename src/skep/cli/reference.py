@@ -35,5 +35,5 @@ def _walk(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], An
 
 
 def _context(command: Any, path: tuple[str, ...]) -> Any:
-    """A fixed width, so that the page does not depend on a terminal."""
+    """Return a fixed width, so that the page does not depend on a terminal."""
     return command.context_class(command, info_name=" ".join(path), terminal_width=100, max_content_width=100)

@@ -130,7 +130,7 @@ def _of_plans(wanted: ServeOptions, survey: ClusterSurvey) -> tuple[Serve, ...]:
 
 
 def _best_kinds(wanted: ServeOptions, survey: ClusterSurvey) -> list[NodeKind]:
-    """The fastest first. Those that cannot serve it are left out, with a word."""
+    """Return the fastest first. Those that cannot serve it are left out, with a word."""
     kinds = {kind: nodes for kind, nodes in survey.kinds.items() if nodes[0].facts is not None and nodes[0].facts.cards}
     smallest_first = dict(sorted(kinds.items(), key=lambda pair: _card_bytes(pair[1][0])))
     count = sum(len(nodes) for nodes in kinds.values())

@@ -49,7 +49,7 @@ def write_reports(run: Sequence[str] | None, output: Path) -> None:
 
 
 def _runs(limit: int) -> list[tuple[StoredRun, int]]:
-    """The runs, and how many of the requests of each failed."""
+    """Return the runs, and how many of the requests of each failed."""
     path = user_paths(os.environ).store
     if not path.exists():
         return []
@@ -115,7 +115,7 @@ def _levels(run: StoredRun, summary: SweepSummary, form: str) -> str:
 
 
 def _readable(run: StoredRun, summary: SweepSummary) -> Any:
-    """The level table of a README: what fits beside each other. Classes of traffic follow the whole."""
+    """Return the level table of a README: what fits beside each other. Classes of traffic follow the whole."""
     from skep.report.checks import left_out_sentences
     from skep.report.levels import runs_text, spread_text
     from skep.report.tables import Table

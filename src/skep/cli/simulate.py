@@ -61,7 +61,7 @@ def _refuse_preset(name: str) -> None:
 
 
 def simulated_serve(options: ServeOptions) -> tuple[str, dict[str, Any]]:
-    """The model's id and what a `Serve` of it is given, from the best plan. Says which it is."""
+    """Return the model's id and what a `Serve` of it is given, from the best plan. Says which it is."""
     plan = best_plan(simulated_flags(options))
     setup, found = plan.setup, plan.rated.prospect
     model = setup.model

@@ -87,7 +87,7 @@ def _run_name(options: TaskRunOptions) -> str:
 
 
 def _source(options: TaskRunOptions) -> Path | None:
-    """The file of the tasks; None: stdin, or the journal."""
+    """Return the file of the tasks; None: stdin, or the journal."""
     return None if options.tasks in (None, "-") else Path(str(options.tasks))
 
 
@@ -215,7 +215,7 @@ def _complete(swarm: SwarmStore, run: SwarmRun, file: Path | None) -> None:
 
 
 def _to_resume(swarm: SwarmStore, name: str | None, *, last: bool) -> SwarmRun:
-    """The newest that nobody works on; where there is none, the newest says why not."""
+    """Return the newest that nobody works on; where there is none, the newest says why not."""
     if name is not None and last:
         raise UserError(f"`{name}` and --last name two runs", hint="leave one of them out")
     if name is not None:

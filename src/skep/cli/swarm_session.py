@@ -201,7 +201,7 @@ class Ticker:
 
 
 def after(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """What was added to a list of the newest: behind the longest end of `before` that `now` begins with."""
+    """Return what was added to a list of the newest: behind the longest end of `before` that `now` begins with."""
     for kept in range(min(len(before), len(now)), 0, -1):
         if before[-kept:] == now[:kept]:
             return now[kept:]
@@ -281,7 +281,7 @@ def carry_out_here(
 
 
 def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bool) -> int:
-    """What is said of a run that has ended. `output`: where its results are; None: where the run was told."""
+    """Return what is said of a run that has ended. `output`: where its results are; None: where the run was told."""
     with opened() as store:
         swarm = SwarmStore(store)
         run = swarm.run(run_id)

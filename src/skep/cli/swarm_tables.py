@@ -38,7 +38,7 @@ LONGEST_ERROR = 160
 
 
 def summary_lines(account: Account, output: str | None) -> list[str]:
-    """The end of a run in a few lines, the next command last."""
+    """Return the end of a run in a few lines, the next command last."""
     wall = "" if account.wall_s is None else f" in {format_seconds(account.wall_s)}"
     speed = "" if account.effective_tok_s is None else f", {number(account.effective_tok_s)} tok/s"
     retried = f", {account.retried} tried more than once" if account.retried else ""
@@ -354,7 +354,7 @@ def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
 
 
 def is_command(pid: int) -> bool:
-    """Whether it is `skep swarm` and nothing else: a Ctrl-C would end an MCP server or a notebook as a whole."""
+    """Return whether it is `skep swarm` and nothing else: a Ctrl-C would end an MCP server or a notebook as a whole."""
     try:
         words = [word.rpartition(b"/")[2] for word in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")]
     except OSError:

@@ -187,7 +187,7 @@ async def sweep_endpoint(
 
 
 def sweep_json(summary: SweepSummary) -> dict[str, Any]:
-    """The documented form: docs/json.md."""
+    """Return the documented form: docs/json.md."""
     return cast("dict[str, Any]", plain(asdict(summary)))
 
 

@@ -84,7 +84,7 @@ class Sparkline:
         self._taken += 1
 
     def line(self, room: int, sparks: str, digits: int = 0) -> str:
-        """The sparkline and its maximum. Whatever is above zero is drawn above zero."""
+        """Return the sparkline and its maximum. Whatever is above zero is drawn above zero."""
         highest = max(self._values, default=0.0)
         label = f"  max {highest:,.{digits}f}"
         most = max(1, min(HISTORY, room - len(label)))
@@ -202,7 +202,7 @@ class HiveView:
         return lines
 
     def _replica_table(self, page: Screen) -> list[list[Line]]:
-        """The titles, then the lines of each replica; with the nodes, where some stand elsewhere."""
+        """Return the titles, then the lines of each replica; with the nodes, where some stand elsewhere."""
         replicas, speeds = replicas_of(self.status), self.rates()["replicas"]
         cells = [["REPLICA", "NODE", "MODEL", "STATE", "SLOTS", "ACTIVE", "TOK/S", "RESTARTS", "NOTE"]]
         for replica in replicas:

@@ -270,7 +270,7 @@ def _tidy(paths: Paths, tuning_id: str) -> None:
 
 
 def _ended(tuning_id: str, failure: ConfigFailure | None, html: Path | None, *, as_json: bool) -> int:
-    """The ladder, the preset, the page; exit code 1 where nothing could be tuned, or the promise is not kept."""
+    """Return the ladder, the preset, the page; exit code 1 where nothing could be tuned, or the promise is not kept."""
     if failure is not None and not tune_stored.read_tuning(tuning_id).stages:
         raise _did_not_start(tuning_id, failure)
     name = _save_best(tuning_id)

@@ -42,7 +42,7 @@ _WORDS: dict[str, Value] = {"on": True, "true": True, "off": False, "false": Fal
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
-    """Those of `--knobs`, all where it is not given, without those of `--skip`."""
+    """Return those of `--knobs`, all where it is not given, without those of `--skip`."""
     wanted = _names("--knobs", only, knobs)
     left_out = _names("--skip", skip, knobs)
     kept = tuple(knob for knob in knobs if (not wanted or knob.name in wanted) and knob.name not in left_out)
@@ -259,7 +259,7 @@ def _check(terrain: Predictor, tuning: Tuning) -> None:
 
 
 def trial_s(terrain: Predictor, config: KnobConfig) -> float:
-    """What the baseline and deciding about one change take at least."""
+    """Return what the baseline and deciding about one change take at least."""
     return TRIAL_STARTS * (terrain.start_s(config) + TRIAL_READINGS * terrain.reading_s(config))
 
 

@@ -125,7 +125,7 @@ def print_all(found: TuningRecord) -> None:
 
 
 def logs_folder(paths: Paths, tuning_id: str) -> Path:
-    """Where its engines were started; logs of those that failed stay there."""
+    """Return where its engines were started; logs of those that failed stay there."""
     return paths.state / "tunings" / tuning_id
 
 
@@ -261,7 +261,7 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: st
 
 
 def _figures(tuning: Tuning, stage: TuneStage) -> tuple[Published, ...]:
-    """What `skep bench sweep --against-preset` can hold itself against: real, and of output over wall time."""
+    """Return what `skep bench sweep --against-preset` can hold itself against: real, and of output over wall time."""
     if tuning.simulated or stage.figure is None or tuning.aim.metric != "effective_tok_s":
         return ()
     aim, readings = tuning.aim, f"{stage.readings} readings in {stage.starts} starts" if stage.starts else None
@@ -274,7 +274,7 @@ def _figures(tuning: Tuning, stage: TuneStage) -> tuple[Published, ...]:
 
 
 def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -> TuneStage:
-    """The best, or that stage of the ladder."""
+    """Return the best, or that stage of the ladder."""
     if number is None:
         best = best_of(stages)
         if best is None:
@@ -320,7 +320,7 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
 
 
 def written_before(tuning: Tuning, stages: Sequence[TuneStage], names: Sequence[str]) -> str | None:
-    """Which of the presets made of this tuning is the best so far, and still as it was written."""
+    """Return which of the presets made of this tuning is the best so far, and still as it was written."""
     folder, best = presets_folder(user_paths(os.environ)), stage_for(tuning, stages, None)
     for name in reversed(names):
         path = folder / f"{name}.toml"

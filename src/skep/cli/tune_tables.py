@@ -120,7 +120,7 @@ def why_words(stage: TuneStage) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines of at most so many letters, nothing cut but words that are longer."""
+    """Return lines of at most so many letters, nothing cut but words that are longer."""
     return "\n".join(textwrap.wrap(one_line(text, 2000), width, break_on_hyphens=False))
 
 
@@ -327,7 +327,7 @@ def step_words(errand: BenchRequest) -> str:
 
 
 def stage_words(stage: TuneStage, unit: str) -> str:
-    """One line: what was decided of which change, by which figures."""
+    """Return one line: what was decided of which change, by which figures."""
     figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
     why = f"; {stage.why}" if stage.why else ""
     what = stage.decision.value if not stage.changes else f"{stage.decision.value}, {stage.title}"

@@ -191,7 +191,7 @@ def _safe(
 
 
 def _own_model(options: TuneOptions, engine: str | None) -> ModelFound | None:
-    """What is known of it. None: its engine is named, and may know it where skep does not."""
+    """Return what is known of it. None: its engine is named, and may know it where skep does not."""
     if (pulled := find_pullable(options.name)) is not None:
         path = installed(pulled.id, user_paths(os.environ).cache)
         geometry = find_geometry(pulled.id)
@@ -272,6 +272,6 @@ def _planned_engine(engine: str) -> str:
 
 
 def options_from_document(document: Mapping[str, Any]) -> TuneOptions:
-    """The inverse of `asdict(options)`, through JSON."""
+    """Return the inverse of `asdict(options)`, through JSON."""
     lists = {name: tuple(document.get(name, ())) for name in ("checkpoints", "start")}
     return TuneOptions(**{**document, **lists})

@@ -131,7 +131,7 @@ def busy_nodes(nodes: Iterable[Node], share: float) -> tuple[LeftOut, ...]:
 
 
 def busy_cards(node: Node, share: float) -> str | None:
-    """The cards that Ray would lend and that somebody else holds, in words; `share` of each should be free.
+    """Return the cards that Ray would lend and that somebody else holds, in words; `share` of each should be free.
 
     Ray says how many it has lent, not which: so many may be as full as they are. Which one a replica gets is Ray's to
     say too. One that is lent and still empty hides one that somebody else holds: then the post finds it.

@@ -169,7 +169,7 @@ def environment(start: NodeStart, mark: str, env: Mapping[str, str]) -> dict[str
 
 
 def engine_ports(env: Mapping[str, str]) -> range | None:
-    """Which ports the engines of a node may have. None: any, as in a cluster that skep did not start."""
+    """Return which ports the engines of a node may have. None: any, as in a cluster that skep did not start."""
     text = env.get(ENGINE_PORTS)
     if not text:
         return None

@@ -47,7 +47,7 @@ def require_proc() -> None:
 
 
 def marked(mark: str) -> list[Process]:
-    """Every live process that carries it."""
+    """Return every live process that carries it."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in PROC.iterdir():
@@ -77,7 +77,7 @@ def end(mark: str, patience_s: float = 8.0) -> list[int]:
 
 
 def listeners(processes: Sequence[Process]) -> list[Listener]:
-    """Where they listen for TCP."""
+    """Return where they listen for TCP."""
     owners = {inode: process.name for process in processes for inode in _sockets(process.pid)}
     rows = [*_table("tcp", socket.AF_INET), *_table("tcp6", socket.AF_INET6)]
     found = {Listener(owners[inode], address, port) for inode, address, port in rows if inode in owners}
@@ -133,7 +133,7 @@ def _descendants(processes: Iterable[Process]) -> dict[Process, str]:
 
 
 def _birth(pid: int) -> tuple[int, str] | tuple[()]:
-    """Its parent and when it began; nothing where it is over."""
+    """Return its parent and when it began; nothing where it is over."""
     try:
         words = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -136,7 +136,7 @@ def _begin_of(file: BinaryIO, size: int, lines: int) -> int:
 
 
 def with_local_weights(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:
-    """The launch with its weights as they lie here. Raises WeightsError where there are none to be had."""
+    """Return the launch with its weights as they lie here. Raises WeightsError where there are none to be had."""
     source = launch.place.source if launch.place is not None else None
     if launch.weights is not None:
         if launch.weights.is_file() and (source is None or source.startswith(("/", "~"))):
@@ -152,7 +152,7 @@ def with_local_weights(launch: Launch, progress: Callable[[int, int | None], Non
 
 
 def is_pulled(launch: Launch) -> bool:
-    """Whether what is missing here may be there another time: a network, a proxy, room on the disk."""
+    """Return whether what is missing here may be there another time: a network, a proxy, room on the disk."""
     return launch.place is not None and launch.place.source is not None
 
 

@@ -43,13 +43,13 @@ class AcceptedKeys:
         return len(self._digests)
 
     def find(self, given: Iterable[bytes]) -> KeySpec | None:
-        """The first of the given keys that is accepted."""
+        """Return the first of the given keys that is accepted."""
         self._refresh()
         found = (self._ring.find(key) for key in given if len(key) <= LONGEST_KEY)
         return next((spec for spec in found if spec is not None), None)
 
     def accepts(self, spec: KeySpec) -> bool:
-        """Whether a key that was found before is still accepted. Another key of the same name is another key."""
+        """Return whether a key that was found before is still accepted. Another key of the same name is another key."""
         self._refresh()
         return spec.sha256 in self._digests
 

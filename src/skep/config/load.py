@@ -168,7 +168,7 @@ def _fault(value: Any, kind: type, rule: InFile, options: tuple[str, ...]) -> st
 
 
 def written(value: object) -> str:
-    """A value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
+    """Return a value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
     if isinstance(value, bool):
         return str(value).lower()
     return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)

@@ -96,7 +96,7 @@ def check_command(words: Sequence[str]) -> None:
 
 
 def check_webhook(url: str, shape: Shape, *, name: str) -> Hook:
-    """The address in its parts. An ntfy address is that of its topic, as everywhere: `https://ntfy.sh/my-topic`.
+    """Return the address in its parts. An ntfy address is that of its topic, as everywhere: `https://ntfy.sh/my-topic`.
 
     A message with a title and a priority goes to the server itself, with the topic inside (ntfy, "Publish as JSON").
     """

@@ -21,7 +21,7 @@ _CALLED = {"context_tokens": "context"}
 
 
 def preset_toml(preset: Preset) -> str:
-    """All of it but its name and its origin, which are the file's."""
+    """Return all of it but its name and its origin, which are the file's."""
     told = {name: value for name, value in _told(preset).items() if name not in _ELSEWHERE}
     if preset.served_as == preset.model:
         del told["served_as"]

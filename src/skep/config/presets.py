@@ -46,7 +46,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\
 
 
 def toml_lines(text: str) -> dict[KeyPath, int]:
-    """The line of every key, table and array element by its path: `("published", 0, "tok_s")`."""
+    """Return the line of every key, table and array element by its path: `("published", 0, "tok_s")`."""
     return _Walk(text).lines
 
 
@@ -284,13 +284,13 @@ def preset(name: str, folder: Path) -> Preset:
 
 
 def preset_text(name: str, folder: Path) -> str:
-    """The file as it is written, one's own or shipped."""
+    """Return the file as it is written, one's own or shipped."""
     found = preset(name, folder)
     return _shipped_text(name) if found.origin == SHIPPED else Path(found.origin).read_text(encoding=_ENCODING)
 
 
 def read_preset(path: Path) -> Preset:
-    """One file, wherever it lies."""
+    """Return one file, wherever it lies."""
     try:
         text = path.read_text(encoding=_ENCODING)
     except FileNotFoundError:
@@ -336,7 +336,7 @@ def _unusable_words(found: Preset) -> list[Contradiction]:
 
 
 def serve_of(wanted: Preset) -> Serve:
-    """What it is when it is served. Its cards are chosen where it does not name them."""
+    """Return what it is when it is served. Its cards are chosen where it does not name them."""
     return Serve(
         model=wanted.served_as,
         engine=wanted.engine,

@@ -103,7 +103,7 @@ def launches_of(
 def command_lines(
     setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()
 ) -> tuple[str, ...]:
-    """One shell line a replica, or a machine."""
+    """Return one shell line a replica, or a machine."""
     adapter = _ADAPTERS[setup.engine](vendor=rig.cards[0].vendor)
     launches = launches_of(setup, rig, checkpoint=checkpoint, order=order)
     if of_machines(rig):
@@ -127,7 +127,7 @@ def _words(adapter: Adapter, launch: Launch) -> list[str]:
 
 
 def _on_machines(adapter: Adapter, launch: Launch, each: int, first: int) -> list[str]:
-    """One line a machine, each with its name as a comment: engines find each other over the network."""
+    """Return one line a machine, each with its name as a comment: engines find each other over the network."""
     head, lines = f"machine-{first + 1}", []
     for rank in range(each):
         words = [head if word == HOST else word for word in _words(adapter, launch)]
@@ -145,7 +145,7 @@ def _on_machines(adapter: Adapter, launch: Launch, each: int, first: int) -> lis
 
 
 def gateway_line(setup: Setup, rig: Rig | None = None) -> str | None:
-    """One endpoint for all replicas; None where there is but one engine."""
+    """Return one endpoint for all replicas; None where there is but one engine."""
     if setup.layout.replicas < 2 or setup.slots is None or shares_experts(setup):
         return None
     replicas, each = range(setup.layout.replicas), setup.layout.cards_each

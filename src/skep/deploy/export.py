@@ -83,7 +83,7 @@ def _service(recipe: Recipe, place: int) -> str:
 
 
 def _mounts(one: ContainerSpec) -> list[str]:
-    """The long form: a colon in a path divides nothing."""
+    """Return the long form: a colon in a path divides nothing."""
     lines = ["    volumes:"] if one.mounts else []
     for host, inside, read_only in one.mounts:
         lines += ["      - type: bind", f"        source: {yaml_word(Path(host.text))}"]

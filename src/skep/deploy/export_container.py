@@ -155,7 +155,7 @@ def image_of(engine: str, version: str | None) -> tuple[str, bool]:
 
 
 def tag_notes(recipe: Recipe) -> list[str]:
-    """What is to be chosen where the preset names no image."""
+    """Return what is to be chosen where the preset names no image."""
     image, known = image_of(recipe.first.engine, recipe.engine_version)
     if recipe.container is not None:
         return []
@@ -169,7 +169,7 @@ def tag_notes(recipe: Recipe) -> list[str]:
 
 
 def fetching(recipe: Recipe) -> list[str]:
-    """How the weights come to where a variable says they are."""
+    """Return how the weights come to where a variable says they are."""
     variable, checkpoint = _checkpoint_variable(recipe), recipe.first.checkpoint or ""
     if variable is None:
         return []
@@ -183,7 +183,7 @@ def fetching(recipe: Recipe) -> list[str]:
 
 
 def variables_of(recipe: Recipe) -> dict[str, str | None]:
-    """Names in the mounts, with a place to begin with; None: only the user knows."""
+    """Return names in the mounts, with a place to begin with; None: only the user knows."""
     texts = [host.text for host, _, _ in container_of(recipe, recipe.first).mounts]
     names = [name for text in texts for name in _NAMES.findall(text) if name != "HOME"]
     own, name = _checkpoint_variable(recipe), (recipe.first.checkpoint or "").rpartition("/")[2]
@@ -192,7 +192,7 @@ def variables_of(recipe: Recipe) -> dict[str, str | None]:
 
 
 def _checkpoint_variable(recipe: Recipe) -> str | None:
-    """The name that stands for where the weights lie, if one does."""
+    """Return the name that stands for where the weights lie, if one does."""
     found = container_of(recipe, recipe.first)
     inside = {CHECKPOINT_INSIDE, MODELS_INSIDE, recipe.container.checkpoint if recipe.container else None}
     hosts = [host.text for host, target, _ in found.mounts if target in inside]
@@ -210,7 +210,7 @@ def _variables(recipe: Recipe) -> list[str]:
 
 
 def _weights(launch: Launch, own: Container) -> tuple[list[tuple[Path, str, bool]], str | None]:
-    """What is mounted for them, and what the engine inside is told."""
+    """Return what is mounted for them, and what the engine inside is told."""
     checkpoint = launch.checkpoint
     if launch.engine == "ollama" or checkpoint is None:
         return ([(Path("~/.ollama"), "/root/.ollama", False)] if launch.engine == "ollama" else []), checkpoint
@@ -229,7 +229,7 @@ def _weights(launch: Launch, own: Container) -> tuple[list[tuple[Path, str, bool
 
 
 def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The engine's command line as its image knows it, behind the steps that come before."""
+    """Return the engine's command line as its image knows it, behind the steps that come before."""
     words = [str(word.text if isinstance(word, Path) else word) for word in native_words(launch)]
     words[0] = words[0].rpartition("/")[2]
     if words[0].startswith("python"):

@@ -36,7 +36,7 @@ Word = str | Path
 
 
 def comment(text: str) -> str:
-    """Every line of it behind a `#`: no value ends a comment."""
+    """Return every line of it behind a `#`: no value ends a comment."""
     return "\n".join(f"# {line}".rstrip() for line in re.split(r"[\r\n\x0b\x0c\x85\u2028\u2029]+", text))
 
 
@@ -65,7 +65,7 @@ def systemd_word(word: Word, *, dollars: bool = True) -> str:
 
 
 def yaml_word(word: Word) -> str:
-    """A double-quoted scalar. Compose puts variables in: a dollar that means itself is doubled."""
+    """Return a double-quoted scalar. Compose puts variables in: a dollar that means itself is doubled."""
     if isinstance(word, str):
         return f'"{_yaml_text(word)}"'
 
@@ -101,7 +101,7 @@ def folded(quoted: Sequence[str], *, indent: str = "  ") -> str:
 
 
 def wrapped(text: str) -> list[str]:
-    """A sentence for a comment; its later lines stand further in."""
+    """Return a sentence for a comment; its later lines stand further in."""
     return wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) or [""]
 
 
@@ -132,7 +132,7 @@ def _systemd_quoted(text: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """What no reader of YAML or of a unit takes as it is, in an escape that both know."""
+    """Return what no reader of YAML or of a unit takes as it is, in an escape that both know."""
     return {"\n": "\\n", "\t": "\\t"}.get(found.group(), f"\\u{ord(found.group()):04x}")
 
 
@@ -254,7 +254,7 @@ def check_ports(port: int, engine_port: int, replicas: int) -> None:
 
 
 def head(recipe: Recipe, form: str) -> list[str]:
-    """What every form says first, as lines of a comment."""
+    """Return what every form says first, as lines of a comment."""
     first = recipe.first
     lines = [*wrapped(f"{recipe.name}: {recipe.title}"), f"Made by `skep export {recipe.asked} --as {form}`."]
     if recipe.source:
@@ -268,7 +268,7 @@ def head(recipe: Recipe, form: str) -> list[str]:
 
 
 def wants(recipe: Recipe, *, contained: bool) -> list[str]:
-    """What the figures rest on beyond flags: what this form cannot give, and what has to be there first."""
+    """Return what the figures rest on beyond flags: what this form cannot give, and what has to be there first."""
     moved = recipe.container is not None and is_moving_tag(recipe.container.image)  # its tag is not what was measured
     given = () if not contained else ("step",) if moved else ("image", "step")  # the container brings them
     lacking = IN_A_CONTAINER if not contained else ("image",) if moved else ()
@@ -289,12 +289,12 @@ def wants(recipe: Recipe, *, contained: bool) -> list[str]:
 
 
 def pulling(recipe: Recipe) -> str | None:
-    """What Ollama has to fetch before it answers for it."""
+    """Return what Ollama has to fetch before it answers for it."""
     return recipe.first.checkpoint if recipe.first.engine == "ollama" else None
 
 
 def native_words(launch: Launch) -> list[Word]:
-    """The command line as somebody types it: nothing is looked for on this machine."""
+    """Return the command line as somebody types it: nothing is looked for on this machine."""
     words = [*bare_words(launch.engine, launch.binary), *_adapter(launch).arguments(launch)]
     return [Path(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word for word in words]
 
@@ -329,7 +329,7 @@ def health_path(launch: Launch) -> str:
 
 
 def before(launches: Sequence[Launch], place: int) -> Launch | None:
-    """The one that must be ready first: both look how much of a card is free while they start."""
+    """Return the one that must be ready first: both look how much of a card is free while they start."""
     mine = set(launches[place].gpus)
     sharing = (other for other in reversed(launches[:place]) if not mine or not other.gpus or mine & set(other.gpus))
     return next(sharing, None)

@@ -45,7 +45,7 @@ class GpuCard:
 def assign_cards(
     replicas: int, each: int, gpus: Sequence[int], cards: Sequence[GpuCard], taken: Iterable[int] = ()
 ) -> list[tuple[int, ...]]:
-    """The cards of each replica. Those named are taken in order; else those free of earlier models come first.
+    """Return the cards of each replica. Those named are taken in order; else those free of earlier models come first.
 
     Exactly as many cards as one replica wants: all replicas share them. Empty tuples: no GPU is here, or wanted.
     """
@@ -97,14 +97,14 @@ def room_of(
 
 
 def spread(room: int, launch: Launch) -> tuple[tuple[str, int], ...]:
-    """A number the user gave, over the cards of the launch."""
+    """Return a number the user gave, over the cards of the launch."""
     if not launch.gpus:
         return ((RAM, room),)
     return tuple((f"gpu{gpu}", room // len(launch.gpus)) for gpu in launch.gpus)
 
 
 def machine_resources(cards: Sequence[GpuCard], ram: int | None) -> tuple[tuple[str, int], ...]:
-    """What the machine has of each resource, as far as it is known."""
+    """Return what the machine has of each resource, as far as it is known."""
     own = [(card.name, card.total_bytes) for card in cards] + [(RAM, ram)]
     return tuple((name, total) for name, total in own if total is not None)
 

@@ -318,7 +318,7 @@ def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path |
 
 
 def check_gguf(serve: Serve, path: Path) -> int | None:
-    """A file that is here, held against what is asked of it. How much cache it takes; None: not known."""
+    """Return a file that is here, held against what is asked of it. How much cache it takes; None: not known."""
     header = check_file(path)
     trained = header.context_length
     if trained is not None and serve.context_tokens > trained:

@@ -170,7 +170,7 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
 
 
 def checkpoint_of(flags: PlanFlags, model: ModelFound) -> str | None:
-    """The files that were named, unless another format is asked for: then they are others, yet to be made."""
+    """Return the files that were named, unless another format is asked for: then they are others, yet to be made."""
     if flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family:
         return model.checkpoint
     return None
@@ -243,7 +243,7 @@ def read_model(name: str) -> ModelFound:
 
 
 def model_by_name(name: str) -> ModelFound:
-    """A model of the catalogue. Reads no file: whoever may not know what files there are learns nothing."""
+    """Return a model of the catalogue. Reads no file: whoever may not know what files there are learns nothing."""
     from skep.catalog.models import geometry
 
     known = geometry(name)
@@ -347,7 +347,7 @@ def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
-    """The JSON of docs/plan.md."""
+    """Return the JSON of docs/plan.md."""
     runner = [choice.runner_up for choice in found.choices]
     return {
         "model": found.model.geometry.id,
@@ -431,7 +431,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
 
 
 def commands_of(plan: Plan) -> tuple[str, ...]:
-    """One a replica, or a machine."""
+    """Return one a replica, or a machine."""
     return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order)
 
 
@@ -443,7 +443,7 @@ def watts_of(plan: Plan) -> float | None:
 
 
 def own_rig(store: Path, link: str | None, price: float | None) -> ResolvedRig:
-    """Its cards; without any, its CPU as `skep calibrate` described it."""
+    """Return its cards; without any, its CPU as `skep calibrate` described it."""
     host = read_host()
     if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
         return ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` found it",))
@@ -451,5 +451,5 @@ def own_rig(store: Path, link: str | None, price: float | None) -> ResolvedRig:
 
 
 def own_basis(store: Path, model_id: str, quant_id: str | None) -> BasisOf:
-    """The nearest calibration on this machine, if any; its sentence goes with every plan."""
+    """Return the nearest calibration on this machine, if any; its sentence goes with every plan."""
     return calibrated_basis(store, read_host(), model_id, quant_id)

@@ -55,7 +55,7 @@ def host_key(host: HostFacts) -> str:
 def find_calibration(
     store: Store, host: HostFacts | str, model_id: str, engine: str, quant_id: str | None, *, now: float | None = None
 ) -> StoredCalibration | None:
-    """The newest for this model and format; else of this model in another format; else of this engine at all.
+    """Return the newest for this model and format; else of this model in another format; else of this engine at all.
 
     `host`: this machine's facts, or the address of another one's endpoint. Simulated endpoints count for nothing.
     `quant_id` None: any format is exact.
@@ -102,7 +102,7 @@ def calibrated_rig(path: Path, host: HostFacts) -> Rig | None:
 
 
 def fitted_now(row: CalibrationRecord) -> Fitted:
-    """The factors as stored; fitted anew where the planner has changed since: they correct its predictions."""
+    """Return the factors as stored; fitted anew where the planner has changed since: they correct its predictions."""
     stored = msgspec.convert(row.document["fitted"], Fitted)
     rig = rig_of(row.document)
     if row.document["basis"] == basis() or rig is None:
@@ -115,7 +115,7 @@ def fitted_now(row: CalibrationRecord) -> Fitted:
 
 
 def basis(constants: Constants | None = None) -> str:
-    """What predictions were made with."""
+    """Return what predictions were made with."""
     parts = [__version__, asdict(constants or published_constants())]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

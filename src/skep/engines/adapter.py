@@ -161,7 +161,7 @@ class Adapter(ABC):
 
 
 def source_of(launch: Launch) -> str | None:
-    """What the engine is told to load: a folder, a file or a hub's name."""
+    """Return what the engine is told to load: a folder, a file or a hub's name."""
     return launch.checkpoint or (str(launch.weights) if launch.weights is not None else None)
 
 
@@ -192,7 +192,7 @@ def _draft_model(options: EngineOptions) -> str | None:
 
 
 def common_refusals(launch: Launch) -> Iterable[Refusal]:
-    """What no engine can do."""
+    """Yield what no engine can do."""
     options, draft = launch.options, launch.options.draft
     own = own_flag(launch.engine, launch.extra)
     if own is not None:
@@ -244,7 +244,7 @@ def flag(name: str, value: object) -> list[str]:
 
 
 def either(value: bool | None, yes: str | None, no: str | None) -> list[str]:
-    """A switch that is on, off or left alone; None: that is how it is anyway."""
+    """Return a switch that is on, off or left alone; None: that is how it is anyway."""
     word = None if value is None else yes if value else no
     return [word] if word else []
 

@@ -77,7 +77,7 @@ class Launch:
         return f"Bearer {key}" if key else ""
 
     def same_process(self, other: Launch) -> bool:
-        """Whether what serves the one can serve the other: they differ only in what the gateway is told."""
+        """Return whether what serves the one can serve the other: they differ only in what the gateway is told."""
         told: dict[str, Any] = {
             "reserve": 0, "soft_slots": None, "health_path": None, "room": (), "on_demand": False, "pinned": False,
             "idle_unload_s": None,
@@ -140,7 +140,7 @@ class Engine(EngineApi, Protocol):
     def explain(
         self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
     ) -> Diagnosis:
-        """Why the process ended (its exit code) or refused (None), from its last words.
+        """Return why the process ended (its exit code) or refused (None), from its last words.
 
         `oom_kills`: how many processes the kernel killed for want of memory meanwhile, where it is known.
         """

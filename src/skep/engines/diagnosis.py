@@ -99,7 +99,7 @@ SAYS_NOTHING = re.compile(
 def find_rule(
     launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
 ) -> tuple[DiagnosisRule, FailureCase] | None:
-    """The rule that tells most, with the line it goes by."""
+    """Return the rule that tells most, with the line it goes by."""
     lines = plain_lines(tail)
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     rules = KERNEL if killed and oom_kills else RULES
@@ -118,14 +118,14 @@ def _by_kernel(launch: Launch) -> DiagnosisRule:
 
 
 def root(tail: Sequence[str]) -> str | None:
-    """What was raised above "see root cause above"."""
+    """Return what was raised above "see root cause above"."""
     lines = [line for line in (plain(raw) for raw in reversed(tail)) if not line.quiet]
     raised = (line for line in lines if _RAISED.match(line.text) and not SAYS_NOTHING.search(line.text))
     return next((line.shown for line in raised), None)
 
 
 def table() -> str:
-    """The rules as the documentation lists them."""
+    """Return the rules as the documentation lists them."""
     rows = [
         "| cause | engines | what the log says | what skep says | what `--fallback` may change |",
         "|---|---|---|---|---|",

@@ -124,7 +124,7 @@ class FailureCase:
         return None if self.at is None else self.lines[self.at]
 
     def size(self, name: str) -> int | None:
-        """Bytes of a fact like "211.25 MiB"."""
+        """Return bytes of a fact like "211.25 MiB"."""
         text = self.facts.get(name)
         try:
             return None if text is None else parse_bytes(str(text))

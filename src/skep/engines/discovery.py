@@ -111,7 +111,7 @@ def find_program(engine: str, binary: str | None = None, environ: Mapping[str, s
 
 
 def bare_words(engine: str, binary: str | None = None) -> tuple[str, ...]:
-    """The words of a command line that somebody will type: nothing is looked for."""
+    """Return the words of a command line that somebody will type: nothing is looked for."""
     kind = _KINDS[engine]
     if kind.module is not None:
         return (binary or "python", "-m", kind.module)
@@ -175,7 +175,7 @@ def parse_version(engine: str, told: str) -> str | None:
 
 
 def run_quietly(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str | None:
-    """What it printed, both streams; None where it does not run, fails, or takes too long."""
+    """Return what it printed, both streams; None where it does not run, fails, or takes too long."""
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s,
@@ -207,7 +207,7 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def parse_flags(text: str) -> frozenset[str]:
-    """The flags of argparse's or llama.cpp's help; what a description mentions does not count."""
+    """Return the flags of argparse's or llama.cpp's help; what a description mentions does not count."""
     flags: set[str] = set()
     entry: list[str] = []
     for line in text.splitlines():
@@ -246,7 +246,7 @@ def known_flags(
 
 
 def remembered_flags(program: Program, cache_dir: Path | None = None) -> frozenset[str] | None:
-    """What was found out before. Never asks."""
+    """Return what was found out before. Never asks."""
     try:
         kept = json.loads(_file(program, cache_dir).read_text(encoding="utf-8"))
         return frozenset(map(str, kept["flags"]))

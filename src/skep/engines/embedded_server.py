@@ -22,7 +22,7 @@ HTTP_THREADS_SPARE = 16  # idle keep-alive connections hold a thread each; healt
 
 
 def http_threads(slots: int) -> int:
-    """A thread for each slot, for each pooled idle connection, and spare ones."""
+    """Return a thread for each slot, for each pooled idle connection, and spare ones."""
     return 2 * slots + HTTP_THREADS_SPARE
 
 

@@ -78,7 +78,7 @@ class Ollama(Adapter):
         return []
 
     def variables(self, launch: Launch) -> dict[str, str]:
-        """One model, kept loaded; a second server on the store deletes nothing in it and asks no cloud."""
+        """Return one model, kept loaded; a second server on the store deletes nothing in it and asks no cloud."""
         options = launch.options
         found = {
             "OLLAMA_HOST": Origin(launch.host, launch.port).authority.decode(),

@@ -53,7 +53,7 @@ def _word(value: Any) -> str:
 
 
 def _share(case: FailureCase) -> float | None:
-    """What the engine was told to fill, or fills by itself; None: it has no such thing."""
+    """Return what the engine was told to fill, or fills by itself; None: it has no such thing."""
     if case.launch.engine not in OWN_SHARE:
         return None
     return case.launch.options.memory_share or OWN_SHARE[case.launch.engine]
@@ -140,7 +140,7 @@ def _context_to(case: FailureCase, tokens: int, why: str = "") -> LaunchChange |
 
 
 def _context_that_fits(case: FailureCase) -> LaunchChange | None:
-    """The engine's own estimate, else by the memory it names, else half."""
+    """Return the engine's own estimate, else by the memory it names, else half."""
     fits = case.number("fits")
     if fits is not None:
         return _context_to(case, fits, f": the log says at most {fits} fit")

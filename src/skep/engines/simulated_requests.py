@@ -49,7 +49,7 @@ def seed_of(prompt: str) -> int:
 
 
 def natural_tokens(seed: int) -> int:
-    """How long an answer is that may end when it likes: most are short, some are long."""
+    """Return how long an answer is that may end when it likes: most are short, some are long."""
     share = ((seed >> 8) % 9973 + 0.5) / 9973
     return round(_SHORTEST - _MEAN_MORE * math.log(1.0 - share))
 
@@ -176,7 +176,7 @@ def _chat_prompt(fields: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _content(value: Any) -> tuple[str, float]:
-    """Its text, and tokens of what is no text."""
+    """Return its text, and tokens of what is no text."""
     if value is None:
         return "", 0.0
     if isinstance(value, str):
@@ -243,7 +243,7 @@ class SimulatedWriter:
         self._prefix, self._suffix = before, after
 
     def opening(self) -> bytes:
-        """The role, which only a chat has."""
+        """Return the role, which only a chat has."""
         if not self._ask.chat:
             return b""
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}

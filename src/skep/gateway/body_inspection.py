@@ -113,7 +113,7 @@ def _name_too_long() -> NotAnObject:
 
 
 def model_of_form(body: bytes) -> str | None:
-    """The field `model` of a multipart form, as audio and image endpoints take it: before or behind the file."""
+    """Return the field `model` of a multipart form, as audio and image endpoints take it: before or behind the file."""
     found = _FIELD.search(body, 0, _FORM_BYTES)
     if found is None and len(body) > _FORM_BYTES:
         found = _FIELD.search(body, len(body) - _FORM_BYTES)
@@ -121,7 +121,7 @@ def model_of_form(body: bytes) -> str | None:
 
 
 def with_model(body: bytes, old: str, new: str, name_at: tuple[int, int] | None = None) -> bytes | None:
-    """The body with the value of its own `model` replaced and every other byte kept. None: not found."""
+    """Return the body with the value of its own `model` replaced and every other byte kept. None: not found."""
     if name_at is not None:
         return _with_name(body, name_at, new)
     found = _own_model(body) or _FIRST.match(body, 0, _HEAD_BYTES)
@@ -219,7 +219,7 @@ def _name(text: bytes) -> str | None:
 
 
 def _own_model(body: bytes, start: int = 0) -> re.Match[bytes] | None:
-    """The document's own last `model`, proven by what follows it. Nothing before `start` is looked at."""
+    """Return the document's own last `model`, proven by what follows it. Nothing before `start` is looked at."""
     at, proofs = len(body), 0
     for _ in range(_FINDS):
         at = body.rfind(b'"model"', start, at)
@@ -239,7 +239,7 @@ def _own_model(body: bytes, start: int = 0) -> re.Match[bytes] | None:
 
 
 def _inspect_ends(body: bytes) -> BodySummary | None:
-    """The beginning and the end of a large body. None: it has to be decoded.
+    """Return the beginning and the end of a large body. None: it has to be decoded.
 
     Only for OpenAI's `messages` that begin with the system's: those of others may have it in a field anywhere.
     """
@@ -265,7 +265,7 @@ def _inspect_ends(body: bytes) -> BodySummary | None:
 
 
 def _conversation(fields: _RequestBody) -> int | None:
-    """A digest of everything up to and including the (beginning of the) first user message.
+    """Return a digest of everything up to and including the (beginning of the) first user message.
 
     System prompts are shared by many agents, so they alone do not tell a conversation. The digest must not change as
     the conversation grows: it covers the text of that message and nothing behind it. Only its text, because clients
@@ -286,7 +286,7 @@ def _conversation(fields: _RequestBody) -> int | None:
 
 
 def _first_user(text: bytes, start: int, end: int | None = None) -> int:
-    """Where the first `"user"` stands that is a role; -1: nowhere near."""
+    """Return where the first `"user"` stands that is a role; -1: nowhere near."""
     at = start
     for _ in range(_TRIES):
         at = text.find(b'"user"', at, end)
@@ -320,7 +320,7 @@ def _digest_of_decoded(messages: bytes, seed: int) -> int | None:
 
 
 def _digest_of_content(text: bytes, at: int, digest: int) -> int:
-    """A string, or a list of parts of which the texts count."""
+    """Return a string, or a list of parts of which the texts count."""
     if text[at : at + 1] == b'"':
         return zlib.crc32(text[at + 1 : _end_of_string(text, at + 1, BEGINNING)], digest)
     depth, left, end = 0, BEGINNING, at + _PARTS_BYTES
@@ -341,7 +341,7 @@ def _digest_of_content(text: bytes, at: int, digest: int) -> int:
 
 
 def _end_of_string(text: bytes, at: int, most: int) -> int:
-    """Where the string ends whose first character is at `at`, or how far it counts."""
+    """Return where the string ends whose first character is at `at`, or how far it counts."""
     end = text.find(b'"', at, at + most)
     if end == at or (end > at and text[end - 1] != _BACKSLASH):
         return end

@@ -66,7 +66,7 @@ def error_event(code: str, message: str, path: str = "") -> bytes:
 
 
 def event_of(body: bytes, path: str) -> bytes:
-    """The same for an error body that is there already."""
+    """Return the same for an error body that is there already."""
     if speaks_anthropic(path):
         return b"\n\nevent: error\ndata: " + body + b"\n\n"
     if path.startswith("/v1/responses"):
@@ -99,7 +99,7 @@ def rejection(
 
 
 def preflight_headers(wanted: bytes | None) -> list[tuple[bytes, bytes]]:
-    """What a web page may send, of an origin that may call: whatever it asks for."""
+    """Return what a web page may send, of an origin that may call: whatever it asks for."""
     return [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
         (b"access-control-allow-headers", wanted or b"content-type"),

@@ -143,7 +143,7 @@ class Proxy:
             raise InvalidRequest(status, str(refusal), answer=(headers, body)) from None
 
     def submit_internal(self, request: ServerRequest, owner: str) -> Exchange | None:
-        """A request of a batch, with the rights of the key so named; "": of none. None: it was refused."""
+        """Return a request of a batch, with the rights of the key so named; "": of none. None: it was refused."""
         try:
             key = next((key for key in self.policy.keys if key.name == owner), None)
             if key is None and owner and self.guarded:
@@ -431,7 +431,7 @@ class Proxy:
             return BodySummary(None)
 
     def _model(self, seen: BodySummary, plan: RequestPlan, request: ServerRequest) -> tuple[str, bytes]:
-        """Which pool, and the body for it. An alias is replaced in the body by the name its engine knows."""
+        """Return which pool, and the body for it. An alias is replaced in the body by the name its engine knows."""
         named = plan.model or seen.model
         if named is None:
             models = self.admission.models
@@ -478,7 +478,7 @@ class Proxy:
         request.respond(*self._refusal(request, refusal))
 
     def _refusal(self, request: ServerRequest, refusal: RequestRefused) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """The answer, which is put down as well."""
+        """Return the answer, which is put down as well."""
         path, status = request.path, ERRORS[refusal.code][0]
         request_id = self._new_id()
         headers = [*retry_headers(refusal.retry_after_s), (b"x-skep-request-id", request_id.encode())]

@@ -219,7 +219,7 @@ class GatewayReplica:
         return not self.draining and (self.breaker.open_until is None or self.breaker.allows(now))
 
     def allows(self, priority: Priority, *, alone: bool) -> bool:
-        """Whether a request of this class may take one of its slots. `alone`: nothing but batch waits."""
+        """Return whether a request of this class may take one of its slots. `alone`: nothing but batch waits."""
         spec, busy = self.spec, len(self.leases)
         if busy >= spec.slots:
             return False

@@ -125,7 +125,7 @@ def is_preflight(request: ServerRequest) -> bool:
 
 
 def host_of(host: bytes) -> str:
-    """The name in a `Host` header, without its port and brackets."""
+    """Return the name in a `Host` header, without its port and brackets."""
     name = host.decode("latin-1").lower()
     return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
 

@@ -100,7 +100,7 @@ class KeepaliveReceiver:
 
 
 def _message(said: bytes) -> str:
-    """What the engine complains of, in OpenAI's, Anthropic's or its own form."""
+    """Return what the engine complains of, in OpenAI's, Anthropic's or its own form."""
     try:
         document = json.loads(said)
         error = document.get("error", document) if isinstance(document, dict) else document

@@ -53,7 +53,7 @@ class UnloadedModels:
         return [model for model, state in before.items() if state == "loading" and model in served - self.states.keys()]
 
     def should_request_load(self, model: str) -> bool:
-        """Whether the supervisor has to hear that it is wanted; once, until it moves."""
+        """Return whether the supervisor has to hear that it is wanted; once, until it moves."""
         if self.states.get(model) not in NOT_COMING or model in self._told:
             return False
         self._told.add(model)

@@ -105,7 +105,7 @@ def _of_stream(first: bytes, text: bytes) -> Tokens:
 
 
 def _payloads(text: bytes) -> Iterator[bytes]:
-    """The events that may tell of tokens, the last one first."""
+    """Yield the events that may tell of tokens, the last one first."""
     for word in (b'"usage"', b'"timings"'):
         at, tries = text.rfind(word), 0
         for _ in range(_NULLS):

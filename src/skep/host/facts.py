@@ -43,7 +43,7 @@ def parse_cpu_model(cpuinfo: str) -> str | None:
 
 
 def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
-    """Those of `FEATURES` that every processor has: threads may run on any of them."""
+    """Return those of `FEATURES` that every processor has: threads may run on any of them."""
     flags = [set((p.get("flags") or p.get("Features") or "").split()) for p in _processors(cpuinfo)]
     flags = [found for found in flags if found]
     return tuple(name for name in FEATURES if flags and all(name in found for found in flags))
@@ -112,7 +112,7 @@ def parse_cpu_max(text: str) -> float | None:
 
 
 def parse_counters(text: str) -> dict[str, int]:
-    """Lines of `name value`, as in memory.stat; /proc/meminfo's `Name: value kB` gives bytes."""
+    """Return lines of `name value`, as in memory.stat; /proc/meminfo's `Name: value kB` gives bytes."""
     counters = {}
     for line in text.splitlines():
         match line.split():
@@ -181,7 +181,7 @@ def read_host(
 
 
 def host_json(facts: HostFacts) -> dict[str, Any]:
-    """The facts as plain JSON values, to be stored with a run."""
+    """Return the facts as plain JSON values, to be stored with a run."""
     stored: dict[str, Any] = json.loads(json.dumps(asdict(facts)))
     return stored
 

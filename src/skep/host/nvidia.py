@@ -51,7 +51,7 @@ def parse_cuda_version(text: str) -> str | None:
 
 
 def parse_links(topo_text: str) -> Links:
-    """One (gpu, gpu, kind) per pair, from the matrix of `nvidia-smi topo -m`; network cards are skipped."""
+    """Return one (gpu, gpu, kind) per pair, from the matrix of `nvidia-smi topo -m`; network cards are skipped."""
     lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", topo_text).splitlines()]
     header = next((words for words in lines if "GPU0" in words[:1]), [])
     columns = {place: gpu for place, word in enumerate(header) if (gpu := _gpu_number(word)) is not None}
@@ -197,7 +197,7 @@ def read_gpu_memory(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) 
 def visible_gpus(
     gpus: Sequence[GpuMemory], visible: str | None, nvidia_smi: str = "nvidia-smi"
 ) -> tuple[GpuMemory, ...]:
-    """Those that CUDA_VISIBLE_DEVICES names, by number or UUID, in its order; None: all."""
+    """Return those that CUDA_VISIBLE_DEVICES names, by number or UUID, in its order; None: all."""
     if visible is None or not gpus:
         return tuple(gpus)
     by_name = {str(gpu.index): gpu for gpu in gpus}

@@ -109,7 +109,7 @@ class DriverNvml:
             self._nvml.nvmlShutdown()
 
     def _instant_mw(self, index: int) -> int | None:
-        """The power of the moment: since Ampere, `nvmlDeviceGetPowerUsage` is the mean of the last second."""
+        """Return the power of the moment: since Ampere, `nvmlDeviceGetPowerUsage` is the mean of the last second."""
         values = self._ask(index, "nvmlDeviceGetFieldValues", [self._nvml.NVML_FI_DEV_POWER_INSTANT])
         if not values:
             return None

@@ -44,7 +44,7 @@ class SlowDrift:
 
 
 def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
-    """The series that stand for a target: its speed, short runs of one stream first, then TTFT and quality.
+    """Return the series that stand for a target: its speed, short runs of one stream first, then TTFT and quality.
 
     The engine's own figure where it tells one, else the client's; with several streams at once the sum of them all.
     Only hot runs; of a target that nobody probes, what the gateway saw.

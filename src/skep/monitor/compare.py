@@ -93,7 +93,7 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
 def around_event(
     series: SeriesStore, event: MonitorEvent, key: SeriesKey, *, zone: tzinfo | None = None
 ) -> AroundEvent:
-    """The week before it and the week after it, each up to whatever else happened or changed."""
+    """Return the week before it and the week after it, each up to whatever else happened or changed."""
     every_s = interval_of(series, key.target)
     start, end = event.at - AROUND_S, event.at + AROUND_S
     others = [
@@ -146,7 +146,7 @@ def _row(
 
 
 def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | None) -> str | None:
-    """Where the probes of two targets ask for other lengths, which. None: alike, or not known."""
+    """Return where the probes of two targets ask for other lengths, which. None: alike, or not known."""
     if a is None or b is None or shape not in (ProbeShape.SHORT, ProbeShape.LONG):
         return None
     prompts = (a.prompt_tokens, b.prompt_tokens)
@@ -158,7 +158,7 @@ def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | Non
 
 
 def _shared(series: SeriesStore, a: str, b: str) -> Iterator[tuple[SeriesKey, SeriesKey, SeriesKey]]:
-    """What both have, as (kind, A's, B's): one speed for each kind of run, TTFT, and quality.
+    """Yield what both have, as (kind, A's, B's): one speed for each kind of run, TTFT, and quality.
 
     The engine's own speed only where both tell it: its clock and the client's do not measure the same.
     """

@@ -53,7 +53,7 @@ def figure(value: float, metric: SeriesMetric) -> str:
 
 
 def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float) -> str | None:
-    """What happened nearest to `at`, of all that lies inside `between` or within one interval of it.
+    """Return what happened nearest to `at`, of all that lies inside `between` or within one interval of it.
 
     What lies within one interval of the nearest belongs to it: an upgrade is told, and not the restart it took.
     """
@@ -112,7 +112,7 @@ def describe_drift(ratio: tuple[float, float, float], first: float, last: float,
 
 
 def describe_recent(found: SeriesComparison, late_s: float, before_s: float) -> str | None:
-    """The late against what was before, with an interval of 99 %; None where they cannot be compared."""
+    """Return the late against what was before, with an interval of 99 %; None where they cannot be compared."""
     if found.ratio is None:
         return None
     noise = "unknown" if found.noise is None else f"{100 * found.noise:.1f} %"

@@ -143,7 +143,7 @@ def read_window(
 def compare_recent(
     reading: WindowReading, changes: Sequence[SeriesChange], until: float, *, more_is_better: bool
 ) -> tuple[SeriesComparison, float] | None:
-    """The last day against the week before, or what of it came after the last change; with that time in seconds.
+    """Return the last day against the week before, or what of it came after the last change; with that time in seconds.
 
     None where either has too few values to be compared.
     """

@@ -380,7 +380,7 @@ class Loop:
 
 
 def away_event(missed: Sequence[Probe], now: float) -> MonitorEvent | None:
-    """One mark on the axis for the whole time in which nobody watched."""
+    """Return one mark on the axis for the whole time in which nobody watched."""
     told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
     away = [probe for probe in missed if probe.error_kind in told]
     if not away:

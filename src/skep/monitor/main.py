@@ -28,7 +28,7 @@ def probe_lock_for(paths: Paths) -> ProbeLock:
 
 
 def replaced(path: Path) -> Callable[[], bool]:
-    """Whether another file stands there by now, or none. Where it cannot be asked, nothing is said."""
+    """Return whether another file stands there by now, or none. Where it cannot be asked, nothing is said."""
     began = path.stat()
 
     def is_gone() -> bool:

@@ -443,7 +443,7 @@ def _stop_at_fault(rows: Sequence[Request]) -> None:
 
 
 def _host_of(drawn: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the cards did during the hot runs; empty where nothing was measured."""
+    """Return what the cards did during the hot runs; empty where nothing was measured."""
     if drawn is None:
         return {}
     gpus = drawn["gpus"]

@@ -59,7 +59,7 @@ class _MetricFamily:
 
 
 def text(series: SeriesStore, now: float) -> bytes:
-    """What `GET /metrics` of the dashboard answers."""
+    """Return what `GET /metrics` of the dashboard answers."""
     standing = target_statuses(series, now, with_readings=False)[:MOST_TARGETS]
     fresh = {one.target.name: fresh_s(one.target) for one in standing}
     keys = [key for key in series.keys(None) if key.target in fresh or key.heat is Heat.SEEN]
@@ -72,7 +72,7 @@ def text(series: SeriesStore, now: float) -> bytes:
 
 
 def _importance(key: SeriesKey) -> tuple[bool, bool, SeriesKey]:
-    """What is left out first: what others asked, then cold runs."""
+    """Return what is left out first: what others asked, then cold runs."""
     return key.heat is Heat.SEEN, key.heat is Heat.COLD, key
 
 

@@ -131,7 +131,7 @@ def series_status_of(series: SeriesStore, key: SeriesKey, now: float, fresh_s: f
 def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
 ) -> tuple[SeriesPoint | None, list[float]]:
-    """The latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones."""
+    """Return the latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones."""
     points = _points(series, key, now)
     newest = points[-1] if points and now - points[-1].at <= fresh_s else None
     return newest, [point.value for point in points if not point.busy]

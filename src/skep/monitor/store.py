@@ -104,7 +104,7 @@ _Hours = dict[float, dict[str | None, _GatewayHour]]  # by the start of the hour
 
 
 def close_hours(store: Store, until: float) -> int:
-    """How many hours with requests were closed. Each is a transaction of its own; reading holds nobody up."""
+    """Return how many hours with requests were closed. Each is a transaction of its own; reading holds nobody up."""
     end = start_of(until - WRITTEN_WITHIN_S, HOUR_S)
     at = _first_hour(store)
     if at is None or at >= end:
@@ -137,7 +137,7 @@ def _first_hour(store: Store) -> float | None:
 
 
 def _next_hour(store: Store, at: float, hours: _Hours) -> float:
-    """The first hour from `at` on that can have a request: nobody walks through years of nothing."""
+    """Return the first hour from `at` on that can have a request: nobody walks through years of nothing."""
     arrived = store.read("SELECT min(arrived_at) FROM gateway_requests WHERE arrived_at >= ?", at)[0][0]
     candidates = [hour for hour in hours if hour >= at]
     if arrived is not None:
@@ -146,7 +146,7 @@ def _next_hour(store: Store, at: float, hours: _Hours) -> float:
 
 
 def _whole_day_until(store: Store, at: float) -> _Hours:
-    """The hours of the day before `at`, which its day is made of too, and what is still to end after it."""
+    """Return the hours of the day before `at`, which its day is made of too, and what is still to end after it."""
     day = start_of(at, DAY_S)
     hours: _Hours = {}
     _gather(hours, store.read(_REQUESTS, day - LONGEST_S, at, day))
@@ -314,7 +314,7 @@ class SeriesStore:
         return {name: (row[0], row[1]) for name, row in found}
 
     def latest(self, target: str) -> tuple[Probe, list[ProbeSample]] | None:
-        """The last probe that was really made."""
+        """Return the last probe that was really made."""
         rows = self._store.read(_LAST_MADE, target)
         return self._with_samples(rows[0]) if rows else None
 
@@ -353,7 +353,7 @@ class SeriesStore:
         return read(self._store.read(_SPANS, *values), SeriesSpan)
 
     def coverage(self, target: str, since: float, until: float) -> dict[str, int]:
-        """How many occasions of the window were probed, failed or missed: each slot of a gap is one."""
+        """Return how many occasions of the window were probed, failed or missed: each slot of a gap is one."""
         (occasions,) = self._store.read(_OCCASIONS, target, since, until)
         found = dict(occasions)
         for row in self._store.read(_GAPS, target, since, until):
@@ -453,12 +453,12 @@ class SeriesStore:
 
 
 def _target_of(row: Row) -> ProbeTarget:
-    """What a later skep added to the document is left out, what an earlier one did not know is as usual."""
+    """Return what a later skep added to the document is left out, what an earlier one did not know is as usual."""
     return msgspec.convert(json.loads(row["document"]) | {"removed_at": row["removed_at"]}, ProbeTarget)
 
 
 def _slots_inside(row: Row, since: float, until: float) -> int:
-    """How many slots of a gap were due in the window. They lie one interval apart, and slots count intervals."""
+    """Return how many slots of a gap were due in the window. They lie one interval apart, and slots count intervals."""
     found_s = max(0.0, row["ended_at"] - row["due_at"]) / (row["slots"] - 1)  # the last was due before it was found
     step_s = min(found_s, row["due_at"] / row["slot"]) if row["slot"] > 0 else found_s
     if step_s <= 0:

@@ -27,7 +27,7 @@ _NO_EVENT = ("server",)  # a front may answer for several servers
 
 
 def machine_of(url: str) -> str:
-    """Which machine a target runs on, so that two probes do not disturb each other there."""
+    """Return which machine a target runs on, so that two probes do not disturb each other there."""
     try:
         host = parse_url(url)[0].host.lower()
     except UserError:

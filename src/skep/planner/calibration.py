@@ -84,7 +84,7 @@ SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
 def speed_model_maker(setup: Setup, rig: Rig, constants: Constants, measured: CalibrationData) -> SpeedModelMaker:
-    """The setup with any tuning. What was measured fitted, so the pool holds it whatever the arithmetic says."""
+    """Return the setup with any tuning. What was measured fitted, so the pool holds it whatever the arithmetic says."""
 
     def foresee(tuning: StepTuning) -> SpeedModel:
         found = prospect(setup, rig, constants, context=measured.context, tuning=tuning)

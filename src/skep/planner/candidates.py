@@ -155,7 +155,7 @@ def pinned(quant: Quant, engine: str) -> Quant:
 
 
 def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
-    """The same with the other KV types and speculations on offer."""
+    """Yield the same with the other KV types and speculations on offer."""
     kinds = (pins.kv,) if pins.kv else offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])
     for kv in kinds:
         for spec in offered_spec(setup.model, setup.engine, pins):
@@ -169,7 +169,7 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
 
 
 def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | None:
-    """The setup with slots, context and utilization that fit; None where not even its smallest form does.
+    """Return the setup with slots, context and utilization that fit; None where not even its smallest form does.
 
     Slots are enough for the agents where memory allows. An engine with a pool needs room for one sequence of the whole
     context and for all slots at the load's length; one without takes slots x context at start.

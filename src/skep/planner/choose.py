@@ -106,7 +106,7 @@ def account(found: SpeedModel, goal: PlanGoal, agents: int) -> StepAccount:
 
 
 def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
-    """The formula with its values."""
+    """Return the formula with its values."""
     setup, step, card = found.setup, found.step, found.card
     model, tp = setup.model, setup.layout.tp
     parts, bits = parts_of(model), part_bits(setup.quant, model)
@@ -114,7 +114,7 @@ def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
     tokens = sequences * (1 + step.depth)
 
     def read(size: float, seconds: float) -> str:
-        """The size, and the share of the bandwidth at which it is read."""
+        """Return the size, and the share of the bandwidth at which it is read."""
         reached = f"{size / tp / seconds / card.bandwidth_gbs / 1e9 * 100:.0f} % of " if seconds > 0 else ""
         return f"{size / 1e9:.2f} GB{cut} at {reached}{card.bandwidth_gbs:,.0f} GB/s"
 
@@ -418,7 +418,7 @@ def _plan(
 
 
 def _runner_up(plans: Sequence[Plan], goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> RunnerUp:
-    """The best with another layout, or else the second; and a few changes of rig or load, tried on both."""
+    """Return the best with another layout, or else the second; and a few changes of rig or load, tried on both."""
     best = plans[0].rated
 
     def place_of(layout: Layout) -> tuple[int, int, int]:
@@ -464,7 +464,7 @@ def _nvlink(rig: Rig) -> CardLink:
 
 
 def _again(rated: Rated, rig: Rig, goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> Rated | None:
-    """The same layout and formats elsewhere, with the speculation that is best there. None: they do not fit."""
+    """Return the same layout and formats elsewhere, with the speculation that is best there. None: they do not fit."""
     setup, layout = rated.setup, rated.setup.layout
     fixed = replace(pins, quant=setup.quant, kv=setup.kv, tp=layout.tp, pp=layout.pp, ep=layout.ep,
                     replicas=layout.replicas)  # fmt: skip
@@ -492,7 +492,7 @@ def _further(best: Rated, goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> tupl
 
 
 def fits_nowhere(model: Geometry, choice: PlanChoice, goal: PlanGoal, pins: Pins, engine: str) -> UserError:
-    """The error for a choice without plans: exit 3 where memory is to blame, 2 where the flags are."""
+    """Return the error for a choice without plans: exit 3 where memory is to blame, 2 where the flags are."""
     short = [r for r in choice.rejected if r.rule == "memory"]
     if not short:
         first = choice.rejected[0] if choice.rejected else None

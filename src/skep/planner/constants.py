@@ -21,7 +21,7 @@ def fitted_constants() -> Mapping[str, float]:
 
 
 def constants_without(source: str) -> Mapping[str, float] | None:
-    """Those fitted without that source's rows; None for a source that was not fitted on at all."""
+    """Return those fitted without that source's rows; None for a source that was not fitted on at all."""
     name = f'without."{source}'  # the quote at the end is taken off, as of all names
     return {**fitted_constants(), **table(_FILE, name)} if name in table_texts(_FILE) else None
 

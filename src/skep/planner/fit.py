@@ -54,7 +54,7 @@ def fits(
 
 
 def smallest(cards: Sequence[Device]) -> Device:
-    """The card that sizes the pool of a group: every rank takes as many blocks as the poorest can."""
+    """Return the card that sizes the pool of a group: every rank takes as many blocks as the poorest can."""
     return min(cards, key=facts.usable_bytes)
 
 
@@ -67,7 +67,7 @@ def kv_capacity_tokens(
 
 
 def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:
-    """The figure vLLM prints up to 0.12: the pool by what a token takes in all layers, sliding ones included.
+    """Return the figure vLLM prints up to 0.12: the pool by what a token takes in all layers, sliding ones included.
 
     Layers are grouped by kind in groups of equal size, so the last group of a kind may be padded.
     """
@@ -83,7 +83,7 @@ def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:
 def largest(
     setup: Setup, card: Device, *, context: int | None = None, slots: int | None = None, vision: bool = True
 ) -> tuple[int, int]:
-    """The longest context with every slot full, and the most slots at `context`, all full. 0: not even one.
+    """Return the longest context with every slot full, and the most slots at `context`, all full. 0: not even one.
 
     Without `slots`, the context is that of a single sequence; without `context`, slots are counted at 8K.
     """
@@ -97,7 +97,7 @@ def largest(
 
 
 def _search(most: int, holds: Callable[[int], bool]) -> int:
-    """The largest n of 1 to `most` for which it holds; it holds for all smaller ones."""
+    """Return the largest n of 1 to `most` for which it holds; it holds for all smaller ones."""
     if most < 1 or not holds(1):
         return 0
     low, high = 1, most

@@ -396,7 +396,7 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
 
 
 def _late_terms(setup: Setup, card: Device, slots: int) -> list[Term]:
-    """What comes before the first snapshot or after the pool was sized."""
+    """Return what comes before the first snapshot or after the pool was sized."""
     tokens = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
     name = "CUDA context" if card.vendor == "nvidia" else "device context"
     terms = [Term(name, CONTEXT_BYTES, "before the engine's first look at the card", inside=False)]

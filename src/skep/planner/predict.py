@@ -102,7 +102,7 @@ class _LoadSimulation:
         self._target().submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
 
     def _target(self) -> SimulatedReplica:
-        """The fewest in it; of several with a free slot the fastest."""
+        """Return the fewest in it; of several with a free slot the fastest."""
         order = range(len(self.replicas))
         best = min(
             order, key=lambda n: (self.replicas[n].load >= self.replicas[n].slots, self.replicas[n].load, -self.pace[n])

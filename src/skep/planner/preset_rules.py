@@ -32,7 +32,7 @@ class Contradiction:
 
 
 def contradictions(preset: Preset) -> list[Contradiction]:
-    """All of them, those of names first: what rests on an unknown model or card is not looked at."""
+    """Return all of them, those of names first: what rests on an unknown model or card is not looked at."""
     found = [*_shares(preset), *_figures(preset)]
     if preset.engine not in ENGINES:
         known = did_you_mean(_near(preset.engine), f"known: {', '.join(ENGINES)}")

@@ -37,7 +37,7 @@ class Band:
 
 
 def features(setup: Setup, card: Device, concurrency: int) -> tuple[float, ...]:
-    """What makes predictions better or worse, as zeros and ones; the first is always one."""
+    """Return what makes predictions better or worse, as zeros and ones; the first is always one."""
     known = card.vendor == "nvidia" and card.family in ("ampere", "ada", "blackwell")
     said = (
         True, concurrency > 1, concurrency > 64, setup.spec is not None, setup.layout.tp > 1, setup.model.is_moe,
@@ -123,7 +123,7 @@ class Rated:
         return memory(self.setup, self.card, context=self.setup.context)
 
     def largest(self) -> tuple[int, int]:
-        """The longest context with every slot full, and the most slots at this context, all full."""
+        """Return the longest context with every slot full, and the most slots at this context, all full."""
         return largest(self.setup, self.card, context=self.setup.context, slots=self.setup.slots)
 
 
@@ -177,7 +177,7 @@ def figure(rated: Rated, goal: PlanGoal) -> float:
 
 
 def why_second(first: Rated, second: Rated, alone: tuple[float, float]) -> str | None:
-    """What speaks against the second beside its figure. `alone`: what both give a single agent, in tok/s."""
+    """Return what speaks against the second beside its figure. `alone`: what both give a single agent, in tok/s."""
     found = []
     ours, theirs = first.setup, second.setup
     if second.over_limit > max(1.0, first.over_limit):

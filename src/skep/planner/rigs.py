@@ -93,7 +93,7 @@ def pcie_gbs(text: str) -> float:
 
 
 def groups(layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """The cards of each replica, in the order the user named them."""
+    """Return the cards of each replica, in the order the user named them."""
     each = layout.cards_each
     return tuple(tuple(range(first * each, (first + 1) * each)) for first in range(layout.replicas))
 

@@ -36,7 +36,7 @@ def capability(card: Device) -> float | None:
 
 
 def runs_cuda_kernels(card: Device) -> bool:
-    """What vLLM and SGLang are built for: not CPUs and Apple's chips, and of NVIDIA's Volta and newer."""
+    """Return what vLLM and SGLang are built for: not CPUs and Apple's chips, and of NVIDIA's Volta and newer."""
     cc = capability(card)
     return card.vendor not in ("apple", "cpu") and (cc is None or cc >= OLDEST_CC)
 
@@ -47,7 +47,7 @@ def used_cards(setup: Setup, rig: Rig) -> tuple[Device, ...]:
 
 
 def valid_rungs(model: Geometry) -> tuple[int, ...]:
-    """The tensor-parallel sizes that divide all heads of the model."""
+    """Return the tensor-parallel sizes that divide all heads of the model."""
     return tuple(n for n in range(1, min(model.heads, MOST_RUNGS) + 1) if not what_does_not_divide(model, n))
 
 
@@ -101,7 +101,7 @@ class Facts:
 
 
 def _link(facts: Facts) -> CardLink | None:
-    """The slowest link inside the first tensor-parallel group; None: nobody told."""
+    """Return the slowest link inside the first tensor-parallel group; None: nobody told."""
     size = min(facts.layout.tp, facts.there)
     links = [facts.rig.link(a, b) for a in range(size) for b in range(a + 1, size)]
     told = [link for link in links if link is not None]
@@ -114,7 +114,7 @@ def _is_bridged(facts: Facts) -> bool:
 
 
 def _kinds(facts: Facts) -> str:
-    """The cards by name where they are not all of one kind."""
+    """Return the cards by name where they are not all of one kind."""
     names = list(dict.fromkeys(card.id for card in facts.used))
     return " and ".join(names) if len(names) > 1 else ""
 
@@ -250,7 +250,7 @@ class Rule:
 
 @lru_cache(maxsize=1)
 def rules() -> Mapping[str, Rule]:
-    """All of them by id, in the file's order."""
+    """Return all of them by id, in the file's order."""
     import tomllib
     from importlib.resources import files
 

@@ -153,7 +153,7 @@ def loss_words(loss: PassLoss) -> str:
 
 
 def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:
-    """Each task against the lowest level that had it; tasks that no lower level had are left out."""
+    """Return each task against the lowest level that had it; tasks that no lower level had are left out."""
     pairs = []
     for part in level.tasks:
         before = (one for other in lower for one in other.tasks if one.item == part.item and one.judged)
@@ -174,7 +174,7 @@ def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:
 
 
 def fisher_less(passed: int, judged: int, base_passed: int, base_judged: int) -> float:
-    """The chance of `passed` or fewer, if both levels were alike and as many passed in all."""
+    """Return the chance of `passed` or fewer, if both levels were alike and as many passed in all."""
     both, in_all = passed + base_passed, judged + base_judged
     ways = sum(comb(judged, one) * comb(base_judged, both - one) for one in range(passed + 1) if one <= both)
     return ways / comb(in_all, both)
@@ -256,7 +256,7 @@ def _held_share(wanted: int, repeats: Iterable[Sequence[Request]]) -> float | No
 
 
 def _time_with(wanted: int, spans: Iterable[Span], within: Span) -> float:
-    """How long at least `wanted` spans lie over each other inside another one."""
+    """Return how long at least `wanted` spans lie over each other inside another one."""
     low, high = within
     cut = [(max(low, begin), min(high, end)) for begin, end in spans]
     edges = sorted(edge for begin, end in cut if begin < end for edge in ((begin, 1), (end, -1)))

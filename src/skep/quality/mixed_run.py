@@ -103,7 +103,7 @@ def items_of(levels: Sequence[int]) -> list[Item]:
 
 
 def answers_of(rows: Iterable[Request], items: Iterable[Item]) -> list[AnsweredItem]:
-    """Every stored answer with its item."""
+    """Return every stored answer with its item."""
     by_id = {item.id: item for item in items}
     return [AnsweredItem(row, by_id[row.kind]) for row in rows if row.level and row.kind in by_id]
 

@@ -294,7 +294,7 @@ def outlook(
     seen: LevelQuality | None = None,
     available: int | None = None,
 ) -> list[str]:
-    """What so many items can show. `seen`: a level whose changed verdicts take the place of the assumed share;
+    """Return what so many items can show. `seen`: a level whose changed verdicts take the place of the assumed share;
     `available`: how many the bank has.
     """
     share = ASSUMED_DISCORDANCE if seen is None else discordance_of(seen.difference)

@@ -158,7 +158,7 @@ class Tables:
         return sorted(set[int].intersection(*found)) if found else []
 
     def walls(self, key: Key, indexes: Iterable[int]) -> float:
-        """Seconds in which the pass was under way: the sum over its blocks."""
+        """Return seconds in which the pass was under way: the sum over its blocks."""
         wanted, rows, total = set(indexes), self.rows.get(key, {}), 0.0
         for begin, end in self.blocks.get(key, ()):
             some = [rows[index] for index in range(begin, end) if index in wanted]

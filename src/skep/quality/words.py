@@ -36,7 +36,7 @@ def claim_words(level: LevelQuality, delta: float) -> str:
 
 
 def conclusion(summary: QualitySummary) -> str:
-    """One sentence: how far quality holds, and what ended it."""
+    """Return one sentence: how far quality holds, and what ended it."""
     failed = next((level for level in summary.levels if level.claim is not Claim.HOLDS), None)
     if summary.holds_up_to is None and (failed is None or failed.claim is Claim.UNSHOWN):
         if failed is None:

@@ -65,12 +65,12 @@ def halo(rows: Sequence[Spec], mark: Spec, **encoding: Spec) -> list[Spec]:
 
 
 def is_wide(levels: Sequence[int]) -> bool:
-    """Whether the levels span so much that a linear axis would crowd the small ones."""
+    """Return whether the levels span so much that a linear axis would crowd the small ones."""
     return bool(levels) and min(levels) > 0 and max(levels) / min(levels) >= _WIDE
 
 
 def place(c: float, levels: Sequence[int]) -> float:
-    """Where C lies on its axis: 0 at the left end, 1 at the right; 0.5 where there is one level only."""
+    """Return where C lies on its axis: 0 at the left end, 1 at the right; 0.5 where there is one level only."""
     low, high = min(levels), max(levels)
     if low == high:
         return 0.5
@@ -104,14 +104,14 @@ def quantity(field: str, title: str | None, domain: list[float]) -> Spec:
 
 
 def upright(field: str, title: str, domain: list[float]) -> Spec:
-    """An axis of values with its title above it, where it can be read."""
+    """Return an axis of values with its title above it, where it can be read."""
     y = quantity(field, title, domain)
     y["axis"] |= {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": 0, "titleY": -12}
     return y
 
 
 def apart(rows: Sequence[Spec], levels: Sequence[int], gap: float = 0.075) -> list[Spec]:
-    """The rows whose labels do not run into each other, from the last, which is always among them."""
+    """Return the rows whose labels do not run into each other, from the last, which is always among them."""
     kept = list(rows[-1:])
     for row in reversed(rows[:-1]):
         if place(kept[-1]["c"], levels) - place(row["c"], levels) >= gap:
@@ -144,13 +144,13 @@ def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int)
 
 
 def panels(main: Spec, above: Spec, below: Spec, spacing: int) -> Spec:
-    """A large panel at the left, two small ones at the right."""
+    """Return a large panel at the left, two small ones at the right."""
     right = {"vconcat": [above, below], "spacing": spacing, "bounds": "flush"}
     return {"hconcat": [main, right], "spacing": 90, "bounds": "flush"}
 
 
 def headed(name: str, marks: Sequence[str], *facts: str, lines: Sequence[str] = ()) -> Spec:
-    """The title of a picture that stands alone; `marks`, as SIMULATED, come first below it, in rose."""
+    """Return the title of a picture that stands alone; `marks`, as SIMULATED, come first below it, in rose."""
     first = shortened(printable(" · ".join([*marks, *facts])), 130)
     warning = {"subtitleColor": theme.ROSE, "subtitleFontWeight": 600} if marks else {}
     subtitle = [line for line in (first, *(shortened(printable(line), 130) for line in lines)) if line]
@@ -283,13 +283,13 @@ class MarkSheet:
         self.texts.append({"x": x, "y": y, "label": printable(label), "colour": colour, **more})
 
     def ground(self, x: Spec, y: Spec) -> list[Spec]:
-        """What lies beneath the curves."""
+        """Return what lies beneath the curves."""
         mark = {"type": "rect", "fill": _of("colour"), "fillOpacity": _of("opacity", 1), "stroke": _of("stroke", None),
                 "strokeDash": _of("dash", []), "strokeWidth": 1}  # fmt: skip
         return [layer(self.rects, mark, x=x, y=y, **_OTHER_ENDS)] if self.rects else []
 
     def marks(self, x: Spec, y: Spec) -> list[Spec]:
-        """What lies on them."""
+        """Return what lies on them."""
         look = {"opacity": _of("opacity", 1), "strokeWidth": _of("width", 1), "strokeCap": _of("cap", "butt"),
                 "strokeDash": _of("dash", [])}  # fmt: skip
         stroke = {"type": "rule", "stroke": _of("colour"), **look}
@@ -309,7 +309,7 @@ _OTHER_ENDS: Spec = {"x2": {"field": "x2"}, "y2": {"field": "y2"}}
 
 
 def _of(name: str, otherwise: Any = ...) -> Spec:
-    """What a row says of itself."""
+    """Return what a row says of itself."""
     return {"expr": f"datum.{name}" if otherwise is ... else f"datum.{name} || {json.dumps(otherwise)}"}
 
 
@@ -353,7 +353,7 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
 
 
 def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
-    """How much of its solo speed a task loses, in per cent of it."""
+    """Return how much of its solo speed a task loses, in per cent of it."""
     rows: list[Spec] = [
         {"c": level.concurrency, "pct": pct, "above": max(pct, 0.0), "label": percent(pct)}
         for level in levels
@@ -396,7 +396,7 @@ def tpot_chart(levels: Sequence[LevelSummary]) -> Spec | None:
 def latency_chart(
     measured: Mapping[str, Sequence[tuple[int, float | None]]], colour: str, height: int = 200
 ) -> Spec | None:
-    """One curve a percentile, in milliseconds; all but the first are dashed and hollow."""
+    """Return one curve a percentile, in milliseconds; all but the first are dashed and hollow."""
     curves = []
     for (name, some), dash in zip(measured.items(), ((), (5, 4), (1, 4)), strict=False):
         points = [(c, value) for c, value in some if value is not None and known(value)]
@@ -419,7 +419,7 @@ def wall_chart(summary: SweepSummary) -> Spec | None:
 
 
 def speedup_chart(speedups: Speedup | None) -> Spec | None:
-    """The speedup in each of its forms; a form that is not known has no bar."""
+    """Return the speedup in each of its forms; a form that is not known has no bar."""
     forms = () if speedups is None else speedup_forms(speedups)
     rows: list[Spec] = [
         {"name": name, "value": value, "label": times(value), "colour": theme.MOSS if whole else theme.STONE}
@@ -456,7 +456,7 @@ def has_interval(level: LevelSummary) -> bool:
 
 
 def band_caption(levels: Sequence[LevelSummary]) -> str:
-    """What the band of `effective_chart` shows, where it is not the same at every level."""
+    """Return what the band of `effective_chart` shows, where it is not the same at every level."""
     drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
     ranged = [level for level in drawn if not has_interval(level) and level.effective_low != level.effective_high]
     if not any(has_interval(level) for level in drawn):
@@ -479,7 +479,7 @@ def _effective_range(level: LevelSummary, value: float) -> tuple[float, float]:
 
 
 def _plateau_line(levels: Sequence[LevelSummary]) -> list[Spec]:
-    """Where a level reached its plateau and has an effective figure, which makes its place on the axis."""
+    """Return where a level reached its plateau and has an effective figure, which makes its place on the axis."""
     return [
         {"c": level.concurrency, "plateau": level.plateau_tok_s}
         for level in _rising(levels)
@@ -504,7 +504,7 @@ def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
 def _turning_layers(
     turning: Turning | None, axis: Sequence[int], top: float, x: Spec, y: Spec
 ) -> tuple[list[Spec], list[Spec]]:
-    """An upright line at the knee and at the cliff with its bracket shaded, and their names, at the foot."""
+    """Return an upright line at the knee and at the cliff with its bracket shaded, and their names, at the foot."""
     uprights: list[Spec] = []
     names: list[Spec] = []
     if turning is None:

@@ -41,7 +41,7 @@ def has_curve(levels: Sequence[LevelSummary]) -> bool:
 
 
 def unclear_words(turning: Turning) -> str | None:
-    """Which levels their runs do not tell apart, and what to do about it; None where nothing is left open."""
+    """Return which levels their runs do not tell apart, and what to do about it; None where nothing is left open."""
     if turning.sure:
         return None
     if not turning.unclear:
@@ -55,7 +55,7 @@ def unclear_words(turning: Turning) -> str | None:
 
 
 def left_out_sentences(levels: Sequence[LevelSummary], names: Sequence[str] = ()) -> list[str]:
-    """The runs that are in no figure, each with its speed and the reason.
+    """Return the runs that are in no figure, each with its speed and the reason.
 
     `names` of the levels, where they are no concurrencies.
     """
@@ -81,7 +81,7 @@ def drift_sentence(summary: SweepSummary) -> str | None:
 
 
 def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
-    """What share of the prompts' tokens the engine had not to read, over all levels, and where it had most."""
+    """Return what share of the prompts' tokens the engine had not to read, over all levels, and where it had most."""
     told = [(level, level.cached_prompt_share) for level in levels if level.cached_prompt_share is not None]
     if not told:
         return None
@@ -99,7 +99,7 @@ def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
 
 
 def delivered_sentence(levels: Sequence[LevelSummary]) -> str | None:
-    """Whether as many requests were in flight as the level says."""
+    """Return whether as many requests were in flight as the level says."""
     told = [(level.concurrency, level.delivered) for level in levels if level.delivered is not None]
     short = [f"{percent(100 * share)} at C = {c}" for c, share in told if share < FULL]
     if not told:
@@ -110,7 +110,7 @@ def delivered_sentence(levels: Sequence[LevelSummary]) -> str | None:
 
 
 def clock_section(levels: Sequence[LevelSummary]) -> Markup | None:
-    """What client and engine say of the same requests; None where the engine says nothing of itself."""
+    """Return what client and engine say of the same requests; None where the engine says nothing of itself."""
     told = [level for level in levels if known(level.engine_tok_s) or level.clocks]
     if not told:
         return None

@@ -116,7 +116,7 @@ def legend_chart(runs: Sequence[Series]) -> Spec:
 def _overlay(
     runs: Sequence[Series], of: Callable[[LevelSummary], float | None], unit: str, height: int, *, banded: bool = False
 ) -> Spec | None:
-    """One curve a run. A level that the client limited is hollow; the letter stands at the end of its curve."""
+    """Return one curve a run. A level that the client limited is hollow; the letter stands at the end of its curve."""
     curves = []
     for one in runs:
         found = [(level.concurrency, value) for level in one.levels if (value := of(level)) is not None]
@@ -142,7 +142,7 @@ def comparison_page(
     labels: Sequence[str] | None = None,
     verdict: str = "",
 ) -> str:
-    """One HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
+    """Return one HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
     runs = series_of(entries, labels)
     header = tag(
         "header",
@@ -163,7 +163,7 @@ def comparison_page(
 
 
 def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None) -> str:
-    """One SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
+    """Return one SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
     runs = series_of(entries, labels)
     gain = charts.sized(
         effective_overlay(runs, 330), "Effective tok/s", "upright: 95 % interval; hollow: client-limited", 400, 330
@@ -178,7 +178,7 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
 
 
 def comparison_banners(runs: Sequence[Series]) -> list[Markup]:
-    """What a reader has to know before the first figure."""
+    """Return what a reader has to know before the first figure."""
     told = (
         ("incomplete", "Incomplete", _names(runs, lambda one: incomplete(one.run)),
          "broke off or is still running; levels broken off are left out."),
@@ -305,7 +305,7 @@ def _legend(runs: Sequence[Series]) -> Markup:
 
 
 def _sample(one: Series) -> Markup:
-    """A piece of the run's line. Its shape is left to the pictures; the letter names it in all of them."""
+    """Return a piece of the run's line. Its shape is left to the pictures; the letter names it in all of them."""
     dash = f' stroke-dasharray="{" ".join(map(str, one.dash))}"' if one.dash else ""
     return trusted(
         f'<svg viewBox="0 0 52 16" aria-hidden="true"><path d="M2 8h48" fill="none" stroke="{one.colour}" '

@@ -57,7 +57,7 @@ def level_table(levels: Sequence[LevelSummary]) -> Markup:
 
 
 def class_table(classes: Sequence[LevelSummary]) -> Markup | None:
-    """One row for each kind of traffic of a level; None where a load has one kind only."""
+    """Return one row for each kind of traffic of a level; None where a load has one kind only."""
     if not classes:
         return None
     columns = _present(_CLASS_COLUMNS, classes)
@@ -75,12 +75,12 @@ def class_table(classes: Sequence[LevelSummary]) -> Markup | None:
 
 
 def request_table(levels: Sequence[LevelSummary]) -> Markup | None:
-    """What the requests of each level were and how they ended; None where nothing of it is known."""
+    """Return what the requests of each level were and how they ended; None where nothing of it is known."""
     return _optional_table("The requests of every level", _REQUEST_COLUMNS, levels)
 
 
 def energy_table(levels: Sequence[LevelSummary]) -> Markup | None:
-    """What the GPUs drew at each level; None where nothing measures it."""
+    """Return what the GPUs drew at each level; None where nothing measures it."""
     return _optional_table("Energy of every level", _ENERGY_COLUMNS, levels)
 
 
@@ -127,14 +127,14 @@ def spread_text(level: LevelSummary) -> str:
 
 
 def range_text(interval: Interval | None, runs: Sequence[float]) -> str:
-    """A 95 % interval; of two runs, which have none, the two values, marked so."""
+    """Return a 95 % interval; of two runs, which have none, the two values, marked so."""
     if interval is not None:
         return f"{number(interval.low)}..{number(interval.high)}"
     return f"{number(min(runs))}..{number(max(runs))} ({len(runs)} runs)" if len(runs) > 1 else UNKNOWN
 
 
 def runs_text(level: LevelSummary) -> str:
-    """How many runs its figures are of; "1 of 2" where some were left out."""
+    """Return how many runs its figures are of; "1 of 2" where some were left out."""
     counted, every = len(level.counted), len(level.repeats)
     return str(counted) if counted == every else f"{counted} of {every}"
 

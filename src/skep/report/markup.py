@@ -113,7 +113,7 @@ def text_table(
     inner: Mapping[str, str] | None = None,
     best: Sequence[int] = (),
 ) -> Markup:
-    """A table of texts; the first column names the row. `inner`: by column, the tag around its texts."""
+    """Return a table of texts; the first column names the row. `inner`: by column, the tag around its texts."""
     named = [(one, None) if isinstance(one, str) else one for one in columns]
     names = [
         tag("th", text(name), scope="col", class_="left" if style and style.split()[0] in _AT_LEFT else None)

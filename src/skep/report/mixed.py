@@ -120,7 +120,7 @@ def _levels(title: str, columns: Mapping[str, _Cell], summaries: Sequence[MixedS
 
 
 def _tasks(summaries: Sequence[MixedSummary]) -> MixedTable:
-    """One column a level: passed of judged, and the median time."""
+    """Return one column a level: passed of judged, and the median time."""
     at = sorted({level.concurrency for one in summaries for level in one.levels})
     by_model = []
     for one in summaries:
@@ -176,7 +176,7 @@ def spot_words(summary: MixedSummary) -> str:
 
 
 def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
-    """One HTML document. `verdicts`: to list the answers that did not pass."""
+    """Return one HTML document. `verdicts`: to list the answers that did not pass."""
     looks = _looks(entries)
     title = _heading(entries)
     header = tag("header", mark("mixed workload"), tag("h1", text(title)), *_top(entries, looks))
@@ -195,7 +195,7 @@ def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
 
 
 def mixed_picture(entries: Entries) -> str:
-    """One SVG document: the axes of every model."""
+    """Return one SVG document: the axes of every model."""
     marks = [
         word
         for word, holds in (("SIMULATED", _simulated), ("INCOMPLETE", _broken_off))
@@ -211,7 +211,7 @@ def mixed_picture(entries: Entries) -> str:
 
 
 def axes_chart(entries: Entries) -> Spec:
-    """One bar an axis and model, its value and figures behind it; an axis that was not measured has no bar."""
+    """Return one bar an axis and model, its value and figures behind it; an axis that was not measured has no bar."""
     rows: list[Spec] = []
     for look, (_, one) in zip(_looks(entries), entries, strict=True):
         for place, axis in enumerate(one.axes):

@@ -93,7 +93,7 @@ def _cards(best: Document, agents: int) -> Markup:
 
 
 def _curves(plans: Sequence[Document], field: str, unit: str, *, banded: bool = False) -> Spec | None:
-    """One curve a plan, its letter at the end; where banded, a rule from low to high at each level."""
+    """Return one curve a plan, its letter at the end; where banded, a rule from low to high at each level."""
     curves = []
     for place, plan in enumerate(plans):
         points = [(level["concurrency"], level[field]) for level in plan["predicted"]]

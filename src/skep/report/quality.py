@@ -147,7 +147,7 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
 
 
 def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
-    """The parts of one bar, from 0 to 1, with their shares where they are wide enough."""
+    """Return the parts of one bar, from 0 to 1, with their shares where they are wide enough."""
     counts = dict(arm.outcomes)
     total = sum(counts.values())
     parts: list[Spec] = []
@@ -199,7 +199,7 @@ _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"
 
 
 def level_table(summary: QualitySummary) -> Markup:
-    """One row a level; the first is C = 1 against itself."""
+    """Return one row a level; the first is C = 1 against itself."""
     columns = ("C", "items", "pairs", "passed at C = 1", "passed at C", "difference", "bounds", "lost", "gained",
                "texts changed", ("what may be said", "wide"))  # fmt: skip
     rows: list[tuple[object, ...]] = []
@@ -302,7 +302,7 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
 
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
-    """One SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
+    """Return one SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
     gain = charts.sized(
         difference_chart(summary), "Passed, against C = 1 on the same items", _bounds(summary), 440, 330
     )

@@ -100,7 +100,7 @@ def shift_label(ratio: float) -> str:
 
 
 def series_picture(picture: Picture, name: str, zone: tzinfo | None = None, *, size: str = "full") -> Markup:
-    """The drawings and what the script needs for its crosshair. `name` is unlike any other of the page.
+    """Return the drawings and what the script needs for its crosshair. `name` is unlike any other of the page.
 
     A small picture is drawn once: it is as wide as a phone.
     """
@@ -188,7 +188,7 @@ class _Drawing:
         return self.picture.since <= at <= self.picture.until
 
     def edges(self) -> dict[str, float]:
-        """Where the plot lies in the drawing, for the script."""
+        """Return where the plot lies in the drawing, for the script."""
         found = {name: getattr(self, name) for name in ("left", "right", "top", "bottom", "low", "high")}
         return {"since": self.since / 1000, "until": self.until / 1000, **found}
 
@@ -400,7 +400,7 @@ def _axis_values(picture: Picture) -> list[float]:
 
 
 def _pieces(track: Track) -> Iterable[Sequence[Band]]:
-    """The band in pieces: where nothing was measured for long, no line claims to know."""
+    """Return the band in pieces: where nothing was measured for long, no line claims to know."""
     band = track.band
     if not band:
         return []

@@ -58,7 +58,7 @@ def measured_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]
 
 
 def run_picture(store: Store, run: StoredRun) -> str:
-    """One SVG document."""
+    """Return one SVG document."""
     from skep.report.mixed import mixed_picture
     from skep.report.quality import quality_picture
     from skep.report.sweep import sweep_picture
@@ -87,7 +87,7 @@ def runs_page(store: Store, runs: Sequence[StoredRun], *, texts: bool = True) ->
 
 
 def runs_picture(store: Store, runs: Sequence[StoredRun], *, texts: bool = True) -> str:
-    """One SVG document of several runs."""
+    """Return one SVG document of several runs."""
     from skep.report.comparison import comparison_picture
     from skep.report.mixed import mixed_picture
 
@@ -153,7 +153,7 @@ def _plain(said: str) -> bool:
 
 
 def bare_rows(rows: Iterable[Request]) -> Iterable[Request]:
-    """The same figures without prompts, answers and the words of errors, servers and people."""
+    """Yield the same figures without prompts, answers and the words of errors, servers and people."""
     for row in rows:
         reason = row.finish_reason if row.finish_reason in _REASONS else None
         kind, traffic = (

@@ -31,20 +31,20 @@ _TIP = re.compile(
 
 
 def chart_figure(spec: Spec | None, title: str, caption: str) -> Markup:
-    """A figure of a page; one without a chart says so."""
+    """Return a figure of a page; one without a chart says so."""
     if spec is None:
         return figure(tag("p", text("not measured"), class_="empty"), title, caption)
     return figure(trusted(picture(spec, title)), title, caption)
 
 
 def picture(spec: Spec, label: str) -> str:
-    """An `<svg>` element that takes the width it is given."""
+    """Return an `<svg>` element that takes the width it is given."""
     sized = {"width": 470, "height": 270, "autosize": {"type": "fit", "contains": "padding"}, **spec}
     return render(sized, lambda box: f'<svg viewBox="{box}" {_role(label)}>')
 
 
 def standalone(spec: Spec, label: str) -> str:
-    """An SVG document with its own background, readable on a page of any colour."""
+    """Return an SVG document with its own background, readable on a page of any colour."""
 
     def opening(box: str) -> str:
         width, height = (float(side) for side in box.split()[2:])
@@ -60,7 +60,7 @@ def standalone(spec: Spec, label: str) -> str:
 
 
 def render(spec: Spec, opening: Callable[[str], str]) -> str:
-    """The SVG of `spec`; `opening` makes its first tag from its view box."""
+    """Return the SVG of `spec`; `opening` makes its first tag from its view box."""
     drawn = _rendered(json.dumps({**spec, "config": theme.chart_config()}, allow_nan=False))
     return _OPENING.sub(lambda found: opening(found["box"]), drawn, count=1)
 

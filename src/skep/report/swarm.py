@@ -42,7 +42,7 @@ def headline(account: Account) -> str:
 
 
 def outcome_words(account: Account) -> str:
-    """What became of those that are not done."""
+    """Return what became of those that are not done."""
     parts = []
     if account.failed:
         parts.append(f"{_tasks(account.failed)} set aside with {'its' if account.failed == 1 else 'their'} error")

@@ -50,7 +50,7 @@ def working_time(spans: Sequence[SessionSpan]) -> WorkingTime | None:
 
 
 def attempts_in_flight(attempts: Sequence[Attempt], session: int, least_s: float) -> list[tuple[float, int]]:
-    """How many were under way: (moment, so many from there on), one for every `least_s` at most."""
+    """Return how many were under way: (moment, so many from there on), one for every `least_s` at most."""
     edges = [(one.started_at, 1) for one in attempts if one.session == session]
     edges += [(one.ended_at, -1) for one in attempts if one.session == session]
     steps: list[tuple[float, int]] = []
@@ -90,7 +90,7 @@ _LABEL_PX = 13.0  # the least distance of two labels of lanes
 
 
 def gantt(story: SwarmStory) -> str:
-    """An SVG document of its own, with its own background, readable on a page of any colour."""
+    """Return an SVG document of its own, with its own background, readable on a page of any colour."""
     account = story.account
     marks = ["SIMULATED"] if account.simulated else []
     marks += [f"{account.left} OF {account.tasks} TASKS LEFT"] if account.left else []
@@ -100,7 +100,7 @@ def gantt(story: SwarmStory) -> str:
 
 
 def gantt_element(story: SwarmStory) -> str | None:
-    """An `<svg>` element that takes the width it is given; None where nothing was tried."""
+    """Return an `<svg>` element that takes the width it is given; None where nothing was tried."""
     if not story.attempts or working_time(story.spans) is None:
         return None
     return picture({**_drawing(story), "padding": 0}, picture_words(story))
@@ -115,7 +115,7 @@ def picture_words(story: SwarmStory) -> str:
 
 
 def _drawing(story: SwarmStory) -> Spec:
-    """Seconds of work to the right, pixels downward."""
+    """Return seconds of work to the right, pixels downward."""
     time = working_time(story.spans)
     if time is None or not story.attempts:
         return layer([{}], label("center", color=theme.MUTED), text={"value": "nothing was tried yet"})
@@ -152,7 +152,7 @@ def _ticks(total: float) -> list[float]:
 
 
 def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[Attempt]]:
-    """Those of one agent that share a bar: of `many`, neighbours that are done."""
+    """Return those of one agent that share a bar: of `many`, neighbours that are done."""
     groups: list[list[Attempt]] = []
     open_group = False
     for one in attempts:
@@ -237,7 +237,7 @@ def _why(sheet: MarkSheet, why: Why, at: tuple[float, float], top: float, tall: 
 
 
 def attempt_words(attempt: Attempt) -> str:
-    """What one reads when the pointer rests on it."""
+    """Return what one reads when the pointer rests on it."""
     lasted = max(0.0, attempt.ended_at - attempt.started_at)
     parts = [f"{shortened(attempt.task, 60)}: {OUTCOME_WORDS[attempt.outcome]} after {seconds(lasted)}"]
     if attempt.why in WHY_WORDS:
@@ -347,7 +347,7 @@ def _legend(sheet: MarkSheet, story: SwarmStory, top: float, px: float) -> None:
 
 
 def gantt_caption(story: SwarmStory) -> str:
-    """What is in the picture, in words."""
+    """Return what is in the picture, in words."""
     account = story.account
     told = "A lane is one agent, a bar one attempt; time runs to the right, in seconds of work."
     if account.paused_s and account.sessions > 1:

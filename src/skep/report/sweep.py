@@ -50,7 +50,7 @@ NO_GAIN = 1.05
 
 
 def lead(levels: Sequence[LevelSummary]) -> Markup | None:
-    """The finding in one sentence, only where all of its figures are known."""
+    """Return the finding in one sentence, only where all of its figures are known."""
     best, alone = best_level(levels), _alone(levels)
     if best is None or alone is None or best is alone or not best.effective_tok_s or not alone.effective_tok_s:
         return None
@@ -89,7 +89,7 @@ def cards(summary: SweepSummary) -> Markup:
 
 
 def _gain_card(summary: SweepSummary, best: LevelSummary | None) -> Markup:
-    """The speedup where serial and swarm did the same tasks; else what concurrency gained in tokens a second."""
+    """Return the speedup where serial and swarm did the same tasks; else what concurrency gained in tokens a second."""
     serial, swarm = walls(summary)
     if known(serial) and known(swarm):
         return card(times(by_wall(summary)), "Swarm speedup", _walls(summary))
@@ -221,7 +221,7 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
 
 
 def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
-    """One SVG document of two panels: what concurrency gives, and what it costs."""
+    """Return one SVG document of two panels: what concurrency gives, and what it costs."""
     levels = summary.levels
     gain = sized(
         charts.effective_chart(levels, summary.turning),
@@ -239,7 +239,7 @@ def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
 
 
 def run_banners(run: StoredRun, summary: SweepSummary) -> list[Markup]:
-    """What a reader has to know before the first figure."""
+    """Return what a reader has to know before the first figure."""
     banners = []
     if incomplete(run):
         why = f" Error: {shortened(run.error, 300)}" if run.error else ""

@@ -106,7 +106,7 @@ class Table:
 
 
 def level_rows(summary: SweepSummary) -> Table:
-    """Every level and kind of traffic with all of its figures, under names that a program can use."""
+    """Return every level and kind of traffic with all of its figures, under names that a program can use."""
     every = (*summary.levels, *summary.classes)
     rows = tuple(tuple(figure(level) for figure in LEVEL_FIGURES.values()) for level in every)
     return Table(f"levels of {summary.run_id}", tuple(LEVEL_FIGURES), rows)
@@ -190,13 +190,13 @@ def baseline_table(entries: Sequence[Entry], *, baseline: str | None = None, at:
 
 
 def shown(table: Table) -> list[list[str]]:
-    """The rows as a reader meets them, rounded, with units but for one that the title names."""
+    """Return the rows as a reader meets them, rounded, with units but for one that the title names."""
     units = ["" if table.unit(i) in table.title.split() else table.unit(i) for i in range(len(table.columns))]
     return [[_shown(cell, unit) for cell, unit in zip(row, units, strict=True)] for row in table.rows]
 
 
 def markdown(table: Table) -> str:
-    """A heading, the table, and its notes as a list. Text that would break a row is escaped."""
+    """Return a heading, the table, and its notes as a list. Text that would break a row is escaped."""
     right = [any(isinstance(row[i], int | float) for row in table.rows) for i in range(len(table.columns))]
     lines = [
         _line(table.columns),
@@ -229,7 +229,7 @@ def _all_levels(entries: Sequence[Entry]) -> list[int]:
 
 
 def _shared_level(entries: Sequence[Entry]) -> int | None:
-    """The largest level that all configurations have; the largest of any where they share none above one."""
+    """Return the largest level that all configurations have; the largest of any where they share none above one."""
     measured = [{level.concurrency for level in what.levels} for _, what in entries if not isinstance(what, str)]
     shared = set.intersection(*measured) if measured else set()
     if max(shared, default=0) > 1:
@@ -242,7 +242,7 @@ def _or_n(concurrency: int | None) -> str:
 
 
 def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
-    """A figure, the reason why there is none, or None where that level was not measured."""
+    """Return a figure, the reason why there is none, or None where that level was not measured."""
     if isinstance(what, str):
         return what
     level = _level(what, concurrency)
@@ -265,7 +265,7 @@ def _task(level: LevelSummary | None) -> Cell:
 
 
 def _ratio(base: SweepSummary | str, what: SweepSummary | str, concurrency: int | None) -> float | str | None:
-    """What over base; words where one of them failed or the client was the limit."""
+    """Return what over base; words where one of them failed or the client was the limit."""
     of_base, of_what = _effective_at(base, concurrency), _effective_at(what, concurrency)
     if isinstance(of_base, str) or isinstance(of_what, str):
         return _FAILED

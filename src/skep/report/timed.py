@@ -54,7 +54,7 @@ def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
 
 
 def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:
-    """What the numbers of the levels stand for."""
+    """Return what the numbers of the levels stand for."""
     rates = run.config.get("rates")
     if run.kind == "open" and isinstance(rates, list):
         return [f"{rates[level.concurrency - 1]:g} requests/s" for level in levels]

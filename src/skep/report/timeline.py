@@ -53,7 +53,7 @@ def choose_timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> 
 
 
 def timeline_chart(timeline: Timeline) -> Spec:
-    """One bar a request, the earliest on top: waiting faint, streaming strong, failed in rose."""
+    """Return one bar a request, the earliest on top: waiting faint, streaming strong, failed in rose."""
     origin = min(row.due_s for row in timeline.rows)
     bars = [bar for i, row in enumerate(timeline.rows) for bar in _bars(row, i, origin)]
     end = max((bar["to"] for bar in bars), default=0.0) or 1.0

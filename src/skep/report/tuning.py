@@ -62,7 +62,7 @@ _LEFT = ("Change", "Decision", "Why")
 
 
 def ladder(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
-    """Every attempt in the order in which it was decided. Of many, those that were not kept are folded away."""
+    """Return every attempt in the order in which it was decided. Of many, those that were not kept are folded away."""
     if sum(one.decision not in KEPT for one in stages) <= MOST_OPEN:
         return _rungs("The ladder: every attempt and what became of it", tuning, stages, stages)
     kept = [one for one in stages if one.decision in KEPT]
@@ -72,7 +72,7 @@ def ladder(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
 
 
 def _fold(tuning: Tuning, stages: Sequence[TuneStage], step: TuneStage | None, left: Sequence[TuneStage]) -> Markup:
-    """What was tried after a step and not kept. Its id lets a page that is read anew keep it open."""
+    """Return what was tried after a step and not kept. Its id lets a page that is read anew keep it open."""
     number = 0 if step is None else step.number
     after = "before the baseline" if step is None else f"after stage {number}, {shortened(step.title, 80)}"
     said = tag("summary", tag("b", text(f"{len(left)} not kept {after}")), text(f": {count_decisions(left)}"))
@@ -89,7 +89,7 @@ def _rungs(caption: str, tuning: Tuning, stages: Sequence[TuneStage], shown: Seq
 
 
 def settings_table(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None:
-    """Each knob in the baseline and in the best configuration."""
+    """Return each knob in the baseline and in the best configuration."""
     best = best_of(stages)
     if best is None:
         return None
@@ -118,7 +118,7 @@ def settings_table(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None
 
 
 def dead_ends(stages: Sequence[TuneStage]) -> Markup | None:
-    """What happened, the line of the log that says so, and what would mend it."""
+    """Return what happened, the line of the log that says so, and what would mend it."""
     columns = ("#", ("Change", "wide"), ("What happened", "wide"), ("Log line", "wide"), ("Remedy", "wide"))
     rows = [
         (
@@ -209,7 +209,7 @@ def _ladder_row(stage: TuneStage, figure: Interval, *, best: bool, lost: bool) -
 def curve_chart(
     tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint], height: int = 270
 ) -> Spec | None:
-    """A line for each configuration, named at its end. None where nothing was measured."""
+    """Return a line for each configuration, named at its end. None where nothing was measured."""
     curves = []
     for look, config in zip(cycle(_LOOKS), _configs(tuning, points), strict=False):
         figures = {one.concurrency: one.figure for one in points if one.config == config}
@@ -222,7 +222,7 @@ def curve_chart(
 
 
 def first_token_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
-    """What the queue costs: TTFT over C, in the looks of the other chart."""
+    """Return what the queue costs: TTFT over C, in the looks of the other chart."""
     curves = []
     for look, config in zip(cycle(_LOOKS), _configs(tuning, points), strict=False):
         found = sorted((one.concurrency, one.ttft_ms) for one in points if one.config == config and known(one.ttft_ms))
@@ -253,7 +253,7 @@ def curve_table(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[Cu
 
 
 def _configs(tuning: Tuning, points: Sequence[CurvePoint]) -> list[KnobConfig]:
-    """The baseline first, then in the order of the points."""
+    """Return the baseline first, then in the order of the points."""
     met = list(dict.fromkeys(one.config for one in points))
     return sorted(met, key=lambda config: config != tuning.baseline)
 
@@ -312,7 +312,7 @@ def tuning_page(
 
 
 def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], *, state: str | None = None) -> list[Markup]:
-    """What a reader has to know before the first figure."""
+    """Return what a reader has to know before the first figure."""
     told = []
     if state in _STATES:
         told.append(banner("incomplete" if state != "running" else "differs", state, _STATES[state]))
@@ -327,7 +327,7 @@ def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], *, state: str | 
 
 
 def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
-    """One SVG document: a bar for each configuration that was the best of its time."""
+    """Return one SVG document: a bar for each configuration that was the best of its time."""
     spec = ladder_chart(tuning, stages)
     said = headline(tuning, stages)
     marks = ["SIMULATED"] if tuning.simulated else []
@@ -340,7 +340,7 @@ def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
 
 
 def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = ()) -> Markup:
-    """Everything below the headline, without its frame."""
+    """Return everything below the headline, without its frame."""
     parts = [
         _cards(tuning, stages),
         section("ladder", "The ladder", _ladder_figure(tuning, stages), ladder(tuning, stages)) if stages else None,

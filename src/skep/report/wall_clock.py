@@ -6,7 +6,7 @@ from datetime import UTC, datetime, tzinfo
 
 
 def local(at: float, zone: tzinfo | None) -> datetime:
-    """The wall's clock, without its zone: what days and months are counted on."""
+    """Return the wall's clock, without its zone: what days and months are counted on."""
     return datetime.fromtimestamp(at, zone).replace(tzinfo=None)
 
 
@@ -15,7 +15,7 @@ def stamp(wall: datetime, zone: tzinfo | None) -> float:
 
 
 def wall_s(at: float, zone: tzinfo | None) -> float:
-    """What the wall's clock showed at `at`, in seconds as if it were in UTC: an axis of whole days."""
+    """Return what the wall's clock showed at `at`, in seconds as if it were in UTC: an axis of whole days."""
     return datetime.fromtimestamp(at, zone).replace(tzinfo=UTC).timestamp()
 
 

@@ -127,7 +127,7 @@ def _installed_folders() -> list[Path]:
 
 
 def _base_folders(base: Path) -> list[Path]:
-    """Where packages lie inside the trees that are bound anyway."""
+    """Return where packages lie inside the trees that are bound anyway."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     roots = {base / "lib" / version, base.resolve() / "lib" / version, Path("/usr/lib/python3")}
     roots |= {Path("/usr/lib") / version, Path("/usr/local/lib") / version}
@@ -332,7 +332,7 @@ def _contents(files: dict[str, int], etc: dict[str, int]) -> list[str]:
 
 
 def _readable(data: bytes) -> int:
-    """A file without a name that holds `data`, to be read from its beginning."""
+    """Return a file without a name that holds `data`, to be read from its beginning."""
     fd = os.memfd_create("skep", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(data)

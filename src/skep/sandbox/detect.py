@@ -54,7 +54,7 @@ def open_sandbox() -> Sandbox:
 
 
 def remedy() -> str:
-    """What to install or to lift, by what this machine lacks or forbids."""
+    """Return what to install or to lift, by what this machine lacks or forbids."""
     if shutil.which("bwrap") is None:
         found = [f"`sudo {command} bubblewrap`" for program, command in INSTALLING.items() if shutil.which(program)]
         return f"install bubblewrap: {found[0]}" if found else "install the package `bubblewrap`"

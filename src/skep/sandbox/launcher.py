@@ -103,7 +103,7 @@ class MemoryWatch:
         return unix * SOCKET_BYTES + sum(map(_queued, tables))
 
     def _exact(self) -> int:
-        """Each page divided by the processes that share it; as in `_plain` where the kernel does not tell."""
+        """Return each page divided by the processes that share it; as in `_plain` where the kernel does not tell."""
         return sum(self._divided(pid) for pid in self._pids())
 
     def _divided(self, pid: str) -> int:
@@ -143,13 +143,13 @@ class MemoryWatch:
 
 
 def _queued(table: bytes) -> int:
-    """The sum of what waits to be sent and to be read, in a table of the kernel's sockets."""
+    """Return the sum of what waits to be sent and to be read, in a table of the kernel's sockets."""
     lines = [line.split() for line in table.splitlines()[1:]]
     return sum(int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":"))
 
 
 def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:
-    """The sum of these fields in bytes. None: it has none of them."""
+    """Return the sum of these fields in bytes. None: it has none of them."""
     found = [int(line.split()[1]) for line in text.splitlines() if line.startswith(fields)]
     return sum(found) * 1024 if found else None
 
@@ -477,7 +477,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def _not_needed(*paths: str) -> str:
-    """A folder that none of these lies in: what the launcher and bubblewrap still read must not be covered."""
+    """Return a folder that none of these lies in: what the launcher and bubblewrap still read must not be covered."""
     needed = {parent for path in paths for one in (Path(path), Path(path).resolve()) for parent in (one, *one.parents)}
     for place in map(Path, STAGES):
         if place.is_dir() and place.resolve() == place and place not in needed:

@@ -129,7 +129,7 @@ Step = tuple[int, int, str | None]  # operation, value, where to go if it holds
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """The filter for this machine. None: an architecture whose numbers are not in the table."""
+    """Return the filter for this machine. None: an architecture whose numbers are not in the table."""
     architecture = ARCHITECTURES.get(machine or platform.machine())
     return None if architecture is None else _assemble(_steps(architecture), _ends())
 

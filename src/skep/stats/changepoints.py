@@ -140,7 +140,7 @@ class _LogScale:
         return sorted({*edges[1:-1], *(cut for a, b in pairwise(edges) for cut in self._parted(a, b, slow))})
 
     def _settled(self, cuts: list[int], slow: float) -> list[int]:
-        """Each cut moved to its best place between its neighbours, and dropped where it no longer stands out."""
+        """Return each cut moved to its best place between its neighbours, and dropped where it no longer stands out."""
         for _ in range(len(cuts) + 3):
             edges = [0, *cuts, len(self.xs)]
             moved: list[int] = []
@@ -155,7 +155,7 @@ class _LogScale:
         return cuts
 
     def slowness(self, cuts: Sequence[int]) -> float:
-        """How much wider slow noise makes a mean than quick noise of the same spread."""
+        """Return how much wider slow noise makes a mean than quick noise of the same spread."""
         return slowness([self.clipped(a, b) for a, b in pairwise([0, *cuts, len(self.xs)])])
 
 
@@ -167,7 +167,7 @@ class _Best:
 
 
 def _weighed(ys: Sequence[float]) -> _Best | None:
-    """The cut in two levels that stands out most; None where there is no room, or nothing but one value."""
+    """Return the cut in two levels that stands out most; None where there is no room, or nothing but one value."""
     n = len(ys)
     if n < 2 * SHORTEST:
         return None
@@ -192,7 +192,7 @@ def _weighed(ys: Sequence[float]) -> _Best | None:
 
 
 def _octaves(places: int) -> Iterator[tuple[int, int]]:
-    """All cuts, by the length of the shorter level: from 6, 12, 24, 48 and 96 values on, from either end."""
+    """Yield all cuts, by the length of the shorter level: from 6, 12, 24, 48 and 96 values on, from either end."""
     half = (places + 1) // 2
     start, length = 0, SHORTEST
     while start < half:

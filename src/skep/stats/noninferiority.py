@@ -70,7 +70,7 @@ def lower_bound(items: Mapping[float, float], *, corrected: bool = True, z: floa
 
 
 def upper_bound(items: Mapping[float, float], *, corrected: bool = True, z: float = Z) -> float:
-    """The mirror image."""
+    """Return the mirror image."""
     return -lower_bound({-value: count for value, count in items.items()}, corrected=corrected, z=z)
 
 
@@ -100,7 +100,7 @@ def _correction(shares: Mapping[float, float], truth: float, variance: float, z:
 
 
 def _most_likely(items: Mapping[float, float], truth: float) -> dict[float, float]:
-    """The distribution of mean `truth` under which the items are likeliest: each value's share is its count over
+    """Return the distribution of mean `truth` under which the items are likeliest: each value's share is its count over
     1 + tilt * (value - truth). A tilt beyond 1 / (1 + truth) would be less likely than a weight on -1, and whatever
     that tilt leaves over is such weight."""
     total = sum(items.values())
@@ -172,7 +172,7 @@ def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> Paire
 
 
 def claim_of(difference: PairedDifference, delta: float) -> Claim:
-    """A loss that is certain but certainly smaller than delta HOLDS: that is what was asked."""
+    """Return a loss that is certain but certainly smaller than delta HOLDS: that is what was asked."""
     _check_share("delta", delta)
     if difference.low > -delta:
         return Claim.HOLDS
@@ -188,7 +188,7 @@ def items_needed(
     loss: float = 0.0,
     correlation: float = ASSUMED_CORRELATION,
 ) -> int:
-    """How many must be asked so that the claim is made in `power` of runs, if no more than `loss` is lost.
+    """Return how many must be asked so that the claim is made in `power` of runs, if no more than `loss` is lost.
 
     `discordance`: share of pairs that differ; `correlation`: of one item's repeats, see above. Even where nothing ever
     differs about 3.1 / delta are needed, and repeats do not help below that: fewer would hide as many lost items.
@@ -223,7 +223,7 @@ def delta_shown(
     loss: float = 0.0,
     correlation: float = ASSUMED_CORRELATION,
 ) -> float:
-    """The smallest loss that so many items can exclude in `power` of runs."""
+    """Return the smallest loss that so many items can exclude in `power` of runs."""
     if items < 1:
         raise ValueError(f"{items} items can show nothing")
     return -lower_bound(_unlucky(_item_values(discordance, repeats, loss, correlation), items, power))
@@ -251,7 +251,7 @@ def _item_values(discordance: float, repeats: int, loss: float, correlation: flo
 
 
 def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[float, float]:
-    """What is seen if chance goes against it as far as `power` allows: the spread, tilted to that mean."""
+    """Return what is seen if chance goes against it as far as `power` allows: the spread, tilted to that mean."""
     if not 0.5 <= power < 1:
         raise ValueError(f"power {power} is not between 0.5 and 1")
     mean = mean_of(values)

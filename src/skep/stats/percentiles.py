@@ -29,7 +29,7 @@ class Percentiles:
 
 
 def percentile(values: Iterable[float], q: float) -> float:
-    """The q-th percentile, 0 <= q <= 100, by linear interpolation between the two nearest ranks.
+    """Return the q-th percentile, 0 <= q <= 100, by linear interpolation between the two nearest ranks.
 
     The smallest value is percentile 0 and the largest percentile 100; the n values between them lie
     100 / (n - 1) apart. `percentile([10, 20], 95)` is 19.5.
@@ -90,7 +90,7 @@ _TINY = 1e-300
 
 @lru_cache(maxsize=4096)
 def t_quantile(confidence: float, freedom: float) -> float:
-    """The t for which -t..t holds `confidence` of the distribution: 2.776 for 0.95 and 4 degrees of freedom."""
+    """Return the t for which -t..t holds `confidence` of the distribution: 2.776 for 0.95 and 4 degrees of freedom."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence} is not between 0 and 1")
     if freedom <= 0:
@@ -111,7 +111,7 @@ def _density(t: float, freedom: float) -> float:
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function, from the side where its fraction converges quickly."""
+    """Return the regularised incomplete beta function, from the side where its fraction converges quickly."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)

@@ -209,7 +209,7 @@ class SequentialTest:
 def mean_of_starts(
     starts: Sequence[Sequence[float]], noise: MeasurementNoise, *, confidence: float = 0.95
 ) -> Interval | None:
-    """The mean of one configuration, from logarithms of its readings by start; None: there are none."""
+    """Return the mean of one configuration, from logarithms of its readings by start; None: there are none."""
     groups = [noise.clipped(one) for one in starts if one]
     if not groups:
         return None

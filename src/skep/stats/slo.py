@@ -94,7 +94,7 @@ class SloResult:
 
 
 def share_of_limit(figures: Iterable[tuple[float | None, float]]) -> float:
-    """The worst of (measured, limit). Infinite where a figure is missing: what was not seen was not kept."""
+    """Return the worst of (measured, limit). Infinite where a figure is missing: what was not seen was not kept."""
     return max((math.inf if seen is None else seen / limit for seen, limit in figures), default=math.inf)
 
 
@@ -129,7 +129,7 @@ class SloSearch:
         return self.next_level() is None
 
     def result(self) -> SloResult:
-        """The result by what is known so far."""
+        """Return the result by what is known so far."""
         met, failed = self._highest_met(), min(self._levels(met=False), default=None)
         safe = max((c for c in self._levels(met=True) if failed is None or c < failed), default=None)
         return SloResult(met, failed, safe, self._end(met))
@@ -188,7 +188,7 @@ class SloSearch:
         return max(self._levels(met=True), default=None)
 
     def _failed_above(self) -> int | None:
-        """The lowest failure above the highest pass: between them lies what is looked for."""
+        """Return the lowest failure above the highest pass: between them lies what is looked for."""
         met = self._highest_met() or 0
         return min((c for c in self._levels(met=False) if c > met), default=None)
 

@@ -107,7 +107,7 @@ class SpeedCurve:
         return max(later, key=lambda place: self.ratio(place, index)[:0:-1], default=None)
 
     def best_before(self, index: int) -> int | None:
-        """The best of the smaller levels; None for the first."""
+        """Return the best of the smaller levels; None for the first."""
         return max(range(index), key=lambda place: self.levels[place].estimate, default=None)
 
     def knee_side(self, index: int) -> CurveSide:

@@ -88,7 +88,7 @@ def deviations(values: Sequence[float]) -> list[float]:
 
 
 def slowness(parts: Sequence[Sequence[float]]) -> float:
-    """The deviation of a mean over what it would be of independent values; 1 where no slow noise is seen.
+    """Return the deviation of a mean over what it would be of independent values; 1 where no slow noise is seen.
 
     Each part is a stretch around one level, in order. Taken from how alike neighbours are; what a mean of few values
     hides of that is added back.
@@ -109,7 +109,7 @@ def _around_mean(part: Sequence[float]) -> list[float]:
 
 
 def _error_of_median(values: Sequence[float]) -> float:
-    """The standard error, from the two values that lie about one root of n ranks to either side of the middle.
+    """Return the standard error, from the two values that lie about one root of n ranks to either side of the middle.
 
     After Price and Bonett: the chance that the median lies between these two is known from the binomial, whatever the
     distribution, and their distance is divided by as many normal deviations.

@@ -215,11 +215,11 @@ class Store:
         return total
 
     def delete_runs(self, ids: Iterable[str]) -> int:
-        """How many there were to delete. A run that is being written stays, and the others with it."""
+        """Return how many there were to delete. A run that is being written stays, and the others with it."""
         return _RUNS.delete(self, ids, _check_ended)
 
     def delete_calibrations(self, ids: Iterable[str]) -> int:
-        """How many there were to delete."""
+        """Return how many there were to delete."""
         return _CALIBRATIONS.delete(self, ids, lambda _: None)
 
     def read(self, sql: str, *values: object) -> list[sqlite3.Row]:

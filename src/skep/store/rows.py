@@ -194,7 +194,7 @@ def _reader(kind: type, names: tuple[str, ...], prefix: str = "") -> Callable[..
 
 @cache
 def _flat(kind: type) -> tuple[tuple[str, str, Convert | None], ...]:
-    """Where each value stands in a record, its column, and how it is written."""
+    """Return where each value stands in a record, its column, and how it is written."""
     found: list[tuple[str, str, Convert | None]] = []
     for field in _stored_fields(kind):
         if field.joined:
@@ -224,7 +224,7 @@ def _stored_field(name: str, hint: Any) -> _StoredField:
 
 
 def _converters(hint: Any, column: str) -> tuple[Convert | None, Convert | None]:
-    """How a value of this type is written and read."""
+    """Return how a value of this type is written and read."""
     kinds = [one for one in get_args(hint) if one is not NoneType] if NoneType in get_args(hint) else [hint]
     kind = kinds[0]
     if kind is str:

@@ -62,13 +62,13 @@ class AnswerForm:
         return self._adapter is not None
 
     def value(self, answer: str | None, value: Any) -> Any:
-        """What the caller gets of an answer that counted."""
+        """Return what the caller gets of an answer that counted."""
         if self.schema is None:
             return answer or ""
         return value if self._adapter is None else self._adapter.validate_json(json.dumps(value))
 
     def fault(self, value: Any) -> str | None:
-        """What the type demands beyond its schema: validators of a model's own."""
+        """Return what the type demands beyond its schema: validators of a model's own."""
         assert self._adapter is not None
         try:
             self._adapter.validate_json(json.dumps(value))
@@ -79,7 +79,7 @@ class AnswerForm:
 
 
 async def listed(items: Items) -> list[Any]:
-    """All of them, as a run knows its tasks before it begins; an asynchronous source is read to its end."""
+    """Return all of them, as a run knows its tasks before it begins; an asynchronous source is read to its end."""
     if isinstance(items, AsyncIterable):
         return [item async for item in items]
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
@@ -90,7 +90,7 @@ async def listed(items: Items) -> list[Any]:
 async def make_tasks(
     prompt: Prompt, items: Sequence[Any], schema: Mapping[str, Any] | None, defaults: TaskDefaults
 ) -> list[Task]:
-    """A task for each item, in order; ids are 1, 2, ... unless the function gives others."""
+    """Return a task for each item, in order; ids are 1, 2, ... unless the function gives others."""
     if not isinstance(prompt, str) and not callable(prompt):
         raise UserError(f"a template or a function is wanted, not {type(prompt).__name__}")
     maker = parse_template(prompt) if isinstance(prompt, str) else prompt
@@ -374,7 +374,7 @@ async def map(  # noqa: A001
 async def map(  # noqa: A001 - `swarm.map` says what it is
     prompt: Prompt, items: Items, *, schema: Any = None, failures: str = "raise", **options: Unpack[Options]
 ) -> list[Any]:
-    """One value for each item, in their order: a text; with a schema, JSON; with a type, an instance of it.
+    """Return one value for each item, in their order: a text; with a schema, JSON; with a type, an instance of it.
 
     `prompt`: a template (`{}` and `{item}` are the item, `{title}` a field of it), or a function that makes a prompt,
     messages or a task of an item. Tasks that failed for good raise `SwarmError` in the end, or, with
@@ -429,7 +429,7 @@ def run_sync(prompt: Prompt, items: Items, *, schema: Any = None, **options: Unp
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Where a loop runs in this thread, in a thread beside it: a loop does not run within another.
+    """Return where a loop runs in this thread, in a thread beside it: a loop does not run within another.
 
     Ctrl-C comes as an interrupt in a notebook; under `asyncio.run`, the task that waits here is marked as cancelled.
     """

@@ -287,5 +287,5 @@ class ConcurrencyLimit:
 
 
 def backlog_of(slots: int) -> int:
-    """How many wait in the endpoint's queue: those that end at the same moment are followed at once."""
+    """Return how many wait in the endpoint's queue: those that end at the same moment are followed at once."""
     return min(MOST_BACKLOG, max(min(slots, 2), -(-slots // 4)))

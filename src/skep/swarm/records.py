@@ -139,7 +139,7 @@ class SwarmRun:
 
 
 def task_json(task: Task) -> dict[str, Any]:
-    """What has its default is left out."""
+    """Return what has its default is left out."""
     return given_fields(task)
 
 

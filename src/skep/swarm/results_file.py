@@ -172,7 +172,7 @@ class _MissingLines:
         return (result_line(self._tasks[result.task], result) for result in self._missing.values())
 
     def take(self, line: bytes) -> bool:
-        """Whether it is one of them; then it is not missing any more."""
+        """Return whether it is one of them; then it is not missing any more."""
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):

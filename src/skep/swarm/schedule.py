@@ -204,7 +204,7 @@ class TaskSchedule:
             self._queue(job)
 
     def step(self, now: float, limit: int, heard: Mapping[int, int] | None = None) -> list[Action]:
-        """What is to be done now, with at most `limit` under way. `heard`: tokens so far, by lease."""
+        """Return what is to be done now, with at most `limit` under way. `heard`: tokens so far, by lease."""
         counts = heard or {}
         self._listen(now, sum(counts.values()))
         quiet = not any(counts.values())

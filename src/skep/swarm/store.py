@@ -42,7 +42,7 @@ class Recorded:
     result: TaskResult | None = None
 
     def tasks(self) -> set[str]:
-        """The ids it names; one, unless somebody mixed them up."""
+        """Return the ids it names; one, unless somebody mixed them up."""
         return {one.task for one in (self.attempt, self.result) if one is not None}
 
 
@@ -180,7 +180,7 @@ class SwarmStore:
         skep_version: str,
         tasks: Iterable[Task],
     ) -> str:
-        """The run with all its tasks, or nothing. Nobody works on it before a session is opened."""
+        """Return the run with all its tasks, or nothing. Nobody works on it before a session is opened."""
         known = {"created_at": created_at, "url": url, "config": document_text(config), "skep_version": skep_version}
         wanted = list(tasks)
         _check_ids(wanted)
@@ -205,7 +205,7 @@ class SwarmStore:
         simulated: bool,
         after_cancel: int | None = None,
     ) -> int:
-        """Its number, from 1. This process is its writer.
+        """Return its number, from 1. This process is its writer.
 
         `after_cancel`: of `newest_cancel`, when the session was asked for; a later one is meant for it. None: now.
         """
@@ -268,7 +268,7 @@ class SwarmStore:
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
     def pending(self, run_id: str) -> list[tuple[Task, int, float | None]]:
-        """Those without a result, in the order of the input: the tries that count, and when the first began."""
+        """Return those without a result, in the order of the input: the tries that count, and when the first began."""
         return [(_task_of(row), row["tries"], row["started_at"]) for row in self._store.read(_PENDING, run_id)]
 
     def results(
@@ -311,15 +311,15 @@ class SwarmStore:
             insert(connection, "swarm_cancels", run_id=run_id, at=at)
 
     def newest_cancel(self, run_id: str) -> int:
-        """Its number, which grows; 0: it was never cancelled."""
+        """Return its number, which grows; 0: it was never cancelled."""
         return int(self._store.read(_NEWEST_CANCEL, run_id)[0][0])
 
     def cancelled_after(self, run_id: str, cancel: int) -> bool:
-        """Whether another cancel came after this one of `newest_cancel`."""
+        """Return whether another cancel came after this one of `newest_cancel`."""
         return self.newest_cancel(run_id) > cancel
 
     def delete(self, ids: Iterable[str]) -> int:
-        """How many there were to delete. A run that somebody works on stays, and the others with it."""
+        """Return how many there were to delete. A run that somebody works on stays, and the others with it."""
         return _RUNS.delete(self._store, ids, _check_stopped)
 
 
@@ -350,7 +350,7 @@ def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], cl
 
 
 def _keys(connection: Connection, run_id: str, rows: Iterable[Recorded]) -> dict[str, int]:
-    """What the tables call the tasks that are named here."""
+    """Return what the tables call the tasks that are named here."""
     keys: dict[str, int] = {}
     for name in set().union(*(row.tasks() for row in rows)):
         sql = "SELECT key FROM swarm_tasks WHERE run_id = ? AND id = ?"

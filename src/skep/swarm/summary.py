@@ -146,7 +146,7 @@ class SwarmStory:
 
 
 def paused_between(spans: Sequence[SessionSpan], begin: float, end: float) -> float:
-    """How much of the time from `begin` to `end` lay between two sessions."""
+    """Return how much of the time from `begin` to `end` lay between two sessions."""
     paused = 0.0
     for earlier, later in pairwise(spans):
         paused += max(0.0, min(end, later.started_at) - max(begin, earlier.ended_at))
@@ -225,7 +225,7 @@ def limits_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Agent
 
 
 def at_once(attempts: Sequence[Attempt]) -> int:
-    """The largest number of attempts that were under way at the same moment.
+    """Return the largest number of attempts that were under way at the same moment.
 
     The next one is sent while an answer that is all here is still being read: those do not count as two.
     """
@@ -275,7 +275,7 @@ def account_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float
 
 
 def story_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None) -> SwarmStory:
-    """The same with all that the page and the picture are made of."""
+    """Return the same with all that the page and the picture are made of."""
     return story_from(read_rows(swarm, run), now=now, price_kwh=price_kwh)
 
 

@@ -90,7 +90,7 @@ _ALLOWED: Mapping[str, Mapping[str, Demand]] = {
 
 
 def checker_faults(checker: Any) -> Iterator[str]:
-    """What is wrong with it, each in a line; none: it is sound."""
+    """Yield what is wrong with it, each in a line; none: it is sound."""
     if not isinstance(checker, Mapping):
         yield '`checker` must be an object such as {"kind": "contains", "all": ["x"]}'
         return
@@ -113,7 +113,7 @@ def checker_faults(checker: Any) -> Iterator[str]:
 
 
 def _together(kind: str, checker: Mapping[str, Any]) -> Iterator[str]:
-    """What single values cannot show."""
+    """Yield what single values cannot show."""
     options, answer = checker.get("options"), checker.get("answer")
     given = {one.casefold() for one in options or ()} if kind == "choice" and _is_texts(options) else None
     if given is not None and answer is not None and str(answer).casefold() not in given:
@@ -215,7 +215,7 @@ class TaskForm:
         )
 
     def _value_faults(self, told: Mapping[str, Any]) -> Iterator[str]:
-        """A field that is null counts as left out."""
+        """Yield a field that is null counts as left out."""
         for name, wanted, is_it in _SIMPLE:
             if told.get(name) is not None and not is_it(told[name]):
                 yield f"`{name}` must be {wanted}, not {_shown(told[name])}"
@@ -387,7 +387,7 @@ def csv_rows(text: str, name: str, template: Template | None, delimiter: str) ->
 
 
 def _records(text: str, delimiter: str) -> list[tuple[int, list[str], str | None]]:
-    """The line where each begins, its fields, and what is wrong. After a broken quote, nothing more is read."""
+    """Return the line where each begins, its fields, and what is wrong. After a broken quote, nothing more is read."""
     reader = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
     found: list[tuple[int, list[str], str | None]] = []
     while True:
@@ -476,7 +476,7 @@ def tasks_of(documents: Iterable[Any], *, template: str | None = None, **default
 
 
 def _row(number: int, document: Any) -> TaskRow:
-    """What Python takes and JSON does not is a fault as well: NaN, sets, circles."""
+    """Return what Python takes and JSON does not is a fault as well: NaN, sets, circles."""
     try:
         return TaskRow(number, f"task {number}", parse(json.dumps(document, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:

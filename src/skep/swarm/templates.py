@@ -31,7 +31,7 @@ class Template:
         return "".join(text + ("" if name is None else _written(values[name])) for text, name in self.parts)
 
     def missing(self, known: Iterable[str]) -> str | None:
-        """What it asks for and is not among these, in words; None: all of it is."""
+        """Return what it asks for and is not among these, in words; None: all of it is."""
         given = list(known)
         absent = [name for name in self.names if name not in given]
         if not absent:

@@ -91,7 +91,7 @@ def split_words(text: str) -> list[str]:
 
 
 def read_answers(path: Path) -> tuple[StoredAnswer, ...]:
-    """Lines of `{"prompt": "part of the prompt", "answer": "text", "wrong": "text" or a list of texts}`."""
+    """Return lines of `{"prompt": "part of the prompt", "answer": "text", "wrong": "text" or a list of texts}`."""
     rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
     return tuple(StoredAnswer(row["prompt"], row["answer"], _wrong(row.get("wrong"))) for row in rows)
 

@@ -30,7 +30,7 @@ class HttpRequest:
     keep_alive: bool
 
     def shows(self, key: str) -> bool:
-        """Where there is no key, everybody does."""
+        """Return where there is no key, everybody does."""
         return not key or self.headers.get("authorization") == f"Bearer {key}"
 
 

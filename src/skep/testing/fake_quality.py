@@ -85,7 +85,7 @@ class QualityPolicy:
         return AnswerDecision(said, cut=self._strikes(self._quality.truncate, inside))
 
     def _stored_for(self, ask: FakeRequest) -> StoredAnswer | None:
-        """The one for exactly this message, else the first whose key the prompt holds."""
+        """Return the one for exactly this message, else the first whose key the prompt holds."""
         exact = self._by_message.get(ask.last)
         return exact or next((one for one in self._stored if one.prompt in ask.prompt), None)
 
@@ -113,7 +113,7 @@ def halved(answer: FakeAnswer) -> FakeAnswer:
 
 
 def thinking(answer: FakeAnswer, text: str, *, room: int) -> FakeAnswer:
-    """The reasoning before the answer, both within `room`.
+    """Return the reasoning before the answer, both within `room`.
 
     The stream form `reasoning` takes the first quarter of the tokens for reasoning, so the text is divided among a
     third as many tokens as the answer has, and is whole however many those are. What it costs is the answer's end.
@@ -133,6 +133,6 @@ def _thoughts(words: int) -> int:
 
 
 def _hashed(prompt: str) -> tuple[float, int]:
-    """A share from 0 to 1 and a number, both the prompt's own."""
+    """Return a share from 0 to 1 and a number, both the prompt's own."""
     digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) / 2**64, int.from_bytes(digest[8:16])

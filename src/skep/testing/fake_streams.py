@@ -45,7 +45,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def parse_form(text: str) -> StreamForm:
-    """Names of `FORMS` joined by commas: `cut,crlf`."""
+    """Return names of `FORMS` joined by commas: `cut,crlf`."""
     fields: dict[str, Any] = {}
     for name in text.split(","):
         if name not in FORMS:

@@ -37,7 +37,7 @@ _CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
 
 
 def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
-    """The preset with room for the goal's tasks, and with the numbers said that it leaves to the engine.
+    """Return the preset with room for the goal's tasks, and with the numbers said that it leaves to the engine.
 
     What is tuned is then the same on another version with other defaults. Switches are left as they are.
     """
@@ -124,7 +124,7 @@ def _on_cpu(model: str, aim: TuneGoal, engine: str, checkpoint: str | None, know
 
 
 def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> list[Setup]:
-    """The safest first: on as few cards as it takes, and of what fits there the format with the most bits."""
+    """Return the safest first: on as few cards as it takes, and of what fits there the format with the most bits."""
     goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
     context = max(needed_context(aim, model), usual_context(model))
     pooled = engine in ("vllm", "sglang")
@@ -167,7 +167,7 @@ def cards_words(rig: Rig) -> str:
 
 
 def _in_catalogue(card: Device) -> str:
-    """Its own name there, or that of the relative whose speeds it was given."""
+    """Return its own name there, or that of the relative whose speeds it was given."""
     if find_device(card.id) is not None:
         return card.id
     same = (card.vendor, card.compute_capability, card.bandwidth_gbs)

@@ -38,7 +38,7 @@ class TimeBudget:
         self._pace = 0.7 * self._pace + 0.3 * min(_SLOWEST, max(_FASTEST, seconds / max(1e-6, expected)))
 
     def seconds(self, configs: Sequence[KnobConfig], readings: int) -> float:
-        """One start, a warm-up and so many readings of each."""
+        """Return one start, a warm-up and so many readings of each."""
         each = (self._terrain.start_s(one) + (readings + 1) * self._terrain.reading_s(one) for one in configs)
         return self._pace * sum(each)
 
@@ -66,7 +66,7 @@ _ALIKE = 0.01  # a change that brings less than this is not made
 
 
 def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
-    """The most promising configuration with this value, with as little else turned as that takes."""
+    """Return the most promising configuration with this value, with as little else turned as that takes."""
     rng = Random(f"{incumbent.key}/{knob}={value}")
     best, best_gain = None, float("-inf")
     for number in range(_DRAWN):
@@ -103,7 +103,7 @@ def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pin
 
 
 def _back(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
-    """What does not matter stays as it was."""
+    """Return what does not matter stays as it was."""
     gain = book.promise(config, incumbent)
     for change in config.changes_from(incumbent):
         if change.knob == pinned:
@@ -194,7 +194,7 @@ class Moves:
         return found
 
     def further(self, incumbent: KnobConfig) -> list[Move]:
-        """What is looked at when no single change promises anything: remedies, pairs, several at once."""
+        """Return what is looked at when no single change promises anything: remedies, pairs, several at once."""
         singles = self._all_singles(incumbent)
         found = [*self._pairs(incumbent, singles), *self._combined(incumbent, singles), *self._leaps(incumbent)]
         remedies = (self._move(config, incumbent, "remedy") for config in self._remedies)
@@ -284,7 +284,7 @@ class Moves:
         return None
 
     def _combined(self, incumbent: KnobConfig, singles: list[Move]) -> Iterator[Move]:
-        """Those that could not be told from nothing one by one, all together: what they bring adds up."""
+        """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
         best: dict[str, Move] = {}
         for move in singles:
             closed = self._closed.get(_key(move.changes))
@@ -342,7 +342,7 @@ class Chooser:
         return GRAINS[self._moves.grain]
 
     def choose(self, incumbent: KnobConfig) -> Move | tuple[KnobConfig, ...] | None:
-        """One to decide about, or a few to sort; None: nothing promises anything."""
+        """Return one to decide about, or a few to sort; None: nothing promises anything."""
         while True:
             moves = self._ranked(self._moves.singles(incumbent), incumbent)
             if not self._owed and max((move.hope for move in moves), default=0.0) < BOLD:
@@ -357,7 +357,7 @@ class Chooser:
                 self._moves.grain += 1
 
     def ranked(self, incumbent: KnobConfig) -> list[Move]:
-        """All single changes that are open, best first."""
+        """Return all single changes that are open, best first."""
         moves = self._moves.singles(incumbent)
         return sorted(moves, key=lambda move: self._worth(move, incumbent), reverse=True)
 

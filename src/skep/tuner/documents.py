@@ -46,7 +46,7 @@ def asked_and_answered(kept: SavedAnswer) -> tuple[BenchRequest, BenchResult]:
 
 
 def curve_of(answers: Iterable[SavedAnswer]) -> CurveResult | None:
-    """The newest, where one was measured."""
+    """Return the newest, where one was measured."""
     curves = [one for one in answers if one.kind == "curve"]
     return from_document(curves[-1].answer, CurveResult) if curves else None
 
@@ -59,7 +59,7 @@ def tuning_json(
     state: TuningState | None = None,
     measured_s: float | None = None,
 ) -> dict[str, Any]:
-    """The document of `skep tune --json` and `skep tune show --json`."""
+    """Return the document of `skep tune --json` and `skep tune show --json`."""
     baseline, best = baseline_of(stages), best_of(stages)
     return {
         "tuning": _tuning(tuning, state, measured_s),

@@ -57,7 +57,7 @@ def kv_bits(value: Value) -> tuple[float, float] | None:
 
 
 def narrower(value: Value, values: Iterable[Value]) -> Value:
-    """The widest of the values that is surely narrower; None: there is none."""
+    """Return the widest of the values that is surely narrower; None: there is none."""
     have = kv_bits(value)
     if have is None:
         return None
@@ -139,7 +139,7 @@ def failure_of(found: Diagnosis, launch: Launch, *, under_load: bool) -> ConfigF
 
 
 def knobs_between(old: Launch, new: Launch) -> tuple[tuple[str, Value], ...]:
-    """What differs, by the names that knobs have. Speculation is a knob for each method, its value the depth."""
+    """Return what differs, by the names that knobs have. Speculation is a knob for each method, its value the depth."""
     drafts = [launch.options.draft for launch in (old, new)]
     methods = dict.fromkeys(draft.method for draft in drafts if draft is not None)
     pairs: dict[str, tuple[object, object]] = {
@@ -222,7 +222,7 @@ def apply_remedy(config: KnobConfig, failure: ConfigFailure, knobs: Sequence[Kno
 def why_hopeless(
     config: KnobConfig, failures: Sequence[tuple[KnobConfig, ConfigFailure]], knobs: Sequence[Knob]
 ) -> str | None:
-    """Why it need not be tried, by what failed before. None: nothing speaks against it."""
+    """Return why it need not be tried, by what failed before. None: nothing speaks against it."""
     for failed, failure in failures:
         reason = None
         if config == failed:
@@ -318,7 +318,7 @@ def _turned(knob: Knob, value: Value, way: str) -> Value:
 
 
 def _nearest(knob: Knob, value: Value, wish: Value) -> Value:
-    """The wish itself, or the next rung beyond it as seen from the value that failed; None: there is none."""
+    """Return the wish itself, or the next rung beyond it as seen from the value that failed; None: there is none."""
     if wish in knob.values:
         return wish
     if not (is_number(wish) and is_number(value)):

@@ -187,7 +187,7 @@ class Handle:
 
 
 def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
-    """Where the knobs stand in this preset."""
+    """Return where the knobs stand in this preset."""
     return KnobConfig.of({knob.name: knob_value(base, knob.name) for knob in knobs})
 
 
@@ -204,7 +204,7 @@ def tokens_of(preset: Preset, knob: str) -> int:
 
 
 def apply_config(base: Preset, config: KnobConfig) -> Preset:
-    """The base with every knob of the configuration where that says.
+    """Return the base with every knob of the configuration where that says.
 
     Cards that the base names are those to choose from: a layout on fewer takes the first of them.
     """
@@ -267,7 +267,7 @@ def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
 
 
 def plain_kv(engine: str) -> str:
-    """The word for a cache in 16 bits."""
+    """Return the word for a cache in 16 bits."""
     return "auto" if engine in ("vllm", "sglang") else "f16"
 
 
@@ -357,7 +357,7 @@ def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
 
 
 def own_refusal(config: KnobConfig, base: Preset) -> str | None:
-    """Why these values cannot go together; None: nothing is known against them."""
+    """Return why these values cannot go together; None: nothing is known against them."""
     try:
         preset = apply_config(base, config)
     except UserError as error:
@@ -529,7 +529,7 @@ def said_in_extra(base: Preset) -> dict[str, str]:
 
 
 def with_own(knob: Knob, base: Preset) -> Knob:
-    """Where the base stands is one of the values: the climb begins there."""
+    """Return where the base stands is one of the values: the climb begins there."""
     own = knob_value(base, knob.name)
     if own is None or own in knob.values:
         return knob

@@ -166,7 +166,7 @@ class ConfigRun:
         return f"<ConfigRun {self.config.key} {self._what}, {self._done}/{self._total}, {self._failed} failed>"
 
     async def warm_up(self, maker: TaskMaker, width: int, limit_s: float) -> list[Request]:
-        """Its last batch."""
+        """Return its last batch."""
         self._begin("warming up", 0, (0, 0))
         work = warm_up(self._driver, maker, width, on_row=self._took, limit_s=limit_s)
         try:

@@ -92,7 +92,7 @@ class Surrogate:
         return Belief(mean, math.sqrt(max(variance - sum(map(mul, through, through)), 0.0)))
 
     def mean_gain(self, config: KnobConfig, over: KnobConfig) -> float:
-        """The mean alone, which is had quickly."""
+        """Return the mean alone, which is had quickly."""
         mine, theirs = self._column(config), self._column(over)
         pulled = sum(weight * (mine[other] - theirs[other]) for other, weight in self._pull.items())
         return self.prior(config) - self.prior(over) + pulled
@@ -119,7 +119,7 @@ class Surrogate:
         return {value: self._reach_of(knob, value) for value in knob.values}
 
     def _reach_of(self, knob: Knob, value: Value) -> float:
-        """How far the effect of this value may be from what is foreseen; none at the baseline's."""
+        """Return how far the effect of this value may be from what is foreseen; none at the baseline's."""
         if value == self._baseline.get(knob.name):
             return 0.0
         foreseen = self._foreseen(self._baseline.turned({knob.name: value}))
@@ -134,7 +134,7 @@ class Surrogate:
         return column[b]
 
     def _column(self, config: KnobConfig) -> dict[KnobConfig, float]:
-        """The kernel of it with all that were seen."""
+        """Return the kernel of it with all that were seen."""
         column = self._columns.setdefault(config, {})
         for other in self._pull:
             if other not in column:
@@ -246,7 +246,7 @@ class Measurements:
         self.noise.add_starts([fmean(self.noise.clipped(one)) for one in known], [len(one) for one in known])
 
     def figure(self, sittings: Sequence[ServerStart]) -> Interval | None:
-        """The mean with a 95 % interval; None: nothing counts."""
+        """Return the mean with a 95 % interval; None: nothing counts."""
         return mean_of_starts([speeds(one.readings) for one in sittings], self.noise)
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
@@ -263,7 +263,7 @@ class Measurements:
         return [seat.sitting for seat in self._seats.get(config, ()) if seat.round > since]
 
     def refusal(self, config: KnobConfig) -> str | None:
-        """Why it is not to be started: a rule, or a dead end that it would run into again."""
+        """Return why it is not to be started: a rule, or a dead end that it would run into again."""
         if config in self._refused:
             return self._refused[config]
         looked = self._looked.get(config)
@@ -293,7 +293,7 @@ class Measurements:
         return None
 
     def deaths(self, knob: str, value: Value) -> int:
-        """How many configurations with this value failed for another reason than memory."""
+        """Return how many configurations with this value failed for another reason than memory."""
         return sum(config.get(knob) == value and not is_of_memory(failure) for config, failure in self.failures)
 
     def trust(self, config: KnobConfig) -> float:
@@ -301,19 +301,19 @@ class Measurements:
         return self._suspicion.trust(config)
 
     def promise(self, config: KnobConfig, over: KnobConfig) -> float:
-        """The gain that is believed, less for what looks like something that failed."""
+        """Return the gain that is believed, less for what looks like something that failed."""
         return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(max(1e-3, self.trust(config)))
 
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:
-    """The logarithms of those that count."""
+    """Return the logarithms of those that count."""
     return [math.log(one.figure) for one in readings if one.counts and one.figure is not None]
 
 
 def paired(
     a: Sequence[TuneReading], b: Sequence[TuneReading], of: Callable[[TuneReading], float]
 ) -> list[tuple[float, float]]:
-    """The nth of both, where both count."""
+    """Return the nth of both, where both count."""
     return [(of(one), of(other)) for one, other in zip(a, b, strict=False) if one.counts and other.counts]
 
 
@@ -333,13 +333,13 @@ def _lateness(readings: Sequence[TuneReading]) -> float:
 
 
 def over_limit(sittings: Sequence[ServerStart]) -> float:
-    """The median share of the limits; 0 where there are none."""
+    """Return the median share of the limits; 0 where there are none."""
     shares = [one.over_limit for sitting in sittings for one in sitting.readings if one.counts]
     return median(shares) if shares else 0.0
 
 
 def typical(sittings: Sequence[ServerStart], name: str) -> float | None:
-    """The median of `ttft_ms` or `tpot_ms` over the readings that count."""
+    """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
     values = [getattr(one, name) for sitting in sittings for one in sitting.readings if one.counts]
     known = [value for value in values if value is not None]
     return median(known) if known else None

@@ -56,19 +56,19 @@ class SearchSpace(Protocol):
         """Knobs that are worth turning again, or together, when the other one has been turned."""
 
     def refusal(self, config: KnobConfig) -> str | None:
-        """Why it cannot be started at all, by a rule or by memory; None: it may be tried."""
+        """Return why it cannot be started at all, by a rule or by memory; None: it may be tried."""
 
     def predict(self, config: KnobConfig) -> float | None:
-        """The goal's figure as the planner expects it; None: it has nothing to say on this."""
+        """Return the goal's figure as the planner expects it; None: it has nothing to say on this."""
 
     def spare_bytes(self, config: KnobConfig) -> float | None:
-        """What the planner expects to be left of a card's memory; None: it has nothing to say on this."""
+        """Return what the planner expects to be left of a card's memory; None: it has nothing to say on this."""
 
     def start_s(self, config: KnobConfig) -> float:
-        """How long a start is expected to take."""
+        """Return how long a start is expected to take."""
 
     def reading_s(self, config: KnobConfig) -> float:
-        """How long one reading is expected to take."""
+        """Return how long one reading is expected to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class DidNotStart(Exception):
 
 class TrialServerPort(Protocol):
     def together(self, presets: Sequence[Preset]) -> bool:
-        """Whether they may be up at the same time without taking memory or cards from each other."""
+        """Return whether they may be up at the same time without taking memory or cards from each other."""
 
     def open(self, preset: Preset) -> AbstractAsyncContextManager[ServedConfig]:
         """Up until the block ends, on any end. Raises DidNotStart."""

@@ -205,7 +205,7 @@ class Predictor:
         return self._outcomes[key]
 
     def watts(self, config: KnobConfig) -> float | None:
-        """What its cards draw under load, roughly; None: nobody told what they are made for."""
+        """Return what its cards draw under load, roughly; None: nobody told what they are made for."""
         setup, rig = self.setup(config), rig_of(config, self.ground)
         if setup is None or rig is None:
             return None
@@ -227,7 +227,7 @@ class Predictor:
         return found.outcome(PlannedLoad(agents, aim.input_tokens, aim.output_tokens))
 
     def _refused(self, config: KnobConfig) -> str | None:
-        """The engine's own rules first: a contradiction has no setup."""
+        """Return the engine's own rules first: a contradiction has no setup."""
         said = own_refusal(config, self.ground.base)
         if said is not None:
             return said

@@ -182,7 +182,7 @@ TIMEOUT_S, MOST_S = 600.0, 600.0
 
 class QualityGuardPort(Protocol):
     def known(self, config: KnobConfig) -> Sheet | None:
-        """Its sheet, where it was asked before: nothing need be started."""
+        """Return its sheet, where it was asked before: nothing need be started."""
 
     async def answers(self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         """Asked and judged now. The first to be asked is the incumbent, never a challenger."""

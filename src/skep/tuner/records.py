@@ -66,7 +66,7 @@ class KnobConfig:
         return KnobConfig.of({**self.as_dict, **changes})
 
     def changes_from(self, other: KnobConfig) -> tuple[KnobChange, ...]:
-        """What makes this one out of the other."""
+        """Return what makes this one out of the other."""
         there = other._by_knob
         return tuple(
             KnobChange(knob, there.get(knob), value) for knob, value in self.values if there.get(knob) != value

@@ -126,7 +126,7 @@ class KnobSearch:
     # What is asked and answered
 
     def following(self) -> BenchRequest | None:
-        """The same until it is answered; None: the climb is over."""
+        """Return the same until it is answered; None: the climb is over."""
         if self._asked is None and not self._is_over:
             self._asked = self._next()
         return self._asked
@@ -144,7 +144,7 @@ class KnobSearch:
             self._took_round(errand, answer)
 
     def prospects(self) -> list[Move]:
-        """What could be tried from here, the most hopeful a minute first."""
+        """Return what could be tried from here, the most hopeful a minute first."""
         return self._chooser.ranked(self.incumbent)
 
     def minutes(self, move: Move) -> float:
@@ -223,7 +223,7 @@ class KnobSearch:
         return CurveRequest(configs, self._curve_levels(configs))
 
     def _curve_levels(self, configs: Sequence[KnobConfig]) -> tuple[int, ...]:
-        """All, or only the goal's where the time is over."""
+        """Return all, or only the goal's where the time is over."""
         levels = curve_levels(self.aim.concurrency)
         left_s = self.purse.budget_s - self.spent_s
         affordable = self.purse.seconds(configs, 2 * len(levels)) <= max(left_s, CURVE_SHARE * self.purse.budget_s / 2)

@@ -27,7 +27,7 @@ class Service:
         return f"skep serves {', '.join(self.models) or 'no model'}{cards} at {self.url} (pid {self.pid})"
 
     def shares(self, cards: Sequence[int]) -> tuple[int, ...]:
-        """Which of its cards another one would have too, who takes these; none named: any."""
+        """Return which of its cards another one would have too, who takes these; none named: any."""
         return tuple(card for card in self.gpus if not cards or card in cards)
 
 
@@ -81,7 +81,7 @@ def _pause(say: Callable[[dict[str, Any]], object]) -> None:
 
 
 def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
-    """What keeps it from serving again."""
+    """Return what keeps it from serving again."""
     try:
         say({"op": "resume"})
     except NotRunning:

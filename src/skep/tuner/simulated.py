@@ -44,13 +44,13 @@ class Truth(Protocol):
     """What each configuration really does. Pure: the same for every question."""
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
-        """One reading of the goal's load without noise, `wall_s` long; or why it does not start."""
+        """Return one reading of the goal's load without noise, `wall_s` long; or why it does not start."""
 
     def dies(self, config: KnobConfig) -> ConfigFailure | None:
-        """What becomes of it under load, after a good start and a first reading; None: it lives."""
+        """Return what becomes of it under load, after a good start and a first reading; None: it lives."""
 
     def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
-        """The same load at another number of agents; `figure` is effective tok/s."""
+        """Return the same load at another number of agents; `figure` is effective tok/s."""
 
     def start_s(self, config: KnobConfig) -> float: ...
 
@@ -115,7 +115,7 @@ class SimulatedBench:
         return self.curved(errand, on_progress)
 
     def measured(self, errand: MeasureRequest, on_progress: OnProgress = lambda _: None) -> MeasurementRound:
-        """What `measure` answers: nothing in it waits."""
+        """Return what `measure` answers: nothing in it waits."""
         began_s, rng = self.now_s, self._rng("measure")
         sides = [_SimulatedStart(config) for config in errand.configs]
         if self.together:
@@ -135,7 +135,7 @@ class SimulatedBench:
         return CurveResult(tuple(points), self.now_s - began_s)
 
     def drift(self, at_s: float) -> float:
-        """How the machine as a whole does at that time, of what it does on average."""
+        """Return how the machine as a whole does at that time, of what it does on average."""
         return 1.0 + self.noise.drift * math.sin(2 * math.pi * at_s / self.noise.drift_period_s + self._phase)
 
     def _rng(self, what: str) -> Random:

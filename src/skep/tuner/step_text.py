@@ -60,7 +60,7 @@ def stage_of(
 
 
 def speed_words(evidence: Evidence, verdict: SequentialVerdict, ratio: Interval | None) -> str:
-    """How a contest of speeds ended."""
+    """Return how a contest of speeds ended."""
     if ratio is None:
         return "no reading of both sides counts: the client was the limit, or nothing was answered"
     if verdict is not SequentialVerdict.SAME:
@@ -72,7 +72,7 @@ def speed_words(evidence: Evidence, verdict: SequentialVerdict, ratio: Interval 
 
 
 def limit_words(evidence: Evidence, slo: str | None, ratio: Interval | None) -> str:
-    """Where limits decided."""
+    """Return where limits decided."""
     here, there = over_limit(evidence.sittings), over_limit(evidence.beside)
     what = "within" if here <= 1 else "beyond"
     return f"{what} {slo or 'its limits'}: {here:.2f} times the limit against {there:.2f}; speed {share_words(ratio)}"

@@ -89,12 +89,12 @@ class TuningSession:
 
 
 def to_document(value: Any) -> Any:
-    """A frozen value as its document."""
+    """Return a frozen value as its document."""
     return _open_ended(msgspec.to_builtins(value))
 
 
 def from_document(document: Any, kind: type[T]) -> T:
-    """What `packed` was given. Fields that an older skep did not know have their defaults."""
+    """Return what `packed` was given. Fields that an older skep did not know have their defaults."""
     return msgspec.convert(_numbers(document), kind)
 
 
@@ -187,7 +187,7 @@ class TuningStore:
         return f"<TuningStore {self._store.path}>"
 
     def begin(self, tuning: Tuning, *, suffix: Callable[[], str] = new_suffix) -> str:
-        """Its id, which takes the place of the value's own. Nobody works on it before a session is begun."""
+        """Return its id, which takes the place of the value's own. Nobody works on it before a session is begun."""
         with self._store.transaction() as connection:
             tuning_id = free_id(connection, tuning.created_at, suffix)
             aim, document = tuning.aim, document_text(to_document(replace(tuning, id=tuning_id)))
@@ -265,7 +265,7 @@ class TuningStore:
         return row[0], row[1]
 
     def delete(self, ids: Iterable[str]) -> int:
-        """How many there were to delete. One that somebody works on stays, and the others with it."""
+        """Return how many there were to delete. One that somebody works on stays, and the others with it."""
         return TUNINGS.delete(self._store, ids, _check_stopped)
 
     def _saved(self, rows: Sequence[Row]) -> list[SavedTuning]:

@@ -28,13 +28,13 @@ def baseline_of(stages: Sequence[TuneStage]) -> TuneStage | None:
 
 
 def best_of(stages: Sequence[TuneStage]) -> TuneStage | None:
-    """The last step that stands; the baseline where there is none."""
+    """Return the last step that stands; the baseline where there is none."""
     steps = [one for one in accepted(stages) if one.figure is not None]
     return steps[-1] if steps else baseline_of(stages)
 
 
 def accepted(stages: Sequence[TuneStage]) -> list[TuneStage]:
-    """The steps that the best stands on: one that was accepted and died later is none of them."""
+    """Return the steps that the best stands on: one that was accepted and died later is none of them."""
     steps: list[TuneStage] = []
     for one in stages:
         if one.decision is StageDecision.ACCEPTED:
@@ -45,7 +45,7 @@ def accepted(stages: Sequence[TuneStage]) -> list[TuneStage]:
 
 
 def after_each(stages: Sequence[TuneStage]) -> list[tuple[TuneStage | None, list[TuneStage]]]:
-    """Each configuration that was kept, with the attempts between it and the next one that were not."""
+    """Return each configuration that was kept, with the attempts between it and the next one that were not."""
     groups: list[tuple[TuneStage | None, list[TuneStage]]] = []
     for one in stages:
         if one.decision in KEPT:
@@ -58,7 +58,7 @@ def after_each(stages: Sequence[TuneStage]) -> list[tuple[TuneStage | None, list
 
 
 def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
-    """The numbers of those that were accepted and died later."""
+    """Return the numbers of those that were accepted and died later."""
     standing = {one.number for one in accepted(stages)}
     return frozenset(
         one.number for one in stages if one.decision is StageDecision.ACCEPTED and one.number not in standing
@@ -66,7 +66,7 @@ def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
 
 
 def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
-    """All accepted steps together, over the baseline; their errors are taken as independent of each other.
+    """Return all accepted steps together, over the baseline; their errors are taken as independent of each other.
 
     None where nothing was accepted, or a step has no ratio.
     """
@@ -85,7 +85,7 @@ def _log(larger: float, smaller: float) -> float:
 
 
 def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
-    """One sentence without its full stop."""
+    """Return one sentence without its full stop."""
     base, best, unit = baseline_of(stages), best_of(stages), unit_of(tuning)
     at = f"at C\u00a0=\u00a0{tuning.aim.concurrency}"
     if base is None or base.figure is None or best is None or best.figure is None:
@@ -111,7 +111,7 @@ def _nothing(stages: Sequence[TuneStage]) -> str:
 
 
 def failed_words(stage: TuneStage) -> str:
-    """What a dead end was, in a few words."""
+    """Return what a dead end was, in a few words."""
     if stage.failure is None:
         return "it failed"
     return f"it {FAILURES.get(stage.failure.kind, 'failed: ' + stage.failure.kind)}"
@@ -155,7 +155,7 @@ def shape_words(tuning: Tuning) -> str:
 
 
 def config_name(config: KnobConfig, tuning: Tuning, stages: Sequence[TuneStage]) -> str:
-    """What a reader calls a configuration: the baseline, the best, or the stage that measured it."""
+    """Return what a reader calls a configuration: the baseline, the best, or the stage that measured it."""
     if config == tuning.baseline:
         return "baseline"
     best = best_of(stages)

@@ -46,7 +46,7 @@ _COMPLAINT = ("error", "failed", "exception", "fatal", "out of memory", "cannot"
 
 
 def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
-    """One tuner at a time: two would measure each other."""
+    """Return one tuner at a time: two would measure each other."""
     return hold_lock(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
 
 
@@ -137,7 +137,7 @@ class TrialServers:
             wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
 
     def _ram(self, preset: Preset) -> int | None:
-        """Bytes of the machine's memory that it takes; None: not known, or it cannot be started."""
+        """Return bytes of the machine's memory that it takes; None: not known, or it cannot be started."""
         if preset not in self._rooms:
             try:
                 launches = plan_launches(self._settings(preset), self._user, self._progress, starting=False)

@@ -81,7 +81,7 @@ def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
 
 
 def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
-    """The figures first: drawing the pictures for the first time takes a second."""
+    """Yield the figures first: drawing the pictures for the first time takes a second."""
     yield _part("run_names", site=site, runs=runs)
     found = comparisons_of(store, runs)
     if found:
@@ -141,7 +141,7 @@ def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
 
 
 def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
-    """The pictures first; the figures of each pair as they are worked out."""
+    """Yield the pictures first; the figures of each pair as they are worked out."""
     since, histories = _histories(store, asked, _chosen(store, asked))
     shares = {name: simulated_share(store, name, since, asked.until) for name in asked.targets}
     if (words := simulated_words(shares)) is not None:
@@ -164,7 +164,7 @@ def _part(macro: str, **values: Any) -> str:
 
 
 def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
-    """Every other target against the first."""
+    """Yield every other target against the first."""
     series = SeriesStore(store)
     first, *others = asked.targets
     for other in others:
@@ -214,7 +214,7 @@ def target_rows(site: Site, store: Store, asked: HistoryQuery) -> Iterator[tuple
 
 
 def _chosen(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
-    """The same series of each where all have it, else the one that stands for each."""
+    """Return the same series of each where all have it, else the one that stands for each."""
     series = SeriesStore(store)
     name = asked.series
     if name is None:
@@ -231,7 +231,7 @@ def _speeds(names: set[str]) -> list[str]:
 
 
 def _cold(store: Store, hot: Sequence[Stepped]) -> list[SeriesKey]:
-    """The cold series of the same figure, of those targets that have one."""
+    """Return the cold series of the same figure, of those targets that have one."""
     series = SeriesStore(store)
     found = []
     for one, _ in hot:

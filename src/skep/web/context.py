@@ -114,7 +114,7 @@ _WITHOUT_ROWID = ("changes", "probes", "samples", "events", "alerts")  # or with
 
 
 def hide_private_columns(store: Store) -> Store:
-    """The same store, which from now on has nothing that is not for the public."""
+    """Return the same store, which from now on has nothing that is not for the public."""
     store.add_function("names_place", names_place)
     store.add_function("public_name", lambda model: None if model is None else public_name(model))
     store.read("BEGIN")
@@ -165,13 +165,13 @@ class Site:
             yield None if store is None else SeriesStore(store)
 
     def hide(self, url: str | None) -> str:
-        """An address, a path or the name of a flow as it may be shown here."""
+        """Return an address, a path or the name of a flow as it may be shown here."""
         if url is None or self.public:
             return UNKNOWN
         return public_url(url)
 
     def label(self, model: str | None) -> str:
-        """The name of a model. Where it is a file or an address, a public page shows its last part alone."""
+        """Return the name of a model. Where it is a file or an address, a public page shows its last part alone."""
         if model is None:
             return UNKNOWN
         return public_name(model) if self.public else model
@@ -180,7 +180,7 @@ class Site:
 def make_site(
     paths: Paths, *, host: str, public: bool = False, api_key: str | None = None, clock: Callable[[], float] = time.time
 ) -> Site:
-    """The gateway's rule: beyond loopback a key is wanted. Raises UserError where there is none.
+    """Return the gateway's rule: beyond loopback a key is wanted. Raises UserError where there is none.
 
     On loopback only loopback's own names are answered to, so that no page of somebody else's can reach in by a name
     that it lets point here.

@@ -154,7 +154,7 @@ def picture_of(
 
 
 def track_of(history: SeriesHistory, colour: str, name: str | None = None, steps: Sequence[float] = ()) -> Track:
-    """Where the window is long there are hours or days instead of points: their middle, from p10 to p90."""
+    """Return where the window is long there are hours or days instead of points: their middle, from p10 to p90."""
     band = history.band or [(span.start, span.median, span.p10, span.p90) for span in history.spans]
     return Track(name or history.key.target, history.points, band, colour, steps)
 
@@ -259,7 +259,7 @@ def change_document(change: SeriesChange) -> dict[str, Any]:
 
 
 def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
-    """One kind of row after the other; what a kind does not have is empty."""
+    """Yield one kind of row after the other; what a kind does not have is empty."""
     for history in (view.history, view.cold):
         if history is not None:
             yield from _history_rows(view, history)

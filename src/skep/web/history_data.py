@@ -83,7 +83,7 @@ class HistoryQuery:
     end: str = ""
 
     def query(self) -> str:
-        """The query string that asks for this."""
+        """Return the query string that asks for this."""
         parts = [("target", name) for name in self.targets]
         if self.series:
             parts.append(("series", self.series))
@@ -101,7 +101,7 @@ class HistoryQuery:
         return replace(self, targets=targets, series=series)
 
     def windows(self) -> list[tuple[str, str, bool]]:
-        """The usual windows: in words, the query string that asks for it, whether it is this one."""
+        """Return the usual windows: in words, the query string that asks for it, whether it is this one."""
         names = [*((name, words) for name, _, words in WINDOWS), (ALL, "all")]
         return [(words, self.over(name).query(), name == self.window) for name, words in names]
 
@@ -155,7 +155,7 @@ def key_of(target: str, series: str) -> SeriesKey:
 
 
 def series_of(key: SeriesKey) -> str:
-    """The name of the series without its target."""
+    """Return the name of the series without its target."""
     return str(key)[len(key.target) + 1 :]
 
 
@@ -180,7 +180,7 @@ def in_order(keys: Sequence[SeriesKey], first: Sequence[SeriesKey]) -> list[Seri
 
 
 def _moment(text: str, zone: tzinfo | None, *, end: bool = False) -> float:
-    """A day or a minute on the clock of `zone`. The day of an end is in the window."""
+    """Return a day or a minute on the clock of `zone`. The day of an end is in the window."""
     try:
         wall = datetime.fromisoformat(text)
     except ValueError:
@@ -213,7 +213,7 @@ def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) ->
 
 
 def with_steps(series: SeriesStore, history: SeriesHistory) -> tuple[SeriesHistory, tuple[float, ...]]:
-    """The history with its band in pieces, and the moments at which a piece begins."""
+    """Return the history with its band in pieces, and the moments at which a piece begins."""
     far = history.since - history.band_s
     known = {*steps_of(series, history.key, far, history.until), *(change.at for change in history.changes)}
     steps = tuple(sorted(known))
@@ -226,7 +226,7 @@ def with_steps(series: SeriesStore, history: SeriesHistory) -> tuple[SeriesHisto
 
 
 def stepped(values: Sequence[tuple[float, float]], steps: Sequence[float], width_s: float) -> list[Band]:
-    """A rolling median that forgets what was before the last step. `values` and `steps` are oldest first."""
+    """Return a rolling median that forgets what was before the last step. `values` and `steps` are oldest first."""
     moments = [at for at, _ in values]
     cuts = [0, *(bisect_left(moments, step) for step in steps), len(values)]
     pieces = [rolling_median(values[begin:end], width_s) for begin, end in pairwise(cuts)]
@@ -239,7 +239,7 @@ def _settled(piece: Sequence[Band]) -> Sequence[Band]:
 
 
 def _alike(one: SeriesKey, other: SeriesKey) -> bool:
-    """Whether a change of the one may stand for a change of the other."""
+    """Return whether a change of the one may stand for a change of the other."""
     quality = SeriesMetric.QUALITY
     return one.heat is Heat.HOT and (one.metric is quality) is (other.metric is quality)
 
@@ -313,7 +313,7 @@ class TargetHistory:
 
 
 def all_targets(series: SeriesStore) -> list[str]:
-    """Those that are probed, those that were, and what the gateway saw."""
+    """Return those that are probed, those that were, and what the gateway saw."""
     live = [target.name for target in series.targets()]
     once = [target.name for target in series.targets(removed=True)]
     return list(dict.fromkeys([*live, *once, *sorted({key.target for key in series.keys(None)})]))
@@ -349,7 +349,7 @@ def gather(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
 
 
 def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
-    """What the first picture needs."""
+    """Return what the first picture needs."""
     series = SeriesStore(store)
     key, keys = chosen_key(series, target, asked.series)
     if key is None:
@@ -465,7 +465,7 @@ def simulated_share(store: Store, target: str, since: float, until: float) -> fl
 
 
 def _cold_beside(key: SeriesKey, keys: Sequence[SeriesKey]) -> SeriesKey | None:
-    """The cold series that tells the same figure."""
+    """Return the cold series that tells the same figure."""
     if key.heat is not Heat.HOT:
         return None
     cold = [one for one in keys if one.heat is Heat.COLD]

@@ -149,7 +149,7 @@ def minute(unix_time: float) -> str:
 
 
 def ago(then: float, now: float) -> str:
-    """How long ago it was; never finer than it is redrawn."""
+    """Return how long ago it was; never finer than it is redrawn."""
     passed = max(0.0, now - then)
     return units.moment(then) if passed > 14 * DAY_S else span(passed) if passed >= 60 else "a minute"
 
@@ -168,7 +168,7 @@ def span(seconds: float) -> str:
 
 
 def _printable(value: object) -> object:
-    """What an expression of a template writes; markup is left as it is, None is nothing."""
+    """Return what an expression of a template writes; markup is left as it is, None is nothing."""
     return value if hasattr(value, "__html__") else "" if value is None else units.printable(str(value))
 
 
@@ -197,12 +197,12 @@ def assets() -> dict[str, Asset]:
 
 
 def asset(name: str) -> str:
-    """The address of a file of `static/`."""
+    """Return the address of a file of `static/`."""
     return f"/static/{name}?v={assets()[name].digest}"
 
 
 def theme_css() -> str:
-    """The roles of `skep.report.theme` as variables, by day and by night, and the night colours of pictures."""
+    """Return the roles of `skep.report.theme` as variables, by day and by night, and the night colours of pictures."""
     day = _variables("#faf8f5", "#fdf3e3", {})
     night = _variables("#151311", "#302515", theme.NIGHT)
     dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{night}}}}}"

@@ -279,7 +279,7 @@ class Live:
         return self.document
 
     async def changed(self, timeout_s: float) -> bool:
-        """Whether there is a new reading within that time."""
+        """Return whether there is a new reading within that time."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
             return True

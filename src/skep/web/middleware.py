@@ -138,7 +138,7 @@ def _is_open(request: Request) -> bool:
 
 
 def host_of(given: str) -> str:
-    """The name in a `Host` header, without its port and brackets."""
+    """Return the name in a `Host` header, without its port and brackets."""
     try:
         return urlsplit(f"//{given}").hostname or ""
     except ValueError:
@@ -146,7 +146,7 @@ def host_of(given: str) -> str:
 
 
 def same_origin(headers: Headers) -> bool:
-    """Whether a form was sent by a page of this site. Browsers always say where a form comes from."""
+    """Return whether a form was sent by a page of this site. Browsers always say where a form comes from."""
     origin, host = headers.get("origin"), headers.get("host")
     if not origin or not host or headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False

@@ -79,7 +79,7 @@ def sparkline(
 
 
 def slot_picture(slots: int, active: int | None, releasing: int | None, most_dots: int = MOST_DOTS) -> Markup:
-    """A dot a slot: full, half or hollow. Beyond `most_dots` a bar with the same parts."""
+    """Return a dot a slot: full, half or hollow. Beyond `most_dots` a bar with the same parts."""
     if active is None:
         return tag("span", text("–"), class_="slots", title="the gateway does not know it")
     busy = min(active, slots)

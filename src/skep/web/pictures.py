@@ -92,19 +92,19 @@ class Pictures:
         self._file_cache = FileCache(site.paths.cache / "web" / "pages")
 
     def report(self, store: Store, run: StoredRun) -> str:
-        """The whole HTML document that `skep report` writes."""
+        """Return the whole HTML document that `skep report` writes."""
         texts = not self._site.public
         name = f"{run.id}{'' if texts else '-public'}.html"
         return self._file_cache.kept(name, [run], lambda: run_page(store, run, texts=texts))
 
     def ready(self, run: StoredRun) -> str | None:
-        """The report, where it was drawn before and cannot change any more."""
+        """Return the report, where it was drawn before and cannot change any more."""
         if run.state not in (RunState.DONE, RunState.FAILED):
             return None
         return self._file_cache.get(f"{run.id}{'-public' if self._site.public else ''}.html")
 
     def picture(self, store: Store, run: StoredRun) -> str:
-        """One SVG document for a README."""
+        """Return one SVG document for a README."""
         shown = without_texts(run) if self._site.public else run
         name = f"{run.id}{'-public' if self._site.public else ''}.svg"
         return self._file_cache.kept(name, [run], lambda: run_picture(store, shown))
@@ -116,7 +116,7 @@ class Pictures:
         return self._file_cache.kept(name, runs, lambda: runs_page(store, shown, texts=not self._site.public))
 
     def comparison_picture(self, store: Store, runs: Sequence[StoredRun]) -> str:
-        """One SVG document of several runs."""
+        """Return one SVG document of several runs."""
         name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".svg"
         shown = [without_texts(run) if self._site.public else run for run in runs]
         return self._file_cache.kept(name, runs, lambda: runs_picture(store, shown, texts=not self._site.public))
@@ -130,7 +130,7 @@ def body_of(report: str) -> Markup:
 
 
 def report_parts(report: str) -> Markup:
-    """What a page of the dashboard shows of a report: the sentence above its first figure and its main part."""
+    """Return what a page of the dashboard shows of a report: the sentence above its first figure and its main part."""
     lead = _LEAD.search(report.partition("<main>")[0])
     return trusted(f'{lead[0] if lead else ""}<div class="report">{body_of(report)}</div>')
 

@@ -97,7 +97,7 @@ class PlanQuery:
         return urlencode({name: value for name, value in told.items() if value})
 
     def command(self) -> str:
-        """The same question at the command line."""
+        """Return the same question at the command line."""
         words = ["skep", "plan", self.model]
         if not self.own_machine:
             words += ["--gpu", f'"{self.rig or f"{self.count}x {self.card}"}"']
@@ -144,7 +144,7 @@ def _card(name: str) -> str:
 
 
 def form_choices() -> dict[str, Any]:
-    """What the fields of the form offer: values and words."""
+    """Return what the fields of the form offer: values and words."""
     by_maker: dict[str, list[tuple[str, str]]] = {}
     for one in devices().values():
         title = f"{one.title}, {one.memory_gib:g} GiB"
@@ -184,7 +184,7 @@ COLUMNS = ("rig", "layout", "engine", "quant", "kv_dtype", "slots", "context", "
 
 
 def plan_rows(found: Document, measured: Sequence[MeasuredRun]) -> list[list[Any]]:
-    """The layouts and their predicted levels for `/api/plan.csv`, and the levels of the runs beside them."""
+    """Return the layouts and their predicted levels for `/api/plan.csv`, and the levels of the runs beside them."""
     rows: list[list[Any]] = [
         [plan["rig"], layout_name(plan), plan["engine"], plan["quant"], plan["kv_dtype"], plan["slots"],
          plan["context"], *(point[name] for name in COLUMNS[7:14]), "predicted", None]
@@ -240,7 +240,7 @@ def _same(run: StoredRun, cards: Sequence[str], host: Document | None) -> bool:
 
 
 def cards_of(run: StoredRun) -> tuple[str, ...]:
-    """The catalogue's names of the cards it ran on; none where they are not known."""
+    """Return the catalogue's names of the cards it ran on; none where they are not known."""
     if run.simulated:
         try:
             return tuple(card.id for card in find_rig(machine_of(run), None).rig.cards)
@@ -308,7 +308,7 @@ class PlanPages:
         return page(self.site, "plan.html", asked=asked, plan=plan, **form_choices())
 
     def fragment(self, request: Request) -> Response:
-        """What the script puts into the page."""
+        """Return what the script puts into the page."""
         asked = read_query(request.query_params)
         return HTMLResponse(self._shown(asked) if asked.model else "")
 
@@ -361,7 +361,7 @@ class PlanPages:
         )
 
     def _plan(self, asked: PlanQuery) -> dict[str, Any]:
-        """The document of `skep plan --json`. Raises DoesNotFit where no layout does."""
+        """Return the document of `skep plan --json`. Raises DoesNotFit where no layout does."""
         kept = self._kept(asked)
         if kept is not None:
             return kept

@@ -110,7 +110,7 @@ def _measured_curve(
 
 
 def memory_bar(terms: Sequence[Document], card_bytes: int, places: Mapping[str, int]) -> Markup:
-    """One card as a bar: each term as long as its share, and what is free at the end."""
+    """Return one card as a bar: each term as long as its share, and what is free at the end."""
     total = max(card_bytes, sum(term["bytes"] for term in terms))
     at, parts = 0.0, []
     for term in terms:
@@ -129,7 +129,7 @@ def memory_bar(terms: Sequence[Document], card_bytes: int, places: Mapping[str, 
 
 
 def places_of(plans: Sequence[Document]) -> dict[str, int]:
-    """One colour a term, the same in every bar; weights and KV cache first."""
+    """Return one colour a term, the same in every bar; weights and KV cache first."""
     names = ["weights", "KV pool", *(term["term"] for plan in plans for term in plan["memory"])]
     return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
@@ -145,7 +145,7 @@ def swatch(place: int) -> Markup:
 
 
 def mark_of(one: MeasuredRun, place: int) -> Markup:
-    """The shape of a measured run, for the list below the pictures."""
+    """Return the shape of a measured run, for the list below the pictures."""
     shape = tag("path", d=list(_SHAPES.values())[(place - 1) % 3], fill=theme.PAPER if one.simulated else theme.ROSE,
                 stroke=theme.ROSE, stroke_width="1.5")  # fmt: skip
     return tag("svg", shape, viewBox="0 0 16 16", aria_hidden="true", class_="mark-of")

@@ -36,7 +36,7 @@ _MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
 
 
 def machine_of(run: StoredRun, *, public: bool = False) -> str:
-    """The cards, or the CPU where there is none. Of a far endpoint only its address is known."""
+    """Return the cards, or the CPU where there is none. Of a far endpoint only its address is known."""
     if found := _simulated(run):
         return found["rig"]
     if run.simulated:
@@ -54,7 +54,7 @@ def _hostname(url: str) -> str:
 
 
 def is_near(url: str) -> bool:
-    """Whether what answered ran on the client's own machine, whose facts the run has."""
+    """Return whether what answered ran on the client's own machine, whose facts the run has."""
     try:
         address = urlsplit(url).hostname
     except ValueError:
@@ -72,7 +72,7 @@ def host_words(host: Mapping[str, Any]) -> str:
 
 
 def engine_of(run: StoredRun) -> str:
-    """Its name and version, as the endpoint told."""
+    """Return its name and version, as the endpoint told."""
     if found := _simulated(run):
         return f"{found['engine']} (simulated)"
     told = str(
@@ -136,7 +136,7 @@ class RunCache:
         return f"<RunCache {len(self._runs)} runs, {len(self._figures)} figures>"
 
     def runs(self, store: Store) -> list[StoredRun]:
-        """All of them, newest first."""
+        """Return all of them, newest first."""
         ids = [row[0] for row in store.read("SELECT id FROM runs ORDER BY created_at DESC, rowid DESC")]
         with self._lock:
             known = {name: self._runs[name] for name in ids if name in self._runs}

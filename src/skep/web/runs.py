@@ -152,13 +152,13 @@ def where_of(run: StoredRun, site: Site) -> str:
 
 
 def tuning_of(run: StoredRun) -> str | None:
-    """The id of the tuning that it was made for."""
+    """Return the id of the tuning that it was made for."""
     told = run.config.get("tuning")
     return told if run.kind in OF_A_TUNING and isinstance(told, str) and told else None
 
 
 def run_document(run: StoredRun, figures: RunFigures | None, site: Site) -> dict[str, Any]:
-    """One run of `/api/runs.json`: the names of COLUMNS."""
+    """Return one run of `/api/runs.json`: the names of COLUMNS."""
     told = figures or RunFigures()
     error = "error" if site.public and run.error else run.error
     return {
@@ -230,7 +230,7 @@ class RunsPages:
         )
 
     def rows(self, request: Request) -> Response:
-        """The same table rows with every figure, for the script."""
+        """Return the same table rows with every figure, for the script."""
         asked = read_query(request.query_params)
         with self.site.store() as store:
             if store is None:
@@ -264,7 +264,7 @@ class RunsPages:
         )
 
     def body(self, request: Request) -> Response:
-        """The drawn part of a run's page, for the script."""
+        """Return the drawn part of a run's page, for the script."""
         with self._stored(request.path_params["id"]) as (store, run):
             try:
                 report = self.pictures.report(store, run)
@@ -273,7 +273,7 @@ class RunsPages:
         return HTMLResponse(report_parts(report))
 
     def report(self, request: Request) -> Response:
-        """The report as one file: a page of its own, that allows itself no script and no other file."""
+        """Return the report as one file: a page of its own, that allows itself no script and no other file."""
         with self._stored(request.path_params["id"]) as (store, run):
             drawn = self.pictures.report(store, run)
         policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -306,7 +306,7 @@ class RunsPages:
         )
 
     def run_json(self, request: Request) -> Response:
-        """The run as the list tells it, its configuration and every level's figures."""
+        """Return the run as the list tells it, its configuration and every level's figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
             levels = self._levels(store, run)
@@ -316,7 +316,7 @@ class RunsPages:
         return json_answer({**told, **facts, "levels": [asdict(one) for one in levels]})
 
     def run_csv(self, request: Request) -> Response:
-        """A row a level, its plain figures."""
+        """Return a row a level, its plain figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
             levels = self._levels(store, run)
         rows = [{name: value for name, value in asdict(one).items() if _is_plain(value)} for one in levels]
@@ -332,7 +332,7 @@ class RunsPages:
         return RedirectResponse(f"/compare?runs={quote(','.join(ids), safe=',')}", status_code=303)
 
     def comparison(self, request: Request) -> Response:
-        """One picture of several runs, for a page that shows them side by side."""
+        """Return one picture of several runs, for a page that shows them side by side."""
         names = [one for one in request.query_params.get("runs", "").split(",") if one]
         with self.site.store() as store:
             if store is None or not 2 <= len(names) <= MOST_COMPARED:
@@ -349,7 +349,7 @@ class RunsPages:
     def _found(
         self, store: Store, asked: RunsQuery, patience_s: float | None = None
     ) -> tuple[RunListing, dict[str, RunFigures]]:
-        """One page of runs with their figures; of all that are asked for, where the figures decide the order."""
+        """Return one page of runs with their figures; of all that are asked for, where the figures decide the order."""
         runs, public = self.book.runs(store), self.site.public
         if not asked.sort:
             found = listed(runs, asked, public=public)

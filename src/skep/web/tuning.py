@@ -59,7 +59,7 @@ def grouped(found: Sequence[TuningEntry]) -> list[list[TuningEntry]]:
 
 
 def tuning_row(one: TuningEntry, site: Site) -> dict[str, Any]:
-    """One tuning of `/api/tuning.json`: the names of COLUMNS."""
+    """Return one tuning of `/api/tuning.json`: the names of COLUMNS."""
     tuning, stages = one.kept.tuning, one.stages
     base, best = summary.baseline_of(stages), summary.best_of(stages)
     gain = summary.total_gain(stages)
@@ -102,7 +102,7 @@ class TuningDetails:
         return self.kept.state is TuningState.RUNNING
 
     def body(self) -> str:
-        """Everything below the title."""
+        """Return everything below the title."""
         return render(
             "tuning_body.html",
             kept=self.kept,
@@ -149,12 +149,12 @@ class TuningPages:
             return page(self.site, "tuning.html", tuning=whole.tuning, running=whole.running, body=whole.body())
 
     def body(self, request: Request) -> Response:
-        """What changes while it runs, for the script."""
+        """Return what changes while it runs, for the script."""
         with self._stored(request) as whole:
             return HTMLResponse(whole.body(), headers={"cache-control": "no-store"})
 
     def report(self, request: Request) -> Response:
-        """One file, that allows itself no script and no other file."""
+        """Return one file, that allows itself no script and no other file."""
         with self._stored(request) as whole:
             return HTMLResponse(whole.page(), headers={"content-security-policy": _POLICY})
 
@@ -170,7 +170,7 @@ class TuningPages:
         return json_answer(told)
 
     def one_csv(self, request: Request) -> Response:
-        """A row a stage."""
+        """Return a row a stage."""
         with self._stored(request) as whole:
             return csv_answer(f"tuning-{whole.tuning.id}", STAGE_COLUMNS, [_stage_cells(one) for one in whole.stages])
 

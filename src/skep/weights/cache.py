@@ -25,7 +25,7 @@ _LOCK_POLL_S = 0.2
 
 
 def is_verified(path: Path, sha256: str, size: int) -> bool:
-    """Whether `path` holds these bytes: by its sidecar, or else by hashing it and writing the sidecar anew."""
+    """Return whether `path` holds these bytes: by its sidecar, or else by hashing it and writing the sidecar anew."""
     try:
         with path.open("rb") as file:
             facts = os.fstat(file.fileno())
@@ -95,12 +95,12 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def staged_bytes(folder: Path) -> int:
-    """How far the process that holds the folder has come."""
+    """Return how far the process that holds the folder has come."""
     return max((largest_file_bytes(path) for path in folder.glob(".staging-*")), default=0)
 
 
 def largest_file_bytes(folder: Path) -> int:
-    """How far a download in `folder` has come. Files may vanish while they are looked at."""
+    """Return how far a download in `folder` has come. Files may vanish while they are looked at."""
     largest = 0
     for parent, _, names in os.walk(folder):
         for name in names:

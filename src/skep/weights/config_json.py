@@ -54,7 +54,7 @@ class ModelConfig:
         return cls(name, inner, document)
 
     def get(self, *keys: str) -> Any:
-        """The first of these keys that has a value."""
+        """Return the first of these keys that has a value."""
         for settings in (self.inner, self.outer):
             for key in keys:
                 if settings.get(key) is not None:
@@ -62,7 +62,7 @@ class ModelConfig:
         return None
 
     def whole(self, *keys: str, low: int = 1, high: int, default: int | None = None) -> int:
-        """A whole number within bounds. With no default, the first key must be there."""
+        """Return a whole number within bounds. With no default, the first key must be there."""
         found = next((key for key in keys if self.get(key) is not None), None)
         if found is None:
             if default is None:
@@ -164,7 +164,7 @@ def layers_of(settings: ModelConfig, layers: int) -> LayerCounts:
 
 
 def _counts(settings: ModelConfig, layers: int, window: int) -> tuple[int, int, int]:
-    """How many layers are full, sliding, linear; the rest keeps nothing."""
+    """Return how many layers are full, sliding, linear; the rest keeps nothing."""
     if pattern := block_pattern(settings):
         if len(pattern) != layers or set(pattern) - set("M*-E"):
             raise settings.wrong("hybrid_override_pattern", pattern, f"{layers} letters of M * - E")

@@ -120,7 +120,7 @@ class GgufReader:
         return int.from_bytes(self._take(width), "little")
 
     def count(self, what: str, limit: int, *, bytes_each: int) -> int:
-        """A number of things that follow: rejected when the rest of the file cannot hold that many."""
+        """Return a number of things that follow: rejected when the rest of the file cannot hold that many."""
         count = self.unsigned(8)
         if count > limit:
             raise DamagedFile(f"its header is damaged: it claims {count} {what}")
@@ -168,7 +168,7 @@ class GgufReader:
         return tuple(self.text() for _ in range(count))
 
     def _skip_texts(self, count: int) -> SkippedArray:
-        """The slow part of a header: a vocabulary has 262,144 words, so they are walked in large pieces."""
+        """Return the slow part of a header: a vocabulary has 262,144 words, so they are walked in large pieces."""
         self._need(count * 8)
         start, at, piece = self.position, 0, b""
         for _ in range(count):
@@ -246,7 +246,7 @@ _TEXT = (
 
 
 def looks_like(start: bytes) -> tuple[str, str]:
-    """The end of a sentence about the file, and a hint. `start`: its first bytes, up to a few hundred."""
+    """Return the end of a sentence about the file, and a hint. `start`: its first bytes, up to a few hundred."""
     if not start:
         return "it is empty", _AGAIN
     for magic, what, hint in _BINARY:
@@ -319,7 +319,7 @@ def read_header(path: Path, *, keep_arrays: bool = False) -> GgufHeader:
 
 
 def check_file(path: Path) -> GgufHeader:
-    """The header of a file that holds all bytes its tensors need."""
+    """Return the header of a file that holds all bytes its tensors need."""
     header = read_header(path)
     needed = header.expected_file_bytes
     if needed is not None and header.file_bytes < needed:

@@ -48,7 +48,7 @@ def load_client() -> Any:
 
 
 def fetch_from_hub(wanted: HubFile, client: Any) -> tuple[Path, bool]:
-    """The file, and whether it lay in the hub's cache already. Asks the network only when it does not."""
+    """Return the file, and whether it lay in the hub's cache already. Asks the network only when it does not."""
     try:
         cached = client.try_to_load_from_cache(wanted.repo, wanted.file)
         if isinstance(cached, str):
@@ -131,7 +131,7 @@ def pull(
 
 
 def installed(name: str, cache_dir: Path) -> Path | None:
-    """Where a catalogue model lies, if its file has the right size. Hashes nothing."""
+    """Return where a catalogue model lies, if its file has the right size. Hashes nothing."""
     model = pullable(name)
     path = model_path(model, cache_dir)
     try:

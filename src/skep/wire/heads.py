@@ -149,7 +149,7 @@ class HeadCache(Generic[T]):
         return len(self._known)
 
     def find(self, data: bytes, last: CachedHead[T] | None) -> tuple[CachedHead[T], int, int] | None:
-        """What is known of the head that `data` begins with, where the body begins, and how long it is.
+        """Return what is known of the head that `data` begins with, where the body begins, and how long it is.
 
         `last` is what this connection's last head was: mostly it comes again.
         """

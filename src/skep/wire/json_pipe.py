@@ -26,7 +26,7 @@ class JsonPipe:
         return cls(*await asyncio.open_unix_connection(sock=sock, limit=4 * MIB))
 
     async def receive(self) -> Message | None:
-        """The next message; None when the other side is gone or no longer makes sense."""
+        """Return the next message; None when the other side is gone or no longer makes sense."""
         try:
             line = await self._reader.readline()
             message = json.loads(line) if line.endswith(b"\n") else None

@@ -38,7 +38,7 @@ def socket_for(host: str) -> socket.socket:
 
 
 def free_port(host: str = HOST) -> int:
-    """A port that nobody holds there now. An engine that cannot tell its own is given it."""
+    """Return a port that nobody holds there now. An engine that cannot tell its own is given it."""
     with socket_for(host) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

@@ -292,7 +292,7 @@ class ServerConnection(asyncio.Protocol):
     # Inside
 
     def _handle_cached_head(self, data: bytes) -> bool:
-        """A read that begins with a head that was read before: the parser need not see this request."""
+        """Return a read that begins with a head that was read before: the parser need not see this request."""
         found = self._heads.find(data, self._last_head)
         if found is None:
             return False

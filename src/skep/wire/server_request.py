@@ -179,12 +179,12 @@ class ServerRequest:
 
 
 def size_of(request: ServerRequest) -> int:
-    """What a request that waits takes up."""
+    """Return what a request that waits takes up."""
     return len(request.body) + len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
 
 
 def head_without_offer(request: ServerRequest) -> bytes:
-    """The head again, without its offer to speak another protocol (h2c, from `curl --http2` or Java)."""
+    """Return the head again, without its offer to speak another protocol (h2c, from `curl --http2` or Java)."""
     kept = [field for field in request.headers if field[0] not in _OFFER]
     kept.append((b"connection", b"keep-alive" if request.keep_alive else b"close"))
     return request_bytes(request.method, request.target, kept, request.version.encode())

@@ -84,7 +84,7 @@ _CONTENT = b'"delta":{"content":"'
 
 
 def _body(read: bytes | tuple[bytes]) -> bytes:
-    """What it carries of the body; of whole chunks, mostly it is one."""
+    """Return what it carries of the body; of whole chunks, mostly it is one."""
     if isinstance(read, tuple):
         return read[0]
     if read.count(b"\r\n") == 2:  # a chunk has one behind its size and one at its end

@@ -198,7 +198,7 @@ def _tokens(line: _BankLine, value: Any) -> int:
 
 
 def _said(line: _BankLine, field: str, value: Any) -> str:
-    """A text, or a number that stands for its digits."""
+    """Return a text, or a number that stands for its digits."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return _text(line, field, value)

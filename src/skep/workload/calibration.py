@@ -38,7 +38,7 @@ class TokenCalibration:
     samples: int = 0
 
     def tokens(self, text: str) -> float:
-        """How many an engine would count, as far as this can tell."""
+        """Return how many an engine would count, as far as this can tell."""
         return self.overhead_tokens + pieces(text) * CHARS_PER_PIECE / self.chars_per_token
 
 

@@ -78,7 +78,7 @@ def conversations(
 
 
 def next_messages(script: ConversationScript, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
-    """What is sent for turn 0, 1, ...: everything said so far, with the answers to the turns before."""
+    """Return what is sent for turn 0, 1, ...: everything said so far, with the answers to the turns before."""
     if not 0 <= turn < len(script.turns):
         raise IndexError(f"turn {turn} of a conversation of {len(script.turns)}")
     if len(answers) < turn:

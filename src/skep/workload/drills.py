@@ -190,7 +190,7 @@ def _upper(rng: Random, _grade: int, count: int) -> Drill:
 
 
 def _pick(rng: Random, grade: int, count: int) -> Drill:
-    """The first or the last; later ones by their number, at last from behind."""
+    """Return the first or the last; later ones by their number, at last from behind."""
     words, ordinals = some_words(rng, count), _DATA["ordinals"]
     if grade <= 2:
         place, said = (0, "first") if coin(rng) else (-1, "last")
@@ -209,7 +209,7 @@ def _count_words(rng: Random, _grade: int, low: int, high: int) -> Drill:
 
 
 def _count_letter(rng: Random, _grade: int, most: int, length: int) -> Drill:
-    """How often a letter occurs: each number as often as the others."""
+    """Return how often a letter occurs: each number as often as the others."""
     count, letter = between(rng, 1, most), pick(rng, "aeort")
     others = [pick(rng, _LETTERS.replace(letter, "")) for _ in range(length - count)]
     return number(f"How often is {letter} in {''.join(shuffled(rng, [letter] * count + others))}?", count)
@@ -232,7 +232,7 @@ def _sort(rng: Random, _grade: int, count: int) -> Drill:
 
 
 def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
-    """The next one, then the one before: there are only so many days, and no grade asks what another does."""
+    """Return the next one, then the one before: there are only so many days, and no grade asks what another does."""
     names, what = (DAYS, "day") if coin(rng) else (MONTHS, "month")
     start = between(rng, 0, len(names) - 1)
     step, back = between(rng, low, high), grade > 1 and (grade == 2 or coin(rng))

@@ -40,12 +40,12 @@ def looks_like_code(text: str) -> bool:
 
 
 def is_session(code: str) -> bool:
-    """An interpreter's session: its first line has the prompt."""
+    """Return an interpreter's session: its first line has the prompt."""
     return code.lstrip().startswith(">>>")
 
 
 def session_code(code: str) -> str:
-    """What was typed, without the prompts and without what was printed. Other code is left as it is."""
+    """Return what was typed, without the prompts and without what was printed. Other code is left as it is."""
     if not is_session(code):
         return code
     typed = [line.strip() for line in code.split("\n")]
@@ -53,7 +53,7 @@ def session_code(code: str) -> str:
 
 
 def code_run(text: str) -> str | None:
-    """The longest run of lines that look like code, in a text without fences; None: there is none.
+    """Return the longest run of lines that look like code, in a text without fences; None: there is none.
 
     An answer whose first line is indented is the body of a function, and is kept with its indentation.
     """
@@ -164,7 +164,7 @@ def _whole(text: str) -> str:
 
 
 def _by_channel(text: str, thoughts: list[str]) -> str:
-    """What the final channel said. What comes before any mark was said aloud."""
+    """Return what the final channel said. What comes before any mark was said aloud."""
     said: list[str] = []
     channel, expects, start = "final", "message", 0
     for mark in _MARK.finditer(text):
@@ -278,7 +278,7 @@ def language_of(info: str) -> str:
 
 
 def python_blocks(text: str, given: str = "") -> list[str]:
-    """The Python code that the answer gives, block by block; `given` is what the answer was told.
+    """Return the Python code that the answer gives, block by block; `given` is what the answer was told.
 
     Fenced blocks that are Python, or say nothing and look like it. Left out: one whose functions and classes are all
     defined again later, or defined before and here only hinted at or quoted from what was given; one that only quotes
@@ -328,7 +328,7 @@ def _squeezed(code: str) -> str:
 
 
 def has_gaps(code: str) -> bool:
-    """Whether lines of a function are left out, with `...` or a remark in their place.
+    """Return whether lines of a function are left out, with `...` or a remark in their place.
 
     A method or a class that is nothing but `...` is whole: that is how protocols and exceptions are written.
     """

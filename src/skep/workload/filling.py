@@ -74,7 +74,7 @@ _ATTEMPTS = 8  # at a name that the module does not hold yet
 
 
 def draw_names(rng: Random, *, qualified: bool = False) -> Names:
-    """What fills an idea's holes. A qualified thing (`late_order`) is one of many more."""
+    """Return what fills an idea's holes. A qualified thing (`late_order`) is one of many more."""
     thing, things = pick(rng, THINGS)
     number = str(2 + int(rng.random() * 998))
     field = pick(rng, FIELDS)
@@ -95,7 +95,7 @@ def fenced(code: str) -> str:
 
 
 def module(rng: Random, measure: Measure, room: int, lead: str) -> str:
-    """A paragraph with functions that fill the room; empty where there is no room for one."""
+    """Return a paragraph with functions that fill the room; empty where there is no room for one."""
     code = functions(rng, measure, room - measure(MODULE.format(lead=lead, code=fenced(""))))
     return MODULE.format(lead=lead, code=fenced(code)) if code else ""
 
@@ -186,7 +186,7 @@ def cut(text: str, count: int) -> str:
 
 
 def pieces_for(tokens: float, chars_per_token: float, overhead_tokens: float = 0.0) -> int:
-    """How many pieces make so many tokens, the chat template's own included. May be negative."""
+    """Return how many pieces make so many tokens, the chat template's own included. May be negative."""
     if not (math.isfinite(chars_per_token) and chars_per_token > 0):
         raise UserError(f"`{chars_per_token}` characters per token is not possible", hint="between 2 and 6 is usual")
     return round((tokens - overhead_tokens) * chars_per_token / CHARS_PER_PIECE)

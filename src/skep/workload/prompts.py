@@ -101,19 +101,19 @@ def token_budget(tokens: int, chars_per_token: float, overhead_tokens: float) ->
 
 
 def form_for(room: int) -> Form:
-    """What so many pieces have room for."""
+    """Return what so many pieces have room for."""
     if room < _PIECES_FOR_CODE:
         return "bare"
     return "full" if room >= _PIECES_FOR_FULL_IDEAS else "plain"
 
 
 def tag(rng: Random, serial: int) -> str:
-    """What a message begins with so that no other begins like it. In digits: tokenizers agree on those."""
+    """Return what a message begins with so that no other begins like it. In digits: tokenizers agree on those."""
     return f"{rng.getrandbits(32) % 10_000_000:07d}-{serial}"
 
 
 def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) -> tuple[Prompt, Names]:
-    """One prompt, with the names that it speaks of."""
+    """Return one prompt, with the names that it speaks of."""
     system = tag(rng, serial) if form == "bare" else f"{tag(rng, serial)} You write Python."
     names = draw_names(rng)
     exact = budget.measure is pieces

@@ -47,7 +47,7 @@ class StatedNumber:
 
 
 def last_number(text: str) -> StatedNumber | None:
-    """The last one in the text, or in its last `\\boxed{}`; None: there is none."""
+    """Return the last one in the text, or in its last `\\boxed{}`; None: there is none."""
     text = _FRACTION.sub(r"\1/\2", text.replace("\u2212", "-").replace("{,}", ","))
     boxed = last_boxed(text)
     found = _last(_NUMBER, boxed) if boxed else None
@@ -56,7 +56,7 @@ def last_number(text: str) -> StatedNumber | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """How models that were trained on mathematics mark their answer."""
+    """Return how models that were trained on mathematics mark their answer."""
     found = _last(_BOXED, text)
     return None if found is None else found.group(1)
 
@@ -179,7 +179,7 @@ def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
 
 
 def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
-    """The options that the text could mean: one; none; or several, where it does not settle.
+    """Return the options that the text could mean: one; none; or several, where it does not settle.
 
     In this order: the whole text, or the last `\\boxed{}`; the last "the answer is ..."; a first or last line that
     begins with an option and a sign, such as `B) Paris`; whatever is mentioned at all.

@@ -67,7 +67,7 @@ def trace_messages(
     chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
     overhead_tokens: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """What is sent for one item. Another seed gives other texts: a replay that no earlier one has warmed."""
+    """Return what is sent for one item. Another seed gives other texts: a replay that no earlier one has warmed."""
     if item.messages:
         return [dict(message) for message in item.messages]
     whole = pieces_for(BLOCK_TOKENS, chars_per_token)

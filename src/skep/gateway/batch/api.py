@@ -451,7 +451,7 @@ def _limit(asked: dict[str, str], *, default: int, most: int) -> int:
 
 
 def _plain_name(told: str | None) -> str:
-    """The last part of a path, of any system, without what a terminal would obey."""
+    """Return the last part of a path, of any system, without what a terminal would obey."""
     name = re.split(r"[/\\]", told or "")[-1][:LONGEST_NAME]
     return storable("".join(one if one.isprintable() else "_" for one in name.lstrip("."))) or "upload"
 

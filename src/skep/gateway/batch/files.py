@@ -49,7 +49,7 @@ class FileStorage:
         return f"<FileStorage {self.folder}>"
 
     def is_there(self) -> bool:
-        """Whether there ever was a file."""
+        """Return whether there ever was a file."""
         with contextlib.suppress(OSError):
             return self.folder.exists()
         return False
@@ -68,7 +68,7 @@ class FileStorage:
             raise OSError(errno.ENOSPC, message)
 
     def write(self, file_id: str, pieces: Iterable[bytes | memoryview]) -> int:
-        """How many bytes. Raises OSError with nothing left behind."""
+        """Return how many bytes. Raises OSError with nothing left behind."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path(file_id)
         part = path.with_name(path.name + UNFINISHED)
@@ -166,7 +166,7 @@ class _InvalidLine(Exception):
 
 
 def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS) -> CheckedInput:
-    """All that can be said without asking who serves the model."""
+    """Return all that can be said without asking who serves the model."""
     requests: list[BatchRequest] = []
     faults: list[LineError] = []
     seen: dict[str, int] = {}

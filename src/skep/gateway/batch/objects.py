@@ -110,7 +110,7 @@ def line_error_document(fault: LineError) -> dict[str, Any]:
 
 
 def parse_batch_spec(body: bytes) -> BatchSpec:
-    """What a client says when it makes a batch. Raises Refusal."""
+    """Return what a client says when it makes a batch. Raises Refusal."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError) as error:

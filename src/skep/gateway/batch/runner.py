@@ -188,7 +188,7 @@ class BatchSender:
         return self._door.errand(self._order.owner)
 
     def _note_beginnings(self) -> bool:
-        """Whether there are requests that no replica has yet: one may get them at any moment."""
+        """Return whether there are requests that no replica has yet: one may get them at any moment."""
         waiting = False
         for index, errand in self._errands.items():
             if errand.waiting:
@@ -417,7 +417,7 @@ class BatchRunner:
             self._wake.set()
 
     async def _carry_on(self, carried: _ActiveBatch) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         batch_id = carried.batch.id
         batch = await asyncio.to_thread(self._store.batch, batch_id)
         if batch is None or batch.status.is_final:

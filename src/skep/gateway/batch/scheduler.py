@@ -107,7 +107,7 @@ class BatchSchedule:
         return len(self._out)
 
     def left(self) -> list[BatchRequest]:
-        """Everything without a final answer, in the file's order."""
+        """Return everything without a final answer, in the file's order."""
         paused = [request for _, _, request in self._paused]
         every = (*self._waiting, *self._suspects, *self._out.values(), *paused)
         return sorted(every, key=lambda request: request.index)
@@ -129,7 +129,7 @@ class BatchSchedule:
         return None
 
     def due_in_s(self, now: float) -> float | None:
-        """How long until there may be a next one; None: only an answer changes that."""
+        """Return how long until there may be a next one; None: only an answer changes that."""
         due = [0.0] if self._waiting else [TURN_AGAIN_S] if self._suspects else []
         if self._paused:
             due.append(self._paused[0][0] - now)
@@ -154,7 +154,7 @@ class BatchSchedule:
         return request
 
     def answered(self, index: int, answer: BatchAnswer, now: float) -> bool:
-        """Whether it is final. If not, the request comes again."""
+        """Return whether it is final. If not, the request comes again."""
         if index in self._suspected:
             self.leave()
         tried = self._tried.setdefault(index, AttemptCounts())
@@ -336,10 +336,10 @@ class GatewayPort(Protocol):
     """The gateway, as the batch API sees it."""
 
     def owner_of(self, request: ServerRequest) -> str | None:
-        """The name of the key it came with; None: no keys are wanted, and everything is everybody's."""
+        """Return the name of the key it came with; None: no keys are wanted, and everything is everybody's."""
 
     def complaint_of(self, model: str | None) -> str | None:
-        """Why a request for this model would not be served; None: it would."""
+        """Return why a request for this model would not be served; None: it would."""
 
     def errand(self, owner: str) -> GatewayCall | None:
         """None: the owner's batches have as many requests out as they may have."""

@@ -183,7 +183,7 @@ class BatchStore:
         return True
 
     def held(self, owner: str, now: float) -> tuple[int, int]:
-        """How many files of the owner there are, and their bytes. Those that expired count no more."""
+        """Return how many files of the owner there are, and their bytes. Those that expired count no more."""
         files, taken_bytes = self._store.read(_HELD, owner, now)[0]
         return files, taken_bytes
 
@@ -267,7 +267,7 @@ class BatchStore:
                 insert_all(connection, "batch_requests", rows, batch_id=batch_id)
 
     def pending(self, batch_id: str) -> list[BatchRequest]:
-        """Those without a result, in the file's order."""
+        """Return those without a result, in the file's order."""
         return read(self._store.read(_PENDING, batch_id), BatchRequest)
 
     def lost(self, batch_id: str) -> dict[int, int]:

@@ -66,7 +66,7 @@ def joined(blocks: Sequence[str]) -> str:
 
 
 def chosen(blocks: Sequence[str], wanted: Wanted, *before: str) -> tuple[str, str]:
-    """The program, and a remark on what was left out of it. `before` is code of ours that runs first.
+    """Return the program, and a remark on what was left out of it. `before` is code of ours that runs first.
 
     Where nothing gives what was asked for there is nothing to be left out either.
     """
@@ -100,7 +100,7 @@ def _remark(reasons: list[str]) -> str:
 def _tried(
     todo: list[tuple[int, str, bool]], before: tuple[str, ...], patience_s: float
 ) -> tuple[list[tuple[int, str]], tuple[int, str] | None]:
-    """What each block did, in the order in which they ran; and the one where it came to an end, and how."""
+    """Return what each block did, in the order in which they ran; and the one where it came to an end, and how."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -126,7 +126,7 @@ class WorkerLink:
                 raise WorkerGone("broken", gone)
 
     def _gone(self, *, wait: bool = False) -> str:
-        """How it ended; empty while it runs."""
+        """Return how it ended; empty while it runs."""
         if self._waited is None:
             pid, status = os.waitpid(self._pid, 0 if wait and self._settle() else os.WNOHANG)
             if pid == 0:
@@ -138,7 +138,7 @@ class WorkerLink:
         return f"the code ended its process with status {os.WEXITSTATUS(self._waited)} before it was judged"
 
     def _settle(self) -> bool:
-        """Whether the process ends within a moment, now that its pipe is closed."""
+        """Return whether the process ends within a moment, now that its pipe is closed."""
         until = time.monotonic() + 0.2
         while time.monotonic() < until:
             found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)

@@ -77,7 +77,7 @@ def _tested(module: types.ModuleType, tests: str, candidate: str | None) -> dict
 
 
 def _failing(error: BaseException, tests: str) -> str:
-    """The error, and the line of the tests that met it."""
+    """Return the error, and the line of the tests that met it."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "tests.py":

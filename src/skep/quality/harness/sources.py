@@ -28,7 +28,7 @@ def above(prompt: str, entry_point: str) -> str:
 
 
 def _bodies(code: str) -> list[str]:
-    """The body as it stands, moved in as a whole, or with a first line that had lost its indentation."""
+    """Return the body as it stands, moved in as a whole, or with a first line that had lost its indentation."""
     code = code.strip("\n")
     first, _, rest = code.partition("\n")
     return [
@@ -77,7 +77,7 @@ def _top(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def named(node: ast.stmt) -> tuple[str, ...]:
-    """The names that a statement at the top level gives a value, imports apart."""
+    """Return the names that a statement at the top level gives a value, imports apart."""
     if isinstance(node, Unit):
         return (node.name,)
     if isinstance(node, ast.Assign):

@@ -49,7 +49,7 @@ def _saying(fd: int, token: bytes) -> Say:
 
 
 def load(code: str, *before: str, name: str = "answer") -> types.ModuleType:
-    """A module made of the answer's code, after code of ours; `__name__` is not `__main__`."""
+    """Return a module made of the answer's code, after code of ours; `__name__` is not `__main__`."""
     module = types.ModuleType(name)
     module.__file__ = f"{name}.py"
     sys.modules[name] = module
@@ -71,7 +71,7 @@ def run(code: str, module: types.ModuleType, file: str) -> None:
 
 
 def described(error: BaseException) -> str:
-    """One line. The error may be of a class of the answer's own."""
+    """Return one line. The error may be of a class of the answer's own."""
     try:
         if isinstance(error, SyntaxError):
             return f"{type(error).__name__}: {error.msg} (line {error.lineno})"

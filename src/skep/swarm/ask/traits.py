@@ -78,7 +78,7 @@ async def chars_per_token(endpoint: Endpoint, texts: list[str], *, timeout_s: fl
 
 
 async def _fetched(endpoint: Endpoint, method: str, path: str, body: Any = None) -> dict[str, Any]:
-    """An empty document where it has none."""
+    """Return an empty document where it has none."""
     pool = Pool(endpoint.origin, connect_timeout_s=5.0)
     try:
         answer = await fetch(pool, method, path, body=body, headers=dict(endpoint.headers), timeout_s=5.0)

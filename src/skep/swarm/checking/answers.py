@@ -44,7 +44,7 @@ class SchemaChecks:
         self._slow: dict[int, tuple[Mapping[str, Any], bool]] = {}  # by identity; the schema is kept so that it lives
 
     async def fault(self, schema: Mapping[str, Any], value: Any) -> str | None:
-        """Where the value is not as the schema says, in one line; None: it is."""
+        """Return where the value is not as the schema says, in one line; None: it is."""
         document = json.dumps(value)
         if len(document) <= LONGEST_HERE and not self._is_slow(schema):
             return value_faults(schema, value)

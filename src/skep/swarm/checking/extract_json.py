@@ -39,7 +39,7 @@ def parse(text: str, *, once: bool = False) -> Any:
 
 
 def values_in(text: str) -> list[Any]:
-    """What could be meant, in the order in which it is to be tried; none: see `why_none`.
+    """Return what could be meant, in the order in which it is to be tried; none: see `why_none`.
 
     The whole text; else the fenced blocks; else whatever begins with a brace or a bracket and is whole.
     """
@@ -53,7 +53,7 @@ def values_in(text: str) -> list[Any]:
 
 
 def why_none(text: str) -> str:
-    """Why there is no JSON in it, for the model that wrote it."""
+    """Return why there is no JSON in it, for the model that wrote it."""
     text = text[:LONGEST].strip()
     if not text:
         return "the answer is empty"

@@ -72,7 +72,7 @@ def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
 
 
 def may_be_slow(schema: Mapping[str, Any]) -> bool:
-    """Whether the time a check takes is not in proportion to the value."""
+    """Return whether the time a check takes is not in proportion to the value."""
     text = json.dumps(schema)
     return any(f'"{word}":' in text for word in SLOW)
 
@@ -103,7 +103,7 @@ def _is_known(draft: str) -> bool:
 
 
 def _dangling(schema: Mapping[str, Any]) -> str | None:
-    """A reference that leads nowhere, or out of the schema: it would be found out by the first answer only."""
+    """Return a reference that leads nowhere, or out of the schema: it would be found out by the first answer only."""
     from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with
