@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import io
 import os
@@ -25,6 +26,12 @@ from skep.testing.gateway_process import GatewayProcess
 # How quick this machine is at the moment is no finding.
 settings.register_profile("skep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("skep")
+
+
+def pytest_collection_finish():
+    """Freeze what the collected tests hold: a load collects garbage before it starts, which takes a second with them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -71,8 +71,8 @@ def limit_reason(
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Collects once before the block, and hardly ever while it runs."""
-    before = gc.get_threshold()
+    """Collect once before the block, and hardly ever while it runs. A heap that was frozen before stays frozen."""
+    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.set_threshold(*RARELY)  # a collection over a million times and texts takes tens of milliseconds
@@ -80,7 +80,8 @@ def garbage_kept() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 @asynccontextmanager

@@ -290,7 +290,7 @@ def preset_text(name: str, folder: Path) -> str:
 
 
 def read_preset(path: Path) -> Preset:
-    """Return one file, wherever it lies."""
+    """Return the preset of one file, wherever it lies."""
     try:
         text = path.read_text(encoding=_ENCODING)
     except FileNotFoundError:

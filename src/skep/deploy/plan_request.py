@@ -431,7 +431,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
 
 
 def commands_of(plan: Plan) -> tuple[str, ...]:
-    """Return one a replica, or a machine."""
+    """Return one command a replica, or a machine."""
     return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order)
 
 

@@ -146,7 +146,7 @@ def _row(
 
 
 def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | None) -> str | None:
-    """Return where the probes of two targets ask for other lengths, which. None: alike, or not known."""
+    """Return which other lengths the probes of two targets ask for. None: alike, or not known."""
     if a is None or b is None or shape not in (ProbeShape.SHORT, ProbeShape.LONG):
         return None
     prompts = (a.prompt_tokens, b.prompt_tokens)

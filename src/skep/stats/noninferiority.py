@@ -172,7 +172,7 @@ def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> Paire
 
 
 def claim_of(difference: PairedDifference, delta: float) -> Claim:
-    """Return a loss that is certain but certainly smaller than delta HOLDS: that is what was asked."""
+    """Decide. A loss that is certain but certainly smaller than delta HOLDS: that is what was asked."""
     _check_share("delta", delta)
     if difference.low > -delta:
         return Claim.HOLDS

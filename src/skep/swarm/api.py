@@ -79,7 +79,7 @@ class AnswerForm:
 
 
 async def listed(items: Items) -> list[Any]:
-    """Return all of them, as a run knows its tasks before it begins; an asynchronous source is read to its end."""
+    """Return all items: a run knows its tasks before it begins, so an asynchronous source is read to its end."""
     if isinstance(items, AsyncIterable):
         return [item async for item in items]
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
@@ -429,7 +429,7 @@ def run_sync(prompt: Prompt, items: Items, *, schema: Any = None, **options: Unp
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Return where a loop runs in this thread, in a thread beside it: a loop does not run within another.
+    """Run it; where a loop runs in this thread, in a thread beside it: a loop does not run within another.
 
     Ctrl-C comes as an interrupt in a notebook; under `asyncio.run`, the task that waits here is marked as cancelled.
     """

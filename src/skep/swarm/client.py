@@ -86,7 +86,7 @@ class SwarmClient:
         session: str | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
-        """Return one streamed chat request. `fields`: of the body, beside model and messages.
+        """Send one streamed chat request. `fields`: of the body, beside model and messages.
 
         `session`: of skep's gateway, which sends what has the same one to the same replica.
         """
@@ -177,7 +177,7 @@ class CountingReader(StreamReader):
                 self._count(data)
 
     def _has_room(self, size: int, at: float) -> bool:
-        """Return an answer that never ends must not fill the memory: it is given up, and nothing of it is kept."""
+        """Return whether it is too long. An answer that never ends is given up, and nothing of it is kept."""
         self._received_bytes += size
         if self.is_too_long:
             for kept in (self.text, self.reasoning, self._times, self._reads):
@@ -242,7 +242,7 @@ URL_VARIABLE = "SKEP_URL"
 
 
 def url_here(paths: Paths, env: Mapping[str, str]) -> str:
-    """Return where no skep runs, the place where it would: a run waits there until it does."""
+    """Return the address; where no skep runs, the one where it would: a run waits there until it does."""
     if env.get(URL_VARIABLE):
         return env[URL_VARIABLE]
     try:

@@ -63,7 +63,7 @@ def report(options: FakeOptions, addresses: dict[str, str]) -> None:
 
 
 def start_grandchild(parent_fd: int | None) -> int:
-    """Return a process in a session of its own that ignores SIGTERM; ends with `parent_fd` or after two minutes."""
+    """Run a process in a session of its own that ignores SIGTERM; it ends with `parent_fd` or after two minutes."""
     fds = () if parent_fd is None else (parent_fd,)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is ignored stays ignored over exec
     try:

@@ -68,7 +68,7 @@ class InjectedFault:
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:
-        """Return a kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid", "after_tokens": 3}`."""
+        """Parse a kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid", "after_tokens": 3}`."""
         return cls.from_json(json.loads(text) if text.startswith("{") else {"kind": text})
 
     def strikes(self, method: str, path: str) -> bool:

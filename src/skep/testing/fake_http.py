@@ -30,7 +30,7 @@ class HttpRequest:
     keep_alive: bool
 
     def shows(self, key: str) -> bool:
-        """Return where there is no key, everybody does."""
+        """Return whether the key is shown. Where there is no key, everybody does."""
         return not key or self.headers.get("authorization") == f"Bearer {key}"
 
 

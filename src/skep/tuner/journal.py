@@ -36,7 +36,7 @@ class TuningJournal:
 
     @classmethod
     def begin(cls, tunings: TuningStore, tuning: Tuning, clock: Clock) -> Self:
-        """Return a new tuning, which gets its id here."""
+        """Store a new tuning, which gets its id here."""
         tuning_id = tunings.begin(tuning)
         return cls(tunings, replace(tuning, id=tuning_id), tunings.begin_session(tuning_id, clock()), clock)
 
@@ -82,7 +82,7 @@ class TuningJournal:
         return next((one for _, one in reversed(self._past) if isinstance(one, CurveResult)), None)
 
     def took(self, errand: BenchRequest, answer: BenchResult, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
-        """Return an answer that came, and all stages of the climb after it. Those that are new."""
+        """Store an answer that came and all stages after it. Return those that are new."""
         fresh = self._fresh(stages)
         kept = kept_answer(self._answers + 1, self._clock(), errand, answer)
         self._tunings.append_answer(self.tuning.id, self._session, kept, fresh)
@@ -91,7 +91,7 @@ class TuningJournal:
         return fresh
 
     def decided(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
-        """Return all stages of the climb, after it decided some without a new answer. Those that are new."""
+        """Store the stages that were decided without a new answer. Return those that are new."""
         fresh = self._fresh(stages)
         if fresh:
             self._tunings.append_stages(self.tuning.id, fresh, self._clock())
@@ -112,7 +112,7 @@ class TuningJournal:
         return UserError(f"tuning `{tuning.id}` cannot go on: it was begun on other terms ({what})", hint=hint)
 
     def _fresh(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
-        """Return a climb that is given its answers again may still be on the way to the last of what is stored."""
+        """Return the stages to store: a search that gets its answers again may not have reached the last stored one yet."""
         for stored, made in zip(self._stages, stages, strict=False):
             if stored != made:
                 raise self.differs(f"stage {stored.number} was `{stored.title}`: {stored.decision}")

@@ -187,7 +187,7 @@ class Handle:
 
 
 def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
-    """Return where the knobs stand in this preset."""
+    """Return the values of the knobs in this preset."""
     return KnobConfig.of({knob.name: knob_value(base, knob.name) for knob in knobs})
 
 
@@ -529,7 +529,7 @@ def said_in_extra(base: Preset) -> dict[str, str]:
 
 
 def with_own(knob: Knob, base: Preset) -> Knob:
-    """Return where the base stands is one of the values: the climb begins there."""
+    """Return the values, with that of the base among them: the search begins there."""
     own = knob_value(base, knob.name)
     if own is None or own in knob.values:
         return knob

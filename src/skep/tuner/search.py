@@ -126,7 +126,7 @@ class KnobSearch:
     # What is asked and answered
 
     def following(self) -> BenchRequest | None:
-        """Return the same until it is answered; None: the climb is over."""
+        """Return the same request until it is answered; None: the search is over."""
         if self._asked is None and not self._is_over:
             self._asked = self._next()
         return self._asked

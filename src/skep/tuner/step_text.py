@@ -72,7 +72,7 @@ def speed_words(evidence: Evidence, verdict: SequentialVerdict, ratio: Interval 
 
 
 def limit_words(evidence: Evidence, slo: str | None, ratio: Interval | None) -> str:
-    """Return where limits decided."""
+    """Return the cases that limits decided."""
     here, there = over_limit(evidence.sittings), over_limit(evidence.beside)
     what = "within" if here <= 1 else "beyond"
     return f"{what} {slo or 'its limits'}: {here:.2f} times the limit against {there:.2f}; speed {share_words(ratio)}"

@@ -46,7 +46,7 @@ _COMPLAINT = ("error", "failed", "exception", "fatal", "out of memory", "cannot"
 
 
 def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
-    """Return one tuner at a time: two would measure each other."""
+    """Hold the lock of the tuner: two at a time would measure each other."""
     return hold_lock(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
 
 

@@ -154,7 +154,7 @@ def picture_of(
 
 
 def track_of(history: SeriesHistory, colour: str, name: str | None = None, steps: Sequence[float] = ()) -> Track:
-    """Return where the window is long there are hours or days instead of points: their middle, from p10 to p90."""
+    """Return points; where the window is long, hours or days instead: their middle, from p10 to p90."""
     band = history.band or [(span.start, span.median, span.p10, span.p90) for span in history.spans]
     return Track(name or history.key.target, history.points, band, colour, steps)
 

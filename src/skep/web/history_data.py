@@ -313,7 +313,7 @@ class TargetHistory:
 
 
 def all_targets(series: SeriesStore) -> list[str]:
-    """Return those that are probed, those that were, and what the gateway saw."""
+    """Return the targets that are probed, those that were, and what the gateway saw."""
     live = [target.name for target in series.targets()]
     once = [target.name for target in series.targets(removed=True)]
     return list(dict.fromkeys([*live, *once, *sorted({key.target for key in series.keys(None)})]))

@@ -71,7 +71,7 @@ def run(code: str, module: types.ModuleType, file: str) -> None:
 
 
 def described(error: BaseException) -> str:
-    """Return one line. The error may be of a class of the answer's own."""
+    """Return the error in one line. It may be of a class of the answer's own."""
     try:
         if isinstance(error, SyntaxError):
             return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
