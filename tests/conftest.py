@@ -29,7 +29,7 @@ settings.load_profile("skep")
 
 
 def pytest_collection_finish():
-    """Freeze what the collected tests hold: a load collects garbage before it starts, which takes a second with them."""
+    """Freeze what the collected tests hold: a load collects garbage first, which takes a second with them."""
     gc.collect()
     gc.freeze()
 

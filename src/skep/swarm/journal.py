@@ -61,7 +61,7 @@ def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
 
 
 def _pending(task: Task, attempts: Sequence[Attempt], first_at: float | None) -> Pending:
-    """Restore the tries. A break costs none: whether it was the task's own is not in the journal. A suspect stays one."""
+    """Restore tries. A break costs none: whether it was the task's own is not in the journal. A suspect stays one."""
     counted = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
     mishaps = [classify_error(one.error_kind, one.status) for one in attempts if one.outcome in counted]
     breaks = mishaps.count(ErrorKind.BROKEN)

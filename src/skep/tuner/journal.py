@@ -112,7 +112,7 @@ class TuningJournal:
         return UserError(f"tuning `{tuning.id}` cannot go on: it was begun on other terms ({what})", hint=hint)
 
     def _fresh(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
-        """Return the stages to store: a search that gets its answers again may not have reached the last stored one yet."""
+        """Return the stages to store: a search that is replayed may not have reached the last stored one yet."""
         for stored, made in zip(self._stages, stages, strict=False):
             if stored != made:
                 raise self.differs(f"stage {stored.number} was `{stored.title}`: {stored.decision}")
