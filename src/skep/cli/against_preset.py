@@ -27,7 +27,7 @@ from skep.cli.bench import SweepOptions
 from skep.cli.bench_common import run_measuring, workload_of
 from skep.cli.options import EndpointOptions, existing
 from skep.cli.output import note, number, print_table
-from skep.cli.sweep import measure, plan_of, run_sweep_command, shortfalls, show
+from skep.cli.sweep import measure, plan_of, shortfalls, show
 from skep.config.presets import preset, presets_folder
 from skep.errors import UserError
 from skep.host.facts import read_host
@@ -38,15 +38,12 @@ from skep.wire.heads import parse_url
 
 
 def sweep(context: typer.Context, options: SweepOptions) -> None:
-    """Carry out `skep bench sweep`, with or without `--against-preset`."""
-    if options.against_preset is not None:
-        sources = {name: context.get_parameter_source(name) for name in context.params}
-        own = frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
-        run_against_command(options, options.against_preset, own)
-    elif options.shape_of is not None:
+    """Carry out `skep bench sweep --against-preset`."""
+    if options.against_preset is None:
         raise UserError("--shape-of goes with --against-preset", hint="name the preset whose figure it is")
-    else:
-        run_sweep_command(options)
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    own = frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
+    run_against_command(options, options.against_preset, own)
 
 
 def run_against_command(options: SweepOptions, name: str, own: Collection[str]) -> None:

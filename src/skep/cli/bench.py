@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, implementation, option
 
 bench = group("Measure an endpoint under concurrency.")
 
@@ -86,9 +86,13 @@ class SweepOptions(WorkloadOptions):
     ] = None
 
 
-@command(bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8", runs="against_preset.sweep")
+@command(bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8")
 def sweep(context: typer.Context, options: SweepOptions) -> None:
     """Fresh coding tasks at each concurrency: effective tok/s, contention, TTFT, knee and cliff, with intervals."""
+    if options.against_preset is None and options.shape_of is None:
+        implementation("sweep.run_sweep_command")(options)
+    else:
+        implementation("against_preset.sweep")(context, options)
 
 
 @dataclass(frozen=True, kw_only=True)

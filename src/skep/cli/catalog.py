@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from skep.catalog.gpus import Device, ValueOrigin
-from skep.catalog.models import Geometry
 from skep.cli.options import JsonOption, argument, command, group, registering
 from skep.cli.output import number, print_json, print_table
 from skep.units import format_bytes
+
+if TYPE_CHECKING:
+    from skep.catalog.gpus import Device, ValueOrigin
+    from skep.catalog.models import Geometry
 
 catalog_app = group("Show the known GPUs and models, with the source and the certainty of each value.")
 register = registering(catalog_app, "catalog")

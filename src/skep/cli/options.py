@@ -43,7 +43,7 @@ def command(app: typer.Typer, example: str, *, name: str | None = None, runs: st
 
         def run(**given: Any) -> None:
             values = {name: _value(name, hints[name], given) for name in signature(function).parameters}
-            code = (function if runs is None else _implementation(runs))(**values)
+            code = (function if runs is None else implementation(runs))(**values)
             if code:
                 raise typer.Exit(code)
 
@@ -90,7 +90,8 @@ def _is_tuple(hint: Any) -> bool:
     return get_origin(hint) is Annotated and get_origin(get_args(hint)[0]) is tuple
 
 
-def _implementation(path: str) -> Callable[..., Any]:
+def implementation(path: str) -> Callable[..., Any]:
+    """Return "MODULE.FUNCTION" of `skep.cli`, imported now."""
     module, _, name = path.partition(".")
     found: Callable[..., Any] = getattr(import_module(f"skep.cli.{module}"), name)
     return found

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skep.engines.base import ANSWER_S, GATEWAY_KEY, KEY_FILE
 from skep.errors import EngineError, SkepError, UserError
 from skep.files import hold_lock
 from skep.paths import LOOPBACK, Paths
-from skep.wire.heads import parse_url
 
 
 def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
@@ -26,6 +24,9 @@ def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
 
     A replica of the hive that runs here gets the hive's key, any other port SKEP_API_KEY, which is the gateway's.
     """
+    from skep.engines.base import GATEWAY_KEY
+    from skep.wire.heads import parse_url
+
     if parse_url(url)[0].host not in LOOPBACK:
         return None
     return replica_key(url, paths) or env.get(GATEWAY_KEY) or None
@@ -33,6 +34,9 @@ def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
 
 def replica_key(url: str, paths: Paths) -> str | None:
     """Return the key of the hive that runs here if the URL is that of one of its replicas on this machine."""
+    from skep.engines.base import ANSWER_S, KEY_FILE
+    from skep.wire.heads import parse_url
+
     asked = parse_url(url)[0]
     if asked.host not in LOOPBACK:
         return None
