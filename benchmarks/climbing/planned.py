@@ -20,7 +20,7 @@ from skep.planner.memory import memory, weights_bytes
 from skep.planner.predict import SpeedModel, prospect
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rigs import cpu_rig, parse_rig
-from skep.planner.rules import check, refusal
+from skep.planner.rules import refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 from skep.tuner.knobs import pairs_of
 from skep.tuner.records import KnobConfig, TuneGoal
@@ -96,7 +96,7 @@ class PlannedRig:
 
     def _planned(self, config: KnobConfig, concurrency: int) -> Planned:
         setup, context = setup_of(config, self.rig), self.rig.context
-        forbidden = refusal(check(setup, self.hardware)) if self.rig.on_cards else None
+        forbidden = refusal(setup, self.hardware) if self.rig.on_cards else None
         if forbidden is not None:
             return Planned(0.0, 0.0, 0.0, 0.0, 0, forbidden.sentence)
         card = self.hardware.cards[0]
