@@ -109,8 +109,8 @@ EVERYTHING = {
 
 def test_settings_survive_their_way_through_json():
     """So they reach the process in the background, and a running one at a reload."""
-    wishes = CliOverrides(folder="/x", serve={"slots": 2}, upstream=(make_upstream("x:1", 1),))
-    settings = wishes.apply(parse_settings(EVERYTHING, "test", {"SKEP_API_KEY": "k"}))
+    overrides = CliOverrides(folder="/x", serve={"slots": 2}, upstream=(make_upstream("x:1", 1),))
+    settings = overrides.apply(parse_settings(EVERYTHING, "test", {"SKEP_API_KEY": "k"}))
     assert settings_of(json.loads(json.dumps(asdict(settings)))) == settings
 
 
@@ -152,13 +152,13 @@ def test_an_upstream_of_an_address_in_brackets_has_a_name_that_can_be_typed():
 
 def test_what_the_command_line_said_wins_again_when_the_file_is_read_anew(tmp_path):
     paths = user_paths({"HOME": str(tmp_path)})
-    wishes = CliOverrides(folder=str(tmp_path), serve={"slots": 8}, gateway={"port": 0})
-    assert settings_with_overrides(wishes, paths, {}).serve[0].slots == 8
+    overrides = CliOverrides(folder=str(tmp_path), serve={"slots": 8}, gateway={"port": 0})
+    assert settings_with_overrides(overrides, paths, {}).serve[0].slots == 8
     (tmp_path / "skep.toml").write_text("[gateway]\nmax_queue = 7\n[[serve]]\nslots = 2\nreplicas = 3\n")
-    settings = settings_with_overrides(wishes, paths, {})
+    settings = settings_with_overrides(overrides, paths, {})
     assert (settings.serve[0].slots, settings.serve[0].replicas) == (8, 3)
     assert (settings.gateway.port, settings.gateway.max_queue) == (0, 7)
-    assert settings.wishes == wishes
+    assert settings.overrides == overrides
 
 
 def test_a_model_named_on_the_command_line_stands_for_all_that_the_file_serves():
@@ -196,4 +196,4 @@ def test_a_cluster_comes_from_the_file_and_survives_json():
     wished = CliOverrides(cluster=Cluster("auto")).apply(told)
     assert wished.cluster == Cluster("auto", "skep"), "the command line wins"
     assert settings_of(json.loads(json.dumps(asdict(wished)))) == wished
-    assert overrides_of(json.loads(json.dumps(asdict(wished.wishes)))) == wished.wishes
+    assert overrides_of(json.loads(json.dumps(asdict(wished.overrides)))) == wished.overrides

@@ -71,15 +71,15 @@ class Arena:
     def climb(self, budget_s: float) -> Climbed:
         climb = KnobSearch(self.terrain, self.rig.baseline, self.rig.aim, budget_s=budget_s)
         bench, starts = self.bench(), 0
-        while (errand := climb.following()) is not None:
-            if isinstance(errand, JudgeRequest):
+        while (request := climb.following()) is not None:
+            if isinstance(request, JudgeRequest):
                 climb.took(JudgeResult(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
-            elif isinstance(errand, MeasureRequest):
-                starts += len(errand.configs)
-                climb.took(bench.measured(errand))
+            elif isinstance(request, MeasureRequest):
+                starts += len(request.configs)
+                climb.took(bench.measured(request))
             else:
-                starts += len(errand.configs)
-                climb.took(bench.curved(errand))
+                starts += len(request.configs)
+                climb.took(bench.curved(request))
         find = Find("tuner", climb.incumbent, self.truth.value(climb.incumbent), bench.now_s, starts)
         return Climbed(find, self.acceptances(climb.stages), climb.ended or "", tuple(climb.stages))
 

@@ -11,7 +11,7 @@ LOADER = "skep.bench.load_process"
 
 
 def rays() -> list[int]:
-    """What this process started, directly or not, but for engines with their keepers and for load processes."""
+    """What this process started, directly or not, but for engines with their guards and for load processes."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -46,6 +46,7 @@ class Pace:
     longest_stop_s: float
     most_seats: int
     fewest_seats: int = 2
+    fewest_events: int = 0  # a short run on a busy machine goes on until so many have happened
     scale: float = 1.0  # of the time that drains, changed settings and the like last
 
 
@@ -80,8 +81,8 @@ class Maker:
         rng, until = self._rng, time.monotonic() + seconds
         names, events, weights = zip(*self._events, strict=True)
         async with asyncio.TaskGroup() as tasks:
-            while (left := until - time.monotonic()) > 0:
-                await asyncio.sleep(min(left, rng.uniform(*self._pace.every_s)))
+            while time.monotonic() < until or self.done.total() < self._pace.fewest_events:
+                await asyncio.sleep(rng.uniform(*self._pace.every_s))
                 place = rng.choices(range(len(names)), weights)[0]
                 tasks.create_task(events[place]())
 

@@ -37,7 +37,7 @@ def tasks(number, tokens=2, **fields):
 async def job(engine, some, width, *, offsets=None, until_s=None):
     endpoint = await find_endpoint(engine.url, None)
     how = {"origin_s": time.monotonic(), "timeout_s": 60.0, "keep_text": True, "span": TimeWindow(until_s=until_s)}
-    return LoadJob(endpoint=endpoint, strands=[TrafficStream(some, width, offsets)], **how)
+    return LoadJob(endpoint=endpoint, streams=[TrafficStream(some, width, offsets)], **how)
 
 
 def is_running(pid):

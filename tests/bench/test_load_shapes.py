@@ -59,22 +59,22 @@ def asked(stream, number):
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_agents_and_shares_of_every_class_are_kept_over_the_workers(mix, workers):
     """One agent is one worker's; no worker stands idle while another has two classes to itself."""
-    shares = split_between_workers(mix.strands, workers)
+    shares = split_between_workers(mix.streams, workers)
     places = Counter()
     for share in shares:
         for stream in share:
             places[stream.tasks[0].traffic] += stream.width if stream.offsets is None else 0
     assert (places["agents"], places["alone"], places["chat"]) == (5, 1, 3)
     assert len(shares) == workers
-    assert {stream.tasks[0].priority for stream in by_name(mix.strands).values()} == {"batch", "normal"}
+    assert {stream.tasks[0].priority for stream in by_name(mix.streams).values()} == {"batch", "normal"}
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_arrivals_of_all_workers_are_those_of_one_at_the_same_moments(mix, workers):
-    whole = by_name(mix.strands)["cron"]
+    whole = by_name(mix.streams)["cron"]
     due = dict(zip((task.index for task in endless_tasks(whole)), whole.offsets, strict=False))
     assert len(due) > 2 * len(whole.tasks)
-    parts = [by_name(share)["cron"] for share in split_between_workers(mix.strands, workers)]
+    parts = [by_name(share)["cron"] for share in split_between_workers(mix.streams, workers)]
     got = {}
     for part in parts:
         got |= dict(zip((task.index for task in endless_tasks(part)), part.offsets, strict=False))
@@ -84,8 +84,8 @@ def test_arrivals_of_all_workers_are_those_of_one_at_the_same_moments(mix, worke
 @pytest.mark.parametrize("name", ["agents", "alone", "cron"])
 def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
     """Also when the prompts that were made beforehand have come to their end and begin anew."""
-    alone = asked(by_name(mix.strands)[name], 900)
-    parts = [by_name(share)[name] for share in split_between_workers(mix.strands, 2) if name in by_name(share)]
+    alone = asked(by_name(mix.streams)[name], 900)
+    parts = [by_name(share)[name] for share in split_between_workers(mix.streams, 2) if name in by_name(share)]
     sent = [asked(part, 300) for part in parts]
     assert all(len(some) == 300 for some in sent)
     assert all(alone[index] == said for some in sent for index, said in some.items() if index in alone)
@@ -97,15 +97,15 @@ def test_a_conversation_is_one_workers_and_the_same_one(mix):
     def first_turns(stream, number):
         return {talk.first.session: talk.messages([]) for talk in islice(conversations(stream), number)}
 
-    alone = first_turns(by_name(mix.strands)["chat"], 600)
-    sent = [first_turns(by_name(share)["chat"], 200) for share in split_between_workers(mix.strands, 3)]
+    alone = first_turns(by_name(mix.streams)["chat"], 600)
+    sent = [first_turns(by_name(share)["chat"], 200) for share in split_between_workers(mix.streams, 3)]
     assert len(alone) == 600
     assert len({session for some in sent for session in some}) == 600
     assert all(alone[session] == said for some in sent for session, said in some.items() if session in alone)
 
 
 def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
-    talks = islice(conversations(by_name(mix.strands)["chat"]), 600)
+    talks = islice(conversations(by_name(mix.streams)["chat"]), 600)
     assert all(talk.first.index == 2_000_000 + 3 * talk.first.session for talk in talks)
 
 
@@ -136,8 +136,8 @@ def test_nothing_is_begun_after_the_first_of_two_ends(span, end_s):
 
 
 def test_workers_pause_as_long_as_one_would_but_not_in_step(mix):
-    seeds = [by_name(share)["agents"].seed for share in split_between_workers(mix.strands, 3)]
-    assert seeds[0] == by_name(mix.strands)["agents"].seed
+    seeds = [by_name(share)["agents"].seed for share in split_between_workers(mix.streams, 3)]
+    assert seeds[0] == by_name(mix.streams)["agents"].seed
     assert len({Random(seed).random() for seed in seeds}) == 3
 
 
@@ -152,9 +152,9 @@ def test_where_all_share_a_system_message_the_question_changes():
 
 def test_a_rate_is_split_without_making_its_prompts_anew():
     part = open_part(TaskMaker(Workload(seed=1)), 1, 0, rate=1000.0, arrivals="constant", for_s=1.0)
-    shares = split_between_workers(part.strands, 4)
+    shares = split_between_workers(part.streams, 4)
     assert sum(len(share[0].tasks) for share in shares) == 256
-    assert sorted(at for share in shares for at in share[0].offsets) == part.strands[0].offsets
+    assert sorted(at for share in shares for at in share[0].offsets) == part.streams[0].offsets
 
 
 def test_more_arrivals_than_can_be_kept_are_refused_with_the_class():
@@ -191,6 +191,6 @@ def test_a_beginning_that_is_past_is_not_waited_for_and_the_delay_is_known(windo
 
 
 def test_a_job_with_every_kind_of_traffic_comes_through_as_it_was(mix):
-    whole = replace(job(mix.strands[0], for_s=2.0), strands=mix.strands)
+    whole = replace(job(mix.streams[0], for_s=2.0), streams=mix.streams)
     assert decode_job(encode(whole)) == whole
     assert msgspec.msgpack.decode(encode(whole))["span"]["for_s"] == 2.0

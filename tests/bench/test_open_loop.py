@@ -81,7 +81,7 @@ def test_nothing_is_made_up_while_it_is_measured(engine):
         endpoint = await find_endpoint(engine.url, None)
         pool, made = Pool(endpoint.origin), []
         sender = Sender(endpoint, pool, 0.0, timeout_s=20.0)
-        await run_streams(sender, lambda _: made.append(maker.made), part.strands, TimeWindow())
+        await run_streams(sender, lambda _: made.append(maker.made), part.streams, TimeWindow())
         await pool.close()
         return made
 
@@ -395,7 +395,7 @@ def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
     here, alone = mixed(engine, store, part, 1)
     assert all(row.ok for row in rows)
     cron = sorted((row for row in rows if row.traffic == "cron"), key=lambda row: row.index)
-    due, cron_stream = [row.scheduled_s for row in cron], part.strands[2]
+    due, cron_stream = [row.scheduled_s for row in cron], part.streams[2]
     begin = due[0] - cron_stream.offsets[0]
     assert due == pytest.approx([begin + offset for offset in cron_stream.offsets], abs=1e-6)
     late = [row for row in rows if row.traffic == "agents" and row.started_s > begin + 0.4]
@@ -407,7 +407,7 @@ def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
     assert {row.traffic for row in both} == {"agents", "chat", "cron"}
     assert all(words[row.traffic, row.index] == row.prompt for row in both)
     assert [level.traffic for level in spread.classes] == [level.traffic for level in here.classes]
-    for stream in [stream for streams in split_between_workers(part.strands, 2) for stream in streams]:
+    for stream in [stream for streams in split_between_workers(part.streams, 2) for stream in streams]:
         one = next(one for one in MIX if one.name == stream.tasks[0].traffic)
         assert {task.priority for task in stream.tasks} == {one.priority}
     assert [flat(asdict(one)) for one in spread.classes] == [flat(asdict(one)) for one in here.classes]

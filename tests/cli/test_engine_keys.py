@@ -50,7 +50,7 @@ def test_an_engine_answers_to_a_key_in_one_file_of_its_users_own_that_ends_with_
     assert len(key) > 30
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
     commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in (ready["pid"], *descendants(ready["pid"]))]
-    assert len(commands) == 4  # supervisor, gateway, keeper, engine
+    assert len(commands) == 4  # supervisor, gateway, guard, engine
     shown = [skep(*words, check=0).stdout for words in (("ps",), ("ps", "--json"), ("top", "--once"))]
     logs = [path.read_text() for path in user_paths(env).logs.iterdir()]
     assert key not in "\n".join([*commands, *shown, *logs, json.dumps(ready)])

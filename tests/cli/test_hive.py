@@ -44,7 +44,7 @@ def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(s
     assert {"name", "kind", "state", "pid", "url", "slots", "busy"} <= set(rows["fake-model-0"])
     assert (rows["gateway"]["queued"], rows["gateway"]["slots"]) == (0, 4)
     pids = family(ready["pid"])
-    assert len(pids) == 6  # supervisor, gateway, two keepers, two engines
+    assert len(pids) == 6  # supervisor, gateway, two guards, two engines
     skep("down", check=0)
     assert not any(alive(pid) for pid in pids)
     assert json.loads(skep("ps", "--json", check=0).stdout) == []

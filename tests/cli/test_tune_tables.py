@@ -180,7 +180,7 @@ def test_the_curve_has_both_sides_and_their_ratio(capsys):
 
 def test_the_picture_fits_its_page_and_shows_what_happens_now():
     standing = tables.TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0, 60.0, [*STAGES] * 10)
-    standing.errand = MeasureRequest((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
+    standing.request = MeasureRequest((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
     standing.progress = BenchProgress(BEST, "measuring", 2, 4, 51.2)
     lines = standing.lines(Screen(60, 20), 30.0)
     text = ["".join(part for part, _ in line) for line in lines]

@@ -150,9 +150,9 @@ def test_only_a_cluster_that_was_typed_wins_over_the_file_at_the_next_reload(mon
     """Else a file that names another one is read for ever without a word."""
     (tmp_path / "skep.toml").write_text('[cluster]\naddress = "10.0.0.1:6379"\n')
     begun = []
-    monkeypatch.setattr("skep.cli.serve.start", lambda wishes, *_args, **_options: begun.append(wishes))
+    monkeypatch.setattr("skep.cli.serve.start", lambda overrides, *_args, **_options: begun.append(overrides))
     call("up", *words, check=0)
-    (wishes,) = begun
-    assert (wishes.cluster.address if wishes.cluster else None) == wished
+    (overrides,) = begun
+    assert (overrides.cluster.address if overrides.cluster else None) == wished
     settings = Settings(cluster=Cluster("10.0.0.9:6379"))
-    assert wishes.apply(settings).cluster.address == (wished or "10.0.0.9:6379")
+    assert overrides.apply(settings).cluster.address == (wished or "10.0.0.9:6379")

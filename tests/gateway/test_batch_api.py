@@ -453,7 +453,7 @@ async def test_when_all_answers_together_are_too_large_the_largest_is_given_up()
     port = BatchGatewayPort(replicas)
     for number in range(MOST_HELD_BYTES // MOST_ANSWER_BYTES + 1):
         keep = partial(answers.__setitem__, number)
-        port.errand("ann").go("/v1/embeddings", b"{}", keep)
+        port.open_call("ann").go("/v1/embeddings", b"{}", keep)
     for place, request in enumerate(replicas.requests):
         for _ in range(MOST_ANSWER_BYTES // len(mib) - (1 if place == 3 else 6)):
             request.write(mib)

@@ -23,7 +23,7 @@ SHORT = Effort(
     clients=10,
     warm_s=0.5,
     havoc_s=1.8,
-    pace=Pace(every_s=(0.05, 0.4), longest_stop_s=1.5, most_seats=3, scale=0.15),
+    pace=Pace(every_s=(0.05, 0.4), longest_stop_s=1.5, most_seats=3, scale=0.15, fewest_events=6),
     silence_s=40.0,
     idle_close_s=0.5,
 )

@@ -99,7 +99,7 @@ async def test_the_child_ends_when_its_parent_is_gone_without_a_word(tmp_path):
 
 
 def test_settings_decide_whether_there_is_one():
-    settings = Settings(wishes=CliOverrides(config="/etc/skep.toml"))
+    settings = Settings(overrides=CliOverrides(config="/etc/skep.toml"))
     assert monitor_argv(settings)[1:] == ("-m", "skep", "monitor", "run", "--config", "/etc/skep.toml")
     assert monitor_argv(replace(settings, monitor=Monitor(with_up=False))) == ()
 

@@ -47,7 +47,7 @@ class Scripted:
     def complaint_of(self, model):
         return None if model == "m" else f"no {model}"
 
-    def errand(self, owner):
+    def open_call(self, owner):
         if self.most is not None and sum(not request.given_up for request in self.requests) >= self.most:
             return None
         self.requests.append(Sent(self, owner))

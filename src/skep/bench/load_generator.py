@@ -228,30 +228,30 @@ class LoadGenerator:
 
         `until_s`: on the run's clock, when no more is begun.
         """
-        strand = TrafficStream([*tasks], width, None if offsets is None else [*offsets])
+        stream = TrafficStream([*tasks], width, None if offsets is None else [*offsets])
         is_closed = offsets is None
         return await self.run_streams_at_level(
-            level, repeat, [strand], on_row, TimeWindow(until_s=until_s), is_closed=is_closed
+            level, repeat, [stream], on_row, TimeWindow(until_s=until_s), is_closed=is_closed
         )
 
     async def run_streams_at_level(
         self,
         level: int,
         repeat: int,
-        strands: Sequence[TrafficStream],
+        streams: Sequence[TrafficStream],
         on_row: OnRow,
         span: TimeWindow,
         *,
         is_closed: bool = False,
     ) -> tuple[list[Request], bool]:
         """Run prepared traffic. `is_closed`: its agents have a request in flight all the time."""
-        width = sum(strand.width for strand in strands)
+        width = sum(stream.width for stream in streams)
         if self._processes > 1:
-            spread = self._spread(strands, span)
+            spread = self._spread(streams, span)
             return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
 
         async def load(sender: Sender, took: OnRow) -> None:
-            await run_streams(sender, took, strands, span)
+            await run_streams(sender, took, streams, span)
 
         return await self.run_load(level, repeat, load, width, on_row, is_closed=is_closed)
 
@@ -272,7 +272,7 @@ class LoadGenerator:
 
         return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
 
-    def _spread(self, strands: Sequence[TrafficStream], span: TimeWindow) -> _RunLoad:
+    def _spread(self, streams: Sequence[TrafficStream], span: TimeWindow) -> _RunLoad:
         jobs = [
             LoadJob(
                 self.endpoint,
@@ -283,7 +283,7 @@ class LoadGenerator:
                 span=span,
                 most_connections=self._most_connections,
             )
-            for hand in split_between_workers(strands, self._processes)
+            for hand in split_between_workers(streams, self._processes)
         ]
 
         async def spread(took: OnRow, draw: _EnergyObserver) -> ClientHealth:

@@ -34,7 +34,7 @@ class LoadJob:
     """A share of one run of one level."""
 
     endpoint: Endpoint
-    strands: list[TrafficStream]
+    streams: list[TrafficStream]
     origin_s: float
     timeout_s: float
     keep_text: bool
@@ -43,11 +43,11 @@ class LoadJob:
 
     @property
     def width(self) -> int:
-        return sum(strand.width for strand in self.strands)
+        return sum(stream.width for stream in self.streams)
 
     @property
     def follows_clock(self) -> bool:
-        return self.span.for_s is not None or any(strand.offsets is not None for strand in self.strands)
+        return self.span.for_s is not None or any(stream.offsets is not None for stream in self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ async def carry_out(
             span = replace(job.span, begin_s=decode_begin(order).at_s)
             late_s = await wait_for_begin(sender, span)
             async with watch_client() as health:
-                await run_streams(sender, send.took, job.strands, span)
+                await run_streams(sender, send.took, job.streams, span)
     finally:
         await pool.close()
     health.late_ms = late_s * 1000

@@ -143,7 +143,7 @@ T = TypeVar("T")
 class Repetition:
     """How tasks repeat when all were sent: each comes again with another first line."""
 
-    tasks: int  # of the whole strand, of which a worker has some
+    tasks: int  # of the whole stream, of which a worker has some
     message: int  # the one whose first line changes
 
 
@@ -189,10 +189,10 @@ async def wait_for_begin(sender: Sender, span: TimeWindow) -> float:
     return max(0.0, sender.now() - span.begin_s)
 
 
-async def run_streams(sender: Sender, on_row: OnRow, strands: Sequence[TrafficStream], span: TimeWindow) -> None:
+async def run_streams(sender: Sender, on_row: OnRow, streams: Sequence[TrafficStream], span: TimeWindow) -> None:
     """Run all streams at the same time."""
     begin_s = sender.now() if span.begin_s is None else span.begin_s
-    await run_together(sender, on_row, [_load(one, begin_s, span.end_s(begin_s)) for one in strands])
+    await run_together(sender, on_row, [_load(one, begin_s, span.end_s(begin_s)) for one in streams])
 
 
 def split_tasks(width: int, tasks: Sequence[T], workers: int) -> list[tuple[int, list[T]]]:
@@ -205,29 +205,29 @@ def split_tasks(width: int, tasks: Sequence[T], workers: int) -> list[tuple[int,
     ]
 
 
-def split_between_workers(strands: Sequence[TrafficStream], workers: int) -> list[list[TrafficStream]]:
-    """Each worker's share of every strand; one that is too narrow for all begins where the one before it ended."""
+def split_between_workers(streams: Sequence[TrafficStream], workers: int) -> list[list[TrafficStream]]:
+    """Each worker's share of every stream; one that is too narrow for all begins where the one before it ended."""
     hands: list[list[TrafficStream]] = [[] for _ in range(workers)]
     begin = 0
-    for strand in strands:
-        for place, part in enumerate(_parted(strand, workers)):
+    for stream in streams:
+        for place, part in enumerate(_parted(stream, workers)):
             hands[(begin + place) % workers].append(part)
-        begin += strand.width
+        begin += stream.width
     return [hand for hand in hands if hand]
 
 
-def _parted(strand: TrafficStream, workers: int) -> Iterator[TrafficStream]:
-    width = strand.width if strand.offsets is None else max(strand.width, min(workers, len(strand.tasks)))
-    for number, (places, mine) in enumerate(split_tasks(width, range(len(strand.tasks)), workers)):
-        due = strand.offsets and _due(strand.offsets, mine, len(strand.tasks))
-        if due or (strand.offsets is None and mine):
+def _parted(stream: TrafficStream, workers: int) -> Iterator[TrafficStream]:
+    width = stream.width if stream.offsets is None else max(stream.width, min(workers, len(stream.tasks)))
+    for number, (places, mine) in enumerate(split_tasks(width, range(len(stream.tasks)), workers)):
+        due = stream.offsets and _due(stream.offsets, mine, len(stream.tasks))
+        if due or (stream.offsets is None and mine):
             yield replace(
-                strand,
-                tasks=[strand.tasks[n] for n in mine],
+                stream,
+                tasks=[stream.tasks[n] for n in mine],
                 width=places,
                 offsets=due,
-                scripts=[strand.scripts[n] for n in mine] if strand.scripts else [],
-                seed=f"{strand.seed}/{number}" if number else strand.seed,
+                scripts=[stream.scripts[n] for n in mine] if stream.scripts else [],
+                seed=f"{stream.seed}/{number}" if number else stream.seed,
             )
 
 
@@ -236,35 +236,35 @@ def _due(offsets: Sequence[float], mine: Sequence[int], tasks: int) -> list[floa
     return [at for number, at in enumerate(offsets) if number % tasks in own]
 
 
-def _load(strand: TrafficStream, begin_s: float, until_s: float | None) -> Load:
-    if strand.offsets is not None:
-        return partial(scheduled, tasks=zip(strand.offsets, endless_tasks(strand), strict=False), began=begin_s)
-    width = strand.width if strand.again else min(strand.width, len(strand.tasks))
-    if strand.scripts:
-        return partial(run_conversations, them=conversations(strand), width=width, until_s=until_s)
-    pause = partial(_pause, Random(strand.seed), strand.think_s) if strand.think_s else None
-    tasks = endless_tasks(strand) if strand.again else strand.tasks
+def _load(stream: TrafficStream, begin_s: float, until_s: float | None) -> Load:
+    if stream.offsets is not None:
+        return partial(scheduled, tasks=zip(stream.offsets, endless_tasks(stream), strict=False), began=begin_s)
+    width = stream.width if stream.again else min(stream.width, len(stream.tasks))
+    if stream.scripts:
+        return partial(run_conversations, them=conversations(stream), width=width, until_s=until_s)
+    pause = partial(_pause, Random(stream.seed), stream.think_s) if stream.think_s else None
+    tasks = endless_tasks(stream) if stream.again else stream.tasks
     return partial(steady, tasks=tasks, width=width, until_s=until_s, pause=pause)
 
 
-def endless_tasks(strand: TrafficStream) -> Iterator[BenchTask]:
+def endless_tasks(stream: TrafficStream) -> Iterator[BenchTask]:
     """Yield the tasks again and again, without making a prompt while something is measured."""
-    yield from strand.tasks
-    if strand.again is None or not strand.tasks:
+    yield from stream.tasks
+    if stream.again is None or not stream.tasks:
         return
-    again = strand.again
+    again = stream.again
     for number in count(1):
-        for task in strand.tasks:
+        for task in stream.tasks:
             said = [dict(message) for message in task.messages]
             said[again.message]["content"] = f"{number}. {said[again.message]['content']}"
             yield replace(task, messages=said, index=task.index + number * again.tasks)
 
 
-def conversations(strand: TrafficStream) -> Iterator[Conversation]:
+def conversations(stream: TrafficStream) -> Iterator[Conversation]:
     for number in count():
-        for task, script in zip(strand.tasks, strand.scripts, strict=True):
-            yield _conversation(task, script, number, strand.again)
-        if strand.again is None:
+        for task, script in zip(stream.tasks, stream.scripts, strict=True):
+            yield _conversation(task, script, number, stream.again)
+        if stream.again is None:
             return
 
 

@@ -45,7 +45,7 @@ class LevelRun:
 
     level: int
     repeat: int
-    strands: list[TrafficStream]
+    streams: list[TrafficStream]
     total: int
     label: str = ""
     for_s: float | None = None  # None: until all is sent
@@ -92,8 +92,8 @@ def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrival
     rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
     offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
     tasks = maker.tasks(level, repeat, min(len(offsets), MADE_BEFOREHAND))
-    strand = TrafficStream(tasks, min(CONNECTIONS, max(1, round(rate))), offsets, again=repetition_of(tasks))
-    return LevelRun(level, repeat, [strand], len(offsets), f"{rate:g}/s")
+    stream = TrafficStream(tasks, min(CONNECTIONS, max(1, round(rate))), offsets, again=repetition_of(tasks))
+    return LevelRun(level, repeat, [stream], len(offsets), f"{rate:g}/s")
 
 
 def replay_part(
@@ -112,14 +112,14 @@ def classes_part(
     """All of them at once, for a time; what is under way then is waited for."""
     for one in classes:
         _check_number(one, for_s)
-    strands = [
-        _class_strand(one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
+    streams = [
+        _class_stream(one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
         for place, one in enumerate(classes)
     ]
-    return LevelRun(1, repeat, strands, 0, "mix", for_s)
+    return LevelRun(1, repeat, streams, 0, "mix", for_s)
 
 
-def _class_strand(
+def _class_stream(
     one: TrafficClass, calibration: TokenCalibration, repeat: int, seed: str, first: int, for_s: float
 ) -> TrafficStream:
     """Return the traffic of one class; its prompts are made here, before anything is measured."""
@@ -212,7 +212,7 @@ class _Timed:
                 self._part, self._left = part, len(parts) - place
                 self._counts.begin()
                 span = TimeWindow(for_s=part.for_s)
-                await self._driver.run_streams_at_level(part.level, part.repeat, part.strands, self._counts.took, span)
+                await self._driver.run_streams_at_level(part.level, part.repeat, part.streams, self._counts.took, span)
                 self._runs += 1
                 self._recording.check()
 

@@ -118,7 +118,7 @@ def reload(
 
     What the command line said at the start goes on winning over the file. A file with an error changes nothing.
     """
-    from contextlib import chdir, nullcontext
+    from contextlib import chdir
     from dataclasses import asdict, replace
 
     from skep.config.keys import keys_path, read_keys
@@ -129,11 +129,11 @@ def reload(
 
     paths = user_paths(os.environ)
     origin = ask_hive({"op": "origin"})
-    wishes = overrides_of(origin["wishes"])
+    overrides = overrides_of(origin["overrides"])
     if config is not None:
-        wishes = replace(wishes, config=str(config.absolute()))
-    with chdir(wishes.folder) if wishes.folder else nullcontext(), byte_progress("fetching the weights") as progress:
-        settings = settings_with_overrides(wishes, paths, {})  # SKEP_API_KEY stays what the running one has
+        overrides = replace(overrides, config=str(config.absolute()))
+    with chdir(overrides.folder or "."), byte_progress("fetching the weights") as progress:
+        settings = settings_with_overrides(overrides, paths, {})  # SKEP_API_KEY stays what the running one has
         check_tls(settings.gateway)
         read_keys(keys_path(paths))
         if not origin.get("on_cluster", settings.cluster):  # there, what fits is known to who runs it

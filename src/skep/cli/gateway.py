@@ -52,7 +52,7 @@ def gateway(
         hint = "or write an [[upstream]] table into skep.toml"
         raise UserError("--slots, --model, --reserve and --soft-slots go with --upstream", hint=hint)
     shares = {"model": model, "reserve": reserve, "soft_slots": soft_slots, "key_env": key_env}
-    wishes = CliOverrides(
+    overrides = CliOverrides(
         gateway=given(host=host or None, port=port, max_queue=max_queue),
         upstream=tuple(
             make_upstream(url, count, **shares)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def gateway(
         ),
         only_upstreams=True,
     )
-    start(wishes, config, detach=detach, as_json=as_json)
+    start(overrides, config, detach=detach, as_json=as_json)
 
 
 def _slots(urls: list[str], slots: list[int]) -> list[int]:

@@ -88,8 +88,7 @@ PARTS = {
 
 def parts_of(words: Sequence[str]) -> tuple[str, ...]:
     """Return the modules that a command line needs; all of them where it names no command."""
-    named = tuple(part for part, names in PARTS.items() if words and words[0] in names)
-    return named or tuple(PARTS)
+    return tuple(part for part, names in PARTS.items() if words and words[0] in names) or tuple(PARTS)
 
 
 def app_of(parts: Iterable[str]) -> typer.Typer:

@@ -247,8 +247,7 @@ def history_document(history: SeriesHistory) -> dict[str, Any]:
 
 
 def change_document(change: SeriesChange) -> dict[str, Any]:
-    document = asdict(change)
-    return {**document, "key": str(change.key), "between": list(change.between), "ratio": change.ratio}
+    return {**asdict(change), "key": str(change.key), "between": list(change.between), "ratio": change.ratio}
 
 
 def event_document(event: MonitorEvent) -> dict[str, Any]:

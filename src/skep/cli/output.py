@@ -114,8 +114,7 @@ def speak_plainly() -> None:
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    lost = error.object[error.start : error.end]
-    return "".join(_STAND_INS.get(one, "?") for one in lost), error.end
+    return "".join(_STAND_INS.get(one, "?") for one in error.object[error.start : error.end]), error.end
 
 
 def day_and_time(at: float) -> str:

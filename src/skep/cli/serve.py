@@ -60,7 +60,7 @@ def up(options: ServeOptions) -> None:
     elif plan or real:
         name = next(iter({**plan, **real})).replace("_", "-")
         raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
-    wishes = CliOverrides(
+    overrides = CliOverrides(
         model=model or (EMBEDDED_MODEL if options.embedded else None),
         served=served,
         fallback=options.fallback,
@@ -68,7 +68,7 @@ def up(options: ServeOptions) -> None:
         gateway=given(host=options.host or None, port=options.port),
         cluster=where if options.cluster is not None or options.hive is not None else None,
     )
-    start(wishes, options.config, detach=options.detach, as_json=options.as_json)
+    start(overrides, options.config, detach=options.detach, as_json=options.as_json)
 
 
 def _served(options: ServeOptions, where: Cluster | None) -> tuple[Serve, ...]:
@@ -104,7 +104,7 @@ def refuse_together(option: str, **others: bool) -> None:
         raise UserError(f"{option} and --{wrong} contradict each other", hint="leave one of them out")
 
 
-def start(wishes: CliOverrides, config: Path | None, *, detach: bool, as_json: bool) -> None:
+def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json: bool) -> None:
     """Serve what the file says and the command line asks for."""
     from skep.cli import hive
     from skep.config.load import find_config, load_settings
@@ -112,8 +112,8 @@ def start(wishes: CliOverrides, config: Path | None, *, detach: bool, as_json: b
     paths = user_paths(os.environ)
     found = find_config(config, paths)
     settings = load_settings(found, paths, os.environ)
-    wishes = replace(wishes, folder=str(Path.cwd()), config=str(found.absolute()) if found else None)
-    settings = wishes.apply(settings)
+    overrides = replace(overrides, folder=str(Path.cwd()), config=str(found.absolute()) if found else None)
+    settings = overrides.apply(settings)
     if not settings.serve and not settings.upstream:
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)

@@ -1,4 +1,4 @@
-"""`skep tune` and `skep tune resume`: a climb carried out before somebody's eyes, and what is left when it ends."""
+"""`skep tune` and `skep tune resume`: a search carried out before somebody's eyes, and what is left when it ends."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _climbed(
     as_json: bool,
 ) -> int:
     with machine_for(ready, paths, in_place=in_place), open_store(paths.store) as store:
-        journal, climb = begin(TuningStore(store)), ready.climb()
+        journal, search = begin(TuningStore(store)), ready.search()
         tuning = journal.tuning
         verb = "goes on" if journal.past else "begins"
         note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` has the ladder as it grows")
@@ -228,7 +228,7 @@ def _climbed(
         standing = TuneStatus(title, tuning.aim, tuning.budget_s, stages=[*journal.stages])
         try:
             with live_view(standing, brief=tuning.simulated) as on_event:
-                run_measuring(lambda: _carry_out(ready, journal, climb, store, paths, standing, on_event))
+                run_measuring(lambda: _carry_out(ready, journal, search, store, paths, standing, on_event))
         except Interrupted:
             raise _stopped(tuning.id) from None
         except SkepError as error:
@@ -237,25 +237,25 @@ def _climbed(
             raise
         finally:
             _tidy(paths, tuning.id)
-    return _ended(tuning.id, climb.failure, html, as_json=as_json)
+    return _ended(tuning.id, search.failure, html, as_json=as_json)
 
 
 async def _carry_out(
     ready: PreparedTuning,
     journal: TuningJournal,
-    climb: KnobSearch,
+    search: KnobSearch,
     store: Store,
     paths: Paths,
     status: TuneStatus,
     on_event: OnEvent,
 ) -> None:
-    """What an earlier session measured is given to the climb first."""
+    """What an earlier session measured is given to the search first."""
     with journal:
-        spent_s = replay_answers(journal, climb)
+        spent_s = replay_answers(journal, search)
         status.spent_s = spent_s
         bench = bench_for(ready, journal.tuning, store, paths, spent_s=spent_s, rounds=len(journal.past))
         async with bench as opened_bench:
-            await run_search(climb, opened_bench, journal, on_event=on_event)
+            await run_search(search, opened_bench, journal, on_event=on_event)
 
 
 def _tidy(paths: Paths, tuning_id: str) -> None:
@@ -297,7 +297,7 @@ def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
 
 
 def _save_best(tuning_id: str) -> str | None:
-    """As a preset, where something was better than the beginning; of a simulated climb nothing is written unasked."""
+    """As a preset, where something was better than the beginning; of a simulated search nothing is written unasked."""
     found = tune_stored.read_tuning(tuning_id)
     if found.tuning.simulated or not accepted(found.stages):
         return None

@@ -182,7 +182,7 @@ SURELY = 0.5  # of what a trial is expected to take: expectations err
 
 @dataclass(frozen=True, slots=True)
 class PreparedTuning:
-    """A tuning that has not begun, and what it takes to climb. The id of its value is still empty."""
+    """A tuning that has not begun, and what it takes to run it. The id of its value is still empty."""
 
     tuning: Tuning
     options: TuneOptions
@@ -190,7 +190,7 @@ class PreparedTuning:
     terrain: Predictor
     notes: tuple[str, ...] = ()
 
-    def climb(self) -> KnobSearch:
+    def search(self) -> KnobSearch:
         tuning = self.tuning
         return KnobSearch(self.terrain, tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
 
@@ -281,12 +281,12 @@ def tell(ready: PreparedTuning) -> None:
 
 
 def prospects(ready: PreparedTuning) -> list[CandidateChange]:
-    climb, terrain = ready.climb(), ready.terrain
+    search, terrain = ready.search(), ready.terrain
     now = terrain.predict(ready.tuning.baseline)
     found = []
-    for move in climb.prospects():
+    for move in search.prospects():
         then = terrain.predict(move.config)
         (change,) = move.changes
         ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
-        found.append(CandidateChange(change, ratio, 60 * climb.minutes(move)))
+        found.append(CandidateChange(change, ratio, 60 * search.minutes(move)))
     return found

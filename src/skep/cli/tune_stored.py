@@ -102,7 +102,7 @@ def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
 
 
 def print_all(found: TuningRecord) -> None:
-    """Print the ladder, the climb as bars, the curve."""
+    """Print the ladder, the search as bars, the curve."""
     tuning, stages = found.tuning, found.stages
     over = found.row.state is TuningState.ENDED
     print(headline(tuning, stages, over=over))  # noqa: T201

@@ -62,8 +62,8 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage], *, over: bool = True) 
     steps, gain = len(accepted(stages)), total_gain(stages)
     plural = "s multiplied" if steps > 1 else ""
     times = "" if gain is None else f", {gain.estimate:.2f} times ({gain.low:.2f} to {gain.high:.2f})"
-    climb = f"from {figure_number(base.figure.estimate)} to {figure_words(best.figure)} {unit}{times}"
-    return f"{what}: {climb} by {steps} accepted step{plural}"
+    search = f"from {figure_number(base.figure.estimate)} to {figure_words(best.figure)} {unit}{times}"
+    return f"{what}: {search} by {steps} accepted step{plural}"
 
 
 def print_ladder(tuning: Tuning, stages: Sequence[TuneStage]) -> None:
@@ -256,14 +256,14 @@ STYLES = {
 
 @dataclass(slots=True)
 class TuneStatus:
-    """All that is known of a climb at this moment."""
+    """All that is known of a search at this moment."""
 
     title: str
     aim: TuneGoal
     budget_s: float
-    spent_s: float = 0.0  # of the budget, errands that ended
+    spent_s: float = 0.0  # of the budget, requests that ended
     stages: list[TuneStage] = field(default_factory=list)
-    errand: BenchRequest | None = None
+    request: BenchRequest | None = None
     progress: BenchProgress | None = None
 
     @property
@@ -271,7 +271,7 @@ class TuneStatus:
         return UNITS[self.aim.metric]
 
     def lines(self, page: Screen, running_s: float) -> list[Line]:
-        """`running_s`: since the errand under way began."""
+        """`running_s`: since the request under way began."""
         best = best_of(self.stages)
         found = "nothing yet" if best is None or best.figure is None else f"{figure_words(best.figure)} {self.unit}"
         left = max(0.0, self.budget_s - self.spent_s - running_s)
@@ -295,19 +295,19 @@ class TuneStatus:
     def take(self, event: TuneEvent) -> None:
         match event:
             case RequestStarted():
-                self.errand, self.progress = event.errand, None
+                self.request, self.progress = event.request, None
             case BenchProgress():
                 self.progress = event
             case RequestFinished():
-                self.errand, self.progress = None, None
+                self.request, self.progress = None, None
                 self.spent_s += event.answer.seconds
             case StageDecided():
                 self.stages.append(event.stage)
 
     def now_words(self) -> str:
-        if self.errand is None:
+        if self.request is None:
             return "thinking"
-        words, progress = step_words(self.errand), self.progress
+        words, progress = step_words(self.request), self.progress
         if progress is None:
             return words
         of = f" {progress.reading}/{progress.readings}" if progress.readings else ""
@@ -315,15 +315,15 @@ class TuneStatus:
         return f"{words}: {progress.what}{of}{speed}"
 
 
-def step_words(errand: BenchRequest) -> str:
-    match errand:
+def step_words(request: BenchRequest) -> str:
+    match request:
         case MeasureRequest():
-            return errand.words or errand.purpose
+            return request.words or request.purpose
         case JudgeRequest():
-            changes = ", ".join(map(str, errand.challenger.changes_from(errand.incumbent)))
+            changes = ", ".join(map(str, request.challenger.changes_from(request.incumbent)))
             return f"are the answers as good? {changes}"
         case CurveRequest():
-            return f"the curve at C={','.join(map(str, errand.levels))}"
+            return f"the curve at C={','.join(map(str, request.levels))}"
 
 
 def stage_words(stage: TuneStage, unit: str) -> str:
@@ -336,7 +336,7 @@ def stage_words(stage: TuneStage, unit: str) -> str:
 
 @contextlib.contextmanager
 def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[OnEvent]:
-    """`brief`: stages only, where errands take no time. A terminal that went away is no reason to stop."""
+    """`brief`: stages only, where requests take no time. A terminal that went away is no reason to stop."""
     began = [time.monotonic()]
     lines = not sys.stderr.isatty()
 
@@ -349,7 +349,7 @@ def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[OnEvent]
         if isinstance(event, RequestStarted):
             began[0] = time.monotonic()
             if lines and not brief:
-                say(f"{step_words(event.errand)} ...")
+                say(f"{step_words(event.request)} ...")
         elif isinstance(event, StageDecided) and lines:
             say(stage_words(event.stage, standing.unit))
 

@@ -273,5 +273,4 @@ def _planned_engine(engine: str) -> str:
 
 def options_from_document(document: Mapping[str, Any]) -> TuneOptions:
     """Return the inverse of `asdict(options)`, through JSON."""
-    lists = {name: tuple(document.get(name, ())) for name in ("checkpoints", "start")}
-    return TuneOptions(**{**document, **lists})
+    return TuneOptions(**{**document, **{key: tuple(document.get(key, ())) for key in ("checkpoints", "start")}})

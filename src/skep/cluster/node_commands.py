@@ -182,7 +182,7 @@ class NodeOptions:
 
 
 def start_head(
-    paths: Paths, env: Mapping[str, str], address: str, port: int, wishes: NodeOptions, say: Say = _quietly
+    paths: Paths, env: Mapping[str, str], address: str, port: int, options: NodeOptions, say: Say = _quietly
 ) -> NodeRecord:
     address, ports = checked_address(address), checked_ports(port)
     _check_tools()
@@ -190,7 +190,7 @@ def start_head(
     _make_way(paths, say)
     ensure_token(paths)
     head = f"{address}:{ports.first}"
-    start = _start_of(paths, head, address, port, wishes, is_head=True)
+    start = _start_of(paths, head, address, port, options, is_head=True)
     _check_ports(start)
     return _run(paths, env, start)
 
@@ -201,7 +201,7 @@ def join_head(
     head: str,
     address: str | None,
     port: int | None,
-    wishes: NodeOptions,
+    options: NodeOptions,
     token: str | None,
     say: Say = _quietly,
 ) -> NodeRecord:
@@ -216,7 +216,7 @@ def join_head(
     if address == LOOPBACK:
         raise UserError(f"{address} cannot be reached from {head}", hint="add --address IP, one of this machine")
     _check_address(address)
-    start = _start_of(paths, head, address, port or head_port, wishes, is_head=False)
+    start = _start_of(paths, head, address, port or head_port, options, is_head=False)
     kept = _kept_token(paths)
     token = token or kept
     if token is None:
@@ -273,19 +273,19 @@ def open_ports(node: NodeRecord) -> list[Listener]:
     return ray_processes.listeners(ray_processes.marked(node.mark))
 
 
-def _start_of(paths: Paths, head: str, address: str, port: int, wishes: NodeOptions, *, is_head: bool) -> NodeStart:
+def _start_of(paths: Paths, head: str, address: str, port: int, options: NodeOptions, *, is_head: bool) -> NodeStart:
     return NodeStart(
         head=head,
         address=address,
         is_head=is_head,
-        name=wishes.name or socket.gethostname(),
+        name=options.name or socket.gethostname(),
         ports=checked_ports(port),
         folder=folder_of(paths),
         token=token_path(paths),
         has_client=find_spec("grpc") is not None,
-        cpus=wishes.cpus,
-        gpus=wishes.gpus,
-        labels=wishes.labels or {},
+        cpus=options.cpus,
+        gpus=options.gpus,
+        labels=options.labels or {},
     )
 
 

@@ -113,7 +113,7 @@ class RayDriver:
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
         self._head = HeadWatch(setup["address"], self._tell_head)
-        self._lookup = ThreadPoolExecutor(1, "ledger")  # without a head a lookup takes a minute: never two at once
+        self._lookup = ThreadPoolExecutor(1, "lookup")  # without a head a lookup takes a minute: never two at once
 
     async def run(self) -> None:
         await asyncio.to_thread(join, self._setup["address"])

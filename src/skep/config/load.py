@@ -275,10 +275,10 @@ def load_settings(path: Path | None, paths: Paths, env: Mapping[str, str], *, fo
     return parse_settings(_read(found), str(found), env, found.parent.absolute())
 
 
-def settings_with_overrides(wishes: CliOverrides, paths: Paths, env: Mapping[str, str]) -> Settings:
+def settings_with_overrides(overrides: CliOverrides, paths: Paths, env: Mapping[str, str]) -> Settings:
     """Return the settings of the file as it is now, with the overrides of the command line."""
-    folder = Path(wishes.folder) if wishes.folder else None
-    return wishes.apply(load_settings(Path(wishes.config) if wishes.config else None, paths, env, folder=folder))
+    config, folder = (Path(one) if one else None for one in (overrides.config, overrides.folder))
+    return overrides.apply(load_settings(config, paths, env, folder=folder))
 
 
 def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()) -> Settings:
@@ -426,6 +426,6 @@ RULES: FileRules = {
         "drain_s": InFile("drain", parse_seconds),
         "start_deadline_s": InFile("start_deadline", parse_seconds),
         "max_loaded": AT_LEAST_1,
-        "wishes": HIDDEN,
+        "overrides": HIDDEN,
     },
 }

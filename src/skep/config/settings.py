@@ -127,7 +127,7 @@ class CliOverrides:
             upstream=upstream,
             fallback=self.fallback or settings.fallback,
             cluster=self.cluster or (None if self.only_upstreams else settings.cluster),
-            wishes=self,
+            overrides=self,
         )
 
 
@@ -143,7 +143,7 @@ class Settings:
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
     monitor: Monitor = field(default_factory=Monitor)
     cluster: Cluster | None = None  # None: the replicas run on this machine
-    wishes: CliOverrides = field(default_factory=CliOverrides)
+    overrides: CliOverrides = field(default_factory=CliOverrides)
 
 
 def settings_of(document: Mapping[str, Any]) -> Settings:

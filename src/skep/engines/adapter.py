@@ -106,7 +106,7 @@ class Adapter(ABC):
     def argv(self, launch: Launch) -> list[str]:
         try:
             self._program = program = find_program(self.name, launch.binary)
-        except UserError:  # said by `check`; the keeper says it once more
+        except UserError:  # said by `check`; the guard says it once more
             return [*bare_words(self.name, launch.binary), *self.started(self.arguments(launch))]
         return [*program.argv, *self.started(self.arguments(launch, remembered_flags(program, self._cache_dir)))]
 

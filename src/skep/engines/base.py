@@ -173,8 +173,8 @@ def engine_named(name: str, binary: str | None = None) -> Engine:
 
 ENGINE_KEY = "SKEP_ENGINE_KEY"
 GATEWAY_KEY = "SKEP_API_KEY"
-KEY_HERE = "{engine_key}"  # in an argv: the keeper puts the key there, for engines that take it in no other way
-KEY_FILE_HERE = "{engine_key_file}"  # in an argv: the keeper puts the name of a YAML file with the key there
+KEY_HERE = "{engine_key}"  # in an argv: the guard puts the key there, for engines that take it in no other way
+KEY_FILE_HERE = "{engine_key_file}"  # in an argv: the guard puts the name of a YAML file with the key there
 KEY_FILE = "engine-key"  # in the state folder while a hive runs
 REFUSED = "this engine wants the key of its hive: ask the gateway"
 NO_ORIGIN = "none"  # the web pages that an engine gives leave: no page has this origin

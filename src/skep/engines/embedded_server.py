@@ -113,7 +113,7 @@ def _draft(xllamacpp: Any, speculative: Any, depth: int) -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the keeper reads it
+    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the guard reads it
     return EXIT_FINAL
 
 

@@ -208,7 +208,7 @@ def main() -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the keeper reads it
+    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the guard reads it
     return EXIT_FINAL
 
 

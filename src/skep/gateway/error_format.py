@@ -73,8 +73,7 @@ def event_of(body: bytes, path: str) -> bytes:
         document = json.loads(body)
         error = document["error"]
         said = {"type": "error", "code": error["code"], "message": error["message"], "param": None}
-        event = {**said, "sequence_number": 0, **document}
-        return b"\n\nevent: error\ndata: " + json.dumps(event).encode() + b"\n\n"
+        return b"\n\nevent: error\ndata: " + json.dumps({**said, "sequence_number": 0, **document}).encode() + b"\n\n"
     return b"\n\ndata: " + body + b"\n\n"
 
 

@@ -31,8 +31,8 @@ MOST_HELD_BYTES = 512 * MIB  # of all answers together while they come in; beyon
 class InternalRequest:
     """One request without a connection: its own carrier, which gathers the answer until it is whole or given up."""
 
-    def __init__(self, door: BatchGatewayPort, owner: str) -> None:
-        self._door = door
+    def __init__(self, gateway: BatchGatewayPort, owner: str) -> None:
+        self._gateway = gateway
         self._owner = owner
         self._is_over = False
         self._answered: Callable[[BatchAnswer], None] = lambda _answer: None
@@ -51,7 +51,7 @@ class InternalRequest:
         request = self._request = ServerRequest(self, b"POST", endpoint.encode(), [], "1.0")
         request.body = body
         self._answered = answered
-        self._exchange = self._door.proxy.submit_internal(request, self._owner)
+        self._exchange = self._gateway.proxy.submit_internal(request, self._owner)
 
     def give_up(self) -> None:
         request = self._end()
@@ -71,7 +71,7 @@ class InternalRequest:
         if not self._is_over:
             self._received.append(data)
             self.held_bytes += len(data)
-            self._door.received(self, len(data))
+            self._gateway.received(self, len(data))
 
     def finished(self, request: ServerRequest) -> None:  # noqa: ARG002
         received = self._received
@@ -87,7 +87,7 @@ class InternalRequest:
         if self._is_over:
             return None
         self._is_over = True
-        self._door.ended(self, self._owner)
+        self._gateway.ended(self, self._owner)
         request, self._request, self._received = self._request, None, []  # the accounts keep the request for a while
         return request
 
@@ -100,16 +100,16 @@ class BatchGatewayPort:
         self._out: dict[str, set[InternalRequest]] = defaultdict(set)  # by owner
         self._held_bytes = 0
 
-    def received(self, errand: InternalRequest, more_bytes: int) -> None:
+    def received(self, call: InternalRequest, more_bytes: int) -> None:
         self._held_bytes += more_bytes
-        if errand.held_bytes > MOST_ANSWER_BYTES:
-            errand.break_off(BatchAnswer(None, fault="answer_too_large"))
+        if call.held_bytes > MOST_ANSWER_BYTES:
+            call.break_off(BatchAnswer(None, fault="answer_too_large"))
         elif self._held_bytes > MOST_HELD_BYTES:
             max(chain(*self._out.values()), key=lambda one: one.held_bytes).break_off(BatchAnswer(None))
 
-    def ended(self, errand: InternalRequest, owner: str) -> None:
-        self._held_bytes -= errand.held_bytes
-        self._out[owner].discard(errand)
+    def ended(self, call: InternalRequest, owner: str) -> None:
+        self._held_bytes -= call.held_bytes
+        self._out[owner].discard(call)
 
     def owner_of(self, request: ServerRequest) -> str | None:
         key = self.proxy.key_of(request)
@@ -124,14 +124,14 @@ class BatchGatewayPort:
             return None
         return f"the model `{model[:80]}` is not served here; known: {known}"
 
-    def errand(self, owner: str) -> InternalRequest | None:
+    def open_call(self, owner: str) -> InternalRequest | None:
         """All batches of a key have one less than the key may have, so that it can be used beside them."""
         most = next((key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None)
         if most is not None and len(self._out[owner]) >= max(1, most - 1):
             return None
-        errand = InternalRequest(self, owner)
-        self._out[owner].add(errand)
-        return errand
+        call = InternalRequest(self, owner)
+        self._out[owner].add(call)
+        return call
 
     async def ready(self) -> None:
         while not self.proxy.admission.models:

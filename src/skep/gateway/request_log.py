@@ -157,7 +157,7 @@ class RequestLog:
         self._pending: deque[Values] = deque()
         self._max_pending = max_pending
         self._every_s = every_s
-        self._ledger = RequestLogWriter(
+        self._writer = RequestLogWriter(
             store_path, stream, log_path=log_path, log_bytes=log_bytes, retry_s=retry_s, pause=self._pause
         )
         self._stopping = threading.Event()
@@ -178,7 +178,7 @@ class RequestLog:
     @property
     def unwritten(self) -> int:
         """Rows that the store did not take."""
-        return self._ledger.unwritten
+        return self._writer.unwritten
 
     def add(self, values: Values) -> None:
         """The fields of a `GatewayRequest` as a tuple: making the record here would cost thirty times as much."""
@@ -207,7 +207,7 @@ class RequestLog:
         while not self._stopping.wait(self._every_s):
             self._drain()
         self._drain()
-        self._ledger.close()
+        self._writer.close()
 
     def _pause(self) -> None:
         """Rows come half a second at a time; written at one go they would hold up the loop for that long together."""
@@ -217,10 +217,10 @@ class RequestLog:
         while self._pending:
             wanted = BATCH_ROWS_BEHIND if self._behind else BATCH_ROWS
             batch = [self._pending.popleft() for _ in range(min(len(self._pending), wanted))]
-            self._ledger.write(batch, time.monotonic())
-        self._ledger.write([], time.monotonic())  # what was held back has no other occasion
+            self._writer.write(batch, time.monotonic())
+        self._writer.write([], time.monotonic())  # what was held back has no other occasion
         if self.dropped:
-            self._ledger.say_failed(
+            self._writer.say_failed(
                 "dropped", f"{self.dropped} requests ended while {self._max_pending} others waited to be written",
                 "nothing to do if it was a short burst; else look at the disk of the store and the logs",
             )  # fmt: skip

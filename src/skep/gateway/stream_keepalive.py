@@ -42,8 +42,7 @@ def wants_stream(path: str, body: bytes) -> bool:
 
 
 def comment(words: str, waited_s: float) -> bytes:
-    plain = " ".join(words.split())
-    return f": {plain}, {waited_s:.0f} s\n\n".encode()
+    return f": {' '.join(words.split())}, {waited_s:.0f} s\n\n".encode()
 
 
 class KeepaliveExchange(Protocol):

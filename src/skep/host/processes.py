@@ -13,7 +13,7 @@ MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 def kill_marked(mark: str) -> int:
     """SIGKILL every process of ours whose environment says that it belongs to a replica of this name; how many.
 
-    For what a killed keeper leaves behind: a process that left the group and whose parents are gone.
+    For what a killed guard leaves behind: a process that left the group and whose parents are gone.
     """
     wanted, killed = f"\0{MARK}={mark}".encode(), 0
     for entry in Path("/proc").glob("[0-9]*"):

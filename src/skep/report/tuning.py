@@ -296,7 +296,7 @@ def tuning_page(
     *,
     state: str | None = None,
 ) -> str:
-    """`state`: where the climb is not at its end."""
+    """`state`: where the search is not at its end."""
     model = model_words(tuning)
     title = f"{model} (simulated)" if tuning.simulated else model
     header = tag(

@@ -1,6 +1,4 @@
-"""The client of the control socket: one request, one answer, without an event loop. Also what its status says, in rows,
-and the keys of local servers.
-"""
+"""The client of the control socket (one request, one answer, no event loop), the status as rows, local keys."""
 
 from __future__ import annotations
 
@@ -20,10 +18,7 @@ from skep.paths import LOOPBACK, Paths
 
 
 def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
-    """Return the key for a server on this machine; None for servers elsewhere, and where there is none.
-
-    A replica of the hive that runs here gets the hive's key, any other port SKEP_API_KEY, which is the gateway's.
-    """
+    """Return the key of a server on this machine: the hive's for its replicas, otherwise the gateway's SKEP_API_KEY."""
     from skep.engines.base import GATEWAY_KEY
     from skep.wire.heads import parse_url
 

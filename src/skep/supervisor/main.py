@@ -81,7 +81,7 @@ def build_hive(
         policy=_policy(settings),
         drain_s=settings.drain_s,
         settings=asdict(settings),
-        wishes=asdict(settings.wishes),
+        overrides=asdict(settings.overrides),
         room=machine.room,
         max_loaded=settings.max_loaded,
         monitor_argv=monitor_argv(settings),
@@ -116,7 +116,7 @@ def monitor_argv(settings: Settings) -> tuple[str, ...]:
     """Return the command of the monitor beside this hive; empty where the settings turn it off."""
     if not settings.monitor.with_up:
         return ()
-    told = ("--config", settings.wishes.config) if settings.wishes.config else ()
+    told = ("--config", settings.overrides.config) if settings.overrides.config else ()
     return (sys.executable, "-m", "skep", "monitor", "run", *told)
 
 
@@ -178,7 +178,7 @@ def rebuild_hive(
         policy=_policy(settings),
         drain_s=settings.drain_s,
         settings=asdict(settings),
-        wishes=asdict(settings.wishes),
+        overrides=asdict(settings.overrides),
         max_loaded=settings.max_loaded,
         monitor_argv=monitor_argv(settings),
         monitor_setup=asdict(settings.monitor),

@@ -253,7 +253,7 @@ class Replica:
         argv = [sys.executable, "-m", "skep.supervisor.process_guard", "--link-fd", str(theirs.fileno())]
         argv += ["--log", str(self._log), "--mark", self.mark]
         try:
-            keeper = await asyncio.create_subprocess_exec(
+            guard = await asyncio.create_subprocess_exec(
                 *argv,
                 "--",
                 *self.engine.argv(launch),
@@ -270,11 +270,11 @@ class Replica:
         finally:
             theirs.close()
         self._link = await JsonPipe.over(ours)
-        tasks.create_task(self._follow(keeper, self._link))
+        tasks.create_task(self._follow(guard, self._link))
         if not self.engine.reports_address:
             self._events.put_nowait(("address", str(Origin(launch.host, launch.port))))
 
-    async def _follow(self, keeper: asyncio.subprocess.Process, link: JsonPipe) -> None:
+    async def _follow(self, guard: asyncio.subprocess.Process, link: JsonPipe) -> None:
         """Turn the guard's messages into events. If the guard itself is killed, end its engine from here."""
         engine_pid: int | None = None
         ended = (-signal.SIGKILL, ["the guard process was killed"])
@@ -295,7 +295,7 @@ class Replica:
                     os.killpg(engine_pid, signal.SIGKILL)
                 await asyncio.to_thread(kill_marked, self.mark)
             await link.close()
-            await keeper.wait()
+            await guard.wait()
             self._events.put_nowait(("exit", *ended))
 
     async def _probe(self, url: str | None, link: JsonPipe | None) -> None:

@@ -86,7 +86,7 @@ class Hive:
     settings: Mapping[str, Any] = field(
         default_factory=dict, repr=False
     )  # the settings it was built from; empty: not known
-    wishes: Message = field(default_factory=dict)  # what the command line asked for; `skep reload` reads it
+    overrides: Message = field(default_factory=dict)  # what the command line asked for; `skep reload` reads it
     left_out: tuple[str, ...] = ()  # settings that only a restart would apply
     warnings: tuple[str, ...] = ()  # shown to the user who asked for the reload
     room: tuple[tuple[str, int], ...] = ()  # bytes that the machine has of "ram", "gpu0", ...

@@ -373,7 +373,7 @@ class Supervisor:
                 here = {"phase": self.phase, "url": self.hive.url, "pid": os.getpid()}
                 return {**here, "rows": self.rows(status), "gateway": status}
             case "origin":
-                return {"wishes": self.hive.wishes, "on_cluster": self.hive.settings.get("cluster") is not None}
+                return {"overrides": self.hive.overrides, "on_cluster": self.hive.settings.get("cluster") is not None}
             case "down":
                 self.stop(message.get("drain_s"))
                 stop_s = SERVICES_STOP_S if self._services else STOP_S

@@ -1,4 +1,4 @@
-"""Where a climb begins: a preset with its numbers said, or of a model what is certain to start.
+"""Where a search begins: a preset with its numbers said, or of a model what is certain to start.
 
 Plainly safe on cards: no graphs, no drafts, KV in 16 bits, 85 % of each card, tensor parallel over as few cards as it
 takes, one replica, slots as far as they fit. On a CPU: one slot, all cores, the rest as the engine has it.

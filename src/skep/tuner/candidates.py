@@ -33,7 +33,7 @@ class TimeBudget:
         self.spent_s += seconds
 
     def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
-        """What an errand really took."""
+        """What a request really took."""
         expected = self.seconds(configs, readings) / self._pace
         self._pace = 0.7 * self._pace + 0.3 * min(_SLOWEST, max(_FASTEST, seconds / max(1e-6, expected)))
 

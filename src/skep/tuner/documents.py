@@ -1,6 +1,6 @@
 """What is asked and answered, as stored documents and back, and a whole tuning as its readers get it. Pure.
 
-The stored form keeps every bit, for a climb is taken up by being given it again. The readers' form (`--json`) keeps its
+The stored form keeps every bit: `skep tune resume` gives it to the search again. The readers' form (`--json`) keeps its
 keys and has null for what is no number.
 """
 
@@ -30,17 +30,17 @@ from skep.tuner.summary import baseline_of, best_of, total_gain
 from skep.units import Interval
 
 _KINDS: Mapping[type, AnswerKind] = {MeasurementRound: "round", JudgeResult: "judged", CurveResult: "curve"}
-_ERRANDS: Mapping[str, type[BenchRequest]] = {"round": MeasureRequest, "judged": JudgeRequest, "curve": CurveRequest}
+_REQUESTS: Mapping[str, type[BenchRequest]] = {"round": MeasureRequest, "judged": JudgeRequest, "curve": CurveRequest}
 _ANSWERS: Mapping[str, type[BenchResult]] = {"round": MeasurementRound, "judged": JudgeResult, "curve": CurveResult}
 
 
-def kept_answer(number: int, at: float, errand: BenchRequest, answer: BenchResult) -> SavedAnswer:
-    return SavedAnswer(number, at, _KINDS[type(answer)], answer.seconds, to_document(errand), to_document(answer))
+def kept_answer(number: int, at: float, request: BenchRequest, answer: BenchResult) -> SavedAnswer:
+    return SavedAnswer(number, at, _KINDS[type(answer)], answer.seconds, to_document(request), to_document(answer))
 
 
 def asked_and_answered(kept: SavedAnswer) -> tuple[BenchRequest, BenchResult]:
     try:
-        return from_document(kept.errand, _ERRANDS[kept.kind]), from_document(kept.answer, _ANSWERS[kept.kind])
+        return from_document(kept.errand, _REQUESTS[kept.kind]), from_document(kept.answer, _ANSWERS[kept.kind])
     except msgspec.ValidationError as error:
         raise StoreError(f"this skep cannot read answer {kept.number} of the tuning: {error}") from error
 

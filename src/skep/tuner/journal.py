@@ -1,6 +1,6 @@
 """One session's work on one tuning: what was answered before it, and what is written as it goes on.
 
-Knows the order of things and the clock; knows nothing of how a climb decides or a bench measures. A process that is
+Knows the order of things and the clock; knows nothing of how a search decides or a bench measures. A process that is
 killed leaves the answers that came, each with the stages it decided; `resume` gives them back.
 """
 
@@ -81,10 +81,10 @@ class TuningJournal:
         """Of an earlier session, where it was measured already."""
         return next((one for _, one in reversed(self._past) if isinstance(one, CurveResult)), None)
 
-    def took(self, errand: BenchRequest, answer: BenchResult, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
+    def took(self, request: BenchRequest, answer: BenchResult, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
         """Store an answer that came and all stages after it. Return those that are new."""
         fresh = self._fresh(stages)
-        kept = kept_answer(self._answers + 1, self._clock(), errand, answer)
+        kept = kept_answer(self._answers + 1, self._clock(), request, answer)
         self._tunings.append_answer(self.tuning.id, self._session, kept, fresh)
         self._answers += 1
         self._stages.extend(fresh)
@@ -104,7 +104,7 @@ class TuningJournal:
         self._ended = True
 
     def differs(self, what: str) -> UserError:
-        """That this climb is not the one that was begun. Nothing has been written then."""
+        """That this search is not the one that was begun. Nothing has been written then."""
         tuning, hint = self.tuning, "begin a new one; `skep tune show` and `skep tune export` still know this one"
         if tuning.skep_version != __version__:
             begun = f"was begun by skep {tuning.skep_version}, which searches differently"

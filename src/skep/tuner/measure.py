@@ -265,7 +265,7 @@ SLOWER = 4.0  # than whoever was slowest so far, before it is a hang
 
 @dataclass(frozen=True, slots=True)
 class BenchContext:
-    """What all errands of one tuning have in common."""
+    """What all requests of one tuning have in common."""
 
     tuning: str  # id
     aim: TuneGoal
@@ -275,7 +275,7 @@ class BenchContext:
 
 
 class EngineBench:
-    """Carries errands out. One at a time."""
+    """Carries requests out. One at a time."""
 
     def __init__(
         self,
@@ -307,44 +307,44 @@ class EngineBench:
     def __repr__(self) -> str:
         return f"<EngineBench of {self._tuned.tuning}, round {self._round}>"
 
-    async def measure(self, errand: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
+    async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, width = time.monotonic(), self._tuned.aim.concurrency
-        bouts = self._bouts(errand.configs, errand.purpose, width, on_progress, readings=errand.readings)
-        if self._together(errand.configs):
-            await self._side_by_side(bouts, errand.readings)
+        bouts = self._bouts(request.configs, request.purpose, width, on_progress, readings=request.readings)
+        if self._together(request.configs):
+            await self._side_by_side(bouts, request.readings)
         else:
             for bout in bouts if self._round % 2 else bouts[::-1]:  # what drifts favours nobody for long
                 if len(bouts) == 1 or sum(one.failure is None for one in bouts) > 1:
-                    await self._side_by_side([bout], errand.readings)
+                    await self._side_by_side([bout], request.readings)
         return MeasurementRound(tuple(bout.sitting for bout in bouts), time.monotonic() - began)
 
-    async def judge(self, errand: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
+    async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         """The best so far is asked first. One that does not start answers nothing."""
         if self._guard is None:
             return JudgeResult(ok=True, words="no quality guard: answers were not compared", seconds=0.0, skipped=True)
         began = time.monotonic()
         try:
-            before = await self._sheet(self._guard, errand.incumbent, on_progress)
+            before = await self._sheet(self._guard, request.incumbent, on_progress)
         except DidNotStart as error:
             words = f"its answers could not be held against the baseline's, which did not start: {error.failure}"
             return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began, skipped=True)
         try:
-            after = await self._sheet(self._guard, errand.challenger, on_progress)
+            after = await self._sheet(self._guard, request.challenger, on_progress)
         except DidNotStart as error:
             words = f"it did not start to be asked: {error.failure}"
             return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began)
         return replace(self._guard.compare(before, after), seconds=time.monotonic() - began)
 
-    async def curve(self, errand: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        began, widest = time.monotonic(), max(errand.levels)
-        bouts = self._bouts(errand.configs, "curve", widest, on_progress, readings=CURVE_RUNS * len(errand.levels))
-        if self._together(errand.configs):
-            await self._curves(bouts, errand.levels)
+    async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
+        began, widest = time.monotonic(), max(request.levels)
+        bouts = self._bouts(request.configs, "curve", widest, on_progress, readings=CURVE_RUNS * len(request.levels))
+        if self._together(request.configs):
+            await self._curves(bouts, request.levels)
         else:
             for bout in bouts:
-                await self._curves([bout], errand.levels)
+                await self._curves([bout], request.levels)
         points = [
-            point_of(level, bout.config, bout.by_level.get(level, [])) for level in errand.levels for bout in bouts
+            point_of(level, bout.config, bout.by_level.get(level, [])) for level in request.levels for bout in bouts
         ]
         return CurveResult(tuple(points), time.monotonic() - began)
 

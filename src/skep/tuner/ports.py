@@ -1,6 +1,6 @@
-"""What the climb asks for and of whom: errands, the terrain it climbs on, and the bench that measures.
+"""What the search asks for and of whom: requests, the terrain it works on, and the bench that measures.
 
-`skep.tuner.search` decides, a `Bench` carries out. A climb that is given the same answers asks for the same errands, so
+`skep.tuner.search` decides, a `Bench` carries out. A search that is given the same answers makes the same requests, so
 that a stored one is taken up by giving it the stored answers again.
 """
 
@@ -73,7 +73,7 @@ class SearchSpace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BenchProgress:
-    """What goes on inside an errand."""
+    """What goes on inside a request."""
 
     config: KnobConfig
     what: str  # "starting" | "warming up" | "measuring" | "stopping" | "judging"
@@ -86,13 +86,13 @@ OnProgress = Callable[[BenchProgress], None]
 
 
 class Bench(Protocol):
-    """Carries errands out, on real engines or on a rig in virtual time."""
+    """Carries requests out, on real engines or on a rig in virtual time."""
 
-    async def measure(self, errand: MeasureRequest, on_progress: OnProgress) -> MeasurementRound: ...
+    async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound: ...
 
-    async def judge(self, errand: JudgeRequest, on_progress: OnProgress) -> JudgeResult: ...
+    async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult: ...
 
-    async def curve(self, errand: CurveRequest, on_progress: OnProgress) -> CurveResult: ...
+    async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult: ...
 
 
 @dataclass(frozen=True, slots=True)

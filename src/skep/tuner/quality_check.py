@@ -107,7 +107,7 @@ class Sheet:
 
 
 def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
-    """Against what the climb began with, not the step before, small losses cannot add up from step to step."""
+    """Against what the search began with, not the step before, small losses cannot add up from step to step."""
     seconds = before.seconds + after.seconds
     if before.is_silent:
         return JudgeResult(
@@ -203,7 +203,7 @@ class GuardPlan:
 
 
 def guard_bank(name: str, plan: GuardPlan, cache_dir: Path) -> Bank:
-    """Before the climb: a bank that cannot be had is told then. "auto": drills, which need no sandbox."""
+    """Before the search: a bank that cannot be had is told then. "auto": drills, which need no sandbox."""
     chosen = DRILLS if name == AUTO else name
     return choose_bank(chosen, seed=plan.seed, count=plan.items, cache_dir=cache_dir)
 

@@ -1,4 +1,4 @@
-"""What a tuning is made of: configurations, what was measured of them, and the stages of the climb. Values only."""
+"""What a tuning is made of: configurations, what was measured of them, and the stages of the search. Values only."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class ServerStart:
 class MeasurementRound:
     """Several configurations measured in turns, each started once. The nth readings of all stood side by side."""
 
-    sittings: tuple[ServerStart, ...]  # in the errand's order of configurations
+    sittings: tuple[ServerStart, ...]  # in the request's order of configurations
     seconds: float
 
 
@@ -228,7 +228,7 @@ class TuneGoal:
     concurrency: int
     input_tokens: int = 512
     output_tokens: int = 128
-    target: float | None = None  # enough: the climb ends there
+    target: float | None = None  # enough: the search ends there
     slo: str | None = None  # as `skep bench sweep --slo` takes it
     min_context: int | None = None
 
@@ -251,7 +251,7 @@ METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """A climb as it was begun. What became of it are its stages, in the order in which they were decided."""
+    """A search as it was begun. What became of it are its stages, in the order in which they were decided."""
 
     id: str
     created_at: float

@@ -1,7 +1,7 @@
-"""The climb: which change to try next, how often to measure it, when to accept it, and when to stop.
+"""The search: which change to try next, how often to measure it, when to accept it, and when to stop.
 
-Ask `following()` for an errand, give its answer to `took()`. Without clock, chance and I/O: the same answers lead to
-the same errands, which is how a stored climb is taken up again.
+Ask `following()` for a request, give its answer to `took()`. Without clock, chance and I/O: the same answers lead to
+the same requests, which is how a stored search is taken up again.
 
     baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept or not ... -> curve
 
@@ -132,16 +132,16 @@ class KnobSearch:
         return self._asked
 
     def took(self, answer: BenchResult) -> None:
-        errand, self._asked = self._asked, None
-        assert errand is not None, "nothing was asked"
+        request, self._asked = self._asked, None
+        assert request is not None, "nothing was asked"
         self.purse.spend(answer.seconds)
         if isinstance(answer, CurveResult):
             self.curve = answer
         elif isinstance(answer, JudgeResult):
             self._took_judged(answer)
         else:
-            assert isinstance(errand, MeasureRequest)
-            self._took_round(errand, answer)
+            assert isinstance(request, MeasureRequest)
+            self._took_round(request, answer)
 
     def prospects(self) -> list[Move]:
         """Return what could be tried from here, the most hopeful a minute first."""
@@ -234,17 +234,17 @@ class KnobSearch:
 
     # What answers make of it
 
-    def _took_round(self, errand: MeasureRequest, answer: MeasurementRound) -> None:
-        self.purse.learn(errand.configs, errand.readings, answer.seconds)
+    def _took_round(self, request: MeasureRequest, answer: MeasurementRound) -> None:
+        self.purse.learn(request.configs, request.readings, answer.seconds)
         self._book.took(answer, spared=self.incumbent)
-        if errand.purpose == "baseline":
+        if request.purpose == "baseline":
             self._took_baseline(answer)
             return
         first = answer.sittings[0]
         if first.failure is not None:
             self._took_failures(answer)
             self._alarm(first)
-        elif errand.purpose == "confirm":
+        elif request.purpose == "confirm":
             self._took_confirmation(answer)
         else:
             self._took_failures(answer)

@@ -82,7 +82,7 @@ class _SimulatedStart:
 class SimulatedBench:
     """`together`: engines of a round are up side by side, as small ones on a CPU are; else each has the cards alone.
 
-    `began_s`: virtual seconds that went before, so that a climb taken up again meets the noise it would have met.
+    `began_s`: virtual seconds that went before, so that a search taken up again meets the noise it would have met.
     """
 
     def __init__(
@@ -104,33 +104,33 @@ class SimulatedBench:
     def __repr__(self) -> str:
         return f"<SimulatedBench seed {self.seed}, {self.now_s:.0f} virtual seconds>"
 
-    async def measure(self, errand: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        return self.measured(errand, on_progress)
+    async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
+        return self.measured(request, on_progress)
 
-    async def judge(self, errand: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
-        on_progress(BenchProgress(errand.challenger, "judging"))
+    async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
+        on_progress(BenchProgress(request.challenger, "judging"))
         return JudgeResult(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
 
-    async def curve(self, errand: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        return self.curved(errand, on_progress)
+    async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
+        return self.curved(request, on_progress)
 
-    def measured(self, errand: MeasureRequest, on_progress: OnProgress = lambda _: None) -> MeasurementRound:
+    def measured(self, request: MeasureRequest, on_progress: OnProgress = lambda _: None) -> MeasurementRound:
         """Return what `measure` answers: nothing in it waits."""
         began_s, rng = self.now_s, self._rng("measure")
-        sides = [_SimulatedStart(config) for config in errand.configs]
+        sides = [_SimulatedStart(config) for config in request.configs]
         if self.together:
-            self._side_by_side(sides, errand.readings, rng, on_progress)
+            self._side_by_side(sides, request.readings, rng, on_progress)
         else:
-            self._one_by_one(sides, errand.readings, rng, on_progress)
+            self._one_by_one(sides, request.readings, rng, on_progress)
         return MeasurementRound(tuple(side.sitting() for side in sides), self.now_s - began_s)
 
-    def curved(self, errand: CurveRequest, on_progress: OnProgress = lambda _: None) -> CurveResult:
+    def curved(self, request: CurveRequest, on_progress: OnProgress = lambda _: None) -> CurveResult:
         began_s, rng = self.now_s, self._rng("curve")
         points = []
-        for config in errand.configs:
+        for config in request.configs:
             side = _SimulatedStart(config)
             self._start(side, rng, on_progress)
-            points += [self._point(side, level, rng, on_progress) for level in errand.levels]
+            points += [self._point(side, level, rng, on_progress) for level in request.levels]
             self.now_s += STOP_S
         return CurveResult(tuple(points), self.now_s - began_s)
 

@@ -2,7 +2,7 @@
 
 An answer and the stages that it decided are one transaction, so what a call returned from is kept even if the process
 is killed, and no half of it is. Which state a tuning is in is derived, never stored. Knows no clock: times are
-arguments, unix seconds; knows nothing of how a climb decides.
+arguments, unix seconds; knows nothing of how a search decides.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NO_NUMBER = "no_number"
 
 
 class TuningState(StrEnum):
-    RUNNING = "running"  # a living process climbs
+    RUNNING = "running"  # a living process searches
     ENDED = "ended"  # nothing is left to be tried, or its time is over
-    INTERRUPTED = "interrupted"  # unfinished, and nobody climbs: `skep tune resume`
+    INTERRUPTED = "interrupted"  # unfinished, and nobody searches: `skep tune resume`
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SavedTuning:
     stages: int
     measured_s: float  # that the answers took, pauses between sessions left out
     worked_at: float  # when the last session began; of one without a session: when it was made
-    ended_at: float | None = None  # of the last session; None while it climbs, and of one that was killed
+    ended_at: float | None = None  # of the last session; None while it searches, and of one that was killed
     reason: str | None = None  # why the last session ended: what went wrong, or why nothing more was tried
     presets: tuple[str, ...] = ()  # that were made of it, in that order
 

@@ -1,4 +1,4 @@
-"""What is said of a climb: from where to where, how much that is, and what became of each attempt. Pure.
+"""What is said of a search: from where to where, how much that is, and what became of each attempt. Pure.
 
 The gain is the product of the accepted steps' ratios, because each of those was measured side by side. The figures of
 two stages were taken at different times, so their quotient may be a little different.

@@ -137,14 +137,14 @@ class BatchApi:
 
     def __init__(
         self,
-        door: GatewayPort,
+        gateway: GatewayPort,
         *,
         store: Path,
         folder: Path,
         say: Callable[[str], None],
         quota_bytes: int = QUOTA_BYTES,
     ) -> None:
-        self._door = door
+        self._gateway = gateway
         self._store_path = store
         self._room = FileStorage(folder)
         self._say = say
@@ -178,7 +178,7 @@ class BatchApi:
                 while not self._leaving:
                     try:
                         store = await self._open()
-                        self._runner = BatchRunner(store, self._room, self._door, self._say)
+                        self._runner = BatchRunner(store, self._room, self._gateway, self._say)
                         await self._runner.run()
                     except Exception as error:  # whatever it is, the gateway goes on, and the API with it
                         self._say(f"batches wait: {error!r}")
@@ -370,7 +370,7 @@ class BatchApi:
             if self._tasks is None:
                 self._refuse(request, BatchApiError(503, "the batch API is not ready", code="store_unavailable"))
             else:
-                self._tasks.create_task(self._answer(request, self._door.owner_of(request), answering))
+                self._tasks.create_task(self._answer(request, self._gateway.owner_of(request), answering))
 
         return route
 

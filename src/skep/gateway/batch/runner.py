@@ -69,18 +69,18 @@ class BatchSender:
         *,
         store: BatchStore,
         room: FileStorage,
-        door: GatewayPort,
+        gateway: GatewayPort,
         say: Callable[[str], None],
     ) -> None:
         self._order = order
         self._schedule = course
         self._store = store
         self._room = room
-        self._door = door
+        self._gateway = gateway
         self._say = say
         self._halt: Halt | None = None
         self._ends = False  # nothing more is sent, whatever is said
-        self._errands: dict[int, GatewayCall] = {}
+        self._calls: dict[int, GatewayCall] = {}
         self._out: dict[int, asyncio.Task[None]] = {}
         self._unrecorded: list[BatchResult] = []
         self._beginnings: dict[int, RequestStart] = {}  # of what a replica has
@@ -96,7 +96,7 @@ class BatchSender:
     @property
     def waits(self) -> bool:
         """No replica has a request of it."""
-        return all(errand.waiting for errand in self._errands.values())
+        return all(call.waiting for call in self._calls.values())
 
     def halt(self, why: Halt) -> None:
         """The first reason stays, but leaving gives way: it only means later, or elsewhere."""
@@ -133,8 +133,8 @@ class BatchSender:
         finally:
             self._ends = True
             self._schedule.leave()
-            for errand in self._errands.values():
-                errand.give_up()
+            for call in self._calls.values():
+                call.give_up()
             if self._unrecorded or self._begun or self._over:  # an end in order is no death of the gateway
                 with contextlib.suppress(StoreError):
                     await asyncio.to_thread(self._write)
@@ -147,12 +147,12 @@ class BatchSender:
             if left_s <= 0:
                 self.halt(Halt.EXPIRED)
                 return
-            while (errand := self._errand()) is not None:
+            while (call := self._open_call()) is not None:
                 if (request := self._schedule.next(now)) is None:
-                    errand.give_up()
+                    call.give_up()
                     break
-                self._errands[request.index] = errand
-                self._out[request.index] = tasks.create_task(self._one(request, errand))
+                self._calls[request.index] = call
+                self._out[request.index] = tasks.create_task(self._one(request, call))
             self._wake.clear()
             due_s = self._schedule.due_in_s(now)
             pause_s = min(left_s, max(SENDING_LOOK_S, due_s) if due_s is not None else CLOCK_S)
@@ -165,8 +165,8 @@ class BatchSender:
     async def _quiet(self) -> None:
         """What is out ends: by itself when this process is to leave, at once when nobody wants it any more."""
         while self._out and self._halt is Halt.LEAVING:
-            for index, errand in self._errands.items():
-                if errand.waiting:
+            for index, call in self._calls.items():
+                if call.waiting:
                     self._out[index].cancel()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
@@ -179,19 +179,19 @@ class BatchSender:
         if self._out:
             await asyncio.wait(self._out.values())
 
-    def _errand(self) -> GatewayCall | None:
+    def _open_call(self) -> GatewayCall | None:
         """None: what is out is enough for now."""
-        waiting = sum(errand.waiting for errand in self._errands.values())
+        waiting = sum(call.waiting for call in self._calls.values())
         unrecorded_bytes = sum(len(result.line) for result in self._unrecorded)
         if waiting >= BACKLOG or len(self._unrecorded) >= UNRECORDED or unrecorded_bytes >= UNRECORDED_BYTES:
             return None
-        return self._door.errand(self._order.owner)
+        return self._gateway.open_call(self._order.owner)
 
     def _note_beginnings(self) -> bool:
         """Return whether there are requests that no replica has yet: one may get them at any moment."""
         waiting = False
-        for index, errand in self._errands.items():
-            if errand.waiting:
+        for index, call in self._calls.items():
+            if call.waiting:
                 waiting = True
             elif index not in self._beginnings:
                 beginning = self._beginnings[index] = RequestStart(index, time.time())
@@ -199,10 +199,10 @@ class BatchSender:
                 self._to_record.set()
         return waiting
 
-    async def _one(self, request: BatchRequest, errand: GatewayCall) -> None:
+    async def _one(self, request: BatchRequest, call: GatewayCall) -> None:
         index, answer = request.index, None
         try:
-            answer = await self._ask(request, errand)
+            answer = await self._ask(request, call)
         except asyncio.CancelledError:
             self._schedule.take_back(index)
             raise
@@ -210,8 +210,8 @@ class BatchSender:
             self._schedule.answered(index, BatchAnswer(0), time.monotonic())
             self._keep(without_answer(request, "input_file_missing", _name(), time.time()))
         finally:
-            errand.give_up()
-            self._errands.pop(index, None)
+            call.give_up()
+            self._calls.pop(index, None)
             self._out.pop(index, None)
             self._wake.set()
             beginning = self._beginnings.pop(index, None)
@@ -220,7 +220,7 @@ class BatchSender:
         if answer is not None and self._schedule.answered(index, answer, time.monotonic()):
             self._keep(result_of(request, answer, _name(), time.time()))
 
-    async def _ask(self, request: BatchRequest, errand: GatewayCall) -> BatchAnswer:
+    async def _ask(self, request: BatchRequest, call: GatewayCall) -> BatchAnswer:
         order = self._order
         line = await asyncio.to_thread(self._room.read, order.input_file_id, request.start, request.length)
         got: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
@@ -229,7 +229,7 @@ class BatchSender:
             if not got.done():
                 got.set_result(answer)
 
-        errand.go(order.endpoint, body_of(line), answered)
+        call.go(order.endpoint, body_of(line), answered)
         self._wake.set()
         return await got
 
@@ -299,10 +299,10 @@ class _ActiveBatch:
 
 
 class BatchRunner:
-    def __init__(self, store: BatchStore, room: FileStorage, door: GatewayPort, say: Callable[[str], None]) -> None:
+    def __init__(self, store: BatchStore, room: FileStorage, gateway: GatewayPort, say: Callable[[str], None]) -> None:
         self._store = store
         self._room = room
-        self._door = door
+        self._gateway = gateway
         self._say = say
         self._wake = asyncio.Event()
         self._under_way: dict[str, _ActiveBatch] = {}
@@ -351,7 +351,7 @@ class BatchRunner:
                 await self._pause(LOCK_AGAIN_S)
             if self._leaving:
                 return
-            await self._door.ready()
+            await self._gateway.ready()
             async with asyncio.TaskGroup() as tasks:
                 carrying = set[asyncio.Task[None]]()
                 await self._take_up(tasks, carrying)
@@ -432,7 +432,9 @@ class BatchRunner:
         pending = await asyncio.to_thread(self._store.pending, batch_id)
         lost = await asyncio.to_thread(self._store.lost, batch_id)
         course = BatchSchedule(pending, lost, self._turn, self._tried.setdefault(batch_id, {}))
-        sending = BatchSender(batch.order, course, store=self._store, room=self._room, door=self._door, say=self._say)
+        sending = BatchSender(
+            batch.order, course, store=self._store, room=self._room, gateway=self._gateway, say=self._say
+        )
         carried.sending = sending
         if cancelled or batch_id in self._cancelled:
             sending.halt(Halt.CANCELLED)
@@ -451,7 +453,7 @@ class BatchRunner:
     async def _check(self, batch: StoredBatch) -> None:
         checked = await asyncio.to_thread(self._read, batch)
         faults = checked.faults
-        complaint = self._door.complaint_of(checked.model) if checked.requests else None
+        complaint = self._gateway.complaint_of(checked.model) if checked.requests else None
         if complaint is not None:
             faults = (LineError("model_not_found", complaint, checked.first, "body.model"), *faults)
         if faults:

@@ -341,7 +341,7 @@ class GatewayPort(Protocol):
     def complaint_of(self, model: str | None) -> str | None:
         """Return why a request for this model would not be served; None: it would."""
 
-    def errand(self, owner: str) -> GatewayCall | None:
+    def open_call(self, owner: str) -> GatewayCall | None:
         """None: the owner's batches have as many requests out as they may have."""
 
     async def ready(self) -> None:
