@@ -116,7 +116,7 @@ def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
 
 async def cut_off_after(answers):
     ready, paths = prepare(OPTIONS), user_paths(os.environ)
-    search, bench = ready.climb(), SimulatedBench(PlannedTruth(ready.terrain), seed=3, together=False)
+    search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.terrain), seed=3, together=False)
     with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
         replay_answers(journal, search)
         for _ in range(answers):

@@ -189,7 +189,7 @@ def test_a_batch_that_gave_way_goes_on_while_its_last_answer_is_still_to_come(be
     async def work():
         gateway, order = Scripted(slots=1, silent=True), bench.store.batch("batch_1").order
         course, room = BatchSchedule(bench.store.pending("batch_1")), OneLine(bench.room.folder)
-        sending = BatchSender(order, course, store=bench.store, room=room, door=gateway, say=bench.said.append)
+        sending = BatchSender(order, course, store=bench.store, room=room, gateway=gateway, say=bench.said.append)
         running = asyncio.create_task(sending.run())
         await until(lambda: len(gateway.sent) == 3)
         assert not sending.may_resume
