@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from skep.errors import UserError
 
 T = TypeVar("T")
-TABLE_WIDTH = 1000
 _STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "..."}
 
 
@@ -64,22 +63,16 @@ def print_list(
 
 
 def print_table(columns: str | Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
-    """Print a table; a cell of None is an en dash. No cell is cut: a narrow terminal wraps the line.
+    """Print a table; a cell of None is an en dash. On a terminal it fits: columns of a rank go first.
 
-    `columns`: titles, in a string parted by `|`. Those in `right` or with a `>` in front are right-aligned.
+    `columns`: titles, in a string parted by `|`. Those in `right` or with a `>` in front are right-aligned; `~2` behind
+    a title is its rank. See `skep.report.columns`, where a record's figures are described once.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from skep.report.columns import print_cells, split_titles
 
-    console = Console(width=TABLE_WIDTH, soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns.split("|") if isinstance(columns, str) else columns:
-        is_right = column in right or column.startswith(">")
-        table.add_column(column.removeprefix(">"), justify="right" if is_right else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text("–" if cell is None else str(cell)) for cell in row))  # no markup: a model may be [/x]
-    console.print(table)
+    titles, aligned, ranks = split_titles(columns)
+    cells = [["–" if cell is None else str(cell) for cell in row] for row in rows]
+    print_cells(titles, cells, [at or title in right for at, title in zip(aligned, titles, strict=True)], ranks)
 
 
 def check_output(output: Path) -> None:

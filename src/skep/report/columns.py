@@ -1,0 +1,174 @@
+"""Columns: what a figure of a record is called, how it is printed, and tables of them in every form.
+
+A figure is described once, as a `Column`; a terminal, a page, Markdown, CSV and JSON get their tables from here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from unicodedata import combining, east_asian_width
+
+from skep.report.markup import Markup, text_table
+from skep.units import UNKNOWN, number, printable
+
+Record = TypeVar("Record")
+GAP = "  "
+SHORTEST_CELL = 12  # a cell that is cut keeps so many characters
+
+
+def plain_text(value: Any) -> str:
+    """Return a value as it is printed where its column says nothing else; what is unknown is an en dash."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Column(Generic[Record]):
+    """One figure: `key` in JSON and CSV, `title` over tables, `text` prints its value.
+
+    `rank`: where the terminal is narrow the columns of the highest rank go first; those of rank 0 stay.
+    `optional`: left out where no record has a value. `style`: the class of its cells on a page.
+    """
+
+    key: str
+    title: str
+    value: Callable[[Record], Any]
+    text: Callable[[Any], str] = plain_text
+    rank: int = 0
+    right: bool = True
+    optional: bool = False
+    style: str | None = None
+
+    def cell(self, record: Record) -> str:
+        value = self.value(record)
+        return UNKNOWN if value is None else self.text(value)
+
+
+def present(columns: Iterable[Column[Record]], records: Sequence[Record]) -> list[Column[Record]]:
+    """Return the columns without the optional ones that are unknown of every record."""
+    return [one for one in columns if not one.optional or any(one.cell(record) != UNKNOWN for record in records)]
+
+
+def documents(columns: Sequence[Column[Record]], records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return the records as JSON documents."""
+    return [{one.key: one.value(record) for one in columns} for record in records]
+
+
+def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> str:
+    """Return CSV with the keys as its head; what is unknown is an empty field."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([one.key for one in columns])
+    writer.writerows([["" if (v := one.value(record)) is None else v for one in columns] for record in records])
+    return out.getvalue()
+
+
+def markdown_table(columns: Sequence[Column[Record]], records: Sequence[Record]) -> str:
+    """Return the table in Markdown."""
+    columns = present(columns, records)
+    lines = [[one.title for one in columns], ["---:" if one.right else "---" for one in columns]]
+    lines += [[markdown_cell(one.cell(record)) for one in columns] for record in records]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def markdown_cell(text: str) -> str:
+    """Return the text on one line, with nothing in it that Markdown takes for the end of a cell or for HTML."""
+    one_line = " ".join(printable(text).split())
+    return one_line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def html_table(
+    caption: str, columns: Sequence[Column[Record]], records: Sequence[Record], *, best: Sequence[int] = ()
+) -> Markup:
+    """Return the table for a page; the first column names the row."""
+    columns = present(columns, records)
+    heads = [(one.title, one.style or ("" if one.right else "left")) for one in columns]
+    named = [title if not style else (title, style) for title, style in heads]
+    return text_table(caption, named, [[one.cell(record) for one in columns] for record in records], best=best)
+
+
+def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
+    """Print the table on stdout; on a terminal it fits its width."""
+    columns = present(columns, records)
+    cells = [[one.cell(record) for one in columns] for record in records]
+    print_cells([one.title for one in columns], cells, [one.right for one in columns], [one.rank for one in columns])
+
+
+def print_cells(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], ranks: Sequence[int]
+) -> None:
+    """Print a table on stdout, in bold titles and fitted to its width where that is a terminal."""
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else None
+    head, *lines = table_lines(titles, rows, right, ranks, width)
+    bold = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print("\n".join([f"\x1b[1m{head}\x1b[0m" if bold else head, *lines]))  # noqa: T201
+
+
+def table_lines(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    ranks: Sequence[int],
+    width: int | None = None,
+) -> list[str]:
+    """Return the lines of a table. In a given width, columns of a rank go first, then the widest cells are cut."""
+    table = [list(titles), *([printable(cell) for cell in row] for row in rows)]
+    kept = list(range(len(titles)))
+    widths = [max(map(text_width, column)) for column in zip(*table, strict=True)]
+    while width is not None and _line_width(widths, kept) > width:
+        ranked = [place for place in kept if ranks[place] > 0]
+        if not ranked:
+            break
+        kept.remove(max(ranked, key=lambda place: (ranks[place], place)))
+    left_out = [titles[place] for place in range(len(titles)) if place not in kept]
+    while width is not None and _line_width(widths, kept) > width:
+        widest = max((place for place in kept if not right[place]), key=widths.__getitem__, default=None)
+        if widest is None or widths[widest] <= SHORTEST_CELL:
+            break
+        widths[widest] -= 1
+    lines = [GAP.join(_padded(row[n], widths[n], right[n]) for n in kept).rstrip() for row in table]
+    if left_out:
+        lines += [f"(not shown at this width: {', '.join(left_out)})"]
+    return lines
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def _line_width(widths: Sequence[int], kept: Sequence[int]) -> int:
+    return sum(widths[place] for place in kept) + len(GAP) * (len(kept) - 1)
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    if text_width(text) > width:
+        while text_width(text) >= width:
+            text = text[:-1]
+        text += "…"
+    blank = " " * (width - text_width(text))
+    return blank + text if right else text + blank
+
+
+def split_titles(columns: str | Sequence[str]) -> tuple[list[str], list[bool], list[int]]:
+    """Return titles, which are right-aligned (a `>` in front) and ranks (`~2` behind) of "name|>tok/s|started~2"."""
+    titles, right, ranks = [], [], []
+    for column in columns.split("|") if isinstance(columns, str) else columns:
+        title, _, rank = column.partition("~")
+        titles.append(title.removeprefix(">"))
+        right.append(title.startswith(">"))
+        ranks.append(int(rank or 0))
+    return titles, right, ranks
