@@ -4,11 +4,8 @@ import contextlib
 import io
 import json
 from dataclasses import dataclass
-from functools import cache
 
-from typer.main import get_command
-
-from skep.cli.main import app_of, parts_of
+from skep.cli.main import run
 from skep.errors import SkepError
 
 
@@ -24,16 +21,11 @@ class Called:
         return json.loads(self.out)
 
 
-@cache
-def _command(parts):
-    return get_command(app_of(parts))  # made once: each making takes longer than a command
-
-
 def call(*words, check=None):
     out, err, error, code = io.StringIO(), io.StringIO(), None, 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            _command(parts_of([*map(str, words)])).main([*map(str, words)], prog_name="skep")
+            code = run([*map(str, words)])
         except SystemExit as ended:
             code = ended.code or 0
         except SkepError as raised:

@@ -8,13 +8,13 @@ import sys
 from importlib import import_module
 
 import pytest
-import typer.main
 from in_process import call, refused
 
-from skep.cli.main import PARTS, REMOVED_COMMANDS, REMOVED_OPTIONS, app_of, parts_of
+from skep.cli.main import command_of
+from skep.cli.names import ALIASES, GROUPS, PART_OF, PARTS, REMOVED_COMMANDS, REMOVED_OPTIONS, plain_words
 from skep.cli.output import print_table
 
-WHOLE = typer.main.get_command(app_of(PARTS)).commands
+WHOLE = command_of(PARTS).commands
 GONE = [
     *((command.split(), message) for command, message in REMOVED_COMMANDS.items()),
     *(([*command.split(), option], message) for (command, option), message in REMOVED_OPTIONS.items()),
@@ -27,18 +27,77 @@ def below(command):
 
 @pytest.mark.parametrize("name", sorted(WHOLE))
 def test_a_command_loaded_alone_has_all_that_it_has_in_the_whole_tree(name):
-    alone = typer.main.get_command(app_of(parts_of([name]))).commands
+    alone = command_of((PART_OF[name],)).commands
     assert below(alone[name]) == below(WHOLE[name])
     assert len(alone) < len(WHOLE)
 
 
 def test_every_command_of_every_module_is_in_the_tree():
-    assert {name for names in PARTS.values() for name in names} == set(WHOLE)
+    assert set(PART_OF) == set(WHOLE)
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["nosuch"], ["-h", "up"]])
-def test_a_line_without_a_command_gets_the_whole_tree(words):
-    assert parts_of(words) == tuple(PARTS)
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_shows_the_seventeen_commands_most_people_need_in_four_groups(words):
+    page = call(*words, check=0).out
+    assert [line[:-1] for line in page.splitlines() if line.endswith(":")] == [*GROUPS]
+    assert sum(line.startswith("  ") and line[2].islower() for line in page.splitlines()[4:]) == 17
+    assert max(map(len, page.splitlines())) <= 80
+    assert all(f"\n  {name} " in call("help", "--all").out for name in PART_OF)
+
+
+@pytest.mark.parametrize("words", ["help plan", "plan --help", "help model load"])
+def test_help_of_a_command(words):
+    assert call(*words.split(), check=0).out.startswith(
+        f"Usage: skep {words.replace('help', '').replace('--', '').strip()}"
+    )
+
+
+@pytest.mark.parametrize("old", sorted(ALIASES))
+def test_another_name_is_a_command_of_the_tree(old):
+    first, *rest = plain_words(old.split())
+    assert not rest or rest[0] in below(WHOLE[first])
+    assert call(*old.split(), "--help", check=0).out.startswith(f"Usage: skep {' '.join([first, *rest])}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("swarm ls", "swarm list"),
+        ("tune rm x", "tune remove x"),
+        ("presets ls", "presets"),
+        ("bench sweep --max-tokens 8 --num-prompts=4", "bench sweep --output-tokens 8 --tasks=4"),
+        ("bench sweep --max-concurrency 8", "bench sweep --concurrency 8"),
+        ("bench sweep --slo ttft=1s --max-concurrency 8", "bench sweep --slo ttft=1s --concurrency-limit 8"),
+        ("plan m --agents 4 -tp 2 --price 700", "plan m --concurrency 4 --tp 2 --price-card 700"),
+        ("serve m --gpu-memory-utilization 0.9", "up m --memory-share 0.9"),
+        ("swarm run t --agents 4 -- --agents", "swarm run t --concurrency 4 -- --agents"),
+        ("calibrations show last", "calibrate show last"),
+    ],
+)
+def test_words_of_vllm_and_of_earlier_versions_are_understood(typed, meant):
+    assert plain_words(typed.split()) == meant.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("plam", "there is no command `plam` | did you mean `skep plan`?"),
+        ("plan", "missing argument 'model' | `skep plan --help` explains the command"),
+        ("ps --jsn", "no such option: --jsn"),
+        ("bench nosuch", "no such command 'nosuch' | `skep bench --help` explains the command"),
+        ("up --slots many", "invalid value for '--slots'"),
+    ],
+)
+def test_wrong_usage_is_one_line_with_a_hint(paths, words, said):
+    assert said in refused(*words.split())
+
+
+@pytest.mark.parametrize("name", ["tune", "runs", "calibrate", "export"])
+def test_a_group_shows_the_options_of_the_command_that_is_meant_without_a_name(name):
+    page = call(name, "--help").out
+    inner = call(name, command_of(PARTS).commands[name].default, "--help").out
+    assert {word for word in inner.split() if word.startswith("--")} <= set(page.split())
+    assert "Commands:" in page
 
 
 def carried_out():

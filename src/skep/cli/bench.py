@@ -11,10 +11,11 @@ import typer
 from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, implementation, option
 
 bench = group("Measure an endpoint under concurrency.")
+runs_app = group("List, report, compare and export the stored runs.", default="list")
 
 Api = Annotated[str, option("openai, or ollama for Ollama's own API, which tells its durations.")]
 Concurrency = Annotated[str, option("Concurrent agents, one level each.", "--concurrency", "-c")]
-MaxTokens = Annotated[int, option("Longest answer in tokens.", min=1)]
+MaxTokens = Annotated[int, option("Longest answer in tokens.", "--output-tokens", min=1)]
 PromptTokens = Annotated[
     int | None, option("Prompts of this many tokens, counted by the engine; instead of --size.", min=1)
 ]
@@ -25,15 +26,22 @@ StorePrompts = Annotated[bool, option("Store prompts and answers.", "--prompts/-
 
 def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
-    command(app, "skep runs --json", runs="run_list.print_runs")(runs)
-    command(app, "skep report last -o report.html", runs="run_list.write_reports")(report)
+    app.add_typer(runs_app, name="runs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(EndpointOptions):
     """Options of all commands that measure an endpoint."""
 
-    LAST: ClassVar[str] = "seed key_env api timeout processes price store_prompts against_preset shape_of as_json"
+    PANELS: ClassVar[dict[str, str]] = {
+        "Load": "concurrency rate arrivals shape form bank items delta tasks agents duration speed limit "
+        "max_tokens fixed_output size prompt_tokens turns think temperature seed",
+        "Search": "to_saturation slo max_concurrency",
+        "Precision and time": "runs repeats precision budget warm_up timeout",
+        "Endpoint": "url model models model_b key_env api",
+        "Results": "threshold price store_prompts against_preset shape_of as_json",
+        "Advanced": "processes",
+    }
 
     seed: Annotated[int | None, option("Random seed of the prompts; default: a new one.")] = None
     timeout: Annotated[str, option("Time limit of one request.")] = "15m"
@@ -44,11 +52,9 @@ class BenchOptions(EndpointOptions):
 class WorkloadOptions(BenchOptions):
     """What the requests look like."""
 
-    LAST = f"max_tokens fixed_output size prompt_tokens turns think {BenchOptions.LAST}"
-
     shape: str = "steady"
     max_tokens: MaxTokens = 128
-    fixed_output: Annotated[bool, option("Let every answer run to --max-tokens.", "--fixed-output")] = False
+    fixed_output: Annotated[bool, option("Let every answer run to --output-tokens.", "--fixed-output")] = False
     size: Annotated[str, option("Prompt size: short (~45 tokens), medium (~250) or long (~1000).")] = "short"
     prompt_tokens: PromptTokens = None
     turns: int = 4
@@ -64,7 +70,7 @@ class SweepOptions(WorkloadOptions):
     slo: Annotated[
         str | None, option("Find the highest concurrency that meets these p95 limits: ttft=1s,tpot=50ms.")
     ] = None
-    max_concurrency: Annotated[int, option("Highest concurrency of a search.", min=2)] = 256
+    max_concurrency: Annotated[int, option("Highest concurrency of a search.", "--concurrency-limit", min=2)] = 256
     shape: Annotated[str, option("steady, burst, conversation, shared-prefix or prefill: docs/bench.md.")] = "steady"
     tasks: Annotated[int | None, option("Tasks per level and run; default: three for each agent.", min=1)] = None
     runs: Annotated[int | None, option("Number of runs of each level, instead of --precision.", min=1)] = None
@@ -75,7 +81,9 @@ class SweepOptions(WorkloadOptions):
     think: Annotated[str, option("Mean pause of an agent between two turns.")] = "2s"
     api: Api = "openai"
     processes: Processes = None
-    price: Annotated[float | None, option("Price of a kWh; adds the cost of a million tokens.", min=0)] = None
+    price: Annotated[
+        float | None, option("Price of a kWh; adds the cost of a million tokens.", "--price-kwh", min=0)
+    ] = None
     store_prompts: StorePrompts = True
     against_preset: Annotated[
         str | None,
@@ -97,10 +105,8 @@ def sweep(context: typer.Context, options: SweepOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SerialVsSwarmOptions(WorkloadOptions):
-    LAST = f"prompt_tokens max_tokens fixed_output {BenchOptions.LAST}"
-
     tasks: Annotated[int, option("Tasks, the same for both.", min=1)] = 50
-    agents: Annotated[str, option("Compare one task at a time with this many at once.")] = "1,50"
+    agents: Annotated[str, option("Compare one task at a time with this many at once.", "-c", "--concurrency")] = "1,50"
     runs: Annotated[int, option("Runs of each, in turns.", min=1)] = 1
     prompt_tokens: PromptTokens = 1024
     max_tokens: MaxTokens = 512
@@ -113,7 +119,7 @@ class SerialVsSwarmOptions(WorkloadOptions):
 
 @command(
     bench,
-    "skep bench serial-vs-swarm --tasks 50 --agents 1,50",
+    "skep bench serial-vs-swarm --tasks 50 --concurrency 1,50",
     name="serial-vs-swarm",
     runs="sweep.run_swarm_command",
 )
@@ -149,7 +155,9 @@ def open_loop(options: OpenOptions) -> None:
 class ClassesOptions(TimedOptions):
     mix: Annotated[Path, argument("A TOML file with a table [class.NAME] for each kind of traffic.")]
     duration: Annotated[str, option("How long each run sends.", "--for")] = "60s"
-    agents: Annotated[int | None, option("Agents in all, where classes take a share of them.", min=1)] = None
+    agents: Annotated[
+        int | None, option("Agents in all, where classes take a share of them.", "-c", "--concurrency", min=1)
+    ] = None
     runs: Annotated[int, option("Runs of the whole mix.", min=1)] = 1
 
 
@@ -163,7 +171,9 @@ class ReplayOptions(TimedOptions):
     trace: Annotated[Path, argument("JSONL file: a Mooncake trace, or lines of the OpenAI batch API.")]
     speed: Annotated[float, option("Replay this many times faster: 2 takes half the time.")] = 1.0
     limit: Annotated[int | None, option("Replay only this many requests from the beginning.", min=1)] = None
-    max_tokens: Annotated[int, option("Tokens of an answer, where the trace does not say.", min=1)] = 512
+    max_tokens: Annotated[
+        int, option("Tokens of an answer, where the trace does not say.", "--output-tokens", min=1)
+    ] = 512
 
 
 @command(bench, "skep bench replay trace.jsonl --speed 2", runs="sweep.run_replay_command")
@@ -174,6 +184,7 @@ def replay(options: ReplayOptions) -> None:
 RunName = Annotated[str, argument("A run's id, the beginning of one, or `last` (`last~1`: the one before).")]
 
 
+@command(runs_app, "skep runs --json", name="list", runs="run_list.print_runs")
 def runs(
     limit: Annotated[int, option("Number of runs to list, newest first.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
@@ -181,6 +192,7 @@ def runs(
     """Stored benchmark runs, newest first."""
 
 
+@command(runs_app, "skep runs report last -o report.html", runs="run_list.write_reports")
 def report(
     run: Annotated[
         list[str] | None, argument("A run's id, the beginning of one, or `last`; several are compared.")
@@ -204,7 +216,7 @@ class CompareOptions:
     as_json: JsonOption = False
 
 
-@command(bench, "skep bench compare 20261114 last --threshold 5%", runs="compare.run_compare_command")
+@command(runs_app, "skep runs compare 20261114 last --threshold 5%", runs="compare.run_compare_command")
 def compare(options: CompareOptions) -> None:
     """Is B better than A? One row a level, and a verdict; exit code 4 where B is worse."""
 
@@ -240,7 +252,7 @@ def matrix(
     """Configurations against concurrencies, measured one after the other or taken from stored runs."""
 
 
-@command(bench, "skep bench export last --format csv", runs="run_list.run_export_command")
+@command(runs_app, "skep runs export last --format csv", runs="run_list.run_export_command")
 def export(
     run: RunName = "last",
     form: Annotated[str, option("csv, markdown or json.", "--format")] = "markdown",
@@ -260,7 +272,9 @@ class MixedOptions(BenchOptions):
         str, option("published: each side task once; sustained: again and again until the primary ends.")
     ] = "published"
     repeats: Annotated[int, option("Runs of every level, in turns.", min=1)] = 3
-    levels: Annotated[str, option("Any of 1, 2, 3 and 5: the primary task with 0, 1, 2 or 4 side tasks.")] = "1,2,3,5"
+    levels: Annotated[
+        str, option("Any of 1, 2, 3 and 5: the primary task with 0, 1, 2 or 4 side tasks.", "-c", "--concurrency")
+    ] = "1,2,3,5"
 
 
 @command(bench, "skep bench mixed --form sustained --repeats 5", runs="quality_run.run_mixed_command")
@@ -278,7 +292,8 @@ class QualityOptions(BenchOptions):
     items: Annotated[int | None, option("Number of items of the bank; default: as many as needed.", min=1)] = None
     repeats: Annotated[int, option("Repeats of every item in every arm.", min=1)] = 1
     max_tokens: Annotated[
-        int | None, option("Longest answer in tokens, instead of each item's own limit; for models that reason.", min=1)
+        int | None,
+        option("Longest answer, instead of each item's own limit; for models that reason.", "--output-tokens", min=1),
     ] = None
     temperature: Annotated[float, option("Sampling temperature; 0 is greedy.", min=0.0, max=2.0)] = 0.0
     budget: Annotated[str | None, option("Time limit of the whole run; what is not done by then is left out.")] = None

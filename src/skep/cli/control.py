@@ -1,4 +1,4 @@
-"""Commands for several models on one machine: load, unload, swap."""
+"""Commands on a running hive: its models (load, unload, swap) and its replicas (drain, restart, scale, reload)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skep.cli.options import JsonOption, argument, ask_hive, command, option
+from skep.cli.options import JsonOption, argument, ask_hive, command, group, option
 from skep.cli.output import byte_progress, note, print_json, print_table
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -21,21 +21,22 @@ DrainOption = Annotated[
 ]
 
 
+model_app = group("Load, unload and swap the models of a running hive.")
+replica_app = group("Drain, restart, scale and reload the replicas of a running hive.")
+
+
 def register(app: typer.Typer) -> None:
-    command(app, "skep load qwen3-coder")(load)
-    command(app, "skep unload qwen3-coder --drain 30s")(unload)
-    command(app, "skep swap gpt-oss-20b qwen3-coder")(swap)
-    command(app, "skep drain smollm2-135m-0 --wait")(drain)
-    command(app, "skep undrain smollm2-135m-0")(undrain)
-    command(app, "skep reload --wait")(reload)
-    command(app, "skep scale smollm2-135m=3 --wait")(scale)
+    app.add_typer(model_app, name="model")
+    app.add_typer(replica_app, name="replica")
 
 
+@command(model_app, "skep model load qwen3-coder")
 def load(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOption = False) -> None:
     """Load a model now, before the first request for it. Others make room as they would for a request."""
     _say({"op": "load", "model": model, "wait": not no_wait}, f"{model} is {{state}}", as_json=as_json)
 
 
+@command(model_app, "skep model unload qwen3-coder --drain 30s")
 def unload(
     model: ModelArgument, drain: DrainOption = None, no_wait: NoWaitOption = False, as_json: JsonOption = False
 ) -> None:
@@ -44,6 +45,7 @@ def unload(
     _say(message, f"{model} is {{state}}", as_json=as_json)
 
 
+@command(model_app, "skep model swap gpt-oss-20b qwen3-coder")
 def swap(
     model_out: Annotated[str, argument("The model to unload, once its answers are finished.")],
     model_in: Annotated[str, argument("The model to load in its place.")],
@@ -86,16 +88,18 @@ WORDS = {
 NameArgument = Annotated[str, argument("A replica's name as in `skep ps`, or a node's name for all its replicas.")]
 
 
+@command(replica_app, "skep replica drain smollm2-135m-0 --wait")
 def drain(
     name: NameArgument,
     wait: Annotated[bool, option("Return when its running requests are finished.", "--wait")] = False,
 ) -> None:
-    """Send a replica, or all of a node, nothing new; what they have is finished. Until `skep undrain`."""
+    """Send a replica, or all of a node, nothing new; what they have is finished. Until `skep replica undrain`."""
     answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
     left = f"; {answer['busy']} under way" if answer["busy"] else " and is empty"
     note(f"{_who(name, answer)} gets nothing new{left}")
 
 
+@command(replica_app, "skep replica undrain smollm2-135m-0")
 def undrain(name: NameArgument) -> None:
     """Let a drained replica, or those of a drained node, serve again."""
     answer = ask_hive({"op": "undrain", "name": name})
@@ -107,6 +111,14 @@ def _who(name: str, answer: dict[str, Any]) -> str:
     return name if answer["replicas"] == [name] else f"{name} ({', '.join(answer['replicas'])})"
 
 
+@command(replica_app, "skep replica restart gateway")
+def restart(name: Annotated[str, argument("A replica's name as in `skep ps`, or `gateway`.")]) -> None:
+    """Restart one replica after its answers, or replace the gateway while engines stay loaded and streams go on."""
+    ask_hive({"op": "restart", "name": name}, 600)
+    note(f"{name} is being started anew; `skep ps` shows it" if name != "gateway" else "the new gateway serves")
+
+
+@command(replica_app, "skep replica reload --wait")
 def reload(
     config: Annotated[
         Path | None, option("Another configuration file. Default: the one skep was started with.")
@@ -151,13 +163,14 @@ def _tell(answer: dict[str, Any]) -> None:
         if answer[key]:
             note(f"{words}: {', '.join(answer[key])}")
     for name in answer["left_out"]:
-        command = "skep restart gateway" if name in RESTART_GATEWAY else "skep down && skep up -d"
+        command = "skep replica restart gateway" if name in RESTART_GATEWAY else "skep down && skep up -d"
         note(f"not yet in force: `{name}`; it takes `{command}`")
     note(
         "settings and keys are reloaded" + ("" if any(answer[key] for key in WORDS) else "; replicas stay as they are")
     )
 
 
+@command(replica_app, "skep replica scale smollm2-135m=3 --wait")
 def scale(
     wanted: Annotated[
         str | None, argument("MODEL=N sets the number of replicas; MODEL, or nothing, shows it.", metavar="[MODEL[=N]]")
@@ -165,7 +178,7 @@ def scale(
     wait: Annotated[bool, option("Return when all replicas are started and stopped.", "--wait")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a model more or fewer replicas, until the next `skep reload` or `skep up`.
+    """Give a model more or fewer replicas, until the next `skep replica reload` or `skep up`.
 
     Those that go finish their answers first; other replicas are not touched. More than fits changes nothing.
     """
@@ -200,4 +213,4 @@ def _print_scale(answer: dict[str, Any], *, waited: bool) -> None:
         note(f"{'stopped' if waited else 'stopped, once their answers are finished'}: {', '.join(went)}")
     change = f"{answer['before']} -> {answer['replicas']}" if came or went else f"still {answer['replicas']}"
     several = "replica" if answer["replicas"] == 1 else "replicas"
-    note(f"{answer['model']}: {change} {several}, until the next `skep reload` or `skep up`")
+    note(f"{answer['model']}: {change} {several}, until the next `skep replica reload` or `skep up`")

@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from skep.cli.options import ServeOptions, argument, command, option
+from skep.cli.options import ServeOptions, argument, command, group, option, registering
 from skep.cli.output import note, write_whole
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -23,10 +21,16 @@ Port = Annotated[int, option("Port of the gateway.", min=1, max=65535)]
 EnginePort = Annotated[int, option("Port of the first engine; the others take the next ones.", min=1, max=65535)]
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "skep export qwen3.6-27b-2x3090-replicas --as docker")(export)
+export_app = group("Print what starts a preset, or skep itself, as a service or without skep.", default="preset")
+register = registering(export_app, "export")
 
 
+@command(export_app, "skep export service > ~/.config/systemd/user/skep.service", runs="serve.service")
+def service() -> None:
+    """Print a systemd user unit that runs `skep up` at login."""
+
+
+@command(export_app, "skep export qwen3.6-27b-2x3090-replicas --as docker", name="preset")
 def export(
     name: Annotated[str, argument("A preset as `skep presets` lists it, or a model with --gpu.", metavar="PRESET")],
     form: Annotated[str, option(f"{FORM_NAMES}.", "--as")],

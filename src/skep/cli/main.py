@@ -1,4 +1,4 @@
-"""`skep`: the tree of commands, and the one place where an error becomes a line and an exit code.
+"""`skep`: from a command line to the one place where an error becomes a line and an exit code.
 
 Nothing heavy is imported here: `skep --help` answers at once, each command imports what it needs when it runs.
 """
@@ -9,124 +9,79 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import import_module
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from skep import __version__
-from skep.errors import SkepError
+from skep.cli.names import PART_OF, PARTS, closest, help_page, instead_of, plain_words
+from skep.errors import SkepError, UserError
 
-REMOVED_COMMANDS: dict[str, str] = {
-    "bench import": "`skep bench import` was removed: measure the same endpoint with `skep bench sweep`",
-    "bench judge": "`skep bench judge` was removed: `skep bench quality` and `bench mixed` judge answers as they run",
-    "tune explain": "`skep tune explain` was removed: `skep tune show` says why each step was kept or left",
-}
-MEASURING = ("sweep", "serial-vs-swarm", "open", "classes", "replay", "ab", "matrix")
-ONE_MACHINE = "`--cluster` was removed: use `--processes N`, or run skep on each machine"
-REMOVED_OPTIONS: dict[tuple[str, str], str] = {
-    ("up", "--max-replicas"): "`--max-replicas` was removed: use `skep scale MODEL=N`",
-    (
-        "swarm run",
-        "--serial-sample",
-    ): "`--serial-sample` was removed: `skep bench serial-vs-swarm` measures the speedup over one task at a time",
-    ("tune show", "--all"): "`--all` was removed: `skep tune show` lists every step",
-    **{(f"bench {name}", "--cluster"): ONE_MACHINE for name in MEASURING},
-    ("bench quality", "--cluster"): "`--cluster` was removed: leave it out, this machine makes the load",
-    ("validate", "--calibrated"): "`--calibrated` was removed: `skep calibrate` fits the planner to your own machine",
-    ("validate", "--in-sample"): "`--in-sample` was removed: constants are never fitted on a row's own source",
-    ("validate", "--picture"): "`--picture` was removed: `skep validate POINTS.csv --json` has every point",
-    ("swarm ask", "--tools"): "`--tools` was removed: an orchestrator of your own can give agents tools (docs/mcp.md)",
-    ("swarm ask", "--plan"): "`--plan` was removed: for tasks of your own, `skep swarm run TASKS.jsonl`",
-    ("swarm ask", "--plan-only"): "`--plan-only` was removed: use `--dry-run`, with `--json` as a document",
-    ("swarm ask", "--edit"): "`--edit` was removed: for tasks of your own, `skep swarm run TASKS.jsonl`",
-    ("swarm ask", "--yes"): "`--yes` was removed: nothing is asked any more; `--dry-run` shows the split first",
-    ("swarm ask", "-y"): "`-y` was removed: nothing is asked any more; `--dry-run` shows the split first",
-    ("swarm ask", "--orchestrator-url"): "`--orchestrator-url` was removed: --url splits, works and merges",
-    ("swarm ask", "--orchestrator-model"): "`--orchestrator-model` was removed: --model splits, works and merges",
-    ("swarm ask", "--orchestrator-key-env"): "`--orchestrator-key-env` was removed: use `--key-env`",
-    ("gateway", "--cluster"): "`skep gateway --cluster` was removed: a hive has one gateway; use `skep up --cluster`",
-    ("gateway", "--hive"): "`skep gateway --hive` was removed: a hive has one gateway; use `skep up --cluster --hive`",
-}
+if TYPE_CHECKING:
+    import typer
 
-
-def instead_of(words: Sequence[str]) -> str | None:
-    """Return what to say of a command line that names a removed command or option; None: it names neither."""
-    given = words[: words.index("--")] if "--" in words else words
-    for command, message in REMOVED_COMMANDS.items():
-        if list(given[: len(command.split())]) == command.split():
-            return message
-    for (command, option), message in REMOVED_OPTIONS.items():
-        if list(given[: len(command.split())]) == command.split() and option in (word.split("=")[0] for word in given):
-            return message
-    return None
-
-
-# Which commands each module of `skep.cli` has: only the one that is asked for is loaded.
-PARTS = {
-    "serve": ("up", "down", "ps", "logs", "restart", "service"),
-    "presets": ("presets",),
-    "export": ("export",),
-    "control": ("load", "unload", "swap", "drain", "undrain", "reload", "scale"),
-    "cluster": ("cluster",),
-    "gateway": ("gateway",),
-    "bench": ("bench", "runs", "report"),
-    "maintenance": ("demo", "doctor", "pull", "store", "gc"),
-    "keys": ("key",),
-    "catalog": ("catalog",),
-    "plan": ("plan",),
-    "calibrate": ("calibrate", "calibrations"),
-    "top": ("top",),
-    "validate": ("validate",),
-    "monitor": ("monitor",),
-    "web": ("web",),
-    "swarm": ("swarm",),
-    "tune": ("tune",),
-    "mcp": ("mcp",),
-}
-
-
-def parts_of(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the modules that a command line needs; all of them where it names no command."""
-    return tuple(part for part, names in PARTS.items() if words and words[0] in names) or tuple(PARTS)
+HELP = ("-h", "--help")
+COMPLETION = "_SKEP_COMPLETE"  # set by a shell that asks for the words that may follow
 
 
 def app_of(parts: Iterable[str]) -> typer.Typer:
+    """Return the tree of the commands of these modules."""
+    import typer
+
     made = typer.Typer(
         name="skep",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-        help="One endpoint for a swarm of agents, on the cards you own: serve a model, measure it under concurrency, "
-        "keep the results.",
-        epilog="Example: skep up -d && skep bench sweep --concurrency 1,2,4 && skep report last -o report.html",
     )
-    made.callback()(root)
+    made.callback()(lambda: None)  # a tree also where it has one command
     for part in parts:
         import_module(f"skep.cli.{part}").register(made)
     return made
 
 
-def __getattr__(name: str) -> typer.Typer:
-    """`app` is the whole tree, made when somebody asks for it."""
-    if name == "app":
-        return app_of(PARTS)
-    raise AttributeError(name)
+@cache
+def command_of(parts: tuple[str, ...]) -> Any:
+    from typer.main import get_command
+
+    return get_command(app_of(parts))
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def run(words: Sequence[str]) -> int:
+    """Carry a command line out and return its exit code. Raise SkepError for what its user should know."""
+    words = plain_words(words)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"] if words[1:] != ["--all"] else words
+    if not words or words[0] in HELP or words == ["help", "--all"]:
+        if COMPLETION not in os.environ:
+            print(help_page(everything="--all" in words))  # noqa: T201
+            return 0
+    elif words[0] == "--version":
         print(f"skep {__version__}")  # noqa: T201
-        raise typer.Exit
+        return 0
+    elif removed := instead_of(words):
+        raise UserError(removed)
+    elif words[0] not in PART_OF and not words[0].startswith("-"):
+        near = closest(words[0])
+        also = "`skep help --all` lists the commands"
+        raise UserError(
+            f"there is no command `{words[0]}`", hint=f"did you mean `skep {near}`? {also}" if near else also
+        )
+    parts = (PART_OF[words[0]],) if words and words[0] in PART_OF else PARTS
+    return _invoke(command_of(parts), words)
 
 
-def root(
-    _version_wanted: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
-    ] = False,
-) -> None:
-    pass
+def _invoke(tree: Any, words: Sequence[str]) -> int:
+    from typer import BadParameter
+
+    wrong_usage, wrong = BadParameter.__mro__[1:3]  # UsageError and ClickException, wherever this Typer has them
+    try:
+        return tree.main(list(words), prog_name="skep", standalone_mode=False) or 0
+    except wrong as error:
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        context = getattr(error, "ctx", None)
+        path = context.command_path if isinstance(error, wrong_usage) and context is not None else "skep"
+        raise UserError(message[:1].lower() + message[1:], hint=f"`{path} --help` explains the command") from None
 
 
 def main() -> int:
@@ -134,11 +89,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it: the command is to go on
             signal.signal(number, _leave)
-    if removed := instead_of(sys.argv[1:]):
-        say_error(removed, None)
-        return 2
     try:
-        app_of(parts_of(sys.argv[1:]))()
+        return run(sys.argv[1:])
     except SkepError as error:
         say_error(error.message, error.hint)
         return error.exit_code
@@ -154,7 +106,6 @@ def main() -> int:
             raise
         say_error(f"unexpected {type(error).__name__}: {error}", "SKEP_DEBUG=1 shows where; please report it")
         return 1
-    return 0
 
 
 def _leave(number: int, _frame: object) -> None:

@@ -1,4 +1,4 @@
-"""Commands around the edges: pull, doctor, demo, store, gc."""
+"""Commands around the edges: pull, doctor, demo, store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from skep.cli.options import JsonOption, argument, command, group, option
 
-store_app = group("Show or back up the file that holds all runs.")
+store_app = group("Show, back up and clean the file that holds all runs.")
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +17,6 @@ def register(app: typer.Typer) -> None:
     command(app, "skep doctor", runs="maintenance_run.run_doctor")(doctor)
     command(app, "skep pull smollm2-135m", runs="maintenance_run.pull_model")(pull)
     app.add_typer(store_app, name="store")
-    command(app, "skep gc --older-than 90d", runs="maintenance_run.collect_garbage")(gc)
 
 
 def pull(
@@ -50,6 +49,7 @@ def backup(
     """Copy the store to a file, consistently, also while runs are being written."""
 
 
+@command(store_app, "skep store gc --older-than 90d", runs="maintenance_run.collect_garbage")
 def gc(
     older_than: Annotated[str | None, option("Delete runs and gateway rows older than this, such as 90d.")] = None,
     incomplete: Annotated[bool, option("Delete runs that never ended.", "--incomplete")] = False,

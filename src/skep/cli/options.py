@@ -7,15 +7,18 @@ Also the options that many commands share, and the hive that they mean.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
-from inspect import Parameter, Signature, get_annotations, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
@@ -49,24 +52,24 @@ def command(app: typer.Typer, example: str, *, name: str | None = None, runs: st
 
         run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         run.__name__, run.__doc__ = function.__name__, function.__doc__
-        app.command(name, epilog=f"Example: {example}")(run)
+        app.command(name, epilog=f"Example: {example}", cls=GroupedCommand)(run)
         return function
 
     return add
 
 
 def _flat(kind: Any) -> Iterator[Parameter]:
-    """In the order of the classes; a field defined anew takes the later place, those of `LAST` the last ones."""
-    hints, names = get_type_hints(kind, include_extras=True), dict[str, None]()
-    for base in reversed(kind.__mro__):
-        for name in get_annotations(base):
-            names.pop(name, None)
-            names[name] = None
-    last = {name: place for place, name in enumerate(getattr(kind, "LAST", "").split())}
-    defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in fields(kind)}
-    for name in sorted(names, key=lambda name: last.get(name, -1)):
-        if get_origin(hints[name]) is Annotated:
-            yield _parameter(name, hints[name], defaults[name])
+    """In the order of `PANELS`, the groups of a help page; fields that it does not name come first, as they stand."""
+    hints = get_type_hints(kind, include_extras=True)
+    panels = {name: title for title, names in getattr(kind, "PANELS", {}).items() for name in names.split()}
+    places = {name: place for place, name in enumerate(panels)}
+    for field in sorted(fields(kind), key=lambda field: places.get(field.name, -1)):
+        if get_origin(hint := hints[field.name]) is Annotated:
+            inner, about = get_args(hint)
+            about = copy(about)
+            about.rich_help_panel = panels.get(field.name)
+            default = Parameter.empty if field.default is MISSING else field.default
+            yield _parameter(field.name, Annotated[inner, about], default)
 
 
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
@@ -97,8 +100,77 @@ def implementation(path: str) -> Callable[..., Any]:
     return found
 
 
-def group(help: str, **more: Any) -> typer.Typer:  # noqa: A002 - as Typer calls it
-    return typer.Typer(no_args_is_help=True, help=help, rich_markup_mode=None, **more)
+HELP = ("-h", "--help")
+
+
+class PlainGroup(TyperGroup):
+    """A group whose help has the first sentence of each command, whole."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as Typer calls it
+        lines = [(name, (one.help or "").split(". ")[0].split("\n\n")[0]) for name, one in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line if line.endswith((".", "?")) else f"{line}.") for name, line in lines])
+
+
+class GroupWithDefault(PlainGroup):
+    """A group with one command whose name may be left out: `skep tune MODEL` is `skep tune run MODEL`."""
+
+    default = "run"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] not in ([name] for name in (*self.commands, *HELP)):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        command = self.commands[self.default]
+        formatter.write_usage(ctx.command_path, " ".join(command.collect_usage_pieces(self._inner(ctx))))
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix="or:    ")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.commands[self.default].format_options(self._inner(ctx), formatter)
+        self.format_commands(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        self.commands[self.default].format_epilog(self._inner(ctx), formatter)
+
+    def _inner(self, ctx: Any) -> Any:
+        command = self.commands[self.default]
+        return command.context_class(command, info_name=self.default, parent=ctx)
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help shows its options in groups, where they have some."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[Any]] = {}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                is_argument = param.param_type_name == "argument"
+                title = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
+                panels.setdefault(title, []).append(tuple(map(_plain_help, record)))
+        for title, records in sorted(
+            panels.items(), key=lambda panel: (panel[0] != "Arguments", panel[0] == "Options")
+        ):
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+_TYPES = {"int": "N", "float": "X", "path": "FILE", "str": "TEXT"}
+
+
+def _plain_help(text: str) -> str:
+    """Return "--slots <int range>" as "--slots N", and the help without the range of allowed values."""
+    text = re.sub(r"<(?:list\[)?(\w+)\]?(?: range)?>", lambda found: _TYPES.get(found[1], found[0]), text)
+    return re.sub(r"  \[[\d.]*[<=]*x[<>=\d.]+\]|; [\d.]*[<=]*x[<>=\d.]+(?=\])", "", text)
+
+
+def group(help: str, *, default: str | None = None, **more: Any) -> typer.Typer:  # noqa: A002 - as Typer calls it
+    """Return a group of commands. `default`: the command that is meant where none is named."""
+    if default is None:
+        return typer.Typer(no_args_is_help=True, help=help, rich_markup_mode=None, cls=PlainGroup, **more)
+    kind = type("Group", (GroupWithDefault,), {"default": default})
+    return typer.Typer(help=help, rich_markup_mode=None, cls=kind, **more)
 
 
 def registering(commands: typer.Typer, name: str) -> Callable[[typer.Typer], None]:
@@ -166,6 +238,14 @@ class EndpointOptions:
 class ServeOptions:
     """The options of `skep up` as typed; None means that the planner chooses."""
 
+    PANELS: ClassVar[dict[str, str]] = {
+        "Run": "embedded detach config fallback as_json",
+        "Layout": "replicas slots context agents engine checkpoint quant kv spec tp gpus memory_share threads binary",
+        "Gateway": "host port engine_port",
+        "Simulation": "simulate gpu link",
+        "Cluster": "cluster hive",
+    }
+
     model: Annotated[
         str | None, argument("A preset, a model, a checkpoint or a GGUF file; default: skep.toml, else embedded.")
     ] = None
@@ -191,7 +271,7 @@ class ServeOptions:
     kv: Annotated[str | None, option("Type of the KV cache; default: the best plan's.")] = None
     spec: Annotated[str | None, option("Speculation, such as mtp:3, or none.")] = None
     tp: Annotated[int | None, option("Cards that share one replica.", min=1)] = None
-    agents: Annotated[int | None, option("Agents to plan the layout for.", min=1)] = None
+    agents: Annotated[int | None, option("Agents to plan the layout for.", "-c", "--concurrency", min=1)] = None
     gpus: Annotated[str | None, option("This machine's cards to use, by number: 0,1.")] = None
     memory_share: Annotated[
         float | None, option("Share of each card's memory that the engine may fill.", min=0.01, max=1.0)

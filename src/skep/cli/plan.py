@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -20,12 +20,19 @@ GPU_HELP = (
 
 
 def register(app: typer.Typer) -> None:
-    command(app, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --agents 4 --explain')(plan)
+    command(app, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --concurrency 4 --explain')(plan)
 
 
 @dataclass(frozen=True)
 class PlanOptions:
     """The fields of `skep.deploy.plan_request.PlanFlags` as options."""
+
+    PANELS: ClassVar[dict[str, str]] = {
+        "Cards": "gpu gpu_spec link price",
+        "Work": "agents goal slo input_tokens output_tokens shape",
+        "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec no_graphs "
+        "batched_tokens",
+    }
 
     model: Annotated[str, argument("Catalogue name, or path of a config.json, its folder or a GGUF file.")]
     gpu: Annotated[tuple[str, ...], option(GPU_HELP, metavar="RIG")] = ()
@@ -33,10 +40,10 @@ class PlanOptions:
         tuple[str, ...], option("A card that is not listed: name=x,memory=24GiB,bandwidth=936,fp16=71.", metavar="SPEC")
     ] = ()
     link: Annotated[str | None, option("Link between all cards: nvlink, pcie, pcie4x8 or p2p.")] = None
-    agents: Annotated[int, option("Number of concurrent agents.", min=1, max=4096)] = 4
+    agents: Annotated[int, option("Number of concurrent agents.", "-c", "--concurrency", min=1, max=4096)] = 4
     goal: Annotated[str, option("throughput, latency or context.")] = "throughput"
     slo: Annotated[str | None, option("Limits to meet at that many agents: ttft=1s,tpot=25ms.")] = None
-    input_tokens: Annotated[int, option("Tokens of a task's prompt.", min=1)] = 1024
+    input_tokens: Annotated[int, option("Tokens of a task's prompt.", "--prompt-tokens", min=1)] = 1024
     output_tokens: Annotated[int, option("Tokens of a task's answer.", min=1)] = 512
     shape: Annotated[str, option("steady, burst or mixed.")] = "steady"
     engine: Annotated[tuple[str, ...], option("vllm, sglang, llamacpp or all; may be repeated. Default: vllm.")] = ()
@@ -48,7 +55,9 @@ class PlanOptions:
     replicas: Annotated[int | None, option("Pin the number of engines.", min=1)] = None
     slots: Annotated[int | None, option("Pin the sequences a replica decodes.", min=1, max=4096)] = None
     context: Annotated[int | None, option("Pin the tokens of the longest sequence.", min=64)] = None
-    utilization: Annotated[float | None, option("Pin the share of a card the engine may fill.")] = None
+    utilization: Annotated[float | None, option("Pin the share of a card the engine may fill.", "--memory-share")] = (
+        None
+    )
     spec: Annotated[str | None, option("Pin the speculation: mtp:3, ngram:4 or none.")] = None
     no_graphs: Annotated[bool, option("Without CUDA graphs (eager mode).", "--no-graphs")] = False
     batched_tokens: Annotated[int | None, option("Pin the tokens of a step.", min=16)] = None
@@ -56,7 +65,8 @@ class PlanOptions:
         str | None, option("Version of the engine, such as 0.19.1; rules depend on it.", "--engine-version")
     ] = None
     price: Annotated[
-        tuple[float, ...], option("Price of one card, once for all or once for each --gpu; or write RIG@PRICE.")
+        tuple[float, ...],
+        option("Price of one card, once for all or once for each --gpu; or write RIG@PRICE.", "--price-card"),
     ] = ()
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
+from skep.cli.main import command_of
+from skep.cli.names import PARTS, help_page
 
 _INTRO = """\
 # The command line
@@ -17,13 +18,12 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 does not fit, 4 regression.
 
 
 def cli_reference() -> str:
-    from skep.cli.main import app
-
-    root = typer.main.get_command(app)
+    root = command_of(PARTS)
     pages = [_INTRO]
     for path, command in _walk(root, ("skep",)):
         context = _context(command, path)
-        pages.append(f"## `{' '.join(path)}`\n\n```text\n{command.get_help(context).rstrip()}\n```\n")
+        text = help_page(everything=True) if path == ("skep",) else command.get_help(context).rstrip()
+        pages.append(f"## `{' '.join(path)}`\n\n```text\n{text}\n```\n")
     return "\n".join(pages)
 
 

@@ -1,4 +1,4 @@
-"""Commands that serve: up, down, ps, logs, restart, service."""
+"""Commands that serve: up, down, ps, logs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ def register(app: typer.Typer) -> None:
     command(app, "skep down")(down)
     command(app, "skep ps --json")(ps)
     command(app, "skep logs smollm2-135m-0 -f")(logs)
-    command(app, "skep restart gateway")(restart)
-    command(app, "skep service > ~/.config/systemd/user/skep.service")(service)
 
 
 def up(options: ServeOptions) -> None:
@@ -165,12 +163,6 @@ def logs(
     show_log(user_paths(os.environ), name, lines, follow=follow)
 
 
-def restart(name: Annotated[str, argument("A replica's name as in `skep ps`, or `gateway`.")]) -> None:
-    """Restart one replica after its answers, or replace the gateway while engines stay loaded and streams go on."""
-    ask_hive({"op": "restart", "name": name}, 600)
-    note(f"{name} is being started anew; `skep ps` shows it" if name != "gateway" else "the new gateway serves")
-
-
 def service() -> None:
     """Print a systemd user unit that runs `skep up` at login."""
     print(systemd_unit(), end="")  # noqa: T201
@@ -188,7 +180,7 @@ After=network.target
 [Service]
 Type=exec
 ExecStart={command} up
-ExecReload={command} reload
+ExecReload={command} replica reload
 WorkingDirectory={folder}
 Restart=on-failure
 RestartSec=5

@@ -12,7 +12,7 @@ from skep.cli.options import EndpointOptions, JsonOption, argument, command, gro
 from skep.paths import user_paths
 
 RunName = Annotated[str, argument("A run's id, the beginning of one, or `last`.", metavar="RUN")]
-Price = Annotated[float | None, option("Price of a kWh: adds the cost of the run.", "--price", "--price-kwh", min=0)]
+Price = Annotated[float | None, option("Price of a kWh: adds the cost of the run.", "--price-kwh", min=0)]
 ReportOption = Annotated[
     Path | None, option("Also write the report at the end, .html or .svg.", "--report", metavar="FILE")
 ]
@@ -30,7 +30,8 @@ class SwarmOptions(EndpointOptions):
         str | None, option("Base URL, with or without /v1. Default: $SKEP_URL, else what `skep up` runs.")
     ] = None
     agents: Annotated[
-        int | None, option("Most agents at once. Default: as many as the endpoint has room for.", min=1)
+        int | None,
+        option("Most agents at once. Default: as many as the endpoint has room for.", "-c", "--concurrency", min=1),
     ] = None
     tries: Annotated[int, option("Attempts at a task before it is set aside with its error.", min=1)] = 4
     timeout: Annotated[str, option("Time limit of one attempt at a task.")] = "10m"
@@ -49,10 +50,12 @@ class SwarmOptions(EndpointOptions):
 class TaskRunOptions(SwarmOptions):
     """The options of `skep swarm run`: where the tasks come from, and what those that do not say take."""
 
-    LAST: ClassVar[str] = (
-        "url model agents template form schema system max_tokens temperature "
-        "priority tries timeout deadline stragglers key_env price_kwh report dry_run as_json"
-    )
+    PANELS: ClassVar[dict[str, str]] = {
+        "Tasks": "output overwrite failed_of template form schema system max_tokens temperature priority",
+        "Endpoint": "url model key_env",
+        "Running": "agents tries timeout deadline stragglers dry_run",
+        "Results": "price_kwh report as_json",
+    }
 
     tasks: Annotated[
         str | None, argument("JSONL, plain text lines or CSV: docs/swarm.md. `-` reads stdin.", metavar="TASKS")
@@ -105,7 +108,12 @@ def resume(
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions(SwarmOptions):
-    LAST: ClassVar[str] = "url model key_env agents chunk_tokens max_tokens tries timeout deadline report as_json"
+    PANELS: ClassVar[dict[str, str]] = {
+        "Splitting and merging": "more_files root by_rule plan_timeout merge chunk_tokens max_tokens",
+        "Endpoint": "url model key_env",
+        "Running": "agents tries timeout deadline dry_run",
+        "Results": "output report as_json",
+    }
 
     goal: Annotated[str, argument("What to find out or do, in words.", metavar="GOAL")]
     files: Annotated[
@@ -154,7 +162,7 @@ def cancel(
     """Stop a run, also one of another process. Results are kept, and `skep swarm resume` continues it."""
 
 
-@command(swarm, "skep swarm ls --json", name="ls", runs="swarm_tables.print_runs")
+@command(swarm, "skep swarm list --json", name="list", runs="swarm_tables.print_runs")
 def list_(
     limit: Annotated[int, option("How many runs.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer.core import TyperGroup
+from typing import Annotated, ClassVar
 
 from skep.cli.options import JsonOption, argument, command, group, option, registering
 from skep.cli.output import speak_plainly
 
-HELP = ("-h", "--help")
-
-
-class ModelFirst(TyperGroup):
-    """`skep tune MODEL ...` is `skep tune run MODEL ...`: a first word that is no command is what to tune."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in HELP:
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
 tune = group(
     "Find the fastest configuration of a model on this machine, from a safe start; every step is measured.",
-    cls=ModelFirst,
-    epilog='Example: skep tune smollm2-135m --goal "effective_tok_s@4" --budget 30m',
+    default="run",
 )
 register = registering(tune, "tune")
 
@@ -44,6 +29,14 @@ def _tune() -> None:
 class TuneOptions:
     """The options of `skep tune run`, as they were typed; a tuning that is resumed has them from its store."""
 
+    PANELS: ClassVar[dict[str, str]] = {
+        "Goal": "goal slo min_context input_tokens output_tokens budget",
+        "Model and engine": "engine checkpoints binary gpus in_place",
+        "Search": "knobs skip start seed",
+        "Quality": "quality quality_items",
+        "Simulation": "simulate gpu link",
+    }
+
     name: Annotated[
         str, argument("A preset, a model that skep knows, a folder or a GGUF file.", metavar="PRESET|MODEL")
     ]
@@ -55,7 +48,7 @@ class TuneOptions:
         None
     )
     budget: Annotated[str, option("Time for all of it; the best so far is kept when it ends.")] = "1h"
-    input_tokens: Annotated[int, option("Tokens of each prompt.", min=64)] = 512
+    input_tokens: Annotated[int, option("Tokens of each prompt.", "--prompt-tokens", min=64)] = 512
     output_tokens: Annotated[int, option("Tokens of each answer; all answers have this length.", min=1)] = 128
     engine: Annotated[
         str | None, option("Engine for a model: embedded, llamacpp, vllm, sglang. Default: as `skep up` chooses.")
@@ -84,7 +77,7 @@ class TuneOptions:
 
 @command(
     tune,
-    'skep tune run qwen3.6-27b --gpu "2x rtx-3090" --simulate; `run` may be left out',
+    'skep tune qwen3.6-27b --gpu "2x rtx-3090" --simulate',
     runs="tune_run.run_tuning",
 )
 def run(options: TuneOptions, html: HtmlOption = None, as_json: JsonOption = False) -> None:
@@ -116,7 +109,7 @@ def export(
     """Write the best configuration of a tuning as a preset of your own."""
 
 
-@command(tune, "skep tune ls --json", name="ls", runs="tune_stored.print_tunings")
+@command(tune, "skep tune list --json", name="list", runs="tune_stored.print_tunings")
 def list_(
     limit: Annotated[int, option("Number of tunings to list, newest first.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
@@ -124,6 +117,6 @@ def list_(
     """List the tunings, newest first: model, goal, baseline and best figure."""
 
 
-@command(tune, "skep tune rm 20260801-2", name="rm", runs="tune_stored.remove_tuning")
+@command(tune, "skep tune remove 20260801-2", name="remove", runs="tune_stored.remove_tuning")
 def remove(name: TuningName) -> None:
     """Delete a tuning with its stages; keep presets made of it."""

@@ -1,4 +1,4 @@
-"""`skep validate`: compare the planner with a table of published measurements."""
+"""`skep calibrate validate`: compare the planner with a table of published measurements."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import io
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from skep.cli.options import JsonOption, argument, command
 from skep.cli.output import note, print_json, print_table, progress_of
 from skep.errors import UserError
 
@@ -19,21 +16,7 @@ if TYPE_CHECKING:
     from skep.planner.validation import ValidationReport
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "skep validate published_points.csv --json")(validate)
-
-
-def validate(
-    points: Annotated[
-        Path,
-        argument("CSV table with one measurement a row; docs/accuracy.md names the columns.", metavar="POINTS.csv"),
-    ],
-    as_json: JsonOption = False,
-) -> None:
-    """Predict every row of a table and say how far off the planner is.
-
-    A row is predicted with constants that were never fitted on its source. Rows that lack a fact are listed with it.
-    """
+def validate(points: Path, as_json: bool) -> None:
     from skep.planner.validation import validate as compare
 
     rows = _rows(points)
