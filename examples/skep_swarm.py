@@ -1,6 +1,6 @@
 """skep's own runner: paced by the endpoint, journalled, retried, checked: `python examples/skep_swarm.py`.
 
-A run that is killed goes on with `resume="last"`; `skep swarm ls` shows it, `skep swarm show` what it cost.
+A run that is killed goes on with `resume="last"`; `skep swarm list` shows it, `skep swarm show` what it cost.
 """
 
 import argparse

@@ -314,7 +314,7 @@ def test_what_cannot_be_kept_or_reached_is_told_with_what_came_closest():
 def test_the_group_itself_shows_its_words_and_an_example():
     shown = tune("--help", check=0).out
     assert "resume" in shown
-    assert "Example: skep tune smollm2-135m" in shown
+    assert "Example: skep tune qwen3.6-27b" in shown
 
 
 @pytest.fixture

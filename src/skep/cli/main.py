@@ -74,13 +74,13 @@ def run(words: Sequence[str]) -> int:
 def _invoke(tree: Any, words: Sequence[str]) -> int:
     from typer import BadParameter
 
-    wrong_usage, wrong = BadParameter.__mro__[1:3]  # UsageError and ClickException, wherever this Typer has them
+    wrong: Any = BadParameter.__mro__[2]  # ClickException, wherever this Typer has it
     try:
         return tree.main(list(words), prog_name="skep", standalone_mode=False) or 0
     except wrong as error:
-        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        message = error.format_message().rstrip(".")
         context = getattr(error, "ctx", None)
-        path = context.command_path if isinstance(error, wrong_usage) and context is not None else "skep"
+        path = "skep" if context is None else context.command_path
         raise UserError(message[:1].lower() + message[1:], hint=f"`{path} --help` explains the command") from None
 
 
