@@ -82,10 +82,10 @@ def test_words_of_vllm_and_of_earlier_versions_are_understood(typed, meant):
     ("words", "said"),
     [
         ("plam", "there is no command `plam` | did you mean `skep plan`?"),
-        ("plan", "missing argument 'model' | `skep plan --help` explains the command"),
+        ("plan", "missing argument `model` | `skep plan --help` explains the command"),
         ("ps --jsn", "no such option: --jsn"),
-        ("bench nosuch", "no such command 'nosuch' | `skep bench --help` explains the command"),
-        ("up --slots many", "invalid value for '--slots'"),
+        ("bench nosuch", "no such command `nosuch` | `skep bench --help` explains the command"),
+        ("up --slots many", "--slots `many` should be a whole number"),
     ],
 )
 def test_wrong_usage_is_one_line_with_a_hint(paths, words, said):

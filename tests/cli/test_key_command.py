@@ -125,7 +125,7 @@ def test_bad_input_is_one_line_and_a_hint(path, args, says):
 
 
 def test_a_number_out_of_range_is_wrong_usage(path):
-    assert "--max-concurrent" in call("key", "add", "x", "--max-concurrent", 0, check=2).err
+    assert "--max-concurrent `0` should be" in refused("key", "add", "x", "--max-concurrent", 0)
     assert not path.exists()
 
 

@@ -141,7 +141,7 @@ def test_nonsense_and_secrets_are_refused_in_one_line_and_not_repeated(engine, w
     "words", [["-x-"], *(["box", option, "9" * 20] for option in ("--prompt-tokens", "--short", "--long"))]
 )
 def test_an_unknown_option_and_an_answer_without_end_are_wrong_usage(words):
-    assert monitor("add", *words, *NOBODY, check=2).error is None
+    assert words[-2:][0].rstrip("-") in refusal("add", *words, *NOBODY)
 
 
 def test_a_url_at_which_nobody_answers_is_refused():

@@ -165,7 +165,7 @@ def test_an_address_is_not_changed_by_a_reload(skep, configure, up, tmp_path):
     done = skep("reload", check=0)
     assert "not yet in force: `port`; it takes `skep down && skep up -d`" in done.stderr
     assert "not yet in force: `host`" in done.stderr
-    assert "not yet in force: `body_limit`; it takes `skep restart gateway`" in done.stderr
+    assert "not yet in force: `body_limit`; it takes `skep replica restart gateway`" in done.stderr
 
 
 def test_what_the_command_line_said_goes_on_winning(skep, configure, up, reload):
@@ -281,7 +281,7 @@ def test_replicas_come_and_go_while_a_stream_goes_on(skep, configure, up):
         received = sock.recv(1000)
         done = skep("scale", "fake-model=3", "--wait", check=0)
         assert "started: fake-model-1, fake-model-2" in done.stderr
-        assert "1 -> 3 replicas, until the next `skep reload` or `skep up`" in done.stderr
+        assert "1 -> 3 replicas, until the next `skep replica reload` or `skep up`" in done.stderr
         during = replicas(skep)
         assert (len(during), during["fake-model-0"]) == (3, before["fake-model-0"])
         told = json.loads(skep("scale", "fake-model=1", "--wait", "--json", check=0).stdout)

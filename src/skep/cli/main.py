@@ -78,10 +78,22 @@ def _invoke(tree: Any, words: Sequence[str]) -> int:
     try:
         return tree.main(list(words), prog_name="skep", standalone_mode=False) or 0
     except wrong as error:
-        message = error.format_message().rstrip(".")
         context = getattr(error, "ctx", None)
         path = "skep" if context is None else context.command_path
-        raise UserError(message[:1].lower() + message[1:], hint=f"`{path} --help` explains the command") from None
+        raise UserError(_usage_message(error, words), hint=f"`{path} --help` explains the command") from None
+
+
+def _usage_message(error: Any, words: Sequence[str]) -> str:
+    """Return what is wrong with a command line, with the value that is wrong."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option in names and "should" in error.message:
+            value = value if equals else "".join(words[place + 1 : place + 2])
+            reason = error.message.replace("Input should be", "should be").partition(", unable")[0]
+            return f"{option} `{value}` {reason.replace('a valid integer', 'a whole number')}"
+    message = error.format_message().rstrip(".").replace("'", "`")
+    return f"{message[:1].lower()}{message[1:]}"
 
 
 def main() -> int:
