@@ -1,6 +1,7 @@
 """`skep up NAME`: what a name stands for on machines with and without cards, engines of others, simulated rigs."""
 
 import json
+import os
 import sys
 
 import openai
@@ -8,19 +9,25 @@ import pytest
 from hive_client import ask, rows_of
 from in_process import refused
 
-from skep.cli.resolve import ServeOptions, about_preset, parse_gpus, serve_for
-from skep.cli.simulate import simulated_serve
+from skep.cli.output import note
 from skep.config.presets import preset, serve_of
+from skep.deploy import resolve
+from skep.deploy.resolve import ServeRequest, about_preset, parse_gpus, simulated_serve
 from skep.errors import DoesNotFit, SkepError, UserError
+from skep.paths import user_paths
+
+
+def serve_for(wanted):
+    return resolve.serve_for(wanted, user_paths(os.environ), note)
 
 
 def test_a_model_that_skep_carries_is_served_by_the_embedded_engine(programs):
-    assert serve_for(ServeOptions("smollm2-135m")) is None
-    assert serve_for(ServeOptions("mine.gguf")) is None
+    assert serve_for(ServeRequest("smollm2-135m")) is None
+    assert serve_for(ServeRequest("mine.gguf")) is None
 
 
 def test_an_engine_asked_for_by_name_is_started_as_told_where_there_is_no_card(programs):
-    serve = serve_for(ServeOptions("org/model", engine="vllm", slots=16, context=4096))
+    serve = serve_for(ServeRequest("org/model", engine="vllm", slots=16, context=4096))
     assert (serve.engine, serve.model, serve.slots, serve.context_tokens) == ("vllm", "org/model", 16, 4096)
     assert serve.options.given == {}
 
@@ -28,10 +35,10 @@ def test_an_engine_asked_for_by_name_is_started_as_told_where_there_is_no_card(p
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (ServeOptions("qwen3-8b"), "no NVIDIA GPU is here to plan `qwen3-8b` for"),
-        (ServeOptions("org/model", engine="vllm", quant="awq"), "--quant: no NVIDIA GPU is here to plan for"),
-        (ServeOptions("smolm2-135"), "smollm2-135m"),
-        (ServeOptions("/no/such/folder"), "does not exist"),
+        (ServeRequest("qwen3-8b"), "no NVIDIA GPU is here to plan `qwen3-8b` for"),
+        (ServeRequest("org/model", engine="vllm", quant="awq"), "--quant: no NVIDIA GPU is here to plan for"),
+        (ServeRequest("smolm2-135"), "smollm2-135m"),
+        (ServeRequest("/no/such/folder"), "does not exist"),
     ],
 )
 def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, options, said):
@@ -41,7 +48,7 @@ def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, option
 
 
 def test_a_checkpoint_on_own_cards_is_served_as_the_planner_has_it_best(two_3090s):
-    serve = serve_for(ServeOptions("Qwen/Qwen3-8B-AWQ"))
+    serve = serve_for(ServeRequest("Qwen/Qwen3-8B-AWQ"))
     assert serve.engine == "vllm"
     assert serve.checkpoint == "Qwen/Qwen3-8B-AWQ"
     assert serve.replicas * serve.options.cards == 2
@@ -50,36 +57,36 @@ def test_a_checkpoint_on_own_cards_is_served_as_the_planner_has_it_best(two_3090
 
 def test_a_mere_name_on_own_cards_asks_for_its_checkpoint(two_3090s):
     with pytest.raises(UserError, match="which checkpoint of `qwen3-8b`"):
-        serve_for(ServeOptions("qwen3-8b"))
-    assert serve_for(ServeOptions("qwen3-8b", checkpoint="org/x-AWQ", quant="awq")).checkpoint == "org/x-AWQ"
+        serve_for(ServeRequest("qwen3-8b"))
+    assert serve_for(ServeRequest("qwen3-8b", checkpoint="org/x-AWQ", quant="awq")).checkpoint == "org/x-AWQ"
 
 
 def test_a_model_too_large_for_the_cards_ends_with_exit_3(two_3090s):
     with pytest.raises(SkepError) as refused:
-        serve_for(ServeOptions("deepseek-v3.2", checkpoint="org/deepseek"))
+        serve_for(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"))
     assert refused.value.exit_code == 3
 
 
 def test_a_preset_is_served_as_it_is_written_and_no_plan_changes_it(two_3090s, capsys):
-    serve = serve_for(ServeOptions("qwen3.6-27b-2x3090-replicas"))
+    serve = serve_for(ServeRequest("qwen3.6-27b-2x3090-replicas"))
     assert (serve.engine, serve.replicas, serve.slots) == ("vllm", 2, 2)
     said = capsys.readouterr().err
     assert "225" in said
     assert "not apply" in said
     with pytest.raises(UserError, match="--tp would make another recipe"):
-        serve_for(ServeOptions("qwen3.6-27b-2x3090-replicas", tp=2))
+        serve_for(ServeRequest("qwen3.6-27b-2x3090-replicas", tp=2))
 
 
 def test_a_preset_for_cards_is_not_started_without_any(programs):
     with pytest.raises(DoesNotFit, match="wants rtx-3090, this machine has no GPU"):
-        serve_for(ServeOptions("qwen3.6-27b-3090-mtp5"))
+        serve_for(ServeRequest("qwen3.6-27b-3090-mtp5"))
 
 
 def test_a_checkpoint_outside_the_catalogue_is_started_as_told(two_3090s, capsys):
-    assert serve_for(ServeOptions("org/nobody-knows", engine="vllm")).engine == "vllm"
+    assert serve_for(ServeRequest("org/nobody-knows", engine="vllm")).engine == "vllm"
     assert "without a plan" in capsys.readouterr().err
     with pytest.raises(UserError, match="not in the catalogue"):
-        serve_for(ServeOptions("org/nobody-knows"))
+        serve_for(ServeRequest("org/nobody-knows"))
 
 
 @pytest.mark.parametrize("text", ["a", "0,", "0;1", "-1", ""])
@@ -96,7 +103,7 @@ def test_an_engine_that_nobody_knows_in_the_file_is_one_clear_line(paths, config
 
 
 def test_a_preset_on_other_cards_says_so_and_goes_on(two_3090s, capsys):
-    assert serve_for(ServeOptions("gpt-oss-20b-4090")).engine == "llamacpp"
+    assert serve_for(ServeRequest("gpt-oss-20b-4090")).engine == "llamacpp"
     assert "warning: measured on rtx-4090, here are 2x rtx-3090" in capsys.readouterr().err
 
 
@@ -214,20 +221,19 @@ def test_a_rig_that_is_not_here_is_served_measured_and_marked_everywhere(skep, t
 @pytest.mark.parametrize(
     ("wanted", "code", "said", "hint"),
     [
-        (ServeOptions("qwen3-8b", gpu=("rtx-3099",)), 2, "no GPU is called `rtx-3099`", "`rtx-3090`"),
-        (ServeOptions("qwen-27z", gpu=("h200",)), 2, "no model is called `qwen-27z`", "did you mean"),
-        (ServeOptions(None, gpu=("h200",)), 2, "--simulate wants a model", "skep catalog models"),
-        (ServeOptions("qwen3-8b", gpu=("h200",), engine="x"), 2, "--engine `x` is not known", "vllm"),
-        (ServeOptions("qwen3-8b", gpu=("h200",), quant="x"), 2, "no quantization is called `x`", "awq"),
-        (ServeOptions("qwen3-8b", gpu=("h200",), tp=2), 2, "--tp 2 needs 2 cards", "TP x PP x replicas"),
-        (ServeOptions("qwen3-8b", gpu=("2x rtx-5090",), link="nvlink"), 2, "rtx-5090 has no NVLink", "--link pcie"),
-        (ServeOptions("gemma-4-31b", gpu=("rtx-3060",), quant="bf16"), 3, "largest term is weights", "what would fit"),
+        (ServeRequest("qwen3-8b", gpu=("rtx-3099",)), 2, "no GPU is called `rtx-3099`", "`rtx-3090`"),
+        (ServeRequest("qwen-27z", gpu=("h200",)), 2, "no model is called `qwen-27z`", "did you mean"),
+        (ServeRequest("qwen3-8b", gpu=("h200",), engine="x"), 2, "--engine `x` is not known", "vllm"),
+        (ServeRequest("qwen3-8b", gpu=("h200",), quant="x"), 2, "no quantization is called `x`", "awq"),
+        (ServeRequest("qwen3-8b", gpu=("h200",), tp=2), 2, "--tp 2 needs 2 cards", "TP x PP x replicas"),
+        (ServeRequest("qwen3-8b", gpu=("2x rtx-5090",), link="nvlink"), 2, "rtx-5090 has no NVLink", "--link pcie"),
+        (ServeRequest("gemma-4-31b", gpu=("rtx-3060",), quant="bf16"), 3, "largest term is weights", "what would fit"),
     ],
-    ids=["card", "model", "no model", "engine", "quant", "tp", "link", "memory"],
+    ids=["card", "model", "engine", "quant", "tp", "link", "memory"],
 )
 def test_what_cannot_be_simulated_is_said_in_one_line(wanted, code, said, hint):
     with pytest.raises(UserError) as caught:
-        simulated_serve(wanted)
+        simulated_serve(wanted, user_paths(os.environ))
     assert caught.value.exit_code == code
     assert said in caught.value.message
     assert "\n" not in caught.value.message
@@ -250,6 +256,11 @@ def test_options_that_do_not_go_together_are_refused(skep, tmp_path, options, sa
     assert (error, hint[:6]) == (f"error: {said}", "hint: ")
 
 
+def test_without_a_model_nothing_is_simulated():
+    assert "--simulate wants a model" in refused("up", "--simulate")
+
+
 def test_a_smaller_context_than_a_usual_task_can_be_simulated():
-    model, serve = simulated_serve(ServeOptions("qwen3-8b", gpu=("h200",), context=1024, slots=3))
+    wanted = ServeRequest("qwen3-8b", gpu=("h200",), context=1024, slots=3)
+    model, serve = simulated_serve(wanted, user_paths(os.environ))
     assert (model, serve["context_tokens"], serve["slots"], serve["replicas"]) == ("qwen3-8b", 1024, 3, 1)

@@ -1,15 +1,18 @@
 """What `skep up NAME --cluster` stands for, on clusters that are made up; and what is refused before one is asked."""
 
+import os
 from dataclasses import replace
 
 import pytest
 from in_process import call, refused
 
-from skep.cli.resolve import ServeOptions
-from skep.cli.resolve_nodes import serves_for, shared_out
+from skep.cli.output import note
+from skep.cluster import resolve
 from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Settings
+from skep.deploy.resolve import ServeRequest
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
+from skep.paths import user_paths
 from skep.units import GIB
 
 RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, 0, "8.6")
@@ -25,6 +28,10 @@ def node(name, card=None, count=0, engines=("vllm",), free_gpus=None):
     return Node(f"id-{name}", name, "10.0.0.1", False, 16, count, 128 * GIB, 16, free, 128 * GIB, facts=facts)
 
 
+def serves_for(wanted, survey):
+    return resolve.serves_for(wanted, survey, user_paths(os.environ), note)
+
+
 def survey(*nodes):
     return ClusterSurvey("10.0.0.1:6379", "2.60.0", nodes)
 
@@ -34,13 +41,13 @@ MIXED = survey(node("a", RTX, 2), node("b", RTX, 2), node("big", H200, 1), node(
 
 
 def test_a_model_that_skep_carries_gets_a_replica_on_every_node_that_has_the_engine():
-    (serve,) = serves_for(ServeOptions("smollm2-135m", slots=8), survey(node("a"), node("b")))
+    (serve,) = serves_for(ServeRequest("smollm2-135m", slots=8), survey(node("a"), node("b")))
     assert (serve.engine, serve.replicas, serve.slots) == ("embedded", 2, 8)
-    assert serves_for(ServeOptions("smollm2-135m", replicas=5), PAIR)[0].replicas == 5
+    assert serves_for(ServeRequest("smollm2-135m", replicas=5), PAIR)[0].replicas == 5
 
 
 def test_nodes_of_one_kind_are_planned_once_and_filled(capsys):
-    (serve,) = serves_for(ServeOptions(AWQ), PAIR)
+    (serve,) = serves_for(ServeRequest(AWQ), PAIR)
     assert serve.kind == "2x NVIDIA GeForce RTX 3090"
     assert serve.replicas * serve.options.cards == 4
     assert (serve.gpus, serve.checkpoint) == ((), AWQ)
@@ -48,80 +55,80 @@ def test_nodes_of_one_kind_are_planned_once_and_filled(capsys):
 
 
 def test_each_kind_of_node_has_its_own_plan_the_fastest_first():
-    serves = serves_for(ServeOptions(AWQ), MIXED)
+    serves = serves_for(ServeRequest(AWQ), MIXED)
     assert [serve.kind for serve in serves] == ["1x NVIDIA H200", "2x NVIDIA GeForce RTX 3090"]
     assert len({serve.model for serve in serves}) == 1
     assert serves[0].slots >= serves[1].slots
 
 
 def test_so_many_replicas_are_taken_from_the_fastest_kinds():
-    serves = serves_for(ServeOptions(AWQ, replicas=2), MIXED)
+    serves = serves_for(ServeRequest(AWQ, replicas=2), MIXED)
     assert [(serve.kind, serve.replicas) for serve in serves] == [
         ("1x NVIDIA H200", 1),
         ("2x NVIDIA GeForce RTX 3090", 1),
     ]
-    assert shared_out(5, [2, 2, 9]) == [2, 2, 1]
+    assert resolve.shared_out(5, [2, 2, 9]) == [2, 2, 1]
 
 
 def test_more_replicas_than_a_node_would_like_are_planned_narrower():
-    (serve,) = serves_for(ServeOptions(AWQ, replicas=4), PAIR)
+    (serve,) = serves_for(ServeRequest(AWQ, replicas=4), PAIR)
     assert (serve.replicas, serve.options.cards) == (4, 1)
 
 
 def test_more_replicas_than_there_are_cards_say_what_the_cluster_has():
     with pytest.raises(DoesNotFit) as caught:
-        serves_for(ServeOptions(AWQ, replicas=9), PAIR)
+        serves_for(ServeRequest(AWQ, replicas=9), PAIR)
     assert "9 replicas" in caught.value.message
     assert "a has 2 of 2 GPUs" in caught.value.message
 
 
 def test_a_kind_that_cannot_hold_the_model_is_left_out_with_a_word(capsys):
-    serves = serves_for(ServeOptions("Qwen/Qwen3-32B-FP8"), survey(node("a", RTX, 1), node("big", H200, 1)))
+    serves = serves_for(ServeRequest("Qwen/Qwen3-32B-FP8"), survey(node("a", RTX, 1), node("big", H200, 1)))
     assert [serve.kind for serve in serves] == ["1x NVIDIA H200"]
     assert "warning: 1x NVIDIA GeForce RTX 3090 is left out" in capsys.readouterr().err
 
 
 def test_a_node_whose_card_somebody_else_holds_is_planned_around(capsys):
     full = node("a", replace(RTX, used_bytes=20 * GIB), 1)
-    (serve,) = serves_for(ServeOptions(AWQ), survey(full, node("b", RTX, 1)))
+    (serve,) = serves_for(ServeRequest(AWQ), survey(full, node("b", RTX, 1)))
     assert serve.replicas == 1
     assert "planned for 1x NVIDIA GeForce RTX 3090 (b)" in capsys.readouterr().err
     with pytest.raises(DoesNotFit, match=r"2 replicas of .*; b has 1 of 1 GPUs.*; a: GPU 0 is busy"):
-        serves_for(ServeOptions(AWQ, replicas=2), survey(full, node("b", RTX, 1)))
+        serves_for(ServeRequest(AWQ, replicas=2), survey(full, node("b", RTX, 1)))
     lent = node("b", RTX, 1, free_gpus=0)
-    assert serves_for(ServeOptions(AWQ), survey(full, lent, node("big", H200, 1)))[0].kind == "1x NVIDIA H200"
+    assert serves_for(ServeRequest(AWQ), survey(full, lent, node("big", H200, 1)))[0].kind == "1x NVIDIA H200"
     assert "warning: a is left out: GPU 0 is busy: 4.0 GiB of 24.0 GiB are free" in capsys.readouterr().err
     with pytest.raises(DoesNotFit, match=r"a: GPU 0 is busy: 4.0 GiB of 24.0 GiB are free"):
-        serves_for(ServeOptions(AWQ), survey(full))
+        serves_for(ServeRequest(AWQ), survey(full))
 
 
 def test_a_model_that_fits_on_no_kind_ends_with_exit_3():
     with pytest.raises(SkepError) as caught:
-        serves_for(ServeOptions("deepseek-v3.2", checkpoint="org/deepseek"), MIXED)
+        serves_for(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"), MIXED)
     assert caught.value.exit_code == 3
     assert "no kind of node" in caught.value.message
 
 
 def test_another_engine_is_planned_for_where_the_usual_one_is_not_installed():
-    (serve,) = serves_for(ServeOptions(AWQ), survey(node("a", RTX, 2, engines=("sglang",))))
+    (serve,) = serves_for(ServeRequest(AWQ), survey(node("a", RTX, 2, engines=("sglang",))))
     assert serve.engine == "sglang"
     with pytest.raises(EngineError, match="vllm is not installed on a"):
-        serves_for(ServeOptions(AWQ, engine="vllm"), survey(node("a", RTX, 2, engines=("sglang",))))
+        serves_for(ServeRequest(AWQ, engine="vllm"), survey(node("a", RTX, 2, engines=("sglang",))))
 
 
 def test_without_cards_an_engine_must_be_named():
     with pytest.raises(UserError, match="no NVIDIA GPU is in the cluster to plan `qwen3-8b` for"):
-        serves_for(ServeOptions("qwen3-8b"), survey(node("a")))
-    (serve,) = serves_for(ServeOptions("org/model", engine="vllm"), survey(node("a")))
+        serves_for(ServeRequest("qwen3-8b"), survey(node("a")))
+    (serve,) = serves_for(ServeRequest("org/model", engine="vllm"), survey(node("a")))
     assert (serve.engine, serve.replicas, serve.kind) == ("vllm", 1, "")
 
 
 def test_a_preset_is_served_as_it_is_written_where_a_node_has_its_cards(capsys):
-    (serve,) = serves_for(ServeOptions("qwen3.6-27b-2x3090-replicas"), PAIR)
+    (serve,) = serves_for(ServeRequest("qwen3.6-27b-2x3090-replicas"), PAIR)
     assert (serve.engine, serve.replicas, serve.slots, serve.gpus) == ("vllm", 2, 2, ())
     assert "preset qwen3.6-27b-2x3090-replicas" in capsys.readouterr().err
     with pytest.raises(DoesNotFit, match="wants rtx-3090, no node of the cluster has 1 GPU"):
-        serves_for(ServeOptions("qwen3.6-27b-3090-mtp5"), survey(node("a")))
+        serves_for(ServeRequest("qwen3.6-27b-3090-mtp5"), survey(node("a")))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
-from skep.config.presets import serve_of, shipped_presets
-from skep.deploy.export import FORMS, export
+from skep.config.presets import shipped_presets
+from skep.deploy.export import FORMS
 from skep.deploy.export_recipe import Path, comment, recipe_of, shell_word, systemd_word, yaml_word
 from skep.errors import UserError
 
@@ -35,13 +35,17 @@ PLAIN = Preset(
 )
 
 
+def export(recipe, form):
+    return FORMS[form](recipe)
+
+
 def recipe(preset=PLAIN, **fields):
-    return recipe_of(replace(preset, **fields), context_tokens=4096, port=8400, engine_port=8500)
+    return recipe_of(replace(preset, **fields), port=8400, engine_port=8500)
 
 
 def shipped(name):
     found = shipped_presets()[name]
-    return recipe_of(found, context_tokens=serve_of(found).context_tokens, port=8400, engine_port=8500)
+    return recipe_of(found, port=8400, engine_port=8500)
 
 
 def commands(text, first):
@@ -237,7 +241,7 @@ def test_replicas_that_share_a_card_start_one_after_the_other():
 
 def test_ports_must_leave_room_for_the_endpoint():
     with pytest.raises(UserError, match="leaves no room"):
-        recipe_of(PLAIN, context_tokens=0, port=8501, engine_port=8500)
+        recipe_of(PLAIN, port=8501, engine_port=8500)
 
 
 def test_an_engine_of_skeps_own_is_not_exported():
@@ -357,5 +361,5 @@ def test_ollama_is_told_to_fetch_its_model(form, line):
 
 def test_a_variable_of_a_preset_comes_out_as_it_went_in():
     wanted = replace(shipped_presets()["qwen3-coder-30b-a3b-3090"], env=(("HTTP_PROXY", "http://127.0.0.1:3128"),))
-    made = recipe_of(wanted, context_tokens=8192, port=8400, engine_port=8001)
+    made = recipe_of(wanted, port=8400, engine_port=8001)
     assert "HTTP_PROXY=http://127.0.0.1:3128" in export(made, "docker")

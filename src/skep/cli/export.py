@@ -6,15 +6,12 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from skep.cli.options import ServeOptions, argument, command, group, option, registering
+from skep.cli.options import argument, command, group, option, registering
 from skep.cli.output import note, write_whole
 from skep.errors import UserError
 from skep.paths import user_paths
-
-if TYPE_CHECKING:
-    from skep.deploy.export_recipe import Recipe
 
 FORM_NAMES = "shell, docker, compose or systemd"
 Port = Annotated[int, option("Port of the gateway.", min=1, max=65535)]
@@ -40,18 +37,15 @@ def export(
     output: Annotated[Path | None, option("A file; default: standard output.", "-o", "--output")] = None,
 ) -> None:
     """Print what starts a preset without skep: a script, containers or systemd units."""
-    from skep.deploy.export import FORMS
-    from skep.deploy.export import export as text_of
+    from skep.deploy.export import FORMS, find_recipe
 
     if form not in FORMS:
         raise UserError(f"--as `{form}` is unknown: choose {FORM_NAMES}")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
         raise UserError(f"--output `{output}` {what}", hint="name a file")
-    recipe = _planned(name, gpu, port, engine_port) if gpu is not None else _preset(name, port, engine_port)
-    if form == "systemd":
-        recipe = replace(recipe, skep=_own_command())
-    text = text_of(recipe, form)
+    recipe = find_recipe(name, gpu, user_paths(os.environ), port=port, engine_port=engine_port)
+    text = FORMS[form](replace(recipe, skep=own_command()) if form == "systemd" else recipe)
     if output is None:
         print(text, end="")  # noqa: T201
         return
@@ -61,36 +55,7 @@ def export(
     note(f"written to {output}")
 
 
-def _preset(name: str, port: int, engine_port: int) -> Recipe:
-    from skep.catalog.models import find_geometry
-    from skep.config.presets import find_preset, preset, presets_folder, serve_of
-    from skep.deploy.export_recipe import recipe_of
-
-    folder = presets_folder(user_paths(os.environ))
-    if find_preset(name, folder) is None and find_geometry(name) is not None:
-        raise UserError(f"`{name}` is a model, not a preset", hint='say on which cards: --gpu "2x rtx-3090"')
-    found = preset(name, folder)
-    return recipe_of(found, context_tokens=serve_of(found).context_tokens, port=port, engine_port=engine_port)
-
-
-def _planned(model: str, gpu: str, port: int, engine_port: int) -> Recipe:
-    """As `skep plan MODEL --gpu ...` has it; which files the weights are is left to the user."""
-    from skep.cli.simulate import best_plan, simulated_flags
-    from skep.deploy.commands import launches_of
-    from skep.deploy.export_recipe import check_engine, recipe_with
-    from skep.planner.rigs import of_machines
-
-    plan = best_plan(simulated_flags(ServeOptions(model, gpu=(gpu,))))
-    setup, rig = plan.setup, plan.rated.rig
-    if of_machines(rig):
-        raise UserError(f"`{gpu}` are machines of their own", hint=f"`skep plan {model}` prints a line for each")
-    check_engine(setup.engine, model)
-    title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
-    launches = launches_of(setup, rig)
-    return recipe_with(launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port)
-
-
-def _own_command() -> tuple[str, ...]:
+def own_command() -> tuple[str, ...]:
     """Return the skep that runs now: a unit does not search where a shell does."""
     beside = Path(sys.executable).with_name("skep")
     return (str(beside),) if beside.exists() else (sys.executable, "-m", "skep")

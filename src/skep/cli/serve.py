@@ -22,6 +22,7 @@ from skep.units import parse_seconds
 
 if TYPE_CHECKING:
     from skep.config.settings import CliOverrides, Cluster, Serve
+    from skep.deploy.resolve import ServeRequest
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +36,7 @@ def up(options: ServeOptions) -> None:
     """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
     from skep.config.settings import EMBEDDED_MODEL, CliOverrides
 
+    paths = user_paths(os.environ)
     where = cluster_of(options.cluster, options.hive, options.config)
     if where is not None:
         refuse_together("--cluster", gpus=options.gpus is not None, **{"engine-port": bool(options.engine_port)})
@@ -44,16 +46,18 @@ def up(options: ServeOptions) -> None:
     model = options.model
     served: tuple[Serve, ...] = ()
     if options.simulate:
-        from skep.cli.simulate import simulated_serve
+        from skep.deploy.resolve import simulated_serve
 
         only_real = {name.replace("_", "-"): True for name in real}
         refuse_together("--simulate", embedded=options.embedded, threads=options.threads is not None, **only_real)
-        model, serve = simulated_serve(options)
+        if model is None:
+            raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
+        model, serve = simulated_serve(_request(options), paths, note)
     elif options.gpu:
         raise UserError("--gpu is for a simulated rig", hint="add --simulate; --gpus 0,1 names cards of this machine")
     elif model is not None:
         refuse_together("a model", embedded=options.embedded)
-        served = _served(options, where)
+        served = _served(_request(options), where, paths)
         serve = serve if where is None else {"threads": options.threads}
     elif plan or real:
         name = next(iter({**plan, **real})).replace("_", "-")
@@ -69,17 +73,28 @@ def up(options: ServeOptions) -> None:
     start(overrides, options.config, detach=options.detach, as_json=options.as_json)
 
 
-def _served(options: ServeOptions, where: Cluster | None) -> tuple[Serve, ...]:
+def _request(options: ServeOptions) -> ServeRequest:
+    import msgspec
+
+    from skep.deploy.resolve import ServeRequest
+
+    return msgspec.convert(options, ServeRequest, from_attributes=True)
+
+
+def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[Serve, ...]:
     """What the model's name stands for, here or on the nodes of a cluster; none: the embedded engine serves it."""
-    from skep.cli.resolve import parse_gpus, serve_for
+    from skep.deploy.resolve import parse_gpus, serve_for
 
-    parse_gpus(options.gpus)
+    parse_gpus(wanted.gpus)
     if where is None:
-        chosen = serve_for(options)
+        chosen = serve_for(wanted, paths, note)
         return (chosen,) if chosen is not None else ()
-    from skep.cli.resolve_nodes import serves_for, survey_nodes
+    from skep.cluster.discover import survey
+    from skep.cluster.resolve import serves_for
 
-    return serves_for(options, survey_nodes(where.address))
+    address = where.address
+    nodes = survey(address, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
+    return serves_for(wanted, nodes, paths, note)
 
 
 def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:

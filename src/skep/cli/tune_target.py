@@ -17,18 +17,18 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.presets import Preset
 from skep.catalog.pullable import find_pullable
-from skep.cli.options import ServeOptions
-from skep.cli.resolve import (
+from skep.cli.tune import TuneOptions
+from skep.config.presets import find_preset, presets_folder
+from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
+from skep.deploy.resolve import (
     ENGINES,
+    ServeRequest,
     check_cards,
     is_for_embedded,
     own_checkpoint,
     parse_gpus,
     unknown_name,
 )
-from skep.cli.tune import TuneOptions
-from skep.config.presets import find_preset, presets_folder
-from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
 from skep.deploy.stored_calibration import calibrated_rig
 from skep.errors import UserError
 from skep.host.facts import memory_bandwidth_gbs, read_host
@@ -143,7 +143,7 @@ def _here(options: TuneOptions, aim: TuneGoal, preset: Preset | None, host: Host
     if preset is not None:
         check_cards(preset)
         return _on(options, aim, host, preset.engine, preset)
-    wanted = ServeOptions(options.name, engine=options.engine, checkpoint=_first(options), binary=options.binary)
+    wanted = ServeRequest(options.name, engine=options.engine, checkpoint=_first(options), binary=options.binary)
     if is_for_embedded(wanted):
         return _on(options, aim, host, "embedded", None)
     if options.engine is None and not host.gpus:
@@ -221,7 +221,7 @@ def _unknown(name: str, otherwise: str | None = None) -> UserError:
     """Also where somebody mistyped one of `skep tune`'s own words."""
     if close := get_close_matches(name, OWN_WORDS, n=1, cutoff=0.7):
         return UserError(f"`{name}` is no preset and no model", hint=f"did you mean `skep tune {close[0]}`?")
-    error = unknown_name(name)
+    error = unknown_name(name, user_paths(os.environ))
     if otherwise and find_geometry(name) is None:
         error.hint = otherwise
     return error

@@ -1,10 +1,13 @@
-"""`skep export`: a layout as text for those who start it without skep. Nothing is started or read here."""
+"""`skep export`: a preset, or the best plan for a model, as text for those who start it without skep."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 
+from skep.catalog.models import find_geometry
+from skep.config.presets import find_preset, preset, presets_folder
+from skep.deploy.commands import launches_of
 from skep.deploy.export_container import (
     ContainerSpec,
     container_of,
@@ -21,6 +24,7 @@ from skep.deploy.export_recipe import (
     Recipe,
     Word,
     before,
+    check_engine,
     comments,
     environment,
     file_name,
@@ -30,13 +34,19 @@ from skep.deploy.export_recipe import (
     health_path,
     native_words,
     pulling,
+    recipe_of,
+    recipe_with,
     shell_lines,
     shell_word,
     systemd_word,
     wants,
     yaml_word,
 )
+from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
 from skep.engines.base import Launch
+from skep.errors import UserError
+from skep.paths import Paths
+from skep.planner.rigs import of_machines
 
 START_S = 1800
 
@@ -274,5 +284,23 @@ FORMS: Mapping[str, Callable[[Recipe], str]] = {
 }
 
 
-def export(recipe: Recipe, form: str) -> str:
-    return FORMS[form](recipe)
+def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_port: int) -> Recipe:
+    """Return a preset's recipe; with `gpu` that of the best plan for a model on these cards."""
+    if gpu is not None:
+        return _planned(name, gpu, paths, port=port, engine_port=engine_port)
+    folder = presets_folder(paths)
+    if find_preset(name, folder) is None and find_geometry(name) is not None:
+        raise UserError(f"`{name}` is a model, not a preset", hint='say on which cards: --gpu "2x rtx-3090"')
+    return recipe_of(preset(name, folder), port=port, engine_port=engine_port)
+
+
+def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
+    """As `skep plan MODEL --gpu ...` has it; which files the weights are is left to the user."""
+    plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,)), paths), paths.store)
+    setup, rig = plan.setup, plan.rated.rig
+    if of_machines(rig):
+        raise UserError(f"`{gpu}` are machines of their own", hint=f"`skep plan {model}` prints a line for each")
+    check_engine(setup.engine, model)
+    title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
+    launches = launches_of(setup, rig)
+    return recipe_with(launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port)

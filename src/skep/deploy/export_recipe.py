@@ -10,6 +10,7 @@ from textwrap import wrap
 
 from skep.catalog.needs import is_moving_tag, stand_in_words
 from skep.catalog.presets import Container, Need, Preset, Published
+from skep.config.presets import serve_of
 from skep.deploy.gpus import GpuCard, assign_cards
 from skep.engines.adapter import Adapter
 from skep.engines.base import Launch, engine_named
@@ -181,8 +182,8 @@ class Recipe:
         return self.name if self.cards is None else f"{self.name} --gpu {shlex.quote(self.cards)}"
 
 
-def recipe_of(preset: Preset, *, context_tokens: int, port: int, engine_port: int) -> Recipe:
-    """A preset's replicas, on the cards it names or on the first ones. `context_tokens`: as it would be served."""
+def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
+    """A preset's replicas, on the cards it names or on the first ones."""
     check_ports(port, engine_port, preset.replicas)
     check_engine(preset.engine, preset.name)
     each, cards = preset.options.cards, () if preset.hardware == "cpu" else parse_rig(preset.hardware).cards
@@ -197,7 +198,7 @@ def recipe_of(preset: Preset, *, context_tokens: int, port: int, engine_port: in
             model=preset.checkpoint if preset.engine == "ollama" else preset.served_as,  # it knows a model by its tag
             weights=None,
             slots=preset.slots,
-            context_tokens=context_tokens,
+            context_tokens=serve_of(preset).context_tokens,
             threads=preset.threads or 0,
             port=engine_port + number,
             extra=preset.extra,

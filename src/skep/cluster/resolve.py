@@ -1,36 +1,35 @@
-"""What `skep up NAME --cluster` stands for: for each kind of node its own plan, as many replicas as fit.
+"""What a model's name stands for on a cluster: for each kind of node its own plan, as many replicas as fit.
 
 The names mean what they mean on one machine; `skep.cluster.placement` checks in the end what is chosen here.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skep.catalog.needs import NO_CARDS
-from skep.cli.options import ServeOptions
-from skep.cli.output import note
-from skep.cli.resolve import (
-    ENGINES,
+from skep.cluster.nodes import LeftOut, busy_nodes, capacity, describe_request, has_words, host_of, left_out_lines
+from skep.cluster.placement import BUSY_HINT, card_share, placement_request
+from skep.config.presets import find_preset, presets_folder
+from skep.config.settings import Serve
+from skep.deploy.resolve import (
     FOR_PLANS,
     PlannedServe,
+    Say,
+    ServeRequest,
     about_preset,
     as_told,
+    check_engine,
     is_for_embedded,
+    is_missing,
     is_unplanned,
     planned,
     preset_serve,
 )
-from skep.cluster.nodes import LeftOut, busy_nodes, capacity, describe_request, has_words, host_of, left_out_lines
-from skep.cluster.placement import BUSY_HINT, card_share, placement_request
-from skep.config.presets import find_preset
-from skep.config.settings import Serve
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
-from skep.paths import user_paths
+from skep.paths import Paths
 from skep.planner.rigs import rig_of_host
 
 if TYPE_CHECKING:
@@ -40,38 +39,25 @@ if TYPE_CHECKING:
 IN_CLUSTER = "in the cluster"
 
 
-def survey_nodes(address: str, paths: Sequence[str] = ()) -> ClusterSurvey:
-    """With a word where it takes a while."""
-    from skep.cluster.discover import survey
-
-    return survey(address, paths=paths, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
-
-
-def serves_for(wanted: ServeOptions, survey: ClusterSurvey) -> tuple[Serve, ...]:
+def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
     """Return one table for each kind of node that serves the model."""
-    if wanted.engine is not None and wanted.engine not in ENGINES:
-        raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {', '.join(ENGINES)}")
-    preset = find_preset(wanted.name, user_paths(os.environ).config / "presets")
+    check_engine(wanted)
+    preset = find_preset(wanted.model, presets_folder(paths))
     if preset is not None:
-        return (replace(_of_preset(preset, wanted, survey), gpus=()),)
+        return (replace(_of_preset(preset, wanted, survey, say), gpus=()),)
     with_cards = [node for node in survey.nodes if node.facts is not None and node.facts.cards]
     llama = any(node.facts is not None and "llamacpp" in node.facts.engines for node in with_cards)
     if is_for_embedded(wanted, llama_cards=llama):
         return (_embedded(wanted, survey),)
-    if with_cards and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted):
-        _check_readable(wanted)
-        return _of_plans(wanted, survey)
-    return (replace(as_told(wanted, cards=bool(with_cards), where=IN_CLUSTER), gpus=()),)
+    if with_cards and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted, say):
+        if is_missing(wanted.model):  # a plan reads the configuration
+            hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
+            raise UserError(f"`{wanted.model}` is not on this machine, so that it cannot be planned", hint=hint)
+        return _of_plans(wanted, survey, paths, say)
+    return (replace(as_told(wanted, paths, cards=bool(with_cards), where=IN_CLUSTER), gpus=()),)
 
 
-def _check_readable(wanted: ServeOptions) -> None:
-    """A plan reads the configuration, so that the shared folder has to be seen from here."""
-    if wanted.name.startswith(("/", "./", "../", "~/")) and not Path(wanted.name).expanduser().exists():
-        hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
-        raise UserError(f"`{wanted.name}` is not on this machine, so that it cannot be planned", hint=hint)
-
-
-def _of_preset(preset: Preset, wanted: ServeOptions, survey: ClusterSurvey) -> Serve:
+def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say: Say) -> Serve:
     serve = preset_serve(preset, wanted)
     cards = serve.options.cards if preset.hardware != NO_CARDS else 0
     able = [node for node in survey.nodes if node.facts is not None and node.gpus >= cards]
@@ -81,15 +67,16 @@ def _of_preset(preset: Preset, wanted: ServeOptions, survey: ClusterSurvey) -> S
         raise DoesNotFit(f"{what}: {has_words(survey.nodes)}", hint=hint)
     best = next((node for node in able if node.facts and preset.engine in node.facts.engines), able[0])
     assert best.facts is not None
-    note(*about_preset(preset, serve, host_of(best), best.facts.engines.get(preset.engine)))
+    for line in about_preset(preset, serve, host_of(best), best.facts.engines.get(preset.engine)):
+        say(line)
     return serve
 
 
-def _embedded(wanted: ServeOptions, survey: ClusterSurvey) -> Serve:
+def _embedded(wanted: ServeRequest, survey: ClusterSurvey) -> Serve:
     """Place one replica on each node that has the engine, unless a number is given."""
     able = sum(node.facts is not None and "embedded" in node.facts.engines and node.cpus >= 1 for node in survey.nodes)
     count = wanted.replicas or max(1, able)
-    serve = Serve(model=wanted.name, checkpoint=wanted.checkpoint, replicas=count)
+    serve = Serve(model=wanted.model, checkpoint=wanted.checkpoint, replicas=count)
     slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
     return replace(serve, slots=slots, context_tokens=context)
 
@@ -111,8 +98,8 @@ class NodeKind:
         return self.best.tok_s / max(1, self.best.plan.setup.layout.replicas)
 
 
-def _of_plans(wanted: ServeOptions, survey: ClusterSurvey) -> tuple[Serve, ...]:
-    found = _best_kinds(wanted, survey)
+def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
+    found = _best_kinds(wanted, survey, paths, say)
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
         raise _no_room(wanted, found, room)
@@ -122,14 +109,14 @@ def _of_plans(wanted: ServeOptions, survey: ClusterSurvey) -> tuple[Serve, ...]:
     for line in left_out_lines(
         node for one in unused for node in one.busy
     ):  # of the others `skep.cluster.placement` tells
-        note(f"warning: {line}")
+        say(f"warning: {line}")
     used = [(one, count) for one, count in shares if count]
     for one, count in used:
-        note(f"planned for {kind_words(one)}: {count} x {one.best}")
+        say(f"planned for {kind_words(one)}: {count} x {one.best}")
     return tuple(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind) for one, count in used)
 
 
-def _best_kinds(wanted: ServeOptions, survey: ClusterSurvey) -> list[NodeKind]:
+def _best_kinds(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> list[NodeKind]:
     """Return the fastest first. Those that cannot serve it are left out, with a word."""
     kinds = {kind: nodes for kind, nodes in survey.kinds.items() if nodes[0].facts is not None and nodes[0].facts.cards}
     smallest_first = dict(sorted(kinds.items(), key=lambda pair: _card_bytes(pair[1][0])))
@@ -139,15 +126,15 @@ def _best_kinds(wanted: ServeOptions, survey: ClusterSurvey) -> list[NodeKind]:
         replicas=-(-wanted.replicas // count) if wanted.replicas else None,
         agents=-(-wanted.agents // count) if wanted.agents else None,
     )
-    found, failed = _plan_kinds(each, smallest_first)
+    found, failed = _plan_kinds(each, smallest_first, paths, say)
     if len({one.best.plan.setup.quant.id for one in found}) > 1 and wanted.quant is None:
         # One checkpoint has one format: the one that the smallest nodes can hold.
         least = min((one.best.plan.setup.quant for one in found), key=lambda quant: quant.bits)
-        found, failed = _plan_kinds(replace(each, quant=least.id), smallest_first)
+        found, failed = _plan_kinds(replace(each, quant=least.id), smallest_first, paths, say)
     if not found:
-        raise _fits_nowhere(wanted.name, failed)
+        raise _fits_nowhere(wanted.model, failed)
     for kind, error in failed:
-        note(f"warning: {kind} is left out: {error.message}")
+        say(f"warning: {kind} is left out: {error.message}")
     return sorted(found, key=lambda one: one.speed, reverse=True)
 
 
@@ -161,20 +148,20 @@ def kind_words(one: NodeKind) -> str:
 
 
 def _plan_kinds(
-    wanted: ServeOptions, kinds: Mapping[str, Sequence[Node]]
+    wanted: ServeRequest, kinds: Mapping[str, Sequence[Node]], paths: Paths, tell: Say
 ) -> tuple[list[NodeKind], list[tuple[str, SkepError]]]:
     said: set[str] = set()
 
     def say(line: str) -> None:
         if line not in said:
             said.add(line)
-            note(line)
+            tell(line)
 
     found: list[NodeKind] = []
     failed: list[tuple[str, SkepError]] = []
     for kind, nodes in kinds.items():
         try:
-            best = _plan_kind(wanted, nodes, say)
+            best = _plan_kind(wanted, nodes, paths, say)
             idle, busy = _with_engine(best.serve, nodes)
         except (DoesNotFit, EngineError) as error:
             failed.append((kind, error))
@@ -183,25 +170,25 @@ def _plan_kinds(
     return found, failed
 
 
-def _plan_kind(wanted: ServeOptions, nodes: Sequence[Node], say: Callable[[str], None]) -> PlannedServe:
+def _plan_kind(wanted: ServeRequest, nodes: Sequence[Node], paths: Paths, say: Say) -> PlannedServe:
     """With so many replicas a node where that can be, else as the planner likes it; by an engine that is there."""
     try:
         rig = rig_of_host(host_of(nodes[0]), wanted.link)
     except UserError as error:  # a card unlike all of the catalogue
-        raise EngineError(error.message, hint=f"--engine vllm serves {wanted.name} without a plan") from None
+        raise EngineError(error.message, hint=f"--engine vllm serves {wanted.model} without a plan") from None
     rig = replace(rig, rig=replace(rig.rig, title=nodes[0].kind))
     try:
-        best = planned(wanted, rig, say=say)
+        best = planned(wanted, paths, rig, say=say)
     except UserError:
         if wanted.replicas is None:
             raise
         wanted = replace(wanted, replicas=None)
-        best = planned(wanted, rig, say=say)
+        best = planned(wanted, paths, rig, say=say)
     there = {name for node in nodes if node.facts is not None for name in node.facts.engines}
     other = next((name for name in FOR_PLANS if name in there), None)
     if wanted.engine is not None or wanted.binary or best.serve.engine in there or other is None:
         return best
-    return planned(replace(wanted, engine=other), rig, say=say)
+    return planned(replace(wanted, engine=other), paths, rig, say=say)
 
 
 def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
@@ -238,11 +225,11 @@ def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepErr
     return type(best)(what, hint=best.hint)
 
 
-def _no_room(wanted: ServeOptions, found: Sequence[NodeKind], room: int) -> DoesNotFit:
+def _no_room(wanted: ServeRequest, found: Sequence[NodeKind], room: int) -> DoesNotFit:
     asked = wanted.replicas or 1
     each = "; ".join(f"on {one.kind} each wants {describe_request(placement_request(one.best.serve))}" for one in found)
     several = f"{asked} replicas" if asked > 1 else "a replica"
     had = has_words([node for one in found for node in one.nodes])
     held = "".join(f"; {node}" for one in found for node in one.busy)
-    what = f"{several} of `{wanted.name}`, there is room for {room}: {each}; {had}{held}"
+    what = f"{several} of `{wanted.model}`, there is room for {room}: {each}; {had}{held}"
     return DoesNotFit(what, hint="fewer --replicas, or another node: `skep cluster join ADDRESS`")

@@ -1,0 +1,365 @@
+"""What a model's name stands for: a preset, a model that skep carries, or a checkpoint as planned for some cards.
+
+`say` takes the lines that a person wants to read meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skep.catalog.models import find_geometry
+from skep.catalog.needs import (
+    NO_CARDS,
+    RunEnvironment,
+    lost_words,
+    missing_needs,
+    other_cards,
+    other_version,
+    stand_in_words,
+)
+from skep.catalog.options import EngineOptions
+from skep.catalog.pullable import find_pullable, pullable_names
+from skep.config.presets import all_presets, find_preset, presets_folder, serve_of
+from skep.config.settings import Serve, default_context
+from skep.deploy.commands import launches_of
+from skep.deploy.plan_request import PlanFlags, engines_of, goal_of, pins_of, read_model, read_rigs
+from skep.engines.base import engine_named
+from skep.engines.discovery import is_installed
+from skep.engines.simulated import plan_of
+from skep.errors import DoesNotFit, UserError
+from skep.host.facts import read_host
+from skep.paths import Paths
+from skep.planner.choose import Plan, choose, fits_nowhere
+from skep.planner.memory import weights_bytes
+from skep.planner.rigs import ResolvedRig, parse_rig
+
+if TYPE_CHECKING:
+    from skep.catalog.gpus import HostFacts
+    from skep.catalog.presets import Preset
+    from skep.planner.ranking import Predicted
+
+ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
+FOR_PLANS = ("vllm", "sglang", "llamacpp")
+SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
+AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
+INPUT_TOKENS, OUTPUT_TOKENS = 1024, 512
+
+Say = Callable[[str], None]
+
+
+def _silent(_line: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    """A model by its name and what is said about serving it; None: the planner chooses. Names as `skep up` has them."""
+
+    model: str
+    engine: str | None = None
+    checkpoint: str | None = None
+    replicas: int | None = None
+    slots: int | None = None
+    context: int | None = None
+    quant: str | None = None
+    kv: str | None = None
+    spec: str | None = None
+    tp: int | None = None
+    agents: int | None = None
+    link: str | None = None
+    gpu: tuple[str, ...] = ()  # cards of a rig that is simulated
+    gpus: str | None = None  # numbers of this machine's
+    memory_share: float | None = None
+    binary: str | None = None
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return those of these values that are given."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """What only a plan understands."""
+        return self.given("quant", "spec", "agents", "link")
+
+    def plan_flags(self, model: str, agents: int) -> PlanFlags:
+        """Return it as `skep plan` gets it. With a context too small for the usual task, tasks are as long as that."""
+        usual = INPUT_TOKENS + OUTPUT_TOKENS
+        share = min(1.0, (self.context or usual) / usual)
+        return PlanFlags(
+            model,
+            agents=agents,
+            gpu=self.gpu,
+            input_tokens=int(INPUT_TOKENS * share),
+            output_tokens=int(OUTPUT_TOKENS * share),
+            engine=(self.engine,) if self.engine is not None else (),
+            utilization=self.memory_share,
+            **self.given("link", "quant", "kv", "spec", "tp", "replicas", "slots", "context"),
+        )
+
+
+def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve | None:
+    """Return the model's settings, or None if the embedded engine serves it."""
+    check_engine(wanted, "; a rig is tried with --simulate")
+    preset = find_preset(wanted.model, presets_folder(paths))
+    if preset is not None:
+        serve = preset_serve(preset, wanted)
+        for line in about_preset(preset, serve):
+            say(line)
+        check_cards(preset)
+        return serve
+    if is_missing(wanted.model):
+        raise UserError(f"`{wanted.model}` does not exist", hint="name a GGUF file, or a folder with config.json")
+    if is_for_embedded(wanted):
+        return None
+    host = read_host()
+    if host.gpus and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted, say):
+        best = planned(wanted, paths, say=say)
+        say(f"planned: {best}")
+        return best.serve
+    return as_told(wanted, paths, cards=bool(host.gpus))
+
+
+def check_engine(wanted: ServeRequest, more: str = "") -> None:
+    if wanted.engine is not None and wanted.engine not in ENGINES:
+        raise UserError(f"there is no engine `{wanted.engine}`", hint=f"known: {', '.join(ENGINES)}{more}")
+
+
+def is_missing(name: str) -> bool:
+    """Whether it is written as a path, and nothing is there."""
+    return name.startswith(("/", "./", "../", "~/")) and not Path(name).expanduser().exists()
+
+
+def is_unplanned(wanted: ServeRequest, say: Say) -> bool:
+    """A checkpoint of the hub that the catalogue does not know, for an engine that is named: started as told."""
+    if "/" not in wanted.model or _is_folder(wanted.model) or wanted.model.endswith(".gguf") or wanted.planned:
+        return False
+    if find_geometry(wanted.model) is not None:
+        return False
+    if wanted.engine is None:
+        hint = f"`skep up {wanted.model} --engine vllm` starts it without a plan; a folder can be planned"
+        raise UserError(f"`{wanted.model}` is not in the catalogue, so that it cannot be planned", hint=hint)
+    say(f"{wanted.model} is not in the catalogue: started as told, without a plan")
+    return True
+
+
+def preset_serve(preset: Preset, wanted: ServeRequest) -> Serve:
+    """Return the preset with the engine-independent overrides applied."""
+    for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
+        if value is not None:
+            hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
+            raise UserError(f"--{flag} would make another recipe of the preset `{preset.name}`", hint=hint)
+    return _told(serve_of(preset), wanted)
+
+
+def check_cards(preset: Preset) -> None:
+    """A recipe for NVIDIA's cards is not started without any. Cards of others cannot be seen, and are believed in."""
+    if preset.hardware == NO_CARDS or read_host().gpus:
+        return
+    if all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
+        hint = f"`skep export {preset.name} --as docker` writes it down for where the cards are; --simulate tries a rig"
+        raise DoesNotFit(f"the preset `{preset.name}` wants {preset.hardware}, this machine has no GPU", hint=hint)
+
+
+def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
+    """Describe the preset, the machine it was measured on, and the figures that do not apply here."""
+    if host is None:
+        host, version = read_host(), engine_named(preset.engine, serve.binary).version()
+    here = RunEnvironment(
+        engine_version=version,
+        driver_version=host.driver_version,
+        checkpoint=serve.checkpoint,
+        env={**os.environ, **dict(serve.env)},
+    )
+    odd = (
+        other_cards(preset, [gpu.name for gpu in host.gpus]),
+        other_version(preset, version),
+        stand_in_words(preset),
+        lost_words(preset, missing_needs(preset, here)),
+    )
+    said = f"preset {preset.name}: {preset.title}; {preset.source}"
+    return [said, *(f"warning: {words}" for words in odd if words)]
+
+
+def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) -> bool:
+    """A GGUF file or a model that can be pulled by name, unless another engine is asked for.
+
+    `llama_cards`: there is a card beside a llama-server; None: looked for on this machine.
+    """
+    if wanted.engine is not None:
+        if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
+            raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")
+        return wanted.engine == "embedded"
+    name = wanted.model
+    gguf = name.endswith(".gguf")
+    if not gguf and find_pullable(name) is None:
+        return False
+    if llama_cards is not None:
+        return not (gguf and llama_cards)
+    # A card beside a llama-server is there to be used; without one of them the CPU does it.
+    return not (gguf and is_installed("llamacpp", wanted.binary) and read_host().gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedServe:
+    """The planner's best on some machine, as a table to serve; replicas as one such machine holds them."""
+
+    serve: Serve
+    plan: Plan
+    agents: int  # that it was planned for
+
+    @property
+    def tok_s(self) -> float:
+        """Predicted, of all its replicas."""
+        return self._at.effective_tok_s
+
+    @property
+    def _at(self) -> Predicted:
+        return min(self.plan.predicted, key=lambda point: abs(point.concurrency - self.agents))
+
+    def __str__(self) -> str:
+        setup, at = self.plan.setup, self._at
+        agents = f"{at.effective_tok_s:,.0f} tok/s at C={at.concurrency} ({at.low:,.0f} to {at.high:,.0f})"
+        return f"{setup.engine}, {setup.quant.title}, {setup.layout}, {setup.slots} slots a replica; {agents}"
+
+
+def best_plan(flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, say: Say = _silent) -> Plan:
+    """On this rig; None: as the flags name it, or this machine."""
+    goal, model = goal_of(flags), read_model(flags.model)
+    if rig is None:
+        (rig,) = read_rigs(flags, store)
+    for line in (*model.notes, *rig.notes):
+        say(line)
+    pins, engines = pins_of(flags, model), engines_of(flags, model, rig)
+    choice = choose(model.geometry, rig.rig, goal, pins, engines=engines, scale=False)
+    if not choice.plans:
+        raise fits_nowhere(model.geometry, choice, goal, pins, engines[0])
+    return choice.plans[0]
+
+
+def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, *, say: Say = _silent) -> PlannedServe:
+    """On this rig; None: this machine's cards."""
+    folder = wanted.checkpoint if wanted.checkpoint and _is_folder(wanted.checkpoint) else None
+    agents = wanted.agents or AGENTS
+    plan = best_plan(wanted.plan_flags(folder or wanted.model, agents), paths.store, rig, say=say)
+    setup = plan.setup
+    checkpoint = wanted.checkpoint or own_checkpoint(wanted.model)
+    if checkpoint is None:
+        what = f"which checkpoint of `{wanted.model}`? The plan wants {setup.quant.title}"
+        raise UserError(
+            what, hint=f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
+        )
+    launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
+    launch = launches[0]
+    serve = Serve(
+        model=wanted.model,
+        engine=setup.engine,
+        replicas=setup.layout.replicas // launch.options.dp,
+        slots=launch.slots,
+        context_tokens=launch.context_tokens,
+        checkpoint=checkpoint,
+        options=launch.options,
+        extra=launch.extra,
+        gpus=tuple(gpu for each in launches for gpu in each.gpus),
+    )
+    return PlannedServe(_told(serve, wanted), plan, agents)
+
+
+def own_checkpoint(name: str) -> str | None:
+    """A file, a folder or a hub name is a checkpoint by itself; a name of the catalogue is not."""
+    return name if "/" in name or name.endswith(".gguf") or _is_folder(name) else None
+
+
+def _is_folder(name: str) -> bool:
+    return (Path(name).expanduser() / "config.json").is_file()
+
+
+def as_told(wanted: ServeRequest, paths: Paths, *, cards: bool, where: str = "here") -> Serve:
+    """Without cards to plan for: the engine as it was asked for, on this machine's CPU or as it finds its own cards."""
+    if wanted.engine is None:
+        raise unknown_name(wanted.model, paths, where)
+    if wanted.planned:
+        flag = next(iter(wanted.planned))
+        why = f"no NVIDIA GPU is {where} to plan for" if not cards else f"{wanted.engine} is not planned for"
+        raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
+    options, context = EngineOptions(tp=wanted.tp or 1), default_context(wanted.engine)
+    return _told(Serve(wanted.model, wanted.engine, slots=SLOTS, context_tokens=context, options=options), wanted)
+
+
+def _told(serve: Serve, wanted: ServeRequest) -> Serve:
+    """With what the command line says of any engine."""
+    return replace(
+        serve,
+        options=replace(serve.options, **wanted.given("memory_share", "kv")),
+        checkpoint=wanted.checkpoint or serve.checkpoint,
+        gpus=parse_gpus(wanted.gpus) or serve.gpus,
+        binary=wanted.binary or serve.binary,
+        replicas=wanted.replicas or serve.replicas,
+        slots=wanted.slots or serve.slots,
+        context_tokens=wanted.context or serve.context_tokens,
+    )
+
+
+def unknown_name(name: str, paths: Paths, where: str = "here") -> UserError:
+    if find_geometry(name) is not None or "/" in name:
+        hint = f"`skep up {name} --engine vllm` (or sglang, llamacpp, ollama) starts it; --simulate tries a rig"
+        return UserError(f"no NVIDIA GPU is {where} to plan `{name}` for, and no engine is named", hint=hint)
+    from difflib import get_close_matches
+
+    names = [*all_presets(presets_folder(paths)), *pullable_names()]
+    close = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? " if close else ""
+    return UserError(f"`{name}` is no preset, no model that skep knows and no file",
+                     hint=f"{near}`skep presets` and `skep catalog models` list what is known")  # fmt: skip
+
+
+def parse_gpus(text: str | None) -> tuple[int, ...]:
+    """`0,1`."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(
+            f"--gpus `{text}` are no cards", hint="write their numbers as `skep doctor` shows them: --gpus 0,1"
+        )
+    return tuple(int(part) for part in parts)
+
+
+# Rigs that are not here
+
+
+def simulated_flags(wanted: ServeRequest, paths: Paths) -> PlanFlags:
+    preset = find_preset(wanted.model, presets_folder(paths))
+    if preset is not None:
+        hint = f'simulate its model: skep up {preset.model} --gpu "{preset.hardware}" --simulate'
+        raise UserError(f"`{wanted.model}` is a preset, and --simulate wants a model", hint=hint)
+    if len(wanted.gpu) > 1:
+        hint = 'mixed cards are written as --gpu "rtx-5090 + rtx-3090"'
+        raise UserError(f"--simulate serves one rig, {len(wanted.gpu)} --gpu were given", hint=hint)
+    agents = wanted.agents or max(AGENTS, (wanted.slots or 1) * (wanted.replicas or 1))
+    return wanted.plan_flags(wanted.model, agents)
+
+
+def simulated_serve(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> tuple[str, dict[str, Any]]:
+    """Return the model's id and what a `Serve` of it is given, from the best plan of `skep plan`."""
+    plan = best_plan(simulated_flags(wanted, paths), paths.store, say=say)
+    setup, found = plan.setup, plan.rated.prospect
+    assert setup.context is not None
+    drafts = f", {setup.spec}" if setup.spec is not None else ""
+    words = f"{setup.model.id} {setup.quant.title}, KV {setup.kv.title}{drafts}"
+    about = f"{words}, {setup.layout} on {plan.rated.rig.title}, as {setup.engine}"
+    weights = weights_bytes(setup.model, setup.quant)
+    told = plan_of(found, context_tokens=setup.context, about=about, weight_bytes=weights)
+    say(f"simulating {about}: {setup.layout.replicas} x {found.slots} slots of {setup.context} tokens; no model runs")
+    serve = {
+        "engine": "simulated",
+        "replicas": setup.layout.replicas,
+        "slots": told.slots,
+        "context_tokens": told.context_tokens,
+        "extra": ("--plan", told.to_json()),
+        "about": f"simulated: {about}",
+    }
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", setup.model.id), serve
