@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from skep.catalog.names import device_spellings, did_you_mean, similar_names, split_memory, squeeze
-from skep.catalog.tables import spellings, table, table_texts
+from skep.catalog.tables import find_name, spellings, table, table_texts
 from skep.errors import UserError
 
 
@@ -97,8 +97,7 @@ def other_matches(name: str) -> tuple[str, ...]:
 
 
 def _literally(name: str) -> Device | None:
-    known = spellings(_FILE)
-    slug = next((known[spelling] for spelling in device_spellings(name) if spelling in known), None)
+    slug = find_name(_FILE, device_spellings(name))
     return None if slug is None else _device(slug)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from skep.catalog.gpus import ValueOrigin, no_origins
 from skep.catalog.names import did_you_mean, model_spellings, similar_names
-from skep.catalog.tables import spellings, table, table_texts
+from skep.catalog.tables import find_name, spellings, table, table_texts
 from skep.errors import UserError
 
 
@@ -100,8 +100,7 @@ def geometries() -> dict[str, Geometry]:
 
 def find_geometry(name: str) -> Geometry | None:
     """However it is typed: `Qwen3 8B`, `Qwen/Qwen3-8B-AWQ`, `meta-llama/Llama-3.1-8B-Instruct`."""
-    known = spellings(_FILE)
-    slug = next((known[spelling] for spelling in model_spellings(name) if spelling in known), None)
+    slug = find_name(_FILE, model_spellings(name))
     return None if slug is None else _geometry(slug)
 
 

@@ -5,7 +5,7 @@ The files are written so that a line that begins with `[` begins a table; a test
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -41,3 +41,12 @@ def spellings(file_name: str) -> Mapping[str, str]:
     told = tomllib.loads("\n".join(texts))
     called = ((name, alias) for name, said in told.items() for alias in (*said.get("aliases", ()), said["title"]))
     return {squeeze(alias): name for name, alias in called} | {squeeze(name): name for name in told}
+
+
+def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
+    """Return the id that the first known spelling stands for. Where that is an id itself, no alias is read."""
+    ids = {squeeze(name): name for name in table_texts(file_name)}
+    if spelled and spelled[0] in ids:
+        return ids[spelled[0]]
+    known = spellings(file_name)
+    return next((known[spelling] for spelling in spelled if spelling in known), None)

@@ -7,12 +7,8 @@ from collections.abc import Sequence
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.adapter import DRAFTED_BY_MODEL, Adapter
-from skep.engines.base import Launch
+from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words
-from skep.engines.llamacpp import LlamaCpp
-from skep.engines.ollama import Ollama
-from skep.engines.sglang import Sglang
-from skep.engines.vllm import Vllm
 from skep.planner.rigs import of_machines
 from skep.planner.rules import capability, used_cards
 from skep.planner.setup import Rig, Setup
@@ -20,7 +16,6 @@ from skep.wire.listen import HOST
 
 FIRST_PORT = 8001
 _RPC_PORT = 50052  # of llama.cpp's rpc-server
-_ADAPTERS: dict[str, type[Adapter]] = {"vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaCpp, "ollama": Ollama}
 _KV = {
     ("vllm", "int8"): "int8_per_token_head",
     ("vllm", "turboquant_3bit"): "turboquant_3bit_nc",
@@ -104,7 +99,7 @@ def command_lines(
     setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()
 ) -> tuple[str, ...]:
     """Return one shell line a replica, or a machine."""
-    adapter = _ADAPTERS[setup.engine](vendor=rig.cards[0].vendor)
+    adapter = adapter_of(setup.engine, rig.cards[0].vendor)
     launches = launches_of(setup, rig, checkpoint=checkpoint, order=order)
     if of_machines(rig):
         return tuple(
@@ -113,6 +108,13 @@ def command_lines(
             for line in _on_machines(adapter, launch, setup.layout.cards_each, first)
         )
     return tuple(command_line(adapter, launch) for launch in launches)
+
+
+def adapter_of(engine: str, vendor: str = "nvidia") -> Adapter:
+    """Return the adapter of an engine of others, for cards of that vendor."""
+    found = engine_named(engine)
+    assert isinstance(found, Adapter)
+    return type(found)(vendor=vendor)
 
 
 def command_line(adapter: Adapter, launch: Launch) -> str:

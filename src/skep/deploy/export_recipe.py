@@ -11,6 +11,7 @@ from textwrap import wrap
 from skep.catalog.needs import is_moving_tag, stand_in_words
 from skep.catalog.presets import Container, Need, Preset, Published
 from skep.config.presets import serve_of
+from skep.deploy.commands import adapter_of
 from skep.deploy.gpus import GpuCard, assign_cards
 from skep.engines.adapter import Adapter
 from skep.engines.base import Launch, engine_named
@@ -296,24 +297,18 @@ def pulling(recipe: Recipe) -> str | None:
 
 def native_words(launch: Launch) -> list[Word]:
     """Return the command line as somebody types it: nothing is looked for on this machine."""
-    words = [*bare_words(launch.engine, launch.binary), *_adapter(launch).arguments(launch)]
+    words = [*bare_words(launch.engine, launch.binary), *adapter_of(launch.engine).arguments(launch)]
     return [Path(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word for word in words]
 
 
 def environment(launch: Launch, vendor: str = "nvidia") -> dict[str, str]:
-    return _adapter(launch, vendor).environment(launch)
+    return adapter_of(launch.engine, vendor).environment(launch)
 
 
 def on_hub(checkpoint: str) -> bool:
     """`organisation/name`, for llama.cpp with a file or a quantization behind a colon."""
     named = not checkpoint.startswith(LOCAL) and not checkpoint.partition(":")[0].endswith(".gguf")
     return named and checkpoint.count("/") == 1
-
-
-def _adapter(launch: Launch, vendor: str = "nvidia") -> Adapter:
-    found = engine_named(launch.engine)
-    assert isinstance(found, Adapter)
-    return type(found)(vendor=vendor)
 
 
 def gateway_words(recipe: Recipe) -> list[Word]:
@@ -326,7 +321,7 @@ def gateway_words(recipe: Recipe) -> list[Word]:
 
 
 def health_path(launch: Launch) -> str:
-    return launch.health_path or _adapter(launch).health_path
+    return launch.health_path or adapter_of(launch.engine).health_path
 
 
 def before(launches: Sequence[Launch], place: int) -> Launch | None:

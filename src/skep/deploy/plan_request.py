@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skep.deploy.commands import command_lines, gateway_line
-from skep.deploy.stored_calibration import calibrated_basis, calibrated_rig
 from skep.errors import SkepError, UserError, WeightsError
-from skep.host.facts import read_host
 from skep.planner.candidates import ENGINES, Pins, PlanGoal
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant
-from skep.planner.ranking import BasisOf, published_basis
+from skep.planner.ranking import BasisOf, Predicted, published_basis
 from skep.planner.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
 from skep.planner.rules import runs_cuda_kernels
-from skep.planner.setup import Layout, Speculation
-from skep.stats.slo import SloLimits
+from skep.planner.setup import Speculation
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
@@ -147,6 +144,8 @@ def goal_of(flags: PlanFlags) -> PlanGoal:
     _one_of("--shape", flags.shape, SHAPES)
     limits: tuple[tuple[str, float], ...] = ()
     if flags.slo is not None:
+        from skep.stats.slo import SloLimits
+
         limits = tuple((limit.name, limit.ms) for limit in SloLimits.parse(flags.slo).limits)
     return PlanGoal(flags.goal, flags.agents, flags.input_tokens, flags.output_tokens, flags.shape, limits)
 
@@ -348,29 +347,24 @@ def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
 
 def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
     """Return the JSON of docs/plan.md."""
-    runner = [choice.runner_up for choice in found.choices]
     return {
         "model": found.model.geometry.id,
         "goal": {**asdict(found.goal), "limits": dict(found.goal.limits)},
         "rigs": [rig_document(choice) for choice in found.choices],
         "plans": [plan_document(found, choice, plan, explain=explain) for choice, plan in found.ranked],
         "rejected": [
-            {"rig": choice.rig.title, "topology": topology(r.layout), "engine": r.engine, "quants": list(r.quants),
-             "rule": r.rule, "reason": r.reason, "remedy": r.remedy}
-            for choice in found.choices for r in choice.rejected
+            {"rig": choice.rig.title, **_renamed(rejected)} for choice in found.choices for rejected in choice.rejected
         ],
         "runner_up": [
-            {"rig": choice.rig.title, "topology": topology(r.plan.setup.layout), "quant": r.plan.setup.quant.id,
-             "behind": round(r.behind, 4), "why": r.why, "wins_if": list(r.wins_if), "tried": list(r.tried)}
-            for choice, r in zip(found.choices, runner, strict=True) if r is not None
+            {"rig": choice.rig.title, "topology": asdict(r.plan.setup.layout), "quant": r.plan.setup.quant.id,
+             "behind": round(r.behind, 4), "why": r.why, "wins_if": r.wins_if, "tried": r.tried}
+            for choice in found.choices if (r := choice.runner_up) is not None
         ],
         "further_cards": [
-            {"rig": choice.rig.title, "cards": f.cards, "topology": topology(f.layout) if f.layout else None,
-             "effective_tok_s": f.effective_tok_s, "share": f.share}
-            for choice in found.choices for f in choice.further
+            {"rig": choice.rig.title, **_renamed(further)} for choice in found.choices for further in choice.further
         ],
         "other_engines": [plan_document(found, c, p, explain=explain) for c in found.choices for p in c.others],
-        "notes": list(found.notes),
+        "notes": found.notes,
     }  # fmt: skip
 
 
@@ -379,15 +373,23 @@ def rig_document(choice: PlanChoice) -> dict[str, Any]:
     return {
         "rig": rig.title,
         "cards": [card.id for card in rig.cards],
-        "numbers": list(choice.order),
+        "numbers": choice.order,
         "link": asdict(rig.default_link) if rig.default_link else None,
         "pairs": [{"cards": [choice.order[a], choice.order[b]], **asdict(link)} for a, b, link in rig.pairs],
         "price": rig.price,
     }
 
 
-def topology(layout: Layout) -> dict[str, int]:
-    return {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "replicas": layout.replicas}
+def _renamed(record: Any) -> dict[str, Any]:
+    """Return a record of the planner with the keys of the document."""
+    names = {"layout": "topology", "name": "term"}
+    return {names.get(key, key): value for key, value in asdict(record).items()}
+
+
+def _rounded(point: Predicted) -> dict[str, float]:
+    told = asdict(point)
+    del told["band_why"]
+    return {key: round(value, 2 if key == "ttft_ms" else 4) for key, value in told.items()}
 
 
 def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
@@ -397,7 +399,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
     made: dict[str, Any] = {
         "rig": choice.rig.title,
         "engine": setup.engine,
-        "topology": topology(setup.layout),
+        "topology": asdict(setup.layout),
         "quant": setup.quant.id,
         "kv_dtype": setup.kv.id,
         "slots": setup.slots,
@@ -405,20 +407,15 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
         "context": setup.context,
         "utilization": setup.utilization,
         "graphs": setup.graphs,
-        "memory": [{"term": t.name, "bytes": t.bytes, "how": t.how, "inside": t.inside} for t in memory.terms],
+        "memory": [_renamed(term) for term in memory.terms],
         "card_bytes": memory.usable_bytes,
         "largest_context": plan.largest_context,
         "largest_slots": plan.largest_slots,
-        "predicted": [
-            {"concurrency": p.concurrency, "effective_tok_s": round(p.effective_tok_s, 4),
-             "task_tok_s": round(p.task_tok_s, 4), "ttft_ms": round(p.ttft_ms, 2), "tpot_ms": round(p.tpot_ms, 4),
-             "low": round(p.low, 4), "high": round(p.high, 4)}
-            for p in plan.predicted
-        ],
+        "predicted": [_rounded(point) for point in plan.predicted],
         "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
-        "launch": list(commands_of(plan)),
+        "launch": commands_of(plan),
         "gateway": gateway_line(setup, plan.rated.rig),
-        "why": list(plan.why),
+        "why": plan.why,
         "rules": [asdict(finding) for finding in plan.rated.findings],
         "price": choice.rig.price,
         "tok_s_per_price": round(at / choice.rig.price, 4) if choice.rig.price else None,
@@ -444,6 +441,9 @@ def watts_of(plan: Plan) -> float | None:
 
 def own_rig(store: Path, link: str | None, price: float | None) -> ResolvedRig:
     """Return its cards; without any, its CPU as `skep calibrate` described it."""
+    from skep.deploy.stored_calibration import calibrated_rig
+    from skep.host.facts import read_host
+
     host = read_host()
     if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
         return ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` found it",))
@@ -452,4 +452,7 @@ def own_rig(store: Path, link: str | None, price: float | None) -> ResolvedRig:
 
 def own_basis(store: Path, model_id: str, quant_id: str | None) -> BasisOf:
     """Return the nearest calibration on this machine, if any; its sentence goes with every plan."""
+    from skep.deploy.stored_calibration import calibrated_basis
+    from skep.host.facts import read_host
+
     return calibrated_basis(store, read_host(), model_id, quant_id)

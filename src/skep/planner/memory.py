@@ -7,7 +7,7 @@ budget leaves, so every term says on which side it stands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, log2
@@ -247,14 +247,8 @@ def memory(
     slots = slots or setup.slots or default.slots
     at_once = (at_once or 1) if pooled else slots
     usable = usable_bytes(rig_card)
-    terms = [*_weight_terms(setup, vision=vision), *_working_terms(setup, rig_card, slots, vision=vision)]
-    if rig_card.unified_memory:
-        terms.append(Term("unified-memory reserve", UNIFIED_RESERVE_BYTES, "the system shares this memory"))
-    if pooled:
-        budget = int(usable * (setup.utilization or default.utilization))
-        terms += _late_terms(setup, rig_card, slots)
-    else:
-        budget = usable
+    budget = int(usable * (setup.utilization or default.utilization)) if pooled else usable
+    terms = [*_fixed_terms(replace(setup, context=None, utilization=None), rig_card, slots, vision=vision)]
     terms += _sequence_terms(setup, at_once, context, default.batched_tokens)
     kv_each = int(kv_bytes_per_token(setup) * context)
     needed = kv_each * at_once
@@ -322,6 +316,15 @@ def workspace_bytes(setup: Setup, batched_tokens: int) -> int:
     rows = batched_tokens * model.experts_per_token
     width = model.expert_intermediate if setup.layout.ep > 1 else model.expert_intermediate / setup.layout.tp
     return int(rows * (model.hidden + 3 * width) * 2)
+
+
+@lru_cache(maxsize=1024)
+def _fixed_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> tuple[Term, ...]:
+    """Return what depends neither on the context nor on the share of the card: `setup` has none of them."""
+    terms = [*_weight_terms(setup, vision=vision), *_working_terms(setup, card, slots, vision=vision)]
+    if card.unified_memory:
+        terms.append(Term("unified-memory reserve", UNIFIED_RESERVE_BYTES, "the system shares this memory"))
+    return (*terms, *(_late_terms(setup, card, slots) if has_pool(setup.engine) else ()))
 
 
 def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
