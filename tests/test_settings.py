@@ -1,12 +1,11 @@
-import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skep.config.load import load_settings, make_upstream, parse_settings, settings_with_overrides
-from skep.config.settings import CliOverrides, Cluster, GatewaySettings, Settings, overrides_of, settings_of
+from skep.config.settings import CliOverrides, Cluster, GatewaySettings, Settings
 from skep.deploy.launches import plan_launches
 from skep.errors import UserError
 from skep.gateway.proxied_request import Timeouts
@@ -111,7 +110,7 @@ def test_settings_survive_their_way_through_json():
     """So they reach the process in the background, and a running one at a reload."""
     overrides = CliOverrides(folder="/x", serve={"slots": 2}, upstream=(make_upstream("x:1", 1),))
     settings = overrides.apply(parse_settings(EVERYTHING, "test", {"SKEP_API_KEY": "k"}))
-    assert settings_of(json.loads(json.dumps(asdict(settings)))) == settings
+    assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
 
 
 def test_paths_of_certificates_begin_where_the_file_lies(tmp_path):
@@ -195,5 +194,5 @@ def test_a_cluster_comes_from_the_file_and_survives_json():
     assert told.cluster == Cluster("10.0.0.1:6379", "team-a")
     wished = CliOverrides(cluster=Cluster("auto")).apply(told)
     assert wished.cluster == Cluster("auto", "skep"), "the command line wins"
-    assert settings_of(json.loads(json.dumps(asdict(wished)))) == wished
-    assert overrides_of(json.loads(json.dumps(asdict(wished.overrides)))) == wished.overrides
+    assert msgspec.json.decode(msgspec.json.encode(wished), type=Settings) == wished
+    assert msgspec.json.decode(msgspec.json.encode(wished.overrides), type=CliOverrides) == wished.overrides

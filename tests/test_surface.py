@@ -122,25 +122,22 @@ def metrics(_skep, _folder):
 
 def config(_skep, _folder):
     from skep.catalog.presets import Preset
-    from skep.config.keys import KEY_RULES, KeyTable
-    from skep.config.load import RULES
-    from skep.config.presets import PRESET_RULES
+    from skep.config.keys import KeyTable
     from skep.config.settings import Settings
 
-    files = (("skep.toml", Settings, RULES), ("keys.toml", KeyTable, KEY_RULES), ("preset", Preset, PRESET_RULES))
-    for file, table, rules in files:
-        yield from (f"{file} {key}" for key in sorted(keys_of(table, rules)))
+    for file, table in (("skep.toml", Settings), ("keys.toml", KeyTable), ("preset", Preset)):
+        yield from (f"{file} {key}" for key in sorted(keys_of(table)))
     yield from (f"environment {name}" for name in written(r'"(SKEP_[A-Z_]+)"'))
 
 
-def keys_of(table, rules, at=""):
+def keys_of(table, at=""):
     from skep.config.load import file_keys
 
-    for key, kind in file_keys(table, rules).items():
+    for key, kind in file_keys(table).items():
         yield f"{at}{key}"
         for inner in (kind, *get_args(kind)):
             if is_dataclass(inner):
-                yield from keys_of(inner, rules, f"{at}{key}.")
+                yield from keys_of(inner, f"{at}{key}.")
 
 
 def written(pattern):

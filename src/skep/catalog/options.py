@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from skep.errors import UserError
 
 _SERVER = {"--port": "", "--host": ""}
 _OWN_FLAGS: Mapping[str, Mapping[str, str]] = {
@@ -48,6 +52,25 @@ class Draft:
         return f"{self.method}:{self.depth}"
 
 
+DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
+
+
+def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # noqa: ARG001 - as all that parse
+    """Parse `mtp:3`: a method and how many tokens it drafts a step."""
+    if text is None:
+        raise UserError("`draft_model` without `speculation`", hint='name the method and depth: "draft:4"')
+    method, _, depth = text.strip().lower().partition(":")
+    if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
+        hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
+        raise UserError(f"`speculation` = `{text}` is not understood", hint=hint)
+    return Draft(method, int(depth), model)
+
+
+UpTo64 = Annotated[int, Meta(ge=1, le=64)]
+AtLeast1 = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`quant`, `dtype` and `kv` are the engine's own words, passed on as they are: awq_marlin, float16, fp8_e5m2."""
@@ -55,24 +78,29 @@ class EngineOptions:
     quant: str | None = None
     dtype: str | None = None
     kv: str | None = None
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1  # replicas inside one engine that share their experts
+    tp: UpTo64 = 1
+    pp: UpTo64 = 1
+    dp: UpTo64 = 1  # replicas inside one engine that share their experts
     ep: bool = False
-    memory_share: float | None = None  # of each card
+    memory_share: Share | None = None  # of each card
     graphs: bool | None = None
     chunked_prefill: bool | None = None
-    batched_tokens: int | None = None  # prefill tokens a step; of llama.cpp, the micro-batch
-    batch: int | None = None  # llama.cpp: tokens that one call of the server holds, taken in micro-batches
-    threads_batch: int | None = None  # llama.cpp: CPU threads for prompts
+    batched_tokens: AtLeast1 | None = None  # prefill tokens a step; of llama.cpp, the micro-batch
+    batch: AtLeast1 | None = None  # llama.cpp: tokens that one call of the server holds, taken in micro-batches
+    threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = None  # llama.cpp: CPU threads for prompts
     flash_attention: bool | None = None  # llama.cpp
-    kv_layout: str | None = None  # llama.cpp: "unified", one cache for all slots, or "split", one each
+    # llama.cpp: "unified", one cache for all slots, or "split", one each
+    kv_layout: Annotated[str | None, Meta(extra={"one_of": ("unified", "split")})] = None
     prefix_cache: bool | None = None
-    draft: Draft | None = None
-    p2p: str | None = None  # between cards: "nvlink" only over NVLink, "off" not at all
+    draft: Annotated[
+        Draft | None, Meta(extra={"key": "speculation", "parse": parse_draft, "beside": "draft_model"})
+    ] = None
+    # between cards: "nvlink" only over NVLink, "off" not at all
+    p2p: Annotated[str | None, Meta(extra={"one_of": ("nvlink", "off")})] = None
     custom_all_reduce: bool | None = None
-    split: str | None = None  # llama.cpp over several cards: layer, tensor, none
-    card_shares: tuple[float, ...] = ()  # of the model, by card, where cards differ
+    # llama.cpp over several cards
+    split: Annotated[str | None, Meta(extra={"one_of": ("layer", "tensor", "row", "none")})] = None
+    card_shares: tuple[Annotated[float, Meta(gt=0)], ...] = ()  # of the model, by card, where cards differ
     trust_remote_code: bool = False
     reasoning_parser: str | None = None
     tool_parser: str | None = None

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from skep.catalog.options import EngineOptions
+from msgspec import Meta
+
+from skep.catalog.options import AtLeast1, EngineOptions, UpTo64
 
 METRICS = ("output", "combined", "decode")  # output tokens over wall time; with the prompt's; between first and last
 CLOCKS = ("client", "engine")
+
+Text = Annotated[str, Meta(min_length=1)]
+AbsolutePath = Annotated[str, Meta(pattern="^/")]
+CardNumber = Annotated[int, Meta(ge=0, le=255)]
+Context = Annotated[int, Meta(ge=64)]
+_Figure = Annotated[float, Meta(gt=0)]
+_HIDDEN = Meta(extra={"hidden": True})
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
     """One figure as its author gives it. None: the author does not say."""
 
-    tok_s: float
-    metric: str
-    concurrency: int
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    clock: str | None = None  # of CLOCKS
+    tok_s: _Figure
+    metric: Annotated[str, Meta(extra={"one_of": METRICS})]
+    concurrency: AtLeast1
+    input_tokens: AtLeast1 | None = None
+    output_tokens: AtLeast1 | None = None
+    clock: Annotated[str | None, Meta(extra={"one_of": CLOCKS})] = None
     engine_version: str | None = None
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    per_task_tok_s: float | None = None
+    ttft_ms: _Figure | None = None
+    tpot_ms: _Figure | None = None
+    per_task_tok_s: _Figure | None = None
     runs: str | None = None  # how often, with which spread: "16 prompts", "hourly over 7 days, median"
     needs: tuple[str, ...] = ()  # ids of `Need`s without which it does not apply
     note: str | None = None
@@ -33,58 +43,59 @@ class Published:
 class Need:
     """What figures rest on beyond flags: an image, a patch, a checkpoint, a driver, a step before the start."""
 
-    id: str
-    kind: str  # image, patch, checkpoint, driver, step
-    what: str  # "vllm/vllm-openai:nightly-0735..."
-    why: str
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    kind: Annotated[str, Meta(extra={"one_of": ("image", "patch", "checkpoint", "driver", "step")})]
+    what: Text  # "vllm/vllm-openai:nightly-0735..."
+    why: Text
     source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    host: str  # may begin with ~ or name a variable: "$GENESIS/vllm/_genesis"
-    inside: str
+    host: Text  # may begin with ~ or name a variable: "$GENESIS/vllm/_genesis"
+    inside: AbsolutePath
     read_only: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    image: str
+    image: Text
     mounts: tuple[Mount, ...] = ()
-    shm: str | None = None  # "16gb"
+    shm: Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?[kmgKMG]?[bB]?$")] | None = None  # "16gb"
     ipc_host: bool = False
     before: tuple[str, ...] = ()  # shell lines inside, before the engine starts
-    checkpoint: str | None = None  # where the weights lie inside
+    checkpoint: AbsolutePath | None = None  # where the weights lie inside
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    name: str
-    title: str
+    name: Annotated[str, _HIDDEN]
+    title: Text
     engine: str
     model: str  # of the catalogue; of what is not in there, the checkpoint's own name
-    checkpoint: str  # hub name, Ollama tag or GGUF file, exactly the one that was measured
-    served_as: str  # the model id clients use
+    checkpoint: Text  # hub name, Ollama tag or GGUF file, exactly the one that was measured
+    served_as: Annotated[str, Meta(min_length=1, extra={"default": ""})]  # the model id clients use
     hardware: str  # as `skep plan --gpu` takes it: "2x rtx-3090"
-    source: str
-    slots: int
-    context_tokens: int | None = None  # per slot; None: the author does not say
-    replicas: int = 1
-    link: str | None = None  # nvlink or pcie, where it matters
+    source: Text
+    slots: Annotated[int, Meta(ge=1, le=1024)]
+    # per slot; None: the author does not say
+    context_tokens: Annotated[Context | None, Meta(extra={"key": "context"})] = None
+    replicas: UpTo64 = 1
+    link: Annotated[str | None, Meta(extra={"one_of": ("nvlink", "pcie")})] = None  # where it matters
     date: str | None = None
     engine_version: str | None = None
     options: EngineOptions = field(default_factory=EngineOptions)
     extra: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    gpus: tuple[int, ...] = ()
-    reserve: int = 0
-    threads: int | None = None  # of a replica; None: as skep divides them
+    gpus: tuple[CardNumber, ...] = ()
+    reserve: Annotated[int, Meta(ge=0)] = 0
+    threads: AtLeast1 | None = None  # of a replica; None: as skep divides them
     stand_in: bool = False  # the author names no checkpoint: this one is skep's choice
     container: Container | None = None
-    needs: tuple[Need, ...] = ()
+    needs: Annotated[tuple[Need, ...], Meta(extra={"key": "need"})] = ()
     published: tuple[Published, ...] = ()
     notes: tuple[str, ...] = ()
-    origin: str = "shipped"  # or the file of one's own
+    origin: Annotated[str, _HIDDEN] = "shipped"  # or the file of one's own
 
     @property
     def capacity(self) -> int:

@@ -131,17 +131,19 @@ def reload(
     What the command line said at the start goes on winning over the file. A file with an error changes nothing.
     """
     from contextlib import chdir
-    from dataclasses import asdict, replace
+    from dataclasses import replace
+
+    import msgspec
 
     from skep.config.keys import keys_path, read_keys
     from skep.config.load import settings_with_overrides
-    from skep.config.settings import overrides_of
+    from skep.config.settings import CliOverrides
     from skep.deploy.launches import plan_launches
     from skep.supervisor.main import check_tls
 
     paths = user_paths(os.environ)
     origin = ask_hive({"op": "origin"})
-    overrides = overrides_of(origin["overrides"])
+    overrides = msgspec.convert(origin["overrides"], CliOverrides)
     if config is not None:
         overrides = replace(overrides, config=str(config.absolute()))
     with chdir(overrides.folder or "."), byte_progress("fetching the weights") as progress:
@@ -150,7 +152,7 @@ def reload(
         read_keys(keys_path(paths))
         if not origin.get("on_cluster", settings.cluster):  # there, what fits is known to who runs it
             plan_launches(settings, paths, progress, starting=False)
-    answer = _answer({"op": "reload", "settings": asdict(settings), "wait": wait}, 120.0)
+    answer = _answer({"op": "reload", "settings": msgspec.to_builtins(settings), "wait": wait}, 120.0)
     if as_json:
         print_json(answer)
     else:

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from skep.cli.output import byte_progress, note, number, print_json, print_table
 from skep.config.settings import Settings
@@ -107,7 +108,7 @@ def start_detached(
     os.close(write_fd)
     assert child.stdin is not None
     with child.stdin:
-        child.stdin.write(json.dumps(asdict(settings)).encode())
+        child.stdin.write(msgspec.json.encode(settings))
     try:
         ready = _await_ready(child, read_fd)
     except BaseException:

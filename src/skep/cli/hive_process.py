@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from skep.cli.hive import remote_nodes
 from skep.cli.output import note
-from skep.config.settings import settings_of
+from skep.config.settings import Settings
 from skep.errors import SkepError
 from skep.paths import user_paths
 from skep.supervisor.main import run_hive
@@ -88,7 +90,7 @@ def main() -> int:
     parser.add_argument("--parent-fd", type=int)
     args = parser.parse_args()
     announcer = StartReporter(args.announce_fd)
-    settings = settings_of(json.load(sys.stdin))
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     try:
         run_hive(
             settings,

@@ -23,8 +23,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
+from typing import Annotated
 
-from skep.config.load import FileProblem, FileRules, InFile, TableReader, file_keys
+from msgspec import Meta
+
+from skep.config.load import FileProblem, TableReader, file_keys
 from skep.errors import UserError
 from skep.paths import Paths
 
@@ -231,7 +234,7 @@ class KeyTable:
 
     name: str
     sha256: str
-    priority: str | None = None
+    priority: Annotated[str | None, Meta(extra={"key": "class"})] = None
     max_concurrent: int | None = None
     rate: str | None = None
     created: datetime | None = None
@@ -240,9 +243,6 @@ class KeyTable:
 @dataclass(frozen=True, slots=True)
 class KeysFile:
     key: tuple[KeyTable, ...] = ()
-
-
-KEY_RULES: FileRules = {KeyTable: {"priority": InFile("class")}}
 
 
 def keys_path(paths: Paths) -> Path:
@@ -334,7 +334,7 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}", hint="mend it by hand, or move it away") from None
-    reader = TableReader(KEY_RULES)
+    reader = TableReader()
     found = reader.table(document, KeysFile)
     if reader.problems:
         raise _complaint(reader.problems[0], path)
@@ -357,7 +357,7 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
 def _complaint(found: FileProblem, path: Path) -> UserError:
     """Return the error without the value, which may be a key."""
     place = found.place
-    known = ", ".join(file_keys(KeyTable, KEY_RULES))
+    known = ", ".join(file_keys(KeyTable))
     where = f"key {int(place[1]) + 1}: `{place[2]}`" if len(place) > 2 else f"`{place[0]}`"
     if found.kind == "unknown":
         hint = f"known in a [[key]]: {known}" if len(place) > 1 else "each key is a [[key]] table of its own"

@@ -1,7 +1,7 @@
 """`skep.toml` and the environment, checked and turned into settings.
 
-`TableReader` fills any frozen values from a file. It knows how a field stands there by its name and type, and by the
-rules of its class, and gathers everything that is wrong.
+`TableReader` fills any frozen values from a file, by the names and types of their fields: msgspec checks each value. It
+gathers everything that is wrong.
 """
 
 from __future__ import annotations
@@ -9,45 +9,28 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from datetime import datetime
-from functools import partial
+from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
-from skep.catalog.options import Draft, EngineOptions
+import msgspec
+
 from skep.config.monitor import Monitor, check_command, check_webhook, parse_quiet_hours
 from skep.config.settings import CliOverrides, Cluster, GatewaySettings, Serve, Settings, Upstream, default_context
 from skep.errors import UserError
 from skep.paths import Paths
-from skep.units import parse_bytes, parse_percent, parse_seconds
+from skep.units import parse_bytes
 from skep.wire.heads import parse_url
 
 TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
-MIN_BODY_BYTES = 1024
-DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
-
 
 KeyPath = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InFile:
-    """How a field stands in a file, where its name and type do not tell, and which values it may have."""
-
-    key: str | None = None
-    parse: Callable[..., Any] | None = None  # it is a text; `key` names it in errors
-    beside: str | None = None  # the key of another text that `parse` needs
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    pattern: str | None = None
-    one_of: tuple[str, ...] = ()
-    default: str | None = None  # where the field has none
-    hidden: bool = False  # no file has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,109 +45,128 @@ class FileProblem:
     known: tuple[str, ...] = ()
 
 
-FileRules = Mapping[type, Mapping[str, InFile]]
-_PLAIN = InFile()
 _KINDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "text in quotes",
-    bool: "true or false, without quotes",
-    datetime: "a date and time",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text in quotes",
+    "bool": "true or false, without quotes",
+    "datetime": "a date and time",
 }
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "more than"}
+_REFUSAL = re.compile(r"Expected `(\w+)[^`]*`(?: (>=|<=|>|matching regex) (.+))?")
 
 
-def file_keys(kind: type, rules: FileRules) -> dict[str, Any]:
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+@cache
+def rules_of(kind: type) -> dict[str, dict[str, Any]]:
+    """Return what `msgspec.Meta(extra=...)` says of each field: how it stands in a file.
+
+    `key`: its name there. `kind`: its type there. `parse`: makes the value of a text, and of the text at the key
+    `beside`. `default`: where the field has none. `one_of`: the values it may have. `hidden`: no file has it.
+    """
+    metas = {name: getattr(hint, "__metadata__", ()) for name, hint in hints_of(kind).items()}
+    return {name: found[0].extra or {} if found else {} for name, found in metas.items()}
+
+
+def file_keys(kind: type) -> dict[str, Any]:
     """Return the keys of a table and the types of their values."""
     hints = get_type_hints(kind)
     found: dict[str, Any] = {}
-    for field in fields(kind):
-        rule = rules.get(kind, {}).get(field.name, _PLAIN)
-        if not rule.hidden:
-            found[rule.key or field.name] = hints[field.name] if rule.parse is None else str
-            found |= {rule.beside: str} if rule.beside else {}
+    for name, rule in rules_of(kind).items():
+        if not rule.get("hidden"):
+            found[rule.get("key", name)] = str if "parse" in rule else hints[name]
+            found |= {rule["beside"]: str} if "beside" in rule else {}
     return found
 
 
 class TableReader:
     """Reads a document as frozen values. What comes back is whole if there are no `problems`."""
 
-    def __init__(self, rules: FileRules) -> None:
+    def __init__(self) -> None:
         self.problems: list[FileProblem] = []
-        self._rules = rules
 
     def table(self, value: Any, kind: Any, place: KeyPath = (), **given: Any) -> Any:
         """`given`: fields that the file does not have."""
         if not isinstance(value, dict):
             return self._wrong(place, value, "must be a table")
-        before, values, hints = len(self.problems), given, get_type_hints(kind)
-        known = tuple(file_keys(kind, self._rules))
+        before, values, known = len(self.problems), given, tuple(file_keys(kind))
         self.problems += [FileProblem((*place, key), "unknown", known=known) for key in value if key not in known]
         for field in fields(kind):
-            rule = self._rules.get(kind, {}).get(field.name, _PLAIN)
-            key = rule.key or field.name
-            if rule.hidden or field.name in given:
+            rule = rules_of(kind)[field.name]
+            key = rule.get("key", field.name)
+            if "hidden" in rule or field.name in given:
                 continue
-            if key in value or rule.beside in value:
-                values[field.name] = self._field(value, key, hints[field.name], rule, place)
-            elif rule.default is not None:
-                values[field.name] = rule.default
+            if "parse" in rule and (key in value or rule.get("beside") in value):
+                values[field.name] = self._parsed(value, key, rule, place)
+            elif key in value:
+                hint = rule.get("kind", hints_of(kind)[field.name])
+                values[field.name] = self._value(value[key], hint, rule.get("one_of", ()), (*place, key))
+            elif "default" in rule:
+                values[field.name] = rule["default"]
             elif field.default is MISSING and field.default_factory is MISSING:
                 self.problems.append(FileProblem((*place, key), "missing"))
         return kind(**values) if len(self.problems) == before else None
 
-    def _field(self, table: Mapping[str, Any], key: str, hint: Any, rule: InFile, place: KeyPath) -> Any:
-        if rule.parse is None:
-            return self._value(table[key], hint, rule, (*place, key))
-        texts = [table.get(name) for name in (key, rule.beside) if name is not None]
+    def _parsed(self, table: Mapping[str, Any], key: str, rule: Mapping[str, Any], place: KeyPath) -> Any:
+        texts = [table.get(name) for name in (key, rule.get("beside")) if name is not None]
         wrong = next((text for text in texts if text is not None and not isinstance(text, str)), None)
         if wrong is not None:
-            return self._wrong((*place, key), wrong, f"must be {_KINDS[str]}")
+            return self._wrong((*place, key), wrong, f"must be {_KINDS['str']}")
         try:
-            return rule.parse(*texts, key=".".join(part for part in (*place, key) if isinstance(part, str)))
+            return rule["parse"](*texts, key=".".join(part for part in (*place, key) if isinstance(part, str)))
         except UserError as error:
-            where = key if key in table else rule.beside or key
+            where = key if key in table else rule["beside"]
             self.problems.append(FileProblem((*place, where), "refused", error.message, hint=error.hint))
 
-    def _value(self, value: Any, hint: Any, rule: InFile, place: KeyPath) -> Any:
-        kind = next(one for one in get_args(hint) if one is not NoneType) if NoneType in get_args(hint) else hint
-        origin, inner = get_origin(kind), get_args(kind)
+    def _value(self, value: Any, hint: Any, one_of: tuple[str, ...], place: KeyPath) -> Any:
+        plain = hint.__origin__ if get_origin(hint) is Annotated else hint
+        kind = next(one for one in get_args(plain) if one is not NoneType) if NoneType in get_args(plain) else plain
+        origin = get_origin(kind)
         if is_dataclass(kind):
             return self.table(value, kind, place)
         if origin is Mapping or kind == tuple[tuple[str, str], ...]:
             if not isinstance(value, dict):
                 return self._wrong(place, value, "must be a table")
-            read = {key: self._value(one, str, rule, (*place, key)) for key, one in value.items()}
+            read = {key: self._value(one, str, (), (*place, key)) for key, one in value.items()}
             return read if origin is Mapping else tuple(read.items())
         if origin is tuple:
             if not isinstance(value, list):
                 return self._wrong(place, value, "must be a list")
-            return tuple(self._value(one, inner[0], rule, (*place, number)) for number, one in enumerate(value))
-        words = _fault(value, str if origin is Literal else kind, rule, inner or rule.one_of)
-        if words:
-            return self._wrong(place, value, words)
-        return float(value) if kind is float else value
+            inner = get_args(kind)[0]
+            return tuple(self._value(one, inner, one_of, (*place, number)) for number, one in enumerate(value))
+        try:
+            read = msgspec.convert(value, hint, builtin_types=(datetime,))
+        except msgspec.ValidationError as error:
+            return self._wrong(place, value, "must not be empty" if value == "" else _words(error, get_args(kind)))
+        if one_of and read not in one_of:
+            return self._wrong(place, value, f"must be {_either(one_of)}")
+        if isinstance(read, float) and not math.isfinite(read):
+            return self._wrong(place, value, "must be a number that is not infinite")
+        return read
 
     def _wrong(self, place: KeyPath, value: Any, words: str) -> None:
         self.problems.append(FileProblem(place, "wrong", words, value))
 
 
-def _fault(value: Any, kind: type, rule: InFile, options: tuple[str, ...]) -> str | None:
-    told: Any = type(value)  # `True` is no whole number here
-    if told is not kind and (told, kind) != (int, float):
+def _words(error: msgspec.ValidationError, options: tuple[str, ...]) -> str:
+    """Return what the value must be, as a sentence goes on after it."""
+    found = _REFUSAL.match(str(error))
+    if found is None:
+        return f"must be {_either(options)}"
+    kind, bound, limit = found.groups()
+    if bound is None:
         return f"must be {_KINDS[kind]}"
-    if kind is float and not math.isfinite(value):
-        return "must be a number that is not infinite"
-    if options and value not in options:
-        return f"must be {', '.join(map(repr, options[:-1]))} or {options[-1]!r}"
-    if rule.at_least is not None and value < rule.at_least:
-        return f"must be at least {rule.at_least}"
-    if rule.at_most is not None and value > rule.at_most:
-        return f"must be at most {rule.at_most}"
-    if rule.above is not None and value <= rule.above:
-        return f"must be more than {rule.above}"
-    if rule.pattern is not None and not re.search(rule.pattern, value):
-        return f"must match {rule.pattern}" if value else "must not be empty"
-    return None
+    if bound in _BOUNDS:
+        return f"must be {_BOUNDS[bound]} {float(limit):g}"
+    return f"must match {literal_eval(limit)}"
+
+
+def _either(options: Sequence[str]) -> str:
+    return f"{', '.join(map(repr, options[:-1]))} or {options[-1]!r}"
 
 
 def written(value: object) -> str:
@@ -195,17 +197,6 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
         raise UserError(f"{wrong!r} holds a NUL, which no program can be given", hint="leave it out")
 
 
-def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # noqa: ARG001 - as all that parse
-    """Parse `mtp:3`: a method and how many tokens it drafts a step."""
-    if text is None:
-        raise UserError("`draft_model` without `speculation`", hint='name the method and depth: "draft:4"')
-    method, _, depth = text.strip().lower().partition(":")
-    if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
-        hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
-        raise UserError(f"`speculation` = `{text}` is not understood", hint=hint)
-    return Draft(method, int(depth), model)
-
-
 def make_upstream(
     url: str,
     slots: int,
@@ -232,17 +223,6 @@ def make_upstream(
         raise UserError(f"`{chosen}` is no name for an upstream", hint="use letters, digits, dots, dashes: box-2")
     base = f"{origin}{path.removesuffix('/v1')}"
     return Upstream(base, slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
-
-
-def _milliseconds(text: str, *, key: str) -> float:
-    return 1000 * parse_seconds(text, key=key, above=0)
-
-
-def _body_limit(text: str, *, key: str) -> int:
-    limit = parse_bytes(text, key=key)
-    if limit < MIN_BODY_BYTES:
-        raise UserError(f"`{key}` = `{text}` lets no request in", hint="write it as 64MiB")
-    return limit
 
 
 def _check_page_origin(text: str) -> None:
@@ -282,7 +262,7 @@ def settings_with_overrides(overrides: CliOverrides, paths: Paths, env: Mapping[
 
 
 def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()) -> Settings:
-    reader = TableReader(RULES)
+    reader = TableReader()
     found = reader.table(document, Settings)
     try:
         if reader.problems:
@@ -362,70 +342,3 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}", hint="docs/configuration.md has an example") from None
-
-
-_SECONDS = partial(parse_seconds, above=0)
-HIDDEN = InFile(hidden=True)
-AT_LEAST_0, AT_LEAST_1 = InFile(at_least=0), InFile(at_least=1)
-UP_TO_64, UP_TO_1024 = InFile(at_least=1, at_most=64), InFile(at_least=1, at_most=1024)
-CONTEXT = InFile("context", at_least=64)
-CARD_NUMBER = InFile(at_least=0, at_most=255)
-_PORT = InFile(at_least=0, at_most=65535)
-
-RULES: FileRules = {
-    EngineOptions: {
-        **dict.fromkeys(("tp", "pp", "dp"), UP_TO_64),
-        **dict.fromkeys(("batched_tokens", "batch"), AT_LEAST_1),
-        "memory_share": InFile(above=0, at_most=1),
-        "threads_batch": InFile(at_least=1, at_most=512),
-        "kv_layout": InFile(one_of=("unified", "split")),
-        "draft": InFile("speculation", parse_draft, beside="draft_model"),
-        "p2p": InFile(one_of=("nvlink", "off")),
-        "split": InFile(one_of=("layer", "tensor", "row", "none")),
-        "card_shares": InFile(above=0),
-    },
-    Serve: {
-        **dict.fromkeys(("replicas", "slots"), UP_TO_1024),
-        **dict.fromkeys(("threads", "soft_slots"), AT_LEAST_1),
-        **dict.fromkeys(("about", "preset", "kind"), HIDDEN),
-        "context_tokens": CONTEXT,
-        "engine_port": _PORT,
-        "reserve": AT_LEAST_0,
-        "gpus": CARD_NUMBER,
-        "idle_unload_s": InFile("idle_unload", _SECONDS),
-    },
-    Upstream: {
-        "slots": InFile(at_least=1, at_most=65536),
-        "name": InFile(default=""),
-        "reserve": AT_LEAST_0,
-        "soft_slots": AT_LEAST_1,
-        "health_path": InFile(pattern="^/"),
-    },
-    GatewaySettings: {
-        **{
-            f"{key}_s": InFile(key, _SECONDS)
-            for key in ("aging", "dead_after", "first_byte_timeout", "idle_timeout", "total_timeout")
-        },
-        "port": _PORT,
-        "max_queue": AT_LEAST_0,
-        "max_wait_s": InFile("max_wait", parse_seconds),
-        "api_key": HIDDEN,
-        "body_limit_bytes": InFile("body_limit", _body_limit),
-        "files_quota_bytes": InFile("files_quota", parse_bytes),
-    },
-    Monitor: {
-        "slower_pct": InFile("slower", parse_percent),
-        "ttft_ms": InFile("ttft", _milliseconds),
-        "down_after": InFile(at_least=1, at_most=100),
-        "quality_min": InFile(above=0, at_most=1),
-        "disk_free_bytes": InFile("disk_free", parse_bytes),
-        "quiet_except": InFile(one_of=("down", "slower", "ttft", "quality", "disk", "shift")),
-    },
-    Cluster: {"address": InFile(default="auto")},
-    Settings: {
-        "drain_s": InFile("drain", parse_seconds),
-        "start_deadline_s": InFile("start_deadline", parse_seconds),
-        "max_loaded": AT_LEAST_1,
-        "overrides": HIDDEN,
-    },
-}

@@ -6,11 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+from msgspec import Meta
+
+from skep.catalog.options import Share
 from skep.errors import UserError
-from skep.units import GIB
+from skep.units import GIB, parse_bytes, parse_percent, parse_seconds
 from skep.wire.heads import Origin, parse_url
 
 
@@ -54,18 +57,27 @@ Shape = Literal["json", "ntfy", "slack"]
 COMMAND_WORDS = ("event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at", "closed_at")
 
 
+ALERTS = ("down", "slower", "ttft", "quality", "disk", "shift")
+
+
+def _milliseconds(text: str, *, key: str) -> float:
+    return 1000 * parse_seconds(text, key=key, above=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Monitor:
     """When something is wrong, who is told, and when nobody is. Addresses and tokens in it are never shown."""
 
     with_up: bool = True  # the loop runs beside the gateway
-    slower_pct: float | None = 10.0  # below its own 7-day median; None: no such alert
-    ttft_ms: float | None = None
-    down_after: int = 2  # failed probes in a row
-    quality_min: float | None = None  # share of right answers; beside the target's own median
-    disk_free_bytes: int = 2 * GIB  # 0: the disk is not watched
+    # below its own 7-day median; None: no such alert
+    slower_pct: Annotated[float | None, Meta(extra={"key": "slower", "parse": parse_percent})] = 10.0
+    ttft_ms: Annotated[float | None, Meta(extra={"key": "ttft", "parse": _milliseconds})] = None
+    down_after: Annotated[int, Meta(ge=1, le=100)] = 2  # failed probes in a row
+    quality_min: Share | None = None  # of right answers; beside the target's own median
+    # 0: the disk is not watched
+    disk_free_bytes: Annotated[int, Meta(extra={"key": "disk_free", "parse": parse_bytes})] = 2 * GIB
     quiet_hours: str | None = None  # "22:00-07:00", of the machine's own time
-    quiet_except: tuple[str, ...] = ()  # rules that are told all the same
+    quiet_except: Annotated[tuple[str, ...], Meta(extra={"one_of": ALERTS})] = ()  # rules that are told all the same
     command: tuple[str, ...] = ()
     webhook: str | None = None
     webhook_env: str | None = None  # the variable with the address, where that is a secret

@@ -16,24 +16,8 @@ from pathlib import Path
 
 from skep.catalog.models import find_geometry
 from skep.catalog.names import did_you_mean, similar_names, squeeze
-from skep.catalog.presets import CLOCKS, METRICS, Container, Mount, Need, Preset, Published
-from skep.config.load import (
-    AT_LEAST_0,
-    AT_LEAST_1,
-    CARD_NUMBER,
-    CONTEXT,
-    HIDDEN,
-    RULES,
-    UP_TO_64,
-    UP_TO_1024,
-    FileProblem,
-    FileRules,
-    InFile,
-    KeyPath,
-    TableReader,
-    check_words,
-    written,
-)
+from skep.catalog.presets import Preset
+from skep.config.load import FileProblem, KeyPath, TableReader, check_words, written
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
 from skep.paths import Paths
@@ -193,42 +177,6 @@ _HINT = "docs/presets.md has every key"
 _TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 
-_NOT_EMPTY, _PATH = InFile(pattern="(?s)."), InFile(pattern="^/")
-PRESET_RULES: FileRules = {
-    **RULES,
-    Mount: {"host": _NOT_EMPTY, "inside": _PATH},
-    Container: {
-        "image": _NOT_EMPTY,
-        "shm": InFile(pattern=r"^[0-9]+(\.[0-9]+)?[kmgKMG]?[bB]?$"),
-        "checkpoint": _PATH,
-    },
-    Need: {
-        **dict.fromkeys(("what", "why"), _NOT_EMPTY),
-        "id": InFile(pattern=r"^[a-z0-9][a-z0-9._-]*$"),
-        "kind": InFile(one_of=("image", "patch", "checkpoint", "driver", "step")),
-    },
-    Published: {
-        **dict.fromkeys(("tok_s", "ttft_ms", "tpot_ms", "per_task_tok_s"), InFile(above=0)),
-        **dict.fromkeys(("concurrency", "input_tokens", "output_tokens"), AT_LEAST_1),
-        "metric": InFile(one_of=METRICS),
-        "clock": InFile(one_of=CLOCKS),
-    },
-    Preset: {
-        **dict.fromkeys(("name", "origin"), HIDDEN),
-        **dict.fromkeys(("title", "checkpoint", "source"), _NOT_EMPTY),
-        "served_as": InFile(pattern="(?s).", default=""),
-        "link": InFile(one_of=("nvlink", "pcie")),
-        "slots": UP_TO_1024,
-        "context_tokens": CONTEXT,
-        "replicas": UP_TO_64,
-        "reserve": AT_LEAST_0,
-        "threads": AT_LEAST_1,
-        "gpus": CARD_NUMBER,
-        "needs": InFile("need"),
-    },
-}
-
-
 @dataclass(frozen=True, slots=True)
 class PresetFolder:
     """A folder's presets by name, and what is wrong with the files that are none."""
@@ -319,7 +267,7 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
         raise UserError(message, hint=_HINT) from None
     if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
         document["date"] = str(document["date"])
-    lines, reader = toml_lines(text), TableReader(PRESET_RULES)
+    lines, reader = toml_lines(text), TableReader()
     found: Preset = reader.table(document, Preset, name=name, origin=origin)
     wrong = _complaints(reader.problems) or _unusable_words(found) or contradictions(found)
     if wrong:

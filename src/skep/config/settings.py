@@ -4,18 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
-import msgspec
+from msgspec import Meta
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.options import AtLeast1, EngineOptions
+from skep.catalog.presets import CardNumber, Context
 from skep.config.monitor import Monitor as Monitor  # noqa: PLC0414 - part of the settings, whoever defines it
+from skep.errors import UserError
 from skep.paths import DEFAULT_PORT, LOOPBACK
-from skep.units import GIB, MIB
+from skep.units import GIB, MIB, parse_bytes, parse_seconds
 
 EMBEDDED_MODEL = "smollm2-135m"
 OWN_ENGINES = ("embedded", "fake", "simulated")  # that skep starts within its own package
 DEFAULT_CONTEXT = 2048
+MIN_BODY_BYTES = 1024
+
+
+def _body_limit(text: str, *, key: str) -> int:
+    limit = parse_bytes(text, key=key)
+    if limit < MIN_BODY_BYTES:
+        raise UserError(f"`{key}` = `{text}` lets no request in", hint="write it as 64MiB")
+    return limit
+
+
+AtLeast0 = Annotated[int, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+_UpTo1024 = Annotated[int, Meta(ge=1, le=1024)]
+_HIDDEN = Meta(extra={"hidden": True})
+
+
+def _seconds(key: str, *, above: float | None = 0.0) -> Meta:
+    return Meta(extra={"key": key, "parse": partial(parse_seconds, above=above)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +45,27 @@ class Serve:
 
     model: str = EMBEDDED_MODEL
     engine: str = "embedded"
-    replicas: int = 1
-    slots: int = 4
-    context_tokens: int = DEFAULT_CONTEXT  # per slot; 0: as the engine has it
-    threads: int | None = None  # None: the cores divided among the replicas
-    engine_port: int = 0  # of the first replica; the next ones follow. 0: free ones
+    replicas: Annotated[int, Meta(extra={"kind": _UpTo1024})] = 1  # 0: a split over kinds of nodes leaves it out
+    slots: _UpTo1024 = 4
+    # per slot; 0: as the engine has it
+    context_tokens: Annotated[int, Meta(extra={"key": "context", "kind": Context})] = DEFAULT_CONTEXT
+    threads: AtLeast1 | None = None  # None: the cores divided among the replicas
+    engine_port: Port = 0  # of the first replica; the next ones follow. 0: free ones
     extra: tuple[str, ...] = ()
-    reserve: int = 0  # slots of each replica for interactive requests only
-    soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
-    about: str = ""  # for records, where the engine's version does not say what serves
+    reserve: AtLeast0 = 0  # slots of each replica for interactive requests only
+    soft_slots: AtLeast1 | None = None  # requests at once while anything but batch is there; None: all slots
+    about: Annotated[str, _HIDDEN] = ""  # for records, where the engine's version does not say what serves
     checkpoint: str | None = None  # folder, file or hub name; None: the model's own name
     options: EngineOptions = field(default_factory=EngineOptions)
-    gpus: tuple[int, ...] = ()  # for all replicas, divided among them in this order; empty: chosen where needed
+    gpus: tuple[CardNumber, ...] = ()  # for all replicas, divided among them in this order; empty: chosen where needed
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the engine's program; None: looked for on PATH
-    preset: str | None = None  # that it was made from
+    preset: Annotated[str | None, _HIDDEN] = None  # that it was made from
     on_demand: bool = False  # loaded when somebody asks for it
     pinned: bool = False  # stays loaded, whoever needs the room
-    idle_unload_s: float | None = None
+    idle_unload_s: Annotated[float | None, _seconds("idle_unload")] = None
     room: str | None = None  # memory it takes, where that cannot be worked out: "8GiB"
-    kind: str = ""  # of cluster node it was planned for; empty: any
+    kind: Annotated[str, _HIDDEN] = ""  # of cluster node it was planned for; empty: any
 
 
 def default_context(engine: str) -> int:
@@ -56,29 +78,29 @@ class Upstream:
     """A server that skep did not start. `url` has no path."""
 
     url: str
-    slots: int
-    name: str
+    slots: Annotated[int, Meta(ge=1, le=65536)]
+    name: Annotated[str, Meta(extra={"default": ""})]
     model: str | None = None  # None: the only one it serves
-    reserve: int = 0
-    soft_slots: int | None = None
-    health_path: str = "/health"
+    reserve: AtLeast0 = 0
+    soft_slots: AtLeast1 | None = None
+    health_path: Annotated[str, Meta(pattern="^/")] = "/health"
     key_env: str | None = None  # the environment variable with the key it wants
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    max_queue: int = 256
-    max_wait_s: float = 900.0
-    api_key: str | None = None
-    aging_s: float = 30.0
-    dead_after_s: float = 60.0
-    first_byte_timeout_s: float = 1800.0
-    idle_timeout_s: float = 300.0
-    total_timeout_s: float = 7200.0
-    body_limit_bytes: int = 64 * MIB
-    files_quota_bytes: int = 4 * GIB
+    port: Port = DEFAULT_PORT
+    max_queue: AtLeast0 = 256
+    max_wait_s: Annotated[float, _seconds("max_wait", above=None)] = 900.0
+    api_key: Annotated[str | None, _HIDDEN] = None
+    aging_s: Annotated[float, _seconds("aging")] = 30.0
+    dead_after_s: Annotated[float, _seconds("dead_after")] = 60.0
+    first_byte_timeout_s: Annotated[float, _seconds("first_byte_timeout")] = 1800.0
+    idle_timeout_s: Annotated[float, _seconds("idle_timeout")] = 300.0
+    total_timeout_s: Annotated[float, _seconds("total_timeout")] = 7200.0
+    body_limit_bytes: Annotated[int, Meta(extra={"key": "body_limit", "parse": _body_limit})] = 64 * MIB
+    files_quota_bytes: Annotated[int, Meta(extra={"key": "files_quota", "parse": parse_bytes})] = 4 * GIB
     cors_origins: tuple[str, ...] = ()
     tls_certificate: str | None = None  # both or none
     tls_key: str | None = None
@@ -93,7 +115,8 @@ class GatewaySettings:
 class Cluster:
     """The Ray cluster that the replicas run on."""
 
-    address: str  # of its head, host:port; "auto": the one that this machine is a node of
+    # of its head, host:port; "auto": the one that this machine is a node of
+    address: Annotated[str, Meta(extra={"default": "auto"})]
     hive: str = "skep"  # hives of one cluster have names
 
 
@@ -135,21 +158,13 @@ class CliOverrides:
 class Settings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     serve: tuple[Serve, ...] = (Serve(),)
-    drain_s: float = 30.0
-    start_deadline_s: float | None = None  # None: as long as the slowest of its engines may take
+    drain_s: Annotated[float, _seconds("drain", above=None)] = 30.0
+    # None: as long as the slowest of its engines may take
+    start_deadline_s: Annotated[float | None, _seconds("start_deadline", above=None)] = None
     fallback: bool = False  # an engine that dies is tried again with the remedy, one change at a time
-    max_loaded: int | None = None  # models at once, where some are loaded on demand
+    max_loaded: AtLeast1 | None = None  # models at once, where some are loaded on demand
     upstream: tuple[Upstream, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
     monitor: Monitor = field(default_factory=Monitor)
     cluster: Cluster | None = None  # None: the replicas run on this machine
-    overrides: CliOverrides = field(default_factory=CliOverrides)
-
-
-def settings_of(document: Mapping[str, Any]) -> Settings:
-    """Return the settings of a JSON document that `asdict(settings)` made."""
-    return msgspec.convert(document, Settings)
-
-
-def overrides_of(document: Mapping[str, Any]) -> CliOverrides:
-    return msgspec.convert(document, CliOverrides)
+    overrides: Annotated[CliOverrides, _HIDDEN] = field(default_factory=CliOverrides)

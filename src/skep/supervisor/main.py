@@ -13,8 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from skep.config.keys import keys_path, loose_mode, read_keys
-from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings, settings_of
+from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
 from skep.deploy.launches import LocalMachine, PullProgress, plan_launches, read_machine
 from skep.engines.base import Launch, kept_key, new_key
 from skep.errors import StoreError, UserError
@@ -272,8 +274,8 @@ def run_hive(
 
             def rebuild(document: dict[str, Any], now: Hive, running: Sequence[Launch]) -> Hive:
                 try:
-                    wanted = settings_of(document)
-                except (KeyError, TypeError) as error:
+                    wanted = msgspec.convert(document, Settings)
+                except msgspec.ValidationError as error:
                     hint = "`skep down && skep up -d` starts the new one"
                     raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
                 return rebuild_hive(settings, wanted, now, paths, running, nodes)
