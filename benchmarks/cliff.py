@@ -77,7 +77,7 @@ class Target:
         self._in_flight[number] += 1
         try:
             sender = Sender(endpoint, pool, 0.0, timeout_s=300)
-            return (await sender.ask(sender.letter(task)))[0]
+            return (await sender.ask(task))[0]
         finally:
             self._in_flight[number] -= 1
 

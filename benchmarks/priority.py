@@ -43,7 +43,7 @@ async def ask(endpoint: Endpoint, pool: Pool, tokens: int, headers: dict[str, st
     task = BenchTask(1, 0, 0, "implement", words, tokens)
     named = replace(endpoint, headers={**endpoint.headers, **headers})
     sender = Sender(named, pool, 0.0, timeout_s=120)
-    row, _ = await sender.ask(sender.letter(task))
+    row, _ = await sender.ask(task)
     assert row.ok, row.error
     return row
 

@@ -182,8 +182,8 @@ async def closed_loop(url: str, model: str, tasks: Sequence[Task], *, level: int
         while left:
             task = left.pop()
             words = [dict(one) for one in task.messages]
-            letter = sender.letter(BenchTask(level, 0, number, "implement", words, task.max_tokens or 64, True))
-            rows.append((await sender.ask(letter))[0])
+            asked = BenchTask(level, 0, number, "implement", words, task.max_tokens or 64, True)
+            rows.append((await sender.ask(asked))[0])
         return rows
 
     try:

@@ -70,7 +70,7 @@ def row_of(reading):
     async def run():
         origin, _ = parse_url("http://127.0.0.1:9")
         sender = Sender(Endpoint(origin, "/v1", "m"), Pool(origin), 0.0, timeout_s=1.0, keep_text=True)
-        return sender._row(BenchTask(1, 0, 0, "fix", [{"role": "user", "content": "?"}], 8), reading, 0.0, 99.0)
+        return sender._row(BenchTask(1, 0, 0, "fix", [{"role": "user", "content": "?"}], 8), reading)
 
     return asyncio.run(run())
 

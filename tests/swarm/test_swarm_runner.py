@@ -15,7 +15,7 @@ from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.attempt import ChatWorker
 from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.client import Reply
+from skep.swarm.client import AttemptResult
 from skep.swarm.journal import create_run
 from skep.swarm.records import (
     AttemptOutcome,
@@ -497,8 +497,8 @@ class KnownAnswers:
         self.asked.append(fields)
         name = fields.get("response_format", {}).get("json_schema", {}).get("schema", {}).get("title")
         if name is None or name in self.takes:
-            return Reply('{"n": 1}', 0.0, 1.0, status=200, output_tokens=4)
-        return Reply("", 0.0, 1.0, "http_400", f"cannot hold an answer to {name}", status=400)
+            return AttemptResult('{"n": 1}', status=200, output_tokens=4)
+        return AttemptResult(None, None, "http_400", f"cannot hold an answer to {name}", status=400)
 
 
 @pytest.mark.parametrize(("takes", "asked"), [(("a", "b"), 4), (("a",), 5), ((), 5)])

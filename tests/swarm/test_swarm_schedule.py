@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.attempt import AttemptResult
+from skep.swarm.client import AttemptResult
 from skep.swarm.endpoint_health import GiveUp, ProbeEndpoint
 from skep.swarm.records import AttemptOutcome, ErrorKind, Task, TaskEnding, Why, classify_error, wait_s
 from skep.swarm.schedule import SILENT_S, Cancel, Pending, Record, Start, TaskSchedule

@@ -134,7 +134,7 @@ async def pace(endpoint: Endpoint, plan: CalibrationPlan) -> float:
     try:
         sender = Sender(endpoint, pool, time.monotonic(), timeout_s=plan.timeout_s)
         for task in TaskMaker(load, salt="pace").tasks(0, 0, 2):
-            row, _ = await sender.ask(sender.letter(task))
+            row, _ = await sender.ask(task)
     finally:
         await pool.close()
     found = tpot_ms(row)

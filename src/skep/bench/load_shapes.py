@@ -121,7 +121,7 @@ async def _run_conversation(sender: Sender, on_row: OnRow, talk: Conversation) -
             await asyncio.sleep(talk.think_s[turn - 1] if turn <= len(talk.think_s) else 0.0)
         index = talk.first.index + turn
         task = replace(talk.first, messages=messages, turn=turn, index=index)
-        row, answer = await sender.ask(sender.letter(task))
+        row, answer = await sender.ask(task)
         on_row(row)
         if not row.ok:
             return

@@ -57,7 +57,7 @@ async def _count(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
 
 async def _usage(pool: Pool, endpoint: Endpoint, prompt: Prompt, timeout_s: float) -> int:
     sender = Sender(endpoint, pool, time.monotonic(), timeout_s=timeout_s)
-    row, _ = await sender.ask(sender.letter(BenchTask(0, 0, 0, prompt.kind, messages(prompt), 1)))
+    row, _ = await sender.ask(BenchTask(0, 0, 0, prompt.kind, messages(prompt), 1))
     if row.prompt_tokens is None:
         why = row.error or "it says nothing of the prompt's tokens"
         raise EndpointError(

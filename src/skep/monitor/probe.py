@@ -343,7 +343,7 @@ class _ProbeRun:
         tasks = [task_of(one, place, tokens, fixed_output=self._fixed) for place, one in enumerate(prompts)]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
-        rows = [row for row, _ in await asyncio.gather(*(sender.ask(sender.letter(task)) for task in tasks))]
+        rows = [row for row, _ in await asyncio.gather(*(sender.ask(task) for task in tasks))]
         self._count(rows)
         self._found.samples.append(sample_of(rows, at, heat, shape, concurrency))
         for prompt, row in zip(prompts, rows, strict=True):
@@ -356,7 +356,7 @@ class _ProbeRun:
         at, rows, right = self._clock(), list[Request](), 0
         items = drills(QUALITY_SEED, self._target.quality_items, QUALITY_GRADE)
         for place, item in enumerate(items):
-            row, text = await sender.ask(sender.letter(self._drill(place, item)))
+            row, text = await sender.ask(self._drill(place, item))
             rows.append(row)
             right += row.ok and read_check(item.checker, text)[0]
             if not row.ok:

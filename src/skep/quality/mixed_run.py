@@ -162,7 +162,7 @@ class _MixedRound:
                 return
 
     async def _ask(self, task: BenchTask) -> tuple[Request, str]:
-        row, answer = await self._sender.ask(self._sender.letter(task))
+        row, answer = await self._sender.ask(task)
         self._on_row(row)
         return row, answer
 

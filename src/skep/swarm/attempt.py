@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar
 
 from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.client import Reply, SwarmClient
+from skep.swarm.client import AttemptResult, SwarmClient
 from skep.swarm.records import Attempt, SwarmRunOptions, Task, TaskResult
 
 REJECTED = "rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptResult:
-    """`error_kind` None: an answer that counts; "rejected": one that does not."""
-
-    answer: str | None = None
-    value: Any = None
-    error_kind: str | None = None
-    error: str | None = None
-    status: int | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    first_token_at: float | None = None  # unix seconds
-    queued_ms: float | None = None
-    decode_ms: float | None = None
-    finish_reason: str | None = None
-    replica: str | None = None
-    retry_after_s: float | None = None
 
 
 T = TypeVar("T", AttemptResult, Attempt, TaskResult)
@@ -64,16 +45,17 @@ class ChatWorker:
     async def attempt(self, task: Task, number: int, complaint: str | None) -> AttemptResult:
         reply = await self._ask(task, number, complaint)
         if reply.error_kind is not None:
-            return attempted(reply)
-        checked = await self._checking.check(task, reply.text)
+            return reply
+        said = reply.answer or ""
+        checked = await self._checking.check(task, said)
         if checked.ok:
             self._rejected.pop(task.id, None)
-            return attempted(reply, answer=checked.text, value=checked.value)
-        self._rejected[task.id] = reply.text
+            return replace(reply, answer=checked.text, value=checked.value)
+        self._rejected[task.id] = said
         why = checked.complaint or "the answer does not count"
-        return attempted(reply, answer=reply.text, error_kind=REJECTED, error=why)
+        return replace(reply, answer=said, error_kind=REJECTED, error=why)
 
-    async def _ask(self, task: Task, number: int, complaint: str | None) -> Reply:
+    async def _ask(self, task: Task, number: int, complaint: str | None) -> AttemptResult:
         messages = [dict(one) for one in task.messages]
         if task.schema is not None:
             _append(messages, _demand(task.schema))
@@ -95,7 +77,9 @@ class ChatWorker:
                 return plain
         return reply
 
-    async def _send(self, task: Task, number: int, messages: list[dict[str, Any]], fields: Mapping[str, Any]) -> Reply:
+    async def _send(
+        self, task: Task, number: int, messages: list[dict[str, Any]], fields: Mapping[str, Any]
+    ) -> AttemptResult:
         return await self._line.ask(
             messages,
             attempt=(task.id, number),
@@ -127,12 +111,7 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
 
 
-def attempted(reply: Reply, **changed: Any) -> AttemptResult:
-    """Return what came of a single request, with some of it changed."""
-    return copied(AttemptResult, reply, **{"answer": reply.text or None, **changed})
-
-
-def copied(kind: type[T], source: Reply | AttemptResult, **own: Any) -> T:
+def copied(kind: type[T], source: AttemptResult, **own: Any) -> T:
     """Make a dataclass from the fields that it shares with another one, and from `own`, which go first."""
     known = {field.name for field in fields(source)}
     shared = {field.name: getattr(source, field.name) for field in fields(kind) if field.name in known}

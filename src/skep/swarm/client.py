@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.request import LARGEST, OPENAI_CHAT, timings_of
 from skep.engines.base import GATEWAY_KEY
 from skep.errors import SkepError
 from skep.paths import DEFAULT_PORT, Paths, user_paths
@@ -19,25 +17,27 @@ from skep.supervisor.control import ask, local_key, socket_of
 from skep.wire.client import Pool
 from skep.wire.fetch import LARGEST_ANSWER_BYTES
 from skep.wire.heads import ResponseHead, parse_url
+from skep.wire.openai import CHAT, OpenAIClient
 from skep.wire.stream_reader import StreamReader
 
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
-LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What came of one request. Faults are told, not raised. Times are unix seconds."""
+class AttemptResult:
+    """What came of an attempt. `error_kind` None: an answer that counts; "rejected": one that does not.
 
-    text: str
-    started_at: float
-    ended_at: float
-    error_kind: str | None = None  # connect, closed, cut, timeout, too_long, garbage, engine_error, protocol, http_500
+    Other kinds are those of a request: connect, closed, cut, timeout, too_long, garbage, engine_error, http_500 ...
+    """
+
+    answer: str | None = None
+    value: Any = None
+    error_kind: str | None = None
     error: str | None = None
     status: int | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    first_token_at: float | None = None
+    first_token_at: float | None = None  # unix seconds
     queued_ms: float | None = None  # in skep's gateway
     decode_ms: float | None = None
     finish_reason: str | None = None
@@ -51,16 +51,14 @@ class SwarmClient:
     def __init__(self, endpoint: Endpoint, *, timeout_s: float, flow: str = "") -> None:
         """`flow`: whose requests these are, for a gateway that shares fairly between several."""
         self.endpoint = endpoint
-        self.flow = flow
-        self.timeout_s = timeout_s
         self.total = 0  # events of all answers: about as many as tokens
         # Every byte of an attempt's answer is here: another may take its place while it is still being read.
         self.on_whole: Callable[[tuple[str, int]], None] = lambda _: None
         self.is_gateway = "replicas" in endpoint.engine
+        headers = {**endpoint.headers, **({"x-skep-agent": flow} if flow and self.is_gateway else {})}
         self._pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
-        self._loop = asyncio.get_running_loop()
+        self._client = OpenAIClient(self._pool, f"{endpoint.base}{CHAT}", headers, timeout_s=timeout_s)
         self._heard: dict[tuple[str, int], int] = {}
-        self._lines = self._fixed_lines()
 
     def __repr__(self) -> str:
         return f"<SwarmClient to {self.endpoint.url}, {len(self._heard)} attempts under way>"
@@ -85,8 +83,8 @@ class SwarmClient:
         priority: str | None = None,
         session: str | None = None,
         timeout_s: float | None = None,
-    ) -> Reply:
-        """Send one streamed chat request. `fields`: of the body, beside model and messages.
+    ) -> AttemptResult:
+        """Send one streamed chat request; faults are told, not raised. `fields`: of the body, beside the messages.
 
         `session`: of skep's gateway, which sends what has the same one to the same replica.
         """
@@ -97,50 +95,32 @@ class SwarmClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-        own = self._own_lines(priority, session)
-        head = b"%b%bcontent-length: %d\r\n\r\n" % (self._lines, own, len(data))
-        reading = CountingReader(self._loop.create_future(), self, attempt)
-        epoch, started = time.time() - time.monotonic(), time.monotonic()
-        call = self._pool.send(head, reading, data)
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        timer = self._loop.call_later(limit_s, self._time_out, reading, call.abort, limit_s)
-        try:
-            ended = await reading.done
-        except asyncio.CancelledError:
-            call.abort()
-            raise
-        finally:
-            timer.cancel()
-        if reading.is_too_long:
-            call.abort()
+        own = {"x-skep-priority": priority, "x-skep-session": session} if self.is_gateway else {}
+        reading = CountingReader(asyncio.get_running_loop().create_future(), self, attempt)
+        epoch = time.time() - time.monotonic()
+        await self._client.send(self._client.encode(body, own), reading, timeout_s=timeout_s)
         if reading.is_whole:
             self.on_whole(attempt)
             await asyncio.sleep(0)  # when many end at once, those that follow are sent before these are read
-        return _reply(reading, started + epoch, ended + epoch, epoch)
+        reading.digest()
+        return AttemptResult(
+            answer=storable("".join(reading.text)) or None,
+            error_kind=reading.error_kind,
+            error=storable(reading.error),
+            status=reading.status,
+            prompt_tokens=reading.prompt_tokens,
+            output_tokens=reading.output_tokens,
+            first_token_at=reading.arrivals[0] + epoch if reading.arrivals else None,
+            queued_ms=reading.queued_ms,
+            decode_ms=reading.engine_figures()["decode_ms"],
+            finish_reason=storable(reading.finish_reason),
+            replica=reading.replica,
+            retry_after_s=reading.retry_after_s,
+        )
 
     def took(self, attempt: tuple[str, int], events: int) -> None:
         self.total += events
         self._heard[attempt] = self._heard.get(attempt, 0) + events
-
-    def _time_out(self, reading: StreamReader, abort: Any, limit_s: float) -> None:
-        abort()
-        reading.give_up("timeout", f"no complete answer within {limit_s:g} s", time.monotonic())
-
-    def _fixed_lines(self) -> bytes:
-        own = "".join(f"{name}: {value}\r\n" for name, value in self.endpoint.headers.items())
-        if self.flow and self.is_gateway:
-            own += f"x-skep-agent: {self.flow}\r\n"
-        fixed = "accept: */*\r\nuser-agent: skep\r\ncontent-type: application/json\r\n"
-        path = f"{self.endpoint.base}{OPENAI_CHAT}"
-        return b"POST %b HTTP/1.1\r\n%b%b" % (path.encode(), self._pool.host_line, f"{fixed}{own}".encode())
-
-    def _own_lines(self, priority: str | None, session: str | None) -> bytes:
-        """Nobody but skep's gateway sees them."""
-        if not self.is_gateway:
-            return b""
-        told = (("priority", priority), ("session", session))
-        return b"".join(b"x-skep-%b: %b\r\n" % (name.encode(), _visible(value)) for name, value in told if value)
 
 
 class CountingReader(StreamReader):
@@ -155,11 +135,7 @@ class CountingReader(StreamReader):
 
     @property
     def is_whole(self) -> bool:
-        return self.status == 200 and self._broken is None
-
-    @property
-    def is_too_long(self) -> bool:
-        return self._received_bytes > LARGEST_ANSWER_BYTES
+        return self.status == 200 and not self.is_given_up
 
     def on_head(self, head: ResponseHead, at: float) -> None:
         super().on_head(head, at)
@@ -177,64 +153,20 @@ class CountingReader(StreamReader):
                 self._count(data)
 
     def _has_room(self, size: int, at: float) -> bool:
-        """Return whether it is too long. An answer that never ends is given up, and nothing of it is kept."""
+        """Return whether it may go on. An answer that never ends is given up, and nothing of it is kept."""
         self._received_bytes += size
-        if self.is_too_long:
+        is_too_long = self._received_bytes > LARGEST_ANSWER_BYTES
+        if is_too_long:
             for kept in (self.text, self.reasoning, self._times, self._reads):
                 kept.clear()
             self.give_up("too_long", f"the answer has more than {LARGEST_ANSWER_BYTES:,} bytes", at)
-        return not self.is_too_long
+        return not is_too_long
 
     def _count(self, data: bytes) -> None:
         events = data.count(self._mark)
         self.heard += events
         if not self.done.done():
             self._owner.took(self._whose, events)
-
-
-def _reply(reading: CountingReader, started_at: float, ended_at: float, epoch: float) -> Reply:
-    reading.digest()
-    head, kind, error = reading.head, reading.error_kind, reading.error
-    replica = head.get(b"x-skep-replica") if head else None
-    return Reply(
-        text=storable("".join(reading.text)) or "",
-        started_at=started_at,
-        ended_at=ended_at,
-        error_kind=kind,
-        error=storable(error),
-        status=reading.status,
-        prompt_tokens=_count(reading.usage.get("prompt_tokens")),
-        output_tokens=_count(reading.usage.get("completion_tokens")),
-        first_token_at=reading.arrivals[0] + epoch if reading.arrivals else None,
-        queued_ms=_number(head.get(b"x-skep-queue-ms")) if head else None,
-        decode_ms=timings_of(reading).decode_ms,
-        finish_reason=storable(reading.finish_reason),
-        replica=replica.decode("latin-1") if replica else None,
-        retry_after_s=_wait(head) if head else None,
-    )
-
-
-def _wait(head: ResponseHead) -> float | None:
-    """In seconds; a date is not read, and the caller's own patience stands in for it."""
-    told = _number(head.get(b"retry-after"))
-    return None if told is None or told < 0 else min(told, LONGEST_WAIT_S)
-
-
-def _number(text: bytes | None) -> float | None:
-    try:
-        value = float(text) if text else None
-    except ValueError:
-        return None
-    return value if value is not None and abs(value) < LARGEST else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
-
-
-def _visible(text: str) -> bytes:
-    """As a header may hold it."""
-    return "".join(one if one.isascii() and one.isprintable() else "_" for one in text).encode()
 
 
 ANSWER_S = 2.0

@@ -19,9 +19,9 @@ from skep.files import hold_lock
 from skep.host.power import open_meter
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import open_store
-from skep.swarm.attempt import REJECTED, AttemptResult, ChatWorker, TaskWorker, WorkerFactory
+from skep.swarm.attempt import REJECTED, ChatWorker, TaskWorker, WorkerFactory
 from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.client import SwarmClient
+from skep.swarm.client import AttemptResult, SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
 from skep.swarm.endpoint_health import FIRST_LOOK_S, GiveUp, ProbeEndpoint, next_pause_s
 from skep.swarm.journal import lock_path, pending_tasks

@@ -17,7 +17,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from skep.swarm.attempt import REJECTED, AttemptResult, copied
+from skep.swarm.attempt import REJECTED, copied
+from skep.swarm.client import AttemptResult
 from skep.swarm.endpoint_health import GiveUp, Outage, ProbeEndpoint
 from skep.swarm.records import (
     FREE_BREAKS,

@@ -51,6 +51,9 @@ class SseParser:
 
 
 MAX_ERROR_TEXT = 300
+LARGEST = 2**53  # of a count or a time; what is beyond is nonsense
+LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
+NANOSECONDS_IN_MS = 1e6
 MAX_WHOLE_BYTES = 16 << 20  # of an answer that is no stream
 CHUNK_HEAD = 10  # bytes of a chunk's size and its line end, at most
 READ_BEFORE_THE_END_BYTES = 4 << 20  # an endless stream must not fill the memory
@@ -120,7 +123,8 @@ class StreamReader:
     finished = False  # [DONE] or a finish_reason was seen
     _stream = ""  # "sse" | "ndjson": Ollama's own
     _bytes = 0
-    _ended_at = 0.0
+    started_at = 0.0  # of `time.monotonic()`, as all times here
+    ended_at = 0.0
     _broken: tuple[str, str] | None = None
 
     def __init__(self, done: asyncio.Future[float]) -> None:
@@ -135,6 +139,11 @@ class StreamReader:
         self._reads: list[bytes | tuple[bytes]] = []
         self._parser = SseParser()
         self._rest = b""
+
+    @property
+    def is_given_up(self) -> bool:
+        """It ended before the server had ended it."""
+        return self._broken is not None
 
     @property
     def reads(self) -> int:
@@ -187,15 +196,86 @@ class StreamReader:
         if self._stream:
             self._digest()
             if self._rest.strip() and self._broken is None:
-                self._line(self._rest, self._ended_at)
+                self._line(self._rest, self.ended_at)
             if not self.finished and self._broken is None:
                 self._fail("cut", "the stream ended without a finish_reason and without [DONE]")
         elif self._broken is None:
-            self._whole(self._ended_at)
+            self._whole(self.ended_at)
         if self._broken is not None:
             self._fail(*self._broken)
 
+    # What was read
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return count_of(self.usage.get("prompt_tokens"))
+
+    @property
+    def output_tokens(self) -> int | None:
+        return count_of(self.usage.get("completion_tokens"))
+
+    @property
+    def replica(self) -> str | None:
+        """Which replica answered, as skep's gateway tells it."""
+        told = self.head.get(b"x-skep-replica") if self.head else None
+        return told.decode("latin-1") if told else None
+
+    @property
+    def queued_ms(self) -> float | None:
+        return self._header(b"x-skep-queue-ms")
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """In seconds; a date is not read, and the caller's own patience stands in for it."""
+        told = self._header(b"retry-after")
+        return None if told is None or told < 0 else min(told, LONGEST_WAIT_S)
+
+    def engine_figures(self) -> dict[str, Any]:
+        """Return the engine's own figures: llama.cpp's `timings`, vLLM's `metrics`, Ollama's durations.
+
+        Cached tokens also where only `usage` tells them.
+        """
+        told = self.timings
+        if "eval_duration" in told:
+            count, spent = count_of(told.get("eval_count")), float_of(told.get("eval_duration"))
+            prompt = float_of(told.get("prompt_eval_duration"))
+            return {
+                "prompt_tokens": count_of(told.get("prompt_eval_count")),
+                "prompt_ms": None if prompt is None else prompt / NANOSECONDS_IN_MS,
+                "output_tokens": count,
+                "decode_ms": None if spent is None else spent / NANOSECONDS_IN_MS,
+                "decode_tok_s": count * 1e9 / spent if count and spent else None,
+            }
+        details = self.usage.get("prompt_tokens_details")
+        cached = told.get("cache_n", details.get("cached_tokens") if isinstance(details, dict) else None)
+        if "generation_time_ms" in told:
+            gap = float_of(told.get("mean_itl_ms"))
+            return {
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": count_of(cached),
+                "prompt_ms": float_of(told.get("time_to_first_token_ms")),
+                "output_tokens": self.output_tokens,
+                "decode_ms": float_of(told.get("generation_time_ms")),
+                "decode_tok_s": 1000 / gap if gap else None,
+                "queue_ms": float_of(told.get("queue_time_ms")),
+            }
+        return {
+            "prompt_tokens": count_of(told.get("prompt_n")),
+            "cached_tokens": count_of(cached),
+            "prompt_ms": float_of(told.get("prompt_ms")),
+            "output_tokens": count_of(told.get("predicted_n")),
+            "decode_ms": float_of(told.get("predicted_ms")),
+            "decode_tok_s": float_of(told.get("predicted_per_second")),
+        }
+
     # Inside
+
+    def _header(self, name: bytes) -> float | None:
+        text = self.head.get(name) if self.head else None
+        try:
+            return float_of(float(text)) if text else None
+        except ValueError:
+            return None
 
     def _digest(self) -> None:
         times, reads = self._times, self._reads
@@ -362,7 +442,7 @@ class StreamReader:
             self.error = message[:MAX_ERROR_TEXT]
 
     def _end(self, at: float) -> None:
-        self._ended_at = at
+        self.ended_at = at
         if not self.done.done():
             self.done.set_result(at)
 
@@ -375,6 +455,17 @@ OLLAMA_DURATIONS = (
     "eval_count",
     "prompt_eval_count",
 )
+
+
+def count_of(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
+
+
+def float_of(value: object) -> float | None:
+    """Return the value as a float; None for text, NaN and what the store cannot hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= LARGEST:
+        return None
+    return float(value) if value == value else None  # noqa: PLR0124 - NaN is not itself
 
 
 def message_of(document: dict[str, Any]) -> str:

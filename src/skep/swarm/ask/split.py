@@ -19,9 +19,9 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
-from skep.swarm.attempt import REJECTED, AttemptResult, ChatWorker
+from skep.swarm.attempt import REJECTED, ChatWorker
 from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.client import SwarmClient
+from skep.swarm.client import AttemptResult, SwarmClient
 from skep.swarm.records import SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
 
