@@ -14,7 +14,8 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
 from skep.bench.records import SweepSummary
 from skep.bench.request import Sender
-from skep.bench.sweep import OnProgress, SweepPlan, run_sweep
+from skep.bench.session import OnProgress
+from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError

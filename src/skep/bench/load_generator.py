@@ -10,8 +10,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from skep.bench.client_health import LEAST_DELIVERED, ClientHealth, garbage_kept, watch_client
@@ -32,14 +31,30 @@ STREAM_LIMIT = 1 << 26
 LEAD_S = 0.5  # for the word to arrive that they begin
 
 
+class EnergyMeter(Protocol):
+    """What the machine draws. `end` gives the facts since `begin`, or None where nothing was measured."""
+
+    def begin(self) -> None: ...
+    def end(self) -> Mapping[str, Any] | None: ...
+
+
 class LoadObserver:
-    """Told when the load of a run begins, and when its last request has ended, unless it breaks off. Does nothing."""
+    """The energy of a run: of the time in which its requests are under way, not of what is prepared for them.
 
-    def began(self) -> None: ...
-    def ended(self) -> None: ...
+    Told when the load begins, and when its last request has ended, unless it breaks off.
+    """
 
+    def __init__(self, meter: EnergyMeter | None = None) -> None:
+        self._meter = meter
+        self.drawn: Mapping[str, Any] | None = None
 
-NOBODY = LoadObserver()
+    def began(self) -> None:
+        if self._meter is not None:
+            self._meter.begin()
+
+    def ended(self) -> None:
+        if self._meter is not None:
+            self.drawn = self._meter.end()
 
 
 class LoadProcess:
@@ -113,8 +128,8 @@ class LoadProcesses:
     def __init__(self) -> None:
         self.processes: list[LoadProcess] = []
 
-    async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, witness: LoadObserver = NOBODY) -> ClientHealth:
-        health = ClientHealth()
+    async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, witness: LoadObserver | None = None) -> ClientHealth:
+        health, witness = ClientHealth(), witness or LoadObserver()
         try:
             await self._grow(len(jobs))
             at_work = self.processes[: len(jobs)]
@@ -175,13 +190,6 @@ async def _follow(told: AsyncIterator[LoadUpdate], on_row: OnRow, health: Client
 
 
 BUSY = 0.7  # of a core
-
-
-class EnergyMeter(Protocol):
-    """What the machine draws. `end` gives the facts since `begin`, or None where nothing was measured."""
-
-    def begin(self) -> None: ...
-    def end(self) -> Mapping[str, Any] | None: ...
 
 
 class LoadGenerator:
@@ -260,7 +268,7 @@ class LoadGenerator:
     ) -> tuple[list[Request], bool]:
         """Run a load that only this process can make. `is_closed`: `width` requests are in flight all the time."""
 
-        async def here(took: OnRow, draw: _EnergyObserver) -> ClientHealth:
+        async def here(took: OnRow, draw: LoadObserver) -> ClientHealth:
             await self.pool.prepare(width)
             with garbage_kept():
                 draw.began()
@@ -286,7 +294,7 @@ class LoadGenerator:
             for hand in split_between_workers(streams, self._processes)
         ]
 
-        async def spread(took: OnRow, draw: _EnergyObserver) -> ClientHealth:
+        async def spread(took: OnRow, draw: LoadObserver) -> ClientHealth:
             return await self._load_processes.run(jobs, took, draw)
 
         return spread
@@ -302,7 +310,7 @@ class LoadGenerator:
             on_row(row)
 
         before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
-        draw = _EnergyObserver(self._meter)
+        draw = LoadObserver(self._meter)
         health = await run(took, draw)
         after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
         whole = (
@@ -336,28 +344,10 @@ class LoadGenerator:
         self.recording.sampled(sample)
 
 
-class _EnergyObserver(LoadObserver):
-    """A run's energy: of the time in which its requests are under way, not of what is prepared for them."""
-
-    def __init__(self, meter: EnergyMeter | None) -> None:
-        self._meter = meter
-        self.drawn: Mapping[str, Any] | None = None
-
-    def began(self) -> None:
-        if self._meter is not None:
-            self._meter.begin()
-
-    def ended(self) -> None:
-        if self._meter is not None:
-            self.drawn = self._meter.end()
-
-
-class _RunLoad(Protocol):
-    async def __call__(self, took: OnRow, draw: _EnergyObserver) -> ClientHealth: ...
+_RunLoad = Callable[[OnRow, LoadObserver], Awaitable[ClientHealth]]
 
 
 WINDOW_S = 3.0
-TICK_S = 0.25
 
 
 class TokenPace:
@@ -387,61 +377,6 @@ class TokenPace:
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else None
 
 
-class LiveCounts:
-    """Counts the requests of a run while it goes on, and calls `show` four times a second."""
-
-    def __init__(self, generator: LoadGenerator, show: Callable[[], None]) -> None:
-        self._generator = generator
-        self._show = show
-        self._pace = TokenPace()
-        self.done = 0  # requests since `begin`
-        self.failed = 0  # requests of the whole run, without its warm-up
-
-    def begin(self) -> None:
-        """Start to count the next part of the run."""
-        self.done = 0
-        self._pace.reset()
-        self._show()
-
-    def took(self, row: Request) -> None:
-        self.done += 1
-        self.failed += not row.ok and row.level > 0
-        self._pace.ended(len(row.arrivals_s))
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._generator.sender.in_flight)
-
-    @property
-    def tok_s(self) -> float | None:
-        return self._pace.per_s
-
-    @asynccontextmanager
-    async def ticking(self) -> AsyncIterator[None]:
-        """Call `show` regularly while the block runs."""
-        ticker = asyncio.create_task(self._tick())
-        try:
-            yield
-        finally:
-            ticker.cancel()
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._pace.seen(self._generator.sender.reads(), time.monotonic())
-            with suppress(Exception):  # a display that fails must not end a run
-                self._show()
-
-
-def check_warm_up(endpoint: Endpoint, rows: Sequence[Request]) -> None:
-    """Raise if not one request of the warm-up was answered."""
-    if not any(row.ok for row in rows):
-        raise EndpointError(
-            f"{endpoint.url} answered no request of the warm-up: {rows[0].error}",
-            hint="look at its log; `skep doctor` checks this machine",
-        )
-
-
 WARM_UP_TOKENS = 16
 WARM_UP_BATCHES = 12
 
@@ -465,7 +400,11 @@ async def warm_up(
         tasks = maker.warm_up(count, index, tokens)
         index += count
         rows, _ = await driver.run_tasks(0, 0, tasks, count, on_row)
-        check_warm_up(driver.endpoint, rows)
+        if not any(row.ok for row in rows):
+            raise EndpointError(
+                f"{driver.endpoint.url} answered no request of the warm-up: {rows[0].error}",
+                hint="look at its log; `skep doctor` checks this machine",
+            )
         if index > 1:
             settling.feed(_batch_speed(rows))
         late = limit_s is not None and time.monotonic() - began > limit_s

@@ -13,13 +13,12 @@ from random import Random
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter, LiveCounts, LoadGenerator, check_warm_up
+from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import Repetition, TimeWindow, TrafficStream, repetition_of
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
 from skep.bench.request import BenchTask
-from skep.bench.summary import summarise
-from skep.bench.sweep import OnProgress, SweepProgress
+from skep.bench.session import OnProgress, RunSession
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import HostFacts
 from skep.errors import UserError
@@ -33,7 +32,6 @@ from skep.workload.traces import TraceItem, trace_messages
 
 CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
 CONNECTIONS = 512
-WARM_UP = 2
 AGENTS_WITHOUT_TIMES = 16  # of a trace that has none
 MADE_BEFOREHAND = 256  # prompts of a level or a class: making one takes as long as dozens of tokens
 MOST_REQUESTS = 100_000  # of one level; all their times are kept
@@ -73,13 +71,26 @@ async def run_timed(
     meter: EnergyMeter | None = None,
 ) -> SweepSummary:
     async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
-        timed = _Timed(plan, endpoint, recording, on_progress, meter)
-        try:
-            await timed.run(parts, maker)
-        finally:
-            await timed.close()
-    stored = (recording.rows, recording.samples, recording.facts)
-    return summarise(recording.run_id, *stored, closed=False, simulated=recording.simulated)
+        session = RunSession(
+            endpoint,
+            recording,
+            on_progress,
+            timeout_s=plan.timeout_s,
+            widest=CONNECTIONS,
+            keep_text=plan.keep_text,
+            processes=plan.processes,
+            meter=meter,
+        )
+        async with session.open():
+            await session.warm_up(maker, 1)
+            for place, part in enumerate(parts):
+                now = {"level": part.level, "repeat": part.repeat, "label": part.label, "total": part.total}
+                session.begin(**now, done=0, runs_done=place, runs_left=len(parts) - place)
+                await session.driver.run_streams_at_level(
+                    part.level, part.repeat, part.streams, session.took, TimeWindow(for_s=part.for_s)
+                )
+                recording.check()
+    return session.summary(closed=False)
 
 
 def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrivals: str, for_s: float) -> LevelRun:
@@ -177,62 +188,3 @@ def _replayed(place: int, item: TraceItem, calibration: TokenCalibration, seed: 
     said: Any = trace_messages(item, seed=seed, **_measure(calibration))
     fixed = bool(item.blocks)  # the trace says how long the answer was; a batch line only how long it may be
     return BenchTask(1, 0, place, "replay", said, item.max_tokens or default_tokens, fixed, body=dict(item.extras))
-
-
-class _Timed:
-    def __init__(
-        self,
-        plan: TimedPlan,
-        endpoint: Endpoint,
-        recording: Recording,
-        on_progress: OnProgress,
-        meter: EnergyMeter | None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._recording = recording
-        self._on_progress = on_progress
-        self._driver = LoadGenerator(
-            endpoint,
-            recording,
-            timeout_s=plan.timeout_s,
-            keep_text=plan.keep_text,
-            most_connections=CONNECTIONS,
-            meter=meter,
-            processes=plan.processes,
-        )
-        self._counts = LiveCounts(self._driver, self._tell)
-        self._part: LevelRun | None = None
-        self._runs = self._left = 0
-
-    async def run(self, parts: Sequence[LevelRun], maker: TaskMaker) -> None:
-        async with self._counts.ticking():
-            rows, _ = await self._driver.run_tasks(0, 0, maker.warm_up(WARM_UP, 0, 16), 1, self._counts.took)
-            check_warm_up(self._endpoint, rows)
-            for place, part in enumerate(parts):
-                self._part, self._left = part, len(parts) - place
-                self._counts.begin()
-                span = TimeWindow(for_s=part.for_s)
-                await self._driver.run_streams_at_level(part.level, part.repeat, part.streams, self._counts.took, span)
-                self._runs += 1
-                self._recording.check()
-
-    async def close(self) -> None:
-        await self._driver.close()
-
-    def _tell(self) -> None:
-        part = self._part
-        progress = SweepProgress(
-            level=part.level if part else 0,
-            repeat=part.repeat if part else 0,
-            done=self._counts.done,
-            total=part.total if part else WARM_UP,
-            failed=self._counts.failed,
-            in_flight=self._counts.in_flight,
-            tok_s=self._counts.tok_s,
-            runs_done=self._runs,
-            runs_left=self._left,
-            left_s=None,
-            figures={},
-            label=part.label if part else "",
-        )
-        self._on_progress(progress)

@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter, LiveCounts, LoadGenerator, warm_up
+from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import TimeWindow
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
-from skep.bench.summary import summarise, worst_share
+from skep.bench.session import OnProgress, RunProgress, RunSession
+from skep.bench.summary import worst_share
 from skep.bench.tasks import Shape, TaskMaker, Workload, conversation_stream
 from skep.catalog.gpus import HostFacts
 from skep.host.facts import lasting_json
@@ -198,26 +199,7 @@ class SweepPlan:
         return max(level, self.tasks or max(6, 3 * level))
 
 
-@dataclass(frozen=True, slots=True)
-class SweepProgress:
-    """Progress of a sweep; level 0 is the warm-up."""
-
-    level: int
-    repeat: int
-    done: int  # requests of this run of the level
-    total: int
-    failed: int  # of the whole sweep
-    in_flight: int
-    tok_s: float | None  # now, from the reads of the last seconds
-    runs_done: int
-    runs_left: float
-    left_s: float | None
-    figures: Mapping[int, Sequence[float]]  # effective tok/s of the runs of each level so far
-    ended: bool = False  # this run of the level
-    label: str = ""  # of the level, where it is no concurrency
-
-
-OnProgress = Callable[[SweepProgress], None]
+SweepProgress = RunProgress
 
 
 async def run_sweep(
@@ -238,12 +220,9 @@ async def run_sweep(
     identity = Identity(plan.kind, run_fingerprint(plan, endpoint, host), config)
     async with Recording(store, endpoint, host, identity) as recording:
         sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)
-        try:
+        async with sweep.session.open():
             await sweep.run()
-        finally:
-            await sweep.close()
-    stored = (recording.rows, recording.samples, recording.facts)
-    return summarise(recording.run_id, *stored, slo=plan.slo, simulated=recording.simulated)
+    return sweep.session.summary(slo=plan.slo)
 
 
 def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str:
@@ -284,68 +263,63 @@ class Sweep:
             slo=plan.slo,
             most=plan.max_concurrency,
         )
-        widest = plan.max_concurrency if plan.searches else max(plan.concurrency)
-        self._driver = LoadGenerator(
+        self.session = RunSession(
             endpoint,
             recording,
+            on_progress,
             timeout_s=plan.timeout_s,
+            widest=plan.max_concurrency if plan.searches else max(plan.concurrency),
             keep_text=plan.keep_text,
-            most_connections=widest,
             processes=plan.processes,
             meter=meter,
+            more=self._outlook,
         )
         self._maker = maker
-        self._on_progress = on_progress
-        self._counts = LiveCounts(self._driver, self._tell)
         self._repeats: dict[int, int] = {}
         self._durations: dict[int, float] = {}
         self._began = time.monotonic()
         self._figures: dict[int, list[float]] = {}
-        self._now: tuple[int, int, int] = (0, 0, 0)  # level, repeat, total of the run under way
         self._runs_done = 0
 
     async def run(self) -> None:
         self._began = time.monotonic()
-        async with self._counts.ticking():
-            await self.warm_up()
-            while (level := self.course.following()) is not None and self._has_time(level):
-                await self.run_level(level)
-            if level is not None and level != 1 and self._may_close():
-                await self.run_level(1)
+        await self.warm_up()
+        while (level := self.course.following()) is not None and self._has_time(level):
+            await self.run_level(level)
+        if level is not None and level != 1 and self._may_close():
+            await self.run_level(1)
 
     async def close(self) -> None:
-        await self._driver.close()
+        await self.session.driver.close()
 
     async def run_level(self, level: int) -> list[Request]:
         """One run of one level."""
         repeat = self._repeats.get(level, 0)
         self._repeats[level] = repeat + 1
         total = self.plan.tasks_at(level)
-        self._begin(level, repeat, total)
-        began, took = time.monotonic(), self._counts.took
+        session, driver = self.session, self.session.driver
+        session.begin(level=level, repeat=repeat, done=0, total=total)
+        began, took = time.monotonic(), session.took
         if self.plan.shape == "conversation":
             talks = [conversation_stream(self._maker, level, repeat, total)]
-            rows, limited = await self._driver.run_streams_at_level(level, repeat, talks, took, TimeWindow())
+            rows, limited = await driver.run_streams_at_level(level, repeat, talks, took, TimeWindow())
         else:
             tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
-            rows, limited = await self._driver.run_tasks(level, repeat, tasks, level, took, until_s=self._until_s())
+            rows, limited = await driver.run_tasks(level, repeat, tasks, level, took, until_s=self._until_s())
         self._durations[level] = time.monotonic() - began
         self._runs_done += 1
         self._figures.setdefault(level, []).append(repeat_of(0, rows, None).effective_tok_s if rows else 0.0)
         self.course.took(level, rows, limited=limited)
-        self._tell(ended=True)
+        session.tell(ended=True)
         self.recording.check()
         return rows
 
     async def warm_up(self) -> None:
         plan = self.plan
         widest = WARM_UP_WIDTH if plan.searches else max(plan.concurrency)
-        await warm_up(
-            self._driver,
+        await self.session.warm_up(
             self._maker,
             min(widest, plan.tasks_at(widest)),
-            on_row=self._counts.took,
-            on_batch=lambda count: self._begin(0, 0, count),
             limit_s=WARM_UP_SHARE * plan.budget_s if plan.budget_s else None,
             quick=plan.quick_warm_up,
         )
@@ -358,7 +332,7 @@ class Sweep:
     def _until_s(self) -> float | None:
         """On the run's clock: from then on nothing more is begun, and what is under way is finished."""
         left = self._budget_left()
-        return None if left is None or left <= 0 else self._driver.sender.now() + left
+        return None if left is None or left <= 0 else self.session.driver.sender.now() + left
 
     def _has_time(self, level: int) -> bool:
         """A level never run yet gets its first run while there is any time; another run must be expected to fit."""
@@ -373,28 +347,14 @@ class Sweep:
             return None
         return self.plan.budget_s - (time.monotonic() - self._began)
 
-    def _begin(self, level: int, repeat: int, total: int) -> None:
-        self._now = (level, repeat, total)
-        self._counts.begin()
-
-    def _tell(self, *, ended: bool = False) -> None:
-        level, repeat, total = self._now
+    def _outlook(self) -> dict[str, Any]:
         remaining = self.course.remaining()
-        progress = SweepProgress(
-            level=level,
-            repeat=repeat,
-            done=self._counts.done,
-            total=total,
-            failed=self._counts.failed,
-            in_flight=self._counts.in_flight,
-            tok_s=self._counts.tok_s,
-            runs_done=self._runs_done,
-            runs_left=sum(remaining.values()),
-            left_s=self._left_s(remaining),
-            figures=self._figures,
-            ended=ended,
-        )
-        self._on_progress(progress)
+        return {
+            "runs_done": self._runs_done,
+            "runs_left": sum(remaining.values()),
+            "left_s": self._left_s(remaining),
+            "figures": self._figures,
+        }
 
     def _left_s(self, remaining: dict[int, float]) -> float | None:
         """From what runs of the levels took; a level not run yet is taken for the slowest one that was."""

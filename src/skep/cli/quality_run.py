@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from skep.bench.endpoint import Endpoint
+from skep.bench.session import RunProgress
 from skep.cli.bench import MixedOptions, QualityOptions
 from skep.cli.bench_common import meter_for, positive_seconds, run_measuring, seed_of
 from skep.cli.liveview import progress_view
@@ -24,7 +25,6 @@ from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.quality.mixed_figures import side_by_side
 from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
 from skep.quality.records import ArmFigures, LevelQuality, MixedSummary, QualitySummary
-from skep.quality.run_session import TrialProgress
 from skep.quality.trial import noise_words, outlook, remarks, run_trial, signed
 from skep.quality.trial_figures import POWER
 from skep.quality.trial_plan import AGAIN, BASE, LEAST_DELTA, LOAD, MOST_DELTA, TrialPlan
@@ -259,17 +259,17 @@ def print_outcomes(levels: Sequence[LevelQuality]) -> None:
     print_table(columns, rows, right=columns)
 
 
-def trial_view() -> AbstractContextManager[Callable[[TrialProgress], None]]:
+def trial_view() -> AbstractContextManager[Callable[[RunProgress], None]]:
     """Return a line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
     return progress_view(stage_lines(), now_text)
 
 
-def stage_lines() -> Callable[[TrialProgress], None]:
+def stage_lines() -> Callable[[RunProgress], None]:
     said: set[str] = set()
 
-    def show(progress: TrialProgress) -> None:
+    def show(progress: RunProgress) -> None:
         key = where(progress)
-        if key not in said and (progress.total or progress.level):
+        if key not in said and progress.stage != "warming up":
             said.add(key)
             what = "answers" if progress.stage == "judging" else "requests"
             note(f"{key}: {progress.total:,} {what}" if progress.total else f"{key}: until the conversation ends")
@@ -277,14 +277,14 @@ def stage_lines() -> Callable[[TrialProgress], None]:
     return show
 
 
-def now_text(progress: TrialProgress) -> Text:
+def now_text(progress: RunProgress) -> Text:
     from rich.text import Text
 
     return Text(now_line(progress))
 
 
-def now_line(progress: TrialProgress) -> str:
-    if not progress.total:
+def now_line(progress: RunProgress) -> str:
+    if not progress.total or progress.stage == "warming up":
         return where(progress)
     filled = min(BAR, round(BAR * progress.done / progress.total))
     told = f"{where(progress)}  {'━' * filled}{'─' * (BAR - filled)}  {progress.done:,}/{progress.total:,}"
@@ -295,15 +295,15 @@ def now_line(progress: TrialProgress) -> str:
     return f"{told}{speed} · {progress.in_flight} in flight · {progress.failed} failed{left}"
 
 
-def where(progress: TrialProgress) -> str:
+def where(progress: RunProgress) -> str:
     if not progress.level:
         return progress.stage
     if progress.stage == "judging":
         return f"C={progress.level}: judging"
     return (
         f"C={progress.level} and C=1 in turns"
-        if progress.arm in (BASE, AGAIN, LOAD)
-        else f"C={progress.level}, {progress.arm}"
+        if progress.label in (BASE, AGAIN, LOAD)
+        else f"C={progress.level}, {progress.label}"
     )
 
 

@@ -24,12 +24,13 @@ from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import Load, OnRow
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import BenchTask, Sender
+from skep.bench.session import OnProgress, RunSession
+from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.host.facts import lasting_json
 from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.mixed_figures import PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
 from skep.quality.records import MixedSummary
-from skep.quality.run_session import OnProgress, RunShell
 from skep.sandbox.runner import Sandbox
 from skep.store.database import Store
 from skep.store.records import Request
@@ -77,20 +78,20 @@ async def run_mixed(
     identity = Identity("mixed", _fingerprint(plan, items, endpoint, host), _config(plan, items, sandbox))
     async with Recording(store, endpoint, host, identity) as recording:
         store.append_items(recording.run_id, items)
-        shell = RunShell(
-            endpoint, recording, on_progress, timeout_s=plan.timeout_s, widest=max(plan.levels), meter=meter
-        )
-        async with shell.open(plan.seed):
+        widest = max(plan.levels)
+        session = RunSession(endpoint, recording, on_progress, timeout_s=plan.timeout_s, widest=widest, meter=meter)
+        async with session.open():
+            await session.warm_up(TaskMaker(Workload(seed=plan.seed)), widest)
             course = plan.course()
             for number, (level, repeat) in enumerate(course, start=1):
                 name = f"{LEVEL_NAMES[level]}, run {number} of {len(course)}"
-                shell.begin(stage="asking", level=level, arm=name, done=0, total=plan.requests(level))
+                session.begin(stage="asking", level=level, label=name, done=0, total=plan.requests(level))
                 load = mixed_load(plan, level, repeat)
-                await shell.driver.run_load(level, repeat, load, level, shell.took, is_closed=False)
+                await session.driver.run_load(level, repeat, load, level, session.took, is_closed=False)
                 recording.check()
             answered = answers_of(recording.rows, items)
-            shell.begin(stage="judging", level=0, done=0, total=len(answered))
-            verdicts = await Judge(sandbox).judge(answered, shell.judged)
+            session.begin(stage="judging", level=0, done=0, total=len(answered))
+            verdicts = await Judge(sandbox).judge(answered, session.judged)
         store.append_verdicts(recording.run_id, verdicts)
     return mixed_summary(
         recording.run_id, endpoint.model, plan.form, recording.rows, verdicts, simulated=recording.simulated

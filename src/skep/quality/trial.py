@@ -21,12 +21,13 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import BenchTask
+from skep.bench.session import OnProgress, RunSession
+from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.host.facts import lasting_json
 from skep.quality.judging import AnsweredItem
 from skep.quality.records import LevelQuality, QualitySummary
-from skep.quality.run_session import OnProgress, RunShell, TrialProgress
 from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, POWER, WHOLE_BLOCK, discordance_of, quality_summary
 from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
 from skep.quality.trial_plan import (
@@ -62,6 +63,7 @@ class ItemJudge(Protocol):
     async def judge(self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
 
 
+WARM_UP_WIDTH = 16  # requests at once, at most
 OnLevel = Callable[[QualitySummary], None]
 
 
@@ -126,14 +128,14 @@ class _QualityTrial:
         self._store = store
         self._judge = judge
         on_progress, self._on_level = shown
-        self._shell = RunShell(
+        self._session = RunSession(
             endpoint,
             recording,
             on_progress,
             timeout_s=plan.timeout_s,
             widest=max(plan.levels),
             meter=meter,
-            left_s=self._left_s,
+            more=self._outlook,
         )
         self._passes = Passes()
         self._cold = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8))
@@ -145,7 +147,10 @@ class _QualityTrial:
 
     async def run(self) -> None:
         self._began = time.monotonic()
-        async with self._shell.open(self._plan.seed):
+        async with self._session.open():
+            # Other prompts than the items', so that none of those is known beforehand.
+            maker = TaskMaker(Workload(seed=self._plan.seed))
+            await self._session.warm_up(maker, min(WARM_UP_WIDTH, self._plan.levels[-1]))
             for level in self._plan.levels:
                 in_time = await self._walk(level)
                 claim = await self._judged()
@@ -172,7 +177,7 @@ class _QualityTrial:
         arms = 3 if is_first else 2
         self._spent.clear()
         total = arms * self._plan.repeats * len(self._items)
-        self._shell.now = replace(self._shell.now, stage="asking", level=level, done=0, total=total)
+        self._session.now = replace(self._session.now, stage="asking", level=level, done=0, total=total)
         blocks = blocks_of(len(self._items), level)
         for round_ in range(self._plan.repeats):
             passes = self._passes.round(level, again=is_first)
@@ -192,11 +197,11 @@ class _QualityTrial:
         return True
 
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
-        self._shell.begin(arm=one.arm)
+        self._session.begin(label=one.arm)
         tasks = [self._task(one, index) for index in range(begin, end)]
         began = time.monotonic()
         self._block = (began, 0)
-        rows, _ = await self._shell.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._took)
+        rows, _ = await self._session.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._took)
         self._block = (began, 0)
         count, seconds = self._spent.get(one.level, (0, 0.0))
         self._spent[one.level] = (count + len(rows), seconds + time.monotonic() - began)
@@ -237,9 +242,9 @@ class _QualityTrial:
         """What was asked since the last time; then what may be claimed of the level. None: nothing of it is whole."""
         known = {(verdict.level, verdict.repeat, verdict.index) for verdict in self._verdicts}
         rows = [row for row in self._recording.rows if row.level and (row.level, row.repeat, row.index) not in known]
-        self._shell.begin(stage="judging", done=0, total=len(rows))
+        self._session.begin(stage="judging", done=0, total=len(rows))
         answered = [AnsweredItem(row, self._items[row.index]) for row in rows]
-        verdicts = await self._judge.judge(answered, self._shell.judged)
+        verdicts = await self._judge.judge(answered, self._session.judged)
         self._store.append_verdicts(self._recording.run_id, verdicts)
         self._verdicts.extend(verdicts)
         summary = self.summary()
@@ -258,21 +263,16 @@ class _QualityTrial:
 
     def _took(self, row: Request) -> None:
         self._block = (self._block[0], self._block[1] + 1)
-        self._shell.took(row)
+        self._session.took(row)
 
-    def _left_s(self, now: TrialProgress) -> float | None:
-        """By what a request took at this level so far, those of the block under way included: rough until every width
-        was tried.
-        """
-        begun, ended = self._block
+    def _outlook(self) -> dict[str, float | None]:
+        """Return the time left of this level, by what its requests took so far: rough until every width was tried."""
+        now, (begun, ended) = self._session.now, self._block
         asked = ended + sum(count for count, _ in self._spent.values())
         if now.stage != "asking" or not asked:
-            return None
+            return {}
         spent = sum(seconds for _, seconds in self._spent.values()) + (time.monotonic() - begun if ended else 0.0)
-        return spent / asked * (now.total - now.done)
-
-
-__all__ = ["TrialPlan", "TrialProgress", "run_trial"]
+        return {"left_s": spent / asked * (now.total - now.done)}
 
 
 MOST_REPEATS = 10  # that anybody is told to make
