@@ -6,12 +6,12 @@ import urllib.request
 
 import pytest
 
-from skep.bench.counters import counted, parse_counters, read_counters
-from skep.gateway.metrics import label_samples
+from skep.bench.counters import counted, read_counters
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
+from skep.wire.prometheus import label_samples, parse_metrics
 
 VLLM = """\
 # HELP vllm:time_to_first_token_seconds Histogram of time to first token in seconds.
@@ -32,7 +32,7 @@ def vllm(**values):
     text = VLLM
     for name, value in values.items():
         text = text.replace("{" + name + "}", str(value))
-    return parse_counters(text)
+    return parse_metrics(text)
 
 
 def test_samples_are_summed_over_their_labels():
@@ -40,8 +40,8 @@ def test_samples_are_summed_over_their_labels():
     assert found["vllm:generation_tokens_total"] == 15.0
     assert found["vllm:prefix_cache_queries_total"] == 1000.0
     assert "vllm:gauge" not in found
-    assert parse_counters('vllm:generation_tokens_total{model_name="a}b"} 7.0\n') != {}
-    assert parse_counters("<html>no metrics here</html>\n") == {}
+    assert parse_metrics('vllm:generation_tokens_total{model_name="a}b"} 7.0\n') != {}
+    assert parse_metrics("<html>no metrics here</html>\n") == {}
 
 
 @pytest.mark.parametrize(

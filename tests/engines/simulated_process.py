@@ -50,9 +50,9 @@ class Simulated:
         return ask(f"{self.url}{path}", body if isinstance(body, bytes) else json.dumps(body).encode())
 
     def figures(self):
-        from skep.bench.counters import parse_counters
+        from skep.wire.prometheus import parse_metrics
 
-        return parse_counters(self.get("/metrics")[2].decode())
+        return parse_metrics(self.get("/metrics")[2].decode())
 
 
 def ask(url, body=None):

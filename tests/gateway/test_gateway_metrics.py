@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from skep.gateway.metrics import LABEL_SETS, OTHER, SECONDS, Counter, Gauge, Histogram, Metrics
+from skep.gateway.metrics import SECONDS, Metrics
+from skep.wire.prometheus import LABEL_SETS, OTHER, Counter, Gauge, Histogram
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 

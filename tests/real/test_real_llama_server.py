@@ -8,7 +8,8 @@ import openai
 import pytest
 from real_hive import MODEL, RealHive, sweep
 
-from skep.bench.counters import counted, parse_counters
+from skep.bench.counters import counted
+from skep.wire.prometheus import parse_metrics
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,10 +38,10 @@ def test_it_comes_ready_with_its_slots_and_tells_its_version(hive):
 
 
 def test_its_metrics_are_read_in_the_one_form(hive):
-    before = parse_counters(hive.metrics())
+    before = parse_metrics(hive.metrics())
     with openai.OpenAI(base_url=f"{hive.url}/v1", api_key="none", max_retries=0) as client:
         told = client.completions.create(model=MODEL, prompt="One, two,", max_tokens=5, temperature=0).usage
-    figures = counted(before, parse_counters(hive.metrics()))
+    figures = counted(before, parse_metrics(hive.metrics()))
     assert figures["output_tokens"] == told.completion_tokens
     assert figures["decode_busy_s"] > 0
 

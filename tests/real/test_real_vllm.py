@@ -8,8 +8,9 @@ import openai
 import pytest
 from real_hive import MODEL, RealHive, sweep
 
-from skep.bench.counters import counted, parse_counters
+from skep.bench.counters import counted
 from skep.supervisor.process_guard import descendants
+from skep.wire.prometheus import parse_metrics
 
 CHECKPOINT = os.environ.get("SKEP_VLLM_CHECKPOINT")
 pytestmark = [
@@ -55,10 +56,10 @@ def test_the_openai_client_gets_sense_streamed_and_whole(hive):
 
 
 def test_its_metrics_are_read_in_the_one_form(hive):
-    before = parse_counters(hive.metrics())
+    before = parse_metrics(hive.metrics())
     with openai.OpenAI(base_url=f"{hive.url}/v1", api_key="none", max_retries=0) as client:
         told = client.completions.create(model=MODEL, prompt="One, two,", max_tokens=5, temperature=0).usage
-    figures = counted(before, parse_counters(hive.metrics()))
+    figures = counted(before, parse_metrics(hive.metrics()))
     assert figures["output_tokens"] == told.completion_tokens
     assert figures["prompt_tokens"] == told.prompt_tokens
     assert figures["ttft_s"] > 0

@@ -5,15 +5,12 @@ Sums and counts, never buckets: vLLM's lowest bucket for the time between tokens
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
-
-_LABELS = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
-_LINE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
+from skep.wire.prometheus import parse_metrics
 
 GATEWAYS_OWN = "skep_build_info"
 
@@ -60,9 +57,9 @@ async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> d
 
     skep's gateway has metrics of its own there; those of the engines behind it stand beside them.
     """
-    found = parse_counters(await _metrics_text(pool, headers, "/metrics"))
+    found = parse_metrics(await _metrics_text(pool, headers, "/metrics"))
     if GATEWAYS_OWN in found:
-        found |= parse_counters(await _metrics_text(pool, headers, f"/metrics/engines?model={quote(model)}"))
+        found |= parse_metrics(await _metrics_text(pool, headers, f"/metrics/engines?model={quote(model)}"))
     return found
 
 
@@ -72,16 +69,6 @@ async def _metrics_text(pool: Pool, headers: Mapping[str, str], path: str) -> st
     except WireFailure:
         return ""
     return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
-
-
-def parse_counters(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, value in _LINE.findall(text):
-        try:
-            found[name] = found.get(name, 0.0) + float(value)
-        except ValueError:
-            continue
-    return found
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

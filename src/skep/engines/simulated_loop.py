@@ -5,42 +5,23 @@ Each pass ends at a moment reckoned from the end of the last one, not from when 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Protocol
 
 from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
+from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
             80.0, 160.0, 640.0)  # fmt: skip
+_OF_MODEL = ("model_name", "engine")
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-
-
-class SimulatedHistogram:
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def lines(self, name: str, label: str) -> list[str]:
-        running = list(accumulate(self._counts))
-        bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
-        found = [f'{name}_bucket{{{label},le="{le}"}} {count}' for le, count in zip(bounds, running, strict=True)]
-        return [*found, f"{name}_sum{{{label}}} {self._sum!r}", f"{name}_count{{{label}}} {running[-1]}"]
 
 
 class SimulatedMetrics:
     """What has happened since the start. Counters go up as it happens, request figures when a request ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.drafts = 0
@@ -49,24 +30,20 @@ class SimulatedMetrics:
         self.ended = {"stop": 0, "length": 0, "abort": 0}
         self.passes = 0
         self.behind_s = 0.0
-        self.ttft = SimulatedHistogram(_SECONDS)
-        self.between = SimulatedHistogram(_BETWEEN)
-        self.per_token = SimulatedHistogram(_BETWEEN)
-        self.queue = SimulatedHistogram(_SECONDS)
-        self.prefill = SimulatedHistogram(_SECONDS)
-        self.decode = SimulatedHistogram(_SECONDS)
-        self.total = SimulatedHistogram(_SECONDS)
+        self.labels = (model, "0")
+        self.ttft = self._histogram("time_to_first_token_seconds", _SECONDS)
+        self.between = self._histogram("time_per_output_token_seconds", _BETWEEN)
+        self.per_token = self._histogram("request_time_per_output_token_seconds", _BETWEEN)
+        self.queue = self._histogram("request_queue_time_seconds", _SECONDS)
+        self.prefill = self._histogram("request_prefill_time_seconds", _SECONDS)
+        self.decode = self._histogram("request_decode_time_seconds", _SECONDS)
+        self.total = self._histogram("e2e_request_latency_seconds", _SECONDS)
 
-    def text(self, model: str, gauges: dict[str, float]) -> bytes:
+    def observe(self, histogram: Histogram, value: float, times: int = 1) -> None:
+        histogram.observe(self.labels, value, times)
+
+    def text(self, gauges: dict[str, float]) -> bytes:
         """`gauges`: what holds at this moment, by vLLM's name without its prefix."""
-        label = f'model_name="{_escaped(model)}",engine="0"'
-        lines = [
-            "# HELP skep_simulated These figures are a prediction: no model runs here.",
-            "# TYPE skep_simulated gauge",
-        ]
-        lines.append("skep_simulated 1")
-        for name, value in gauges.items():
-            lines += [f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{label}}} {value:g}"]
         counters = {
             "prompt_tokens_total": self.prompt_tokens,
             "generation_tokens_total": self.output_tokens,
@@ -78,34 +55,23 @@ class SimulatedMetrics:
             counters["spec_decode_num_drafts_total"] = self.drafts
             counters["spec_decode_num_draft_tokens_total"] = self.drafted_tokens
             counters["spec_decode_num_accepted_tokens_total"] = round(self.accepted_tokens)
-        for name, count in counters.items():
-            lines += [f"# TYPE vllm:{name} counter", f"vllm:{name}{{{label}}} {count}"]
-        lines.append("# TYPE vllm:request_success_total counter")
-        lines += [f'vllm:request_success_total{{{label},finished_reason="{why}"}} {n}' for why, n in self.ended.items()]
-        for name, histogram in self._histograms().items():
-            lines += [f"# TYPE vllm:{name} histogram", *histogram.lines(f"vllm:{name}", label)]
-        lines += ["# TYPE skep_simulated_passes_total counter", f"skep_simulated_passes_total {self.passes}"]
-        lines += [
-            "# TYPE skep_simulated_behind_seconds_total counter",
-            f"skep_simulated_behind_seconds_total {self.behind_s:.6f}",
+        ended: dict[Labels, float] = {(*self.labels, why): count for why, count in self.ended.items()}
+        found: list[Metric] = [
+            Gauge("skep_simulated", "These figures are a prediction: no model runs here.", (), {(): 1}),
+            *(Gauge(f"vllm:{name}", "", _OF_MODEL, {self.labels: value}) for name, value in gauges.items()),
+            *(Counter(f"vllm:{name}", "", _OF_MODEL, {self.labels: count}) for name, count in counters.items()),
+            Counter("vllm:request_success_total", "", (*_OF_MODEL, "finished_reason"), ended),
+            *(self.ttft, self.between, self.between.renamed("vllm:inter_token_latency_seconds"), self.per_token),
+            *(self.queue, self.prefill, self.decode, self.total),
+            Counter("skep_simulated_passes_total", "", (), {(): self.passes}),
+            Counter("skep_simulated_behind_seconds_total", "", (), {(): round(self.behind_s, 6)}),
         ]
-        return ("\n".join(lines) + "\n").encode()
+        return metrics_text(found)
 
-    def _histograms(self) -> dict[str, SimulatedHistogram]:
-        return {
-            "time_to_first_token_seconds": self.ttft,
-            "time_per_output_token_seconds": self.between,
-            "inter_token_latency_seconds": self.between,
-            "request_time_per_output_token_seconds": self.per_token,
-            "request_queue_time_seconds": self.queue,
-            "request_prefill_time_seconds": self.prefill,
-            "request_decode_time_seconds": self.decode,
-            "e2e_request_latency_seconds": self.total,
-        }
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    def _histogram(self, name: str, bounds: tuple[float, ...]) -> Histogram:
+        found = Histogram(f"vllm:{name}", "", _OF_MODEL, bounds)
+        found.observe(self.labels, 0.0, times=0)  # it is there from the beginning, as vLLM's is
+        return found
 
 
 TOO_LATE_S = 0.5  # behind by more, the time is lost and not made up: the machine slept, or is too slow for this rig
@@ -225,14 +191,14 @@ class SimulatedLoop:
     def _first(self, work: SimulatedRequest, at: float) -> None:
         work.first_s = work.last_s = at
         self.meters.prompt_tokens += round(work.sequence.prompt)
-        self.meters.ttft.observe(at - work.sent_s)
+        self.meters.observe(self.meters.ttft, at - work.sent_s)
         self._give(work, 1)
 
     def _more(self, work: SimulatedRequest, at: float, made: int) -> None:
         count = made - work.made
         if count <= 0:
             return
-        self.meters.between.observe((at - work.last_s) / count, count)
+        self.meters.observe(self.meters.between, (at - work.last_s) / count, count)
         work.last_s = at
         self._give(work, count)
 
@@ -244,10 +210,10 @@ class SimulatedLoop:
     def _close(self, work: SimulatedRequest, at: float) -> None:
         meters = self.meters
         first, let_in = work.first_s or at, work.let_in_s or at
-        meters.queue.observe(let_in - work.sent_s)
-        meters.prefill.observe(first - let_in)
-        meters.decode.observe(at - first)
-        meters.total.observe(at - work.sent_s)
+        meters.observe(meters.queue, let_in - work.sent_s)
+        meters.observe(meters.prefill, first - let_in)
+        meters.observe(meters.decode, at - first)
+        meters.observe(meters.total, at - work.sent_s)
         if work.total > 1:
-            meters.per_token.observe((at - first) / (work.total - 1))
+            meters.observe(meters.per_token, (at - first) / (work.total - 1))
         work.end()

@@ -49,7 +49,7 @@ class SimulatedServer:
         self.plan = plan
         self.model = model
         self._key = key
-        self.meters = SimulatedMetrics()
+        self.meters = SimulatedMetrics(self.model)
         replica = SimulatedReplica(plan.step, plan.slots, plan.pool_tokens, plan.chunk_tokens)
         self.simulated_loop = SimulatedLoop(replica, self.meters, asyncio.get_running_loop())
         self._created = int(time.time())
@@ -113,7 +113,7 @@ class SimulatedServer:
             "kv_cache_usage_perc": used,
             "gpu_cache_usage_perc": used,
         }
-        request.respond(200, [_PLAIN, _MARK], self.meters.text(self.model, gauges))
+        request.respond(200, [_PLAIN, _MARK], self.meters.text(gauges))
 
 
 class _SimulatedAnswer:

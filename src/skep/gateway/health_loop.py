@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import math
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -15,14 +15,13 @@ from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.values import ReplicaSpec
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch
+from skep.wire.prometheus import parse_metrics
 
 TICK_S = 0.25
 CONFIRM_EVERY_S = 0.1
 CONFIRM_TIMEOUT_S = 5.0
 
-_RUNNING = re.compile(
-    rb"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE
-)
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 
 Ask = Callable[[ReplicaSpec], Coroutine[Any, Any, None]]
 
@@ -154,8 +153,6 @@ def count_busy(slots: Any) -> int | None:
 
 def count_running(metrics: bytes) -> int | None:
     """vLLM's and SGLang's count of running requests, over all their processes."""
-    found = _RUNNING.findall(metrics)
-    try:
-        return round(sum(float(value) for value in found)) if found else None
-    except (ValueError, OverflowError):
-        return None
+    told = parse_metrics(metrics.decode("utf-8", "replace"))
+    found = [told[name] for name in _RUNNING if name in told]
+    return round(sum(found)) if found and math.isfinite(sum(found)) else None

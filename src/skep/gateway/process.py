@@ -27,13 +27,14 @@ from skep.config.keys import KeySpec, Priority, digest_of
 from skep.gateway.admission import Admission
 from skep.gateway.error_format import JSON, RequestRefused
 from skep.gateway.health_loop import HealthLoop, HealthTimes
-from skep.gateway.metrics import Labels, Metrics, label_samples
+from skep.gateway.metrics import Metrics
 from skep.gateway.proxied_request import Timeouts
 from skep.gateway.proxy import Policy, Proxy, Route
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import RequestAccounting, RequestLog
 from skep.gateway.values import AdmissionLimits, ReplicaSpec
 from skep.wire.json_pipe import JsonPipe, Message
+from skep.wire.prometheus import Labels, label_samples
 from skep.wire.server import HttpServer, ServerLimits, ServerRequest
 
 

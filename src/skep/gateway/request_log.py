@@ -20,13 +20,14 @@ from typing import Any, Protocol, Self
 from skep.config.keys import Priority
 from skep.errors import SkepError
 from skep.files import RotatingLog
-from skep.gateway.metrics import Labels, Metrics
+from skep.gateway.metrics import Metrics
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.usage import Tokens
 from skep.gateway.values import Forward
 from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import GATEWAY_COLUMNS, Store, open_store
 from skep.units import MIB
+from skep.wire.prometheus import Labels
 from skep.wire.server import ServerRequest
 
 NO_REPLICA = ""  # the replica of a request that reached none

@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any, Protocol
 
 from skep import __version__
-from skep.bench.counters import parse_counters
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import tpot_ms
 from skep.bench.request import BenchTask, Sender
@@ -39,6 +38,7 @@ from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read
 from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
+from skep.wire.prometheus import parse_metrics
 from skep.workload.calibration import TokenCalibration, calibrate
 from skep.workload.drills import drills
 from skep.workload.filling import CHARS_PER_PIECE
@@ -85,7 +85,7 @@ async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """Read the load from `/metrics`, else from llama.cpp's `/slots`; empty where a target has neither."""
     try:
         answer = await fetch(pool, "GET", "/metrics", headers=dict(headers), timeout_s=ASK_S)
-        load = load_of(parse_counters(answer.body.decode("utf-8", "replace"))) if answer.status == 200 else TargetLoad()
+        load = load_of(parse_metrics(answer.body.decode("utf-8", "replace"))) if answer.status == 200 else TargetLoad()
         if load.running is None:
             slots = await fetch(pool, "GET", "/slots", headers=dict(headers), timeout_s=ASK_S)
             busy = count_busy(slots.json()) if slots.status == 200 else None

@@ -6,16 +6,17 @@ Bounded: so many targets and series and no more, whatever is in the store; how m
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from skep.monitor.records import HOUR_S, Heat, SeriesKey, SeriesMetric
 from skep.monitor.status import TargetState, TargetStatus, fresh_s, latest_and_week, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import mad, median
+from skep.wire.prometheus import Gauge, metrics_text
 
 MOST_SERIES = 400
 MOST_TARGETS = 200
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BY_TARGET = ("target",)
+OF_SERIES = ("target", "heat", "shape", "concurrency")
 
 _Reading = tuple[SeriesKey, float | None, float | None, float | None]  # latest, median and MAD of 7 days
 
@@ -43,21 +44,6 @@ NAMES = {
 }
 
 
-@dataclass(slots=True)
-class _MetricFamily:
-    name: str
-    text: str
-    kind: str = "gauge"
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, value: float | None, **labels: object) -> None:
-        """Unknown is no line, never a zero."""
-        if value is None:
-            return
-        inner = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
-        self.lines.append(f"{self.name}{{{inner}}} {_number(value)}" if inner else f"{self.name} {_number(value)}")
-
-
 def text(series: SeriesStore, now: float) -> bytes:
     """Return what `GET /metrics` of the dashboard answers."""
     standing = target_statuses(series, now, with_readings=False)[:MOST_TARGETS]
@@ -66,9 +52,9 @@ def text(series: SeriesStore, now: float) -> bytes:
     chosen = sorted(keys, key=_importance)[:MOST_SERIES]
     readings = [_reading(series, key, now, fresh.get(key.target, 2 * HOUR_S)) for key in sorted(chosen)]
     families = [*_of_targets(standing), *_of_series(readings), *_of_alerts(series, {"", *fresh})]
-    left_out = _MetricFamily("skep_monitor_series_left_out", f"Series beyond the {MOST_SERIES} that are told here.")
-    left_out.add(float(len(keys) - len(chosen)))
-    return "".join(_block(family) for family in [*families, left_out]).encode()
+    left_out = Gauge("skep_monitor_series_left_out", f"Series beyond the {MOST_SERIES} that are told here.")
+    left_out.set((), len(keys) - len(chosen))
+    return metrics_text([*families, left_out], known_only=True)
 
 
 def _importance(key: SeriesKey) -> tuple[bool, bool, SeriesKey]:
@@ -76,19 +62,23 @@ def _importance(key: SeriesKey) -> tuple[bool, bool, SeriesKey]:
     return key.heat is Heat.SEEN, key.heat is Heat.COLD, key
 
 
-def _of_targets(standing: Iterable[TargetStatus]) -> list[_MetricFamily]:
-    state = _MetricFamily("skep_monitor_target_state", "1 for the state that a target is in, 0 for the others.")
-    probed = _MetricFamily("skep_monitor_last_probe_timestamp_seconds", "When the last probe that was made ended.")
-    due = _MetricFamily("skep_monitor_next_probe_timestamp_seconds", "When the next one is due, if the loop runs.")
-    occasions = _MetricFamily("skep_monitor_probes_7d", "Occasions of the last 7 days, by how they went.")
+def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
+    state = Gauge(
+        "skep_monitor_target_state", "1 for the state that a target is in, 0 for the others.", (*BY_TARGET, "state")
+    )
+    probed = Gauge("skep_monitor_last_probe_timestamp_seconds", "When the last probe that was made ended.", BY_TARGET)
+    due = Gauge("skep_monitor_next_probe_timestamp_seconds", "When the next one is due, if the loop runs.", BY_TARGET)
+    occasions = Gauge(
+        "skep_monitor_probes_7d", "Occasions of the last 7 days, by how they went.", (*BY_TARGET, "outcome")
+    )
     for one in standing:
         name = one.target.name
         for known in TargetState:
-            state.add(float(known == one.state), target=name, state=known)
-        probed.add(None if one.last is None else one.last.ended_at, target=name)
-        due.add(one.due_at, target=name)
+            state.set((name, str(known)), known == one.state)
+        probed.set((name,), None if one.last is None else one.last.ended_at)
+        due.set((name,), one.due_at)
         for outcome, count in one.coverage.items():
-            occasions.add(float(count), target=name, outcome=outcome)
+            occasions.set((name, str(outcome)), count)
     return [state, probed, due, occasions]
 
 
@@ -99,45 +89,29 @@ def _reading(series: SeriesStore, key: SeriesKey, now: float, fresh: float) -> _
     return key, None if latest is None else latest.value, *found
 
 
-def _of_series(readings: Iterable[_Reading]) -> list[_MetricFamily]:
-    families: dict[str, _MetricFamily] = {}
+def _of_series(readings: Iterable[_Reading]) -> list[Gauge]:
+    families: dict[str, Gauge] = {}
     for key, latest, middle, spread in readings:
         name, factor, what = NAMES[key.metric]
-        labels = {"target": key.target, "heat": key.heat, "shape": key.shape, "concurrency": key.concurrency}
+        labels = (key.target, str(key.heat), str(key.shape), str(key.concurrency))
         values = {
             (name, f"{what}."): latest,
             (f"{name}_median_7d", f"{what}: median of 7 days."): middle,
             (f"{name}_mad_7d", f"{what}: median absolute deviation over 7 days."): spread,
         }
         for (full, help_text), value in values.items():
-            family = families.setdefault(full, _MetricFamily(full, help_text))
-            family.add(None if value is None else value * factor, **labels)
+            family = families.setdefault(full, Gauge(full, help_text, OF_SERIES))
+            family.set(labels, None if value is None else value * factor)
     return [families[name] for name in sorted(families)]
 
 
-def _of_alerts(series: SeriesStore, told: set[str]) -> list[_MetricFamily]:
-    opened = _MetricFamily("skep_monitor_alerts_open", "Alerts that are open, by target and rule.")
+def _of_alerts(series: SeriesStore, told: set[str]) -> list[Gauge]:
+    opened = Gauge("skep_monitor_alerts_open", "Alerts that are open, by target and rule.", (*BY_TARGET, "rule"))
     counts: dict[tuple[str, str], int] = {}
     for alert in series.alerts(open_only=True):
         pair = (alert.target or "", str(alert.rule))
         counts[pair] = counts.get(pair, 0) + 1
     for (target, rule), count in sorted(counts.items()):
         if target in told:
-            opened.add(float(count), target=target, rule=rule)
+            opened.set((target, rule), count)
     return [opened]
-
-
-def _block(family: _MetricFamily) -> str:
-    """A metric of which nothing is known is not there."""
-    if not family.lines:
-        return ""
-    head = f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}\n"
-    return head + "".join(f"{line}\n" for line in family.lines)
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

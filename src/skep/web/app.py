@@ -75,10 +75,11 @@ def _page_routes(site: Site, live: Live) -> list[BaseRoute]:
 def _plain_routes(site: Site) -> list[BaseRoute]:
     def metrics(_request: Request) -> Response:
         from skep.monitor import prometheus
+        from skep.wire.prometheus import CONTENT_TYPE
 
         with site.series() as series:
             body = b"" if series is None else prometheus.text(series, site.clock())
-        return Response(body, headers={"content-type": prometheus.CONTENT_TYPE})
+        return Response(body, headers={"content-type": CONTENT_TYPE})
 
     def healthy(_request: Request) -> Response:
         return PlainTextResponse("ok\n")

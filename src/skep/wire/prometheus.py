@@ -1,0 +1,162 @@
+"""Prometheus' text form: counters, gauges and histograms that write it, and what reads it.
+
+Written by hand because every request of the gateway passes here: a label set is one dictionary lookup, an observation
+one bisection.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LABEL_SETS = 2000  # of one metric: names that clients choose must not fill the memory
+OTHER = "other"
+
+Labels = tuple[str, ...]
+
+_LABELS = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
+_LINE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})? ([0-9.eE+-]+)(?: [0-9]+)?$", re.MULTILINE)
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?=.*\})| (?=\S))", re.MULTILINE)
+_COMMENT = re.compile(r"^(?:#.*)?\n", re.MULTILINE)
+
+
+class Counter:
+    kind = "counter"
+
+    def __init__(
+        self, name: str, help_text: str, labels: Labels = (), values: dict[Labels, float] | None = None
+    ) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self._values = {} if values is None else values
+
+    def add(self, values: Labels, amount: float = 1) -> None:
+        if values not in self._values and len(self._values) >= LABEL_SETS:
+            values = (OTHER,) * len(values)
+        self._values[values] = self._values.get(values, 0) + amount
+
+    def by(self, label: str) -> dict[str, float]:
+        """Summed over all other labels."""
+        place, sums = self.labels.index(label), dict[str, float]()
+        for values, value in self._values.items():
+            sums[values[place]] = sums.get(values[place], 0) + value
+        return sums
+
+    def lines(self) -> Iterable[str]:
+        for values, value in self._values.items():
+            yield f"{self.name}{_braces(self.labels, values)} {_number(value)}"
+
+
+class Histogram:
+    kind = "histogram"
+
+    def __init__(self, name: str, help_text: str, labels: Labels, bounds: Sequence[float]) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self._bounds = tuple(bounds)
+        self._series: dict[Labels, tuple[list[int], list[float]]] = {}  # counts per bucket; [sum]
+
+    def renamed(self, name: str) -> Histogram:
+        """Return the same figures under another name."""
+        other = Histogram(name, self.help, self.labels, self._bounds)
+        other._series = self._series
+        return other
+
+    def observe(self, values: Labels, value: float, times: int = 1) -> None:
+        series = self._series.get(values)
+        if series is None:
+            if len(self._series) >= LABEL_SETS:
+                values = (OTHER,) * len(values)
+            series = self._series.setdefault(values, ([0] * (len(self._bounds) + 1), [0.0]))
+        series[0][bisect_left(self._bounds, value)] += times
+        series[1][0] += value * times
+
+    def lines(self) -> Iterable[str]:
+        bounds = [*(_number(bound) for bound in self._bounds), "+Inf"]
+        for values, (counts, (total,)) in self._series.items():
+            running = list(accumulate(counts))
+            for bound, count in zip(bounds, running, strict=True):
+                yield f"{self.name}_bucket{_braces((*self.labels, 'le'), (*values, bound))} {count}"
+            braces = _braces(self.labels, values)
+            yield f"{self.name}_sum{braces} {_number(total)}"
+            yield f"{self.name}_count{braces} {running[-1]}"
+
+
+class Gauge:
+    """Read when asked for: `set_all` replaces every value."""
+
+    kind = "gauge"
+
+    def __init__(
+        self, name: str, help_text: str, labels: Labels = (), values: dict[Labels, float] | None = None
+    ) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self._values = {} if values is None else values
+
+    def set(self, values: Labels, value: float | None) -> None:
+        """Unknown is no line, never a zero."""
+        if value is not None:
+            self._values[values] = value
+
+    def set_all(self, values: dict[Labels, float]) -> None:
+        self._values = values
+
+    def lines(self) -> Iterable[str]:
+        for values, value in self._values.items():
+            yield f"{self.name}{_braces(self.labels, values)} {_number(value)}"
+
+
+Metric = Counter | Histogram | Gauge
+
+
+def metrics_text(metrics: Iterable[Metric], *, known_only: bool = False) -> bytes:
+    """Return the metrics as `GET /metrics` answers them. `known_only`: without those of which nothing is known."""
+    lines = []
+    for metric in metrics:
+        samples = list(metric.lines())
+        if known_only and not samples:
+            continue
+        if metric.help:
+            lines.append(f"# HELP {metric.name} {metric.help}")
+        lines += [f"# TYPE {metric.name} {metric.kind}", *samples]
+    return ("\n".join(lines) + "\n").encode("utf-8", "replace") if lines else b""
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Return every sample by its name, summed over its labels; empty where it is no such text."""
+    found: dict[str, float] = {}
+    for name, value in _LINE.findall(text):
+        try:
+            found[name] = found.get(name, 0.0) + float(value)
+        except ValueError:
+            continue
+    return found
+
+
+def label_samples(text: str, replica: str) -> str:
+    """An engine's samples, each with one label more. Descriptions are left out: those of all replicas are the same."""
+    label = f'replica="{_escaped(replica)}"'
+
+    def labelled(sample: re.Match[str]) -> str:
+        return f"{sample[1]}{{{label}," if sample[0].endswith("{") else f"{sample[1]}{{{label}}} "
+
+    return _SAMPLE.sub(labelled, _COMMENT.sub("", text if text.endswith("\n") else f"{text}\n"))
+
+
+def _braces(labels: Labels, values: Labels) -> str:
+    if not labels:
+        return ""
+    pairs = (f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True))
+    return "{" + ",".join(pairs) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) else repr(value)
