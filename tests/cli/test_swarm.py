@@ -14,12 +14,12 @@ from itertools import pairwise
 import pytest
 from in_process import call, refused
 
-from skep.cli.swarm_session import Ticker, frame
+from skep.cli.swarm_session import frame
 from skep.cli.top import Screen, bar_cells
 from skep.files import lock_holder
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
-from skep.swarm.progress import Lane, SwarmProgress
+from skep.swarm.progress import Lane, ProgressLines, SwarmProgress
 from skep.swarm.records import Attempt, AttemptOutcome, SwarmRunOptions, Task, TaskEnding, TaskResult, Why
 from skep.swarm.runner import lock_path
 from skep.swarm.store import Recorded, SwarmStore
@@ -430,7 +430,7 @@ def test_a_bar_has_its_length_and_hides_nothing(done, failed, total):
 
 
 def test_where_nobody_watches_a_long_run_says_less_and_less():
-    ticker = Ticker()
+    ticker = ProgressLines()
     said = [second for second in range(3600) if ticker.take(replace(PROGRESS, elapsed_s=float(second)))]
     pauses = [later - earlier for earlier, later in pairwise(said)]
     assert (min(pauses), max(pauses)) == (5, 60)
@@ -438,7 +438,7 @@ def test_where_nobody_watches_a_long_run_says_less_and_less():
 
 
 def test_news_is_told_at_once_and_a_flood_is_counted():
-    ticker = Ticker()
+    ticker = ProgressLines()
     ticker.take(PROGRESS)
     news = tuple(f"task-{number} set aside" for number in range(8))
     assert ticker.take(replace(PROGRESS, elapsed_s=11.0, last=news)) == list(news[:5])
@@ -448,7 +448,7 @@ def test_news_is_told_at_once_and_a_flood_is_counted():
 
 
 def test_an_outage_has_its_beginning_and_its_end():
-    ticker = Ticker(600.0)
+    ticker = ProgressLines(600.0)
     ticker.take(PROGRESS)
     told = [ticker.take(replace(PROGRESS, down_s=float(second), down_why="refused")) for second in range(30)]
     assert [second for second, lines in enumerate(told) if lines] == [0, 5, 10, 20]

@@ -292,7 +292,7 @@ def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
 def test_what_cannot_be_written_is_said_before_anything_runs(runs, quick, tmp_path):
     """A folder that is gone, and another file's content, which is not overwritten."""
     asked = quick.state()["requests"]
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="does not exist"):
         runs.carry_out(runs.create(quick.url, some(1), output=str(tmp_path / "gone" / "out.jsonl")))
     runs.output.write_text("precious\n")
     with pytest.raises(UserError, match="not results of run"):

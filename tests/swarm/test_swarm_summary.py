@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from skep.cli.swarm_tables import same_place
 from skep.report.swarm import headline
 from skep.store.database import open_store
 from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
 from skep.swarm.store import Recorded, SwarmSession, SwarmStore
-from skep.swarm.summary import account_json, account_of, spans_of, story_of
+from skep.swarm.summary import account_json, account_of, same_place, spans_of, story_of
 
 BEGAN = 1_700_000_000.0
 URL = "http://127.0.0.1:9999"

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.cli.bench_common import Interrupted, positive_seconds, run_measuring
 from skep.cli.options import EndpointOptions
-from skep.cli.output import check_output, note, print_json, write_whole
+from skep.cli.output import check_output, day_and_time, note, print_json, write_whole
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of
-from skep.cli.swarm_tables import MAKES_ONE, NONE_YET, check_place, free_output, journal, one_line, stored_runs
+from skep.cli.swarm_tables import journal, one_line
 from skep.errors import EndpointError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.ask.merging import answer_of, ask_document, plan_document
-from skep.swarm.ask.split import GoalSplit, Sizes, Sources, find_sources, sizes_of, split_by_model, split_by_rule
-from skep.swarm.ask.traits import CHARS_PER_TOKEN, Traits, chars_per_token, traits_of
-from skep.swarm.journal import create_run
-from skep.swarm.records import (
-    SwarmRun,
-    SwarmRunOptions,
-    SwarmRunState,
-    Task,
-    TaskEnding,
-    run_options_from_json,
-    task_json,
-)
-from skep.swarm.results_file import ResultsFile, complete_output
-from skep.swarm.store import SwarmStore
+from skep.swarm.ask.split import PreparedAsk, Sources, find_sources, split_goal
+from skep.swarm.journal import check_output_free, create_run, failed_tasks, run_to_resume
+from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, given_fields
+from skep.swarm.results_file import ResultsFile, check_place, complete_output
 from skep.swarm.task_file import read_schema, read_tasks
-from skep.units import format_seconds
 
 
 def tasks_of(options: TaskRunOptions) -> list[Task]:
@@ -67,13 +55,7 @@ def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | N
     if beside := [name for name, value in given.items() if value is not None]:
         raise UserError(f"{beside[0]} does not go with --failed-of", hint="those tasks are in the journal already")
     with journal() as swarm:
-        run = swarm.run(name)
-        if run.kind != "map":
-            raise UserError(f"`{run.id}` is no run of a task file", hint="`skep swarm resume` goes on with it")
-        failed = {result.task for result in swarm.results(run.id, ending=TaskEnding.FAILED)}
-        tasks = [task for task in swarm.tasks(run.id) if task.id in failed]
-    if not tasks:
-        raise UserError(f"no task of `{run.id}` was set aside", hint="`skep swarm show` has its account")
+        tasks = failed_tasks(swarm, name)
     wanted = {"schema": schema, "max_tokens": options.max_tokens, "temperature": options.temperature}
     changed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     return [replace(task, **changed, priority=options.priority or task.priority) for task in tasks]
@@ -128,7 +110,7 @@ def run_tasks(options: TaskRunOptions) -> int:
         raise UserError("--json and the results would both go to stdout", hint="name a file for the results with -o")
     tasks = tasks_of(options)
     if output is not None:
-        free_output(output, _source(options), overwrite=options.overwrite)
+        check_output_free(paths, output, _source(options), overwrite=options.overwrite)
     endpoint = _look(options)
     if options.dry_run:
         _show_dry(options, tasks, output, endpoint)
@@ -138,7 +120,7 @@ def run_tasks(options: TaskRunOptions) -> int:
         run_id = create_run(store, tasks, order, url=options.address, model=model, name=_run_name(options))
     if output is not None:
         _clear(output, run_id)  # --overwrite: the old lines go when the new run is in the journal, not before
-    return carry_out_here(paths, run_id, key=key, report=options.report, as_json=as_json, echo=output is None)
+    return carry_out_here(run_id, key=key, report=options.report, as_json=as_json, echo=output is None)
 
 
 def resume_run(
@@ -154,29 +136,28 @@ def resume_run(
     """`output`: another results file than the run's own. `url`, `model`: of an endpoint that has moved."""
     if report is not None:
         check_output(report)
-    with journal() as swarm:
-        run = _to_resume(swarm, name, last=last)
-        order = run_options_from_json(run.config)
-        file = _results_file(run, order, output)
-        if last:
-            _say_which(run, file)
-        if run.state is SwarmRunState.DONE:
-            _complete(swarm, run, file)
+    run = run_to_resume(user_paths(os.environ), name, last=last)
+    file = _results_file(run, output)
+    ended = run.counts.done + run.counts.failed
+    if last:
+        left = f"{run.counts.left} of {run.counts.total} tasks left"
+        results = f", results in {file}" if file is not None else ""
+        note(f"--last is {run.id} of {day_and_time(run.created_at)}, {run.name}: {left}{results}")
     shown = as_json and run.kind == "map"  # of an `ask`, the answer is what is printed
     if run.state is SwarmRunState.DONE:
+        note(f"{run.id} is finished already: every task has its result")
+        with journal() as swarm:
+            if file is not None and (added := complete_output(swarm, run.id, file)):
+                note(f"{added} missing lines were written to {file}")
         end_of(run.id, output=file, report=report, as_json=shown)
         code = 0
     else:
-        target = EndpointOptions(url=url or run.url, model=model, key_env=order.key_env)
+        target = EndpointOptions(url=url or run.url, model=model, key_env=run.config.get("key_env"))
         key = target.key()
         if not last:
-            ended = run.counts.done + run.counts.failed
             note(f"{run.id}: {ended} of {run.counts.total} tasks have their result already")
         echo = file is None and run.kind == "map"
-        paths = user_paths(os.environ)
-        code = carry_out_here(
-            paths, run.id, target=target, key=key, output=file, report=report, as_json=shown, echo=echo
-        )
+        code = carry_out_here(run.id, target=target, key=key, output=file, report=report, as_json=shown, echo=echo)
     if run.kind == "ask":
         give_answer(run.id, as_json=as_json)
     return code
@@ -190,44 +171,16 @@ def _clear(output: Path, run_id: str) -> None:
         file.close()
 
 
-def _results_file(run: SwarmRun, order: SwarmRunOptions, wanted: Path | None) -> Path | None:
+def _results_file(run: SwarmRun, wanted: Path | None) -> Path | None:
     """None: stdout, or the answer of an `ask`, which has a place of its own."""
     if wanted is None:
-        return None if order.output is None else Path(order.output)
+        return None if (own := run.config.get("output")) is None else Path(own)
     if run.kind == "ask":
         raise UserError(f"-o does not go with `{run.id}`: `skep swarm ask` was told where its answer goes")
     if str(wanted) == "-":
         raise UserError("resume writes results to a file", hint=f"`skep swarm results {run.id}` prints them")
     check_place(wanted)
     return wanted.absolute()
-
-
-def _say_which(run: SwarmRun, file: Path | None) -> None:
-    made = datetime.fromtimestamp(run.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
-    left = f"{run.counts.left} of {run.counts.total} tasks left"
-    note(f"--last is {run.id} of {made}, {run.name}: {left}" + (f", results in {file}" if file is not None else ""))
-
-
-def _complete(swarm: SwarmStore, run: SwarmRun, file: Path | None) -> None:
-    note(f"{run.id} is finished already: every task has its result")
-    if file is not None and (added := complete_output(swarm, run.id, file)):
-        note(f"{added} missing lines were written to {file}")
-
-
-def _to_resume(swarm: SwarmStore, name: str | None, *, last: bool) -> SwarmRun:
-    """Return the newest that nobody works on; where there is none, the newest says why not."""
-    if name is not None and last:
-        raise UserError(f"`{name}` and --last name two runs", hint="leave one of them out")
-    if name is not None:
-        return swarm.run(name)
-    runs = stored_runs()
-    if not runs:
-        raise UserError(NONE_YET, hint=MAKES_ONE)
-    open_ones = [run for run in runs if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED)]
-    if not last:
-        some = ", ".join(f"`{run.id}`" for run in open_ones[:3]) or "none at the moment"
-        raise UserError("no run was named", hint=f"--last takes the newest; unfinished are: {some}")
-    return (open_ones or runs)[0]
 
 
 def _look(target: EndpointOptions) -> Endpoint | EndpointError:
@@ -243,7 +196,7 @@ def _look(target: EndpointOptions) -> Endpoint | EndpointError:
 def _show_dry(options: TaskRunOptions, tasks: list[Task], output: Path | None, found: Endpoint | EndpointError) -> None:
     document = {
         "tasks": len(tasks),
-        "first": task_json(tasks[0]) if tasks else None,
+        "first": given_fields(tasks[0]) if tasks else None,
         "output": None if output is None else str(output),
         "url": options.address,
         "model": found.model if isinstance(found, Endpoint) else options.model,
@@ -266,16 +219,6 @@ def _show_dry(options: TaskRunOptions, tasks: list[Task], output: Path | None, f
 LONGEST_GOAL = 20_000  # characters; what is longer belongs into a file
 LONGEST_NAME = 80
 ROWS_SHOWN = 30
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedAsk:
-    """A split with all that its run is made of."""
-
-    split: GoalSplit
-    sizes: Sizes
-    merge: bool
-    model: str | None
 
 
 def run_ask(options: AskOptions) -> int:
@@ -301,7 +244,7 @@ def run_ask(options: AskOptions) -> int:
     if len(sources.left_out) > 5:
         note(f"left out: {len(sources.left_out) - 5} files more")
     try:
-        ready = run_measuring(lambda: _split(options, goal, plan_timeout_s, sources))
+        ready = run_measuring(lambda: _prepared(options, goal, plan_timeout_s, sources))
     except Interrupted:
         raise SwarmStopped("stopped before anything was sent") from None
     _show(ready)
@@ -317,11 +260,11 @@ def run_ask(options: AskOptions) -> int:
             [part.task(ready.sizes) for part in ready.split.parts],
             replace(order, ask=ask_document(plan, ready.sizes, answer)),
             url=options.address,
-            model=ready.model,
+            model=ready.model or options.model,
             kind="ask",
             name=one_line(goal, LONGEST_NAME),
         )
-    code = carry_out_here(user_paths(os.environ), run_id, key=key, report=options.report)
+    code = carry_out_here(run_id, key=key, report=options.report)
     give_answer(run_id, as_json=options.as_json)
     return code
 
@@ -345,50 +288,29 @@ def give_answer(run_id: str, *, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-async def _split(options: AskOptions, goal: str, plan_timeout_s: float, sources: Sources) -> _PreparedAsk:
-    endpoint = await _found(options)
-    per_token, traits, model = CHARS_PER_TOKEN, Traits(), options.model
-    if endpoint is not None:
-        traits, model = await traits_of(endpoint), endpoint.model
-        per_token = await chars_per_token(endpoint, [*sources.texts.values()])
-    sizes = sizes_of(traits.context, per_token, chunk_tokens=options.chunk_tokens, max_tokens=options.max_tokens)
-    by_rule = options.by_rule if options.by_rule is not None else traits.is_tiny
-    if endpoint is None or by_rule:
-        why = None if options.by_rule or endpoint is None else _too_small(endpoint.model, traits)
-        split = split_by_rule(goal, sources, sizes, why)
-    else:
-        limit = format_seconds(plan_timeout_s)
-        note(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {limit}")
-        split = await split_by_model(
-            goal,
-            sources,
-            sizes,
-            endpoint,
-            context=traits.context,
-            timeout_s=plan_timeout_s,
-            say=note,
-        )
-    merge = options.merge if options.merge is not None else split.by_model or not traits.is_tiny
-    return _PreparedAsk(split, sizes, merge, model)
-
-
-async def _found(options: AskOptions) -> Endpoint | None:
-    """One that is down is waited for when the tasks run; a plan has to be had before."""
+async def _prepared(options: AskOptions, goal: str, plan_timeout_s: float, sources: Sources) -> PreparedAsk:
+    """An endpoint that is down is waited for when the tasks run; a plan has to be had before."""
+    endpoint = None
     try:
-        return await options.find()
+        endpoint = await options.find()
     except EndpointError as error:
         if not options.by_rule:
             raise
         note(f"{error.message}; it will be waited for")
-        return None
+    return await split_goal(
+        goal,
+        sources,
+        endpoint,
+        by_rule=options.by_rule,
+        merge=options.merge,
+        chunk_tokens=options.chunk_tokens,
+        max_tokens=options.max_tokens,
+        plan_timeout_s=plan_timeout_s,
+        say=note,
+    )
 
 
-def _too_small(model: str, traits: Traits) -> str:
-    name = model.rpartition("/")[2]  # llama.cpp tells a path
-    return f"{name} has {(traits.parameters or 0) / 1e6:,.0f}M parameters, too few to plan; --by-model asks it anyway"
-
-
-def _show(ready: _PreparedAsk) -> None:
+def _show(ready: PreparedAsk) -> None:
     """On stderr, as narration."""
     split, sizes = ready.split, ready.sizes
     count = "1 task" if len(split.parts) == 1 else f"{len(split.parts):,} tasks"

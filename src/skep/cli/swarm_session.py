@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import Self, TypeVar
 
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.options import EndpointOptions
 from skep.cli.output import check_output, note, print_json, write_whole
-from skep.cli.swarm_tables import check_place, journal, opened, summary_lines
+from skep.cli.swarm_tables import journal
 from skep.cli.top import BETWEEN, Line, Screen, bar_cells, redrawn
 from skep.errors import SkepError, UserError
-from skep.paths import Paths
-from skep.swarm.progress import Lane, SwarmProgress
-from skep.swarm.records import SwarmRunState, Task, TaskEnding, TaskResult, run_options_from_json
-from skep.swarm.results_file import result_line
+from skep.paths import user_paths
+from skep.report.swarm import end_lines, gantt, swarm_page
+from skep.swarm.progress import Lane, ProgressLines, SwarmProgress, down_words
+from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, run_options_from_json
+from skep.swarm.results_file import ResultsPrinter, check_place, result_line
 from skep.swarm.runner import carry_out
-from skep.swarm.store import SwarmStore
 from skep.swarm.summary import account_json, account_of, story_of
 from skep.units import format_seconds
 
@@ -38,7 +35,8 @@ def write_results(name: str, output: Path | None, *, failed: bool, done: bool, a
     ending = TaskEnding.FAILED if failed else TaskEnding.DONE if done else None
     with journal() as swarm:
         run = swarm.run(name)
-        lines = _lines(swarm, run.id, ending)
+        tasks = {task.id: task for task in swarm.tasks(run.id)}
+        lines = [result_line(tasks[one.task], one) for one in swarm.results(run.id, ending=ending)]
     if as_json:
         text = json.dumps([json.loads(line) for line in lines], ensure_ascii=False, indent=2) + "\n"
     else:
@@ -50,17 +48,9 @@ def write_results(name: str, output: Path | None, *, failed: bool, done: bool, a
         note(f"{len(lines)} results of {run.id} ({run.state.value}) written to {output}")
 
 
-def _lines(swarm: SwarmStore, run_id: str, ending: TaskEnding | None) -> list[str]:
-    tasks = {task.id: task for task in swarm.tasks(run_id)}
-    return [result_line(tasks[one.task], one).rstrip("\n") for one in swarm.results(run_id, ending=ending)]
-
-
 def write_report(name: str, output: Path, price_kwh: float | None) -> None:
-    from skep.report.swarm import gantt, swarm_page
-
     check_output(output)
-    with opened() as store:
-        swarm = SwarmStore(store)
+    with journal() as swarm:
         run = swarm.run(name)
         story = story_of(swarm, run, now=time.time(), price_kwh=price_kwh)
     write_whole(output, gantt(story) if output.suffix == ".svg" else swarm_page(story))
@@ -68,8 +58,6 @@ def write_report(name: str, output: Path, price_kwh: float | None) -> None:
 
 
 BAR, LANE_BAR, LONGEST_TASK = 40, 24, 32
-EVERY_S, MOST_S = 5.0, 60.0  # between two lines elsewhere: the longer a run takes, the rarer
-NEWS_AT_ONCE = 5
 NEWS_SHOWN = 3
 UNICODE_BAR, ASCII_BAR = "━╳─", "=x-"  # done, set aside, left
 
@@ -79,13 +67,10 @@ def live_view(
     title: str, deadline_s: float | None = None, *, plain: bool = False
 ) -> Iterator[Callable[[SwarmProgress], None]]:
     """Shows what it is told. A terminal that went away is no reason to stop working. `plain`: lines in any case."""
-    if plain or not sys.stderr.isatty():
-        yield _line_writer(deadline_s)
-        return
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    if console.is_dumb_terminal:
+    if plain or not sys.stderr.isatty() or console.is_dumb_terminal:
         yield _line_writer(deadline_s)
         return
     newest: list[SwarmProgress] = []
@@ -99,7 +84,8 @@ def live_view(
 
 def frame(progress: SwarmProgress, page: Screen, title: str, deadline_s: float | None = None) -> list[Line]:
     """Agents that find no place on the page are counted."""
-    lines = [[(title, "bold")], *_totals(progress, page), *_trouble(progress, page, deadline_s)]
+    lines = [[(title, "bold")], *_totals(progress, page)]
+    lines += page.wrapped(down_words(progress, deadline_s), "bold red") if progress.down_s is not None else []
     news = [line for text in progress.last[-NEWS_SHOWN:] for line in page.wrapped(text, BETWEEN)[:2]]
     room = None if page.height is None else page.height - len(lines) - len(news) - 3
     lanes = sorted(progress.lanes, key=lambda lane: lane.agent)
@@ -117,7 +103,6 @@ def _totals(progress: SwarmProgress, page: Screen) -> list[Line]:
     counts = f"{progress.done:,} done, {progress.failed:,} set aside, {left:,} left of {progress.total:,}"
     wide = max(10, min(BAR, page.width - len(counts) - 4))
     glyphs = UNICODE_BAR if page.clean(UNICODE_BAR) == UNICODE_BAR else ASCII_BAR
-    left = progress.total - progress.done - progress.failed
     cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
     bar: Line = [(glyphs[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
     retried = f", {progress.retried:,} tried again" if progress.retried else ""
@@ -131,18 +116,6 @@ def _totals(progress: SwarmProgress, page: Screen) -> list[Line]:
         [("time    ", "bold"), (time, "")],
         [("agents  ", "bold"), (f"{progress.in_flight} at work, {progress.limit} allowed{why}", "")],
     ]
-
-
-def _trouble(progress: SwarmProgress, page: Screen, deadline_s: float | None) -> list[Line]:
-    return page.wrapped(_down_words(progress, deadline_s), "bold red") if progress.down_s is not None else []
-
-
-def _down_words(progress: SwarmProgress, deadline_s: float | None) -> str:
-    assert progress.down_s is not None
-    why = f" ({progress.down_why})" if progress.down_why else ""
-    end = "" if deadline_s is None else f"; gives up in {format_seconds(max(0.0, deadline_s - progress.down_s))}"
-    since = "does not answer" if progress.down_s < 1 else f"has not answered for {format_seconds(progress.down_s)}"
-    return f"the endpoint {since}{why}: asking again{end}"
 
 
 def _lanes(lanes: list[Lane], page: Screen) -> list[Line]:
@@ -159,69 +132,8 @@ def _lanes(lanes: list[Lane], page: Screen) -> list[Line]:
     return rows
 
 
-class Ticker:
-    """Which lines to write where nobody watches: events at once, how it stands every few seconds, and no flood."""
-
-    def __init__(self, deadline_s: float | None = None) -> None:
-        self._deadline_s = deadline_s
-        self._due_s = 0.0
-        self._news: tuple[str, ...] = ()
-        self._said, self._unsaid = 0, 0
-        self._down_due_s: float | None = None
-        self._down_said_s = 0.0
-
-    def take(self, progress: SwarmProgress) -> list[str]:
-        lines = [*self._down(progress), *self._new(progress)]
-        if progress.elapsed_s >= self._due_s and progress.down_s is None:
-            if self._unsaid:
-                lines.append(f"and {self._unsaid} more of that kind: `skep swarm show` has them")
-            self._said, self._unsaid = 0, 0
-            self._due_s = progress.elapsed_s + min(MOST_S, max(EVERY_S, progress.elapsed_s / 10))
-            lines.append(progress_line(progress))
-        return lines
-
-    def _down(self, progress: SwarmProgress) -> list[str]:
-        if progress.down_s is None:
-            back = [f"the endpoint answers again after {format_seconds(self._down_said_s)}"] if self._down_due_s else []
-            self._down_due_s = None
-            return back
-        self._down_said_s = progress.down_s
-        if self._down_due_s is not None and progress.down_s < self._down_due_s:
-            return []
-        self._down_due_s = progress.down_s + min(MOST_S, max(EVERY_S, progress.down_s))
-        return [_down_words(progress, self._deadline_s)]
-
-    def _new(self, progress: SwarmProgress) -> list[str]:
-        fresh = list(after(self._news, progress.last))
-        self._news = progress.last
-        told = fresh[: max(0, NEWS_AT_ONCE - self._said)]
-        self._said += len(told)
-        self._unsaid += len(fresh) - len(told)
-        return told
-
-
-def after(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what was added to a list of the newest: behind the longest end of `before` that `now` begins with."""
-    for kept in range(min(len(before), len(now)), 0, -1):
-        if before[-kept:] == now[:kept]:
-            return now[kept:]
-    return now
-
-
-def progress_line(progress: SwarmProgress) -> str:
-    ended = progress.done + progress.failed
-    failed = f", {progress.failed} set aside" if progress.failed else ""
-    speed = "" if progress.tok_s is None else f", {progress.tok_s:,.1f} tok/s"
-    eta = (
-        "" if progress.left_s is None or ended == progress.total else f", about {format_seconds(progress.left_s)} left"
-    )
-    most = min(progress.limit, max(progress.in_flight, progress.total - ended))  # there are no more tasks than that
-    agents = f"{progress.in_flight} of {most} agents at work"
-    return f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, {agents}{speed}{eta}"
-
-
 def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
-    ticker, page = Ticker(deadline_s), Screen(width=sys.maxsize, encoding=sys.stderr.encoding or "utf-8")
+    ticker, page = ProgressLines(deadline_s), Screen(width=sys.maxsize, encoding=sys.stderr.encoding or "utf-8")
 
     def take(progress: SwarmProgress) -> None:
         for line in ticker.take(progress):
@@ -231,16 +143,11 @@ def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
     return take
 
 
-T = TypeVar("T")
-LAST_WORDS_S = 1.0
-
-
 class SwarmStopped(SkepError):
     exit_code = 130
 
 
 def carry_out_here(
-    paths: Paths,
     run_id: str,
     *,
     key: str | None,
@@ -257,7 +164,7 @@ def carry_out_here(
     with journal() as swarm:
         run = swarm.run(run_id)
         after_cancel = None if target is None else swarm.newest_cancel(run_id)
-        printer = Printer(swarm.tasks(run_id) if echo else ())
+        printer = ResultsPrinter(swarm.tasks(run_id) if echo else ())
     deadline_s = run_options_from_json(run.config).deadline_s
     tasks = "1 task" if run.counts.left == 1 else f"{run.counts.left} tasks"
     url, model = (run.url, run.model) if target is None else (target.address, target.model)
@@ -265,29 +172,30 @@ def carry_out_here(
     plain = echo and sys.stdout.isatty()  # the lines would run through the picture
     try:
         with printer, live_view(f"{run.id}  {run.name}  {url}", deadline_s, plain=plain) as watch:
-            carried = partial(carry_out, paths, run_id, url=url, model=model, output=output, after_cancel=after_cancel)
-            followed = partial(carried, key=key, watch=watch, on_result=printer.take)
-            state = run_measuring(lambda: printer.followed(followed))
+            here = partial(carry_out, user_paths(os.environ), run_id, url=url, model=model, output=output)
+            carried = partial(here, after_cancel=after_cancel, key=key, watch=watch, on_result=printer.take)
+            state = run_measuring(lambda: printer.followed(carried))
     except Interrupted:
-        printer.complain(run_id)
+        if printer.gone is not None:  # what went wrong with stdout is the word that counts
+            note(f"nobody reads the results on; `skep swarm resume {run_id}` goes on with the rest")
+            raise printer.gone from None
         raise _stopped(run_id) from None
     except SkepError as error:
         if "skep swarm" not in (error.hint or ""):
             error.hint = "; ".join(filter(None, (error.hint, f"then `skep swarm resume {run_id}` goes on")))
         raise
-    if state is not SwarmRunState.DONE and _left(run_id):
+    if state is not SwarmRunState.DONE and _read(run_id).counts.left:
         raise _stopped(run_id)
     return end_of(run_id, output=output, report=report, as_json=as_json)
 
 
 def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bool) -> int:
     """Return what is said of a run that has ended. `output`: where its results are; None: where the run was told."""
-    with opened() as store:
-        swarm = SwarmStore(store)
+    with journal() as swarm:
         run = swarm.run(run_id)
         account = account_of(swarm, run, now=time.time())
-    file = run_options_from_json(run.config).output if output is None else str(output)
-    note(*summary_lines(account, file))
+    file = run.config.get("output") if output is None else str(output)
+    note(*end_lines(account, file))
     if report is not None:
         write_report(run_id, report, None)
     if as_json:
@@ -295,14 +203,13 @@ def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bo
     return 1 if run.counts.failed else 0
 
 
-def _left(run_id: str) -> int:
+def _read(run_id: str) -> SwarmRun:
     with journal() as swarm:
-        return swarm.counts(run_id).left
+        return swarm.run(run_id)
 
 
 def _stopped(run_id: str) -> SwarmStopped:
-    with journal() as swarm:
-        run = swarm.run(run_id)
+    run = _read(run_id)
     ended = run.counts.done + run.counts.failed
     what = "cancelled" if run.state is SwarmRunState.CANCELLED else "stopped"
     if run.state is SwarmRunState.DONE:
@@ -311,55 +218,3 @@ def _stopped(run_id: str) -> SwarmStopped:
         f"{what}: {ended} of {run.counts.total} tasks have their result, and keep it",
         hint=f"resume with `skep swarm resume {run_id}`",
     )
-
-
-class Printer:
-    """Result lines on stdout in a thread of its own: a reader that is slow does not hold up the swarm.
-
-    One that leaves ends the run: nobody is there for the rest. What was recorded is in the journal all the same.
-    """
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = {task.id: task for task in tasks}
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._thread = Thread(target=self._print, daemon=True)
-        self._leave: Callable[[], object] = lambda: None
-        self._gone: OSError | None = None
-
-    def __enter__(self) -> Self:
-        if self._tasks:
-            self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """To the last line; after an end before time, no longer than a moment."""
-        self._lines.put(None)
-        if self._tasks:
-            self._thread.join(None if kind is None else LAST_WORDS_S)
-
-    def take(self, result: TaskResult) -> None:
-        if task := self._tasks.get(result.task):
-            self._lines.put(result_line(task, result))
-
-    async def followed(self, work: Callable[[], Awaitable[T]]) -> T:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        self._leave = lambda: loop.call_soon_threadsafe(task.cancel)
-        return await work()
-
-    def complain(self, run_id: str) -> None:
-        """What went wrong with stdout is the word that counts."""
-        if self._gone is not None:
-            note(f"nobody reads the results on; `skep swarm resume {run_id}` goes on with the rest")
-            raise self._gone
-
-    def _print(self) -> None:
-        while (line := self._lines.get()) is not None:
-            try:
-                sys.stdout.write(f"{line.rstrip()}\n")
-                sys.stdout.flush()
-            except OSError as error:
-                self._gone = error
-                with contextlib.suppress(RuntimeError):  # it has ended by itself
-                    self._leave()
-                return

@@ -1,4 +1,4 @@
-"""The report of a swarm's run: one page that needs no other file and no network, and its picture alone.
+"""A swarm's run in tables and figures, each described once: for the terminal, the page and JSON; and its page.
 
 Pure: takes a story, gives text. The caller writes the file. What a run did not finish, simulate or measure is said on
 the page, next to the figures.
@@ -6,9 +6,11 @@ the page, next to the figures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+from skep.report.columns import Column, html_table
 from skep.report.markup import (
     Markup,
     banner,
@@ -20,16 +22,224 @@ from skep.report.markup import (
     tag,
     term_list,
     text,
-    text_table,
     trusted,
     wide_figure,
 )
 from skep.report.style import document, mark
 from skep.report.swarm_gantt import gantt, gantt_caption, gantt_element
-from skep.stats.percentiles import Percentiles
-from skep.swarm.records import Attempt, AttemptOutcome, SwarmRunState, TaskEnding, TaskResult
-from skep.swarm.summary import Account, SwarmStory, task_seconds
-from skep.units import UNKNOWN, fact_list, moment, number, percent, public_name, public_url, seconds, shortened
+from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
+from skep.swarm.summary import Account, AgentRow, ReplicaRow, SessionSpan, SwarmStory, task_seconds
+from skep.units import (
+    fact_list,
+    milliseconds,
+    moment,
+    number,
+    percent,
+    public_name,
+    public_url,
+    seconds,
+    shortened,
+)
+
+__all__ = ["gantt", "swarm_page"]
+
+LONGEST_TEXT = 160
+_MOST_FAILURES, _MOST_SLOW, _MOST_AGENTS = 200, 15, 128
+_SLOW_FROM = 5  # tasks: with fewer, the picture says it all
+
+
+def one_line(told: str | None, most: int = LONGEST_TEXT) -> str:
+    """Return a text on one line without what a terminal would obey: engines and models write anything."""
+    return shortened(" ".join("".join(one if one.isprintable() else " " for one in told or "").split()), most)
+
+
+def _at_most(most: int) -> Callable[[str], str]:
+    return lambda told: one_line(told, most)
+
+
+def _share(value: float) -> str:
+    return percent(100 * value)
+
+
+def _count(value: float | None) -> str:
+    return number(value, digits=0)
+
+
+def _remark(run: SwarmRun) -> str:
+    sessions = f"{run.sessions} sessions" if run.sessions > 1 else ""
+    return ", ".join(filter(None, (one_line(run.error), sessions, "simulated" if run.simulated else "")))
+
+
+def _local_time(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _first_token_s(attempt: Attempt) -> float | None:
+    return None if attempt.first_token_at is None else max(0.0, attempt.first_token_at - attempt.started_at)
+
+
+def _error(attempt: Attempt) -> str:
+    status = f"HTTP {attempt.status} " if attempt.status not in (None, 200) else ""
+    return one_line(f"{attempt.error_kind}: {status}{attempt.error or ''}") if attempt.error_kind else ""
+
+
+RUNS: Sequence[Column[SwarmRun]] = (
+    Column("id", "run", lambda run: run.id, right=False),
+    Column("created_at", "when", lambda run: run.created_at, _local_time, rank=3, right=False),
+    Column("kind", "kind", lambda run: run.kind, rank=6, right=False),
+    Column("state", "state", lambda run: run.state.value, right=False),
+    Column("done", "done", lambda run: run.counts.done),
+    Column("failed", "set aside", lambda run: run.counts.failed),
+    Column("left", "left", lambda run: run.counts.left),
+    Column("model", "model", lambda run: run.model, rank=4, right=False),
+    Column("name", "name", lambda run: run.name, _at_most(40), rank=1, right=False),
+    Column("url", "url", lambda run: run.url, rank=5, right=False),
+    Column("remark", "note", _remark, rank=2, right=False),
+)
+FAILURES: Sequence[Column[TaskResult]] = (
+    Column("id", "set aside", lambda one: one.task, _at_most(48), right=False),
+    Column("tries", "tries", lambda one: one.tries),
+    Column("kind", "kind", lambda one: one.error_kind, right=False),
+    Column("message", "error", lambda one: one.error, one_line, right=False, style="wide"),
+)
+_LAST_ANSWER = Column[TaskResult]("answer", "last answer", lambda one: one.answer, one_line, right=False, style="note")
+AGENTS: Sequence[Column[AgentRow]] = (
+    Column("agent", "agent", lambda one: one.agent),
+    Column("tasks", "tasks", lambda one: one.tasks, _count),
+    Column("attempts", "attempts", lambda one: one.attempts, _count),
+    Column("busy_s", "busy", lambda one: one.busy_s, seconds),
+    Column("busy_share", "of the time", lambda one: one.busy_share, _share),
+    Column("output_tokens", "tokens", lambda one: one.output_tokens, _count),
+)
+REPLICAS: Sequence[Column[ReplicaRow]] = (
+    Column("replica", "replica", lambda one: one.replica or "not told", _at_most(80), right=False),
+    Column("tasks", "tasks", lambda one: one.tasks, _count),
+    Column("attempts", "attempts", lambda one: one.attempts, _count),
+    Column("failed", "failed", lambda one: one.failed, _count),
+    Column("output_tokens", "tokens", lambda one: one.output_tokens, _count),
+    Column("ttft_p50_s", "TTFT p50", lambda one: one.ttft_s and one.ttft_s.p50, seconds),
+    Column("ttft_p95_s", "TTFT p95", lambda one: one.ttft_s and one.ttft_s.p95, seconds, rank=1),
+    Column("task_tok_s", "tok/s each", lambda one: one.task_tok_s, number),
+)
+ATTEMPTS: Sequence[Column[Attempt]] = (
+    Column("number", "attempt", lambda one: one.number),
+    Column("why", "why", lambda one: one.why.value, rank=1, right=False),
+    Column("outcome", "outcome", lambda one: one.outcome.value, right=False),
+    Column("agent", "agent", lambda one: one.agent, rank=5),
+    Column("replica", "replica", lambda one: one.replica, rank=2, right=False),
+    Column("took_s", "took", lambda one: one.ended_at - one.started_at, seconds),
+    Column("queued_ms", "queued", lambda one: one.queued_ms, milliseconds, rank=3),
+    Column("first_token_s", "first token", _first_token_s, seconds, rank=4),
+    Column("output_tokens", "tokens", lambda one: one.output_tokens, _count),
+    Column("error", "error", _error, right=False),
+)
+_Timed = tuple[float, TaskResult, Attempt | None]
+_SLOWEST: Sequence[Column[_Timed]] = (
+    Column("id", "task", lambda one: one[1].task, _at_most(60)),
+    Column("took_s", "took", lambda one: one[0], seconds),
+    Column("tries", "tries", lambda one: one[1].tries),
+    Column("queued_ms", "queued", lambda one: one[2] and one[2].queued_ms, milliseconds),
+    Column("first_token_s", "first token", lambda one: one[2] and _first_token_s(one[2]), seconds),
+    Column("prompt_tokens", "tokens in", lambda one: one[1].prompt_tokens, _count),
+    Column("output_tokens", "tokens out", lambda one: one[1].output_tokens, _count),
+    Column("replica", "replica", lambda one: one[1].replica, _at_most(40), right=False),
+    Column("answer", "answer", lambda one: one[1].answer, _at_most(100), style="note"),
+)
+_SESSIONS: Sequence[Column[SessionSpan]] = (
+    Column("session", "session", lambda span: span.session),
+    Column("started_at", "began", lambda span: span.started_at, moment, right=False),
+    Column("seconds", "worked", lambda span: span.seconds, seconds),
+    Column("before_s", "after a pause of", lambda span: span.before_s, seconds),
+    Column("outcome", "ended", lambda span: "still at work" if span.alive else span.outcome or "vanished", right=False),
+    Column("error", "why", lambda span: span.error, _at_most(300), style="wide"),
+)
+_ERRORS: Sequence[Column[tuple[str, int]]] = (
+    Column("kind", "kind of error", lambda one: one[0], right=False),
+    Column("attempts", "attempts", lambda one: one[1], _count),
+)
+
+
+Figures = list[tuple[str, str]]
+
+
+def figures(story: SwarmStory) -> list[tuple[str, Figures]]:
+    """Return the account in words, by group. What is not known, and what did not happen, has no line."""
+    account = story.account
+    counts = f"{account.done} done, {account.failed} set aside, {account.left} left of {account.tasks}"
+    work = [
+        ("tasks", f"{counts}; {account.retried} tried more than once" if account.retried else counts),
+        ("stages", ", ".join(f"{stage}: {many} tasks" for stage, many in story.stages)),
+        ("attempts", f"{account.attempts}, {account.wasted} of them without a result" if account.wasted else ""),
+        ("errors", ", ".join(f"{kind} {count}x" for kind, count in account.errors)),
+        ("cut off", f"{account.truncated} answers ended at their token limit" if account.truncated else ""),
+    ]
+    groups = (("Work", work), ("Time", _time(account)), ("Tokens", _tokens(account)), ("Energy", _energy(account)))
+    known = [(title, [(name, told) for name, told in group if told]) for title, group in groups]
+    return [(title, group) for title, group in known if group]
+
+
+def _time(account: Account) -> Figures:
+    if account.wall_s is None:
+        return []
+    wall, task, agents = [seconds(account.wall_s)], "", ""
+    if account.sessions > 1:
+        wall.append(f"in {account.sessions} sessions, {seconds(account.paused_s)} between them not counted")
+    if account.down_s:
+        wall.append(f"the endpoint down for {seconds(account.down_s)} of it")
+    if account.task_s is not None:
+        task = f"{seconds(account.task_s.p50)} in the middle, {seconds(account.task_s.p95)} at 95 %"
+        task += f", {seconds(account.task_max_s)} the longest"
+    if account.agents_mean is not None:
+        queued = "" if account.queued_share is None else f", {_share(account.queued_share)} of their time in the queue"
+        agents = f"{_at_once(account)}{queued}"
+    first = account.ttft_s and f"{seconds(account.ttft_s.p50)} in the middle, {seconds(account.ttft_s.p95)} at 95 %"
+    return [("wall time", ", ".join(wall)), ("a task", task), ("first token", first or ""), ("agents", agents)]
+
+
+def _at_once(account: Account) -> str:
+    return f"{number(account.agents_mean)} at work on average, {account.agents_max} at most"
+
+
+def _tokens(account: Account) -> Figures:
+    if account.output_tokens is None:
+        return []
+    read = f"{account.prompt_tokens:,} read, " if account.prompt_tokens is not None else ""
+    wasted = f"; {account.wasted_output_tokens:,} more for nothing" if account.wasted_output_tokens else ""
+    unknown = f"; {account.tokens_unknown} tasks came without a count" if account.tokens_unknown else ""
+    speed = "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"
+    return [("tokens", f"{read}{account.output_tokens:,} written{wasted}{unknown}"), ("effective", speed)]
+
+
+def _energy(account: Account) -> Figures:
+    if account.energy is None:
+        return []
+    energy, cost = account.energy.energy, account.energy.cost
+    each = "" if energy.joules_per_token is None else f", {energy.joules_per_token:.2f} J a token"
+    power = f"{_count(energy.mean_w)} W on average, {_count(energy.max_w)} W at most"
+    return [
+        ("energy", f"{account.energy.kwh:.4f} kWh{each} ({energy.source})"),
+        ("power", power + (f", throttled: {', '.join(energy.throttled)}" if energy.throttled else "")),
+        ("cost", "" if cost is None else f"{cost:.4f} at {account.energy.price_kwh:g} a kWh"),
+    ]
+
+
+def end_lines(account: Account, output: str | None) -> list[str]:
+    """Return the end of a run in a few lines, the next command last."""
+    wall = "" if account.wall_s is None else f" in {seconds(account.wall_s)}"
+    speed = "" if account.effective_tok_s is None else f", {number(account.effective_tok_s)} tok/s"
+    retried = f", {account.retried} tried more than once" if account.retried else ""
+    simulated = " (simulated)" if account.simulated else ""
+    lines = [f"{account.done} of {account.tasks} tasks done{wall}{speed}{retried}{simulated}"]
+    if output is not None:
+        lines.append(f"results: {output}")
+    show = f"`skep swarm show {account.run}`"
+    if account.failed:
+        kinds = ", ".join(f"{kind} {count}x" for kind, count in account.errors[:3])
+        lines.append(f"{account.failed} set aside" + (f" (errors met: {kinds})" if kinds else ""))
+        lines.append(f"{show} says why, `skep swarm run --failed-of {account.run}` tries again")
+    elif account.state is SwarmRunState.DONE:
+        lines.append(f"{show} has the account, `skep swarm report {account.run}` the picture")
+    return lines
 
 
 def headline(account: Account) -> str:
@@ -41,161 +251,9 @@ def headline(account: Account) -> str:
     return f"{told}, simulated" if account.simulated else told
 
 
-def outcome_words(account: Account) -> str:
-    """Return what became of those that are not done."""
-    parts = []
-    if account.failed:
-        parts.append(f"{_tasks(account.failed)} set aside with {'its' if account.failed == 1 else 'their'} error")
-    if account.left:
-        parts.append(f"{_tasks(account.left)} left")
-    if account.retried:
-        parts.append(f"{_tasks(account.retried)} tried more than once")
-    return ", ".join(parts)
-
-
-def share(value: float | None) -> str:
-    return percent(None if value is None else 100 * value)
-
-
 def _tasks(many: int) -> str:
-    return f"{number(many, digits=0)} task{'' if many == 1 else 's'}"
+    return f"{_count(many)} task{'' if many == 1 else 's'}"
 
-
-_MOST_FAILURES = 200
-_MOST_SLOW = 15
-_MOST_AGENTS = 128
-_SLOW_FROM = 5  # tasks: with fewer, the picture says it all
-
-
-def failure_table(story: SwarmStory) -> Markup | None:
-    failed = [one for one in story.results if one.ending is TaskEnding.FAILED]
-    if not failed:
-        return None
-    columns = ("task", "tries", ("kind of error", "left"), ("error", "wide"), ("last answer", "note"))
-    shown = failed[:_MOST_FAILURES]
-    rows = [
-        (
-            shortened(one.task, 80),
-            number(one.tries, digits=0),
-            one.error_kind or UNKNOWN,
-            shortened(one.error or UNKNOWN, 400),
-            shortened(_one_line(one.answer) or UNKNOWN, 160),
-        )
-        for one in shown
-    ]
-    made = text_table("Tasks that were set aside", columns, rows, inner={"kind of error": "code"})
-    return join([made, _left_out(len(failed) - len(shown), "set aside")])
-
-
-def error_table(account: Account) -> Markup | None:
-    """Attempts that failed or were rejected, by kind, whether or not another one was done in the end."""
-    if not account.errors:
-        return None
-    rows = [(kind, number(many, digits=0)) for kind, many in account.errors]
-    columns = (("kind of error", "left"), "attempts")
-    return text_table("Attempts that failed, by kind", columns, rows, inner={"kind of error": "code"})
-
-
-def slow_table(story: SwarmStory) -> Markup | None:
-    """By the time from the first attempt's start to the result, pauses between sessions left out."""
-    done = [one for one in story.results if one.ending is TaskEnding.DONE]
-    if len(done) < _SLOW_FROM:
-        return None
-    timed = [(task_seconds(one, story.spans), one) for one in done]
-    slowest = sorted(timed, key=lambda one: one[0], reverse=True)[:_MOST_SLOW]
-    counted = {one.task: one for one in story.attempts if one.outcome is AttemptOutcome.DONE}
-    columns = ("task", "took", "tries", "queued", "first token", "tokens in", "tokens out", ("replica", "left"),
-               ("answer", "note"))  # fmt: skip
-    return text_table(
-        "The slowest tasks", columns, [_slow(one, lasted, counted.get(one.task)) for lasted, one in slowest]
-    )
-
-
-def agent_table(account: Account) -> Markup | None:
-    if not account.by_agent:
-        return None
-    shown = account.by_agent[:_MOST_AGENTS]
-    rows = [
-        (
-            one.agent,
-            number(one.tasks, digits=0),
-            number(one.attempts, digits=0),
-            seconds(one.busy_s),
-            share(one.busy_share),
-            number(one.output_tokens, digits=0),
-        )
-        for one in shown
-    ]
-    made = text_table("By agent", ("agent", "tasks", "attempts", "busy", "of the time", "tokens out"), rows)
-    return join([made, _left_out(len(account.by_agent) - len(shown), "agents")])
-
-
-def replica_table(account: Account) -> Markup | None:
-    if not any(one.replica for one in account.by_replica):
-        return None
-    columns = ("replica", "tasks", "attempts", "failed", "tokens out", "TTFT p50", "TTFT p95", "tok/s of one task")
-    rows = [
-        (
-            shortened(one.replica or "not told", 80),
-            number(one.tasks, digits=0),
-            number(one.attempts, digits=0),
-            (number(one.failed, digits=0), "bad" if one.failed else None),
-            number(one.output_tokens, digits=0),
-            seconds(one.ttft_s.p50 if one.ttft_s else None),
-            seconds(one.ttft_s.p95 if one.ttft_s else None),
-            number(one.task_tok_s),
-        )
-        for one in account.by_replica
-    ]
-    return text_table("By replica", columns, rows)
-
-
-def session_table(story: SwarmStory) -> Markup | None:
-    """Where there were several, or the only one did not end well."""
-    if len(story.spans) < 2 and not any(span.error for span in story.spans):
-        return None
-    columns = ("session", ("began", "left"), "worked", "after a pause of", ("ended", "left"), ("why", "wide"))
-    rows = [
-        (
-            span.session,
-            moment(span.started_at),
-            seconds(span.seconds),
-            seconds(span.before_s),
-            "still at work" if span.alive else span.outcome or "vanished",
-            shortened(span.error or "", 300),
-        )
-        for span in story.spans
-    ]
-    return text_table("Sessions", columns, rows)
-
-
-def _slow(result: TaskResult, lasted: float, attempt: Attempt | None) -> tuple[str, ...]:
-    queued = attempt.queued_ms / 1000 if attempt and attempt.queued_ms is not None else None
-    first = attempt.first_token_at - attempt.started_at if attempt and attempt.first_token_at is not None else None
-    return (
-        shortened(result.task, 60),
-        seconds(lasted),
-        number(result.tries, digits=0),
-        seconds(queued),
-        seconds(first),
-        number(result.prompt_tokens, digits=0),
-        number(result.output_tokens, digits=0),
-        shortened(result.replica or UNKNOWN, 40),
-        shortened(_one_line(result.answer) or UNKNOWN, 100),
-    )
-
-
-def _one_line(answer: str | None) -> str:
-    return " ".join((answer or "")[:2000].split())
-
-
-def _left_out(many: int, what: str) -> Markup:
-    if many <= 0:
-        return join([])
-    return tag("p", text(f"{number(many, digits=0)} further {what} are left out here."), class_="below")
-
-
-__all__ = ["gantt", "swarm_page"]
 
 _KINDS = {"map": "a list of tasks", "ask": "a goal, split among agents"}
 _SHORT_GOAL = 140
@@ -203,40 +261,72 @@ _SHORT_GOAL = 140
 
 def swarm_page(story: SwarmStory) -> str:
     account = story.account
-    title = _heading(account)
+    title = one_line(account.name, _SHORT_GOAL) or "Swarm run"
+    title = f"{title} (simulated)" if account.simulated else title
+    model = public_name(account.model) if account.model else "model not told"
+    where = f"{model} · {public_url(story.run.url)} · {moment(story.run.created_at)}"
+    drawn = gantt_element(story)
+    picture = None if drawn is None else wide_figure(trusted(drawn), "Every attempt", gantt_caption(story))
     header = tag(
         "header",
         mark(_KINDS.get(account.kind, "swarm run")),
         tag("h1", text(title)),
-        tag("p", text(_where(story)), class_="where"),
+        tag("p", text(where), class_="where"),
         *_banners(account, story),
         tag("p", text(f"{headline(account)}."), class_="lead"),
     )
     main = tag(
         "main",
         _cards(account),
-        optional_section("picture", "Agent by agent", _picture(story)),
-        optional_section("failures", "Set aside", failure_table(story)),
+        optional_section("picture", "Agent by agent", picture),
+        optional_section("failures", "Set aside", _failures(story)),
         section("figures", "The account", _figures(story)),
-        optional_section("errors", "What went wrong on the way", error_table(account)),
-        optional_section("slow", "The slowest", slow_table(story)),
-        optional_section("replicas", "By replica", replica_table(account)),
-        optional_section("agents", "By agent", agent_table(account)),
-        optional_section("sessions", "Sessions", session_table(story)),
+        _table("errors", "What went wrong on the way", "Attempts that failed, by kind", _ERRORS, account.errors),
+        _table("slow", "The slowest", "The slowest tasks", _SLOWEST, _slowest(story)),
+        _table("replicas", "By replica", "By replica", REPLICAS, named_replicas(account)),
+        optional_section("agents", "By agent", _cut_table("By agent", AGENTS, account.by_agent, _MOST_AGENTS)),
+        _table("sessions", "Sessions", "Sessions", _SESSIONS, _sessions(story)),
         section("how", "How each figure was made", term_list("swarm")),
     )
     footer = tag("footer", text(f"skep {story.run.skep_version} · run {account.run}"))
     return document(f"{title}: skep swarm", header, main, footer)
 
 
-def _heading(account: Account) -> str:
-    name = shortened(" ".join(account.name.split()), _SHORT_GOAL) or "Swarm run"
-    return f"{name} (simulated)" if account.simulated else name
+def _table(
+    anchor: str, title: str, caption: str, columns: Sequence[Column[Any]], records: Sequence[Any]
+) -> Markup | None:
+    return optional_section(anchor, title, html_table(caption, columns, records) if records else None)
 
 
-def _where(story: SwarmStory) -> str:
-    model = public_name(story.account.model) if story.account.model else "model not told"
-    return f"{model} · {public_url(story.run.url)} · {moment(story.run.created_at)}"
+def _cut_table(caption: str, columns: Sequence[Column[Any]], records: Sequence[Any], most: int) -> Markup | None:
+    if not records:
+        return None
+    more = len(records) - most
+    left_out = tag("p", text(f"{_count(more)} more are left out here."), class_="below") if more > 0 else join([])
+    return join([html_table(caption, columns, records[:most]), left_out])
+
+
+def _failures(story: SwarmStory) -> Markup | None:
+    failed = [one for one in story.results if one.ending is TaskEnding.FAILED]
+    return _cut_table("Tasks that were set aside", (*FAILURES, _LAST_ANSWER), failed, _MOST_FAILURES)
+
+
+def _slowest(story: SwarmStory) -> list[_Timed]:
+    """By the time from the first attempt's start to the result, pauses between sessions left out."""
+    counted = {one.task: one for one in story.attempts if one.outcome is AttemptOutcome.DONE}
+    done = [one for one in story.results if one.ending is TaskEnding.DONE]
+    timed = [(task_seconds(one, story.spans), one, counted.get(one.task)) for one in done]
+    return sorted(timed, key=lambda one: one[0], reverse=True)[:_MOST_SLOW] if len(done) >= _SLOW_FROM else []
+
+
+def named_replicas(account: Account) -> Sequence[ReplicaRow]:
+    """None where the endpoint did not say who answered."""
+    return account.by_replica if any(one.replica for one in account.by_replica) else ()
+
+
+def _sessions(story: SwarmStory) -> Sequence[SessionSpan]:
+    """Where there were several, or the only one did not end well."""
+    return story.spans if len(story.spans) > 1 or any(span.error for span in story.spans) else ()
 
 
 def _banners(account: Account, story: SwarmStory) -> list[Markup]:
@@ -255,108 +345,20 @@ def _banners(account: Account, story: SwarmStory) -> list[Markup]:
 
 
 def _cards(account: Account) -> Markup:
-    done = f"{number(account.done, digits=0)} of {number(account.tasks, digits=0)}"
+    told = dict(_time(account))
+    retried = f"{_tasks(account.retried)} tried more than once" if account.retried else "each at the first try"
     return tag(
         "dl",
-        card(seconds(account.wall_s), "Wall time", _wall_note(account)),
-        card(number(account.effective_tok_s), "Effective tok/s", f"{_at_once(account)} at once"),
-        card(done, "Tasks done", outcome_words(account) or "each at the first try"),
+        card(seconds(account.wall_s), "Wall time", told.get("wall time", "").partition(", ")[2] or "one session"),
+        card(number(account.effective_tok_s), "Effective tok/s", _at_once(account)),
+        card(f"{_count(account.done)} of {_count(account.tasks)}", "Tasks done", retried),
         class_="cards",
     )
 
 
-def _wall_note(account: Account) -> str:
-    parts = [f"{account.sessions} session{'' if account.sessions == 1 else 's'}"]
-    if account.paused_s >= 1 and account.sessions > 1:
-        parts.append(f"{seconds(account.paused_s)} of pauses not counted")
-    if account.down_s >= 1:
-        parts.append(f"{seconds(account.down_s)} of it the endpoint was down")
-    return ", ".join(parts)
-
-
-def _at_once(account: Account) -> str:
-    mean = number(account.agents_mean) if account.agents_mean is not None else UNKNOWN
-    return f"{mean} agents on average, {account.agents_max} at most"
-
-
-def _picture(story: SwarmStory) -> Markup | None:
-    drawn = gantt_element(story)
-    if drawn is None:
-        return None
-    return wide_figure(trusted(drawn), "Every attempt", gantt_caption(story))
-
-
 def _figures(story: SwarmStory) -> Markup:
-    account = story.account
-    groups = [("Work", _work(story)), ("Time", _time(account)), ("Tokens", _tokens(account))]
-    energy = _energy(account)
-    if energy:
-        groups.append(("Energy", energy))
-    groups.append(("Asked for", [("run", account.run), *fact_list(_shown(story.run.config))]))
-    return tag("div", *(definitions(title, facts) for title, facts in groups), class_="columns")
-
-
-def _work(story: SwarmStory) -> list[tuple[str, str]]:
-    account = story.account
-    facts = [
-        ("tasks", number(account.tasks, digits=0)),
-        ("done", number(account.done, digits=0)),
-        ("set aside", number(account.failed, digits=0)),
-        ("left", number(account.left, digits=0)),
-        ("tried more than once", number(account.retried, digits=0)),
-        ("attempts", f"{number(account.attempts, digits=0)}, {number(account.wasted, digits=0)} without a result"),
-        ("cut at the limit", f"{number(account.truncated, digits=0)} answers"),
-        ("state", account.state.value),
-    ]
-    if story.stages:
-        facts.append(("stages", ", ".join(f"{stage}: {many} tasks" for stage, many in story.stages)))
-    return facts
-
-
-def _time(account: Account) -> list[tuple[str, str]]:
-    return [
-        ("wall", seconds(account.wall_s)),
-        ("a task", f"{_pair(account.task_s)}, {seconds(account.task_max_s)} at most"),
-        ("first token", _pair(account.ttft_s)),
-        ("agents at once", _at_once(account)),
-        ("queued", f"{share(account.queued_share)} of the agents' time"),
-        ("endpoint down", seconds(account.down_s)),
-        ("pauses", seconds(account.paused_s)),
-    ]
-
-
-def _pair(found: Percentiles | None) -> str:
-    return f"{seconds(found.p50)} p50, {seconds(found.p95)} p95" if found else UNKNOWN
-
-
-def _tokens(account: Account) -> list[tuple[str, str]]:
-    facts = [
-        ("in", number(account.prompt_tokens, digits=0)),
-        ("out", number(account.output_tokens, digits=0)),
-        ("out, without a result", number(account.wasted_output_tokens, digits=0)),
-        ("effective", f"{number(account.effective_tok_s)} tok/s"),
-    ]
-    if account.tokens_unknown:
-        facts.append(("not told", f"{number(account.tokens_unknown, digits=0)} answers came without their tokens"))
-    return facts
-
-
-def _energy(account: Account) -> list[tuple[str, str]]:
-    told = account.energy
-    if told is None:
-        return []
-    energy = told.energy
-    facts = [
-        ("GPUs", f"{number(energy.joules)} J, {told.kwh:.4g} kWh"),
-        ("J per output token", number(energy.joules_per_token)),
-        ("power", f"{number(energy.mean_w, digits=0)} W on average, {number(energy.max_w, digits=0)} W at most"),
-        ("measured by", energy.source),
-    ]
-    if energy.throttled:
-        facts.append(("throttled", ", ".join(energy.throttled)))
-    if told.cost is not None:
-        facts.append(("cost", f"{told.cost:.4g} at {told.price_kwh:g}/kWh"))
-    return facts
+    asked = ("Asked for", [("run", story.run.id), *fact_list(_shown(story.run.config))])
+    return tag("div", *(definitions(title, facts) for title, facts in (*figures(story), asked)), class_="columns")
 
 
 def _shown(config: Mapping[str, Any]) -> dict[str, Any]:

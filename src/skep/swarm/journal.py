@@ -1,16 +1,20 @@
-"""Creates a run in the store before its first task is sent, and reads it again to resume it."""
+"""Creates a run in the store before its first task is sent, finds it again, resumes and cancels it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from skep import __version__
+from skep.errors import EngineError, UserError
 from skep.files import lock_holder
 from skep.paths import Paths
-from skep.store.database import Store
+from skep.store.database import Store, open_store
 from skep.swarm.records import (
     Attempt,
     AttemptOutcome,
@@ -19,9 +23,11 @@ from skep.swarm.records import (
     SwarmRunOptions,
     SwarmRunState,
     Task,
+    TaskEnding,
     classify_error,
     run_options_json,
 )
+from skep.swarm.results_file import check_place
 from skep.swarm.schedule import Pending
 from skep.swarm.store import SwarmStore
 
@@ -71,6 +77,10 @@ def _pending(task: Task, attempts: Sequence[Attempt], first_at: float | None) ->
 
 
 WAITS = "waits for its endpoint"
+NONE_YET = "there are no swarm runs yet"
+MAKES_ONE = "`skep swarm run TASKS.jsonl` makes one"
+LOOK_S = 0.05
+PROC = Path("/proc")
 
 
 def lock_path(paths: Paths, run_id: str) -> Path:
@@ -82,3 +92,84 @@ def as_it_stands(paths: Paths, run: SwarmRun) -> SwarmRun:
     if run.state in (SwarmRunState.RUNNING, SwarmRunState.DONE) or lock_holder(lock_path(paths, run.id)) is None:
         return run
     return replace(run, state=SwarmRunState.RUNNING, ended_at=None, error=WAITS)
+
+
+def stored_runs(paths: Paths, limit: int | None = None) -> list[SwarmRun]:
+    """Return the runs as they stand, newest first; none where nothing was ever stored."""
+    if not paths.store.exists():
+        return []
+    with open_store(paths.store, read_only=True) as store:
+        return [as_it_stands(paths, run) for run in SwarmStore(store).runs(limit)]
+
+
+def run_to_resume(paths: Paths, name: str | None, *, last: bool) -> SwarmRun:
+    """Return the run of that name; with `last`, the newest that nobody works on, or else the newest, which says why."""
+    if name is not None and last:
+        raise UserError(f"`{name}` and --last name two runs", hint="leave one of them out")
+    runs = stored_runs(paths)
+    if not runs:
+        raise UserError(NONE_YET, hint=MAKES_ONE)
+    if name is not None:
+        with open_store(paths.store, read_only=True) as store:
+            return SwarmStore(store).run(name)
+    open_ones = [run for run in runs if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED)]
+    if not last:
+        some = ", ".join(f"`{run.id}`" for run in open_ones[:3]) or "none at the moment"
+        raise UserError("no run was named", hint=f"--last takes the newest; unfinished are: {some}")
+    return (open_ones or runs)[0]
+
+
+def failed_tasks(swarm: SwarmStore, name: str) -> list[Task]:
+    """Return the tasks of a run that were set aside; UserError where there are none."""
+    run = swarm.run(name)
+    if run.kind != "map":
+        raise UserError(f"`{run.id}` is no run of a task file", hint="`skep swarm resume` goes on with it")
+    failed = {result.task for result in swarm.results(run.id, ending=TaskEnding.FAILED)}
+    if not failed:
+        raise UserError(f"no task of `{run.id}` was set aside", hint="`skep swarm show` has its account")
+    return [task for task in swarm.tasks(run.id) if task.id in failed]
+
+
+def check_output_free(paths: Paths, output: Path, source: Path | None, *, overwrite: bool) -> None:
+    """UserError where results cannot be written there, or others are there already. `source`: the file of the tasks."""
+    check_place(output)
+    if output.exists() and not output.is_file():
+        raise UserError(f"--output `{output}` is no plain file", hint="name a file, or `-` for stdout")
+    if source is not None and output.exists() and source.exists() and output.samefile(source):
+        raise UserError(f"--output `{output}` is the file with the tasks", hint="name another file with -o")
+    writers = [run for run in stored_runs(paths) if run.config.get("output") == str(output)]
+    if busy := next((run for run in writers if run.state is SwarmRunState.RUNNING), None):
+        hint = "name another file with -o, or wait for it"
+        raise UserError(f"`{busy.id}` is writing to `{output}` at this moment", hint=hint)
+    if output.exists() and output.stat().st_size and not overwrite:
+        goes_on = next((run for run in writers if run.state is not SwarmRunState.DONE), None)
+        first = f"`skep swarm resume {goes_on.id}` goes on with it; " if goes_on else ""
+        raise UserError(f"`{output}` is there already", hint=f"{first}name another file with -o, or add --overwrite")
+
+
+def cancel(paths: Paths, run_id: str, wait_s: float) -> None:
+    """Tell the process at work on a run to end, and wait until it has.
+
+    It is told through the journal, where it looks every few seconds; a command is woken by Ctrl-C as well.
+    """
+    with open_store(paths.store) as store:
+        SwarmStore(store).set_cancelled(run_id, time.time())
+    began, woken = time.monotonic(), False
+    while (pid := lock_holder(lock_path(paths, run_id))) is not None:
+        if not woken and is_command(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGINT)
+        woken = True
+        if time.monotonic() - began > wait_s:
+            hint = f"it has been told; `kill {pid}` ends it, and what is done is kept all the same"
+            raise EngineError(f"process {pid} still works on `{run_id}` after {wait_s:g} s", hint=hint)
+        time.sleep(LOOK_S)
+
+
+def is_command(pid: int) -> bool:
+    """Return whether it is `skep swarm` and nothing else: a Ctrl-C would end an MCP server or a notebook as a whole."""
+    try:
+        words = [word.rpartition(b"/")[2] for word in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")]
+    except OSError:
+        return False
+    return b"skep" in words and b"swarm" in words[words.index(b"skep") :]

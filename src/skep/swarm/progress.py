@@ -10,6 +10,7 @@ from typing import Any
 from skep.swarm.concurrency import ConcurrencyLimit
 from skep.swarm.records import Attempt, Counts, TaskEnding, TaskResult, Why
 from skep.swarm.schedule import Start, TaskSchedule
+from skep.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +147,76 @@ class ProgressTracker:
             return None
         (first_at, first), (last_at, last) = self._heard[0], self._heard[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else None
+
+
+EVERY_S, MOST_S = 5.0, 60.0  # between two lines: the longer a run takes, the rarer
+NEWS_AT_ONCE = 5
+
+
+class ProgressLines:
+    """Which lines to write where nobody watches: events at once, how it stands every few seconds, and no flood."""
+
+    def __init__(self, deadline_s: float | None = None) -> None:
+        self._deadline_s = deadline_s
+        self._due_s = 0.0
+        self._news: tuple[str, ...] = ()
+        self._said, self._unsaid = 0, 0
+        self._down_due_s: float | None = None
+        self._down_said_s = 0.0
+
+    def take(self, progress: SwarmProgress) -> list[str]:
+        lines = [*self._down(progress), *self._new(progress)]
+        if progress.elapsed_s >= self._due_s and progress.down_s is None:
+            if self._unsaid:
+                lines.append(f"and {self._unsaid} more of that kind: `skep swarm show` has them")
+            self._said, self._unsaid = 0, 0
+            self._due_s = progress.elapsed_s + min(MOST_S, max(EVERY_S, progress.elapsed_s / 10))
+            lines.append(progress_line(progress))
+        return lines
+
+    def _down(self, progress: SwarmProgress) -> list[str]:
+        if progress.down_s is None:
+            back = [f"the endpoint answers again after {format_seconds(self._down_said_s)}"] if self._down_due_s else []
+            self._down_due_s = None
+            return back
+        self._down_said_s = progress.down_s
+        if self._down_due_s is not None and progress.down_s < self._down_due_s:
+            return []
+        self._down_due_s = progress.down_s + min(MOST_S, max(EVERY_S, progress.down_s))
+        return [down_words(progress, self._deadline_s)]
+
+    def _new(self, progress: SwarmProgress) -> list[str]:
+        fresh = list(after(self._news, progress.last))
+        self._news = progress.last
+        told = fresh[: max(0, NEWS_AT_ONCE - self._said)]
+        self._said += len(told)
+        self._unsaid += len(fresh) - len(told)
+        return told
+
+
+def after(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what was added to a list of the newest: behind the longest end of `before` that `now` begins with."""
+    for kept in range(min(len(before), len(now)), 0, -1):
+        if before[-kept:] == now[:kept]:
+            return now[kept:]
+    return now
+
+
+def progress_line(progress: SwarmProgress) -> str:
+    ended = progress.done + progress.failed
+    failed = f", {progress.failed} set aside" if progress.failed else ""
+    speed = "" if progress.tok_s is None else f", {progress.tok_s:,.1f} tok/s"
+    eta = (
+        "" if progress.left_s is None or ended == progress.total else f", about {format_seconds(progress.left_s)} left"
+    )
+    most = min(progress.limit, max(progress.in_flight, progress.total - ended))  # there are no more tasks than that
+    agents = f"{progress.in_flight} of {most} agents at work"
+    return f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, {agents}{speed}{eta}"
+
+
+def down_words(progress: SwarmProgress, deadline_s: float | None) -> str:
+    assert progress.down_s is not None
+    why = f" ({progress.down_why})" if progress.down_why else ""
+    end = "" if deadline_s is None else f"; gives up in {format_seconds(max(0.0, deadline_s - progress.down_s))}"
+    since = "does not answer" if progress.down_s < 1 else f"has not answered for {format_seconds(progress.down_s)}"
+    return f"the endpoint {since}{why}: asking again{end}"

@@ -8,16 +8,20 @@ changed: where the file holds one that is not the journal's own, it belongs to s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
 import stat
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Self, TypeVar
 
 from skep.errors import StoreError, UserError
 from skep.store.connection import is_about_a_row, is_busy
@@ -41,6 +45,15 @@ def result_line(task: Task, result: TaskResult) -> str:
     return json.dumps(document, ensure_ascii=False)
 
 
+def check_place(path: Path, name: str = "--output") -> None:
+    """UserError where a file could not be written there. `name`: of who asks for it."""
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
+        raise UserError(f"{name} `{path}` {what}", hint="name a file, such as results.jsonl, or `-` for stdout")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{name} `{path}` cannot be written: no permission", hint="name another file with -o")
+
+
 def complete_output(swarm: SwarmStore, run_id: str, path: Path) -> int:
     """Append the lines that the journal has and the file has not; how many there were."""
     tasks = {task.id: task for task in swarm.tasks(run_id)}
@@ -61,17 +74,6 @@ class ResultsFile:
 
     def __repr__(self) -> str:
         return f"<ResultsFile {self.path}>"
-
-    def check(self) -> None:
-        """UserError where it could not be written."""
-        folder = self.path.parent
-        if not folder.is_dir():
-            raise UserError(f"the folder `{folder}` of the results file is not there", hint="make it, then go on")
-        if self.path.is_dir():
-            raise UserError(f"the results file `{self.path}` is a folder", hint="name a file in it")
-        where = self.path if self.path.exists() else folder
-        if not os.access(where, os.W_OK):
-            raise UserError(f"`{where}` cannot be written", hint="check its owner and mode, or name another file")
 
     def complete(self, tasks: Mapping[str, Task], results: Sequence[TaskResult]) -> int:
         """Drop a last line that was cut, append what is missing; how many lines were.
@@ -198,6 +200,55 @@ def _encoded(line: str) -> bytes:
 
 
 T = TypeVar("T")
+LAST_WORDS_S = 1.0
+
+
+class ResultsPrinter:
+    """Result lines on stdout in a thread of its own: a reader that is slow does not hold up the swarm.
+
+    One that leaves ends the run: nobody is there for the rest. What was recorded is in the journal all the same.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = {task.id: task for task in tasks}
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._thread = Thread(target=self._print, daemon=True)
+        self._leave: Callable[[], object] = lambda: None
+        self.gone: OSError | None = None
+
+    def __enter__(self) -> Self:
+        if self._tasks:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """To the last line; after an end before time, no longer than a moment."""
+        self._lines.put(None)
+        if self._tasks:
+            self._thread.join(None if kind is None else LAST_WORDS_S)
+
+    def take(self, result: TaskResult) -> None:
+        if task := self._tasks.get(result.task):
+            self._lines.put(result_line(task, result))
+
+    async def followed(self, work: Callable[[], Awaitable[T]]) -> T:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        self._leave = lambda: loop.call_soon_threadsafe(task.cancel)
+        return await work()
+
+    def _print(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                sys.stdout.write(f"{line.rstrip()}\n")
+                sys.stdout.flush()
+            except OSError as error:
+                self.gone = error
+                with contextlib.suppress(RuntimeError):  # it has ended by itself
+                    self._leave()
+                return
+
+
 BUSY_S = 60.0  # another process may hold the store for so long
 PAUSE_S = 0.2
 

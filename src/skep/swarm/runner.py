@@ -37,7 +37,7 @@ from skep.swarm.records import (
     classify_error,
     run_options_from_json,
 )
-from skep.swarm.results_file import ResultsFile, ResultsWriter
+from skep.swarm.results_file import ResultsFile, ResultsWriter, check_place
 from skep.swarm.schedule import Action, Cancel, Pending, Record, Start, TaskSchedule
 from skep.swarm.store import Recorded, SessionOutcome, SwarmStore
 
@@ -352,7 +352,7 @@ class _Session:
 
     async def carry_out(self) -> SwarmRunState:
         if self._output is not None:
-            self._output.check()
+            check_place(self._output.path, "the results file")
         try:
             pending = await asyncio.to_thread(self._read)
             if not pending:

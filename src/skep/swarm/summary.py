@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from skep.bench.records import Energy
 from skep.bench.summary import JOULES_PER_KWH
+from skep.errors import UserError
+from skep.paths import LOOPBACK
 from skep.stats.percentiles import Percentiles, median, percentiles
 from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.store import SwarmSession, SwarmStore
+from skep.wire.heads import parse_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,17 @@ class SwarmStory:
     limits: Sequence[AgentLimit] = ()
     downs: Sequence[Down] = ()
     stages: Sequence[tuple[int, int]] = ()  # (stage, tasks in it), where there are several
+    moved_to: str | None = None  # where the last session found the endpoint, if it had moved
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two addresses are of the same endpoint: a `/v1` at the end and the loopback's name make no difference."""
+    try:
+        places = [parse_url(url) for url in (one, other)]
+    except UserError:
+        return one == other
+    hosts = [replace(origin, host="loopback") if origin.host in LOOPBACK else origin for origin, _ in places]
+    return hosts[0] == hosts[1] and len({path.removesuffix("/v1") for _, path in places}) == 1
 
 
 def paused_between(spans: Sequence[SessionSpan], begin: float, end: float) -> float:
@@ -301,14 +316,14 @@ def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> Swa
     limits: list[AgentLimit] = limits_of(rows.facts, spans)
     price = price_kwh if price_kwh is not None else _price(rows.run.config)
     account = _account(rows, spans, downs, price)
-    return SwarmStory(rows.run, account, spans, rows.attempts, rows.results, limits, downs, rows.stages)
+    urls = [str(one.endpoint["url"]) for one in rows.sessions if "url" in one.endpoint]
+    moved = urls[-1] if urls and not same_place(urls[-1], rows.run.url) else None
+    return SwarmStory(rows.run, account, spans, rows.attempts, rows.results, limits, downs, rows.stages, moved)
 
 
 def account_json(account: Account) -> dict[str, Any]:
     """As `--json` prints it; docs/json.md has its keys."""
-    document: dict[str, Any] = _plain(asdict(account))
-    document["errors"] = dict(account.errors)
-    return document
+    return {**msgspec.json.decode(msgspec.json.encode(account)), "errors": dict(account.errors)}
 
 
 def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], price: float | None) -> Account:
@@ -445,15 +460,3 @@ def _told(values: Iterable[int | None]) -> int | None:
     """The sum of those that are known; None where none is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Enum():
-            return value.value
-        case dict():
-            return {key: _plain(one) for key, one in value.items()}
-        case list() | tuple():
-            return [_plain(one) for one in value]
-        case _:
-            return value

@@ -19,6 +19,7 @@ from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
+from skep.swarm.ask.traits import CHARS_PER_TOKEN, Traits, chars_per_token, traits_of
 from skep.swarm.attempt import REJECTED, ChatWorker
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import AttemptResult, SwarmClient
@@ -311,6 +312,16 @@ class GoalSplit:
     why: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedAsk:
+    """A split with all that its run is made of."""
+
+    split: GoalSplit
+    sizes: Sizes
+    merge: bool
+    model: str | None
+
+
 def material(name: str, text: str) -> str:
     """Put a text between marks; those that it could imitate are bent, so that it cannot end early."""
     bent = (one.replace("<<<", "‹‹‹").replace(">>>", "›››") for one in (name, text))
@@ -333,6 +344,42 @@ def sizes_of(context: int | None, per_token: float, *, chunk_tokens: int | None,
         hint = f"at most {room:,}, or a smaller --max-tokens"
         raise UserError(f"--chunk-tokens {chunk:,} does not fit into a context of {known:,} tokens", hint=hint)
     return Sizes(int(chunk * per_token), int(room * per_token), answer, round(per_token, 3))
+
+
+async def split_goal(
+    goal: str,
+    sources: Sources,
+    endpoint: Endpoint | None,
+    *,
+    by_rule: bool | None,
+    merge: bool | None,
+    chunk_tokens: int | None,
+    max_tokens: int | None,
+    plan_timeout_s: float,
+    say: Callable[[str], None],
+) -> PreparedAsk:
+    """Split a goal as wished; by rule where there is no endpoint.
+
+    `by_rule`, `merge`: None is for the model's size to decide: a tiny one neither plans nor merges.
+    """
+    per_token, traits, model = CHARS_PER_TOKEN, Traits(), None
+    if endpoint is not None:
+        traits, model = await traits_of(endpoint), endpoint.model
+        per_token = await chars_per_token(endpoint, [*sources.texts.values()])
+    sizes = sizes_of(traits.context, per_token, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
+    if endpoint is None or by_rule:
+        split = split_by_rule(goal, sources, sizes)
+    elif by_rule is None and traits.is_tiny:
+        size = f"{endpoint.model.rpartition('/')[2]} has {(traits.parameters or 0) / 1e6:,.0f}M parameters"
+        split = split_by_rule(goal, sources, sizes, f"{size}, too few to plan; --by-model asks it anyway")
+    else:
+        limit = format_seconds(plan_timeout_s)
+        say(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {limit}")
+        split = await split_by_model(
+            goal, sources, sizes, endpoint, context=traits.context, timeout_s=plan_timeout_s, say=say
+        )
+    wanted = merge if merge is not None else split.by_model or not traits.is_tiny
+    return PreparedAsk(split, sizes, wanted, model)
 
 
 def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = None) -> GoalSplit:
