@@ -19,7 +19,7 @@ def main(path: Path, run_id: str, *, backwards: bool) -> None:
     with open_store(path) as store:
         swarm = SwarmStore(store)
         session = swarm.open_session(run_id, at=time.time(), agents=None, endpoint={}, simulated=True)
-        names = [task.id for task, _, _ in swarm.pending(run_id)]
+        names = [task.id for task in swarm.pending(run_id)]
         print(session, flush=True)
         sys.stdin.readline()
         names = names[::-1] if backwards else names

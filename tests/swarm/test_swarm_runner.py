@@ -25,8 +25,8 @@ from skep.swarm.records import (
     TaskEnding,
     TaskResult,
     Why,
+    given_fields,
     run_options_from_json,
-    run_options_json,
 )
 from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.runner import carry_out, lock_path
@@ -158,7 +158,7 @@ def test_an_endpoint_that_is_down_is_given_up_with_the_journal_intact(runs, quic
     assert run_id in caught.value.hint
     assert seen[-1].down_s is not None
     assert "cannot be reached" in seen[-1].down_why
-    assert runs.read("counts", run_id).left == 3
+    assert runs.read("run", run_id).counts.left == 3
 
 
 def test_a_refused_key_is_not_waited_for(runs):
@@ -416,8 +416,8 @@ def test_a_full_disk_under_the_results_file_stops_it_and_loses_nothing(runs, qui
 
 def test_an_order_is_kept_as_it_was():
     order = SwarmRunOptions(agents=3, output="/x", ask={"goal": "g"}, priority="batch")
-    assert run_options_from_json(json.loads(json.dumps(run_options_json(order)))) == order
-    assert run_options_json(SwarmRunOptions()) == {}
+    assert run_options_from_json(json.loads(json.dumps(given_fields(order)))) == order
+    assert given_fields(SwarmRunOptions()) == {}
     assert run_options_from_json({"agents": 2, "of_a_later_version": 1}) == SwarmRunOptions(agents=2)
 
 

@@ -30,7 +30,7 @@ from skep.swarm.checking.schemas import check_schema, one_line
 from skep.swarm.client import SwarmClient, key_here, url_here
 from skep.swarm.journal import create_run
 from skep.swarm.progress import SwarmProgress
-from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, task_json
+from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, given_fields
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import Account, account_of
@@ -116,7 +116,7 @@ async def _made(prompt: Prompt | Template, item: Any) -> Made:
 
 def _document(made: Made, number: int) -> Mapping[str, Any]:
     if isinstance(made, Task):
-        made = {name: value for name, value in task_json(made).items() if name in FIELDS}
+        made = {name: value for name, value in given_fields(made).items() if name in FIELDS}
     elif isinstance(made, str):
         made = {"prompt": made}
     elif isinstance(made, list | tuple):
@@ -254,7 +254,7 @@ def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options:
             return create_run(store, tasks, order, url=url, model=options.get("model"), name=name), url, 0
         swarm = SwarmStore(store)
         run = swarm.run(resume)
-        if [task_json(task) for task in swarm.tasks(run.id)] != [task_json(task) for task in tasks]:
+        if [given_fields(task) for task in swarm.tasks(run.id)] != [given_fields(task) for task in tasks]:
             hint = "to go on with it, give the same prompt, items and options; `skep swarm resume` needs none of them"
             raise UserError(f"the tasks of `{run.id}` are others than these", hint=hint)
         return run.id, options.get("url") or run.url, swarm.newest_cancel(run.id)

@@ -25,7 +25,7 @@ from skep.swarm.records import (
     Task,
     TaskEnding,
     classify_error,
-    run_options_json,
+    given_fields,
 )
 from skep.swarm.results_file import check_place
 from skep.swarm.schedule import Pending
@@ -49,7 +49,7 @@ def create_run(
         name=name,
         url=url,
         model=model,
-        config=run_options_json(order),
+        config=given_fields(order),
         skep_version=__version__,
         tasks=tasks,
     )
@@ -63,16 +63,17 @@ def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
     made: dict[str, list[Attempt]] = {}
     for attempt in swarm.attempts(run_id):
         made.setdefault(attempt.task, []).append(attempt)
-    return [_pending(task, made.get(task.id, []), first_at) for task, _, first_at in waiting]
+    return [_pending(task, made.get(task.id, [])) for task in waiting]
 
 
-def _pending(task: Task, attempts: Sequence[Attempt], first_at: float | None) -> Pending:
+def _pending(task: Task, attempts: Sequence[Attempt]) -> Pending:
     """Restore tries. A break costs none: whether it was the task's own is not in the journal. A suspect stays one."""
     counted = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
     mishaps = [classify_error(one.error_kind, one.status) for one in attempts if one.outcome in counted]
     breaks = mishaps.count(ErrorKind.BROKEN)
     tries = mishaps.count(ErrorKind.TRY)
     last = max((one.number for one in attempts), default=0)
+    first_at = min((one.started_at for one in attempts), default=None)
     return Pending(task, attempts=last, tries=tries, breaks=breaks, first_at=first_at)
 
 

@@ -138,18 +138,8 @@ class SwarmRun:
     error: str | None = None  # why the last session ended, where it did not finish
 
 
-def task_json(task: Task) -> dict[str, Any]:
-    """Return what has its default is left out."""
-    return given_fields(task)
-
-
-def task_from_json(document: Mapping[str, Any]) -> Task:
-    """Of what `task_json` gave; `tools` of an earlier version are left aside."""
-    return msgspec.convert(document, Task)
-
-
 def given_fields(record: Any) -> dict[str, Any]:
-    """Return the fields of a record that differ from their defaults."""
+    """Return the fields of a record that differ from their defaults, as a task and a run's options are stored."""
     usual = {
         one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(record)
     }
@@ -171,13 +161,8 @@ class SwarmRunOptions:
     ask: Mapping[str, Any] | None = None  # of an `ask` run: goal, plan, root
 
 
-def run_options_json(order: SwarmRunOptions) -> dict[str, Any]:
-    """Return the options as JSON, without those that have their default."""
-    return given_fields(order)
-
-
 def run_options_from_json(document: Mapping[str, Any]) -> SwarmRunOptions:
-    """Read what `run_options_json` wrote. Fields of a later version are ignored."""
+    """Read the options of a stored run. Fields of a later version are ignored."""
     return msgspec.convert(document, SwarmRunOptions)
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from sqlite3 import Connection, Row
 from typing import Any, Literal
 
+import msgspec
+
 from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
@@ -27,8 +29,7 @@ from skep.swarm.records import (
     Task,
     TaskEnding,
     TaskResult,
-    task_from_json,
-    task_json,
+    given_fields,
 )
 
 SessionOutcome = Literal["done", "stopped", "cancelled", "failed"]
@@ -62,8 +63,8 @@ class SwarmSession:
 
 
 def _task_of(row: Row) -> Task:
-    """Its id is the column's: results and attempts are found by it."""
-    return task_from_json(json.loads(row["document"]) | {"id": row["id"]})
+    """Its id is the column's: results and attempts are found by it. `tools` of an earlier version are left aside."""
+    return msgspec.convert(json.loads(row["document"]) | {"id": row["id"]}, Task)
 
 
 def _swarm_runs(rows: Sequence[Row]) -> list[SwarmRun]:
@@ -90,16 +91,14 @@ def _is_alive(row: Row) -> bool:
 
 __all__ = ["Recorded", "SessionOutcome", "SwarmSession", "SwarmStore"]
 
-_COUNTS = """
-    (SELECT count(*) FROM swarm_tasks WHERE run_id = {run}) AS total,
-    (SELECT count(*) FROM swarm_results WHERE run_id = {run} AND ending = 'done') AS done,
-    (SELECT count(*) FROM swarm_results WHERE run_id = {run} AND ending = 'failed') AS failed
-"""
 # A run's last session is the one that counts; one that was ever simulated stays so.
 _RUNS = NamedRows(
     "swarm_runs",
-    f"""
-SELECT swarm_runs.*, {_COUNTS.format(run="swarm_runs.id")},
+    """
+SELECT swarm_runs.*,
+    (SELECT count(*) FROM swarm_tasks WHERE run_id = swarm_runs.id) AS total,
+    (SELECT count(*) FROM swarm_results WHERE run_id = swarm_runs.id AND ending = 'done') AS done,
+    (SELECT count(*) FROM swarm_results WHERE run_id = swarm_runs.id AND ending = 'failed') AS failed,
     (SELECT max(simulated) FROM swarm_sessions WHERE run_id = swarm_runs.id) AS simulated,
     (SELECT max(id) FROM swarm_cancels WHERE run_id = swarm_runs.id) AS newest_cancel,
     (SELECT fact FROM swarm_facts WHERE run_id = swarm_runs.id AND name = 'opened' AND session = last.number) AS opened,
@@ -109,7 +108,7 @@ FROM swarm_runs
 LEFT JOIN swarm_sessions AS last ON last.run_id = swarm_runs.id
     AND last.number = (SELECT max(number) FROM swarm_sessions WHERE run_id = swarm_runs.id)
 LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.number = last.number
-""",  # noqa: S608
+""",
     "swarm run",
     lists="`skep swarm ls` lists them all",
     makes="`skep swarm run TASKS.jsonl` makes one",
@@ -119,14 +118,11 @@ LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.numbe
     ),
     newest_first="{0}.rowid DESC",  # in the order they were made: clocks are set back
 )  # fmt: skip
-_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ?1 AND (?2 IS NULL OR stage = ?2) ORDER BY key"
+_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? ORDER BY key"
 _IDS = "SELECT id FROM swarm_tasks WHERE run_id = ? ORDER BY key"
 _TASK = "SELECT id, document FROM swarm_tasks WHERE run_id = ? AND id = ?"
 _PENDING = """
-SELECT id, document,
-    (SELECT count(*) FROM swarm_attempts WHERE task = key AND outcome IN ('failed', 'rejected')) AS tries,
-    (SELECT min(started_at) FROM swarm_attempts WHERE task = key) AS started_at
-FROM swarm_tasks
+SELECT id, document FROM swarm_tasks
 WHERE run_id = ? AND NOT EXISTS (SELECT 1 FROM swarm_results WHERE task = key)
 ORDER BY key
 """
@@ -134,8 +130,8 @@ ORDER BY key
 _RESULTS = """
 SELECT swarm_results.*, swarm_tasks.id AS task
 FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
-WHERE swarm_results.run_id = ?1 AND (?2 IS NULL OR stage = ?2) AND (?3 IS NULL OR ending = ?3)
-ORDER BY swarm_results.task LIMIT ?4 OFFSET ?5
+WHERE swarm_results.run_id = ?1 AND (?2 IS NULL OR ending = ?2)
+ORDER BY swarm_results.task LIMIT ?3 OFFSET ?4
 """
 _RESULT = """
 SELECT swarm_results.*, swarm_tasks.id AS task
@@ -251,13 +247,9 @@ class SwarmStore:
         """Newest first."""
         return _swarm_runs(_RUNS.newest(self._store, limit))
 
-    def counts(self, run_id: str) -> Counts:
-        (row,) = self._store.read(f"SELECT {_COUNTS.format(run='?1')}", run_id)
-        return _counts_of(row)
-
-    def tasks(self, run_id: str, *, stage: int | None = None) -> list[Task]:
+    def tasks(self, run_id: str) -> list[Task]:
         """In the order of the input."""
-        return [_task_of(row) for row in self._store.read(_TASKS, run_id, stage)]
+        return [_task_of(row) for row in self._store.read(_TASKS, run_id)]
 
     def task(self, run_id: str, task_id: str) -> Task:
         rows = self._store.read(_TASK, run_id, storable(task_id))
@@ -267,21 +259,15 @@ class SwarmStore:
         hint = did_you_mean(similar_names(task_id, known), f"`skep swarm show {run_id}` lists them")
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
-    def pending(self, run_id: str) -> list[tuple[Task, int, float | None]]:
-        """Return those without a result, in the order of the input: the tries that count, and when the first began."""
-        return [(_task_of(row), row["tries"], row["started_at"]) for row in self._store.read(_PENDING, run_id)]
+    def pending(self, run_id: str) -> list[Task]:
+        """Return those without a result, in the order of the input."""
+        return [_task_of(row) for row in self._store.read(_PENDING, run_id)]
 
     def results(
-        self,
-        run_id: str,
-        *,
-        offset: int = 0,
-        limit: int | None = None,
-        stage: int | None = None,
-        ending: TaskEnding | None = None,
+        self, run_id: str, *, offset: int = 0, limit: int | None = None, ending: TaskEnding | None = None
     ) -> list[TaskResult]:
         """In the order of the input."""
-        wanted = (stage, None if ending is None else ending.value, -1 if limit is None else limit, offset)
+        wanted = (None if ending is None else ending.value, -1 if limit is None else limit, offset)
         return read(self._store.read(_RESULTS, run_id, *wanted), TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
@@ -343,7 +329,7 @@ def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], cl
     return sum(
         insert(
             connection, "swarm_tasks", None, clash, run_id=run_id, id=task.id, stage=task.stage,
-            document=document_text(task_json(task)),
+            document=document_text(given_fields(task)),
         ).rowcount
         for task in tasks
     )  # fmt: skip

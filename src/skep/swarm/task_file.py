@@ -7,125 +7,29 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict, Unpack
+from typing import Annotated, Any, BinaryIO, Literal, TypedDict, Unpack
+
+import msgspec
+from msgspec import Meta
 
 from skep.errors import UserError
 from skep.swarm.checking.extract_json import NotJson, parse
 from skep.swarm.checking.schemas import check_schema, schema_fault
 from skep.swarm.records import Task
 from skep.swarm.templates import Template, parse_template
-from skep.workload.items import EXECUTED, READ
+from skep.units import shortened
 from skep.workload.reading_checks import value_of
 
+__all__ = ["FORMS", "TaskDefaults", "read_schema", "read_tasks", "tasks_of"]
 
-def like(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean `{near[0]}`?"
-    return f"there is {', '.join(f'`{one}`' for one in known)}"
-
-
-KINDS = (*READ, *EXECUTED)
-Demand = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whether a value is it
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one for one in value)
-
-
-def _is_calls(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, list) for one in value)
-
-
-def _is_cases(value: Any) -> bool:
-    return _is_calls(value) and all(len(one) == 2 and isinstance(one[0], list) for one in value)
-
-
-def _is_answer(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
-
-
-def _is_number(value: Any, least: float = -math.inf) -> bool:
-    number = value_of(value)
-    return number is not None and number.is_finite() and number >= least
-
-
-def _is_pattern(value: Any) -> bool:
-    try:
-        re.compile(value)
-    except (re.error, TypeError, RecursionError, OverflowError):
-        return False
-    return True
-
-
-_TEXT: Demand = ("a text", lambda value: isinstance(value, str))
-_NAME: Demand = ("a name", lambda value: isinstance(value, str) and value.isidentifier())
-_YES_NO: Demand = ("true or false", lambda value: isinstance(value, bool))
-
-_NEEDED: Mapping[str, Mapping[str, Demand]] = {
-    "exact": {"answer": ("a text or a number", _is_answer)},
-    "choice": {"answer": ("a text", _is_answer), "options": ("a list of texts", _is_texts)},
-    "number": {"answer": ("a number", _is_number)},
-    "contains": {"all": ("a list of texts", _is_texts)},
-    "regex": {"pattern": ("a regular expression", _is_pattern)},
-    "python": {"tests": _TEXT},
-    "completion": {"prompt": _TEXT, "entry_point": _NAME, "tests": _TEXT},
-    "cases": {"entry_point": _NAME},
-}
-_ALLOWED: Mapping[str, Mapping[str, Demand]] = {
-    "exact": {"ignore_case": _YES_NO},
-    "contains": {"ignore_case": _YES_NO},
-    "number": {"tolerance": ("a number from 0 on", lambda value: _is_number(value, 0))},
-    "python": {"entry_point": _NAME},
-    "cases": {"cases": ("a list of [[arguments], result]", _is_cases), "raises": ("a list of [arguments]", _is_calls)},
-}
-
-
-def checker_faults(checker: Any) -> Iterator[str]:
-    """Yield what is wrong with it, each in a line; none: it is sound."""
-    if not isinstance(checker, Mapping):
-        yield '`checker` must be an object such as {"kind": "contains", "all": ["x"]}'
-        return
-    kind = checker.get("kind")
-    if kind not in KINDS:
-        said = "has no `kind`" if kind is None else f"has the unknown kind `{str(kind)[:40]}`"
-        yield f"`checker` {said}; {like(str(kind or ''), KINDS)}"
-        return
-    needed, allowed = _NEEDED[kind], _ALLOWED.get(kind, {})
-    for name, (wanted, is_it) in {**needed, **allowed}.items():
-        if name in checker and not is_it(checker[name]):
-            yield f"`checker.{name}` must be {wanted}"
-        elif name in needed and name not in checker:
-            yield f"`checker` of kind `{kind}` lacks `{name}`: {wanted}"
-    known = {"kind", *needed, *allowed}
-    for name in checker:
-        if name not in known:
-            yield f"`checker` of kind `{kind}` has no `{name[:40]}`; {like(name, sorted(known))}"
-    yield from _together(kind, checker)
-
-
-def _together(kind: str, checker: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what single values cannot show."""
-    options, answer = checker.get("options"), checker.get("answer")
-    given = {one.casefold() for one in options or ()} if kind == "choice" and _is_texts(options) else None
-    if given is not None and answer is not None and str(answer).casefold() not in given:
-        yield "`checker.answer` is none of its options"
-    if kind == "cases" and not checker.get("cases") and not checker.get("raises"):
-        yield "`checker` of kind `cases` has neither `cases` nor `raises`"
-
-
-FIELDS = ("id", "prompt", "messages", "system", "schema", "max_tokens", "temperature", "priority", "checker", "extra")
-PRIORITIES = ("interactive", "normal", "batch")
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 LONGEST_ID = 200
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Of a chat request, and no fields of a task: they belong under `extra`.
 CHAT_FIELDS = (
     *("frequency_penalty", "logit_bias", "logprobs", "parallel_tool_calls", "presence_penalty", "reasoning_effort"),
@@ -144,6 +48,111 @@ RESERVED = {
 }
 
 
+def _is_number(value: Any) -> bool:
+    number = value_of(value)
+    return number is not None and number.is_finite()
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
+# What a value must be: a type, in words, and a test of its own where the type does not say it all.
+_SomeText = Annotated[str, Meta(min_length=1)]
+_Text = Annotated[str, Meta(description="a text")]
+_Name = Annotated[str, Meta(description="a name"), str.isidentifier]
+_YesNo = Annotated[bool, Meta(description="true or false")]
+_Texts = Annotated[list[_SomeText], Meta(min_length=1, description="a list of texts")]
+_Answer = Annotated[_SomeText | int | float, Meta(description="a text or a number")]
+_Number = Annotated[str | int | float, Meta(description="a number"), _is_number]
+_Tolerance = Annotated[
+    str | int | float, Meta(description="a number from 0 on"), lambda value: _is_number(value) and value_of(value) >= 0
+]
+_Pattern = Annotated[str, Meta(description="a regular expression"), _is_pattern]
+_Calls = Annotated[list[list[Any]], Meta(description="a list of [arguments]")]
+_Cases = Annotated[list[tuple[list[Any], Any]], Meta(description="a list of [[arguments], result]")]
+_Id = Annotated[
+    str | int,
+    Meta(description=f"a whole number or 1 to {LONGEST_ID} printable characters"),
+    lambda value: bool(str(value).strip()) and len(str(value)) <= LONGEST_ID and str(value).isprintable(),
+]
+_Tokens = Annotated[int, Meta(ge=1, le=10_000_000, description="a whole number from 1 on")]
+_Temperature = Annotated[float, Meta(ge=0, le=100, description="a number from 0 on")]
+_Priority = Annotated[Literal["interactive", "normal", "batch"], Meta(description="one of interactive, normal, batch")]
+_Object = Annotated[dict[str, Any], Meta(description="an object")]
+
+_VALUES = {
+    "id": _Id,
+    "prompt": _Text,
+    "system": _Text,
+    "max_tokens": _Tokens,
+    "temperature": _Temperature,
+    "priority": _Priority,
+    "extra": _Object,
+}
+FIELDS = ("id", "prompt", "messages", "system", "schema", "max_tokens", "temperature", "priority", "checker", "extra")
+# Of each kind of checker: what it needs, and what it may have besides.
+_CHECKERS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "exact": ({"answer": _Answer}, {"ignore_case": _YesNo}),
+    "choice": ({"answer": _Answer, "options": _Texts}, {}),
+    "number": ({"answer": _Number}, {"tolerance": _Tolerance}),
+    "contains": ({"all": _Texts}, {"ignore_case": _YesNo}),
+    "regex": ({"pattern": _Pattern}, {}),
+    "python": ({"tests": _Text}, {"entry_point": _Name}),
+    "completion": ({"prompt": _Text, "entry_point": _Name, "tests": _Text}, {}),
+    "cases": ({"entry_point": _Name}, {"cases": _Cases, "raises": _Calls}),
+}
+
+
+def _wanted(value: Any, kind: Any) -> str | None:
+    """Return what is wanted instead of the value, in words; None: it is as it should be."""
+    words, *tests = kind.__metadata__
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return str(words.description)
+    return None if all(test(value) for test in tests) else str(words.description)
+
+
+def like(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return f"there is {', '.join(f'`{one}`' for one in known)}"
+
+
+def checker_faults(checker: Any) -> Iterator[str]:
+    """Yield what is wrong with it, each in a line; none: it is sound."""
+    if not isinstance(checker, Mapping):
+        yield '`checker` must be an object such as {"kind": "contains", "all": ["x"]}'
+        return
+    kind = checker.get("kind")
+    if kind not in _CHECKERS:
+        said = "has no `kind`" if kind is None else f"has the unknown kind `{str(kind)[:40]}`"
+        yield f"`checker` {said}; {like(str(kind or ''), [*_CHECKERS])}"
+        return
+    needed, allowed = _CHECKERS[str(kind)]
+    known = {**needed, **allowed}
+    faults = []
+    for name, wanted in known.items():
+        if name in checker and (words := _wanted(checker[name], wanted)) is not None:
+            faults.append(f"`checker.{name}` must be {words}")
+        elif name in needed and name not in checker:
+            faults.append(f"`checker` of kind `{kind}` lacks `{name}`: {wanted.__metadata__[0].description}")
+    unknown = [name for name in checker if name not in ("kind", *known)]
+    faults += [f"`checker` of kind `{kind}` has no `{name[:40]}`; {like(name, ['kind', *known])}" for name in unknown]
+    if kind == "choice" and not faults:
+        given = {one.casefold() for one in checker["options"]}
+        faults += [] if str(checker["answer"]).casefold() in given else ["`checker.answer` is none of its options"]
+    if kind == "cases" and not checker.get("cases") and not checker.get("raises"):
+        faults.append("`checker` of kind `cases` has neither `cases` nor `raises`")
+    yield from faults
+
+
 class TaskDefaults(TypedDict, total=False):
     """For tasks that do not say otherwise."""
 
@@ -158,73 +167,62 @@ class TaskDefaults(TypedDict, total=False):
 class Faulty(Exception):
     """Why a document is no task: every reason, each in a line."""
 
-    def __init__(self, faults: tuple[str, ...]) -> None:
-        super().__init__("; ".join(faults))
+    def __init__(self, *faults: str) -> None:
+        super().__init__(*faults)
         self.faults = faults
 
 
 class TaskForm:
     """Makes tasks of documents. Remembers schemas: a thousand lines with the same one share it, checked once."""
 
-    def __init__(self, template: Template | None = None, defaults: TaskDefaults | None = None) -> None:
-        self._template = template
-        self._defaults: dict[str, Any] = {name: value for name, value in (defaults or {}).items() if value is not None}
+    def __init__(self, template: str | None, defaults: TaskDefaults) -> None:
+        self.template = None if template is None else parse_template(template)
+        self._defaults: dict[str, Any] = {name: value for name, value in defaults.items() if value is not None}
         self._checked: dict[tuple[str, str], tuple[Mapping[str, Any], tuple[str, ...]]] = {}
-
-    def default_faults(self) -> list[str]:
-        return list(self._value_faults(self._defaults))
+        for fault in self._value_faults(self._defaults):
+            raise UserError(fault)
 
     def task(self, document: Any, default_id: str) -> Task:
         """Faulty where it is none."""
         if isinstance(document, str):
             document = {"prompt": document}
         if not isinstance(document, Mapping):
-            raise Faulty((f"an object is wanted, this is {_kind(document)}",))
-        filled = self._template is not None and "prompt" not in document and "messages" not in document
-        told = dict(document)
-        faults = [] if filled else list(_unknown(told))
-        if filled:
-            assert self._template is not None
-            missing = self._template.missing(told)
+            raise Faulty(f"an object is wanted, this is {_kind(document)}")
+        told = {name: value for name, value in document.items() if value is not None}
+        faults: list[str] = []
+        if self.template is not None and "prompt" not in document and "messages" not in document:
+            missing = self.template.missing(document)
             if missing is not None:
-                raise Faulty((missing,))
-            told["prompt"] = self._template.fill(told)
+                raise Faulty(missing)
+            told["prompt"] = self.template.fill(document)
+        else:
+            faults += _unknown(document)
         if not (faults and "prompt" not in told and "messages" not in told):  # misspelt: told once is enough
             faults += _message_faults(told)
-        faults += [*_id_faults(told), *self._value_faults(told)]
+        faults += self._value_faults(told)
         if faults:
-            raise Faulty(tuple(faults))
-        return self._made(told, default_id)
+            raise Faulty(*faults)
+        return self._made({**self._defaults, **told}, default_id)
 
     def _made(self, told: Mapping[str, Any], default_id: str) -> Task:
-        told = {**self._defaults, **{name: value for name, value in told.items() if value is not None}}
         messages = [dict(one) for one in told.get("messages", ())]
-        if not messages:
-            messages = [{"role": "user", "content": told["prompt"]}]
+        messages = messages or [{"role": "user", "content": told["prompt"]}]
         if told.get("system") and not any(one["role"] in ("system", "developer") for one in messages):
             messages.insert(0, {"role": "system", "content": told["system"]})
-        return Task(
-            id=str(told.get("id", default_id)),
-            messages=tuple(messages),
-            max_tokens=told.get("max_tokens"),
-            temperature=told.get("temperature"),
-            schema=self._check_once("schema", told["schema"])[0] if "schema" in told else None,
-            checker=self._check_once("checker", told["checker"])[0] if "checker" in told else None,
-            priority=told.get("priority"),
-            extra=dict(told.get("extra", {})),
-        )
+        shared: dict[str, Any] = {
+            name: self._check_once(name, told[name])[0] for name in ("schema", "checker") if name in told
+        }
+        plain = {name: told[name] for name in ("max_tokens", "temperature", "priority", "extra") if name in told}
+        return Task(id=str(told.get("id", default_id)), messages=tuple(messages), **plain, **shared)
 
     def _value_faults(self, told: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a field that is null counts as left out."""
-        for name, wanted, is_it in _SIMPLE:
-            if told.get(name) is not None and not is_it(told[name]):
-                yield f"`{name}` must be {wanted}, not {_shown(told[name])}"
+        for name, kind in _VALUES.items():
+            if name in told and (words := _wanted(told[name], kind)) is not None:
+                yield f"`{name}` must be {words}, not {_shown(told[name])}"
         for name in ("schema", "checker"):
-            if told.get(name) is not None:
+            if name in told:
                 yield from self._check_once(name, told[name])[1]
         extra = told.get("extra")
-        if extra is not None and not isinstance(extra, Mapping):
-            yield f"`extra` must be an object, not {_kind(extra)}"
         for name in extra if isinstance(extra, Mapping) else ():
             if name in RESERVED:
                 yield f"`extra` must not have `{name}`: {RESERVED[name]}"
@@ -251,26 +249,13 @@ def _unknown(told: Mapping[str, Any]) -> Iterator[str]:
             yield f"`{str(name)[:40]}` is no field of a task; {like(str(name), FIELDS)}"
 
 
-def _id_faults(told: Mapping[str, Any]) -> Iterator[str]:
-    given = told.get("id")
-    if given is None:
-        return
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        yield f"`id` must be a text or a whole number, not {_shown(given)}"
-    elif not str(given).strip() or len(str(given)) > LONGEST_ID or not str(given).isprintable():
-        yield f"`id` must be 1 to {LONGEST_ID} printable characters, not {_shown(given)}"
-
-
 def _message_faults(told: Mapping[str, Any]) -> Iterator[str]:
-    prompt, messages = told.get("prompt"), told.get("messages")
-    if prompt is not None and messages is not None:
-        yield "`prompt` and `messages` are both given: one of them is wanted"
-    elif prompt is None and messages is None:
-        yield "neither `prompt` nor `messages` is given"
-    elif prompt is not None:
-        if not isinstance(prompt, str):
-            yield f"`prompt` must be a text, not {_kind(prompt)}"
-        elif not prompt.strip():
+    messages = told.get("messages")
+    if ("prompt" in told) is (messages is not None):
+        given = "`prompt` and `messages` are both given: one of them is wanted"
+        yield given if "prompt" in told else "neither `prompt` nor `messages` is given"
+    elif messages is None:
+        if isinstance(told["prompt"], str) and not told["prompt"].strip():
             yield "`prompt` is empty"
     elif not isinstance(messages, list | tuple) or not messages:
         yield "`messages` must be a list of at least one message"
@@ -278,7 +263,7 @@ def _message_faults(told: Mapping[str, Any]) -> Iterator[str]:
         for place, message in enumerate(messages):
             yield from _one_message(f"messages[{place}]", message)
         first = messages[0]
-        if told.get("system") is not None and isinstance(first, Mapping) and first.get("role") == "system":
+        if "system" in told and isinstance(first, Mapping) and first.get("role") == "system":
             yield "`system` is given, and `messages` begins with one of its own"
 
 
@@ -298,107 +283,78 @@ def _one_message(place: str, message: Any) -> Iterator[str]:
         yield f"`{place}.content` must be a text, or a list of parts, not {_kind(content)}"
 
 
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 10_000_000
-
-
-def _is_temperature(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 100
-
-
-_SIMPLE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("system", "a text", lambda value: isinstance(value, str)),
-    ("max_tokens", "a whole number from 1 on", _is_tokens),
-    ("temperature", "a number from 0 on", _is_temperature),
-    ("priority", f"one of {', '.join(PRIORITIES)}", lambda value: value in PRIORITIES),
-)
-
-
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(json.dumps(value, ensure_ascii=False, default=str).split())
-    return f"`{text}`" if len(text) <= 60 else f"`{text[:59]}…`"
+    return f"`{shortened(' '.join(json.dumps(value, ensure_ascii=False, default=str).split()), 60)}`"
 
 
-FORMS = ("jsonl", "text", "csv")
+Rows = Iterator[tuple[int, Any]]  # line and document; a `Faulty` stands for a document that could not be read
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRow:
-    """`number`: the id of a task that has none. `place`: in words, for messages."""
-
-    number: int
-    place: str
-    document: Any = None
-    fault: str | None = None
-
-
-def json_rows(text: str) -> Iterator[TaskRow]:
+def _json_rows(text: str) -> Rows:
     """Blank lines are left out, and counted."""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        place = f"line {number}"
         try:
             document = parse(line.strip(), once=True)
         except NotJson as error:
-            yield TaskRow(number, place, fault=_not_json(line, str(error).replace(" at line 1 column ", " at column ")))
+            why = str(error).replace(" at line 1 column ", " at column ")
+            yield number, Faulty(f"not JSON: {why} in `{shortened(' '.join(line.split()), 50)}`")
             continue
-        if isinstance(document, dict):
-            yield TaskRow(number, place, document)
-        else:
-            yield TaskRow(number, place, fault=_no_object(document))
+        if isinstance(document, list):
+            document = Faulty("a list; one object a line is wanted (`jq -c '.[]'` makes them)")
+        elif not isinstance(document, dict):
+            document = Faulty('an object is wanted, such as {"id": "a", "prompt": "..."}')
+        yield number, document
 
 
-def text_rows(text: str, template: Template | None) -> Iterator[TaskRow]:
+def _text_rows(text: str, template: Template | None) -> Rows:
     """With a template, `{}` or `{line}` is the line."""
     for number, line in enumerate(text.split("\n"), 1):
-        prompt = line.strip()
-        if prompt:
-            yield TaskRow(
-                number, f"line {number}", {"prompt": prompt} if template is None else {"": prompt, "line": prompt}
-            )
+        if prompt := line.strip():
+            yield number, {"prompt": prompt} if template is None else {"": prompt, "line": prompt}
 
 
-def csv_rows(text: str, name: str, template: Template | None, delimiter: str) -> Iterator[TaskRow]:
+def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
     before = csv.field_size_limit(len(text) + 1)  # the module's own limit, for all of the process: put back
     try:
-        rows = _records(text, delimiter)
+        rows = _records(text, "\t" if name.lower().endswith(".tsv") else ",")
     finally:
         csv.field_size_limit(before)
-    header_at, header = next(((line, row) for line, row, _ in rows if row), (1, []))
+    header_at, header = next(((line, row) for line, row in rows if row and isinstance(row, list)), (1, []))
     columns = [column.strip() for column in header]
     _check_columns(columns, name, header_at, template)
-    for line, row, fault in rows:
-        if line <= header_at or (not row and fault is None):
+    for line, row in rows:
+        if line <= header_at or not row:
             continue
-        place = f"line {line}"
-        if fault is not None:
-            yield TaskRow(line, place, fault=fault)
+        if isinstance(row, Faulty):
+            yield line, row
         elif len(row) != len(columns):
-            yield TaskRow(line, place, fault=f"{len(row)} fields, and the header has {len(columns)}")
+            yield line, Faulty(f"{len(row)} fields, and the header has {len(columns)}")
         else:
-            yield TaskRow(line, place, _document(dict(zip(columns, row, strict=True)), template))
+            fields = dict(zip(columns, row, strict=True))
+            own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
+            yield line, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
 
 
-def _records(text: str, delimiter: str) -> list[tuple[int, list[str], str | None]]:
-    """Return the line where each begins, its fields, and what is wrong. After a broken quote, nothing more is read."""
+def _records(text: str, delimiter: str) -> list[tuple[int, list[str] | Faulty]]:
+    """Return the line where each begins, and its fields. After a broken quote, nothing more is read."""
     reader = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
-    found: list[tuple[int, list[str], str | None]] = []
+    found: list[tuple[int, list[str] | Faulty]] = []
     while True:
         line = reader.line_num + 1
         try:
-            found.append((line, next(reader), None))
+            found.append((line, next(reader)))
         except StopIteration:
             return found
         except csv.Error as error:
-            found.append((line, [], f"broken CSV: {error}"))
-            return found
+            return [*found, (line, Faulty(f"broken CSV: {error}"))]
 
 
 def _check_columns(columns: list[str], name: str, line: int, template: Template | None) -> None:
@@ -416,29 +372,9 @@ def _check_columns(columns: list[str], name: str, line: int, template: Template 
         raise UserError(f"{name}: {missing}")
 
 
-def _document(fields: dict[str, str], template: Template | None) -> dict[str, Any]:
-    """An empty id or system counts as left out."""
-    document: dict[str, Any] = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
-    document["prompt"] = fields["prompt"] if template is None else template.fill(fields)
-    return document
-
-
-def _not_json(line: str, why: str) -> str:
-    shown = " ".join(line.split())
-    return f"not JSON: {why} in `{shown if len(shown) <= 50 else f'{shown[:49]}…'}`"
-
-
-def _no_object(document: Any) -> str:
-    if isinstance(document, list):
-        return "a list; one object a line is wanted (`jq -c '.[]'` makes them)"
-    return 'an object is wanted, such as {"id": "a", "prompt": "..."}'
-
-
-__all__ = ["FORMS", "TaskDefaults", "read_schema", "read_tasks", "tasks_of"]
-
+FORMS = ("jsonl", "text", "csv")
 MOST_TOLD = 10
 ENDINGS = {".txt": "text", ".text": "text", ".csv": "csv", ".tsv": "csv"}  # everything else: jsonl
-HINT = "every line is checked first; nothing was run"
 
 
 def read_tasks(
@@ -455,86 +391,73 @@ def read_tasks(
     piped = str(path) == "-"
     name = "stdin" if piped else str(path)
     form = form or ENDINGS.get(Path(name).suffix.lower(), "jsonl")
-    parsed = None if template is None else parse_template(template)
-    maker = _maker(parsed, defaults)
+    maker = TaskForm(template, defaults)
     text = _decoded((stdin or sys.stdin.buffer).read() if piped else _read(Path(path)), name)
+    hint = "every line is checked first; nothing was run"
     if form == "csv":
-        rows: Iterator[TaskRow] = csv_rows(text, name, parsed, "\t" if name.lower().endswith(".tsv") else ",")
+        rows = _csv_rows(text, name, maker.template)
     elif form == "text":
-        rows = text_rows(text, parsed)
+        rows = _text_rows(text, maker.template)
     else:
-        rows = json_rows(text)
-    hint = f"{HINT}; `--form text` takes a prompt a line" if form == "jsonl" and _is_prose(text) else HINT
-    return _gathered(rows, maker, name, hint)
+        rows = _json_rows(text)
+        if not text.lstrip().startswith(("{", "[")):
+            hint += "; `--form text` takes a prompt a line"
+    return _gathered(rows, maker, name, "line", hint)
 
 
 def tasks_of(documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[TaskDefaults]) -> list[Task]:
     """Of JSON that came another way: a list of objects as a JSONL line has them, or of plain prompts."""
-    maker = _maker(None if template is None else parse_template(template), defaults)
-    rows = (_row(number, document) for number, document in enumerate(documents, 1))
-    return _gathered(rows, maker, "the list", "every task is checked first; nothing was run")
+    rows = ((number, _as_json(document)) for number, document in enumerate(documents, 1))
+    return _gathered(
+        rows, TaskForm(template, defaults), "the list", "task", "every task is checked first; nothing was run"
+    )
 
 
-def _row(number: int, document: Any) -> TaskRow:
-    """Return what Python takes and JSON does not is a fault as well: NaN, sets, circles."""
+def _as_json(document: Any) -> Any:
+    """What Python takes and JSON does not is a fault as well: NaN, sets, circles."""
     try:
-        return TaskRow(number, f"task {number}", parse(json.dumps(document, allow_nan=False)))
+        return parse(json.dumps(document, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        return TaskRow(number, f"task {number}", fault=f"not JSON: {error}")
+        return Faulty(f"not JSON: {error}")
 
 
 def read_schema(path: Path) -> dict[str, Any]:
     """Of `--schema FILE`."""
     try:
         schema = parse(_decoded(_read(path), str(path)), once=True)
+        check_schema(schema)
     except NotJson as error:
         raise UserError(f"`{path}` is not JSON: {error}") from None
-    try:
-        check_schema(schema)
     except UserError as error:
         raise UserError(f"`{path}`: {error.message}", hint=error.hint) from None
     assert isinstance(schema, dict)
     return schema
 
 
-def _maker(template: Template | None, defaults: TaskDefaults) -> TaskForm:
-    maker = TaskForm(template, defaults)
-    for fault in maker.default_faults():
-        raise UserError(fault)
-    return maker
-
-
-def _gathered(rows: Iterable[TaskRow], maker: TaskForm, name: str, hint: str) -> list[Task]:
+def _gathered(rows: Rows, maker: TaskForm, name: str, unit: str, hint: str) -> list[Task]:
+    """Return the tasks; UserError with the first faults and the number of all, if there are any."""
     tasks: list[Task] = []
     faults: list[str] = []
-    places: dict[str, str] = {}
-    for row in rows:
-        if row.fault is not None:
-            faults.append(f"{row.place}: {row.fault}")
-            continue
+    places: dict[str, int] = {}
+    for number, document in rows:
         try:
-            task = maker.task(row.document, str(row.number))
+            if isinstance(document, Faulty):
+                raise document
+            task = maker.task(document, str(number))
         except Faulty as error:
-            faults += [f"{row.place}: {fault}" for fault in error.faults]
+            faults += [f"{unit} {number}: {fault}" for fault in error.faults]
             continue
-        first = places.setdefault(task.id, row.place)
-        if first is not row.place:
-            faults.append(f"{row.place}: the id `{task.id}` is that of {first} too")
+        if (first := places.setdefault(task.id, number)) != number:
+            faults.append(f"{unit} {number}: the id `{task.id}` is that of {unit} {first} too")
         tasks.append(task)
-    _raise_faults(name, faults, hint)
-    if not tasks:
-        raise UserError(f"there is no task in {name}")
-    return tasks
-
-
-def _raise_faults(name: str, faults: Sequence[str], hint: str) -> None:
-    """Raise a UserError with the first faults and the number of all, if there are any."""
     if len(faults) == 1:
         raise UserError(f"{name}, {faults[0]}", hint=hint)
     if faults:
         more = [f"and {len(faults) - MOST_TOLD} more"] if len(faults) > MOST_TOLD else []
-        lines = [f"{name} has {len(faults)} faults:", *faults[:MOST_TOLD], *more]
-        raise UserError("\n  ".join(lines), hint=hint)
+        raise UserError("\n  ".join([f"{name} has {len(faults)} faults:", *faults[:MOST_TOLD], *more]), hint=hint)
+    if not tasks:
+        raise UserError(f"there is no task in {name}")
+    return tasks
 
 
 def _read(path: Path) -> bytes:
@@ -551,20 +474,12 @@ def _read(path: Path) -> bytes:
 def _decoded(data: bytes, name: str) -> str:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(f"{name} is UTF-16", hint=f"convert it: iconv -f UTF-16 -t UTF-8 {name}")
-    for bad, what in ((data.find(b"\0"), "a NUL byte"), (_broken_at(data), "a byte that is not UTF-8")):
-        if bad >= 0:
-            line = data.count(b"\n", 0, bad) + 1
-            raise UserError(f"{name}, line {line}: {what}", hint="tasks are text in UTF-8")
-    return data.decode("utf-8-sig")
-
-
-def _broken_at(data: bytes) -> int:
+    bad, what = data.find(b"\0"), "a NUL byte"
     try:
-        data.decode()
+        text = data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        return error.start
-    return -1
-
-
-def _is_prose(text: str) -> bool:
-    return not text.lstrip().startswith(("{", "["))
+        bad, what = (bad, what) if bad >= 0 else (error.start, "a byte that is not UTF-8")
+    if bad >= 0:
+        line = data.count(b"\n", 0, bad) + 1
+        raise UserError(f"{name}, line {line}: {what}", hint="tasks are text in UTF-8")
+    return text
