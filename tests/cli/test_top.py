@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from in_process import refused
 from terminal import Terminal
 
-from skep.cli.top import HISTORY, UNICODE, HiveView, Rate, Screen, Sparkline, replicas_of, slot_cells
+from skep.cli.liveview import Page, bar_cells, drawn, sparkline
+from skep.cli.top_frame import frame
 from skep.errors import EngineError
 from skep.paths import user_paths
-
-SPARKS = UNICODE[-1]
+from skep.stats.rates import Rate
+from skep.supervisor.control import replicas_of
+from skep.supervisor.readings import HiveReadings
 
 
 def row(name="m-0", **fields):
@@ -45,13 +47,13 @@ def reading(rows=None, replicas=None, *, tokens=None, ended=None, queues=None, *
     return {"phase": "ready", "url": "http://127.0.0.1:8400", "pid": 42, "rows": rows, "gateway": gateway, **fields}
 
 
-def drawn(view, *page, **options):
-    return ["".join(text for text, _ in line).rstrip() for line in view.frame(Screen(*page), **options)]
+def lines_of(view, *page):
+    return [line.rstrip() for line in drawn(frame(view, Page(*page))).plain.split("\n")]
 
 
 def view_of(*readings):
     """One reading a second."""
-    view = HiveView()
+    view = HiveReadings()
     for second, status in enumerate(readings):
         view.take(status, float(second))
     return view
@@ -89,36 +91,26 @@ def test_a_rate_is(points, per_s):
     assert rate_of(*points) == per_s
 
 
-def test_a_sparkline_tells_zero_from_little_names_its_maximum_and_fits_a_narrow_page():
-    history, long = Sparkline(), Sparkline()
-    for value in (0, 1, 500, 1000):
-        history.take(value)
-    assert history.line(80, SPARKS) == "▁▂▅█  max 1,000"
-    for value in range(3 * HISTORY):
-        long.take(value)
-    assert len(long.line(100, SPARKS)) == HISTORY + len("  max 179")
-    assert len(long.line(40, SPARKS)) <= 40
-    assert long.line(40, SPARKS).startswith("▆")  # 120 of 179: the oldest of sixty is on it
-    assert Sparkline().line(40, SPARKS) == "  max 0"
+def test_a_sparkline_tells_zero_from_little_names_its_maximum_and_shows_the_newest_where_it_is_narrow():
+    assert sparkline((0, 1, 500, 1000), 80) == "▁▂▅█  max 1,000"
+    assert sparkline(range(200), 40).endswith("█  max 199")
+    assert len(sparkline(range(200), 40)) <= 40
+    assert sparkline((), 40) == "  max 0"
 
 
-@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 300), st.integers(5, 40))
-def test_a_bar_has_as_many_cells_as_slots_or_as_there_is_room(active, releasing, slots, most):
-    cells = slot_cells(active, releasing, slots, most)
-    assert sum(cells) == min(slots, most)
-    active = min(active, slots)
-    releasing = min(releasing, slots - active)
-    parts = (active, releasing, slots - active - releasing)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=4).filter(sum), st.integers(5, 40))
+def test_a_bar_is_full_and_only_a_part_of_zero_has_no_cell(parts, most):
+    cells = bar_cells(parts, sum(parts), most)
+    assert sum(cells) == most
     assert [cell > 0 for cell in cells] == [part > 0 for part in parts]
-    if slots <= most:
-        assert tuple(cells) == parts
+    assert sum(parts) != most or cells == parts
 
 
 def test_a_bar_draws_active_releasing_and_free_slots_and_more_than_forty_to_scale():
-    lines = drawn(view_of(reading(replicas=[served(active=3, releasing=2)])))
+    lines = lines_of(view_of(reading(replicas=[served(active=3, releasing=2)])))
     assert "███▒▒···     3/8" in line_of(lines, "m-0")
-    lines = drawn(view_of(reading([row(slots=400)], [served(slots=400, active=100)])), 120)
-    assert "█" * 10 + "·" * 30 + "  100/400" in line_of(lines, "m-0")
+    lines = lines_of(view_of(reading([row(slots=400)], [served(slots=400, active=100)])), 120)
+    assert "█" * 8 + "·" * 22 + "  100/400" in line_of(lines, "m-0")
 
 
 def test_the_gateway_says_the_state_of_a_ready_replica_and_the_supervisor_that_of_another():
@@ -137,17 +129,20 @@ def test_a_replica_that_came_back_is_one_line_with_the_answers_of_both():
 
 
 def test_a_replica_that_only_one_of_supervisor_and_gateway_knows_is_shown():
-    line = line_of(drawn(view_of(reading(replicas=[])), 100), "m-0")
-    assert "–/8" in line
-    assert line.endswith("gets no requests")
+    lines = lines_of(view_of(reading(replicas=[])), 100)
+    assert "–/8" in line_of(lines, "m-0")
+    assert "  gets no requests" in lines
     names = [replica.name for replica in replicas_of(reading(replicas=[served(), served("far-0", active=1)]))]
     assert names == ["m-0", "far-0"]
 
 
 def test_an_upstream_is_shown_before_it_has_told_its_model():
     """Fronted, not started, by skep: until it answers, its model is not known."""
-    lines = drawn(view_of(reading([row("far", kind="upstream", state="starting", model=None, why="refused")], [])), 100)
-    assert line_of(lines, "far").split() == ["far", "–", "starting", "–/8", "–", "0", "refused"]
+    lines = lines_of(
+        view_of(reading([row("far", kind="upstream", state="starting", model=None, why="refused")], [])), 100
+    )
+    assert line_of(lines, "far").split() == ["far", "–", "starting", "–/8", "–", "0"]
+    assert "  refused" in lines
 
 
 def test_tokens_per_second_are_shown_by_replica_and_in_total():
@@ -157,7 +152,7 @@ def test_tokens_per_second_are_shown_by_replica_and_in_total():
     view = view_of(first, second)
     rates = {"tok_s": 70.0, "requests_per_s": 3.0, "replicas": {"m-0": 50.0, "m-1": 20.0, "m-2": None}}
     assert view.rates() == rates
-    lines = drawn(view)
+    lines = lines_of(view)
     assert line_of(lines, "m-0").split()[-2] == "50.0"
     assert line_of(lines, "m-2").split()[-2] == "–"  # nobody says
     assert line_of(lines, "tokens") == "tokens    about 70.0 tok/s  █  max 70.0"
@@ -171,7 +166,7 @@ def test_busy_slots_without_a_token_so_far_are_not_said_to_be_zero():
     view = view_of(*[reading(rows, replicas, tokens={"m-0": 100, "m-1": 100})] * 3)
     assert view.rates()["tok_s"] is None
     assert view.rates()["replicas"] == {"m-0": None, "m-1": 0.0}
-    lines = drawn(view)
+    lines = lines_of(view)
     assert line_of(lines, "tokens").startswith("tokens    – tok/s")
     assert "– none yet" in lines[-1]
     idle = view_of(*[reading(rows, [served(), served("m-1")], tokens={"m-0": 100})] * 3)
@@ -180,10 +175,10 @@ def test_busy_slots_without_a_token_so_far_are_not_said_to_be_zero():
 
 def test_queues_are_shown_by_model_and_class_with_their_history():
     queues = [{"m": {"interactive": 0, "normal": n, "batch": 2 * n}} for n in (0, 10, 20, 40, 0)]
-    lines = drawn(view_of(*(reading(queues=found) for found in queues[:4])), 120)
-    assert line_of(lines, "QUEUE").split() == ["QUEUE", "INTERACTIVE", "NORMAL", "BATCH", "LAST", "60", "READINGS"]
+    lines = lines_of(view_of(*(reading(queues=found) for found in queues[:4])), 120)
+    assert line_of(lines, "QUEUE").split() == ["QUEUE", "INTERACTIVE", "NORMAL", "BATCH", "LAST", "READINGS"]
     assert line_of(lines, "m  ").split() == ["m", "0", "40", "80", "▁▃▅█", "max", "120"]
-    lines = drawn(view_of(*(reading(queues=found) for found in queues)), 120)
+    lines = lines_of(view_of(*(reading(queues=found) for found in queues)), 120)
     assert line_of(lines, "m  ").split()[:5] == ["m", "0", "0", "0", "▁▃▅█▁"]
 
 
@@ -191,7 +186,7 @@ def test_without_a_gateway_nothing_is_said_to_be_zero():
     gone = reading([row()], tokens={"m-0": 5})
     gone["rows"][-1] |= {"state": "starting", "restarts": 1, "why": "the gateway ended with code -9"}
     view = view_of(reading(tokens={"m-0": 5}), {**gone, "gateway": {}})
-    lines = drawn(view)
+    lines = lines_of(view)
     assert "gateway starting, restarts 1: the gateway ended with code -9" in lines
     assert "the gateway gives no figures" in lines
     assert line_of(lines, "requests") == "requests  – in flight, – queued, –/s ended"
@@ -218,37 +213,17 @@ def busy_reading():
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_a_frame_fits_its_page(width):
-    for height in (None, 24):
-        lines = drawn(view_of(*[busy_reading()] * 70), width, height)
-        assert max(map(len, lines)) <= width
-        assert [line.split()[0].rpartition("-")[2] for line in lines if line.startswith("Qwen")][1:] == list("0123")
-        notes = " ".join(line.strip() for line in lines if line.startswith("  "))
-        assert notes.startswith("the engine ended with code 1: CUDA error")
-        assert notes.endswith("of keys and values")
-
-
-def test_replicas_that_find_no_place_are_counted():
-    names = [f"m-{i}" for i in range(30)]
-    view = view_of(reading([row(name) for name in names], [served(name) for name in names]))
-    assert sum(line.startswith("m-") for line in drawn(view)) == 30
-    lines = drawn(view, 80, 24)
-    assert len(lines) == 24
-    shown = sum(line.startswith("m-") for line in lines)
-    assert f"{30 - shown} more: make the window taller, or see `skep ps`" in lines
-
-
-def test_a_terminal_without_unicode_gets_ascii():
-    status = reading([row(why="früher – kaputt")], [served(active=2, releasing=1)])
-    lines = drawn(view_of(status, status), 100, None, "ascii")
-    assert all(line.isascii() for line in lines)
-    assert "##%.....     2/8      -" in line_of(lines, "m-0")
-    assert "fr?her ? kaputt" in line_of(lines, "m-0")
+def test_a_frame_fits_its_width_and_names_that_are_cut_keep_their_ends(width):
+    lines = lines_of(view_of(*[busy_reading()] * 70), width)
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0].rpartition("-")[2] for line in lines if line.startswith("Qwen")][1:] == list("0123")
+    notes = " ".join(line.strip() for line in lines if line.startswith("  "))
+    assert notes.startswith("the engine ended with code 1: CUDA error")
+    assert notes.endswith("of keys and values")
 
 
 def test_what_an_engine_writes_cannot_steer_the_terminal():
-    lines = drawn(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)
-    assert line_of(lines, "m-0").endswith("gone [2J")
+    assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)
 
 
 class Readings(FakeHive):
@@ -328,6 +303,19 @@ def test_a_hive_that_answers_badly_for_a_while_is_shown_as_it_was(control, termi
     assert shown.left() == 0
 
 
+def test_arrows_show_what_has_no_place_on_the_screen(control, terminal):
+    names = [f"m-{i}" for i in range(40)]
+    rows, replicas = [row(name) for name in names], [served(name) for name in names]
+    control.answer = reading(rows, replicas, pid=os.getpid())
+    shown = terminal("--every", "100ms")
+    shown.until("more lines: arrow down")
+    assert "m-39" not in shown.output
+    shown.press(b"\x1b[B" * 20)
+    shown.until("m-39")
+    shown.press(b"q")
+    assert shown.left() == 0
+
+
 def test_no_color_is_respected_and_states_are_words(control, terminal):
     shown = terminal(NO_COLOR="1")
     shown.until("q leaves")
@@ -389,13 +377,13 @@ def test_top_of_a_real_hive_with_an_answer_under_way(skep, configure, up):
 
 
 def test_nodes_are_shown_where_there_are_any():
-    lines = drawn(view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)])))
+    lines = lines_of(view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)])))
     assert line_of(lines, "REPLICA").split()[:3] == ["REPLICA", "NODE", "MODEL"]
     assert line_of(lines, "m-0").split()[:3] == ["m-0", "node-7", "m"]
-    assert "NODE" not in "".join(drawn(view_of(reading())))
+    assert "NODE" not in "".join(lines_of(view_of(reading())))
 
 
 def test_a_lost_cluster_is_said():
     lost = {"name": "cluster", "kind": "cluster", "state": "lost", "why": "no answer from its head", "restarts": None}
-    assert "cluster lost: no answer from its head" in drawn(view_of(reading(rows=[row(), lost])))
+    assert "cluster lost: no answer from its head" in lines_of(view_of(reading(rows=[row(), lost])))
     assert [shown.name for shown in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]

@@ -3,7 +3,7 @@
 import pytest
 
 from skep.cli import tune_tables as tables
-from skep.cli.top import Screen
+from skep.cli.liveview import Page
 from skep.cli.tune_run import unmet
 from skep.cli.tune_setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
 from skep.errors import UserError
@@ -182,7 +182,7 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
     standing = tables.TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0, 60.0, [*STAGES] * 10)
     standing.request = MeasureRequest((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
     standing.progress = BenchProgress(BEST, "measuring", 2, 4, 51.2)
-    lines = standing.lines(Screen(60, 20), 30.0)
+    lines = standing.lines(Page(60, 20), 30.0)
     text = ["".join(part for part, _ in line) for line in lines]
     assert len(lines) <= 20
     assert all(len(line) <= 60 for line in text[5:])
@@ -193,7 +193,7 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 def test_without_a_terminal_each_stage_is_a_line(capsys):
     standing = tables.TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0)
     request = MeasureRequest((BASE,), 2, "baseline", "the baseline")
-    with tables.live_view(standing, brief=True) as on_event:
+    with tables.tuning_view(standing, brief=True) as on_event:
         on_event(RequestStarted(request))
         on_event(StageDecided(STAGES[0]))
         on_event(RequestFinished(request, MeasurementRound((), 12.0)))

@@ -55,7 +55,7 @@ def test_a_table_fits_its_width_the_least_important_columns_go_first():
         "(not shown at this width: folder)",
     ]
     narrow = table_lines(titles, rows, right, ranks, 24)
-    assert narrow[1] == "qwen3.6-27b-awq-…    118"
+    assert narrow[1] == "qwen3.6-27b-…ards    118"
     assert narrow[2].endswith("started, folder)")
 
 

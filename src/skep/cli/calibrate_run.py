@@ -16,9 +16,8 @@ from skep.bench.endpoint import Endpoint
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
-from skep.cli.bench_common import Interrupted, maker_for, positive_seconds, run_measuring
+from skep.cli.bench_common import Interrupted, level_view, maker_for, positive_seconds, run_measuring
 from skep.cli.calibrate import CalibrateOptions
-from skep.cli.liveview import live_view
 from skep.cli.output import day_and_time, note, number, print_json, print_list, print_table
 from skep.cli.sweep import levels_of
 from skep.deploy.plan_request import ModelFound, PlanFlags, pins_of, read_model
@@ -218,7 +217,7 @@ async def _calibrate(
         f"{rig.title}, as {setup.engine}; C={levels}, then prompts of {plan.prompt_tokens}; "
         f"{format_seconds(budget_s)} at most"
     )
-    with live_view() as show:
+    with level_view() as show:
         taken = await measure(plan, endpoint, store, host, maker_for, show)
     return _fitted_row(endpoint, described, taken, host)
 

@@ -16,13 +16,13 @@ from skep.bench.sweep import SweepPlan, SweepProgress
 from skep.cli.bench import ABOptions, CompareOptions, WorkloadOptions
 from skep.cli.bench_common import (
     MAX_CONCURRENCY,
+    level_view,
     maker_for,
     positive_seconds,
     run_measuring,
     toml_of,
     workload_of,
 )
-from skep.cli.liveview import live_view
 from skep.cli.options import EndpointOptions, existing
 from skep.cli.output import check_output, note, number, print_json, print_table, write_whole
 from skep.cli.sweep import levels_of, share_of, sweep_endpoint, sweep_json
@@ -143,7 +143,7 @@ def run_ab_command(options: ABOptions) -> int:
         levels = f"C={options.concurrency} in turns"
         note(f"A {a.model} at {a.url}, B {b.model} at {b.url}: {levels}; seed {workload.seed}")
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
-        with open_store(user_paths(os.environ).store) as store, live_view() as show:
+        with open_store(user_paths(os.environ).store) as store, level_view() as show:
 
             def show_side(name: str, progress: SweepProgress) -> None:
                 show(replace(progress, label=f"{name} C={progress.level}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from skep.cli.output import byte_progress, note, number, print_json, print_table
+from skep.cli.liveview import Line, Page, can_draw, live_view
+from skep.cli.output import byte_progress, note, print_json
 from skep.config.settings import Settings
 from skep.errors import EngineError, SkepError
 from skep.files import open_log
@@ -22,9 +25,11 @@ from skep.units import format_seconds
 
 if TYPE_CHECKING:
     from skep.cluster.client import RayNodes
+    from skep.report.columns import Column
     from skep.supervisor.supervisor import Supervisor
 
 REFRESH_S = 0.5
+FIGURES = {"pid": 4, "slots": 0, "busy": 0, "queued": 0, "restarts": 2}  # of a row, with their rank
 
 
 def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
@@ -145,19 +150,27 @@ def _await_ready(child: subprocess.Popen[bytes], read_fd: int) -> dict[str, Any]
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """With the nodes that they stand on, where some stand elsewhere."""
-    columns = ["NAME", "STATE", "PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS", "URL", "NOTE"]
-    cells = [_cells(row) for row in rows]
-    if any(row.get("node") for row in rows):
-        for row, line in zip([None, *rows], [columns, *cells], strict=True):
-            line.insert(1, "NODE" if row is None else row.get("node") or "–")
-    print_table(columns, cells, right=("PID", "SLOTS", "BUSY", "QUEUED", "RESTARTS"))
+    """Print the rows of `skep ps`; on a terminal they fit its width."""
+    from skep.report.columns import print_records
+
+    print_records(_columns(), rows)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    counts = [number(row.get(key), 0).replace(",", "") for key in ("pid", "slots", "busy", "queued", "restarts")]
-    remarks = ["simulated" if row.get("simulated") else "", row.get("why") or ""]
-    return [row["name"], row["state"], *counts, row["url"] or "–", "; ".join(filter(None, remarks))]
+def _columns() -> list[Column[dict[str, Any]]]:
+    """Return what is shown of a row, with the node it stands on where some stand elsewhere."""
+    from skep.report.columns import Column
+
+    def remarks(row: dict[str, Any]) -> str:
+        return "; ".join(filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or "")))
+
+    return [
+        Column("name", "NAME", lambda row: row["name"], right=False),
+        Column("node", "NODE", lambda row: row.get("node") or None, right=False, rank=1, optional=True),
+        Column("state", "STATE", lambda row: row["state"], right=False),
+        *(Column(key, key.upper(), methodcaller("get", key), rank=rank) for key, rank in FIGURES.items()),
+        Column("url", "URL", lambda row: row["url"] or None, right=False, rank=3),
+        Column("note", "NOTE", remarks, right=False),
+    ]
 
 
 def _warn(paths: Paths) -> None:
@@ -224,30 +237,22 @@ class _ConsoleReporter:
             return
         models = ", ".join(supervisor.replica_set.models) or "no model yet"
         note(f"ready: {supervisor.hive.url}/v1 serves {models}; Ctrl-C stops it")
-        if sys.stderr.isatty():
+        if can_draw(sys.stderr):
             self._view = threading.Thread(target=self._show, daemon=True)
             self._view.start()
 
     def _show(self) -> None:
-        """A table that follows the control socket, as `skep ps` would show it."""
-        from rich.console import Console
-        from rich.live import Live
-        from rich.table import Table
-
+        """Draw a table that follows the control socket, as `skep ps` would show it."""
+        from skep.report.columns import record_lines
         from skep.supervisor.control import ask
 
-        began = time.monotonic()
-        with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        began, rows = time.monotonic(), list[dict[str, Any]]()
+
+        def frame(page: Page) -> list[Line]:
+            up = f"up {format_seconds(int(time.monotonic() - began))}; `skep ps` has more, Ctrl-C stops it"
+            return [[(line, "")] for line in (*record_lines(_columns(), rows, page.width), up)] if rows else []
+
+        with live_view(frame):
             while not self._ended.wait(REFRESH_S):
-                try:
+                with contextlib.suppress(SkepError):
                     rows = ask(self._paths.socket, {"op": "status"}, timeout_s=2)["rows"]
-                except SkepError:
-                    continue
-                caption = f"up {format_seconds(int(time.monotonic() - began))}; `skep ps` has more, Ctrl-C stops it"
-                table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
-                for column in ("NAME", "STATE", "SLOTS", "BUSY", "QUEUED", "RESTARTS"):
-                    table.add_column(column, no_wrap=True)
-                for row in rows:
-                    cells = _cells(row)
-                    table.add_row(*cells[:2], *cells[3:7])
-                live.update(table, refresh=True)

@@ -1,95 +1,172 @@
-"""What a terminal shows while a run goes on: the levels so far, and a line on what happens at this moment."""
+"""The live view under `up`, `top`, bench, swarm and tune: a page that is drawn again and again, by rich.live.
+
+A frame is a function from the page, which is its size, to lines. It is asked whenever it is drawn, so that a terminal
+may change its size. Where there is no terminal, what would be shown is printed as plain lines now and then.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, TypeVar
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from skep.bench.sweep import SweepProgress
-from skep.cli.output import note, number
-from skep.stats.percentiles import runs_interval
-from skep.units import format_seconds
+from skep.cli.output import speak_plainly
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.text import Text
 
 P = TypeVar("P")
-BAR = 24
+REFRESH_PER_S, FEWEST_LINES = 4, 10
+UP, DOWN = b"\x1b[A", b"\x1b[B"
+BETWEEN = "yellow"  # neither good nor bad
+
+Line = list[tuple[str, str]]  # (text, style)
 
 
-@contextmanager
-def progress_view(lines: Callable[[P], None], picture: Callable[[P], RenderableType]) -> Iterator[Callable[[P], None]]:
-    """A picture that redraws itself on a terminal; lines elsewhere."""
-    if not sys.stderr.isatty():
-        yield lines
-        return
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The place that a frame is drawn in. `height` None: as many lines as it takes."""
+
+    width: int = 80
+    height: int | None = None
+
+    def wrapped(self, text: str, style: str, indent: str = "") -> list[Line]:
+        parts = wrap(cleaned(text), max(20, self.width - len(indent)), max_lines=3, placeholder=" …")
+        return [[(indent + part, style)] for part in parts]
+
+
+Frame = Callable[[Page], list[Line]]
+
+
+def can_draw(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+@contextlib.contextmanager
+def live_view(frame: Frame, *, whole_screen: bool = False) -> Iterator[Callable[[float], bool]]:
+    """Draw a frame while the block runs: below what is printed on stderr, or on the whole screen of stdout.
+
+    Gives a pause, which draws anew and ends early, with True, when q is pressed; arrows move what has no place on the
+    screen. The terminal is left as it was, and one that went away is no reason to stop working.
+    """
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
-        yield lambda progress: live.update(picture(progress))
+    speak_plainly()
+    console, first = Console(stderr=not whole_screen, highlight=False), 0
+
+    def page() -> Text:
+        nonlocal first
+        height = console.height if whole_screen else max(FEWEST_LINES, console.height) - 1
+        lines = frame(Page(console.width, height))
+        first = max(0, min(first, len(lines) - height))
+        if below := max(0, len(lines) - first - height):
+            more = "arrow down, or a taller window" if whole_screen else "a taller window"
+            lines = [*lines[first : first + height - 1], [(f"{below + 1} more lines: {more}", BETWEEN)]]
+        return drawn(lines[-height:])
+
+    def pause(seconds: float) -> bool:
+        nonlocal first
+        live.refresh()
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            for descriptor in select.select(watched, [], [], left_s)[0]:
+                pressed = os.read(descriptor, 64)
+                if not pressed or b"q" in pressed.lower():
+                    return True
+                first += pressed.count(DOWN) - pressed.count(UP)
+                live.refresh()
+        return False
+
+    live = Live(
+        get_renderable=page,
+        console=console,
+        screen=whole_screen,
+        auto_refresh=not whole_screen,
+        refresh_per_second=REFRESH_PER_S,
+        transient=True,
+        redirect_stdout=False,  # data stays data
+    )
+    with _keys(whole_screen) as watched:
+        with contextlib.suppress(OSError):
+            live.start()
+        try:
+            yield pause
+        finally:
+            with contextlib.suppress(OSError):
+                live.stop()
 
 
-def live_view() -> AbstractContextManager[Callable[[SweepProgress], None]]:
-    """Return the levels so far and what happens now; a line for each run of a level where there is no terminal."""
-    return progress_view(level_lines(), picture)
+@contextlib.contextmanager
+def _keys(wanted: bool) -> Iterator[list[int]]:
+    """Give the descriptors on which keys are heard one by one."""
+    watched = [sys.stdin.fileno()] if wanted and sys.stdin.isatty() else []
+    before = [termios.tcgetattr(descriptor) for descriptor in watched]
+    try:
+        if wanted:
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z would leave the shell on our screen
+        for descriptor in watched:
+            tty.setcbreak(descriptor)
+        yield watched
+    finally:
+        for descriptor, mode in zip(watched, before, strict=True):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
 
 
-def level_lines() -> Callable[[SweepProgress], None]:
-    said: set[tuple[int, int]] = set()
+@contextlib.contextmanager
+def progress_view(
+    print_lines: Callable[[P], None], frame: Callable[[P, Page], list[Line]], *, plain: bool = False
+) -> Iterator[Callable[[P], None]]:
+    """Give a function that is told how far the work is: the newest is drawn. `plain`: lines on a terminal too."""
+    if plain or not can_draw(sys.stderr):
+        yield print_lines
+        return
+    newest: list[P] = []
 
-    def show(progress: SweepProgress) -> None:
-        key = (progress.level, progress.repeat)
-        if key not in said:
-            said.add(key)
-            how_many = f"{progress.total} requests" if progress.total else "for a time"
-            note(f"{where(progress)}: {how_many}{left(progress)}")
-        elif progress.ended and progress.figures.get(progress.level):
-            speed = progress.figures[progress.level][-1]
-            failed = f", {progress.failed} failed so far" if progress.failed else ""
-            note(f"{where(progress)}: {number(speed)} tok/s{failed}")
+    def take(progress: P) -> None:
+        newest[:] = [progress]
 
-    return show
+    with live_view(lambda page: frame(newest[-1], page) if newest else []):
+        yield take
 
 
-def picture(progress: SweepProgress) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
+def drawn(lines: list[Line]) -> Text:
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("C", "runs", "eff tok/s", "95 %"):
-        table.add_column(name, justify="right")
-    for level, figures in sorted(progress.figures.items()):
-        interval = runs_interval(figures)
-        spread = "–" if interval is None else f"± {100 * interval.upper_width:.1f} %"
-        mean = sum(figures) / len(figures)
-        table.add_row(str(level), str(len(figures)), number(mean), spread)
-    lines: list[RenderableType] = [table] if progress.figures else []
-    return Group(*lines, Text(now_line(progress)))
+    parts: list[Any] = [Text.assemble(*((cleaned(text), style) for text, style in line)) for line in lines]
+    return Text("\n", no_wrap=True, overflow="crop").join(parts)
 
 
-def now_line(progress: SweepProgress) -> str:
-    filled = min(BAR, round(BAR * progress.done / progress.total)) if progress.total else 0
-    total = f"/{progress.total}" if progress.total else ""
-    speed = f" · {number(progress.tok_s)} tok/s now" if progress.tok_s else ""
-    return (
-        f"{where(progress)}  {'━' * filled}{'─' * (BAR - filled)}  {progress.done}{total} requests{speed}"
-        f" · {progress.in_flight} in flight · {progress.failed} failed{left(progress)}"
-    )
+def cleaned(text: str) -> str:
+    """Return the text without control characters, which engines may write."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def where(progress: SweepProgress) -> str:
-    if progress.level == 0:
-        return "warming up"
-    return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
+def bar_cells(parts: Sequence[int], total: int, most: int) -> list[int]:
+    """Return the cells of a bar for each part: only a part of zero has none, and together they fill it."""
+    cells = [max(min(part, 1), round(most * part / max(1, total))) for part in parts]
+    while (over := sum(cells) - most) != 0:
+        cells[cells.index(max(cells))] -= 1 if over > 0 else -1
+    return cells
 
 
-def left(progress: SweepProgress) -> str:
-    if progress.left_s is None or not progress.level:
-        return ""
-    runs = round(progress.runs_left)
-    plural = "s" if runs > 1 else ""
-    return f" · about {format_seconds(progress.left_s)} left, {runs} more run{plural} at most" if runs else ""
+def bar(glyphs: str, parts: Sequence[int], total: int, most: int) -> str:
+    """Draw the parts of a total in at most so many cells, each by its glyph."""
+    return "".join(glyph * cells for glyph, cells in zip(glyphs, bar_cells(parts, total, most), strict=True))
+
+
+def sparkline(values: Iterable[float], room: int, digits: int = 0) -> str:
+    """Draw the newest values and say their maximum. Whatever is above zero is drawn above zero."""
+    shown = list(values)[-max(1, room - 20) :]
+    most = max(shown, default=0.0)
+    heights = (0 if value <= 0 else max(1, round(7 * value / most)) for value in shown)
+    return "".join("▁▂▃▄▅▆▇█"[height] for height in heights) + f"  max {most:,.{digits}f}"

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from skep.errors import UserError
 
 T = TypeVar("T")
-_STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "..."}
+_STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "...", "▒": "%", "·": ".", "━": "=", "╳": "x"}
+_STAND_INS |= {"─": "-", **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True))}
 
 
 def print_json(document: Any) -> None:

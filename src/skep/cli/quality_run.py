@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import RunProgress
 from skep.cli.bench import MixedOptions, QualityOptions
-from skep.cli.bench_common import meter_for, positive_seconds, run_measuring, seed_of
+from skep.cli.bench_common import meter_for, positive_seconds, progress_bar, run_measuring, seed_of
 from skep.cli.liveview import progress_view
 from skep.cli.options import EndpointOptions
 from skep.cli.output import byte_progress, note, number, plain, print_json, print_table
@@ -38,13 +38,9 @@ from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import format_seconds, parse_int_list
 from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 MOST_DRILLS = 2000  # made without being asked for so many
 MOST_ITEMS = 100_000
 EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
-BAR = 24
 
 
 def run_quality_command(options: QualityOptions) -> int:
@@ -261,7 +257,7 @@ def print_outcomes(levels: Sequence[LevelQuality]) -> None:
 
 def trial_view() -> AbstractContextManager[Callable[[RunProgress], None]]:
     """Return a line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
-    return progress_view(stage_lines(), now_text)
+    return progress_view(stage_lines(), lambda progress, _page: [[(now_line(progress), "")]])
 
 
 def stage_lines() -> Callable[[RunProgress], None]:
@@ -277,17 +273,11 @@ def stage_lines() -> Callable[[RunProgress], None]:
     return show
 
 
-def now_text(progress: RunProgress) -> Text:
-    from rich.text import Text
-
-    return Text(now_line(progress))
-
-
 def now_line(progress: RunProgress) -> str:
     if not progress.total or progress.stage == "warming up":
         return where(progress)
-    filled = min(BAR, round(BAR * progress.done / progress.total))
-    told = f"{where(progress)}  {'━' * filled}{'─' * (BAR - filled)}  {progress.done:,}/{progress.total:,}"
+    bar = progress_bar(progress.done, progress.total)
+    told = f"{where(progress)}  {bar}  {progress.done:,}/{progress.total:,}"
     if progress.stage == "judging":
         return told
     speed = f" · {number(progress.tok_s)} tok/s now" if progress.tok_s else ""

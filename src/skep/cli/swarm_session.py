@@ -7,17 +7,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 from skep.cli.bench_common import Interrupted, run_measuring
+from skep.cli.liveview import BETWEEN, Line, Page, bar_cells, cleaned, progress_view
 from skep.cli.options import EndpointOptions
-from skep.cli.output import check_output, note, print_json, write_whole
+from skep.cli.output import check_output, note, number, print_json, write_whole
 from skep.cli.swarm_tables import journal
-from skep.cli.top import BETWEEN, Line, Screen, bar_cells, redrawn
 from skep.errors import SkepError, UserError
 from skep.paths import user_paths
+from skep.report.columns import padded
 from skep.report.swarm import end_lines, gantt, swarm_page
 from skep.swarm.progress import Lane, ProgressLines, SwarmProgress, down_words
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, run_options_from_json
@@ -59,30 +61,18 @@ def write_report(name: str, output: Path, price_kwh: float | None) -> None:
 
 BAR, LANE_BAR, LONGEST_TASK = 40, 24, 32
 NEWS_SHOWN = 3
-UNICODE_BAR, ASCII_BAR = "━╳─", "=x-"  # done, set aside, left
 
 
-@contextlib.contextmanager
 def live_view(
     title: str, deadline_s: float | None = None, *, plain: bool = False
-) -> Iterator[Callable[[SwarmProgress], None]]:
-    """Shows what it is told. A terminal that went away is no reason to stop working. `plain`: lines in any case."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    if plain or not sys.stderr.isatty() or console.is_dumb_terminal:
-        yield _line_writer(deadline_s)
-        return
-    newest: list[SwarmProgress] = []
-
-    def take(progress: SwarmProgress) -> None:
-        newest[:] = [progress]
-
-    with redrawn(console, lambda page: frame(newest[-1], page, title, deadline_s) if newest else []):
-        yield take
+) -> AbstractContextManager[Callable[[SwarmProgress], None]]:
+    """Show what it is told. `plain`: lines in any case."""
+    return progress_view(
+        _line_writer(deadline_s), lambda progress, page: frame(progress, page, title, deadline_s), plain=plain
+    )
 
 
-def frame(progress: SwarmProgress, page: Screen, title: str, deadline_s: float | None = None) -> list[Line]:
+def frame(progress: SwarmProgress, page: Page, title: str, deadline_s: float | None = None) -> list[Line]:
     """Agents that find no place on the page are counted."""
     lines = [[(title, "bold")], *_totals(progress, page)]
     lines += page.wrapped(down_words(progress, deadline_s), "bold red") if progress.down_s is not None else []
@@ -95,18 +85,17 @@ def frame(progress: SwarmProgress, page: Screen, title: str, deadline_s: float |
     if len(shown) < len(lanes):
         lines.append([(f"{len(lanes) - len(shown)} more at work: a taller window shows them", "dim")])
     lines += [[], *news] if news else []
-    return [[(page.clean(text), style) for text, style in line] for line in lines]
+    return lines
 
 
-def _totals(progress: SwarmProgress, page: Screen) -> list[Line]:
+def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
     left = progress.total - progress.done - progress.failed
     counts = f"{progress.done:,} done, {progress.failed:,} set aside, {left:,} left of {progress.total:,}"
     wide = max(10, min(BAR, page.width - len(counts) - 4))
-    glyphs = UNICODE_BAR if page.clean(UNICODE_BAR) == UNICODE_BAR else ASCII_BAR
     cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
-    bar: Line = [(glyphs[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
+    bar: Line = [("━╳─"[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
     retried = f", {progress.retried:,} tried again" if progress.retried else ""
-    speed = f"{page.figure(progress.tok_s)} tok/s, {progress.output_tokens:,} tokens{retried}"
+    speed = f"{number(progress.tok_s)} tok/s, {progress.output_tokens:,} tokens{retried}"
     eta = "" if progress.left_s is None else f", about {format_seconds(progress.left_s)} left"
     time = f"{format_seconds(progress.elapsed_s)} so far{eta}"
     why = f": {progress.limit_why}" if progress.limit_why else ""
@@ -118,14 +107,14 @@ def _totals(progress: SwarmProgress, page: Screen) -> list[Line]:
     ]
 
 
-def _lanes(lanes: list[Lane], page: Screen) -> list[Line]:
+def _lanes(lanes: list[Lane], page: Page) -> list[Line]:
     names = min(LONGEST_TASK, max(len(lane.task) for lane in lanes), max(8, page.width - 40))
     longest_s = max(1.0, *(lane.since_s for lane in lanes))
     room = max(4, min(LANE_BAR, page.width - names - 28))
     rows: list[Line] = [[(f"AGENT  {'TASK':<{max(4, names)}}  {'FOR':>11}", "bold")]]
     for lane in lanes:
-        bar = page.slots[0] * max(1, round(room * lane.since_s / longest_s))
-        name = page.row([page.clean(lane.task)], [max(4, names)])
+        bar = "█" * max(1, round(room * lane.since_s / longest_s))
+        name = padded(cleaned(lane.task), max(4, names))
         again = f"  try {lane.number}" if lane.number > 1 else ""
         style = "green" if lane.reads else "dim"  # grey until its first token
         rows.append([(f"{lane.agent:>5}  {name}  {format_seconds(lane.since_s):>11}  ", ""), (bar, style), (again, "")])
@@ -133,12 +122,12 @@ def _lanes(lanes: list[Lane], page: Screen) -> list[Line]:
 
 
 def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
-    ticker, page = ProgressLines(deadline_s), Screen(width=sys.maxsize, encoding=sys.stderr.encoding or "utf-8")
+    ticker = ProgressLines(deadline_s)
 
     def take(progress: SwarmProgress) -> None:
         for line in ticker.take(progress):
             with contextlib.suppress(OSError):  # nobody reads on: the work is worth more than the story of it
-                note(page.clean(line))
+                note(cleaned(line))
 
     return take
 

@@ -17,6 +17,7 @@ from skep.bench.tokens_per_char import calibrate_on
 from skep.cli.bench import ClassesOptions, OpenOptions, ReplayOptions, SerialVsSwarmOptions, SweepOptions, TimedOptions
 from skep.cli.bench_common import (
     MAX_CONCURRENCY,
+    level_view,
     maker_for,
     meter_for,
     positive_seconds,
@@ -26,7 +27,6 @@ from skep.cli.bench_common import (
     toml_of,
     workload_of,
 )
-from skep.cli.liveview import live_view
 from skep.cli.options import EndpointOptions
 from skep.cli.output import note, plain, print_json
 from skep.cli.summaries import print_summary
@@ -182,7 +182,7 @@ async def sweep_endpoint(
     endpoint = await target.find()
     say(headline(plan, endpoint))
     maker, meter = await maker_for(plan.workload, endpoint), meter_for(endpoint)
-    with open_store(user_paths(os.environ).store) as store, live_view() as progress:
+    with open_store(user_paths(os.environ).store) as store, level_view() as progress:
         return await run_sweep(plan, endpoint, store, read_host(), progress, maker=maker, meter=meter)
 
 
@@ -320,6 +320,6 @@ async def _measure_timed(
     fingerprint = workload_fingerprint({"kind": kind, "model": endpoint.model, **what})[:16]
     timeout_s = positive_seconds(options.timeout, "--timeout", "15m")
     plan = TimedPlan(kind, config, fingerprint, timeout_s, options.store_prompts, options.processes)
-    with open_store(user_paths(os.environ).store) as store, live_view() as progress:
+    with open_store(user_paths(os.environ).store) as store, level_view() as progress:
         meter = meter_for(endpoint)
         return await run_timed(plan, parts, endpoint, store, read_host(), maker, progress, meter=meter)

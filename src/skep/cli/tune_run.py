@@ -16,7 +16,7 @@ from skep.cli.plan_output import check_page
 from skep.cli.swarm_tables import one_line
 from skep.cli.tune import TuneOptions
 from skep.cli.tune_setup import PreparedTuning, prepare, prepare_again, tell
-from skep.cli.tune_tables import TuneStatus, figure_words, live_view
+from skep.cli.tune_tables import TuneStatus, figure_words, tuning_view
 from skep.errors import EngineError, SkepError, UserError
 from skep.host.facts import read_host
 from skep.host.power import open_meter
@@ -227,7 +227,7 @@ def _climbed(
         title = f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
         standing = TuneStatus(title, tuning.aim, tuning.budget_s, stages=[*journal.stages])
         try:
-            with live_view(standing, brief=tuning.simulated) as on_event:
+            with tuning_view(standing, brief=tuning.simulated) as on_event:
                 run_measuring(lambda: _carry_out(ready, journal, search, store, paths, standing, on_event))
         except Interrupted:
             raise _stopped(tuning.id) from None

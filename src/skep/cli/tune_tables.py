@@ -1,6 +1,6 @@
 """A tuning in the terminal: its stages as a table and as bars, the winner's curve, and what happens while it runs.
 
-Values in, lines out: what is stored where it does not know; only `live_view` knows a clock and a terminal.
+Values in, lines out: what is stored where it does not know; only `tuning_view` knows a clock and a terminal.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from skep.cli.liveview import Line, Page, can_draw, live_view
 from skep.cli.output import note, number, print_table
 from skep.cli.swarm_tables import one_line
-from skep.cli.top import Line, Screen, redrawn
 from skep.tuner.ports import BenchProgress, BenchRequest, CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.predictions import PREDICTED_KNOBS
 from skep.tuner.records import (
@@ -270,7 +270,7 @@ class TuneStatus:
     def unit(self) -> str:
         return UNITS[self.aim.metric]
 
-    def lines(self, page: Screen, running_s: float) -> list[Line]:
+    def lines(self, page: Page, running_s: float) -> list[Line]:
         """`running_s`: since the request under way began."""
         best = best_of(self.stages)
         found = "nothing yet" if best is None or best.figure is None else f"{figure_words(best.figure)} {self.unit}"
@@ -290,7 +290,7 @@ class TuneStatus:
         for stage in self.stages[-room:]:
             text = one_line(stage_words(stage, self.unit), max(20, page.width - 1))
             lines.append([(text, STYLES.get(stage.decision, ""))])
-        return [[(page.clean(text), style) for text, style in line] for line in lines]
+        return lines
 
     def take(self, event: TuneEvent) -> None:
         match event:
@@ -335,10 +335,10 @@ def stage_words(stage: TuneStage, unit: str) -> str:
 
 
 @contextlib.contextmanager
-def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[OnEvent]:
+def tuning_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[OnEvent]:
     """`brief`: stages only, where requests take no time. A terminal that went away is no reason to stop."""
     began = [time.monotonic()]
-    lines = not sys.stderr.isatty()
+    lines = not can_draw(sys.stderr)
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads on: the work is worth more than the story of it
@@ -356,8 +356,5 @@ def live_view(standing: TuneStatus, *, brief: bool = False) -> Iterator[OnEvent]
     if lines:
         yield on_event
         return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    with redrawn(console, lambda page: standing.lines(page, 0.0 if brief else time.monotonic() - began[0])):
+    with live_view(lambda page: standing.lines(page, 0.0 if brief else time.monotonic() - began[0])):
         yield on_event

@@ -99,9 +99,20 @@ def html_table(
 
 def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
     """Print the table on stdout; on a terminal it fits its width."""
+    print_cells(*_cells(columns, records))
+
+
+def record_lines(columns: Sequence[Column[Record]], records: Sequence[Record], width: int | None = None) -> list[str]:
+    """Return the lines of the table, within a given width."""
+    return table_lines(*_cells(columns, records), width)
+
+
+def _cells(
+    columns: Sequence[Column[Record]], records: Sequence[Record]
+) -> tuple[list[str], list[list[str]], list[bool], list[int]]:
     columns = present(columns, records)
     cells = [[one.cell(record) for one in columns] for record in records]
-    print_cells([one.title for one in columns], cells, [one.right for one in columns], [one.rank for one in columns])
+    return [one.title for one in columns], cells, [one.right for one in columns], [one.rank for one in columns]
 
 
 def print_cells(
@@ -137,7 +148,7 @@ def table_lines(
         if widest is None or widths[widest] <= SHORTEST_CELL:
             break
         widths[widest] -= 1
-    lines = [GAP.join(_padded(row[n], widths[n], right[n]) for n in kept).rstrip() for row in table]
+    lines = [GAP.join(padded(row[n], widths[n], right[n]) for n in kept).rstrip() for row in table]
     if left_out:
         lines += [f"(not shown at this width: {', '.join(left_out)})"]
     return lines
@@ -154,11 +165,13 @@ def _line_width(widths: Sequence[int], kept: Sequence[int]) -> int:
     return sum(widths[place] for place in kept) + len(GAP) * (len(kept) - 1)
 
 
-def _padded(text: str, width: int, right: bool) -> str:
+def padded(text: str, width: int, right: bool = False) -> str:
+    """Return the text in that width. Too long a name is cut in its middle, as names differ at their ends."""
     if text_width(text) > width:
-        while text_width(text) >= width:
+        end = "" if " " in text else text[-4:]
+        while text and text_width(text) + len(end) >= width:
             text = text[:-1]
-        text += "…"
+        text += f"…{end}"
     blank = " " * (width - text_width(text))
     return blank + text if right else text + blank
 

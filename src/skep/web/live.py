@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,16 +20,15 @@ from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanK
 from skep.monitor.status import TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import percentile
-from skep.stats.rates import Rate, TokenRates
 from skep.store.database import Store
-from skep.supervisor.control import OUTCOMES, NotRunning, ReplicaStatus, Status, ask, replicas_of, socket_of, up_s
+from skep.supervisor.control import NotRunning, ReplicaStatus, Status
+from skep.supervisor.readings import HiveReadings, read_status
 from skep.web.context import Site
 from skep.web.responses import json_answer, json_text
 
 WEEK_S = 7 * 24 * HOUR_S
 TTFT_WINDOW_S = 300.0
 _MOST_ROWS = 2000
-HISTORY = 120  # readings
 READING = "reading the store …"
 # Of an answer that came in one piece, the first byte says nothing of the first token.
 _FIRST_BYTES = """
@@ -117,89 +115,45 @@ def _line(series: SeriesStore, standing: TargetStatus, now: float) -> tuple[Seri
     return tuple(SeriesPoint(span.start, span.median) for span in spans if span.count)
 
 
-class HiveReadings:
-    """All readings of one hive so far; another pid is another hive."""
-
-    def __init__(self) -> None:
-        self._status: Status | None = None
-        self._tokens, self._ended = TokenRates(), Rate()
-        self._speeds: deque[float | None] = deque(maxlen=HISTORY)
-        self._queued: deque[float | None] = deque(maxlen=HISTORY)
-
-    def __repr__(self) -> str:
-        return f"<HiveReadings {len(self._speeds)} readings>"
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._status is None else self._status["pid"]
-
-    def take(self, status: Status, now: float) -> None:
-        """`now` is of a clock that is never set."""
-        self._status = status
-        gateway = status.get("gateway") or {}
-        if not gateway:
-            self._speeds.append(None)
-            self._queued.append(None)
-            return
-        busy = {replica.name: replica.active or 0 for replica in replicas_of(status)}
-        self._tokens.take(gateway["tokens"], busy, now)
-        self._ended.take(sum(gateway["ended"].values()), now)
-        self._speeds.append(self._tokens.total())
-        self._queued.append(gateway.get("queued"))
-
-    def document(self, site: Site) -> dict[str, Any]:
-        """Only before the first reading there is none of it. A public one names no address, process or reason."""
-        status = self._status
-        if status is None:
-            return {}
-        gateway = status.get("gateway") or {}
-        told = bool(gateway)
-        replicas = replicas_of(status)
-        return {
-            "phase": status["phase"],
-            "url": None if site.public else status["url"],
-            "pid": None if site.public else status["pid"],
-            "up_s": status.get("up_s"),
-            "gateway": told,
-            "in_flight": gateway.get("in_flight"),
-            "queued": gateway.get("queued"),
-            "tok_s": self._tokens.total() if told else None,
-            "requests_per_s": self._ended.per_s() if told else None,
-            "ended": {**dict.fromkeys(OUTCOMES, 0), **gateway["ended"]} if told else dict.fromkeys(OUTCOMES),
-            "slots": _slots(replicas),
-            "replicas": [self._replica(site, replica, number, told=told) for number, replica in enumerate(replicas, 1)],
-            "queues": [
-                {"model": site.label(model), "waiting": dict(waiting)}
-                for model, waiting in (gateway.get("queues") or {}).items()
-            ],
-            "history": {"tok_s": list(self._speeds), "queued": list(self._queued)},
-        }
-
-    def _replica(self, site: Site, shown: ReplicaStatus, number: int, *, told: bool) -> dict[str, Any]:
-        """In public by its number: the name of a server elsewhere is made of its address."""
-        return {
-            "name": f"replica-{number}" if site.public else shown.name,
-            "model": site.label(shown.model or None),
-            "state": shown.state,
-            "slots": shown.slots,
-            "active": shown.active,
-            "releasing": shown.releasing if shown.active is not None else None,
-            "tok_s": self._tokens.of(shown.name) if told else None,
-            "restarts": shown.restarts,
-            "simulated": bool(shown.mark),
-            "why": None if site.public else shown.why or None,
-        }
-
-
-def _slots(replicas: list[ReplicaStatus]) -> dict[str, int | None]:
-    """Over all replicas that the gateway knows."""
-    known = [replica for replica in replicas if replica.active is not None]
-    if not known:
-        return {"total": sum(replica.slots for replica in replicas), "active": None, "releasing": None}
+def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
+    """None before the first reading. A public one names no address, process or reason."""
+    status, gateway = readings.status, readings.gateway
+    if not status:
+        return None
     return {
-        "total": sum(replica.slots for replica in known),
-        "active": sum(replica.active or 0 for replica in known),
-        "releasing": sum(replica.releasing for replica in known),
+        "phase": status["phase"],
+        "url": None if site.public else status["url"],
+        "pid": None if site.public else status["pid"],
+        "up_s": status.get("up_s"),
+        "gateway": bool(gateway),
+        "in_flight": gateway.get("in_flight"),
+        "queued": gateway.get("queued"),
+        "tok_s": readings.tok_s,
+        "requests_per_s": readings.requests_per_s,
+        "ended": readings.ended,
+        "slots": readings.slots(),
+        "replicas": [_replica(readings, site, one, number) for number, one in enumerate(readings.replicas, 1)],
+        "queues": [
+            {"model": site.label(model), "waiting": dict(waiting)}
+            for model, waiting in (gateway.get("queues") or {}).items()
+        ],
+        "history": {"tok_s": list(readings.speeds), "queued": list(readings.queued)},
+    }
+
+
+def _replica(readings: HiveReadings, site: Site, shown: ReplicaStatus, number: int) -> dict[str, Any]:
+    """In public by its number: the name of a server elsewhere is made of its address."""
+    return {
+        "name": f"replica-{number}" if site.public else shown.name,
+        "model": site.label(shown.model or None),
+        "state": shown.state,
+        "slots": shown.slots,
+        "active": shown.active,
+        "releasing": shown.releasing if shown.active is not None else None,
+        "tok_s": readings.tok_s_of(shown.name),
+        "restarts": shown.restarts,
+        "simulated": bool(shown.mark),
+        "why": None if site.public else shown.why or None,
     }
 
 
@@ -217,12 +171,6 @@ Parts = dict[str, str]
 Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
 
 
-def read_status(site: Site) -> Status:
-    """Blocks until the hive answers. Raises SkepError."""
-    status = ask(socket_of(site.paths.lock, site.paths.socket), {"op": "status"}, timeout_s=ANSWER_S)
-    return {**status, "up_s": up_s(status["pid"])}
-
-
 class Live:
     """`run` reads while somebody watches; `document` is the last reading; `watching` counts a browser.
 
@@ -233,7 +181,7 @@ class Live:
         self,
         site: Site,
         *,
-        read: Callable[[Site], Status] = read_status,
+        read: Callable[[Site], Status] = lambda site: read_status(site.paths, ANSWER_S),
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
         first_paint_s: float = FIRST_PAINT_S,
@@ -242,7 +190,7 @@ class Live:
         self.watched = MonitorSnapshot()
         self._site, self._read_status, self._every_s, self._clock = site, read, every_s, clock
         self._first_paint_s = first_paint_s
-        self._pulse = HiveReadings()
+        self._readings = HiveReadings()
         self._ttft: Ttft | None = None
         self._ttft_at = self._watched_at = self._read_at = self._left_at = float("-inf")
         self._streams = 0
@@ -251,7 +199,7 @@ class Live:
         self.closing = False
 
     def __repr__(self) -> str:
-        return f"<Live {self._streams} streams, {self._pulse!r}>"
+        return f"<Live {self._streams} streams, {self._readings!r}>"
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -262,7 +210,7 @@ class Live:
             await asyncio.sleep(max(0.0, began + self._every_s - self._clock()))
             if not self._streams and self._clock() - self._left_at > LINGER_S:
                 self._wanted.clear()
-                self._pulse = HiveReadings()  # rates over a rest would be rates of long ago
+                self._readings.forget()  # rates over a rest would be rates of long ago
                 self.document = {}  # and so would all the rest be
 
     async def warm(self) -> None:
@@ -318,7 +266,7 @@ class Live:
                 self.document = self._document(found, now)
             except (AttributeError, LookupError, TypeError, ValueError) as error:  # a hive of another version
                 log.error("hive.unknown error=%r", error)
-                self._pulse = HiveReadings()
+                self._readings.forget()
                 self.document = self._document(EngineError("the hive answers what this skep does not know"), now)
         self._wake()
 
@@ -366,13 +314,11 @@ class Live:
             document |= {"state": "down" if gone else "silent", "message": found.message if gone or told else None}
             document["hint"] = found.hint if told else None
             if gone:
-                self._pulse = HiveReadings()
+                self._readings.forget()
         else:
-            if self._pulse.pid not in (None, found["pid"]):
-                self._pulse = HiveReadings()
-            self._pulse.take(found, now)
+            self._readings.take(found, now)
         ttft = None if self._ttft is None else {**asdict(self._ttft), "window_s": TTFT_WINDOW_S}
-        return {**document, "hive": self._pulse.document(self._site) or None, "ttft": ttft}
+        return {**document, "hive": hive_document(self._readings, self._site), "ttft": ttft}
 
 
 class Stream:
