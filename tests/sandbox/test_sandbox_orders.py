@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.cli.maintenance_run import sandbox_finding
+from skep.deploy.doctor import sandbox_finding
 from skep.errors import UserError
 from skep.host.checks import CheckResult
 from skep.sandbox import detect, seccomp

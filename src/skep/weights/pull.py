@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -140,14 +140,20 @@ def installed(name: str, cache_dir: Path) -> Path | None:
         return None
 
 
-def model_path(model: PullableModel, cache_dir: Path) -> Path:
-    return cache_dir / "models" / model.id / model.file_name
+def model_path(model: PullableModel, cache_dir: Path, folder: str = "models") -> Path:
+    return cache_dir / folder / model.id / model.file_name
 
 
 def pull_from_catalogue(
-    model: PullableModel, *, cache_dir: Path, progress: Progress = _silent, waiting: Callable[[], None] = _unheard
+    model: PullableModel,
+    *,
+    cache_dir: Path,
+    folder: str = "models",
+    progress: Progress = _silent,
+    waiting: Callable[[], None] = _unheard,
 ) -> PulledModel:
-    path = model_path(model, cache_dir)
+    """Fetch what is pinned by its checksums into a folder of the cache, unless it is there."""
+    path = model_path(model, cache_dir, folder)
     already_there = PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True)
     with write_errors(cache_dir, space_bytes(model, download=True)):
         if is_verified(path, model.gguf_sha256, model.gguf_bytes):
@@ -163,7 +169,7 @@ def pull_from_catalogue(
                 return already_there
             with staging(path.parent) as scratch, _mention_damaged(path):
                 put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
-    return PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=False)
+    return replace(already_there, already_there=False)
 
 
 @contextmanager

@@ -1,0 +1,85 @@
+"""What `skep doctor` finds: the host, the embedded engine and its weights, the store, the sandbox and the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from skep.catalog.gpus import HostFacts
+from skep.catalog.pullable import pullable
+from skep.config.settings import EMBEDDED_MODEL
+from skep.engines.base import engine_named
+from skep.errors import SkepError, UserError
+from skep.host.checks import CheckResult, HostFinding, disk_finding, examine
+from skep.host.facts import read_host
+from skep.host.nvidia import read_nvidia
+from skep.paths import Paths
+from skep.sandbox.detect import open_sandbox
+from skep.store.database import open_store
+from skep.units import format_bytes
+from skep.weights.pull import installed, model_path
+
+OK, WARNING, PROBLEM = CheckResult.OK, CheckResult.WARNING, CheckResult.PROBLEM
+
+
+def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
+    """Return what this machine is and what there is to say about it, in the order in which it is printed."""
+    nvidia = read_nvidia()
+    facts = read_host(nvidia)
+    ours = [embedded_finding(), weights_finding(paths), store_finding(paths), sandbox_finding(), _disk(paths)]
+    return facts, [*examine(facts, nvidia_error=nvidia.error), *ours]
+
+
+def embedded_finding() -> HostFinding:
+    version = engine_named("embedded").version()
+    if version is None:
+        return HostFinding("embedded engine", WARNING, "not installed", "run `pip install 'skep[embedded]'`")
+    return HostFinding("embedded engine", OK, version)
+
+
+def weights_finding(paths: Paths) -> HostFinding:
+    if (path := installed(EMBEDDED_MODEL, paths.cache)) is not None:
+        return HostFinding("embedded weights", OK, str(path))
+    damaged, pull = model_path(pullable(EMBEDDED_MODEL), paths.cache), f"`skep pull {EMBEDDED_MODEL}` fetches"
+    if damaged.exists():
+        return HostFinding("embedded weights", WARNING, f"{damaged} is not the file it should be", f"{pull} it again")
+    return HostFinding("embedded weights", OK, "not fetched yet", f"{pull} them; `skep up` does so by itself")
+
+
+def store_finding(paths: Paths) -> HostFinding:
+    if not paths.store.exists():
+        return HostFinding("store", OK, "no runs yet")
+    try:
+        with open_store(paths.store, read_only=True) as store:
+            runs, size = len(store.runs()), store.size_bytes()
+    except SkepError as error:
+        return HostFinding("store", PROBLEM, error.message, error.hint)
+    return HostFinding("store", OK, f"{runs} runs, {format_bytes(size)} in {_short(paths.store)}")
+
+
+def sandbox_finding() -> HostFinding:
+    """Opens one, tries it out and closes it: a quarter of a second. A warning, as all but quality works without it."""
+    try:
+        sandbox = open_sandbox()
+    except UserError as error:
+        return HostFinding("sandbox", WARNING, error.message, error.hint)
+    sandbox.close_now()
+    return HostFinding("sandbox", OK, f"model-written code is run in {sandbox.name}; a trial in it was kept in")
+
+
+def _disk(paths: Paths) -> HostFinding:
+    folder = paths.cache
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        hint = "set XDG_CACHE_HOME to a folder of yours"
+        return HostFinding("disk", PROBLEM, f"nothing can be written below {folder}", hint)
+    model = pullable(EMBEDDED_MODEL)
+    need = 0 if installed(EMBEDDED_MODEL, paths.cache) else model.wheel_bytes + model.gguf_bytes
+    return disk_finding(str(_short(paths.cache)), shutil.disk_usage(folder).free, need)
+
+
+def _short(path: Path) -> Path:
+    home = Path.home()
+    return Path("~") / path.relative_to(home) if path.is_relative_to(home) else path
