@@ -10,16 +10,14 @@ import pytest
 
 from skep.bench.records import SweepSummary
 from skep.errors import UserError
+from skep.report.columns import Column
 from skep.report.tables import (
     Table,
     advantage_table,
     baseline_table,
     contention_table,
-    csv_text,
     effective_table,
     level_rows,
-    markdown,
-    shown,
     speedup_table,
 )
 
@@ -39,13 +37,21 @@ def entries(summary, slow):
 
 
 def _read(table):
-    return list(csv.reader(io.StringIO(csv_text(table))))
+    return list(csv.reader(io.StringIO(table.csv())))
+
+
+def shown(table):
+    return [[one.cell(record) for one in table.columns] for record in table.records]
+
+
+def titles(table):
+    return [one.title for one in table.columns]
 
 
 def test_effective_table_has_every_level_of_any(entries):
     """A level that one did not measure is a dash; a failed configuration tells why."""
     table = effective_table(entries)
-    assert table.columns == ("Config", "C=1", "C=4", "C=8", "C=16")
+    assert titles(table) == ["Config", "C=1", "C=4", "C=8", "C=16"]
     assert shown(table) == [
         ["MoE", "41.7", "127", "195", "231"],
         ["Dense", "10.4", "31.7", "–", "–"],
@@ -58,13 +64,13 @@ def test_level_without_one_success_tells_its_errors(summary):
     """The kinds stand in the cell instead of a gap."""
     dead = replace(summary.levels[1], effective_tok_s=None, errors=(("http_500", 40), ("timeout", 8)))
     table = effective_table([("x", replace(summary, levels=(summary.levels[0], dead)))])
-    assert table.rows[0][2] == "failed: 40 http_500, 8 timeout"
+    assert shown(table)[0][2] == "failed: 40 http_500, 8 timeout"
 
 
 def test_contention_table_takes_the_largest_level_of_all(entries):
     """So that its column means the same in each row."""
     table = contention_table(entries)
-    assert table.columns == ("Config", "C=1 per-task", "C=4 per-task", "Contention")
+    assert titles(table) == ["Config", "C=1 per-task", "C=4 per-task", "Contention"]
     assert shown(table)[0] == ["MoE", "44.1 tok/s", "36.2 tok/s", "18 %"]
     assert shown(contention_table(entries, at=8))[1] == ["Dense", "44.1 tok/s", "–", "–"]
     assert shown(table)[2][1] == BROKEN
@@ -73,7 +79,7 @@ def test_contention_table_takes_the_largest_level_of_all(entries):
 def test_speedup_is_given_in_every_form(told, summary):
     """An older run knows the wall times only; cut answers are counted beneath."""
     table = speedup_table([("new", told), ("old", summary), ("dead", BROKEN)])
-    assert table.columns[2] == "Swarm (C=16)"
+    assert titles(table)[2] == "Swarm (C=16)"
     assert shown(table)[0] == ["new", "218.3 s", "39.5 s", "5.53x", "4.90x", "3.10x", "3.30x"]
     assert shown(table)[1][4:] == ["–", "–", "–"]
     assert table.notes[0] == "new: 1 serial and 0 swarm answers were cut at the token limit"
@@ -82,11 +88,11 @@ def test_speedup_is_given_in_every_form(told, summary):
 def test_advantage_is_over_the_first(entries):
     """At each level; not where one failed, was not measured, or its client was the limit."""
     table = advantage_table([entries[1], entries[0]])
-    assert table.columns == ("C", "Dense eff.", "MoE eff.", "MoE advantage")
+    assert titles(table) == ["C", "Dense eff.", "MoE eff.", "MoE advantage"]
     assert shown(table)[1] == ["4", "31.7 tok/s", "127 tok/s", "4.00x"]
     assert shown(table)[2][3] == "–"
-    assert advantage_table([entries[0], entries[0]]).rows[3][3] == "client-limited"
-    assert advantage_table([entries[0], entries[2]]).rows[0][3] == "failed"
+    assert shown(advantage_table([entries[0], entries[0]]))[3][3] == "client-limited"
+    assert shown(advantage_table([entries[0], entries[2]]))[0][3] == "failed"
 
 
 def test_one_configuration_has_no_advantage(entries):
@@ -100,7 +106,7 @@ def test_baseline_is_the_first_or_the_named_one(entries):
     assert [row[2] for row in shown(baseline_table(entries))] == ["baseline", "−75 %", "failed"]
     table = baseline_table(entries, baseline="Dense", at=4)
     assert [row[2] for row in shown(table)] == ["+300 %", "baseline", "failed"]
-    assert table.columns == ("Config", "C=4 effective", "vs Dense")
+    assert titles(table) == ["Config", "C=4 effective", "vs Dense"]
 
 
 def test_unknown_baseline_is_refused(entries):
@@ -122,14 +128,18 @@ def test_csv_keeps_full_precision_and_names_units(entries, summary):
 def test_odd_text_survives_both_forms():
     """Commas, quotes, pipes, line ends and angle brackets stay inside their cell."""
     odd = 'a|b, "c"\n<d>'
-    table = Table("t", ("Config", "why"), ((odd, None),))
+    columns = [
+        Column("Config", "Config", lambda one: one, right=False),
+        Column("why", "why", lambda _: None, right=False),
+    ]
+    table = Table("t", columns, [odd])
     assert _read(table)[1] == [odd, ""]
-    assert markdown(table).splitlines()[4] == '| a\\|b, "c" &lt;d> | – |'
+    assert table.markdown().splitlines()[4] == '| a\\|b, "c" &lt;d> | – |'
 
 
 def test_markdown_aligns_numbers_to_the_right(entries):
     """As a reader compares them."""
-    lines = markdown(effective_table(entries)).splitlines()
+    lines = effective_table(entries).markdown().splitlines()
     assert lines[0] == "### Effective tok/s"
     assert lines[3] == "| --- | ---: | ---: | ---: | ---: |"
     assert lines[-1].startswith("- MoE: the client was the limit")
@@ -158,7 +168,7 @@ def test_unknown_figures_are_empty_fields(summary):
 def test_nothing_measured_still_makes_tables():
     """Columns stand, rows tell why."""
     empty = SweepSummary("x", (), None, None, None, client_limited=False)
-    assert level_rows(empty).rows == ()
-    assert effective_table([("a", BROKEN), ("b", empty)]).rows == (("a", BROKEN), ("b", None))
-    assert contention_table([("a", BROKEN)]).columns[2] == "C=N per-task"
-    assert baseline_table([]).rows == speedup_table([]).rows == ()
+    assert len(_read(level_rows(empty))) == 1
+    assert shown(effective_table([("a", BROKEN), ("b", empty)])) == [["a", BROKEN], ["b", "–"]]
+    assert titles(contention_table([("a", BROKEN)]))[2] == "C=N per-task"
+    assert shown(baseline_table([])) == shown(speedup_table([])) == []

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skep.bench.compare import ABResult, ComparedRun, compare, is_higher_better, loss, regressions, run_ab
 from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix
 from skep.bench.records import Comparison, SweepSummary
@@ -24,21 +26,19 @@ from skep.cli.bench_common import (
     workload_of,
 )
 from skep.cli.options import EndpointOptions, existing
-from skep.cli.output import check_output, note, number, print_json, print_table, write_whole
+from skep.cli.output import check_output, note, print_json, write_whole
 from skep.cli.sweep import levels_of, share_of, sweep_endpoint, sweep_json
 from skep.errors import EngineError, Regression, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
+from skep.report.columns import Column, print_records
 from skep.report.tables import (
     Entry,
     Table,
     advantage_table,
     baseline_table,
     contention_table,
-    csv_text,
     effective_table,
-    markdown,
-    shown,
     speedup_table,
 )
 from skep.stats.versus import Judgement
@@ -52,6 +52,7 @@ WORKLOAD = (
 LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
 OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
+_RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal the last goes first
 MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
 
 
@@ -228,27 +229,34 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
         print_json(document)
         return code
     note(f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, ? not comparable")
-    columns = ("C", "A tok/s", "B tok/s", *(f"{title} B/A" for title in SHOWN.values()))
-    print_table(columns, _rows(outcome.found), right=columns[:3])
+    print_records(_level_columns(), _by_level(outcome.found))
     note(*outcome.remarks())
     print(outcome.words)  # noqa: T201
     return code
 
 
-def _rows(found: Sequence[Comparison]) -> list[list[str]]:
-    """Return one table row for each level."""
+def _by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
     levels: dict[int, dict[str, Comparison]] = {}
     for one in found:
         levels.setdefault(one.concurrency, {})[one.metric] = one
+    return list(levels.values())
+
+
+def _level_columns() -> list[Column[dict[str, Comparison]]]:
+    """Return the columns of a level's comparisons, by metric."""
+
+    def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
+        return Column(
+            metric, f"{title} B/A", lambda of: _ratio_cell(of[metric]), rank=_RANKS.get(metric, 0), right=False
+        )
+
+    speed = "effective tok/s"
     return [
-        [str(level), *(number(value) for value in _speeds(of)), *(_ratio_cell(of[metric]) for metric in SHOWN)]
-        for level, of in levels.items()
+        Column("concurrency", "C", lambda of: of[speed].concurrency),
+        Column("a", "A tok/s", lambda of: of[speed].a),
+        Column("b", "B tok/s", lambda of: of[speed].b),
+        *(ratio(metric, title) for metric, title in SHOWN.items()),
     ]
-
-
-def _speeds(of: Mapping[str, Comparison]) -> tuple[float | None, float | None]:
-    one = of["effective tok/s"]
-    return one.a, one.b
 
 
 def _ratio_cell(one: Comparison) -> str:
@@ -262,7 +270,7 @@ def _name(one: Comparison) -> str:
 
 
 def comparison_json(one: Comparison) -> dict[str, Any]:
-    return {**asdict(one), "judgement": one.judgement.value, "higher_is_better": is_higher_better(one.metric)}
+    return {**msgspec.to_builtins(one), "higher_is_better": is_higher_better(one.metric)}
 
 
 def differences(a: StoredRun, b: StoredRun) -> list[str]:
@@ -338,7 +346,7 @@ def run_matrix_command(file: Path, output: Path | None, *, processes: int | None
         return
     for table in tables:
         note(f"\n{table.title}")
-        print_table(table.columns, shown(table), right=table.columns[1:])
+        print_records(table.columns, table.records)
         note(*table.notes)
     for cell in cells:
         if cell.boot_s is not None:
@@ -422,7 +430,7 @@ def _loaded(name: str) -> tuple[StoredRun, SweepSummary]:
 
 def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: Path) -> None:
     if output.suffix in (".md", ".csv"):
-        write_whole(output, "\n".join(map(markdown if output.suffix == ".md" else csv_text, tables)))
+        write_whole(output, "\n".join(one.markdown() if output.suffix == ".md" else one.csv() for one in tables))
     else:
         from skep.report.comparison import comparison_page, comparison_picture
 

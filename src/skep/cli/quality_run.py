@@ -14,8 +14,7 @@ from skep.cli.bench import MixedOptions, QualityOptions
 from skep.cli.bench_common import meter_for, positive_seconds, progress_bar, run_measuring, seed_of
 from skep.cli.liveview import progress_view
 from skep.cli.options import EndpointOptions
-from skep.cli.output import byte_progress, note, number, plain, print_json, print_table
-from skep.cli.summaries import milliseconds
+from skep.cli.output import byte_progress, note, number, plain, print_json
 from skep.cli.sweep import levels_of
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
@@ -24,17 +23,19 @@ from skep.quality.banks import Bank, choose_bank, makes_its_items
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.quality.mixed_figures import side_by_side
 from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
-from skep.quality.records import ArmFigures, LevelQuality, MixedSummary, QualitySummary
-from skep.quality.trial import noise_words, outlook, remarks, run_trial, signed
+from skep.quality.records import MixedSummary, QualitySummary
+from skep.quality.trial import noise_words, outlook, remarks, run_trial
 from skep.quality.trial_figures import POWER
 from skep.quality.trial_plan import AGAIN, BASE, LEAST_DELTA, LOAD, MOST_DELTA, TrialPlan
 from skep.quality.words import claim_words, conclusion
+from skep.report.columns import print_records
 from skep.report.mixed import spot_words, tables_of
+from skep.report.quality import print_quality_tables
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.runner import Sandbox
 from skep.stats.noninferiority import Claim, items_needed
 from skep.store.database import Store, open_store
-from skep.store.verdicts import Verdict, VerdictOutcome
+from skep.store.verdicts import Verdict
 from skep.units import format_seconds, parse_int_list
 from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 
@@ -201,58 +202,13 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
 
 def print_quality(summary: QualitySummary) -> None:
     if summary.levels:
-        print_levels(summary)
-        print()  # noqa: T201
-        print_outcomes(summary.levels)
+        print_quality_tables(summary)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
     noise = noise_words(summary)
     for line in (*([noise] if noise else []), *remarks(summary)):
         note(line)
     print(conclusion(summary))  # noqa: T201
-
-
-def print_levels(summary: QualitySummary) -> None:
-    """Narrow enough for most terminals; the claims are said in full below it and in the report."""
-    columns = ["C", "items", "at C=1", "at C", "points", "95 % bounds", "lost", "gained", "texts", "TTFT p50", "p95"]
-    columns += ["tok/s", "claim"]
-    first = summary.levels[0]
-    rows = [
-        ["1", str(first.difference.items), percent(first.difference.base_rate), *["–"] * 6, *speeds(first.base), ""]
-    ]
-    for level in summary.levels:
-        found = level.difference
-        texts = "–" if level.texts_changed is None else f"{100 * level.texts_changed:.0f} %"
-        rates = [percent(found.base_rate), percent(found.rate), signed(found.difference)]
-        bounds = f"{signed(found.low)} .. {signed(found.high)}"
-        counts = [str(count) for count in (found.lost, found.gained)]
-        name = [str(level.concurrency), str(found.items)]
-        rows.append([*name, *rates, bounds, *counts, texts, *speeds(level.load), level.claim.value])
-    print_table(columns, rows, right=columns[:-1])
-
-
-def speeds(arm: ArmFigures) -> list[str]:
-    return [milliseconds(arm.ttft_p50_ms), milliseconds(arm.ttft_p95_ms), number(arm.effective_tok_s)]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def print_outcomes(levels: Sequence[LevelQuality]) -> None:
-    """Each kind of failure apart, for both arms of every level."""
-    arms = [(f"{arm.concurrency} beside {level.concurrency}" if arm is level.base else str(arm.concurrency), arm)
-            for level in levels for arm in (level.base, level.load)]  # fmt: skip
-    seen = {name for _, arm in arms for name, _ in arm.outcomes}
-    names = [outcome.value for outcome in VerdictOutcome if outcome.value in seen or outcome is VerdictOutcome.PASSED]
-    with_words = any(arm.keyword_rate is not None for _, arm in arms)
-    columns = ("C", "requests", *names, *(("keywords found",) if with_words else ()))
-    rows = []
-    for title, arm in arms:
-        counts = dict(arm.outcomes)
-        words = ["–" if arm.keyword_rate is None else percent(arm.keyword_rate)] if with_words else []
-        rows.append([title, str(arm.requests), *(str(counts.get(name, 0)) for name in names), *words])
-    print_table(columns, rows, right=columns)
 
 
 def trial_view() -> AbstractContextManager[Callable[[RunProgress], None]]:
@@ -417,7 +373,8 @@ def _show(summaries: Sequence[MixedSummary], store: Store, *, as_json: bool) -> 
             note("SIMULATED: no model ran, these figures are a prediction")
     for table in tables_of(summaries, verdicts):
         print(f"\n{table.title}")  # noqa: T201
-        print_table(table.head, table.rows, right=[name for name in table.head if name not in table.left])
+        print_records(table.columns, table.records)
+        note(*table.notes)
     ids = " ".join(one.run_id for one in summaries)
     note(f"stored as run{'s' if len(summaries) > 1 else ''} {ids}; `skep report {ids}` writes the page")
 

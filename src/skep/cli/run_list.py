@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.bench.metrics import tpot_ms
-from skep.bench.records import SweepSummary
+from skep.bench.records import LevelSummary, SweepSummary
 from skep.bench.stored_run import JUDGED, TIMED, load_run
 from skep.cli.options import existing
 from skep.cli.output import check_output, day_and_time, note, picked, print_list, write_whole
@@ -29,7 +29,8 @@ RUN_KEYS = "id kind state created_at ended_at model url requests simulated finge
 
 
 def print_runs(limit: int, *, as_json: bool) -> None:
-    columns, none_yet = "RUN|WHEN|KIND|STATE|MODEL|C|>REQUESTS|URL|NOTE", "no runs yet; `skep bench sweep` makes one"
+    columns = "RUN|WHEN~1|KIND|STATE|MODEL|C~3|>REQUESTS~4|URL~5|NOTE~2"
+    none_yet = "no runs yet; `skep bench sweep` makes one"
     print_list(_runs(limit), columns, _run_cells, _run_json, as_json=as_json, none_yet=none_yet)
 
 
@@ -97,12 +98,12 @@ def run_export_command(run: str, form: str, output: Path | None, *, requests: bo
 
 
 def _levels(run: StoredRun, summary: SweepSummary, form: str) -> str:
-    from skep.report.tables import contention_table, csv_text, level_rows, markdown, speedup_table
+    from skep.report.tables import contention_table, level_rows, speedup_table
 
     if form == "json":
         return _json({"run": run.id, "model": run.model, **sweep_json(summary)})
     if form == "csv":
-        return csv_text(level_rows(summary))
+        return level_rows(summary).csv()
     entries: list[tuple[str, SweepSummary | str]] = [(run.model, summary)]
     tables = [_readable(run, summary)]
     if run.kind not in TIMED:
@@ -111,45 +112,29 @@ def _levels(run: StoredRun, summary: SweepSummary, form: str) -> str:
         tables.append(speedup_table(entries))
     simulated = "SIMULATED. " if run.simulated else ""
     origin = f"{simulated}{run.model}, run {run.id}, skep {run.skep_version}.\n"
-    return "\n".join([origin, *(markdown(table) for table in tables)])
+    return "\n".join([origin, *(table.markdown() for table in tables)])
 
 
 def _readable(run: StoredRun, summary: SweepSummary) -> Any:
     """Return the level table of a README: what fits beside each other. Classes of traffic follow the whole."""
     from skep.report.checks import left_out_sentences
-    from skep.report.levels import runs_text, spread_text
+    from skep.report.columns import Column
+    from skep.report.levels import level_columns
     from skep.report.tables import Table
     from skep.report.timed import level_names
 
-    names: list[Any] = [level.concurrency for level in summary.levels]
-    if run.kind in TIMED:
-        names = [*level_names(run, summary.levels), *(level.traffic for level in summary.classes)]
-    levels = (*summary.levels, *summary.classes) if run.kind in TIMED else summary.levels
-    rows = tuple(
-        (
-            name,
-            level.effective_tok_s,
-            spread_text(level),
-            level.plateau_tok_s,
-            level.task_tok_s,
-            level.contention_pct,
-            level.ttft_ms.p50 if level.ttft_ms else None,
-            level.ttft_ms.p95 if level.ttft_ms else None,
-            level.tpot_ms.p50 if level.tpot_ms else None,
-            runs_text(level),
-            level.requests,
-            level.failed,
-        )
-        for name, level in zip(names, levels, strict=True)
+    figures = level_columns(
+        "effective_tok_s spread plateau_tok_s task_tok_s contention_pct ttft_p50_ms ttft_p95_ms tpot_p50_ms counted "
+        "requests failed"
     )
-    first = "load" if run.kind in TIMED else "C"
-    columns = (
-        first, "eff. tok/s", "95 %", "plateau", "task tok/s", "contention", "TTFT p50 ms", "TTFT p95 ms",
-        "TPOT p50 ms", "runs", "requests", "failed",
-    )  # fmt: skip
-    units = ("", "tok/s", "", "tok/s", "tok/s", "%")
-    titles = names[: len(summary.levels)] if run.kind in TIMED else ()
-    return Table("Levels", columns, rows, units, tuple(left_out_sentences(summary.levels, titles)))
+    if run.kind not in TIMED:
+        left_out = tuple(left_out_sentences(summary.levels))
+        return Table("Levels", [*level_columns("concurrency"), *figures], summary.levels, left_out)
+    titles = level_names(run, summary.levels)
+    levels = [*summary.levels, *summary.classes]
+    names = [*titles, *(level.traffic for level in summary.classes)]
+    load: Column[LevelSummary] = Column("load", "load", lambda level: names[levels.index(level)], right=False)
+    return Table("Levels", [load, *figures], levels, tuple(left_out_sentences(summary.levels, titles)))
 
 
 def _requests(rows: list[Request], verdicts: list[Verdict], form: str) -> str:

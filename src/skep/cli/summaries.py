@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from skep.bench.records import Clock, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
-from skep.cli.output import note, number, print_table
+from skep.cli.output import note
 from skep.report.checks import has_curve, left_out_sentences, unclear_words
-from skep.report.levels import runs_text, spread_text
+from skep.report.columns import Column, print_records
+from skep.report.levels import level_columns
 from skep.stats.turning import Turning
-from skep.units import format_seconds
+from skep.units import format_seconds, number
 
 UNITS = {Clock.DECODE: "tok/s", Clock.FIRST_TOKEN: "ms", Clock.TOKENS: "tokens"}
-Column = tuple[str, Callable[[LevelSummary], str]]
-
-
-def milliseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f} ms"
-
-
-TASK_SPEED: Column = ("task tok/s", lambda level: number(level.task_tok_s))
-FAILED: Column = ("failed", lambda level: str(level.failed))
-LATENCIES: tuple[Column, ...] = (
-    ("TTFT p50", lambda level: milliseconds(level.ttft_ms.p50 if level.ttft_ms else None)),
-    ("TTFT p95", lambda level: milliseconds(level.ttft_ms.p95 if level.ttft_ms else None)),
-    ("TPOT p50", lambda level: "–" if level.tpot_ms is None else f"{level.tpot_ms.p50:.1f} ms"),
+# The rank behind a key: in a narrow terminal the highest goes first.
+LEVEL_KEYS = (
+    "effective_tok_s spread~1 plateau_tok_s~7 task_tok_s~1 contention_pct~2 ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 "
+    "engine_tok_s~8 cached_prompt_share~9 counted~6 wall_s~6 failed joules_per_token~3"
+)
+CLASS_KEYS = (
+    "traffic requests ttft_p50_ms ttft_p95_ms~2 tpot_p50_ms~1 total_p95_ms~2 task_tok_s~1 queued_p50_ms~3 failed"
 )
 
 
@@ -35,7 +32,7 @@ def print_summary(
     """`title` and `names` of the levels, where they are no concurrencies."""
     print_levels(summary.levels, price=price, title=title, names=names)
     if summary.classes:
-        print_classes(summary.classes)
+        print_records(level_columns(CLASS_KEYS), summary.classes)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*remarks(summary, names))
@@ -48,41 +45,12 @@ def print_levels(
         shown = names[level.concurrency - 1] if names else str(level.concurrency)
         return f"{shown}{'*' if level.client_limited else ''}"
 
-    columns: list[Column] = [
-        (title, name),
-        ("eff tok/s", lambda level: number(level.effective_tok_s)),
-        ("95 %", spread_text),
-        ("plateau", lambda level: number(level.plateau_tok_s)),
-        TASK_SPEED,
-        ("contention", _contention),
-        *LATENCIES,
-        ("engine tok/s", lambda level: number(level.engine_tok_s)),
-        ("cached", lambda level: _percent(level.cached_prompt_share)),
-        ("runs", runs_text),
-        ("wall", lambda level: format_seconds(level.wall_s)),
-        FAILED,
-    ]
-    if any(level.energy for level in levels):
-        columns.append(("J/token", lambda level: number(level.energy.joules_per_token if level.energy else None, 2)))
-        if price is not None:
-            columns.append(("cost per M", lambda level: _cost(level, price)))
-    shown = [column for column in columns if any(column[1](level) != "–" for level in levels)]
-    titles = [title for title, _ in shown]
-    print_table(titles, [[cell(level) for _, cell in shown] for level in levels], right=titles)
-
-
-def print_classes(levels: Sequence[LevelSummary]) -> None:
-    columns: list[Column] = [
-        ("class", lambda level: level.traffic),
-        ("requests", lambda level: str(level.requests)),
-        *LATENCIES,
-        ("total p95", lambda level: milliseconds(level.total_ms.p95 if level.total_ms else None)),
-        TASK_SPEED,
-        ("queued p50", lambda level: milliseconds(level.queued_ms.p50 if level.queued_ms else None)),
-        FAILED,
-    ]
-    titles = [title for title, _ in columns]
-    print_table(titles, [[cell(level) for _, cell in columns] for level in levels], right=titles[1:])
+    columns = [replace(one, optional=True) for one in level_columns(LEVEL_KEYS)]
+    if price is not None:
+        columns.append(
+            Column("cost", "cost per M", partial(_cost, price), partial(number, digits=2), "", 3, optional=True)
+        )
+    print_records([Column[LevelSummary]("concurrency", title, name), *columns], levels)
 
 
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
@@ -120,7 +88,7 @@ def _speedup(found: Speedup) -> list[str]:
     first = (
         f"one after the other {format_seconds(found.serial_wall_s)}, {found.concurrency} at once "
         f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "
-        f"{number(found.by_tokens, 2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
+        f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
     )
     cut = found.truncated_serial + found.truncated_swarm
     if not cut:
@@ -128,7 +96,7 @@ def _speedup(found: Speedup) -> list[str]:
     told = f"{found.truncated_serial} and {found.truncated_swarm} answers ran into the token limit"
     if found.by_wall_whole is None:
         return [first, f"{told}: none is left without them"]
-    whole = f"{found.by_wall_whole:.2f}x by wall time, {number(found.by_tokens_whole, 2)}x by tokens"
+    whole = f"{found.by_wall_whole:.2f}x by wall time, {number(found.by_tokens_whole, digits=2)}x by tokens"
     return [first, f"{told}; without them {whole}"]
 
 
@@ -162,14 +130,6 @@ def _bracket(bracket: tuple[int, int] | None) -> str:
     return "" if bracket is None or not bracket[0] else f", between {bracket[0]} and {bracket[1]}"
 
 
-def _contention(level: LevelSummary) -> str:
-    return "–" if level.contention_pct is None else f"{level.contention_pct + 0.0:.0f} %".replace("-0 %", "0 %")
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"
-
-
-def _cost(level: LevelSummary, price: float) -> str:
+def _cost(price: float, level: LevelSummary) -> float | None:
     joules = level.energy.joules_per_token if level.energy else None
-    return "–" if joules is None else number(cost_per_million_tokens(joules, price), 2)
+    return None if joules is None else cost_per_million_tokens(joules, price)

@@ -11,12 +11,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
 
-from skep.report.markup import Markup, text_table
-from skep.units import UNKNOWN, number, printable
+from skep.report.markup import Markup, table, tag, text
+from skep.units import UNKNOWN, number, printable, shortened
 
 Record = TypeVar("Record")
 GAP = "  "
@@ -34,24 +35,41 @@ def plain_text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Column(Generic[Record]):
-    """One figure: `key` in JSON and CSV, `title` over tables, `text` prints its value.
+    """One figure: `key` in JSON and CSV, `title` over tables, `text` prints its value, `unit` stands behind that.
 
     `rank`: where the terminal is narrow the columns of the highest rank go first; those of rank 0 stay.
-    `optional`: left out where no record has a value. `style`: the class of its cells on a page.
+    `optional`: left out where no record has a value.
+    On a page: `style`, the class of its cells, or a function of the record; `group`, the head over it and its
+    neighbours with the unit in it, and its name below that; `html`, its cells where they are more than text.
     """
 
     key: str
     title: str
     value: Callable[[Record], Any]
     text: Callable[[Any], str] = plain_text
+    unit: str = ""
     rank: int = 0
     right: bool = True
     optional: bool = False
-    style: str | None = None
+    style: str | Callable[[Record], str] = ""
+    group: tuple[str, str] | None = None
+    html: Callable[[Record], Markup] | None = None
 
-    def cell(self, record: Record) -> str:
+    def figure(self, record: Record) -> str:
         value = self.value(record)
         return UNKNOWN if value is None else self.text(value)
+
+    def cell(self, record: Record) -> str:
+        """Return the figure with its unit; words that stand in its place have none."""
+        shown = self.figure(record)
+        return shown if shown == UNKNOWN or isinstance(self.value(record), str) else shown + self.unit
+
+
+def chosen(columns: Iterable[Column[Record]], keys: str) -> list[Column[Record]]:
+    """Return the columns of the keys, parted by blanks, in their order; `key~2` has the rank 2."""
+    by_key = {one.key: one for one in columns}
+    named = [key.partition("~") for key in keys.split()]
+    return [replace(by_key[key], rank=int(rank or 0)) for key, _, rank in named]
 
 
 def present(columns: Iterable[Column[Record]], records: Sequence[Record]) -> list[Column[Record]]:
@@ -69,8 +87,12 @@ def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> s
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([one.key for one in columns])
-    writer.writerows([["" if (v := one.value(record)) is None else v for one in columns] for record in records])
+    writer.writerows([[_csv_cell(one.value(record)) for one in columns] for record in records])
     return out.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 def markdown_table(columns: Sequence[Column[Record]], records: Sequence[Record]) -> str:
@@ -92,9 +114,49 @@ def html_table(
 ) -> Markup:
     """Return the table for a page; the first column names the row."""
     columns = present(columns, records)
-    heads = [(one.title, one.style or ("" if one.right else "left")) for one in columns]
-    named = [title if not style else (title, style) for title, style in heads]
-    return text_table(caption, named, [[one.cell(record) for one in columns] for record in records], best=best)
+    rows = [
+        tag(
+            "tr",
+            tag("th", _html_cell(columns[0], record), scope="row"),
+            *(tag("td", _html_cell(one, record), class_=_style(one, record)) for one in columns[1:]),
+            class_="best" if place in best else None,
+        )
+        for place, record in enumerate(records)
+    ]
+    return table(caption, _html_head(columns), rows)
+
+
+def _html_head(columns: Sequence[Column[Record]]) -> list[Markup]:
+    """Return one row; two where columns are grouped, and then the unit stands over them."""
+    if not any(one.group for one in columns):
+        return [tag("tr", *(tag("th", text(one.title), scope="col", class_=_left(one)) for one in columns))]
+    above: list[Markup] = []
+    for group, some in groupby(columns, key=lambda one: one.group and f"{one.group[0]}{one.unit and f',{one.unit}'}"):
+        if group is None:
+            above += [tag("th", text(one.title), rowspan="2", scope="col", class_="left") for one in some]
+        else:
+            above.append(tag("th", text(group), colspan=str(len(list(some))), scope="colgroup"))
+    below = (tag("th", text(one.group[1]), scope="col", class_=_left(one)) for one in columns if one.group)
+    return [tag("tr", *above, class_="group"), tag("tr", *below)]
+
+
+def _html_cell(one: Column[Record], record: Record) -> Markup:
+    if one.html is not None:
+        return one.html(record)
+    shown = text(one.figure(record) if one.group else one.cell(record))
+    return tag("b", shown) if one.style == "strong" else shown
+
+
+def _style(one: Column[Record], record: Record) -> str | None:
+    """Return the class of a cell; nothing is bad about none."""
+    style = one.style(record) if callable(one.style) else one.style
+    if style == "strong" or (style == "bad" and not one.value(record)):
+        return None
+    return style or (None if one.right else "left")
+
+
+def _left(one: Column[Record]) -> str | None:
+    return None if one.right else "left"
 
 
 def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
@@ -149,8 +211,8 @@ def table_lines(
             break
         widths[widest] -= 1
     lines = [GAP.join(padded(row[n], widths[n], right[n]) for n in kept).rstrip() for row in table]
-    if left_out:
-        lines += [f"(not shown at this width: {', '.join(left_out)})"]
+    if left_out and width is not None:
+        lines.append(shortened(f"(not shown at this width: {', '.join(left_out)})", width))
     return lines
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.checks import left_out_sentences
-from skep.report.markup import Markup, banner, definitions, join, section, tag, text, text_table, trusted
+from skep.report.columns import Column, chosen, html_table
+from skep.report.markup import Markup, banner, definitions, join, section, tag, text, trusted
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, standalone
 from skep.report.sweep import incomplete
-from skep.report.tables import Entry, effective_table, shown
+from skep.report.tables import Entry, effective_table
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
 from skep.units import (
@@ -194,25 +196,51 @@ def comparison_banners(runs: Sequence[Series]) -> list[Markup]:
     return [*banners, *_difference(runs)]
 
 
+def _ratio(part: str) -> Callable[[Comparison], float | None]:
+    return lambda one: None if one.ratio is None else getattr(one.ratio, part)
+
+
+def _side(side: str) -> Column[Comparison]:
+    """Return the figure of one run: times are milliseconds in the records, rates are what their name says."""
+
+    def shown(one: Comparison) -> Markup:
+        value = getattr(one, side)
+        is_time = one.metric.upper().startswith(("TTFT", "TPOT")) and known(value)
+        return text(f"{number(value)} ms" if is_time else number(value))
+
+    return Column(side, side.upper(), lambda one: getattr(one, side), html=shown)
+
+
+COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
+    Column("concurrency", "C", lambda one: one.concurrency),
+    Column("metric", "Figure", lambda one: one.metric, right=False),
+    _side("a"),
+    _side("b"),
+    Column("ratio", "B over A", _ratio("estimate"), partial(number, digits=3), style="strong"),
+    Column("ratio_low", "low", _ratio("low")),
+    Column("ratio_high", "high", _ratio("high")),
+    Column("judgement", "Judgement", lambda one: one.judgement.value, right=False),
+    Column("why", "why", lambda one: one.why, right=False),
+)
+_IN_WORDS: tuple[Column[Comparison], ...] = (
+    Column("interval", "95 %", lambda one: one.ratio, lambda it: f"{it.low:.2f}..{it.high:.2f}", style="soft"),
+    Column(
+        "verdict",
+        "Judgement",
+        lambda one: one.judgement.value + (f": {one.why}" if one.why else ""),
+        right=False,
+        style=lambda one: _STYLES.get(one.judgement, "left soft"),
+    ),
+)
+
+
 def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     """One row for each figure of each level, with the ratio, its interval and what it means."""
-    columns = ("C", ("Figure", "left"), "A", "B", "B over A", ("95 %", "soft"), ("Judgement", "left soft"))
-    rows = []
-    for one in comparisons:
-        ratio = one.ratio
-        interval = UNKNOWN if ratio is None else f"{number(ratio.low, digits=2)}..{number(ratio.high, digits=2)}"
-        estimate = UNKNOWN if ratio is None else number(ratio.estimate, digits=3)
-        verdict = one.judgement.value + (f": {one.why}" if one.why else "")
-        figures = (_figure(one.metric, one.a), _figure(one.metric, one.b), estimate, interval)
-        rows.append((one.concurrency, one.metric, *figures, (verdict, _STYLES.get(one.judgement, "left soft"))))
+    columns = chosen((*COMPARISON_COLUMNS, *_IN_WORDS), "concurrency metric a b ratio interval verdict")
     counts = {judgement: sum(one.judgement is judgement for one in comparisons) for judgement in Judgement}
     below = ", ".join(f"{count} {judgement.value}" for judgement, count in counts.items() if count)
-    return join(
-        [
-            text_table("Each figure of each level", columns, rows, inner={"B over A": "b"}),
-            tag("p", text(f"B against A: {below}. – stands for unknown."), class_="below"),
-        ]
-    )
+    made = html_table("Each figure of each level", columns, comparisons)
+    return join([made, tag("p", text(f"B against A: {below}. – stands for unknown."), class_="below")])
 
 
 def differing(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -327,17 +355,9 @@ def _pictures(runs: Sequence[Series]) -> Markup:
     return tag("div", *(chart_figure(spec, title, caption) for spec, title, caption in drawn), class_="charts")
 
 
-def _figure(metric: str, value: float | None) -> str:
-    """Times are milliseconds in the records; rates are what their name says."""
-    is_time = metric.upper().startswith(("TTFT", "TPOT"))
-    return f"{number(value)} ms" if is_time and known(value) else number(value)
-
-
 def _effective(runs: Sequence[Series]) -> Markup:
     entries: list[Entry] = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
-    plain = effective_table(entries)
-    first, *others = plain.columns
-    return text_table("Effective tok/s of each run", [(first, "left"), *others], shown(plain))
+    return html_table("Effective tok/s of each run", effective_table(entries).columns, entries)
 
 
 def _provenance(runs: Sequence[Series]) -> Markup:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from skep.bench.records import SweepSummary
-from skep.quality.records import MixedLevel, MixedSummary, TaskFigures
+from skep.quality.records import Axis, MixedLevel, MixedSummary, TaskFigures
 from skep.report import theme
 from skep.report.charts import COLOUR, Spec, headed, label, layer, quantity
+from skep.report.columns import Column, html_table
 from skep.report.comparison import Series, comparison_banners, series_of
 from skep.report.levels import counted
 from skep.report.markup import (
@@ -23,13 +26,13 @@ from skep.report.markup import (
     tag,
     term_list,
     text,
-    text_table,
     trusted,
     wide_figure,
 )
 from skep.report.style import document, mark
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
+from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
 from skep.units import (
@@ -47,7 +50,6 @@ from skep.units import (
 )
 
 Entries = Sequence[tuple[StoredRun, MixedSummary]]
-Row = tuple[str, ...]
 Verdicts = Mapping[str, Sequence[Verdict]]  # by run
 
 MOST_FAILURES = 20  # listed one by one, of a model
@@ -59,94 +61,100 @@ _FORMS = {
 _STEP_PX, _BETWEEN_PX = 23, 16
 
 
-@dataclass(frozen=True, slots=True)
-class MixedTable:
-    """One table as texts. `left`: the columns that hold words."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: list[Row]
-    left: frozenset[str]
+_Pair = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1
 
 
-_Cell = Callable[[MixedLevel, MixedLevel | None], str]  # of a level, and of C=1
-_CONVERSATION: Mapping[str, _Cell] = {
-    "C": lambda level, _: str(level.concurrency),
-    "level": lambda level, _: level.name,
-    "TTFT of turn 1": lambda level, alone: milliseconds(level.ttft_ms) + _change(level, alone),
-    "turns": lambda level, _: " / ".join(seconds(turn.seconds) for turn in level.turns),
-    "total": lambda level, _: seconds(level.primary_s),
-    "fastest–slowest": lambda level, _: f"{seconds(level.primary_low_s)}–{seconds(level.primary_high_s)}",
-    "of C=1": lambda level, alone: times(level.slowdown(alone)),
-    "tokens": lambda level, _: number(sum(turn.output_tokens or 0 for turn in level.turns) or None, digits=0),
-}
-_WORK: Mapping[str, _Cell] = {
-    "C": lambda level, _: str(level.concurrency),
-    "turn 1 tok/s": lambda level, _: number(level.tok_s),
-    "aggregate tok/s": lambda level, _: number(level.aggregate_tok_s),
-    "passed tasks/min": lambda level, _: number(level.passed_per_minute),
-    "time per passed task": lambda level, _: seconds(level.seconds_per_task),
-    "all side tasks in flight": lambda level, _: percent(None if not level.side else 100 * (level.held_share or 0.0)),
-    "turns passed": lambda level, _: _share(level.turns),
-    "side tasks passed": lambda level, _: _share(level.side),
-    "outcomes": lambda level, _: counted(level.outcomes),
-}
+def _level(title: str, text: Callable[[MixedLevel], str], rank: int = 0, *, right: bool = True) -> Column[_Pair]:
+    return Column(title, title, lambda pair: text(pair[0]), rank=rank, right=right)
 
 
-def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts | None = None) -> list[MixedTable]:
+_CONVERSATION: tuple[Column[_Pair], ...] = (
+    _level("C", lambda level: str(level.concurrency)),
+    _level("level", lambda level: level.name, 3, right=False),
+    Column("ttft", "TTFT of turn 1", lambda pair: milliseconds(pair[0].ttft_ms) + _change(*pair)),
+    _level("turns", lambda level: " / ".join(seconds(turn.seconds) for turn in level.turns), 2),
+    _level("total", lambda level: seconds(level.primary_s)),
+    _level("fastest–slowest", lambda level: f"{seconds(level.primary_low_s)}–{seconds(level.primary_high_s)}", 1),
+    Column("slowdown", "of C=1", lambda pair: times(pair[0].slowdown(pair[1]))),
+    _level("tokens", lambda level: number(sum(turn.output_tokens or 0 for turn in level.turns) or None, digits=0), 4),
+)
+_WORK: tuple[Column[_Pair], ...] = (
+    _level("C", lambda level: str(level.concurrency)),
+    _level("turn 1 tok/s", lambda level: number(level.tok_s), 1),
+    _level("aggregate tok/s", lambda level: number(level.aggregate_tok_s)),
+    _level("passed tasks/min", lambda level: number(level.passed_per_minute), 3),
+    _level("time per passed task", lambda level: seconds(level.seconds_per_task), 2),
+    _level("all side tasks in flight", lambda level: percent(100 * (level.held_share or 0) if level.side else None), 4),
+    _level("turns passed", lambda level: _share(level.turns)),
+    _level("side tasks passed", lambda level: _share(level.side)),
+    _level("outcomes", lambda level: counted(level.outcomes), 2, right=False),
+)
+_AXES: tuple[Column[Axis], ...] = (
+    Column("name", "axis", lambda axis: axis.name, right=False),
+    Column("value", "0 to 1", lambda axis: axis.value, partial(number, digits=2)),
+    Column("shown", "figures", lambda axis: axis.shown, right=False),
+    Column("definition", "what it is", lambda axis: axis.definition, rank=1, right=False),
+)
+_FAILED: tuple[Column[Verdict], ...] = (
+    Column("level", "C", lambda one: one.level),
+    Column("item", "task", lambda one: one.item, right=False),
+    Column("repeat", "repeat", lambda one: one.repeat + 1),
+    Column("outcome", "outcome", lambda one: one.outcome.value, right=False),
+    Column("detail", "why", lambda one: one.detail, lambda detail: shortened(detail, _DETAIL), right=False),
+)
+
+
+def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts | None = None) -> list[Table]:
     """One row a level, task, axis or failed answer; where there are several models, each row begins with its letter."""
-    failed = [_failed((verdicts or {}).get(one.run_id, ())) for one in summaries]
-    head = ("C", "task", "repeat", "outcome", "why")
+    levels: list[list[_Pair]] = [[(level, one.alone) for level in one.levels] for one in summaries]
+    failed = [
+        [verdict for verdict in (verdicts or {}).get(one.run_id, ()) if verdict.level and not verdict.passed]
+        for one in summaries
+    ]
+    more = sum(max(0, len(some) - MOST_FAILURES) for some in failed)
+    shown = _table("answers that did not pass", _FAILED, [some[:MOST_FAILURES] for some in failed])
+    shown = replace(shown, notes=(f"{more} more; --json has them all",) if more else ())
     return [
-        _levels("conversation", _CONVERSATION, summaries),
-        _levels("work", _WORK, summaries),
+        _table("conversation", _CONVERSATION, levels),
+        _table("work", _WORK, levels),
         _tasks(summaries),
-        _table("axes", ("axis", "0 to 1", "figures", "what it is"), [*map(_axes, summaries)], right=("0 to 1",)),
-        *([_table("answers that did not pass", head, failed, right=("C", "repeat"))] if any(failed) else []),
+        _table("axes", _AXES, [one.axes for one in summaries]),
+        *([shown] if shown.records else []),
     ]
 
 
-def _table(title: str, head: Sequence[str], by_model: Sequence[Sequence[Row]], right: Sequence[str] = ()) -> MixedTable:
-    left = frozenset({"model", *head} - set(right))
+def _table(title: str, columns: Sequence[Column[Any]], by_model: Sequence[Sequence[Any]]) -> Table:
     if len(by_model) == 1:
-        return MixedTable(title, tuple(head), list(by_model[0]), left)
-    rows = [(chr(ord("A") + place), *row) for place, some in enumerate(by_model) for row in some]
-    return MixedTable(title, ("model", *head), rows, left)
+        return Table(title, columns, by_model[0])
+
+    def of(one: Column[Any]) -> Column[Any]:
+        return replace(one, value=lambda record: one.value(record[1]))
+
+    records = [(chr(ord("A") + place), record) for place, some in enumerate(by_model) for record in some]
+    model: Column[Any] = Column("model", "model", lambda record: record[0], right=False)
+    return Table(title, [model, *map(of, columns)], records)
 
 
-def _levels(title: str, columns: Mapping[str, _Cell], summaries: Sequence[MixedSummary]) -> MixedTable:
-    rows = [[tuple(cell(level, one.alone) for cell in columns.values()) for level in one.levels] for one in summaries]
-    return _table(title, [*columns], rows, [name for name in columns if name not in ("level", "outcomes")])
-
-
-def _tasks(summaries: Sequence[MixedSummary]) -> MixedTable:
+def _tasks(summaries: Sequence[MixedSummary]) -> Table:
     """Return one column a level: passed of judged, and the median time."""
-    at = sorted({level.concurrency for one in summaries for level in one.levels})
+
+    def at(c: int) -> Column[dict[int, TaskFigures]]:
+        return Column(f"C={c}", f"C={c}", lambda by_level: _outcome(by_level.get(c)), right=False)
+
+    def title(by_level: dict[int, TaskFigures]) -> str:
+        part = next(iter(by_level.values()))
+        return f"{part.item} {part.title}"
+
     by_model = []
     for one in summaries:
-        found = {(part.item, level.concurrency): part for level in one.levels for part in level.tasks}
-        titles = {part.item: part.title for part in found.values()}
-        by_model.append(
-            [
-                (f"{item} {title}", *(_outcome(found.get((item, c))) for c in at))
-                for item, title in sorted(titles.items())
-            ]
-        )
-    return _table("tasks: passed when executed, time", ("task", *(f"C={c}" for c in at)), by_model)
-
-
-def _axes(summary: MixedSummary) -> list[Row]:
-    return [(axis.name, number(axis.value, digits=2), axis.shown, axis.definition) for axis in summary.axes]
-
-
-def _failed(verdicts: Sequence[Verdict]) -> list[Row]:
-    failed = [one for one in verdicts if one.level and not one.passed]
-    rows: list[Row] = [
-        (str(one.level), one.item, str(one.repeat + 1), one.outcome.value, shortened(one.detail, _DETAIL))
-        for one in failed[:MOST_FAILURES]
-    ]
-    more = len(failed) - len(rows)
-    return [*rows, ("", "", "", f"{more} more", "--json has them all")] if more > 0 else rows
+        tasks: dict[str, dict[int, TaskFigures]] = {}
+        for level in one.levels:
+            for part in level.tasks:
+                tasks.setdefault(part.item, {})[level.concurrency] = part
+        by_model.append([tasks[item] for item in sorted(tasks)])
+    levels = sorted({level.concurrency for one in summaries for level in one.levels})
+    columns = [Column("task", "task", title, right=False), *map(at, levels)]
+    return _table("tasks: passed when executed, time", columns, by_model)
 
 
 def _outcome(part: TaskFigures | None) -> str:
@@ -300,7 +308,7 @@ def _advice(entries: Entries, looks: Sequence[Series]) -> Iterator[Markup]:
         yield tag("ul", *reasons, class_="checks", style="margin-top:12px")
 
 
-def _html(one: MixedTable) -> Markup:
-    columns = [(name, "left") if name in one.left else name for name in one.head]
+def _html(one: Table) -> Markup:
     title = f"{one.title[0].upper()}{one.title[1:]}"
-    return join([tag("h3", text(title), style="margin-top:22px"), text_table(title, columns, one.rows)])
+    below = (tag("p", text(note), class_="below") for note in one.notes)
+    return join([tag("h3", text(title), style="margin-top:22px"), html_table(title, one.columns, one.records), *below])

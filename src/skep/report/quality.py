@@ -5,12 +5,17 @@ Pure: takes records, gives text. What may be claimed leads; what could not be sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from textwrap import wrap
+from typing import Any
 
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.words import claim_words, conclusion, points
 from skep.report import charts, theme
 from skep.report.charts import Spec
+from skep.report.columns import Column, chosen, html_table, print_records
 from skep.report.levels import counted
 from skep.report.markup import (
     Markup,
@@ -34,7 +39,6 @@ from skep.store.verdicts import VerdictOutcome
 from skep.units import (
     UNKNOWN,
     known,
-    milliseconds,
     moment,
     number,
     percent,
@@ -198,44 +202,121 @@ def _arms(summary: QualitySummary) -> list[ArmFigures]:
 _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
 
 
-def level_table(summary: QualitySummary) -> Markup:
+@dataclass(frozen=True, slots=True)
+class QualityRow:
+    """A level against C = 1, C = 1 against itself, or one arm of a level. `words`: what may be said of it."""
+
+    name: str
+    found: PairedDifference | None = None
+    changed: float | None = None  # share of the texts
+    arm: ArmFigures | None = None
+    claim: str = ""
+    words: str = ""
+    style: str = "note"  # of the words
+
+
+def _signed(share: float) -> str:
+    shown = number(100 * share, digits=1)
+    return f"+{shown}" if share > 0 and shown != "0.0" else shown
+
+
+def _share(value: float, digits: int = 0) -> str:
+    return percent(100 * value, digits=digits)
+
+
+def _of(part: str, key: str, title: str, text: Callable[[Any], str], **more: Any) -> Column[QualityRow]:
+    """Return a figure of the row's difference (`found`) or of its requests (`arm`)."""
+
+    def value(row: QualityRow) -> Any:
+        return None if (whole := getattr(row, part)) is None else getattr(whole, key)
+
+    return Column(key, title, value, text, **more)
+
+
+_count, _exactly = partial(number, digits=0), partial(_share, digits=1)
+_COLUMNS: tuple[Column[QualityRow], ...] = (
+    Column("concurrency", "C", lambda row: row.name),
+    _of("found", "items", "items", _count),
+    _of("found", "pairs", "pairs", _count),
+    _of("found", "base_rate", "at C=1", _exactly, group=("Passed", "at C = 1")),
+    _of("found", "rate", "at C", _exactly, group=("Passed", "at C")),
+    _of("found", "difference", "points", _signed),
+    Column("bounds", "95 % bounds", lambda row: row.found, lambda it: f"{_signed(it.low)} .. {_signed(it.high)}"),
+    _of("found", "lost", "lost", _count),
+    _of("found", "gained", "gained", _count),
+    Column("texts_changed", "texts changed", lambda row: row.changed, _share),
+    _of("arm", "ttft_p50_ms", "TTFT p50", number, unit=" ms"),
+    _of("arm", "ttft_p95_ms", "TTFT p95", number, unit=" ms"),
+    _of("arm", "total_p50_s", "total p50", seconds),
+    _of("arm", "total_p95_s", "total p95", seconds),
+    _of("arm", "effective_tok_s", "eff tok/s", number),
+    _of("arm", "cached_share", "cached", _share),
+    _of("arm", "requests", "requests", _count),
+    _of("arm", "keyword_rate", "keywords", _share, optional=True),
+    _of("arm", "outcomes", "outcomes", counted, right=False, style="note"),
+    Column("claim", "claim", lambda row: row.claim, right=False),
+    Column("words", "what may be said", lambda row: row.words, right=False, style=lambda row: row.style),
+)
+
+
+def _level_rows(summary: QualitySummary) -> list[QualityRow]:
     """Return one row a level; the first is C = 1 against itself."""
-    columns = ("C", "items", "pairs", "passed at C = 1", "passed at C", "difference", "bounds", "lost", "gained",
-               "texts changed", ("what may be said", "wide"))  # fmt: skip
-    rows: list[tuple[object, ...]] = []
-    if summary.noise is not None:
-        words = ("the noise floor: what changes by itself", "note")
-        rows.append(("1 and 1", *_cells(summary.noise, summary.noise_texts_changed), words))
-    for level in summary.levels:
-        said = (claim_words(level, summary.delta), _STYLES[level.claim])
-        rows.append((level.concurrency, *_cells(level.difference, level.texts_changed), said))
+    alone = summary.levels[0].base if summary.levels else None
+    noise = "the noise floor: what changes by itself"
+    rows = [QualityRow("1 and 1", summary.noise, summary.noise_texts_changed, alone, "", noise)]
+    for one in summary.levels:
+        said, style = claim_words(one, summary.delta), _STYLES[one.claim]
+        name, claim = str(one.concurrency), one.claim.value
+        rows.append(QualityRow(name, one.difference, one.texts_changed, one.load, claim, said, style))
+    return rows
+
+
+def _arm_rows(summary: QualitySummary) -> list[QualityRow]:
+    """Return both arms of every level."""
+    named = [
+        pair
+        for one in summary.levels
+        for pair in ((f"1 beside {one.concurrency}", one.base), (str(one.concurrency), one.load))
+    ]
+    return [QualityRow(name, arm=arm) for name, arm in named]
+
+
+def print_quality_tables(summary: QualitySummary) -> None:
+    """Print the levels, and each kind of failure apart; the claims are said in full below and in the report."""
+    levels = (
+        "concurrency items~3 base_rate~1 rate difference bounds lost~4 gained~4 texts_changed~5 ttft_p50_ms~1 "
+        "ttft_p95_ms~3 effective_tok_s~2 claim"
+    )
+    print_records(chosen(_COLUMNS, levels), _level_rows(summary))
+    print()  # noqa: T201
+    rows = _arm_rows(summary)
+    seen = {name for row in rows if row.arm for name, _ in row.arm.outcomes} | {VerdictOutcome.PASSED.value}
+
+    def outcome(name: str) -> Column[QualityRow]:
+        return Column(name, name, lambda row: dict(row.arm.outcomes).get(name, 0) if row.arm else None)
+
+    outcomes = [outcome(one.value) for one in VerdictOutcome if one.value in seen]
+    first, *last = chosen(_COLUMNS, "concurrency requests~1 keyword_rate~2")
+    print_records([first, *last[:1], *outcomes, *last[1:]], rows)
+
+
+def level_table(summary: QualitySummary) -> Markup:
+    """Return one row a level, those that were not walked among them."""
+    columns = chosen(
+        _COLUMNS, "concurrency items pairs base_rate rate difference bounds lost gained texts_changed words"
+    )
     stopped = any(level.claim is not Claim.HOLDS for level in summary.levels)
     why = "not walked, as a level below does not hold" if stopped else "not walked: the run ended before"
-    rows += [(skipped, *([""] * (len(columns) - 2)), (why, "note")) for skipped in summary.skipped]
-    return text_table("Difference against C = 1", columns, rows)
+    skipped = [QualityRow(str(skipped), words=why) for skipped in summary.skipped]
+    measured = _level_rows(summary)[0 if summary.noise else 1 :]
+    return html_table("Difference against C = 1", columns, [*measured, *skipped])
 
 
 def latency_table(summary: QualitySummary) -> Markup:
     """Of the same requests, arm by arm."""
-    columns = ("C", ("arm", "left"), "TTFT p50", "TTFT p95", "total p50", "total p95", "eff. tok/s", "cached",
-               "keywords", ("outcomes", "note"))  # fmt: skip
-    rows = [
-        (
-            level.concurrency,
-            name,
-            milliseconds(arm.ttft_p50_ms),
-            milliseconds(arm.ttft_p95_ms),
-            seconds(arm.total_p50_s),
-            seconds(arm.total_p95_s),
-            number(arm.effective_tok_s),
-            _share(arm.cached_share),
-            _share(arm.keyword_rate),
-            counted(arm.outcomes),
-        )
-        for level in summary.levels
-        for arm, name in ((level.base, "C = 1"), (level.load, f"C = {level.concurrency}"))
-    ]
-    return text_table("Latency and outcomes of the same requests", columns, rows)
+    keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
+    columns = chosen(_COLUMNS, f"concurrency {keys}")
+    return html_table("Latency and outcomes of the same requests", columns, _arm_rows(summary))
 
 
 def family_table(summary: QualitySummary) -> Markup | None:
@@ -246,29 +327,6 @@ def family_table(summary: QualitySummary) -> Markup | None:
     below = "An item that always passes or never does says little about load: those in between carry the test."
     made = text_table("Items by family", ("family", "items", "passed at C = 1"), rows)
     return join([made, tag("p", text(below), class_="below")])
-
-
-def _cells(found: PairedDifference, changed: float | None) -> tuple[str, ...]:
-    return (
-        f"{found.items:,}",
-        f"{found.pairs:,}",
-        percent(100 * found.base_rate, digits=1),
-        percent(100 * found.rate, digits=1),
-        _signed(found.difference),
-        f"{_signed(found.low)} .. {_signed(found.high)}",
-        f"{found.lost:,}",
-        f"{found.gained:,}",
-        _share(changed),
-    )
-
-
-def _signed(share: float) -> str:
-    shown = number(100 * share, digits=1)
-    return f"+{shown}" if share > 0 and shown != "0.0" else shown
-
-
-def _share(value: float | None) -> str:
-    return UNKNOWN if value is None else percent(100 * value)
 
 
 _CURVES_PX = 110  # of the part that curves are drawn in

@@ -6,85 +6,18 @@ Markdown, an empty field in CSV. A level that the client limited is shown with a
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from skep.bench.records import Energy, LevelSummary, SweepSummary
+from skep.bench.records import LevelSummary, SweepSummary
 from skep.errors import UserError
-from skep.stats.percentiles import Percentiles
-from skep.units import UNKNOWN, known, number, percent, printable
+from skep.report.columns import Column, csv_table, markdown_cell, markdown_table, plain_text
+from skep.report.levels import LEVEL_COLUMNS
+from skep.units import known, number, percent
 
-Cell = str | int | float | None
-Figure = Callable[[LevelSummary], Cell]
-
-
-def _percentiles(name: str, of: Callable[[LevelSummary], Percentiles | None]) -> dict[str, Figure]:
-    def one(which: str) -> Figure:
-        return lambda level: None if (some := of(level)) is None else float(getattr(some, which))
-
-    return {f"{name}_{which}_ms": one(which) for which in ("p50", "p95", "p99", "mean")}
-
-
-def _energy(of: Callable[[Energy], Cell]) -> Figure:
-    return lambda level: None if level.energy is None else of(level.energy)
-
-
-def _interval(name: str, which: str) -> Figure:
-    return lambda level: None if (some := getattr(level, name)) is None else float(getattr(some, which))
-
-
-def _counts(counts: tuple[tuple[str, int], ...]) -> str:
-    return ";".join(f"{name}={count}" for name, count in counts)
-
-
-LEVEL_FIGURES: dict[str, Figure] = {
-    "concurrency": lambda level: level.concurrency,
-    "traffic": lambda level: level.traffic,
-    "requests": lambda level: level.requests,
-    "failed": lambda level: level.failed,
-    "truncated": lambda level: level.truncated,
-    "runs": lambda level: len(level.counted),
-    "runs_left_out": lambda level: len(level.left_out),
-    "wall_s": lambda level: level.wall_s,
-    "output_tokens": lambda level: level.output_tokens,
-    "effective_tok_s": lambda level: level.effective_tok_s,
-    "effective_low_tok_s": lambda level: level.effective_low,
-    "effective_high_tok_s": lambda level: level.effective_high,
-    "effective_ci95_low_tok_s": _interval("effective_interval", "low"),
-    "effective_ci95_high_tok_s": _interval("effective_interval", "high"),
-    "plateau_tok_s": lambda level: level.plateau_tok_s,
-    "task_tok_s": lambda level: level.task_tok_s,
-    "task_with_ttft_tok_s": lambda level: level.task_tok_s_whole,
-    "contention_pct": lambda level: level.contention_pct,
-    "engine_tok_s": lambda level: level.engine_tok_s,
-    **_percentiles("ttft", lambda level: level.ttft_ms),
-    "ttft_median_ci95_low_ms": _interval("ttft_interval", "low"),
-    "ttft_median_ci95_high_ms": _interval("ttft_interval", "high"),
-    **_percentiles("tpot", lambda level: level.tpot_ms),
-    "tpot_median_ci95_low_ms": _interval("tpot_interval", "low"),
-    "tpot_median_ci95_high_ms": _interval("tpot_interval", "high"),
-    **_percentiles("first_byte", lambda level: level.first_byte_ms),
-    **_percentiles("gap", lambda level: level.gap_ms),
-    **_percentiles("total", lambda level: level.total_ms),
-    **_percentiles("queued", lambda level: level.queued_ms),
-    "prompt_tokens_mean": lambda level: level.prompt_tokens,
-    "output_tokens_mean": lambda level: level.output_tokens_each,
-    "cached_prompt_share": lambda level: level.cached_prompt_share,
-    "delivered_share": lambda level: level.delivered,
-    "client_limited": lambda level: level.client_limited,
-    "finish_reasons": lambda level: _counts(level.finish_reasons),
-    "errors": lambda level: _counts(level.errors),
-    "joules": _energy(lambda energy: energy.joules),
-    "joules_per_token": _energy(lambda energy: energy.joules_per_token),
-    "mean_w": _energy(lambda energy: energy.mean_w),
-    "max_w": _energy(lambda energy: energy.max_w),
-    "throttled": _energy(lambda energy: ";".join(energy.throttled)),
-    "disagreements": lambda level: "; ".join(f"{one.clock.value}: {one.cause}" for one in level.clocks),
-}
-
-
+Cell = str | float | None
 Entry = tuple[str, SweepSummary | str]  # label; what was measured, or why it was not
 
 _LIMITED = "client-limited"
@@ -93,64 +26,95 @@ _FAILED = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`units` says how each column is read: "tok/s", "s", "x", "%", "+%" (with its sign), or "" for plain values."""
+    """Records and their columns, with remarks that stand below it."""
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    units: tuple[str, ...] = ()
+    columns: Sequence[Column[Any]]
+    records: Sequence[Any]
     notes: tuple[str, ...] = ()
 
-    def unit(self, column: int) -> str:
-        return self.units[column] if column < len(self.units) else ""
+    def csv(self) -> str:
+        return csv_table(self.columns, self.records)
+
+    def markdown(self) -> str:
+        """Return a heading, the table, and its notes as a list."""
+        notes = "".join(f"- {markdown_cell(note)}\n" for note in self.notes)
+        body = markdown_table(self.columns, self.records)
+        return f"### {markdown_cell(self.title)}\n\n{body}" + (f"\n{notes}" if notes else "")
+
+
+def _or_words(shown: Callable[[float], str], value: Cell) -> str:
+    return value if isinstance(value, str) else plain_text(None) if value is None else shown(value)
+
+
+def _changed(value: float) -> str:
+    return ("+" if round(value) > 0 else "") + percent(value)
+
+
+_TEXTS: dict[str, Callable[[float], str]] = {
+    " tok/s": number,
+    " s": partial(number, digits=1),
+    "x": partial(number, digits=2),
+    "%": percent,
+    "+%": _changed,
+}
+
+
+def _column(title: str, unit: str, value: Callable[[Any], Cell], *, named: bool = False) -> Column[Any]:
+    """Return a column of figures or words. `named`: the unit stands above the table; "+%" is with its sign."""
+    key, text = f"{title} ({unit.strip(' +')})", partial(_or_words, _TEXTS[unit])
+    return Column(key, title, value, text, unit="" if named or unit.endswith("%") else unit)
+
+
+_CONFIG: Column[Entry] = Column("Config", "Config", lambda entry: entry[0], right=False)
 
 
 def level_rows(summary: SweepSummary) -> Table:
     """Return every level and kind of traffic with all of its figures, under names that a program can use."""
-    every = (*summary.levels, *summary.classes)
-    rows = tuple(tuple(figure(level) for figure in LEVEL_FIGURES.values()) for level in every)
-    return Table(f"levels of {summary.run_id}", tuple(LEVEL_FIGURES), rows)
+    return Table(f"levels of {summary.run_id}", LEVEL_COLUMNS, (*summary.levels, *summary.classes))
 
 
 def effective_table(entries: Sequence[Entry]) -> Table:
     """Config | C=1 | C=2 | ...: effective tok/s of each configuration at each level that any of them has."""
     levels = _all_levels(entries)
-    columns = ("Config", *(tuple(f"C={c}" for c in levels) or ("Effective",)))
-    rows = tuple((label, *_effective_cells(what, levels, len(columns) - 1)) for label, what in entries)
-    return Table("Effective tok/s", columns, rows, ("", *["tok/s"] * (len(columns) - 1)), _limited_notes(entries))
+
+    def at(c: int) -> Callable[[Entry], Cell]:
+        return lambda entry: _FAILED if isinstance(entry[1], str) and c != levels[0] else _effective_at(entry[1], c)
+
+    columns = [_column(f"C={c}", " tok/s", at(c), named=True) for c in levels]
+    none = _column("Effective", " tok/s", lambda entry: _effective_at(entry[1], None), named=True)
+    return Table("Effective tok/s", [_CONFIG, *(columns or [none])], entries, _limited_notes(entries))
 
 
 def contention_table(entries: Sequence[Entry], *, at: int | None = None) -> Table:
     """Config | C=1 per-task | C=N per-task | Contention."""
     n = _shared_level(entries) if at is None else at
-    rows: list[tuple[Cell, ...]] = []
-    for label, what in entries:
-        if isinstance(what, str):
-            rows.append((label, what, _FAILED, _FAILED))
-            continue
-        alone, many = _level(what, 1), _level(what, n)
-        contention = many.contention_pct if many else None
-        rows.append((label, _task(alone), _task(many), contention))
-    columns = ("Config", "C=1 per-task", f"C={_or_n(n)} per-task", "Contention")
-    return Table("Contention", columns, tuple(rows), ("", "tok/s", "tok/s", "%"), _limited_notes(entries, n))
+
+    def of(name: str, c: int | None, words: str | None = _FAILED) -> Callable[[Entry], Cell]:
+        return lambda entry: (words or entry[1]) if isinstance(entry[1], str) else _known(_level(entry[1], c), name)
+
+    columns = [
+        _CONFIG,
+        _column("C=1 per-task", " tok/s", of("task_tok_s", 1, None)),
+        _column(f"C={_or_n(n)} per-task", " tok/s", of("task_tok_s", n)),
+        _column("Contention", "%", of("contention_pct", n)),
+    ]
+    return Table("Contention", columns, entries, _limited_notes(entries, n))
 
 
 def speedup_table(entries: Sequence[Entry]) -> Table:
     """Config | Serial | Swarm (C=N) | Speedup by wall | by tokens | both without tasks cut at the token limit."""
     sizes = {_swarm_size(what) for _, what in entries if not isinstance(what, str)} - {None}
-    rows = tuple((label, *_speedup_cells(what)) for label, what in entries)
     swarm = f"Swarm (C={next(iter(sizes))})" if len(sizes) == 1 else "Swarm"
-    columns = (
-        "Config",
-        "Serial",
-        swarm,
-        "Speedup by wall",
-        "by tokens",
-        "by wall, without truncated",
-        "by tokens, without truncated",
-    )
+    forms = ("Speedup by wall", "by tokens", "by wall, without truncated", "by tokens, without truncated")
+    named = (("Serial", " s"), (swarm, " s"), *((form, "x") for form in forms))
+
+    def of(place: int) -> Callable[[Entry], Cell]:
+        return lambda entry: _speedup_cells(entry[1])[place]
+
+    columns = [_CONFIG, *(_column(title, unit, of(place)) for place, (title, unit) in enumerate(named))]
     notes = [note for label, what in entries for note in _speedup_notes(label, what, several=len(sizes) > 1)]
-    return Table("Serial against swarm", columns, rows, ("", "s", "s", "x", "x", "x", "x"), tuple(notes))
+    return Table("Serial against swarm", columns, entries, tuple(notes))
 
 
 def advantage_table(entries: Sequence[Entry]) -> Table:
@@ -158,18 +122,11 @@ def advantage_table(entries: Sequence[Entry]) -> Table:
     if len(entries) < 2:
         raise UserError("an advantage needs two configurations", hint="give the one to compare with first")
     (first, base), others = entries[0], entries[1:]
-    levels = _all_levels(entries)
-    rows = []
-    for c in levels:
-        row: list[Cell] = [c, _effective_at(base, c)]
-        for _, what in others:
-            row += [_effective_at(what, c), _ratio(base, what, c)]
-        rows.append(tuple(row))
-    columns = ["C", f"{first} eff."]
-    for label, _ in others:
-        columns += [f"{label} eff.", f"{label} advantage"]
-    units = ("", "tok/s", *["tok/s", "x"] * len(others))
-    return Table(f"Against {first}", tuple(columns), tuple(rows), units, _limited_notes(entries))
+    columns = [Column[int]("C", "C", int), _column(f"{first} eff.", " tok/s", partial(_effective_at, base))]
+    for label, what in others:
+        columns.append(_column(f"{label} eff.", " tok/s", partial(_effective_at, what)))
+        columns.append(_column(f"{label} advantage", "x", partial(_ratio, base, what)))
+    return Table(f"Against {first}", columns, _all_levels(entries), _limited_notes(entries))
 
 
 def baseline_table(entries: Sequence[Entry], *, baseline: str | None = None, at: int | None = None) -> Table:
@@ -180,43 +137,14 @@ def baseline_table(entries: Sequence[Entry], *, baseline: str | None = None, at:
     n = _shared_level(entries) if at is None else at
     name = baseline if baseline is not None else next(iter(labels), "baseline")
     base = next((what for label, what in entries if label == name), "")
-    rows = []
-    for label, what in entries:
-        ratio = _ratio(base, what, n)
-        change: Cell = 100 * (ratio - 1) if isinstance(ratio, float) else ratio
-        rows.append((label, _effective_at(what, n), "baseline" if label == name else change))
-    columns = ("Config", f"C={_or_n(n)} effective", f"vs {name}")
-    return Table(f"Against {name}", columns, tuple(rows), ("", "tok/s", "+%"), _limited_notes(entries, n))
 
+    def change(entry: Entry) -> Cell:
+        ratio = _ratio(base, entry[1], n)
+        return "baseline" if entry[0] == name else 100 * (ratio - 1) if isinstance(ratio, float) else ratio
 
-def shown(table: Table) -> list[list[str]]:
-    """Return the rows as a reader meets them, rounded, with units but for one that the title names."""
-    units = ["" if table.unit(i) in table.title.split() else table.unit(i) for i in range(len(table.columns))]
-    return [[_shown(cell, unit) for cell, unit in zip(row, units, strict=True)] for row in table.rows]
-
-
-def markdown(table: Table) -> str:
-    """Return a heading, the table, and its notes as a list. Text that would break a row is escaped."""
-    right = [any(isinstance(row[i], int | float) for row in table.rows) for i in range(len(table.columns))]
-    lines = [
-        _line(table.columns),
-        _line(["---:" if is_number else "---" for is_number in right]),
-        *(_line(row) for row in shown(table)),
-    ]
-    notes = [f"- {_escaped(note)}" for note in table.notes]
-    return "\n".join([f"### {_escaped(table.title)}", "", *lines, *(["", *notes] if notes else []), ""])
-
-
-def csv_text(table: Table) -> str:
-    """Values in full; a unit stands in brackets behind the name of its column."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    units = [table.unit(i).removeprefix("+") for i in range(len(table.columns))]
-    writer.writerow(
-        [f"{name} ({unit})" if unit else name for name, unit in zip(table.columns, units, strict=True)],
-    )
-    writer.writerows([["" if cell is None else _plain(cell) for cell in row] for row in table.rows])
-    return out.getvalue()
+    effective = _column(f"C={_or_n(n)} effective", " tok/s", lambda entry: _effective_at(entry[1], n))
+    columns = [_CONFIG, effective, _column(f"vs {name}", "+%", change)]
+    return Table(f"Against {name}", columns, entries, _limited_notes(entries, n))
 
 
 def _level(summary: SweepSummary, concurrency: int | None) -> LevelSummary | None:
@@ -254,14 +182,9 @@ def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
     return f"{_FAILED}: {kinds}" if kinds else _FAILED
 
 
-def _effective_cells(what: SweepSummary | str, levels: Sequence[int], columns: int) -> list[Cell]:
-    if isinstance(what, str):
-        return [what, *[_FAILED] * (columns - 1)]
-    return [_effective_at(what, c) for c in levels] or [None] * columns
-
-
-def _task(level: LevelSummary | None) -> Cell:
-    return level.task_tok_s if level is not None and known(level.task_tok_s) else None
+def _known(level: LevelSummary | None, name: str) -> float | None:
+    value = None if level is None else getattr(level, name)
+    return value if known(value) else None
 
 
 def _ratio(base: SweepSummary | str, what: SweepSummary | str, concurrency: int | None) -> float | str | None:
@@ -319,37 +242,3 @@ def _speedup_notes(label: str, what: SweepSummary | str, *, several: bool) -> li
     if forms is not None and _is_limited(what, forms.concurrency):
         notes.append(f"{label}: the client was the limit of the swarm; read its speedup as a lower bound")
     return notes
-
-
-def _shown(cell: Cell, unit: str) -> str:
-    if cell is None or isinstance(cell, str):
-        return UNKNOWN if cell is None else cell
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    match unit:
-        case "%":
-            return percent(cell)
-        case "+%":
-            return ("+" if round(cell) > 0 else "") + percent(cell)
-        case "x":
-            return f"{number(cell, digits=2)}x"
-        case "s":
-            return f"{number(cell, digits=1)} s"
-        case "tok/s":
-            return f"{number(cell)} tok/s"
-        case _:
-            return str(cell) if isinstance(cell, int) else number(cell)
-
-
-def _plain(cell: str | float) -> str | float:
-    return str(cell).lower() if isinstance(cell, bool) else cell
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
-
-
-def _escaped(text: str) -> str:
-    """On one line, with nothing in it that Markdown takes for the end of a cell or for HTML."""
-    one_line = " ".join(printable(text).split())
-    return one_line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

@@ -5,25 +5,26 @@ Its levels are no concurrencies, so nothing is drawn against C: a table of what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.report.checks import clock_section, left_out_sentences, listed
-from skep.report.levels import energy_table, failure_table
-from skep.report.markup import Markup, card, section, tag, term_list, text, text_table, trusted, wide_figure
+from skep.report.columns import Column, html_table
+from skep.report.levels import energy_table, failure_table, level_columns
+from skep.report.markup import Markup, card, optional_section, section, tag, term_list, text, trusted, wide_figure
 from skep.report.style import document, mark
 from skep.report.svg import picture
 from skep.report.sweep import heading, provenance, run_banners
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
-from skep.stats.percentiles import Percentiles
 from skep.store.records import Request, StoredRun
 from skep.units import milliseconds, moment, number, percent, public_url
 
 TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
-_COLUMNS = (
-    "requests", "failed", "eff. tok/s", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50", "TPOT p95", "total p95",
-    "queued p50", "task tok/s",
-)  # fmt: skip
+_FIGURES = (
+    "requests failed effective_tok_s ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms total_p95_ms "
+    "queued_p50_ms task_tok_s"
+)
 
 
 def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
@@ -36,12 +37,15 @@ def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
     )
     names = level_names(run, summary.levels)
     left_out = listed(left_out_sentences(summary.levels, names))
+    classes = _table("class", lambda level: level.traffic, summary.classes) if summary.classes else None
     main = tag(
         "main",
         _cards(summary.levels, names),
-        section("levels", "What was sent", _table("load", list(zip(names, summary.levels, strict=True)))),
-        section("left-out", "Runs left out", left_out) if left_out else None,
-        _classes(summary),
+        section(
+            "levels", "What was sent", _table("load", lambda level: names[summary.levels.index(level)], summary.levels)
+        ),
+        optional_section("left-out", "Runs left out", left_out),
+        optional_section("classes", "By kind of traffic", classes),
         _timeline(summary, names, rows),
         failure_table(rows),
         energy_table(summary.levels),
@@ -74,32 +78,9 @@ def _cards(levels: Sequence[LevelSummary], names: Sequence[str]) -> Markup:
     )
 
 
-def _classes(summary: SweepSummary) -> Markup | None:
-    if not summary.classes:
-        return None
-    entries = [(level.traffic, level) for level in summary.classes]
-    return section("classes", "By kind of traffic", _table("class", entries))
-
-
-def _table(first: str, entries: Sequence[tuple[str, LevelSummary]]) -> Markup:
-    return text_table(f"Figures by {first}", (first, *_COLUMNS), [(name, *_cells(level)) for name, level in entries])
-
-
-def _cells(level: LevelSummary) -> tuple[str, ...]:
-    return (
-        str(level.requests),
-        str(level.failed),
-        number(level.effective_tok_s),
-        *(_of(level.ttft_ms, name) for name in ("p50", "p95", "p99")),
-        *(_of(level.tpot_ms, name) for name in ("p50", "p95")),
-        _of(level.total_ms, "p95"),
-        _of(level.queued_ms, "p50"),
-        number(level.task_tok_s),
-    )
-
-
-def _of(values: Percentiles | None, name: str) -> str:
-    return milliseconds(getattr(values, name) if values else None)
+def _table(first: str, name: Callable[[LevelSummary], str], levels: Sequence[LevelSummary]) -> Markup:
+    figures = [replace(one, group=None, optional=False) for one in level_columns(_FIGURES)]
+    return html_table(f"Figures by {first}", [Column(first, first, name), *figures], levels)
 
 
 def _timeline(summary: SweepSummary, names: Sequence[str], rows: Sequence[Request]) -> Markup | None:

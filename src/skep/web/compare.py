@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from skep.monitor.history import SeriesHistory, history_of
 from skep.monitor.records import Heat, ProbeShape, SeriesKey
 from skep.monitor.store import SeriesStore
 from skep.report import theme
-from skep.report.comparison import comparison_table
+from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.markup import Markup, trusted
 from skep.report.series_chart import Picture
 from skep.report.stored import bare_rows, without_texts
@@ -46,9 +46,7 @@ from skep.web.history_data import (
 )
 from skep.web.layout import page, render_macro, streamed
 from skep.web.pictures import MOST_COMPARED, Pictures, body_of
-from skep.web.responses import csv_answer, json_answer
-
-CSV_COLUMNS = ("concurrency", "metric", "a", "b", "ratio", "ratio_low", "ratio_high", "judgement", "why")
+from skep.web.responses import csv_answer, csv_records, json_answer
 
 
 def runs_named(names: str) -> list[str]:
@@ -109,17 +107,8 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
             }
             for run in shown
         ],
-        "comparisons": [{**asdict(one), "judgement": one.judgement.value} for one in comparisons_of(store, runs)],
+        "comparisons": comparisons_of(store, runs),
     }
-
-
-def runs_rows(store: Store, runs: Sequence[StoredRun]) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    for one in comparisons_of(store, runs):
-        ratio = one.ratio
-        known = (None, None, None) if ratio is None else (ratio.estimate, ratio.low, ratio.high)
-        rows.append((one.concurrency, one.metric, one.a, one.b, *known, one.judgement.value, one.why))
-    return rows
 
 
 TARGET_CSV_COLUMNS = (
@@ -340,7 +329,7 @@ def routes(site: Site) -> list[BaseRoute]:
             if names := request.query_params.get("runs"):
                 runs = found_runs(store, runs_named(names))
                 assert store is not None
-                return csv_answer("compare", CSV_COLUMNS, runs_rows(store, runs))
+                return csv_records("compare", COMPARISON_COLUMNS, comparisons_of(store, runs))
             asked = _asked(store, read_query(request.query_params, site.clock()))
             rows = list(target_rows(site, store, asked)) if store else []
         return csv_answer("compare", TARGET_CSV_COLUMNS, rows)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-import json
 import math
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from skep.errors import SkepError, UserError
 from skep.monitor.export import harmless
+from skep.report.columns import Column, Record
 from skep.web.context import Site
 from skep.web.layout import page
 
@@ -31,7 +30,13 @@ def json_answer(document: Any, status: int = 200) -> Response:
 
 def json_text(document: Any) -> str:
     """Return the document as one line. Dataclasses become objects, NaN and infinity become null."""
-    return json.dumps(_plain(document), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return msgspec.json.encode(document, enc_hook=str).decode()
+
+
+def csv_records(name: str, columns: Sequence[Column[Record]], records: Iterable[Record]) -> Response:
+    return csv_answer(
+        name, [one.key for one in columns], ([one.value(record) for one in columns] for record in records)
+    )
 
 
 def csv_answer(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
@@ -68,24 +73,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return ""
     return harmless(value) if isinstance(value, str) else value
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Enum():
-            return value.value
-        case float():
-            return value if math.isfinite(value) else None
-        case str() | int() | None:
-            return value
-        case dict():
-            return {str(key): _plain(item) for key, item in value.items()}
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        case list() | tuple() | set() | frozenset():
-            return [_plain(item) for item in value]
-        case _:
-            return str(value)
 
 
 LONGEST_BODY = 16_384

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,23 +16,21 @@ from starlette.routing import BaseRoute, Route
 from skep.bench.records import LevelSummary
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
 from skep.errors import UserError
+from skep.report.columns import Column, documents
+from skep.report.levels import LEVEL_COLUMNS
 from skep.report.stored import bare_rows, without_texts
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.pictures import MOST_COMPARED, Pictures, report_parts, svg_answer
-from skep.web.responses import NotFound, csv_answer, json_answer
+from skep.web.responses import NotFound, csv_records, json_answer
 from skep.web.run_cache import PATIENCE_S, RunCache, RunFigures, engine_of, layout_of, machine_of
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}
 SORTS = {"": "newest first", "best": "best tok/s first"}
-COLUMNS = (
-    "id", "created_at", "ended_at", "kind", "state", "model", "machine", "engine", "layout", "simulated", "requests",
-    "failed", "best_tok_s", "best_at", "ttft_ms", "client_limited", "conclusion", "url", "fingerprint", "skep_version",
-    "error",
-)  # fmt: skip
+Listed = tuple[StoredRun, RunFigures | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +155,29 @@ def tuning_of(run: StoredRun) -> str | None:
     return told if run.kind in OF_A_TUNING and isinstance(told, str) and told else None
 
 
-def run_document(run: StoredRun, figures: RunFigures | None, site: Site) -> dict[str, Any]:
-    """Return one run of `/api/runs.json`: the names of COLUMNS."""
-    told = figures or RunFigures()
-    error = "error" if site.public and run.error else run.error
-    return {
-        "id": run.id, "created_at": run.created_at, "ended_at": run.ended_at, "kind": run.kind,
-        "state": run.state.value, "model": site.label(run.model), "machine": machine_of(run, public=site.public),
-        "engine": engine_of(run), "layout": layout_of(run), "simulated": run.simulated, "requests": run.requests,
-        "failed": told.failed if figures else None, "best_tok_s": told.best_tok_s, "best_at": told.best_at,
-        "ttft_ms": told.ttft_ms, "client_limited": told.client_limited if figures else None,
-        "conclusion": told.conclusion or None, "url": None if site.public else site.hide(run.url),
-        "fingerprint": run.fingerprint, "skep_version": run.skep_version, "error": error,
-    }  # fmt: skip
+def run_columns(site: Site) -> list[Column[Listed]]:
+    """Return what `/api/runs.json` and `/api/runs.csv` tell of a run."""
+
+    def of_run(key: str, value: Callable[[StoredRun], Any] | None = None) -> Column[Listed]:
+        return Column(key, key, lambda pair: value(pair[0]) if value else getattr(pair[0], key))
+
+    def figure(key: str) -> Column[Listed]:
+        return Column(key, key, lambda pair: getattr(pair[1], key) if pair[1] else None)
+
+    return [
+        *map(of_run, ("id", "created_at", "ended_at", "kind")),
+        of_run("state", lambda run: run.state.value),
+        of_run("model", lambda run: site.label(run.model)),
+        of_run("machine", lambda run: machine_of(run, public=site.public)),
+        of_run("engine", engine_of),
+        of_run("layout", layout_of),
+        *map(of_run, ("simulated", "requests")),
+        *map(figure, ("failed", "best_tok_s", "best_at", "ttft_ms", "client_limited")),
+        Column("conclusion", "conclusion", lambda pair: (pair[1] and pair[1].conclusion) or None),
+        of_run("url", lambda run: None if site.public else site.hide(run.url)),
+        *map(of_run, ("fingerprint", "skep_version")),
+        of_run("error", lambda run: "error" if site.public and run.error else run.error),
+    ]
 
 
 def _rank(run: StoredRun, figures: RunFigures | None) -> tuple[bool, bool, float]:
@@ -200,6 +208,7 @@ class RunsPages:
         self.site = site
         self.book = RunCache(site)
         self.pictures = Pictures(site)
+        self.columns = run_columns(site)
 
     def __repr__(self) -> str:
         return f"<RunsPages {self.book!r}>"
@@ -238,13 +247,12 @@ class RunsPages:
             return HTMLResponse(self._rows(*self._found(store, asked)))
 
     def as_json(self, request: Request) -> Response:
-        found, documents = self._documents(request)
+        found, rows = self._listed(request)
         pages = {"total": found.total, "page": found.asked.page, "pages": found.pages}
-        return json_answer({**pages, "runs": documents})
+        return json_answer({**pages, "runs": documents(self.columns, rows)})
 
     def as_csv(self, request: Request) -> Response:
-        _, documents = self._documents(request)
-        return csv_answer("runs", COLUMNS, [[one[name] for name in COLUMNS] for one in documents])
+        return csv_records("runs", self.columns, self._listed(request)[1])
 
     def one(self, request: Request) -> Response:
         whole = request.query_params.get("whole") == "1"
@@ -311,17 +319,15 @@ class RunsPages:
             figures = self.book.figures(store, [run]).get(run.id)
             levels = self._levels(store, run)
         shown = without_texts(run) if self.site.public else run
-        told = run_document(shown, figures, self.site)
+        (told,) = documents(self.columns, [(shown, figures)])
         facts = {"config": shown.config, "host": shown.host, "engine_facts": shown.engine}
-        return json_answer({**told, **facts, "levels": [asdict(one) for one in levels]})
+        return json_answer({**told, **facts, "levels": levels})
 
     def run_csv(self, request: Request) -> Response:
-        """Return a row a level, its plain figures."""
+        """Return a row a level, as `skep export` writes it."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
             levels = self._levels(store, run)
-        rows = [{name: value for name, value in asdict(one).items() if _is_plain(value)} for one in levels]
-        columns = list(dict.fromkeys(name for row in rows for name in row)) or ["concurrency"]
-        return csv_answer(f"run-{run.id}", columns, [[row.get(name) for name in columns] for row in rows])
+        return csv_records(f"run-{run.id}", LEVEL_COLUMNS, levels)
 
     def compare(self, request: Request) -> Response:
         """From the ticked boxes to the page that compares: its address holds the two runs."""
@@ -358,11 +364,11 @@ class RunsPages:
         figures = self.book.figures(store, taken, patience_s)
         return listed(runs, asked, figures, public=public), figures
 
-    def _documents(self, request: Request) -> tuple[RunListing, list[dict[str, Any]]]:
+    def _listed(self, request: Request) -> tuple[RunListing, list[Listed]]:
         asked = read_query(request.query_params)
         with self.site.store() as store:
             found, figures = self._found(store, asked) if store is not None else (listed([], asked), {})
-        return found, [run_document(run, figures.get(run.id), self.site) for run in found.runs]
+        return found, [(run, figures.get(run.id)) for run in found.runs]
 
     @contextmanager
     def _stored(self, name: str) -> Iterator[tuple[Store, StoredRun]]:
@@ -396,10 +402,6 @@ class RunsPages:
 
     def _empty(self) -> Response:
         return page(self.site, "runs.html", found=None)
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float)
 
 
 def _counted(found: RunListing) -> str:
