@@ -1,5 +1,7 @@
 """A public dashboard cannot show what its connection to the store does not have."""
 
+import json
+
 import pytest
 from stored_runs import gateway_request, put_run
 
@@ -8,7 +10,7 @@ from skep.monitor.store import SeriesStore
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request
-from skep.web.context import HIDDEN_COLUMNS, Site
+from skep.web.context import ELSEWHERE, HIDDEN_COLUMNS, Site, public_document
 
 SECRET = "http://10.9.8.7:8000/v1"
 
@@ -40,7 +42,7 @@ def test_the_public_connection_has_no_prompts_addresses_or_flows(paths):
     with Site(paths, public=True).store() as store:
         (run,) = store.runs()
         (request,) = store.requests(run.id)
-        assert (run.url, request.prompt, request.answer, request.error) == ("", None, None, "connect")
+        assert (run.url, request.prompt, request.answer, request.error) == (ELSEWHERE, None, None, "connect")
         assert store.gateway_requests()[0].flow is None
         series = SeriesStore(store)
         assert (series.target("box").url, series.target("box").key_env) == ("", None)
@@ -65,12 +67,18 @@ def test_documents_are_public_without_addresses_folders_and_what_stands_under_a_
     with Site(paths, public=True).store() as store:
         run = next(run for run in store.runs() if run.kind == "ab")
     assert run.model == "m.gguf"
-    assert run.config == {
-        "against": "", "file": "levels.json", "workload": {"seed": 1}, "shape": "50/50 mix",
-        "results": [{"base_url": "", "headers": {"x": ""}, "tool": "guidellm"}],
+    assert run.config == {"workload": {"seed": 1}, "shape": "50/50 mix", "results": [{"tool": "guidellm"}]}
+    assert run.host == {}
+    assert run.engine == {"engine": "vllm", "argv": []}
+
+
+def test_free_documents_keep_the_names_of_files_and_lose_addresses_and_what_stands_under_a_telling_key():
+    told = {"against": SECRET, "file": "/srv/x/levels.json", "seed": 1, "shape": "50/50 mix",
+            "results": [{"headers": {"x": "secret"}, "tool": "guidellm"}], "argv": ["secret"]}  # fmt: skip
+    assert json.loads(public_document(json.dumps(told))) == {
+        "against": "", "file": "levels.json", "seed": 1, "shape": "50/50 mix",
+        "results": [{"headers": {"x": ""}, "tool": "guidellm"}], "argv": [""],
     }  # fmt: skip
-    assert run.host == {"cpu_model": "Some CPU @ 3.0 GHz", "hostname": ""}
-    assert run.engine == {"engine": "vllm", "argv": ["", "", ""], "model_path": "m.gguf"}
 
 
 def test_the_owner_sees_all_of_it(paths):

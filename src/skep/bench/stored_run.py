@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from skep.bench.metrics import complete_rows
 from skep.bench.records import SweepSummary
@@ -21,17 +21,10 @@ TUNE_QUALITY = "tune-quality"  # one configuration's answers, judged for a tunin
 OF_A_TUNING = (TUNE, TUNE_QUALITY)
 
 
-AsRead = Callable[[Iterable[Request]], Iterable[Request]]
-
-
-def load_run(
-    store: Store, name: str, *, as_read: AsRead | None = None
-) -> tuple[StoredRun, SweepSummary, list[Request]]:
-    """Load a run by its id, the beginning of its id, or "last". `as_read` filters the rows first."""
+def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Request]]:
+    """Load a run by its id, the beginning of its id, or "last"."""
     run = store.run(name)
     rows, facts = store.requests(run.id), store.level_facts(run.id)
-    if as_read is not None:
-        rows = list(as_read(rows))
     if run.kind == IMPORTED:
         rows = []  # shown as a run without figures, not as one that skep measured
     samples = store.client_samples(run.id)

@@ -20,7 +20,7 @@ from skep.cli.output import check_output, day_and_time, note, picked, print_list
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
 from skep.paths import user_paths
-from skep.report.stored import run_page, run_picture, runs_page, runs_picture
+from skep.report.stored import drawn
 from skep.store.database import open_store
 from skep.store.records import Request, StoredRun
 from skep.store.verdicts import Verdict
@@ -37,13 +37,9 @@ def print_runs(limit: int, *, as_json: bool) -> None:
 def write_reports(run: Sequence[str] | None, output: Path) -> None:
     """Write one run, the last one where none is named, or several side by side."""
     check_output(output)
-    is_picture = output.suffix == ".svg"
     with existing() as store:
         runs = [store.run(name) for name in run or ("last",)]
-        if len(runs) == 1:
-            text = run_picture(store, runs[0]) if is_picture else run_page(store, runs[0])
-        else:
-            text = runs_picture(store, runs) if is_picture else runs_page(store, runs)
+        text = drawn(store, runs, as_picture=output.suffix == ".svg")
     write_whole(output, text)
     what = f"{runs[0].id} ({runs[0].state.value})" if len(runs) == 1 else f"{len(runs)} runs"
     note(f"{what} written to {output}")

@@ -22,7 +22,6 @@ from skep.report import theme
 from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.markup import Markup, trusted
 from skep.report.series_chart import Picture
-from skep.report.stored import bare_rows, without_texts
 from skep.report.wall_clock import when, zone_name
 from skep.stats.rolling import WindowStats
 from skep.store.database import Store
@@ -84,28 +83,19 @@ def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[
     found = comparisons_of(store, runs)
     if found:
         yield _part("judgement", comparison=comparison_table(found))
-    yield body_of(Pictures(site).comparison(store, runs))
+    yield body_of(Pictures(site).drawn(store, runs))
 
 
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    shown = [without_texts(run) if site.public else run for run in runs]
-    levels = {
-        run.id: load_run(store, run.id, as_read=bare_rows if site.public else None)[1].levels
-        for run in runs
-        if run.kind not in JUDGED
-    }
+    told = ("id", "kind", "created_at", "simulated", "config")
     return {
         "runs": [
             {
-                "id": run.id,
-                "kind": run.kind,
+                **{name: getattr(run, name) for name in told},
                 "model": site.label(run.model),
-                "created_at": run.created_at,
-                "simulated": run.simulated,
-                "config": run.config,
-                "levels": levels.get(run.id, ()),
+                "levels": () if run.kind in JUDGED else load_run(store, run.id)[1].levels,
             }
-            for run in shown
+            for run in runs
         ],
         "comparisons": comparisons_of(store, runs),
     }

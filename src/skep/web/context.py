@@ -5,12 +5,15 @@ Also the columns that a public dashboard may read: its connection to the store d
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
 
 from skep.config.keys import keys_path, read_keys
 from skep.errors import UserError
@@ -29,67 +32,65 @@ _PLACE = re.compile(
     r"|com|net|org|io|ai|dev|cloud|app|co|de|eu|uk|us|ch|fr)\b",
     re.IGNORECASE,
 )
+_HIDDEN = object()
+# Names under which skep, an engine or a driver writes words of its own.
+_WORDS = frozenset({
+    "arrivals", "backend", "bank", "build", "compute_capability", "cpu_features", "cpu_model", "cuda_version",
+    "driver_version", "engine", "form", "kind", "kv", "kv_dtype", "layout", "levels", "links", "machine",
+    "measured_by", "name", "os", "python", "quant", "sandbox", "server", "shape", "size", "slo", "tool", "version",
+})  # fmt: skip
+_SECRET = re.compile(r"key|secret|passw|auth|credential|cookie|header", re.IGNORECASE)
+# Stricter, for short words: an address of the net, of a mail or of a machine, or a path.
+_NOT_A_WORD = re.compile(
+    r"://|[\\@~]|(?:^|[^\w])/|\.\.?/|/.*/|\blocalhost\b|::|:\d{2,5}\b|\b\d{1,3}(?:\.\d{1,3}){3}\b"
+    r"|\b[\w-]+\.(?:local|lan|internal|intranet|home|corp|private|test|example|localdomain|arpa"
+    r"|com|net|org|io|ai|dev|cloud|app|co|de|eu|uk|us|ch|fr)\b",
+    re.IGNORECASE,
+)
+_LONGEST_WORDS, _LONGEST_NAME = 160, 40
+_TELLING = frozenset({
+    "headers", "argv", "command", "env", "extra", "before", "hostname", "user", "key", "api_key", "key_env", "token",
+    "password", "uuid", "serial",
+})  # fmt: skip
+ELSEWHERE = "another machine"  # stands for a hidden address
 _MODEL = "public_name(model)"
 _REPLICA = "iif(replica IS NULL, NULL, '')"  # the name of a server elsewhere is made of its address
 _FAILED = "iif(error IS NULL, NULL, coalesce(error_kind, 'it failed'))"
-_FILE = "({0} GLOB '[/~]*' OR {0} GLOB './*' OR {0} GLOB '../*')"  # nothing but a path
-_NAME = "replace({0}, rtrim({0}, replace({0}, '/', '')), '')"  # of a path, what stands behind its last slash
-_TELLING = (
-    "headers",
-    "argv",
-    "command",
-    "env",
-    "extra",
-    "before",
-    "hostname",
-    "user",
-    "key",
-    "api_key",
-    "key_env",
-    "token",
-    "password",
-    "uuid",
-    "serial",
-)
-
-
-def _document(column: str) -> str:
-    """A free document with the bare names of its files, and no text that holds an address or stands under a key that
-    tells what is private. Most have nothing of it, and are handed on as they are.
-    """
-    asked = " OR ".join(f"{column} LIKE '%\"{key}\"%'" for key in _TELLING)
-    private = " OR ".join(f"replace(fullkey, '[', '.') || '.' LIKE '%.{key}.%'" for key in _TELLING)
-    name = _NAME.format("atom")
-    bare = f"{_FILE.format('atom')} AND NOT ({private}) AND atom NOT GLOB '* *' AND NOT names_place({name})"
-    return f"""iif(NOT (names_place({column}) OR {asked}), {column}, (
-        WITH RECURSIVE hidden(n, path, instead) AS (
-            SELECT row_number() OVER (), fullkey, iif({bare}, {name}, '') FROM json_tree({column})
-            WHERE type = 'text' AND (names_place(atom) OR {private})
-        ), cleaned(n, document) AS (
-            SELECT 0, {column}
-            UNION ALL
-            SELECT hidden.n, json_replace(document, path, instead) FROM cleaned JOIN hidden ON hidden.n = cleaned.n + 1
-        )
-        SELECT document FROM cleaned ORDER BY n DESC LIMIT 1))"""  # noqa: S608 - names of columns
-
+_REASON = """iif(finish_reason IN ('stop', 'length', 'tool_calls', 'function_call', 'content_filter', 'abort'),
+    finish_reason, NULL)"""
 
 # Table, column, what stands in its place. Words of servers may hold addresses and paths; kinds of errors do not.
 HIDDEN_COLUMNS: dict[str, dict[str, str]] = {
     "runs": {
-        "url": "''",
+        "url": "public_place(url)",
         "model": _MODEL,
-        "config": _document("config"),
-        "host": _document("host"),
-        "engine": _document("engine"),
+        "config": "public_facts(config)",
+        "host": "public_facts(host)",
+        "engine": "public_facts(engine)",
     },
     "run_ends": {"error": "iif(error IS NULL, NULL, 'it failed')"},
-    "requests": {"prompt": "NULL", "answer": "NULL", "reasoning": "NULL", "error": _FAILED, "replica": _REPLICA},
+    "requests": {
+        "prompt": "NULL",
+        "answer": "NULL",
+        "reasoning": "NULL",
+        "error": _FAILED,
+        "replica": _REPLICA,
+        "finish_reason": _REASON,
+        "kind": "public_word(kind)",
+        "traffic": "public_word(traffic)",
+    },
+    "run_items": {"document": "json_replace(document, '$.family', public_word(document ->> '$.family'))"},
     "verdicts": {"detail": "iif(detail IS NULL, NULL, '')"},
     "gateway_requests": {"flow": "NULL", "path": "''", "model": _MODEL, "replica": _REPLICA},
     "targets": {
         "document": "json_set(document, '$.url', '', '$.key_env', NULL, '$.model', public_name(document ->> '$.model'))"
     },
-    "probes": {"error": _FAILED, "model": _MODEL, "host": _document("host"), "versions": _document("versions")},
+    "probes": {
+        "error": _FAILED,
+        "model": _MODEL,
+        "host": "public_document(host)",
+        "versions": "public_document(versions)",
+    },
     "samples": {"error": _FAILED},
     "events": {
         "text": "iif(kind = 'down' OR names_place(text), kind, text)",
@@ -98,15 +99,15 @@ HIDDEN_COLUMNS: dict[str, dict[str, str]] = {
     "alerts": {"message": "iif(rule = 'down' OR names_place(message), rule, message)"},
     "alert_ends": {"because": "iif(names_place(because), '', because)"},
     "changes": {"because": "iif(names_place(because), NULL, because)"},
-    "tunings": {"model": _MODEL, "document": _document("document")},
+    "tunings": {"model": _MODEL, "document": "public_document(document)"},
     "tuning_session_ends": {"reason": "iif(outcome = 'failed' OR names_place(reason), 'it failed', reason)"},
-    "tuning_answers": {"errand": _document("errand"), "answer": _document("answer")},
+    "tuning_answers": {"errand": "public_document(errand)", "answer": "public_document(answer)"},
     "tuning_stages": {
         "title": "iif(names_place(title), '', title)",
         "why": "iif(names_place(why), '', why)",
-        "config": _document("config"),
+        "config": "public_document(config)",
         "failure": "iif(names_place(failure), failure_kind, failure)",
-        "document": _document("document"),
+        "document": "public_document(document)",
     },
     "notices": {"via": "''", "error": "iif(error IS NULL, NULL, 'it failed')"},
 }
@@ -115,8 +116,8 @@ _WITHOUT_ROWID = ("changes", "probes", "samples", "events", "alerts")  # or with
 
 def hide_private_columns(store: Store) -> Store:
     """Return the same store, which from now on has nothing that is not for the public."""
-    store.add_function("names_place", names_place)
-    store.add_function("public_name", lambda model: None if model is None else public_name(model))
+    for function in (names_place, public_name, public_facts, public_document, public_word, public_place):
+        store.add_function(function.__name__, _unless_none(function))
     store.read("BEGIN")
     for table, hidden in HIDDEN_COLUMNS.items():
         columns = [row["name"] for row in store.read(f"PRAGMA main.table_info({table})")]
@@ -128,9 +129,77 @@ def hide_private_columns(store: Store) -> Store:
     return store
 
 
+def _unless_none(function: Callable[[str], str | int]) -> Callable[[str | None], str | int | None]:
+    return lambda value: None if value is None else function(value)
+
+
 @lru_cache(maxsize=4096)
-def names_place(words: str | None) -> bool:
-    return words is not None and _PLACE.search(words) is not None
+def names_place(words: str) -> bool:
+    return _PLACE.search(words) is not None
+
+
+def is_near(url: str) -> bool:
+    """Return whether what answered ran on the client's own machine, whose facts the run has."""
+    try:
+        return url != ELSEWHERE and urlsplit(url).hostname in (None, *LOOPBACK)
+    except ValueError:
+        return False
+
+
+def public_place(url: str) -> str:
+    return "" if is_near(url) else ELSEWHERE
+
+
+def public_word(said: str) -> str:
+    """Return a name as it may be shown; one that could be an address, a path or somebody's text is not told."""
+    return said if len(said) <= _LONGEST_NAME and _is_word(said) else "task"
+
+
+def _is_word(said: str) -> bool:
+    return len(said) <= _LONGEST_WORDS and not _NOT_A_WORD.search(said)
+
+
+def public_facts(document: str) -> str:
+    """Return the numbers of a document, and words only under names that hold no others."""
+    return json.dumps(_public("", json.loads(document)))
+
+
+def _public(name: str, value: Any) -> Any:
+    match value:
+        case dict():
+            named = (
+                (key, _public(key, one)) for key, one in value.items() if _is_word(key) and not _SECRET.search(key)
+            )
+            return {key: one for key, one in named if one is not _HIDDEN}
+        case list():
+            return [one for one in (_public(name, item) for item in value) if one is not _HIDDEN]
+        case str():
+            return value if value and name in _WORDS and _is_word(value) else _HIDDEN
+        case _:
+            return value
+
+
+def public_document(document: str) -> str:
+    """Return a free document with the bare names of its files, and no text that holds an address or stands under a
+    key that tells what is private. Most have nothing of it, and are handed on as they are.
+    """
+    if not names_place(document) and not any(f'"{key}"' in document.lower() for key in _TELLING):
+        return document
+    return json.dumps(_cleaned(json.loads(document), private=False))
+
+
+def _cleaned(value: Any, *, private: bool) -> Any:
+    match value:
+        case dict():
+            return {key: _cleaned(one, private=private or key.lower() in _TELLING) for key, one in value.items()}
+        case list():
+            return [_cleaned(one, private=private) for one in value]
+        case str() if private or names_place(value):
+            name = value.rpartition("/")[2]
+            is_file = value.startswith(("/", "~", "./", "../")) and " " not in value
+            return name if is_file and not private and not names_place(name) else ""
+        case _:
+            return value
 
 
 @dataclass(frozen=True, slots=True)

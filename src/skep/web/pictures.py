@@ -10,13 +10,14 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from starlette.responses import Response
 
 from skep import __version__
 from skep.report.markup import Markup, trusted
-from skep.report.stored import run_page, run_picture, runs_page, runs_picture, without_texts
+from skep.report.stored import drawn
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web.context import Site
@@ -91,35 +92,18 @@ class Pictures:
         self._site = site
         self._file_cache = FileCache(site.paths.cache / "web" / "pages")
 
-    def report(self, store: Store, run: StoredRun) -> str:
-        """Return the whole HTML document that `skep report` writes."""
-        texts = not self._site.public
-        name = f"{run.id}{'' if texts else '-public'}.html"
-        return self._file_cache.kept(name, [run], lambda: run_page(store, run, texts=texts))
+    def drawn(self, store: Store, runs: Sequence[StoredRun], *, as_picture: bool = False) -> str:
+        """Return the HTML or SVG document that `skep report` writes of these runs."""
+        make = partial(drawn, store, runs, as_picture=as_picture)
+        return self._file_cache.kept(self._name(runs, ".svg" if as_picture else ".html"), runs, make)
 
     def ready(self, run: StoredRun) -> str | None:
         """Return the report, where it was drawn before and cannot change any more."""
-        if run.state not in (RunState.DONE, RunState.FAILED):
-            return None
-        return self._file_cache.get(f"{run.id}{'-public' if self._site.public else ''}.html")
+        is_final = run.state in (RunState.DONE, RunState.FAILED)
+        return self._file_cache.get(self._name([run], ".html")) if is_final else None
 
-    def picture(self, store: Store, run: StoredRun) -> str:
-        """Return one SVG document for a README."""
-        shown = without_texts(run) if self._site.public else run
-        name = f"{run.id}{'-public' if self._site.public else ''}.svg"
-        return self._file_cache.kept(name, [run], lambda: run_picture(store, shown))
-
-    def comparison(self, store: Store, runs: Sequence[StoredRun]) -> str:
-        """The HTML document that `skep report A B` writes. Raises UserError where they cannot be drawn together."""
-        name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".html"
-        shown = [without_texts(run) if self._site.public else run for run in runs]
-        return self._file_cache.kept(name, runs, lambda: runs_page(store, shown, texts=not self._site.public))
-
-    def comparison_picture(self, store: Store, runs: Sequence[StoredRun]) -> str:
-        """Return one SVG document of several runs."""
-        name = "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + ".svg"
-        shown = [without_texts(run) if self._site.public else run for run in runs]
-        return self._file_cache.kept(name, runs, lambda: runs_picture(store, shown, texts=not self._site.public))
+    def _name(self, runs: Sequence[StoredRun], suffix: str) -> str:
+        return "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + suffix
 
 
 def body_of(report: str) -> Markup:

@@ -31,11 +31,11 @@ from skep.report.plan import layout_name, level_of
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web import plan_chart
-from skep.web.context import Site
+from skep.web.context import Site, is_near
 from skep.web.layout import page, render
 from skep.web.plan_chart import Document, MeasuredPoint, MeasuredRun
 from skep.web.responses import csv_answer, json_answer
-from skep.web.run_cache import RunCache, engine_of, is_near, layout_of, machine_of
+from skep.web.run_cache import RunCache, engine_of, layout_of, machine_of
 
 OWN = "this"  # machine
 MOST_DRAWN, MOST_TOLD = 3, 12  # measured runs
@@ -199,13 +199,7 @@ def plan_rows(found: Document, measured: Sequence[MeasuredRun]) -> list[list[Any
 
 
 def measured_of(
-    store: Store,
-    book: RunCache,
-    model: str,
-    cards: Sequence[str],
-    host: Document | None = None,
-    *,
-    public: bool = False,
+    store: Store, book: RunCache, model: str, cards: Sequence[str], host: Document | None = None
 ) -> list[MeasuredRun]:
     """Of this model; on the same cards first, measured before simulated, then newest first.
 
@@ -219,7 +213,7 @@ def measured_of(
         points = _points(levels)
         if points:
             found.append(
-                MeasuredRun(run.id, run.created_at, machine_of(run, public=public), engine_of(run), layout_of(run),
+                MeasuredRun(run.id, run.created_at, machine_of(run), engine_of(run), layout_of(run),
                          run.simulated, _same(run, cards, host), points,
                          _mean(levels, "prompt_tokens"), _mean(levels, "output_tokens_each"))
             )  # fmt: skip
@@ -396,7 +390,7 @@ class PlanPages:
                 return []
             cards = found["rigs"][0]["cards"]
             host = host_json(read_host()) if asked.own_machine else None
-            return measured_of(store, self.book, found["model"], cards, host, public=self.site.public)
+            return measured_of(store, self.book, found["model"], cards, host)
 
 
 def routes(site: Site) -> list[BaseRoute]:

@@ -11,19 +11,18 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from skep.bench.records import LevelSummary
 from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
 from skep.errors import SkepError
-from skep.paths import LOOPBACK
 from skep.quality.words import conclusion
-from skep.report.stored import mixed_of, quality_of, without_texts
+from skep.report.stored import mixed_of, quality_of
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
-from skep.web.context import Site
+from skep.web.context import Site, is_near
 from skep.web.pictures import FileCache
 
 # What a hive with `--simulate` says of itself.
@@ -35,31 +34,18 @@ _LONGEST = 400  # letters of such a sentence
 _MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
 
 
-def machine_of(run: StoredRun, *, public: bool = False) -> str:
+def machine_of(run: StoredRun) -> str:
     """Return the cards, or the CPU where there is none. Of a far endpoint only its address is known."""
     if found := _simulated(run):
         return found["rig"]
     if run.simulated:
         return "no machine: simulated"
-    if not is_near(run.url):
-        return "another machine" if public else _hostname(run.url)
-    return host_words(run.host)
-
-
-def _hostname(url: str) -> str:
+    if is_near(run.url):
+        return host_words(run.host)
     try:
-        return str(urlsplit(url).hostname)
+        return urlsplit(run.url).hostname or run.url
     except ValueError:
         return "unknown machine"
-
-
-def is_near(url: str) -> bool:
-    """Return whether what answered ran on the client's own machine, whose facts the run has."""
-    try:
-        address = urlsplit(url).hostname
-    except ValueError:
-        return False
-    return address is None or address in LOOPBACK
 
 
 def host_words(host: Mapping[str, Any]) -> str:
@@ -102,7 +88,6 @@ _MOST = 20_000
 _MOST_LEVELS = 300
 _A_REQUEST_S = 0.0004  # what the figures of a run take for each of its requests, about
 _FEW = 20  # runs that are read one by one
-ELSEWHERE = "//another-machine"  # stands for a hidden address
 _KEPT = (RunState.DONE, RunState.FAILED)
 PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
 
@@ -125,7 +110,6 @@ class RunCache:
     def __init__(self, site: Site, clock: Callable[[], float] = time.monotonic) -> None:
         self._file_cache = FileCache(site.paths.cache / "web" / "figures", most=_MOST)
         self._clock = clock
-        self._site = site
         self._runs: OrderedDict[str, StoredRun] = OrderedDict()
         self._figures: OrderedDict[str, RunFigures] = OrderedDict()
         self._levels: OrderedDict[str, tuple[LevelSummary, ...]] = OrderedDict()
@@ -145,22 +129,11 @@ class RunCache:
             read = [run for run in store.runs() if run.id not in known]
         else:
             read = [run for name in missing if (run := _maybe(store, name)) is not None]
-        for run in self._placed(store, read):
+        for run in read:
             known[run.id] = run
             with self._lock:
                 _keep(self._runs, run.id, run, final=run.state in _KEPT)
         return [known[name] for name in ids if name in known]
-
-    def run(self, store: Store, name: str) -> StoredRun:
-        """By its id, by the beginning of it, or "last". Raises UserError where there is none."""
-        return self._placed(store, [store.run(name)])[0]
-
-    def _placed(self, store: Store, runs: Sequence[StoredRun]) -> list[StoredRun]:
-        """In public nothing private is left; whether it was the client's own machine decides whose cards are told."""
-        if not self._site.public or not runs:
-            return list(runs)
-        near = {row["id"]: is_near(row["url"]) for row in store.read("SELECT id, url FROM main.runs")}
-        return [replace(without_texts(run), url="" if near.get(run.id) else ELSEWHERE) for run in runs]
 
     def figures(
         self, store: Store, runs: Sequence[StoredRun], patience_s: float | None = None

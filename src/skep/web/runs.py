@@ -18,7 +18,6 @@ from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
 from skep.errors import UserError
 from skep.report.columns import Column, documents
 from skep.report.levels import LEVEL_COLUMNS
-from skep.report.stored import bare_rows, without_texts
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web.context import Site
@@ -56,7 +55,7 @@ class RunsQuery:
         query = self.query(**changed)
         return f"/runs?{query}" if query else "/runs"
 
-    def takes(self, run: StoredRun, *, public: bool = False) -> bool:
+    def takes(self, run: StoredRun) -> bool:
         """Runs of tunings are many and small: they are listed where their kind, or words of them, are asked for."""
         if run.kind in OF_A_TUNING and not (self.kind or self.text):
             return False
@@ -66,7 +65,7 @@ class RunsQuery:
         if any(wanted and wanted != has for wanted, has in exact):
             return False
         words = self.text.lower().split()
-        return not words or all(word in _haystack(run, public=public) for word in words)
+        return not words or all(word in _haystack(run) for word in words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +99,9 @@ def read_query(query: QueryParams) -> RunsQuery:
                  _page(query.get("page", "")), sort)  # fmt: skip
 
 
-def listed(
-    runs: Sequence[StoredRun],
-    asked: RunsQuery,
-    figures: Mapping[str, RunFigures] | None = None,
-    *,
-    public: bool = False,
-) -> RunListing:
+def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, RunFigures] | None = None) -> RunListing:
     """`runs` are newest first. `figures` decide the order where the best are asked for."""
-    found = [run for run in runs if asked.takes(run, public=public)]
+    found = [run for run in runs if asked.takes(run)]
     if asked.sort:
         found.sort(key=lambda run: _rank(run, (figures or {}).get(run.id)))
     pages = max(1, -(-len(found) // PAGE))
@@ -144,9 +137,9 @@ def read_requests_query(run_id: str, query: QueryParams) -> RequestsQuery:
     return RequestsQuery(run_id, int(said[:9]) if said else None, query.get("failed") == "yes", int(page[:9]))
 
 
-def where_of(run: StoredRun, site: Site) -> str:
+def where_of(run: StoredRun) -> str:
     """Machine, engine and layout, as far as they are known."""
-    return " · ".join(filter(None, (machine_of(run, public=site.public), engine_of(run), layout_of(run))))
+    return " · ".join(filter(None, (machine_of(run), engine_of(run), layout_of(run))))
 
 
 def tuning_of(run: StoredRun) -> str | None:
@@ -168,15 +161,14 @@ def run_columns(site: Site) -> list[Column[Listed]]:
         *map(of_run, ("id", "created_at", "ended_at", "kind")),
         of_run("state", lambda run: run.state.value),
         of_run("model", lambda run: site.label(run.model)),
-        of_run("machine", lambda run: machine_of(run, public=site.public)),
+        of_run("machine", machine_of),
         of_run("engine", engine_of),
         of_run("layout", layout_of),
         *map(of_run, ("simulated", "requests")),
         *map(figure, ("failed", "best_tok_s", "best_at", "ttft_ms", "client_limited")),
         Column("conclusion", "conclusion", lambda pair: (pair[1] and pair[1].conclusion) or None),
         of_run("url", lambda run: None if site.public else site.hide(run.url)),
-        *map(of_run, ("fingerprint", "skep_version")),
-        of_run("error", lambda run: "error" if site.public and run.error else run.error),
+        *map(of_run, ("fingerprint", "skep_version", "error")),
     ]
 
 
@@ -194,11 +186,9 @@ def _page(said: str) -> int:
     return int(said[:9]) if said else 1
 
 
-def _haystack(run: StoredRun, *, public: bool) -> str:
-    """In public, words find nothing that is not shown."""
-    where = (machine_of(run, public=public), engine_of(run), layout_of(run))
-    hidden = () if public else (run.url, run.error or "")
-    return " ".join((run.id, run.model, run.kind, run.fingerprint, *where, *hidden)).lower()
+def _haystack(run: StoredRun) -> str:
+    words = (run.id, run.model, run.kind, run.fingerprint, where_of(run), run.url, run.error or "")
+    return " ".join(words).lower()
 
 
 class RunsPages:
@@ -259,12 +249,11 @@ class RunsPages:
         with self._stored(request.path_params["id"]) as (store, run):
             report = self._report(store, run) if whole else self.pictures.ready(run)
             figures = None if report else self.book.figures(store, [run], PATIENCE_S).get(run.id)
-        shown = without_texts(run) if self.site.public else run
         return page(
             self.site,
             "run.html",
-            run=shown,
-            where=where_of(shown, self.site),
+            run=run,
+            where=where_of(run),
             tuning=tuning_of(run),
             has_picture=run.kind not in TIMED,
             figures=figures,
@@ -275,7 +264,7 @@ class RunsPages:
         """Return the drawn part of a run's page, for the script."""
         with self._stored(request.path_params["id"]) as (store, run):
             try:
-                report = self.pictures.report(store, run)
+                report = self.pictures.drawn(store, [run])
             except UserError as error:
                 return HTMLResponse(render("run_nothing.html", error=error))
         return HTMLResponse(report_parts(report))
@@ -283,18 +272,17 @@ class RunsPages:
     def report(self, request: Request) -> Response:
         """Return the report as one file: a page of its own, that allows itself no script and no other file."""
         with self._stored(request.path_params["id"]) as (store, run):
-            drawn = self.pictures.report(store, run)
+            drawn = self.pictures.drawn(store, [run])
         policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
         return HTMLResponse(drawn, headers={"content-security-policy": policy})
 
     def picture(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
-            return svg_answer(self.pictures.picture(store, run), final=run.state.is_final)
+            return svg_answer(self.pictures.drawn(store, [run], as_picture=True), final=run.state.is_final)
 
     def requests(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
             rows = store.requests(run.id)
-        rows = list(bare_rows(rows)) if self.site.public else rows
         asked = read_requests_query(run.id, request.query_params)
         found = [
             row for row in rows if (asked.level is None or row.level == asked.level) and not (asked.failed and row.ok)
@@ -318,9 +306,8 @@ class RunsPages:
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
             levels = self._levels(store, run)
-        shown = without_texts(run) if self.site.public else run
-        (told,) = documents(self.columns, [(shown, figures)])
-        facts = {"config": shown.config, "host": shown.host, "engine_facts": shown.engine}
+        (told,) = documents(self.columns, [(run, figures)])
+        facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})
 
     def run_csv(self, request: Request) -> Response:
@@ -344,7 +331,7 @@ class RunsPages:
             if store is None or not 2 <= len(names) <= MOST_COMPARED:
                 raise UserError(f"{len(names)} runs cannot be compared", hint="name two or more, as in runs=A,B")
             runs = [store.run(name) for name in names]
-            drawn = self.pictures.comparison_picture(store, runs)
+            drawn = self.pictures.drawn(store, runs, as_picture=True)
             return svg_answer(drawn, final=all(run.state.is_final for run in runs))
 
     def leaderboard(self, request: Request) -> Response:
@@ -356,13 +343,13 @@ class RunsPages:
         self, store: Store, asked: RunsQuery, patience_s: float | None = None
     ) -> tuple[RunListing, dict[str, RunFigures]]:
         """Return one page of runs with their figures; of all that are asked for, where the figures decide the order."""
-        runs, public = self.book.runs(store), self.site.public
+        runs = self.book.runs(store)
         if not asked.sort:
-            found = listed(runs, asked, public=public)
+            found = listed(runs, asked)
             return found, self.book.figures(store, found.runs, patience_s)
-        taken = [run for run in runs if asked.takes(run, public=public)]
+        taken = [run for run in runs if asked.takes(run)]
         figures = self.book.figures(store, taken, patience_s)
-        return listed(runs, asked, figures, public=public), figures
+        return listed(runs, asked, figures), figures
 
     def _listed(self, request: Request) -> tuple[RunListing, list[Listed]]:
         asked = read_query(request.query_params)
@@ -377,28 +364,23 @@ class RunsPages:
             try:
                 if store is None:
                     raise UserError("there are no runs yet")
-                run = self.book.run(store, name)
+                run = store.run(name)
             except UserError as error:
                 raise NotFound(error.message, hint=error.hint) from None
             yield store, run
 
     def _report(self, store: Store, run: StoredRun) -> str | None:
         try:
-            return self.pictures.report(store, run)
+            return self.pictures.drawn(store, [run])
         except UserError:
             return None
 
     def _levels(self, store: Store, run: StoredRun) -> Sequence[LevelSummary]:
-        as_read = bare_rows if self.site.public else None
-        return () if run.kind in JUDGED else load_run(store, run.id, as_read=as_read)[1].levels
+        return () if run.kind in JUDGED else load_run(store, run.id)[1].levels
 
     def _rows(self, found: RunListing, figures: Mapping[str, RunFigures]) -> str:
-        def where(run: StoredRun) -> str:
-            return where_of(run, self.site)
-
-        return render(
-            "runs_rows.html", site=self.site, runs=found.runs, figures=figures, tuning_of=tuning_of, where=where
-        )
+        values = {"runs": found.runs, "figures": figures, "tuning_of": tuning_of, "where": where_of}
+        return render("runs_rows.html", site=self.site, **values)
 
     def _empty(self) -> Response:
         return page(self.site, "runs.html", found=None)
