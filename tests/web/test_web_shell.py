@@ -20,7 +20,7 @@ from skep.report import theme
 from skep.store.database import open_store
 from skep.web.app import serve
 from skep.web.context import make_site
-from skep.web.layout import PAGES, asset, assets, environment, theme_css
+from skep.web.layout import PAGES, asset, assets, environment
 from skep.web.now import slot_picture, sparkline
 from skep.web.responses import csv_answer, json_answer, way_back
 
@@ -177,10 +177,10 @@ def test_static_files_are_kept_by_browsers_until_they_change(bare):
 
 def test_the_style_sheet_has_every_colour_of_the_theme_by_day_and_by_night():
     css = assets()["skep.css"].body.decode()
-    assert theme_css() in css
+    assert theme.style_rules() in css
     for day, night in theme.NIGHT.items():
-        assert day in theme_css()
-        assert night in theme_css()
+        assert day in theme.style_rules()
+        assert night in theme.style_rules()
     assert "http" not in css
 
 

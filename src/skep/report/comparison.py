@@ -16,8 +16,8 @@ from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.checks import left_out_sentences
 from skep.report.columns import Column, chosen, html_table
-from skep.report.markup import Markup, banner, definitions, join, section, tag, text, trusted
-from skep.report.style import document, mark
+from skep.report.markup import Markup, banner, definitions, join, tag, text, trusted
+from skep.report.style import report_page
 from skep.report.svg import chart_figure, standalone
 from skep.report.sweep import incomplete
 from skep.report.tables import Entry, effective_table
@@ -83,20 +83,23 @@ def series_of(
     )
 
 
-def effective_overlay(runs: Sequence[Series], height: int = _HEIGHT) -> Spec | None:
-    return _overlay(runs, lambda level: level.effective_tok_s, "tok/s", height, banded=True)
-
-
-def task_overlay(runs: Sequence[Series], height: int = _HEIGHT) -> Spec | None:
-    return _overlay(runs, lambda level: level.task_tok_s, "tok/s", height)
-
-
-def ttft_overlay(runs: Sequence[Series], height: int = _HEIGHT) -> Spec | None:
-    return _overlay(runs, lambda level: level.ttft_ms.p50 if level.ttft_ms else None, "ms", height)
-
-
-def tpot_overlay(runs: Sequence[Series], height: int = _HEIGHT) -> Spec | None:
-    return _overlay(runs, lambda level: level.tpot_ms.p50 if level.tpot_ms else None, "ms", height)
+# What is drawn of each run: title, figure, unit and caption.
+_CURVES: tuple[tuple[str, Callable[[LevelSummary], float | None], str, str], ...] = (
+    (
+        "Effective tok/s",
+        lambda level: level.effective_tok_s,
+        "tok/s",
+        "Upright: 95 % interval of the mean, where a level has three runs or more.",
+    ),
+    (
+        "Per-task tok/s",
+        lambda level: level.task_tok_s,
+        "tok/s",
+        "The speed that one agent sees while its answer streams.",
+    ),
+    ("Time to first token", lambda level: level.ttft_ms and level.ttft_ms.p50, "ms", "Median of each level."),
+    ("Time per output token", lambda level: level.tpot_ms and level.tpot_ms.p50, "ms", "Median of each level."),
+)
 
 
 def legend_chart(runs: Sequence[Series]) -> Spec:
@@ -115,14 +118,14 @@ def legend_chart(runs: Sequence[Series]) -> Spec:
     return {"width": 760, "height": 22 * len(runs), "layer": layers}
 
 
-def _overlay(
-    runs: Sequence[Series], of: Callable[[LevelSummary], float | None], unit: str, height: int, *, banded: bool = False
-) -> Spec | None:
+def overlay(runs: Sequence[Series], title: str, height: int = _HEIGHT) -> Spec | None:
     """Return one curve a run. A level that the client limited is hollow; the letter stands at the end of its curve."""
+    of, unit = next((of, unit) for known_as, of, unit, _ in _CURVES if known_as == title)
     curves = []
     for one in runs:
         found = [(level.concurrency, value) for level in one.levels if (value := of(level)) is not None]
         intervals = {level.concurrency: level.effective_interval for level in one.levels if charts.has_interval(level)}
+        banded = title == "Effective tok/s"
         ranges = {c: (some.low, some.high) for c, some in intervals.items() if banded and some is not None}
         hollow = [level.concurrency for level in one.levels if level.client_limited]
         points = [(c, value) for c, value in found if known(value)]
@@ -146,32 +149,29 @@ def comparison_page(
 ) -> str:
     """Return one HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
     runs = series_of(entries, labels)
-    header = tag(
-        "header",
-        mark("comparison"),
-        tag("h1", text(_heading(runs))),
-        tag("p", text(f"{verdict[0].upper()}{verdict[1:]}."), class_="lead") if verdict else None,
-        *comparison_banners(runs),
+    lead = tag("p", text(f"{verdict[0].upper()}{verdict[1:]}."), class_="lead") if verdict else None
+    parts = (
+        ("pictures", "The same figures of each run", join([_legend(runs), _pictures(runs)])),
+        ("judgement", "B against A", comparison_table(comparisons) if comparisons else None),
+        ("effective", "Effective tok/s at every level", _effective(runs)),
+        ("runs", "The runs", _provenance(runs)),
     )
-    main = tag(
-        "main",
-        section("pictures", "The same figures of each run", _legend(runs), _pictures(runs)),
-        section("judgement", "B against A", comparison_table(comparisons)) if comparisons else None,
-        section("effective", "Effective tok/s at every level", _effective(runs)),
-        section("runs", "The runs", _provenance(runs)),
-    )
-    footer = tag("footer", text(" · ".join(f"{one.letter}: run {one.run.id}" for one in runs)))
-    return document("skep: comparison", header, main, footer)
+    footer = " · ".join(f"{one.letter}: run {one.run.id}" for one in runs)
+    return report_page("comparison", _heading(runs), "comparison", [lead, *comparison_banners(runs)], parts, footer)
 
 
 def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None) -> str:
     """Return one SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
     runs = series_of(entries, labels)
     gain = charts.sized(
-        effective_overlay(runs, 330), "Effective tok/s", "upright: 95 % interval; hollow: client-limited", 400, 330
+        overlay(runs, "Effective tok/s", 330),
+        "Effective tok/s",
+        "upright: 95 % interval; hollow: client-limited",
+        400,
+        330,
     )
-    first = charts.sized(ttft_overlay(runs, 105), "Time to first token, p50", "", 290, 105)
-    rest = charts.sized(tpot_overlay(runs, 105), "Time per output token, p50", "", 290, 105)
+    first = charts.sized(overlay(runs, "Time to first token", 105), "Time to first token, p50", "", 290, 105)
+    rest = charts.sized(overlay(runs, "Time per output token", 105), "Time per output token, p50", "", 290, 105)
     marks = sorted({word for one in runs for word in _marks(one)})
     drawn = [legend_chart(runs), charts.panels(gain, first, rest, 118)]
     spec = {"title": charts.headed(_heading(runs), marks), "vconcat": drawn, "spacing": 76, "bounds": "flush"}
@@ -342,17 +342,8 @@ def _sample(one: Series) -> Markup:
 
 
 def _pictures(runs: Sequence[Series]) -> Markup:
-    drawn = (
-        (
-            effective_overlay(runs),
-            "Effective tok/s",
-            "Upright: 95 % interval of the mean, where a level has three runs or more.",
-        ),
-        (task_overlay(runs), "Per-task tok/s", "The speed that one agent sees while its answer streams."),
-        (ttft_overlay(runs), "Time to first token", "Median of each level."),
-        (tpot_overlay(runs), "Time per output token", "Median of each level."),
-    )
-    return tag("div", *(chart_figure(spec, title, caption) for spec, title, caption in drawn), class_="charts")
+    drawn = (chart_figure(overlay(runs, title), title, caption) for title, _, _, caption in _CURVES)
+    return tag("div", *drawn, class_="charts")
 
 
 def _effective(runs: Sequence[Series]) -> Markup:

@@ -22,14 +22,13 @@ from skep.report.markup import (
     Markup,
     banner,
     join,
-    section,
     tag,
     term_list,
     text,
     trusted,
     wide_figure,
 )
-from skep.report.style import document, mark
+from skep.report.style import report_page
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
 from skep.report.tables import Table
@@ -186,20 +185,17 @@ def spot_words(summary: MixedSummary) -> str:
 def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
     """Return one HTML document. `verdicts`: to list the answers that did not pass."""
     looks = _looks(entries)
-    title = _heading(entries)
-    header = tag("header", mark("mixed workload"), tag("h1", text(title)), *_top(entries, looks))
-    chart = axes_chart(entries)
     caption = "From 0 to 1, the more the better; full load is the highest level that was measured."
-    main = tag(
-        "main",
+    drawn = trusted(picture(axes_chart(entries), "Axes"))
+    parts = (
         *_advice(entries, looks),
-        section("picture", "Axes", wide_figure(trusted(picture(chart, "Axes")), "Axes", caption)),
-        section("tables", "Figures", *map(_html, tables_of([one for _, one in entries], verdicts))),
-        *(section(f"where-{look.letter}", f"What ran where: {look.name}", provenance(look.run)) for look in looks),
-        section("how", "How this was measured", term_list("mixed")),
+        ("picture", "Axes", wide_figure(drawn, "Axes", caption)),
+        ("tables", "Figures", join(map(_html, tables_of([one for _, one in entries], verdicts)))),
+        *((f"where-{look.letter}", f"What ran where: {look.name}", provenance(look.run)) for look in looks),
+        ("how", "How this was measured", term_list("mixed")),
     )
     ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
-    return document(f"{title}: skep mixed", header, main, tag("footer", text(ids)))
+    return report_page("mixed workload", _heading(entries), "mixed", _top(entries, looks), parts, ids)
 
 
 def mixed_picture(entries: Entries) -> str:

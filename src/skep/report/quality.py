@@ -22,17 +22,14 @@ from skep.report.markup import (
     banner,
     card,
     join,
-    section,
     tag,
-    term_list,
     text,
     text_table,
     trusted,
     wide_figure,
 )
-from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
-from skep.report.sweep import heading, incomplete, provenance
+from skep.report.sweep import incomplete, run_report
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import StoredRun
 from skep.store.verdicts import VerdictOutcome
@@ -42,7 +39,6 @@ from skep.units import (
     moment,
     number,
     percent,
-    public_url,
     seconds,
     shortened,
 )
@@ -336,27 +332,16 @@ _LATENCY = "Median whole, 95th percentile dashed."
 def quality_page(run: StoredRun, summary: QualitySummary) -> str:
     """One HTML document that needs no other file and no network."""
     said = conclusion(summary)
-    header = tag(
-        "header",
-        mark("quality under load"),
-        tag("h1", text(heading(run))),
-        tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)} · bank {summary.bank}"), class_="where"),
-        *_banners(run, summary),
-        tag("p", text(f"{said[0].upper()}{said[1:]}."), class_="lead"),
-    )
-    families = family_table(summary)
-    main = tag(
-        "main",
+    top = [*_banners(run, summary), tag("p", text(f"{said[0].upper()}{said[1:]}."), class_="lead")]
+    parts = (
         _cards(summary),
-        section("pictures", "The same items alone and under load", _pictures(summary)),
-        section("levels", "Every level against C = 1", level_table(summary), _shown(summary)),
-        section("latency", "Latency and outcomes of the same requests", latency_table(summary)),
-        section("families", "By family", families) if families else None,
-        section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", term_list("quality")),
+        ("pictures", "The same items alone and under load", _pictures(summary)),
+        ("levels", "Every level against C = 1", join(filter(None, (level_table(summary), _shown(summary))))),
+        ("latency", "Latency and outcomes of the same requests", latency_table(summary)),
+        ("families", "By family", family_table(summary)),
     )
-    footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
-    return document(f"{heading(run)}: skep quality", header, main, footer)
+    about = f" · bank {summary.bank}"
+    return run_report(run, "quality under load", "quality", top, parts, about=about, terms="quality")
 
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterable
 from importlib.resources import files
 
 from skep.report import theme
-from skep.report.markup import Markup, join, tag, text, trusted
+from skep.report.markup import Markup, join, optional_section, tag, text, trusted
 
 # Scripts, fonts and requests are forbidden to the page itself, whatever a model name may hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -19,6 +19,7 @@ _MARK = (
 
 
 def document(title: str, *body: Markup) -> str:
+    sheet = (files("skep.report") / "style.css").read_text(encoding="utf-8").replace("FONT", theme.FONT)
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -28,7 +29,7 @@ def document(title: str, *body: Markup) -> str:
         tag("meta", name="referrer", content="no-referrer"),
         tag("title", text(title)),
         tag("link", rel="icon", href="data:,"),
-        tag("style", trusted(_style_sheet())),
+        tag("style", trusted(f"{theme.style_rules()}\n{sheet}")),
     )
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
 
@@ -37,25 +38,15 @@ def mark(what: str) -> Markup:
     return tag("p", trusted(_MARK.format(theme.HONEY)), join([tag("b", text("skep")), text(what)]), class_="mark")
 
 
-@cache
-def _style_sheet() -> str:
-    day = _variables("#faf8f5", "#fdf3e3", {})
-    night = _variables("#151311", "#302515", theme.NIGHT)
-    dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{night}}}}}"
-    sheet = (files("skep.report") / "style.css").read_text(encoding="utf-8").replace("FONT", theme.FONT)
-    return f":root{{{day}}}{dark}\n{sheet}{theme.night_rules('svg')}"
-
-
-def _variables(ground: str, glow: str, colours: dict[str, str]) -> str:
-    named = {
-        "ink": theme.INK,
-        "muted": theme.MUTED,
-        "edge": theme.GRID,
-        "paper": theme.PAPER,
-        "honey": theme.HONEY,
-        "sky": theme.SKY,
-        "rose": theme.ROSE,
-        "moss": theme.MOSS,
-    }
-    chosen = "".join(f"--{name}:{colours.get(day, day)};" for name, day in named.items())
-    return f"{chosen}--ground:{ground};--glow:{glow}"
+def report_page(
+    kind: str,
+    title: str,
+    name: str,
+    top: Iterable[Markup | None],
+    parts: Iterable[Markup | tuple[str, str, Markup | None] | None],
+    footer: str,
+) -> str:
+    """Return a report: `top` stands below its title; of `parts`, (anchor, title, body) is a section if it has a body."""
+    header = tag("header", mark(kind), tag("h1", text(title)), *top)
+    shown = (optional_section(*part) if isinstance(part, tuple) else part for part in parts)
+    return document(f"{title}: skep {name}", header, tag("main", *shown), tag("footer", text(footer)))

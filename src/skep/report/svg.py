@@ -52,7 +52,7 @@ def standalone(spec: Spec, label: str) -> str:
         ground = f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="10"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_role(label)}>'
-            f"<style>{theme.night_rules('svg')}</style>"
+            f"<style>{theme.night_rules()}</style>"
             f'{ground} fill="{theme.PAPER}" stroke="{theme.GRID}"/>'
         )
 

@@ -6,7 +6,7 @@ said on the page, next to the figures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from skep.bench.records import LevelSummary, Speedup, SweepSummary
 from skep.report import charts
@@ -19,8 +19,6 @@ from skep.report.markup import (
     card,
     definitions,
     join,
-    optional_section,
-    section,
     tag,
     term_list,
     text,
@@ -28,7 +26,7 @@ from skep.report.markup import (
     trusted,
     wide_figure,
 )
-from skep.report.style import document, mark
+from skep.report.style import report_page
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.store.records import Request, RunState, StoredRun
@@ -189,35 +187,44 @@ def _wall_note(summary: SweepSummary) -> str:
     return note if comparable(summary) else f"{note} Not comparable: requests failed."
 
 
+def run_report(
+    run: StoredRun,
+    kind: str,
+    name: str,
+    top: Iterable[Markup | None],
+    parts: Iterable[Markup | tuple[str, str, Markup | None] | None],
+    *,
+    about: str = "",
+    terms: str = "sweep",
+) -> str:
+    """Return the report of a stored run: `top` and `parts` between where it was made and how it was measured."""
+    where = tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}{about}"), class_="where")
+    last = (
+        ("where", "What ran where", provenance(run)),
+        ("how", "How this was measured", term_list(terms)),
+    )
+    footer = f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"
+    return report_page(kind, heading(run), name, [where, *top], [*parts, *last], footer)
+
+
 def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     """One HTML document that needs no other file and no network."""
     levels = summary.levels
-    header = tag(
-        "header",
-        mark(_KINDS.get(run.kind, "concurrency sweep")),
-        tag("h1", text(heading(run))),
-        tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}"), class_="where"),
-        *run_banners(run, summary),
-        lead(levels),
-    )
-    main = tag(
-        "main",
+    parts = (
         cards(summary),
-        section("pictures", "What concurrency gives, and what it costs", _pictures(summary)),
-        optional_section("serial", "Serial against swarm", speedup_part(summary)),
-        optional_section("timeline", "One level, request by request", _timeline(levels, rows)),
-        section("levels", "Every level", level_table(levels)),
-        optional_section("classes", "By kind of traffic", class_table(summary.classes)),
-        optional_section("requests", "The requests", request_table(levels)),
+        ("pictures", "What concurrency gives, and what it costs", _pictures(summary)),
+        ("serial", "Serial against swarm", speedup_part(summary)),
+        ("timeline", "One level, request by request", _timeline(levels, rows)),
+        ("levels", "Every level", level_table(levels)),
+        ("classes", "By kind of traffic", class_table(summary.classes)),
+        ("requests", "The requests", request_table(levels)),
         failure_table(rows),
-        optional_section("energy", "Energy", energy_table(levels)),
-        optional_section("checks", "How far to trust it", check_list(summary)),
+        ("energy", "Energy", energy_table(levels)),
+        ("checks", "How far to trust it", check_list(summary)),
         clock_section(levels),
-        section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", term_list("sweep")),
     )
-    footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
-    return document(f"{heading(run)}: skep sweep", header, main, footer)
+    kind = "serial against swarm" if run.kind == "serial-vs-swarm" else "concurrency sweep"
+    return run_report(run, kind, "sweep", [*run_banners(run, summary), lead(levels)], parts)
 
 
 def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
@@ -262,9 +269,6 @@ def heading(run: StoredRun) -> str:
 
 def incomplete(run: StoredRun) -> bool:
     return run.state is not RunState.DONE
-
-
-_KINDS = {"serial-vs-swarm": "serial against swarm"}
 
 
 def _hollow(levels: Sequence[LevelSummary]) -> str:

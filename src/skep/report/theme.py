@@ -48,10 +48,39 @@ NIGHT = {
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif"
 
 
-def night_rules(scope: str) -> str:
-    """CSS for the elements under `scope`; screens only, so that paper stays white."""
+ROLES = {
+    "ink": INK,
+    "muted": MUTED,
+    "edge": GRID,
+    "paper": PAPER,
+    "honey": HONEY,
+    "sky": SKY,
+    "rose": ROSE,
+    "moss": MOSS,
+    "stone": STONE,
+    "plum": PLUM,
+    "pale": PALE,
+    **{f"series-{place}": colour for place, colour in enumerate(SERIES, 1)},
+}
+
+
+def style_rules() -> str:
+    """Return the colours as variables, by day and by night, the font, and the night colours of pictures."""
+    day = _variables("#faf8f5", "#fdf3e3", {})
+    night = _variables("#151311", "#302515", NIGHT)
+    dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{night}}}}}"
+    return f":root{{{day}--font:{FONT}}}{dark}{night_rules()}"
+
+
+def _variables(ground: str, glow: str, colours: dict[str, str]) -> str:
+    chosen = "".join(f"--{name}:{colours.get(day, day)};" for name, day in ROLES.items())
+    return f"{chosen}--ground:{ground};--glow:{glow};"
+
+
+def night_rules() -> str:
+    """Return CSS for the elements of pictures; screens only, so that paper stays white."""
     rules = "".join(
-        f'{scope} [{attribute}="{day}"]{{{attribute}:{night}}}'
+        f'svg [{attribute}="{day}"]{{{attribute}:{night}}}'
         for day, night in NIGHT.items()
         for attribute in ("fill", "stroke")
     )

@@ -12,13 +12,12 @@ from skep.bench.records import LevelSummary, SweepSummary
 from skep.report.checks import clock_section, left_out_sentences, listed
 from skep.report.columns import Column, html_table
 from skep.report.levels import energy_table, failure_table, level_columns
-from skep.report.markup import Markup, card, optional_section, section, tag, term_list, text, trusted, wide_figure
-from skep.report.style import document, mark
+from skep.report.markup import Markup, card, section, tag, trusted, wide_figure
 from skep.report.svg import picture
-from skep.report.sweep import heading, provenance, run_banners
+from skep.report.sweep import run_banners, run_report
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.store.records import Request, StoredRun
-from skep.units import milliseconds, moment, number, percent, public_url
+from skep.units import milliseconds, number, percent
 
 TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
 _FIGURES = (
@@ -28,33 +27,19 @@ _FIGURES = (
 
 
 def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
-    header = tag(
-        "header",
-        mark(TITLES[run.kind]),
-        tag("h1", text(heading(run))),
-        tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}"), class_="where"),
-        *run_banners(run, summary),
-    )
-    names = level_names(run, summary.levels)
-    left_out = listed(left_out_sentences(summary.levels, names))
-    classes = _table("class", lambda level: level.traffic, summary.classes) if summary.classes else None
-    main = tag(
-        "main",
-        _cards(summary.levels, names),
-        section(
-            "levels", "What was sent", _table("load", lambda level: names[summary.levels.index(level)], summary.levels)
-        ),
-        optional_section("left-out", "Runs left out", left_out),
-        optional_section("classes", "By kind of traffic", classes),
+    levels, classes = summary.levels, summary.classes
+    names = level_names(run, levels)
+    parts = (
+        _cards(levels, names),
+        ("levels", "What was sent", _table("load", lambda level: names[levels.index(level)], levels)),
+        ("left-out", "Runs left out", listed(left_out_sentences(levels, names))),
+        ("classes", "By kind of traffic", _table("class", lambda level: level.traffic, classes) if classes else None),
         _timeline(summary, names, rows),
         failure_table(rows),
-        energy_table(summary.levels),
-        clock_section(summary.levels),
-        section("where", "What ran where", provenance(run)),
-        section("how", "How this was measured", term_list("sweep")),
+        energy_table(levels),
+        clock_section(levels),
     )
-    footer = tag("footer", text(f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"))
-    return document(f"{heading(run)}: skep {run.kind}", header, main, footer)
+    return run_report(run, TITLES[run.kind], run.kind, run_banners(run, summary), parts)
 
 
 def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:

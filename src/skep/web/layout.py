@@ -49,20 +49,6 @@ _LINE_BREAK = re.compile(r"(\A|>)?\s*\n\s*(?=(<|\Z)?)")
 
 STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
-_ROLES = {
-    "ink": theme.INK,
-    "muted": theme.MUTED,
-    "edge": theme.GRID,
-    "paper": theme.PAPER,
-    "honey": theme.HONEY,
-    "sky": theme.SKY,
-    "rose": theme.ROSE,
-    "moss": theme.MOSS,
-    "stone": theme.STONE,
-    "plum": theme.PLUM,
-    "pale": theme.PALE,
-    **{f"series-{place}": colour for place, colour in enumerate(theme.SERIES, 1)},
-}
 
 
 class JoinedLines(Extension):
@@ -191,7 +177,7 @@ def assets() -> dict[str, Asset]:
         if (kind := _TYPES.get(file.suffix)) is not None:
             body = file.read_bytes()
             if file.name == "skep.css":
-                body = f"{theme_css()}\n".encode() + body
+                body = f"{theme.style_rules()}\n".encode() + body
             found[file.name] = Asset(body, hashlib.sha256(body).hexdigest()[:16], kind)
     return found
 
@@ -199,14 +185,6 @@ def assets() -> dict[str, Asset]:
 def asset(name: str) -> str:
     """Return the address of a file of `static/`."""
     return f"/static/{name}?v={assets()[name].digest}"
-
-
-def theme_css() -> str:
-    """Return the roles of `skep.report.theme` as variables, by day and by night, and the night colours of pictures."""
-    day = _variables("#faf8f5", "#fdf3e3", {})
-    night = _variables("#151311", "#302515", theme.NIGHT)
-    dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{night}}}}}"
-    return f":root{{{day}--font:{theme.FONT}}}{dark}{theme.night_rules('svg')}"
 
 
 def answer_static(request: Request) -> Response:
@@ -221,8 +199,3 @@ def answer_static(request: Request) -> Response:
     if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(found.body, media_type=found.type, headers=headers)
-
-
-def _variables(ground: str, glow: str, colours: dict[str, str]) -> str:
-    chosen = "".join(f"--{name}:{colours.get(day, day)};" for name, day in _ROLES.items())
-    return f"{chosen}--ground:{ground};--glow:{glow};"
