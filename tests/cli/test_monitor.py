@@ -14,9 +14,8 @@ import pytest
 from hive_client import answering
 from in_process import call, refused
 
-from skep.cli.monitor_run import when_ready
 from skep.monitor.loop import hold_monitor_lock
-from skep.monitor.main import monitor_lock
+from skep.monitor.main import monitor_lock, when_ready
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,

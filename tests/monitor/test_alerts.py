@@ -257,7 +257,7 @@ class FullStore(SeriesStore):
 
 def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
     """The alert that matters most comes when the store can take no rows; it is stored when there is room again."""
-    full = FullStore(series._store)
+    full = FullStore(series.store)
     rig = Rig(full, free=GIB)
 
     async def story():
@@ -281,7 +281,7 @@ def test_a_disk_that_fills_is_told_even_where_nothing_can_be_stored(series):
 
 def test_an_end_that_cannot_be_stored_is_stored_later(series):
     """Else the alert would stand there as open until the next process, and beside the next one of its kind."""
-    full = FullStore(series._store)
+    full = FullStore(series.store)
     rig = Rig(full)
 
     async def story():
@@ -388,7 +388,7 @@ def test_nothing_that_goes_wrong_inside_comes_out(series):
             raise RuntimeError("broken")
 
     rig = Rig(series)
-    rig.series = Broken(series._store)
+    rig.series = Broken(series.store)
     missed = Probe("box", 0, 1, START, START, ProbeOutcome.MISSED)
 
     async def story():

@@ -49,7 +49,7 @@ def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series):
     assert found.sentences[0].startswith("-4.")
     assert found.sentences[0].endswith("since Tuesday 3 November 03:00, when the driver changed from 570 to 580")
     assert "from the 36 h before: inside run-to-run noise (CV 0." in found.sentences[1]
-    assert len(found.points) == len(found.band) == 303
+    assert (len(found.points), len(found.band)) == (303, 299)  # medians of the first values after a step tell little
     assert [found.stats[name].count for name in ("1 d", "7 d", "30 d")] == [24, 168, 303]
     assert found.coverage == {"done": 303, "failed": 0, "missed": 0}
 

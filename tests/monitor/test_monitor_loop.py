@@ -201,7 +201,7 @@ def test_a_prober_with_a_bug_or_a_past_that_cannot_be_read_does_not_end_the_watc
         raise ZeroDivisionError(due.slot)
 
     one = world(BOX)
-    one.run(2 * HOUR, series=Garbled(series._store))
+    one.run(2 * HOUR, series=Garbled(series.store))
     assert set(outcomes(series)) == {"done"}
     assert any("no JSON" in text for text in one.said)
     two = world(replace(BOX, name="other"))
@@ -245,7 +245,7 @@ def test_hours_and_changes_that_cannot_be_written_keep_nobody_from_hearing_of_it
 
     watch = Watch()
     one = world(BOX, watch=watch)
-    loop = one.loop_of(Unwritable(series._store))
+    loop = one.loop_of(Unwritable(series.store))
     loop._look_for_changes = no_changes
     one.loop_of = lambda _series: loop
     one.run(0.5 * HOUR)
@@ -340,7 +340,7 @@ class FullDisk(SeriesStore):
 
 def test_a_full_disk_loses_nothing_and_is_said_once(world, series):
     one = world(BOX)
-    full = FullDisk(series._store)
+    full = FullDisk(series.store)
 
     async def room():
         await asyncio.sleep(5 * HOUR)
@@ -358,7 +358,7 @@ def test_as_much_waits_as_is_safe_and_the_rest_is_missed(world, series):
     """Probes are not kept in memory without end: from then on none is begun, and the slots say why."""
     one = world(replace(BOX, every_s=60.0, jitter_s=0.0))
     one.takes_s = 1.0
-    full = FullDisk(series._store)
+    full = FullDisk(series.store)
 
     async def room():
         await asyncio.sleep(60.0 * (50 + 100))

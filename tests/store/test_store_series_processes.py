@@ -16,7 +16,7 @@ def look(series: SeriesStore) -> tuple[int, int]:
     SELECT (SELECT sum(spans.count) FROM spans JOIN series ON series.id = spans.series WHERE spans.kind = 'day'),
         (SELECT count(*) FROM samples), (SELECT count(*) FROM probes)
     """
-    in_days, samples, probes = (value or 0 for value in series._store.read(with_figures)[0])
+    in_days, samples, probes = (value or 0 for value in series.store.read(with_figures)[0])
     assert in_days == samples == 3 * probes
     return probes, samples
 

@@ -10,11 +10,11 @@ from starlette.responses import HTMLResponse
 from watched_store import NOW
 
 from skep.errors import StoreError
-from skep.monitor.history import history_of
+from skep.monitor.history import history_of, stepped
 from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
 from skep.report.series_chart import Picture, Track, series_svg
 from skep.web.context import Site
-from skep.web.history_data import HistoryQuery, read_query, stepped, with_steps
+from skep.web.history_data import HistoryQuery, read_query
 from skep.web.layout import PLACE, streamed
 
 fill = watched_store.fill
@@ -156,8 +156,8 @@ def series(paths):
 
 
 def test_after_a_step_the_median_is_of_what_came_after(series):
-    history, steps = with_steps(series, history_of(series, BOX, NOW - 9 * DAY_S, NOW))
-    (step,) = steps
+    history = history_of(series, BOX, NOW - 9 * DAY_S, NOW)
+    (step,) = history.steps
     before = [row[1] for row in history.band if row[0] < step]
     after = [row[1] for row in history.band if row[0] >= step]
     assert min(before) > 98
@@ -165,14 +165,13 @@ def test_after_a_step_the_median_is_of_what_came_after(series):
 
 
 def test_a_step_before_the_window_has_no_say_in_it(series):
-    history, steps = with_steps(series, history_of(series, BOX, NOW - 3 * DAY_S, NOW))
-    assert steps == ()
+    history = history_of(series, BOX, NOW - 3 * DAY_S, NOW)
+    assert history.steps == ()
     assert max(row[1] for row in history.band) < 94
 
 
 def test_cold_runs_step_where_hot_ones_do(series):
-    _, steps = with_steps(series, history_of(series, COLD, NOW - 9 * DAY_S, NOW))
-    assert len(steps) == 1
+    assert len(history_of(series, COLD, NOW - 9 * DAY_S, NOW).steps) == 1
 
 
 def test_without_a_step_nothing_is_changed():

@@ -206,7 +206,7 @@ def test_a_note_is_written_from_the_page_itself_only(filled):
         elsewhere = ({"origin": "https://evil.example"}, {"origin": "null"}, own | {"sec-fetch-site": "cross-site"})
         for headers in ({}, *elsewhere):
             assert ask("/notes", "POST", form=note, headers=headers)[0].status == 403
-        for wrong in ({"text": "  "}, {"text": "x" * 201}, {"text": "x", "target": "boxx"}, {}):
+        for wrong in ({"text": "  "}, {"text": "x" * 501}, {"text": "x", "target": "boxx"}, {}):
             response, page = ask("/notes", "POST", form=wrong, headers=own)
             assert response.status == 400
             assert 'role="alert"' in page

@@ -19,10 +19,9 @@ from skep.errors import SkepError
 from skep.monitor import evaluate
 from skep.monitor.evaluate import Action, Alarms, AlertOpened, find_alerts, findings_of
 from skep.monitor.notify import Log, Notice, NotificationQueues, Notifier, Secrets, log_line, make_notice, notifiers_of
-from skep.monitor.probe_errors import BUSY
 from skep.monitor.quiet_hours import Notification, QuietHoursPolicy
 from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, ProbeSample, ProbeTarget
-from skep.monitor.status import alert_document, fresh_s
+from skep.monitor.status import TargetState, TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.units import format_seconds
 
@@ -265,7 +264,7 @@ def check_document(
     judged = [
         alert for alert in find_alerts(series, wanted, now, free_bytes=free) if (alert.rule, alert.target) not in places
     ]
-    targets = [_target_document(series, target, now) for target in series.targets()]
+    targets = [_checked(one, now) for one in target_statuses(series, now, with_readings=False)]
     overdue = [target for target in targets if target["overdue"]]
     wrong = [alert_document(alert) for alert in [*known, *judged]] + [_unwatched(one, running) for one in overdue]
     return {
@@ -278,24 +277,15 @@ def check_document(
     }
 
 
-def _target_document(series: SeriesStore, target: ProbeTarget, now: float) -> dict[str, Any]:
-    found = series.latest(target.name)
-    last = None if found is None else found[0]
-    since = target.added_at if last is None else max(last.ended_at, target.added_at)
-    overdue = now - since > fresh_s(target)
-    if last is None:
-        state = "new"
-    elif last.error_kind == BUSY:
-        state = "busy"
-    else:
-        state = "ok" if last.outcome is ProbeOutcome.DONE else "failing"
+def _checked(one: TargetStatus, now: float) -> dict[str, Any]:
+    last, overdue_s = one.last, one.overdue_s(now)
     return {
-        "name": target.name,
-        "state": "silent" if overdue else state,
-        "every_s": target.every_s,
+        "name": one.target.name,
+        "state": str(one.state if overdue_s is None else TargetState.SILENT),
+        "every_s": one.target.every_s,
         "last_probe_at": None if last is None else last.ended_at,
-        "overdue": overdue,
-        "overdue_s": max(0.0, now - since - target.every_s - target.jitter) if overdue else 0.0,
+        "overdue": overdue_s is not None,
+        "overdue_s": overdue_s or 0.0,
         "error_kind": None if last is None else last.error_kind,
         "error": None if last is None else last.error,
     }

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import Any
 
+import msgspec
+
+from skep.errors import UserError
 from skep.monitor import describe
-from skep.monitor.changes import interval_of
+from skep.monitor.changes import interval_of, primary_keys
 from skep.monitor.history import read_window
-from skep.monitor.records import DAY_S, EventKind, Heat, MonitorEvent, ProbeShape, ProbeTarget, SeriesKey, SeriesMetric
+from skep.monitor.records import (
+    DAY_S,
+    LONGEST_NOTE,
+    EventKind,
+    Heat,
+    MonitorEvent,
+    ProbeShape,
+    ProbeTarget,
+    SeriesKey,
+    SeriesMetric,
+)
 from skep.monitor.store import SeriesStore
 from skep.stats.versus import Judgement, SeriesComparison, versus
 
 AROUND_S = 7 * DAY_S
 _BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)  # a restart by itself is not expected to change a speed
+_NOTES_TOLD = 3
 ALIKE = 1.25  # lengths that differ by more make another load
 _FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
 
@@ -34,7 +48,7 @@ class TargetComparisonRow:
     def document(self) -> dict[str, Any]:
         kind = {"heat": str(self.heat), "shape": str(self.shape), "concurrency": self.concurrency}
         figure = {"metric": str(self.metric), "unit": self.metric.unit}
-        return {**kind, **figure, **versus_document(self.versus), "sentence": self.sentence}
+        return {**kind, **figure, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,11 @@ class TargetComparison:
         """None: of one of them it is not known which it is."""
         return None if self.model_a is None or self.model_b is None else self.model_a == self.model_b
 
+    def document(self) -> dict[str, Any]:
+        names = ("a", "b", "since", "until", "model_a", "model_b", "same_model")
+        told = {name: getattr(self, name) for name in names}
+        return {**told, "rows": [row.document() for row in self.rows], "sentences": list(self.sentences)}
+
 
 @dataclass(frozen=True, slots=True)
 class AroundEvent:
@@ -65,10 +84,9 @@ class AroundEvent:
     versus: SeriesComparison
     sentence: str
 
-
-def versus_document(found: SeriesComparison) -> dict[str, Any]:
-    document = {name: side and asdict(side) for name, side in (("a", found.a), ("b", found.b), ("ratio", found.ratio))}
-    return {**document, "judgement": found.judgement.value}
+    def document(self) -> dict[str, Any]:
+        windows = {"before": list(self.before), "after": list(self.after)}
+        return {"series": str(self.key), **windows, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
 
 
 def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetComparison:
@@ -112,6 +130,37 @@ def around_event(
         _values(series, key, *before), _values(series, key, *after), more_is_better=key.metric.more_is_better
     )
     return AroundEvent(event, key, before, after, found, _around_in_words(event, found, zone))
+
+
+def write_note(
+    series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
+) -> tuple[MonitorEvent, list[AroundEvent]]:
+    """Store a note of one target, or of all; return it with what it has brought, where that can be told already."""
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    if not words:
+        raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
+    if len(words) > LONGEST_NOTE:
+        raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")
+    if at is not None and at <= 0:
+        raise UserError("the note is of before 1970", hint="write it as `--at 2h` or `--at 2026-11-15T14:30`")
+    if at is not None and at > now:
+        raise UserError("the note is of the future", hint="write it down when it has happened")
+    event = MonitorEvent(now if at is None else at, EventKind.NOTE, words, target)
+    event = replace(event, id=series.append_event(event))
+    return event, around_note(series, event)
+
+
+def around_note(series: SeriesStore, event: MonitorEvent) -> list[AroundEvent]:
+    """Return the first series of each target that has values on both sides of it."""
+    names = [target.name for target in series.targets()] if event.target is None else [event.target]
+    found = [around_event(series, event, key) for name in names for key in primary_keys(series, name)[:1]]
+    return [one for one in found if one.versus.ratio is not None]
+
+
+def notes_in_words(series: SeriesStore, now: float) -> list[str]:
+    """Return what the newest notes of 7 days have brought."""
+    notes = [event for event in series.events(now - AROUND_S, now) if event.kind is EventKind.NOTE]
+    return [f"{one.key}: {one.sentence}" for event in notes[-_NOTES_TOLD:] for one in around_note(series, event)]
 
 
 def _around_in_words(event: MonitorEvent, found: SeriesComparison, zone: tzinfo | None) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, SeriesChange, SeriesMetric
+from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, Probe, SeriesChange, SeriesMetric
 from skep.stats.rolling import WindowStats
 from skep.stats.versus import Judgement, SeriesComparison
-from skep.units import Interval
+from skep.units import Interval, format_seconds
 
 CAUSES = (EventKind.VERSION, EventKind.NOTE, EventKind.RESTART)  # what may have changed a figure
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -34,6 +34,18 @@ def clock(at: float, zone: tzinfo | None = None) -> str:
 
 def percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
+
+
+def ago(seconds: float) -> str:
+    return "just now" if seconds < 1 else f"{_rough(seconds)} ago"
+
+
+def ahead(seconds: float) -> str:
+    return "now" if seconds < 1 else f"in {_rough(seconds)}"
+
+
+def _rough(seconds: float) -> str:
+    return format_seconds(seconds if seconds >= 99.95 else round(seconds)).replace(".0 s", " s")
 
 
 def percent_interval(low: float, high: float, *, sure: int = 95) -> str:
@@ -129,6 +141,15 @@ def describe_stats(stats: WindowStats, metric: SeriesMetric, span_s: float) -> s
     unit = f" {metric.unit}" if metric.unit else ""
     reach = f"{figure(stats.low, metric)} .. {figure(stats.high, metric)}{unit}"
     return f"the last {span_of_time(span_s)}: median {figure(stats.median, metric)}{unit}, {reach}{steady}"
+
+
+def describe_probe(probe: Probe) -> list[str]:
+    """Return what was probed, and what to know of its figures."""
+    told = [f"{probe.model or 'no model known'}; {', '.join(f'{k} {v}' for k, v in sorted(probe.versions.items()))}"]
+    if probe.busy:
+        others = f"{probe.running or 0} running, {probe.waiting or 0} waiting"
+        told.append(f"others were there ({others}): this is no regression")
+    return [*told, *(["simulated"] if probe.simulated else [])]
 
 
 def describe_coverage(coverage: Mapping[str, int]) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from skep.monitor.records import SeriesKey
 from skep.monitor.store import SeriesStore
+from skep.monitor.targets import all_targets, known_key, known_target
 from skep.store.database import Store
 
 PROBES_AT_ONCE = 500
@@ -40,6 +41,17 @@ ORDER BY chosen.id, samples.id
 """
 
 Row = dict[str, Any]
+
+
+def export_rows(
+    series: SeriesStore, target: str | None, key: str | None, since: float | None
+) -> tuple[Sequence[str], Iterator[Row]]:
+    """Return columns and rows of one series, or of all samples, be it of one target."""
+    if key is not None:
+        return POINT_COLUMNS, point_rows(series, known_key(series, key), since)
+    if target is not None:
+        known_target(target, all_targets(series))
+    return SAMPLE_COLUMNS, sample_rows(series.store, target=target, since=since)
 
 
 def sample_rows(store: Store, *, target: str | None = None, since: float | None = None) -> Iterator[Row]:

@@ -7,9 +7,14 @@ all that is derived.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
+from itertools import pairwise
+from typing import Any
+
+import msgspec
 
 from skep.monitor import describe
 from skep.monitor.changes import SlowDrift, changes_in, interval_of, primary_keys
@@ -20,6 +25,7 @@ from skep.monitor.records import (
     MonitorEvent,
     SeriesChange,
     SeriesKey,
+    SeriesMetric,
     SeriesPoint,
     SeriesSpan,
     SpanKind,
@@ -27,8 +33,6 @@ from skep.monitor.records import (
 from skep.monitor.store import SeriesStore
 from skep.stats.rolling import WindowStats, rolling_median, window_stats
 from skep.stats.versus import SeriesComparison, versus
-
-__all__ = ["SeriesHistory", "WindowReading", "compare_recent", "history_of", "primary_keys", "read_window", "thinned"]
 
 MOST_POINTS = 2000
 MOST_RAW = 20_000  # samples that are read for one picture; beyond it the hours are
@@ -39,8 +43,9 @@ _FEW = 6  # values of either side below which late and before are not compared
 _SURE = 0.99  # this is said every day anew
 _MOST_CHANGES = 3  # that are told; all are shown
 
-_Row = tuple[float, float, float, float]
-Band = tuple[_Row, ...]
+_UNSURE = 4  # values after a change whose median tells little
+
+Band = tuple[float, float, float, float]  # moment, median, lower and upper quartile
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,9 @@ class SeriesHistory:
     points: tuple[SeriesPoint, ...] = ()
     spans: tuple[SeriesSpan, ...] = ()
     span_kind: SpanKind | None = None
-    band: Band = ()
+    band: Sequence[Band] = ()
     band_s: float = BEFORE_S
+    steps: tuple[float, ...] = ()  # moments at which the band begins anew
     stats: Mapping[str, WindowStats | None] = field(default_factory=dict)  # by "1 d", "7 d", "30 d", up to `until`
     changes: tuple[SeriesChange, ...] = ()
     drifts: tuple[SlowDrift, ...] = ()
@@ -79,6 +85,13 @@ class SeriesHistory:
     busy: int = 0  # values that are left out of what is derived
     late: SeriesComparison | None = None  # the last day against the week before it
     sentences: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return what is derived from the values, without these."""
+        names = ("since", "until", "stats", "drifts", "events", "coverage", "busy", "late", "sentences")
+        told = {name: msgspec.to_builtins(getattr(self, name)) for name in names}
+        changes = [change.document() for change in self.changes]
+        return {"series": str(self.key), "unit": self.key.metric.unit, **told, "changes": changes}
 
 
 def history_of(
@@ -102,7 +115,8 @@ def history_of(
     if key.heat is Heat.HOT:
         known = [change for change in series.changes(key.target, until - LATE_S - BEFORE_S) if change.key == key]
         late = compare_recent(month, [*known, *changes], until, more_is_better=key.metric.more_is_better)
-    band = [row for row in rolling_median(shown.quiet(since - band_s, until), band_s) if row[0] >= since]
+    steps = sorted({*steps_of(series, key, since - band_s, until), *(change.at for change in changes)})
+    band = [row for row in stepped(shown.quiet(since - band_s, until), steps, band_s) if row[0] >= since]
     found = SeriesHistory(
         key=key,
         since=since,
@@ -110,8 +124,9 @@ def history_of(
         points=thinned(points),
         spans=spans,
         span_kind=shown.kind,
-        band=tuple(_every(band, MOST_POINTS)),
+        band=band[:: max(1, -(-len(band) // MOST_POINTS))],
         band_s=band_s,
+        steps=tuple(step for step in steps if step > since),
         stats=stats,
         changes=tuple(changes),
         drifts=tuple(drifts),
@@ -210,5 +225,30 @@ def _value(point: SeriesPoint) -> float:
     return point.value
 
 
-def _every(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
-    return rows[:: -(-len(rows) // most)] if len(rows) > most else rows
+def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) -> tuple[float, ...]:
+    """When the series changed, oldest first. For cold runs changes are not looked for: those of hot ones stand in."""
+    found = [change for change in series.changes(key.target, since) if change.at < until]
+    own = [change for change in found if change.key == key]
+    if not own and key.heat is not Heat.SEEN:
+        speed = key.metric is not SeriesMetric.TTFT_MS
+        own = [one for one in found if (one.key.metric is not SeriesMetric.TTFT_MS) is speed and _alike(one.key, key)]
+    return tuple(sorted({change.at for change in own}))
+
+
+def _alike(one: SeriesKey, other: SeriesKey) -> bool:
+    """Return whether a change of the one may stand for a change of the other."""
+    quality = SeriesMetric.QUALITY
+    return one.heat is Heat.HOT and (one.metric is quality) is (other.metric is quality)
+
+
+def stepped(values: Sequence[tuple[float, float]], steps: Sequence[float], width_s: float) -> list[Band]:
+    """Return a rolling median that forgets what was before the last step. `values` and `steps` are oldest first."""
+    moments = [at for at, _ in values]
+    cuts = [0, *(bisect_left(moments, step) for step in steps), len(values)]
+    pieces = [rolling_median(values[begin:end], width_s) for begin, end in pairwise(cuts)]
+    return [row for place, piece in enumerate(pieces) for row in (_settled(piece) if place else piece)]
+
+
+def _settled(piece: Sequence[Band]) -> Sequence[Band]:
+    """Without its first rows, which are medians of next to nothing."""
+    return piece[_UNSURE:] if len(piece) > 2 * _UNSURE else piece

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import select
 import signal
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,6 +23,60 @@ from skep.store.database import Store, open_store
 
 def monitor_lock(paths: Paths) -> Path:
     return paths.state / "monitor.lock"
+
+
+ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
+READY_LOOK_S = 0.5
+END_S = 5.0
+
+
+def monitor_pid(paths: Paths) -> int | None:
+    """Return the pid of the running loop, None where none runs: the lock file names it, and it has that file open.
+
+    The lock itself is not tried: a loop that starts at that moment would find it taken.
+    """
+    path = monitor_lock(paths)
+    try:
+        pid = int(path.read_text().split()[0])
+        return pid if any(_is_same(path, opened) for opened in Path(f"/proc/{pid}/fd").iterdir()) else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_same(path: Path, opened: Path) -> bool:
+    try:
+        return path.samefile(opened)
+    except OSError:  # closed meanwhile
+        return False
+
+
+def when_alone(parent_fd: int, paths: Paths) -> bool:
+    """Wait while another process runs the loop. Return False where the parent process has ended meanwhile."""
+    return _while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
+
+
+def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
+    """Wait until the hive has loaded its models. Return False where the parent process has ended meanwhile."""
+    return _while(lambda: phase() == "starting", parent_fd, READY_LOOK_S)
+
+
+def _while(waits: Callable[[], bool], parent_fd: int, look_s: float) -> bool:
+    while waits():
+        if select.select([parent_fd], [], [], look_s)[0]:
+            return False
+    return True
+
+
+def end_with(parent_fd: int) -> None:
+    """End this process when the parent ends: the pipe closes however the parent ends."""
+
+    def wait() -> None:
+        os.read(parent_fd, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(END_S)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def probe_lock_for(paths: Paths) -> ProbeLock:

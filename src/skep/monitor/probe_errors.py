@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from skep.errors import EndpointError, SkepError, UserError
+from skep.monitor.records import Probe
 from skep.store.records import Request
 from skep.wire.client import WireFailure
 
@@ -51,6 +52,14 @@ def fault_of(error: Exception) -> ProbeFault:
     if isinstance(error, SkepError):
         return ProbeFault("error", _line(error.message))
     return ProbeFault("error", _line(f"{type(error).__name__}: {error}"))
+
+
+def probe_error(probe: Probe) -> EndpointError:
+    """Return the error of a failed probe that somebody asked for."""
+    hint = f"`skep monitor status` shows it; it counts as a failed probe of `{probe.target}`"
+    if probe.error_kind == BUSY:
+        hint = "the target answered that it is busy; this does not count as an outage"
+    return EndpointError(f"{probe.target}: {probe.error or probe.error_kind}", hint=hint)
 
 
 def fault_of_row(row: Request) -> ProbeFault | None:

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
+import msgspec
+
 from skep.store.rows import JOINED, Figure, StoredAs, finite
 
 PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway: passive series are of others' requests
+LONGEST_NOTE = 500  # characters
 HOUR_S = 3600.0
 DAY_S = 86400.0
 
@@ -145,6 +148,11 @@ class Probe:
         """Somebody else was there: no figure of this probe tells of a regression."""
         return bool(self.running or self.waiting)
 
+    def document(self) -> dict[str, Any]:
+        left_out = ("era", "slot", "slots", "due_at", "id")
+        told = {name: value for name, value in msgspec.to_builtins(self).items() if name not in left_out}
+        return {**told, "busy": self.busy}
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeSample:
@@ -169,6 +177,9 @@ class ProbeSample:
     def value(self, metric: SeriesMetric) -> float | None:
         found = getattr(self, str(metric), None)
         return None if found is None else float(found)
+
+    def document(self) -> dict[str, Any]:
+        return {name: value for name, value in msgspec.to_builtins(self).items() if name not in ("id", "probe_id")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +259,10 @@ class SeriesChange:
     @property
     def worse(self) -> bool:
         return (self.ratio < 1) is self.key.metric.more_is_better
+
+    def document(self) -> dict[str, Any]:
+        derived = {"series": str(self.key), "key": str(self.key), "ratio": self.ratio, "worse": self.worse}
+        return {**msgspec.to_builtins(self), **derived}
 
 
 class AlertRule(StrEnum):

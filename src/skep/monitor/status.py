@@ -5,12 +5,16 @@ Reads the store and nothing else; times are arguments. `skep monitor status`, th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from skep.monitor.changes import primary_keys
+from skep.monitor.compare import notes_in_words
 from skep.monitor.probe_errors import BUSY
 from skep.monitor.records import (
     DAY_S,
@@ -107,9 +111,60 @@ class TargetStatus:
             "alerts": [alert_document(alert) for alert in self.alerts],
         }
 
+    @property
+    def why(self) -> str | None:
+        """What is wrong with the last probe, or that there is none of late; None: nothing is."""
+        last, name = self.last, self.target.name
+        if last is None:
+            return None
+        if self.state is TargetState.SILENT:
+            return f"{name}: not probed since {day_and_time(last.ended_at)}"
+        if last.outcome is ProbeOutcome.FAILED:
+            return f"{name}: {last.error or last.error_kind or 'the last probe failed'}"
+        busy = f"{name}: others were there during the last probe; its figures are no regression"
+        return busy if self.state is TargetState.BUSY else None
+
+    def overdue_s(self, now: float) -> float | None:
+        """Return how long a probe is overdue; None: the next one may still come in time."""
+        added_at = self.target.added_at
+        waited_s = now - (added_at if self.last is None else max(self.last.ended_at, added_at))
+        late_s = max(0.0, waited_s - self.target.every_s - self.target.jitter)
+        return late_s if waited_s > fresh_s(self.target) else None
+
+    def first(self, unit: str) -> SeriesStatus | None:
+        """Return the first of its series that is told in this unit."""
+        return next((one for one in self.readings if one.key.metric.unit == unit), None)
+
+
+def day_and_time(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
+
 
 def alert_document(alert: Alert) -> dict[str, Any]:
-    return {name: value for name, value in asdict(alert).items() if name != "id"} | {"rule": str(alert.rule)}
+    document: dict[str, Any] = msgspec.to_builtins(alert)
+    return {name: value for name, value in document.items() if name != "id"}
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorStatus:
+    """How all targets stand at one moment, the open alerts, and what the newest notes have brought."""
+
+    at: float
+    targets: Sequence[TargetStatus] = ()
+    alerts: Sequence[Alert] = ()
+    notes: Sequence[str] = ()
+
+    def sentences(self) -> list[str]:
+        alerts = [f"alert: {one.message} (since {day_and_time(one.opened_at)})" for one in self.alerts]
+        return [*(one.why for one in self.targets if one.why), *alerts, *self.notes]
+
+    def document(self) -> dict[str, Any]:
+        told = {"targets": [one.document() for one in self.targets], "notes": list(self.notes)}
+        return {"at": self.at, **told, "alerts": [alert_document(alert) for alert in self.alerts]}
+
+
+def monitor_status(series: SeriesStore, now: float) -> MonitorStatus:
+    return MonitorStatus(now, target_statuses(series, now), series.alerts(open_only=True), notes_in_words(series, now))
 
 
 def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[TargetStatus]:

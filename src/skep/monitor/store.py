@@ -259,27 +259,30 @@ class SeriesStore:
     """Over an open store. What was appended is final; a slot of a target is covered once or not at all."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
 
     def __repr__(self) -> str:
-        return f"<SeriesStore {self._store.path}>"
+        return f"<SeriesStore {self.store.path}>"
 
     def put_target(self, target: ProbeTarget) -> None:
         """New, changed, or back again after it was removed."""
-        with self._store.transaction() as connection:
+        with self.store.transaction() as connection:
             document = {name: value for name, value in asdict(target).items() if name != "removed_at"}
             values = (target.name, json_text(document), target.added_at, target.removed_at)
             connection.execute("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?)", values)
 
     def remove_target(self, name: str, at: float) -> None:
-        """Its history stays."""
+        """Its history stays; what is wrong with it is over."""
         self.target(name)
-        with self._store.transaction() as connection:
+        with self.store.transaction() as connection:
             connection.execute("UPDATE targets SET removed_at = ? WHERE name = ?", (at, name))
+        for alert in self.alerts(open_only=True):
+            if alert.target == name and alert.id is not None:
+                self.close_alert(alert.id, at, "the target was removed")
 
     def targets(self, *, removed: bool = False) -> list[ProbeTarget]:
         """By name; with `removed` also those that are probed no more."""
-        rows = self._store.read("SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed)
+        rows = self.store.read("SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed)
         return [_target_of(row) for row in rows]
 
     def target(self, name: str, *, removed: bool = False) -> ProbeTarget:
@@ -297,7 +300,7 @@ class SeriesStore:
 
     def append_probe(self, probe: Probe, samples: Sequence[ProbeSample] = ()) -> int | None:
         """The probe, its samples, their hours and days, or nothing. None: a slot of it was covered already."""
-        with self._store.transaction() as connection:
+        with self.store.transaction() as connection:
             end = connection.execute(_ROW_BEFORE, (probe.target, probe.era, probe.slot + probe.slots)).fetchone()
             if end is not None and end[0] > probe.slot:
                 return None
@@ -309,29 +312,29 @@ class SeriesStore:
 
     def last_slots(self) -> dict[str, tuple[int, int]]:
         """By target: its highest era, and the last slot covered in it, be it by a gap."""
-        names = [row["target"] for row in self._store.read(_TARGETS_WITH_PROBES)]
-        found = ((name, self._store.read(_LAST_SLOT, name)[0]) for name in names)
+        names = [row["target"] for row in self.store.read(_TARGETS_WITH_PROBES)]
+        found = ((name, self.store.read(_LAST_SLOT, name)[0]) for name in names)
         return {name: (row[0], row[1]) for name, row in found}
 
     def latest(self, target: str) -> tuple[Probe, list[ProbeSample]] | None:
         """Return the last probe that was really made."""
-        rows = self._store.read(_LAST_MADE, target)
+        rows = self.store.read(_LAST_MADE, target)
         return self._with_samples(rows[0]) if rows else None
 
     def probe(self, probe_id: int) -> tuple[Probe, list[ProbeSample]]:
-        rows = self._store.read("SELECT * FROM probes WHERE id = ?", probe_id)
+        rows = self.store.read("SELECT * FROM probes WHERE id = ?", probe_id)
         if not rows:
             raise UserError(f"there is no probe {probe_id}", hint="`skep monitor status` shows the newest")
         return self._with_samples(rows[0])
 
     def probes(self, target: str, since: float, until: float, limit: int | None = None) -> list[Probe]:
         """Newest first, by the time they were due; gaps that reach into the window included."""
-        rows = self._store.read(_PROBES, target, since, until, -1 if limit is None else limit)
+        rows = self.store.read(_PROBES, target, since, until, -1 if limit is None else limit)
         return read(rows, Probe)
 
     def keys(self, target: str | None = None) -> list[SeriesKey]:
         """In order, passive ones included."""
-        return sorted(read(self._store.read(_KEYS, target), SeriesKey))
+        return sorted(read(self.store.read(_KEYS, target), SeriesKey))
 
     def points(self, key: SeriesKey, since: float, until: float, *, limit: int | None = None) -> list[SeriesPoint]:
         """Oldest first; the newest `limit` of them. A passive series has a point for each hour: its median."""
@@ -344,19 +347,19 @@ class SeriesStore:
         if key.metric not in RAW_METRICS:
             return []
         values = (*key_values(key), since, until, -1 if limit is None else limit)
-        rows = self._store.read(_POINTS.format(metric=key.metric.value), *values)
+        rows = self.store.read(_POINTS.format(metric=key.metric.value), *values)
         return [SeriesPoint(at, value, bool(busy), probe_id) for at, value, busy, probe_id in reversed(rows)]
 
     def spans(self, key: SeriesKey, kind: SpanKind, since: float, until: float) -> list[SeriesSpan]:
         """Oldest first, those that begin in the window and have figures."""
         values = (*key_values(key), key.metric.value, kind.value, since, until)
-        return read(self._store.read(_SPANS, *values), SeriesSpan)
+        return read(self.store.read(_SPANS, *values), SeriesSpan)
 
     def coverage(self, target: str, since: float, until: float) -> dict[str, int]:
         """Return how many occasions of the window were probed, failed or missed: each slot of a gap is one."""
-        (occasions,) = self._store.read(_OCCASIONS, target, since, until)
+        (occasions,) = self.store.read(_OCCASIONS, target, since, until)
         found = dict(occasions)
-        for row in self._store.read(_GAPS, target, since, until):
+        for row in self.store.read(_GAPS, target, since, until):
             found[row["outcome"]] += _slots_inside(row, since, until)
         return found
 
@@ -366,7 +369,7 @@ class SeriesStore:
     def events(self, since: float, until: float, target: str | None = None) -> list[MonitorEvent]:
         """Oldest first; with a target those of it and those of all."""
         of, values = ("AND (target IS NULL OR target = ?3)", (target,)) if target is not None else ("", ())
-        return read(self._store.read(_EVENTS.format(of=of), since, until, *values), MonitorEvent)
+        return read(self.store.read(_EVENTS.format(of=of), since, until, *values), MonitorEvent)
 
     def open_alert(self, alert: Alert) -> int:
         return self._append("alerts", alert, id=None)
@@ -377,7 +380,7 @@ class SeriesStore:
 
     def alerts(self, *, open_only: bool = False, since: float | None = None) -> list[Alert]:
         """Newest first; with `since` those that were open at some time from then on."""
-        rows = self._store.read(_ALERTS, open_only, float("-inf") if since is None else since)
+        rows = self.store.read(_ALERTS, open_only, float("-inf") if since is None else since)
         return read(rows, Alert)
 
     def append_notice(self, alert_id: int, what: str, at: float, via: str, error: str | None) -> None:
@@ -385,14 +388,14 @@ class SeriesStore:
 
     def notices(self, alert_id: int) -> list[tuple[str, float, str, str | None]]:
         """What was told (opened or closed), when, through what, and what went wrong; in the order it was tried."""
-        rows = self._store.read("SELECT what, at, via, error FROM notices WHERE alert_id = ? ORDER BY id", alert_id)
+        rows = self.store.read("SELECT what, at, via, error FROM notices WHERE alert_id = ? ORDER BY id", alert_id)
         return [(row["what"], row["at"], row["via"], row["error"]) for row in rows]
 
     def set_changes(self, key: SeriesKey, changes: Sequence[SeriesChange]) -> None:
         """In place of those found before. Nothing is written where nothing is new."""
         if list(changes) == [change for change in self.changes(key.target) if change.key == key]:
             return
-        with self._store.transaction() as connection:
+        with self.store.transaction() as connection:
             series = series_id(connection, key)
             connection.execute("DELETE FROM changes WHERE series = ?", (series,))
             for change in changes:
@@ -401,7 +404,7 @@ class SeriesStore:
 
     def changes(self, target: str | None = None, since: float | None = None) -> list[SeriesChange]:
         """Oldest first."""
-        rows = self._store.read(_CHANGES, target, float("-inf") if since is None else since)
+        rows = self.store.read(_CHANGES, target, float("-inf") if since is None else since)
         return read(
             rows,
             SeriesChange,
@@ -411,36 +414,36 @@ class SeriesStore:
 
     def summarise_gateway(self, until: float) -> int:
         """Close the hours of the gateway's requests that ended two minutes before `until`; how many had any."""
-        return close_hours(self._store, until)
+        return close_hours(self.store, until)
 
     def thin(self, before: float) -> int:
         """Delete the samples of whole days (of UTC) before it; their days and hours stay. How many went."""
-        newest = self._store.read("SELECT max(at) FROM samples")[0][0]
+        newest = self.store.read("SELECT max(at) FROM samples")[0][0]
         if newest is None:
             return 0
         mark = start_of(min(before, newest + DAY_S), DAY_S)
-        with self._store.transaction() as connection:  # first of all: from now on those days are not computed anew
+        with self.store.transaction() as connection:  # first of all: from now on those days are not computed anew
             connection.execute(_PUT_MARK, (_THINNED, mark))
         total = 0
-        for row in self._store.read("SELECT DISTINCT target, heat, shape, concurrency FROM samples"):
+        for row in self.store.read("SELECT DISTINCT target, heat, shape, concurrency FROM samples"):
             while deleted := self._thin_some(tuple(row), mark):
                 total += deleted
                 time.sleep(_LET_OTHERS_WRITE_S)
         return total
 
     def count_samples(self) -> int:
-        return int(self._store.read("SELECT count(*) FROM samples")[0][0])
+        return int(self.store.read("SELECT count(*) FROM samples")[0][0])
 
     def _with_samples(self, row: Row) -> tuple[Probe, list[ProbeSample]]:
-        rows = self._store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", row["id"])
+        rows = self.store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", row["id"])
         return read([row], Probe)[0], read(rows, ProbeSample)
 
     def _append(self, table: str, record: object = None, clash: str = "", /, **columns: object) -> int:
-        with self._store.transaction() as connection:
+        with self.store.transaction() as connection:
             return insert(connection, table, record, clash, **columns).lastrowid or 0
 
     def _thin_some(self, kind: tuple[object, ...], mark: float) -> int:
-        with self._store.transaction() as connection:
+        with self.store.transaction() as connection:
             connection.execute("INSERT INTO thinning_before VALUES (?)", (mark,))
             deleted = connection.execute(_THIN_SOME, (*kind, mark, _DELETED_AT_ONCE)).rowcount
             connection.execute("DELETE FROM thinning_before")

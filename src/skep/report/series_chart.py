@@ -15,6 +15,7 @@ from datetime import tzinfo
 from html import escape
 from itertools import pairwise
 
+from skep.monitor.history import Band
 from skep.monitor.records import DAY_S, SeriesPoint
 from skep.report import theme
 from skep.report.charts import MarkSheet, Spec, line
@@ -29,8 +30,6 @@ _ROOM = 0.08  # above and below what is drawn
 _LETTER_PX = 7.2
 _SIZES = {"wide": (1040, 380), "narrow": (344, 300), "only": (344, 190), "trend": (320, 96)}
 _MOST_MARKS = 400  # failed probes that get a mark of their own
-
-Band = tuple[float, float, float, float]  # at, median, lower and upper edge
 
 
 @dataclass(frozen=True, slots=True)

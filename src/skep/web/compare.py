@@ -18,6 +18,7 @@ from skep.monitor.compare import TargetComparison, TargetComparisonRow, compare_
 from skep.monitor.history import SeriesHistory, history_of
 from skep.monitor.records import Heat, ProbeShape, SeriesKey
 from skep.monitor.store import SeriesStore
+from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
 from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.markup import Markup, trusted
@@ -31,17 +32,14 @@ from skep.web.context import Site
 from skep.web.history import simulated_words, track_of, value_text
 from skep.web.history_data import (
     HistoryQuery,
-    all_targets,
     chosen_key,
     first_moment,
     in_order,
     in_words,
     key_of,
-    known_target,
     read_query,
     series_of,
     simulated_share,
-    with_steps,
 )
 from skep.web.layout import page, render_macro, streamed
 from skep.web.pictures import MOST_COMPARED, Pictures, body_of
@@ -106,7 +104,6 @@ TARGET_CSV_COLUMNS = (
     "ratio_high", "judgement", "low_a", "high_a", "low_b", "high_b", "cv_a", "cv_b", "count_a", "count_b",
 )  # fmt: skip
 _STRIP = 150  # pixels of the picture of two ranges
-Stepped = tuple[SeriesHistory, tuple[float, ...]]  # with the moments at which its band begins anew
 
 
 def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
@@ -165,7 +162,7 @@ def document(site: Site, store: Store, asked: HistoryQuery) -> dict[str, Any]:
                 "spans": one.spans,
                 "band": one.band,
             }
-            for one, _ in histories
+            for one in histories
         ],
         "pairs": [_pair_document(pair) for pair in pairs(site, store, asked, since)] if asked.targets else [],
     }
@@ -209,11 +206,11 @@ def _speeds(names: set[str]) -> list[str]:
     return sorted(name for name in names if name.startswith("hot/short/c1/") and name.endswith("tok_s"))
 
 
-def _cold(store: Store, hot: Sequence[Stepped]) -> list[SeriesKey]:
+def _cold(store: Store, hot: Sequence[SeriesHistory]) -> list[SeriesKey]:
     """Return the cold series of the same figure, of those targets that have one."""
     series = SeriesStore(store)
     found = []
-    for one, _ in hot:
+    for one in hot:
         if one.key.heat is Heat.HOT:
             cold = [key for key in series.keys(one.key.target) if key.heat is Heat.COLD]
             same = [key for key in cold if key.metric is one.key.metric] or [
@@ -230,17 +227,16 @@ def _since(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> floa
     return min((first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
 
 
-def _histories(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> tuple[float, list[Stepped]]:
+def _histories(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> tuple[float, list[SeriesHistory]]:
     since = _since(store, asked, keys)
     series = SeriesStore(store)
-    return since, [with_steps(series, history_of(series, key, since, asked.until)) for key in keys]
+    return since, [history_of(series, key, since, asked.until) for key in keys]
 
 
-def _picture(asked: HistoryQuery, since: float, histories: Sequence[Stepped]) -> Picture:
+def _picture(asked: HistoryQuery, since: float, histories: Sequence[SeriesHistory]) -> Picture:
     """Only what is told in the same unit stands on one axis."""
-    unit = histories[0][0].key.metric.unit
-    drawn_steps = [(one, steps) for one, steps in histories if one.key.metric.unit == unit]
-    alike = [one for one, _ in drawn_steps]
+    unit = histories[0].key.metric.unit
+    alike = [one for one in histories if one.key.metric.unit == unit]
     same = {series_of(one.key) for one in alike}
     return Picture(
         title=in_words(alike[0].key) if len(same) == 1 else f"{alike[0].key.heat} runs, {unit}",
@@ -249,8 +245,8 @@ def _picture(asked: HistoryQuery, since: float, histories: Sequence[Stepped]) ->
         since=since,
         until=asked.until,
         tracks=[
-            track_of(one, theme.SERIES[place % len(theme.SERIES)], _label(one, len(same)), steps)
-            for place, (one, steps) in enumerate(drawn_steps)
+            track_of(one, theme.SERIES[place % len(theme.SERIES)], _label(one, len(same)))
+            for place, one in enumerate(alike)
         ],
     )
 

@@ -16,55 +16,33 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.errors import UserError
+from skep.monitor.compare import write_note
 from skep.monitor.describe import describe_change, describe_stats, span_of_time
-from skep.monitor.history import SeriesHistory
-from skep.monitor.records import (
-    DAY_S,
-    EventKind,
-    MonitorEvent,
-    SeriesChange,
-    SeriesKey,
-    SeriesMetric,
-    SeriesSpan,
-    SpanKind,
-)
+from skep.monitor.history import Band, SeriesHistory, stepped, steps_of
+from skep.monitor.records import DAY_S, SeriesChange, SeriesKey, SeriesMetric, SeriesSpan, SpanKind
 from skep.monitor.store import SeriesStore
+from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
 from skep.report.markup import Markup, trusted
-from skep.report.series_chart import (
-    Band,
-    ChangeMark,
-    Flag,
-    Picture,
-    Track,
-    series_picture,
-    shift_label,
-    trend_svg,
-)
+from skep.report.series_chart import ChangeMark, Flag, Picture, Track, series_picture, shift_label, trend_svg
 from skep.stats.rolling import window_stats
 from skep.store.database import Store, open_store
-from skep.units import milliseconds, number, percent, printable
+from skep.units import milliseconds, number, percent
 from skep.web.context import Site
 from skep.web.history_data import (
     HistoryQuery,
     HostLine,
     TargetHistory,
-    all_targets,
     begin,
     chosen_key,
     complete,
     first_moment,
-    gather,
     in_words,
-    known_target,
     read_query,
     series_of,
     simulated_share,
-    stepped,
-    steps_of,
 )
-from skep.web.layout import LONGEST_NOTE, page, render_macro, streamed
+from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, form_of, json_answer, way_back
 
 _MOST_ROWS = 300  # of the table behind a picture
@@ -132,9 +110,7 @@ def _words(key: SeriesKey, spans: Sequence[SeriesSpan], change: str | None, leng
     return "" if stats is None else describe_stats(stats, key.metric, length_s)
 
 
-def picture_of(
-    view: TargetHistory, history: SeriesHistory, *, flags: bool = True, steps: Sequence[float] = ()
-) -> Picture:
+def picture_of(view: TargetHistory, history: SeriesHistory, *, flags: bool = True) -> Picture:
     title = in_words(history.key)
     events = history.events[-_MOST_FLAGS:] if flags else ()
     first = len(history.events) - len(events) + 1
@@ -144,7 +120,7 @@ def picture_of(
         unit=history.key.metric.unit,
         since=view.since,
         until=view.until,
-        tracks=[track_of(history, theme.SKY, steps=steps)],
+        tracks=[track_of(history, theme.SKY)],
         shifts=[shift_of(change) for change in history.changes],
         flags=[Flag(event.at, first + place, event.text) for place, event in enumerate(events)],
         failed=view.failed,
@@ -153,10 +129,10 @@ def picture_of(
     )
 
 
-def track_of(history: SeriesHistory, colour: str, name: str | None = None, steps: Sequence[float] = ()) -> Track:
+def track_of(history: SeriesHistory, colour: str, name: str | None = None) -> Track:
     """Return points; where the window is long, hours or days instead: their middle, from p10 to p90."""
     band = history.band or [(span.start, span.median, span.p10, span.p90) for span in history.spans]
-    return Track(name or history.key.target, history.points, band, colour, steps)
+    return Track(name or history.key.target, history.points, band, colour, history.steps)
 
 
 def shift_of(change: SeriesChange) -> ChangeMark:
@@ -238,24 +214,9 @@ def view_document(view: TargetHistory) -> dict[str, Any]:
 
 
 def history_document(history: SeriesHistory) -> dict[str, Any]:
-    return {
-        "series": str(history.key),
-        "words": in_words(history.key),
-        "unit": history.key.metric.unit,
-        "sentences": history.sentences,
-        "points": [[point.at, point.value, point.busy] for point in history.points],
-        "spans": history.spans,
-        "band": history.band,
-        "stats": history.stats,
-        "coverage": history.coverage,
-        "changes": [change_document(change) for change in history.changes],
-        "events": history.events,
-    }
-
-
-def change_document(change: SeriesChange) -> dict[str, Any]:
-    names = ("at", "between", "before", "after", "ratio", "ratio_low", "ratio_high", "worse", "because")
-    return {"series": str(change.key), **{name: getattr(change, name) for name in names}}
+    points = [[point.at, point.value, point.busy] for point in history.points]
+    values = {"points": points, "spans": history.spans, "band": history.band}
+    return {**history.document(), "words": in_words(history.key), **values}
 
 
 def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
@@ -339,25 +300,20 @@ def routes(site: Site) -> list[BaseRoute]:
 
     async def add_note(request: Request) -> Response:
         form = await form_of(request)
-        await asyncio.to_thread(write_note, site, form.get("text", ""), form.get("target", ""))
+        await asyncio.to_thread(_write_note, site, form.get("text", ""), form.get("target", ""))
         return RedirectResponse(way_back(form.get("next")), 303)
 
     shown = [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
     return [*shown, Route("/notes", add_note, methods=["POST"])] if site.writable else [*shown]
 
 
-def write_note(site: Site, note: str, target: str) -> None:
+def _write_note(site: Site, text: str, target: str) -> None:
     """Of one target, or of all where none is named. The moment is now."""
-    words = " ".join(printable(note).split())
-    if not words:
-        raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
-    if len(words) > LONGEST_NOTE:
-        raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")
     with open_store(site.paths.store) as store:
         series = SeriesStore(store)
         if target:
             series.target(target)  # raises for an unknown one
-        series.append_event(MonitorEvent(site.clock(), EventKind.NOTE, words, target or None))
+        write_note(series, text, target or None, site.clock())
 
 
 def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
@@ -379,7 +335,7 @@ def _views(site: Site, store: Store | None, asked: HistoryQuery) -> list[TargetH
     targets = all_targets(SeriesStore(store))
     for name in asked.targets:
         known_target(name, targets)
-    return [_shown(site, gather(store, asked, name)) for name in asked.targets or targets]
+    return [_shown(site, complete(store, begin(store, asked, name))) for name in asked.targets or targets]
 
 
 def _shown(site: Site, view: TargetHistory) -> TargetHistory:

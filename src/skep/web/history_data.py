@@ -5,21 +5,19 @@ Read in a few quick queries: never all samples of a year.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
-from itertools import pairwise
 from statistics import median
 from typing import Any
 from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
 
-from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
+from skep.monitor.changes import primary_keys
 from skep.monitor.compare import around_event
-from skep.monitor.history import MOST_POINTS, SeriesHistory, history_of, primary_keys, read_window
+from skep.monitor.history import SeriesHistory, history_of
 from skep.monitor.records import (
     DAY_S,
     Alert,
@@ -34,9 +32,7 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
-from skep.report.series_chart import Band
 from skep.report.wall_clock import local, stamp
-from skep.stats.rolling import rolling_median
 from skep.store.database import Store
 
 WINDOWS = (
@@ -199,51 +195,6 @@ def _day(at: float) -> str:
     return f"{local(at, None):%Y-%m-%d}"
 
 
-_UNSURE = 4  # values after a change whose median tells little
-
-
-def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) -> tuple[float, ...]:
-    """When the series changed, oldest first. For cold runs changes are not looked for: those of hot ones stand in."""
-    found = [change for change in series.changes(key.target, since) if change.at < until]
-    own = [change for change in found if change.key == key]
-    if not own and key.heat is not Heat.SEEN:
-        speed = key.metric is not SeriesMetric.TTFT_MS
-        own = [one for one in found if (one.key.metric is not SeriesMetric.TTFT_MS) is speed and _alike(one.key, key)]
-    return tuple(sorted({change.at for change in own}))
-
-
-def with_steps(series: SeriesStore, history: SeriesHistory) -> tuple[SeriesHistory, tuple[float, ...]]:
-    """Return the history with its band in pieces, and the moments at which a piece begins."""
-    far = history.since - history.band_s
-    known = {*steps_of(series, history.key, far, history.until), *(change.at for change in history.changes)}
-    steps = tuple(sorted(known))
-    if not steps or not history.band:
-        return history, ()
-    values = read_window(series, history.key, far, history.until).quiet(far, history.until)
-    band = [row for row in stepped(values, steps, history.band_s) if row[0] >= history.since]
-    thinned = tuple(band[:: -(-len(band) // MOST_POINTS)]) if len(band) > MOST_POINTS else tuple(band)
-    return replace(history, band=thinned), tuple(step for step in steps if step > history.since)
-
-
-def stepped(values: Sequence[tuple[float, float]], steps: Sequence[float], width_s: float) -> list[Band]:
-    """Return a rolling median that forgets what was before the last step. `values` and `steps` are oldest first."""
-    moments = [at for at, _ in values]
-    cuts = [0, *(bisect_left(moments, step) for step in steps), len(values)]
-    pieces = [rolling_median(values[begin:end], width_s) for begin, end in pairwise(cuts)]
-    return [row for place, piece in enumerate(pieces) for row in (_settled(piece) if place else piece)]
-
-
-def _settled(piece: Sequence[Band]) -> Sequence[Band]:
-    """Without its first rows, which are medians of next to nothing."""
-    return piece[_UNSURE:] if len(piece) > 2 * _UNSURE else piece
-
-
-def _alike(one: SeriesKey, other: SeriesKey) -> bool:
-    """Return whether a change of the one may stand for a change of the other."""
-    quality = SeriesMetric.QUALITY
-    return one.heat is Heat.HOT and (one.metric is quality) is (other.metric is quality)
-
-
 _MOST_PROBES = 1500  # of which power, clocks and idle times are read
 _MOST_AROUND = 8  # newest events that are compared before and after
 _MOST_MARKS = 2000  # failed and missed ones
@@ -299,9 +250,7 @@ class TargetHistory:
     since: float
     until: float
     history: SeriesHistory | None = None
-    steps: tuple[float, ...] = ()  # where the band begins anew
     cold: SeriesHistory | None = None
-    cold_steps: tuple[float, ...] = ()
     idle: tuple[IdleRow, ...] = ()
     failed: tuple[float, ...] = ()
     missed: tuple[tuple[float, float], ...] = ()
@@ -310,22 +259,6 @@ class TargetHistory:
     throttled: tuple[str, ...] = ()  # reasons that were seen
     alerts: tuple[Alert, ...] = ()
     simulated: float = 0.0  # share of the probes in the window that no model answered
-
-
-def all_targets(series: SeriesStore) -> list[str]:
-    """Return the targets that are probed, those that were, and what the gateway saw."""
-    live = [target.name for target in series.targets()]
-    once = [target.name for target in series.targets(removed=True)]
-    return list(dict.fromkeys([*live, *once, *sorted({key.target for key in series.keys(None)})]))
-
-
-def known_target(name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        hint = "the page without a target shows all" if known else "`skep monitor add` makes one"
-        raise UserError(
-            f"there is no target `{name}`",
-            hint=did_you_mean(similar_names(name, {squeeze(one): one for one in known}), hint),
-        )
 
 
 def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[SeriesKey | None, tuple[SeriesKey, ...]]:
@@ -337,36 +270,25 @@ def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[Ser
     return (first[0] if first else keys[0] if keys else None), keys
 
 
-def first_moment(series: SeriesStore, key: SeriesKey, until: float) -> float:
+def first_moment(series: SeriesStore, key: SeriesKey | None, until: float) -> float:
     """When a series began, by its days."""
-    days = series.spans(key, SpanKind.DAY, 0.0, until)
+    days = series.spans(key, SpanKind.DAY, 0.0, until) if key else []
     return days[0].start if days else until - DAY_S
-
-
-def gather(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
-    """Everything there is to show of a target."""
-    return complete(store, begin(store, asked, target))
 
 
 def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
     """Return what the first picture needs."""
     series = SeriesStore(store)
     key, keys = chosen_key(series, target, asked.series)
-    if key is None:
-        since = asked.until - DAY_S if asked.since is None else asked.since
-        failed, missed = _not_done(store, target, since, asked.until)
-        return TargetHistory(target, None, (), since, asked.until, failed=failed, missed=missed)
     since = first_moment(series, key, asked.until) if asked.since is None else asked.since
     failed, missed = _not_done(store, target, since, asked.until)
-    history, steps = with_steps(series, history_of(series, key, since, asked.until))
     return TargetHistory(
         target=target,
         key=key,
         keys=keys,
         since=since,
         until=asked.until,
-        history=history,
-        steps=steps,
+        history=None if key is None else history_of(series, key, since, asked.until),
         failed=failed,
         missed=missed,
         simulated=simulated_share(store, target, since, asked.until),
@@ -381,15 +303,11 @@ def complete(store: Store, view: TargetHistory) -> TargetHistory:
     brief = view.until - view.since <= _IN_DETAIL_S
     probes = series.probes(view.target, view.since, view.until, _MOST_PROBES) if brief else []
     cold_key = _cold_beside(view.key, view.keys)
-    cold: SeriesHistory | None = None
-    cold_steps: tuple[float, ...] = ()
-    if cold_key:
-        cold, cold_steps = with_steps(series, history_of(series, cold_key, view.since, view.until))
+    cold = history_of(series, cold_key, view.since, view.until) if cold_key else None
     alerts = series.alerts(since=view.since)
     return replace(
         view,
         cold=cold,
-        cold_steps=cold_steps,
         idle=idle_rows(cold.points, probes) if cold else (),
         around=around_events(series, view.history),
         host=host_lines(probes),

@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 
 from skep import __version__, units
 from skep.errors import SkepError
-from skep.monitor.records import DAY_S
+from skep.monitor.records import DAY_S, LONGEST_NOTE
 from skep.report import theme
 from skep.report.series_chart import legend, series_picture
 from skep.report.wall_clock import when, zone_name
@@ -42,7 +42,6 @@ PAGES = (
     ("plan", "/plan", "Plan", "p"),
     ("tuning", "/tuning", "Tuning", "t"),
 )
-LONGEST_NOTE = 200
 PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
 _UNITS = ("milliseconds", "moment", "number", "percent", "seconds", "shortened")
 _LINE_BREAK = re.compile(r"(\A|>)?\s*\n\s*(?=(<|\Z)?)")

@@ -1,0 +1,163 @@
+"""Targets: which ones are valid, who answers at their address, how they are added and named."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.catalog.names import did_you_mean, similar_names, squeeze
+from skep.errors import SkepError, UserError
+from skep.monitor.records import DAY_S, ProbeTarget, SeriesKey, TargetKind
+from skep.monitor.schedule import format_interval
+from skep.monitor.store import SeriesStore
+from skep.paths import LOOPBACK, user_paths
+from skep.supervisor.control import local_key
+from skep.wire.heads import parse_url
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SHORTEST_S, LONGEST_S = 10.0, 366 * DAY_S
+SHORTEST_TIMEOUT_S = 0.1
+CHECK_S = 10.0  # for the question that is asked when a target is added
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTarget:
+    """A target as it was stored, and what answered at its address; None: it was not asked."""
+
+    target: ProbeTarget
+    model: str | None = None
+    about: str | None = None
+
+
+def add_target(
+    series: SeriesStore, target: ProbeTarget, env: Mapping[str, str], now: float, *, own: bool, check: bool
+) -> AddedTarget:
+    """Store a target. `own`: its URL is that of this installation's gateway. `check`: connect to it first."""
+    check_target(target)
+    taken = next((known for known in series.targets() if known.name == target.name), None)
+    if taken is not None:
+        hint = f"choose another name, or `skep monitor remove {target.name}` first: its history stays and goes on"
+        raise UserError(f"`{target.name}` is watched already, at {taken.url}", hint=hint)
+    endpoint = asyncio.run(_look(target, env)) if check else None
+    kind = _kind(endpoint) if endpoint else TargetKind.GATEWAY if own else target.kind
+    key_env = target.key_env
+    if kind is TargetKind.GATEWAY and key_env is None and _key(target, env) is not None:
+        key_env = "SKEP_API_KEY"
+    target = replace(target, kind=kind, key_env=key_env, added_at=now)
+    series.put_target(target)
+    return AddedTarget(target, endpoint.model, _about(endpoint, kind)) if endpoint else AddedTarget(target)
+
+
+def check_target(target: ProbeTarget) -> None:
+    """Raise UserError, in terms of the options of `skep monitor add`, for what cannot be probed."""
+    every, timeout = format_interval(target.every_s), format_interval(target.timeout_s)
+    if not _NAME.fullmatch(target.name):
+        hint = "1 to 64 letters, digits, dots and dashes, the first one a letter or a digit"
+        raise UserError(f"`{target.name}` is not a valid target name", hint=hint)
+    parse_url(target.url)
+    parts = urlsplit(target.url if "://" in target.url else f"http://{target.url}")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        hint = "the URL is stored and shown; give the key in a variable with `--key-env VAR`"
+        raise UserError("--url must be a base URL, without a user, a `?` or a `#`", hint=hint)
+    if target.key_env is not None and not _VARIABLE.fullmatch(target.key_env):
+        hint = "put the key into a variable and pass its name: --key-env MY_KEY"
+        raise UserError("--key-env is not the name of a variable", hint=hint)
+    if target.model is not None and not target.model.isprintable():
+        raise UserError("--model has characters that cannot be printed", hint="copy it from `/v1/models`")
+    if target.api not in ("openai", "ollama"):
+        raise UserError(f"--api `{target.api}` is unknown", hint="choose openai or ollama")
+    if target.every_s < SHORTEST_S:
+        hint = "a probe costs the target load: `--every 1h` is usual, 10s is the least"
+        raise UserError(f"--every {every} is too often", hint=hint)
+    if target.every_s > LONGEST_S:
+        raise UserError(f"--every {every} is too rare", hint="the longest interval is a year; try `--every 30d`")
+    if target.timeout_s < SHORTEST_TIMEOUT_S:
+        raise UserError(f"--timeout {timeout} is too short", hint="use at least 0.1s; the default is 300s")
+    if target.jitter >= target.every_s:
+        hint = "the default is a tenth of --every; --jitter 0s turns it off"
+        raise UserError("--jitter must be shorter than --every", hint=hint)
+
+
+def _key(target: ProbeTarget, env: Mapping[str, str]) -> str | None:
+    """Return the key in the variable `key_env`, else skep's own key for a server on this machine."""
+    if target.key_env is None:
+        return local_key(target.url, env, user_paths(env))
+    value = env.get(target.key_env)
+    if not value:
+        hint = f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"
+        raise UserError(f"--key-env `{target.key_env}` is not set", hint=hint)
+    return value
+
+
+async def _look(target: ProbeTarget, env: Mapping[str, str]) -> Endpoint:
+    key, timeout_s = _key(target, env), min(CHECK_S, target.timeout_s)
+    try:
+        return await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=timeout_s)
+    except SkepError as error:
+        error.hint = f"{error.hint or 'check the URL'}; --no-check adds it as it is"
+        raise
+
+
+def _kind(endpoint: Endpoint) -> TargetKind:
+    if "replicas" in endpoint.engine:  # only skep's gateway tells it
+        return TargetKind.GATEWAY
+    return TargetKind.REPLICA if endpoint.origin.host in LOOPBACK else TargetKind.ENDPOINT
+
+
+def _about(endpoint: Endpoint, kind: TargetKind) -> str:
+    engine = endpoint.engine
+    told = [str(kind), str(engine.get("engine") or engine.get("server") or "an OpenAI-compatible server")]
+    told += [f"{engine['slots']} slots"] if isinstance(engine.get("slots"), int) else []
+    return ", ".join([*told, *(["simulated"] if endpoint.simulated else [])])
+
+
+def target_document(target: ProbeTarget) -> dict[str, Any]:
+    """Return the target as JSON. It has the name of the key's variable, never the key."""
+    return {**msgspec.to_builtins(target), "jitter_s": target.jitter}
+
+
+def runs_of(target: ProbeTarget) -> str:
+    """Return the runs of a probe in tokens of output: `short 64, long 512, c4`."""
+    runs = [f"short {target.short_tokens}"]
+    runs += [f"long {target.long_tokens}"] if target.long_tokens else []
+    runs += [f"c{target.concurrency}"] if target.concurrency else []
+    runs += [f"{target.quality_items} tasks"] if target.quality_items else []
+    return ", ".join(runs)
+
+
+def all_targets(series: SeriesStore) -> list[str]:
+    """Return the targets that are probed, those that were, and what the gateway saw."""
+    live = [target.name for target in series.targets()]
+    once = [target.name for target in series.targets(removed=True)]
+    return list(dict.fromkeys([*live, *once, *sorted({key.target for key in series.keys(None)})]))
+
+
+def known_target(name: str, known: Collection[str]) -> str:
+    """Return the name. Raise UserError, with names like it, for one that is not known."""
+    if name not in known:
+        hint = "`skep monitor list --all` shows them" if known else "`skep monitor add` makes one"
+        near = similar_names(name, {squeeze(one): one for one in known})
+        raise UserError(f"there is no target `{name}`", hint=did_you_mean(near, hint))
+    return name
+
+
+def known_key(series: SeriesStore, text: str) -> SeriesKey:
+    """Return the series of that name. Raise UserError where there is none."""
+    try:
+        key = SeriesKey.parse(text)
+    except ValueError:
+        hint = "write it as box/hot/short/c1/tok_s; `skep monitor series --all` lists them"
+        raise UserError(f"`{text}` is not the name of a series", hint=hint) from None
+    known = series.keys(key.target)
+    if key not in known:
+        listed = ", ".join(map(str, known[:6])) or "none of that target"
+        raise UserError(f"there is no series `{text}`", hint=f"there are: {listed}")
+    return key
