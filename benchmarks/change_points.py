@@ -30,7 +30,7 @@ from random import Random
 from statistics import median
 
 from skep.stats import changepoints
-from skep.stats.changepoints import FEWEST, Split, change_points
+from skep.stats.changepoints import FEWEST, Split, changes_in_series
 
 CV = 0.04
 DAY = 24
@@ -73,7 +73,7 @@ def false_alarm(number: int, kind: str, days: int) -> int | None:
     hours = kept(rng, kind, DAY * days)
     values = noise(rng, kind, DAY * days)
     seen = [70 * values[hour] for hour in hours]
-    return next((looks for looks in range(FEWEST, len(seen) + 1) if change_points(seen[:looks])), None)
+    return next((looks for looks in range(FEWEST, len(seen) + 1) if changes_in_series(seen[:looks]).splits), None)
 
 
 def shifted(number: int, kind: str, size: float, first_day: float, last_day: float) -> dict:
@@ -85,8 +85,8 @@ def shifted(number: int, kind: str, size: float, first_day: float, last_day: flo
     seen = [70 * values[hour] * (1 - size if hour >= at else 1) for hour in hours]
     start = sum(hour < at for hour in hours)
     ends = [*range(start + 1, len(seen), STEP), len(seen)]
-    found = next((end for end in ends if any(right(split) for split in change_points(seen[:end]))), None)
-    last = change_points(seen)
+    found = next((end for end in ends if any(right(split) for split in changes_in_series(seen[:end]).splits)), None)
+    last = changes_in_series(seen).splits
     split = min((one for one in last if right(one)), key=lambda one: abs(one.index - start), default=None)
     return {
         "delay_h": None if found is None else hours[found - 1] - at,
@@ -128,7 +128,7 @@ def quickness() -> dict[str, float]:
         laps = []
         for _ in range(22):
             laps.append(time.process_time())
-            change_points(values)
+            changes_in_series(values)
         found[name] = round(1000 * median(after - before for before, after in pairwise(laps)), 2)
     return found
 

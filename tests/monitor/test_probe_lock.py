@@ -10,7 +10,6 @@ import pytest
 
 from skep.errors import StoreError
 from skep.monitor.loop import Loop, idle_before, probe_by_hand
-from skep.monitor.main import replaced
 from skep.monitor.probe_lock import ProbeLock
 from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
@@ -128,7 +127,7 @@ def test_a_store_that_is_taken_away_ends_the_loop_in_one_line(tmp_path, how):
     path = tmp_path / "store.sqlite3"
 
     async def run(store):
-        loop = Loop(SeriesStore(store), pytest.fail, say=lambda _line: None, is_gone=replaced(path), poll_s=0.01)
+        loop = Loop(SeriesStore(store), pytest.fail, say=lambda _line: None, poll_s=0.01)
         watching = asyncio.ensure_future(loop.run())
         await asyncio.sleep(0.03)
         path.unlink()

@@ -17,7 +17,7 @@ from typing import Any, Self
 from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError
 from skep.monitor import evaluate
-from skep.monitor.evaluate import Action, Alarms, AlertOpened, find_alerts, findings_of
+from skep.monitor.evaluate import Alarms, find_alerts, findings_of
 from skep.monitor.notify import Log, Notice, NotificationQueues, Notifier, Secrets, log_line, make_notice, notifiers_of
 from skep.monitor.quiet_hours import Notification, QuietHoursPolicy
 from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, ProbeSample, ProbeTarget
@@ -179,10 +179,9 @@ class AlertWatcher:
         finding = evaluate.disk(free, kept, limit)
         self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
 
-    def _carry_out(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            alert = self._secrets.scrubbed(action.alert)
-            opened = isinstance(action, AlertOpened)
+    def _carry_out(self, changed: Sequence[Alert]) -> None:
+        for one in changed:
+            alert, opened = self._secrets.scrubbed(one), one.closed_at is None
             with self._never_raising("store"):
                 alert = self._keep(alert) if opened else self._end(alert)
             self._note(Notification("opened" if opened else "closed", (alert,)))

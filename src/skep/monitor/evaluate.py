@@ -52,21 +52,6 @@ class RuleFinding:
     since: float | None = None  # when the event itself was, where the rule knows; later ones are events of their own
 
 
-@dataclass(frozen=True, slots=True)
-class AlertOpened:
-    alert: Alert
-
-
-@dataclass(frozen=True, slots=True)
-class AlertClosed:
-    """`alert` has its end and the reason."""
-
-    alert: Alert
-
-
-Action = AlertOpened | AlertClosed
-
-
 class Alarms:
     """The open alerts. Invariant: at most one for a rule and target."""
 
@@ -94,8 +79,9 @@ class Alarms:
             self._open[place] = kept
         return kept
 
-    def feed(self, findings: Sequence[RuleFinding], now: float) -> list[Action]:
-        actions: list[Action] = []
+    def feed(self, findings: Sequence[RuleFinding], now: float) -> list[Alert]:
+        """Return the alerts that these findings open, and those that they close, which have their end."""
+        actions: list[Alert] = []
         for finding in findings:
             place = (finding.rule, finding.target)
             standing = self._open.get(place)
@@ -107,7 +93,7 @@ class Alarms:
                 actions += [self._end(standing, "another one followed", now), self._begin(finding, now)]
         return actions
 
-    def forget(self, targets: Iterable[str], now: float) -> list[Action]:
+    def forget(self, targets: Iterable[str], now: float) -> list[Alert]:
         """Close what is open for targets other than these: they are watched no more."""
         watched = set(targets)
         gone = [alert for alert in self.open if alert.target is not None and alert.target not in watched]
@@ -117,15 +103,15 @@ class Alarms:
         last = self._last_opened.get((finding.rule, finding.target))
         return finding.since is None or last is None or finding.since > last
 
-    def _begin(self, finding: RuleFinding, now: float) -> AlertOpened:
+    def _begin(self, finding: RuleFinding, now: float) -> Alert:
         alert = Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit)
         self._open[finding.rule, finding.target] = alert
         self._last_opened[finding.rule, finding.target] = now
-        return AlertOpened(alert)
+        return alert
 
-    def _end(self, alert: Alert, because: str, now: float) -> AlertClosed:
+    def _end(self, alert: Alert, because: str, now: float) -> Alert:
         del self._open[alert.rule, alert.target]
-        return AlertClosed(replace(alert, closed_at=now, closed_because=because))
+        return replace(alert, closed_at=now, closed_because=because)
 
 
 LATE = 3  # a single run says little, the median of three a good deal more
@@ -345,18 +331,10 @@ def findings_of(
     return [finding for finding in found if finding is not None]
 
 
-def find_alerts(
-    series: SeriesStore,
-    wanted: Monitor,
-    now: float,
-    *,
-    free_bytes: int | None = None,
-    trend: Sequence[tuple[float, int]] = (),
-    zone: tzinfo | None = None,
-) -> list[Alert]:
+def find_alerts(series: SeriesStore, wanted: Monitor, now: float, *, free_bytes: int | None = None) -> list[Alert]:
     """All that is wrong now, whether or not anybody was told of it."""
-    found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now, zone)]
-    if free_bytes is not None and (finding := disk(free_bytes, trend, wanted.disk_free_bytes)):
+    found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now)]
+    if free_bytes is not None and (finding := disk(free_bytes, (), wanted.disk_free_bytes)):
         found.append(finding)
     return [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in found if one.wrong]
 

@@ -101,20 +101,8 @@ class WriteBuffer:
             return
         whole = entry.probe
         outcome = ProbeOutcome.FAILED if whole.outcome is ProbeOutcome.DONE else whole.outcome
-        bare = Probe(
-            *(
-                whole.target,
-                whole.era,
-                whole.slot,
-                whole.due_at,
-                whole.ended_at,
-                outcome,
-                whole.started_at,
-                whole.slots,
-            ),
-            error_kind="store",
-            error="its figures could not be stored",
-        )
+        occasion = (whole.target, whole.era, whole.slot, whole.due_at, whole.ended_at, outcome, whole.started_at)
+        bare = Probe(*occasion, whole.slots, error_kind="store", error="its figures could not be stored")
         try:
             self._series.append_probe(bare)
         except _FAULTS_OF_VALUES as again:
@@ -136,30 +124,7 @@ class WriteBuffer:
         self._trouble = error.message
 
 
-GRACE_S = 150.0  # after the hour: the gateway writes its rows in batches
-
-
-class PassiveHours:
-    """When the hours of the gateway's requests are summarised. The store remembers which hours are closed."""
-
-    def __init__(self) -> None:
-        self._closed: float | None = None
-
-    def is_due(self, now: float) -> bool:
-        """At the start, then a little after each full hour; also after a clock that was set back."""
-        return self._closed != _hour(now)
-
-    def close(self, series: SeriesStore, now: float) -> int:
-        """Summarise the hours up to now. Return how many had requests."""
-        closed = series.summarise_gateway(now)
-        self._closed = _hour(now)
-        return closed
-
-
-def _hour(now: float) -> float:
-    return (now - GRACE_S) // HOUR_S
-
-
+GRACE_S = 150.0  # after the hour its requests are summarised: the gateway writes its rows in batches
 POLL_S = 5.0  # targets are added and removed while it runs
 TICK_S = 60.0
 BY_HAND = -1  # the era of probes that somebody asked for
@@ -198,7 +163,6 @@ class Loop:
         look_for_changes: Callable[[SeriesStore, str, float], object] = find_changes,
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         turns: ProbeLock | None = None,
-        is_gone: Callable[[], bool] = lambda: False,
         poll_s: float = POLL_S,
         most_waiting: int = MOST,
     ) -> None:
@@ -210,11 +174,10 @@ class Loop:
         self._look_for_changes = look_for_changes
         self._in_thread = in_thread
         self._turns = turns or ProbeLock(None)
-        self._is_gone = is_gone
         self._poll_s = poll_s
         self._backlog = WriteBuffer(series, say, most_waiting)
         self._schedule = ProbeSchedule()
-        self._passive = PassiveHours()
+        self._closed_hour: float | None = None  # of the gateway's requests
         self._targets: list[ProbeTarget] = []
         self._seen: dict[str, LastSeen] = {}
         self._busy: set[str] = set()  # machines that are being probed
@@ -248,7 +211,7 @@ class Loop:
         Raise StoreError where the file was deleted or replaced while the loop ran.
         """
         now = self._moment()
-        if self._is_gone():
+        if self._series.store.moved:
             raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it anew")
         self._begin_tick(tasks, now)
         if len(self._backlog):
@@ -362,8 +325,10 @@ class Loop:
         """Each by itself: hours that cannot be written must not keep anybody from hearing that the disk is full."""
         try:
             with self._going_on("tick=true"):
-                if self._passive.is_due(now):
-                    await self._in_thread(self._passive.close, self._series, now)
+                hour = (now - GRACE_S) // HOUR_S
+                if hour != self._closed_hour:  # at the start, after each hour, and after a clock that was set back
+                    await self._in_thread(self._series.summarise_gateway, now)
+                    self._closed_hour = hour
             with self._going_on("tick=true"):
                 if self._watch is not None:
                     await self._watch.tick(now)

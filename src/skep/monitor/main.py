@@ -85,22 +85,6 @@ def probe_lock_for(paths: Paths) -> ProbeLock:
     return ProbeLock(paths.state / "probing")
 
 
-def replaced(path: Path) -> Callable[[], bool]:
-    """Return whether another file stands there by now, or none. Where it cannot be asked, nothing is said."""
-    began = path.stat()
-
-    def is_gone() -> bool:
-        try:
-            now = path.stat()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return (now.st_dev, now.st_ino) != (began.st_dev, began.st_ino)
-
-    return is_gone
-
-
 def run_monitor(
     wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
 ) -> None:
@@ -117,8 +101,7 @@ async def _watch_over(
 
     series = SeriesStore(store)
     async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
-        is_gone = replaced(store.path)
-        watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns, is_gone=is_gone)
+        watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns)
         watching = asyncio.ensure_future(watcher.run(once=once))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -63,21 +63,15 @@ class Drift:
 
     first: int
     last: int  # its last value
-    ratio: float  # of the end over the beginning, on that line
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesChanges:
-    splits: tuple[Split, ...] = ()
+    splits: tuple[Split, ...] = ()  # without those that a slow drift explains as well
     drifts: tuple[Drift, ...] = ()
 
 
-def change_points(values: Sequence[float], *, least: float = LEAST) -> list[Split]:
-    """Return the steps in order, without those that a slow drift explains as well."""
-    return list(changes_in_series(values, least=least).splits)
-
-
-def changes_in_series(values: Sequence[float], *, least: float = LEAST) -> SeriesChanges:
+def changes_in_series(values: Sequence[float]) -> SeriesChanges:
     """The steps and the drifts of a series, oldest first. A level that is not above zero has no ratio, and no split."""
     skipped = max(0, len(values) - MOST)
     values = values[skipped:]
@@ -90,10 +84,9 @@ def changes_in_series(values: Sequence[float], *, least: float = LEAST) -> Serie
     slow = scale.slowness(cuts)
     cuts = scale.cuts(slow) if slow > 1 else cuts
     cuts, drifts = _without_drifts(scale, cuts)
-    splits = _told(scale, values, cuts, slow, least)
     return SeriesChanges(
-        tuple(_moved(split, skipped) for split in splits),
-        tuple(Drift(drift.first + skipped, drift.last + skipped, drift.ratio) for drift in drifts),
+        tuple(_moved(split, skipped) for split in _told(scale, values, cuts, slow)),
+        tuple(Drift(first + skipped, last + skipped) for first, last in drifts),
     )
 
 
@@ -103,7 +96,6 @@ class _LogScale:
 
     xs: Sequence[float]
     spread: float
-    logs: bool
 
     @classmethod
     def of(cls, values: Sequence[float]) -> _LogScale:
@@ -111,7 +103,7 @@ class _LogScale:
         xs = list(map(math.log, values)) if logs else list(values)
         steps = sorted(map(abs, map(sub, xs[1:], xs)))
         floor = _FLOOR if logs else max(_FLOOR * abs(median(xs)), _FLOOR * max(map(abs, xs)), 1e-12)
-        return cls(xs, max(_MAD_OF_STEPS * _middle(steps), floor), logs)
+        return cls(xs, max(_MAD_OF_STEPS * _middle(steps), floor))
 
     def clipped(self, first: int, last: int, cut: int | None = None) -> list[float]:
         """In deviations from the middle of the stretch; with a cut, clipped outside of its two levels only."""
@@ -265,14 +257,14 @@ def _bracket(scale: _LogScale, first: int, cut: int, last: int, slow: float) -> 
     return min(first + SHORTEST + low, cut), max(first + SHORTEST + high, cut)
 
 
-def _told(scale: _LogScale, values: Sequence[float], cuts: list[int], slow: float, least: float) -> list[Split]:
+def _told(scale: _LogScale, values: Sequence[float], cuts: list[int], slow: float) -> list[Split]:
     """The cuts with their figures, without those that are too small to tell."""
     cuts = list(cuts)
     while True:
         edges = [0, *cuts, len(values)]
         levels = zip(edges, edges[1:], edges[2:], strict=False)
         splits = [_split(scale, values, first, cut, last, slow) for first, cut, last in levels]
-        small = [split for split in splits if split is None or abs(split.ratio.estimate - 1) < least]
+        small = [split for split in splits if split is None or abs(split.ratio.estimate - 1) < LEAST]
         if not small:
             return [split for split in splits if split is not None]
         weakest = min(
@@ -296,7 +288,7 @@ def _split(scale: _LogScale, values: Sequence[float], first: int, cut: int, last
     )
 
 
-def _without_drifts(scale: _LogScale, cuts: list[int]) -> tuple[list[int], list[Drift]]:
+def _without_drifts(scale: _LogScale, cuts: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Runs of steps in the same direction that one straight line explains as well are a drift."""
     edges = [0, *cuts, len(scale.xs)]
     levels = [_middle(sorted(scale.xs[a:b])) for a, b in pairwise(edges)]
@@ -309,20 +301,16 @@ def _without_drifts(scale: _LogScale, cuts: list[int]) -> tuple[list[int], list[
         while end < len(cuts) and (levels[end + 1] > levels[end]) is up:
             end += 1
         first, last = edges[place], edges[end + 1]
-        slope = _slope_if_better(scale, first, cuts[place:end], last)
-        if slope is None:
-            kept += cuts[place:end]
+        if _line_is_better(scale, first, cuts[place:end], last):
+            drifts.append((first, last - 1))
         else:
-            middle = abs(_middle(sorted(scale.xs[first:last])))
-            whole = slope * (last - 1 - first)
-            ratio = math.exp(whole) if scale.logs else 1 + whole / middle if middle else 1.0
-            drifts.append(Drift(first, last - 1, ratio))
+            kept += cuts[place:end]
         place = end
     return kept, drifts
 
 
-def _slope_if_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int) -> float | None:
-    """Of the line through the stretch, per value, where it explains the stretch as well as the steps do."""
+def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int) -> bool:
+    """Return whether a straight line explains the stretch as well as the steps do."""
     xs, n = scale.xs[first:last], last - first
     room = CLIP * scale.spread
     fitted = [
@@ -330,7 +318,6 @@ def _slope_if_better(scale: _LogScale, first: int, cuts: Sequence[int], last: in
     ]
     centre = (n - 1) / 2
     wide = n * (n * n - 1) / 12
-    slope, height = 0.0, 0.0
     steady: Sequence[float] = xs
     for _ in range(3):  # again with what lies far from the line clipped to it
         height = math.fsum(steady) / n
@@ -341,7 +328,7 @@ def _slope_if_better(scale: _LogScale, first: int, cuts: Sequence[int], last: in
     by_line = least + sum(min(abs(x - on), room) ** 2 for x, on in zip(xs, line, strict=True))
     by_steps = least + sum(min(abs(x - on), room) ** 2 for x, on in zip(xs, fitted, strict=True))
     needed = _LINE_BETTER if len(cuts) == 1 else -len(cuts) * math.log(n)  # every further step could fit by chance
-    return slope if n * math.log(by_steps / by_line) > needed else None
+    return n * math.log(by_steps / by_line) > needed
 
 
 def _clipped_mean(part: Sequence[float], room: float) -> float:

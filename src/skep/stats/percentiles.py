@@ -34,7 +34,7 @@ def percentile(values: Iterable[float], q: float) -> float:
     The smallest value is percentile 0 and the largest percentile 100; the n values between them lie
     100 / (n - 1) apart. `percentile([10, 20], 95)` is 19.5.
     """
-    return _at(_sorted(values), q)
+    return at_rank(_sorted(values), q)
 
 
 def percentiles(values: Iterable[float]) -> Percentiles | None:
@@ -42,7 +42,7 @@ def percentiles(values: Iterable[float]) -> Percentiles | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    p50, p95, p99 = (_at(ordered, q) for q in (50, 95, 99))
+    p50, p95, p99 = (at_rank(ordered, q) for q in (50, 95, 99))
     return Percentiles(p50=p50, p95=p95, p99=p99, mean=fmean(ordered))
 
 
@@ -73,7 +73,8 @@ def _sorted(values: Iterable[float]) -> list[float]:
     return ordered
 
 
-def _at(ordered: list[float], q: float) -> float:
+def at_rank(ordered: Sequence[float], q: float) -> float:
+    """Return the q-th percentile of values that are sorted already."""
     if not 0 <= q <= 100:
         raise ValueError(f"percentile {q} is not between 0 and 100")
     position = q * (len(ordered) - 1) / 100
@@ -215,8 +216,12 @@ class MeanEstimate:
             return sum(freedom for _, freedom in self.parts)
         return 1 / sum((part / total) ** 2 / freedom for part, freedom in self.parts)
 
+    @property
+    def error(self) -> float:
+        return math.sqrt(sum(part for part, _ in self.parts))
+
     def reach(self, confidence: float) -> float:
-        return t_quantile(confidence, self.freedom) * math.sqrt(sum(part for part, _ in self.parts))
+        return t_quantile(confidence, self.freedom) * self.error
 
     def as_ratio(self, confidence: float) -> Interval:
         """Return the interval of the ratio, if this is a mean of logarithms."""

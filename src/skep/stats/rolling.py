@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from skep.stats.percentiles import coefficient_of_variation, mad, percentile
+from skep.stats.percentiles import at_rank, coefficient_of_variation, mad
 
 LEAST_SLOPES = 3  # points below which a line through them says nothing
 
@@ -42,7 +42,7 @@ def window_stats(values: Iterable[float]) -> WindowStats | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    p05, p25, middle, p75, p95 = (percentile(ordered, q) for q in (5, 25, 50, 75, 95))
+    p05, p25, middle, p75, p95 = (at_rank(ordered, q) for q in (5, 25, 50, 75, 95))
     return WindowStats(
         count=len(ordered),
         median=middle,
@@ -70,7 +70,7 @@ def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> lis
         while points[first][0] <= at - width_s:
             del window[bisect_left(window, points[first][1])]
             first += 1
-        found.append((at, _at(window, 0.5), _at(window, 0.25), _at(window, 0.75)))
+        found.append((at, at_rank(window, 50), at_rank(window, 25), at_rank(window, 75)))
     return found
 
 
@@ -92,8 +92,8 @@ def line_through(points: Sequence[tuple[float, float]], *, most: int = 120) -> T
     reach = 1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = max(0, round((len(slopes) - reach) / 2))
     high = min(len(slopes) - 1, round((len(slopes) + reach) / 2))
-    slope = _at(slopes, 0.5)
-    middle = _at(sorted(value - slope * (at - gathered[0][0]) for at, value in gathered), 0.5)
+    slope = at_rank(slopes, 50)
+    middle = at_rank(sorted(value - slope * (at - gathered[0][0]) for at, value in gathered), 50)
     whole = points[-1][0] - gathered[0][0]
     return TrendLine(
         slope, slopes[low], slopes[high], middle + slope * (points[0][0] - gathered[0][0]), middle + slope * whole
@@ -105,12 +105,4 @@ def _gathered(points: Sequence[tuple[float, float]], most: int) -> Sequence[tupl
     if size <= 1:
         return points
     groups = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(_at(sorted(at for at, _ in group), 0.5), _at(sorted(v for _, v in group), 0.5)) for group in groups]
-
-
-def _at(ordered: Sequence[float], share: float) -> float:
-    """Of values that are sorted already; between two ranks by a straight line."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    low = ordered[below]
-    return low if place == below else low + (ordered[below + 1] - low) * (place - below)
+    return [(at_rank(sorted(at for at, _ in group), 50), at_rank(sorted(v for _, v in group), 50)) for group in groups]

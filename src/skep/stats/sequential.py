@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from statistics import fmean
+from statistics import fmean, variance
 
-from skep.stats.percentiles import median, t_quantile
+from skep.stats.percentiles import MeanEstimate, median, t_quantile
 from skep.units import Interval
 
 READING, START = 0.03, 0.012  # spreads taken for granted until there are figures
@@ -63,23 +63,17 @@ class MeasurementNoise:
 
     def add_rounds(self, means: Sequence[float], counts: Sequence[int]) -> None:
         """Differences of two configurations, one a round: what readings do not explain is the starts'."""
-        if len(means) < 2:
-            return
-        middle = fmean(means)
-        between = sum((value - middle) ** 2 for value in means) / (len(means) - 1)
-        within = 2 * self.reading**2 * fmean(1 / count for count in counts)
-        self._start_squares += (len(means) - 1) * max(0.0, between - within) / 2
-        self._start_freedom += len(means) - 1
+        self._add_means(means, counts, 2)
 
     def add_starts(self, means: Sequence[float], counts: Sequence[int]) -> None:
         """Of one configuration, one a start."""
-        if len(means) < 2:
-            return
-        middle = fmean(means)
-        between = sum((value - middle) ** 2 for value in means) / (len(means) - 1)
-        within = self.reading**2 * fmean(1 / count for count in counts)
-        self._start_squares += (len(means) - 1) * max(0.0, between - within)
-        self._start_freedom += len(means) - 1
+        self._add_means(means, counts, 1)
+
+    def _add_means(self, means: Sequence[float], counts: Sequence[int], sides: int) -> None:
+        if len(means) >= 2:
+            within = sides * self.reading**2 * fmean(1 / count for count in counts)
+            self._start_squares += (len(means) - 1) * max(0.0, variance(means) - within) / sides
+            self._start_freedom += len(means) - 1
 
     def clipped(self, logs: Sequence[float]) -> list[float]:
         """Return the readings with outliers pulled in to three deviations."""
@@ -150,11 +144,9 @@ class SequentialTest:
         estimate = fmean(fmean(one) for one in self._differences)
         reading, reading_freedom = self._reading_variance()
         start, start_freedom = self._start_variance(reading)
-        parts = [(start / rounds, start_freedom), (reading * self._thinness() / rounds, reading_freedom)]
-        variance = sum(part for part, _ in parts)
-        freedom = variance**2 / sum(part**2 / free for part, free in parts)
-        error = math.sqrt(variance)
-        return RatioEstimate(estimate, error, t_quantile(1 - self._each, min(freedom, _MOST_FREEDOM)) * error)
+        parts = ((start / rounds, start_freedom), (reading * self._thinness() / rounds, reading_freedom))
+        known = MeanEstimate(estimate, parts)
+        return RatioEstimate(estimate, known.error, _reach(known, 1 - self._each))
 
     @property
     def round_means(self) -> tuple[list[float], list[int]]:
@@ -206,10 +198,8 @@ class SequentialTest:
         return [min(max(value, middle - room), middle + room) for value in differences]
 
 
-def mean_of_starts(
-    starts: Sequence[Sequence[float]], noise: MeasurementNoise, *, confidence: float = 0.95
-) -> Interval | None:
-    """Return the mean of one configuration, from logarithms of its readings by start; None: there are none."""
+def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -> Interval | None:
+    """Return the mean of one configuration with its 95 % interval, from logarithms of its readings by start."""
     groups = [noise.clipped(one) for one in starts if one]
     if not groups:
         return None
@@ -225,8 +215,10 @@ def mean_of_starts(
     own = between / (count - 1) if count > 1 else 0.0
     if own > start:  # these starts differ more than others did: they know it best, few as they are
         start, freedom = own, float(count)
-    parts = [(start / count, freedom), (reading * thin / count, _GUESS_READING + readings)]
-    variance = sum(part for part, _ in parts)
-    freedom = variance**2 / sum(part**2 / free for part, free in parts)
-    reach = t_quantile(confidence, min(freedom, _MOST_FREEDOM)) * math.sqrt(variance)
+    parts = ((start / count, freedom), (reading * thin / count, _GUESS_READING + readings))
+    reach = _reach(MeanEstimate(estimate, parts), 0.95)
     return Interval(math.exp(estimate - reach), math.exp(estimate), math.exp(estimate + reach))
+
+
+def _reach(known: MeanEstimate, confidence: float) -> float:
+    return t_quantile(confidence, min(known.freedom, _MOST_FREEDOM)) * known.error
