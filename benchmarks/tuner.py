@@ -1,4 +1,4 @@
-"""How well `skep tune` climbs: simulated rigs whose best configuration is known, because every one was looked at.
+"""How well `skep tune` searches: simulated rigs whose best configuration is known, because every one was looked at.
 
     .venv/bin/python benchmarks/tuner.py [--only 2x3090-dense] [--runs 10] [--seed 0] [--budget 12] [--jobs 2]
 
@@ -20,9 +20,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from climbing.contest import WITHIN, Arena, has_optuna, others
-from climbing.planned import PlannedRig
-from climbing.rigs import RIGS, rig_called
+from tuning_contest.contest import WITHIN, Arena, has_optuna, others
+from tuning_contest.planned import PlannedRig
+from tuning_contest.rigs import RIGS, rig_called
 
 import skep.stats
 import skep.tuner
@@ -37,15 +37,15 @@ def one_run(name: str, seed: int, budget_h: float | None, with_tpe: bool) -> dic
     survey = arena.survey
     budget_s = min(GOAL_GRID * survey.grid_s, budget_h * 3600 if budget_h else float("inf"))
     began = time.perf_counter()
-    climbed = arena.climb(budget_s)
+    tuned = arena.tune(budget_s)
     thought_s = time.perf_counter() - began
-    finds = [climbed.find, *others(arena, climbed.find.seconds, with_tpe=with_tpe)]
-    accepted = climbed.acceptances
+    finds = [tuned.find, *others(arena, tuned.find.seconds, with_tpe=with_tpe)]
+    accepted = tuned.acceptances
     return {
         "rig": name, "seed": seed, "baseline": arena.truth.value(arena.rig.baseline), "best": survey.best_figure,
         "best_config": survey.best.as_dict, "configurations": survey.configurations, "working": survey.working,
-        "failing": survey.failing, "grid_s": survey.grid_s, "thought_s": thought_s, "ended": climbed.ended,
-        "stages": len(climbed.stages), "failed_stages": sum(stage.failure is not None for stage in climbed.stages),
+        "failing": survey.failing, "grid_s": survey.grid_s, "thought_s": thought_s, "ended": tuned.ended,
+        "stages": len(tuned.stages), "failed_stages": sum(stage.failure is not None for stage in tuned.stages),
         "accepted": accepted.accepted, "falsely": accepted.falsely, "not_better": accepted.not_better,
         "worst_loss": accepted.worst_loss,
         "finds": {
@@ -151,8 +151,8 @@ def main() -> None:
 
 
 def code_digest() -> str:
-    """Of what climbs and of what it climbs on, as it was when it ran."""
-    folders = (Path(skep.tuner.__path__[0]), Path(skep.stats.__path__[0]), Path(__file__).parent / "climbing")
+    """Of what searches and of what it searches, as it was when it ran."""
+    folders = (Path(skep.tuner.__path__[0]), Path(skep.stats.__path__[0]), Path(__file__).parent / "tuning_contest")
     digest = hashlib.sha256()
     for source in sorted(path for folder in folders for path in folder.glob("*.py")):
         digest.update(source.read_bytes())
@@ -179,7 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", help="part of a rig's name: " + ", ".join(rig.name for rig in RIGS))
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, help="virtual hours of a climb; else a quarter of the grid's time")
+    parser.add_argument("--budget", type=float, help="virtual hours of a search; else a quarter of the grid's time")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--no-tpe", action="store_true")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line for each run")

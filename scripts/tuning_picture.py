@@ -1,4 +1,4 @@
-"""Draws docs/images/tuning.svg: a climb on a simulated rig, which the picture says of itself. Takes seconds."""
+"""Draws docs/images/tuning.svg: a tuning on a simulated rig, which the picture says of itself. Takes seconds."""
 
 from __future__ import annotations
 

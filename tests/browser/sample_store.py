@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from sample_climb import sample_curve, sample_stages, sample_tuning
+from sample_tuning import sample_curve, sample_stages, sample_tuning
 from skep.monitor.changes import find_changes
 from skep.monitor.records import (
     DAY_S,
@@ -75,7 +75,7 @@ def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:
 
 
 def _tune(tunings: TuningStore, now: float) -> None:
-    """A climb that has ended, and one under another load that was broken off."""
+    """A tuning that has ended, and one under another load that was broken off."""
     ended = tunings.begin(sample_tuning(created_at=now - HOUR_S))
     session = tunings.begin_session(ended, now - HOUR_S)
     tunings.append_stages(ended, sample_stages(), now - 600)

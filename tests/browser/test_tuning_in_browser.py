@@ -1,4 +1,4 @@
-"""A climb as people look at it: in a real Chromium, also on a phone, and while it goes on."""
+"""A tuning as people look at it: in a real Chromium, also on a phone, and while it goes on."""
 
 import time
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from playwright.sync_api import expect
 from visits import PHONE, own_env, served
 
-from sample_climb import sample_stages, sample_tuning
+from sample_tuning import sample_stages, sample_tuning
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.tuner.store import TuningStore
@@ -21,7 +21,7 @@ SPILLED = """() => [...document.querySelectorAll("main svg")].flatMap((svg) => {
 ROLLS = """() => { const one = document.querySelector(".roll"); return one.scrollWidth > one.clientWidth; }"""
 
 
-def test_the_climb_is_drawn_with_all_its_words_inside(visit, site):
+def test_the_tuning_is_drawn_with_all_its_words_inside(visit, site):
     page = visit(site).go("/tuning/last")
     assert page.locator("main svg[role=img]").first.is_visible()
     assert page.evaluate(SPILLED) == []
@@ -44,7 +44,7 @@ def test_the_list_leads_to_each_tuning_and_keeps_loads_apart(visit, site):
     assert page.inner_text("h1") == "qwen3.6-27b (simulated)"
 
 
-def test_a_climb_that_goes_on_is_shown_without_a_reload(visit, tmp_path):
+def test_a_tuning_that_goes_on_is_shown_without_a_reload(visit, tmp_path):
     env = own_env(tmp_path)
     paths = user_paths(env)
     paths.data.mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_a_climb_that_goes_on_is_shown_without_a_reload(visit, tmp_path):
         expect(page.locator("[data-refresh]")).to_have_count(0, timeout=15_000)
 
 
-def test_a_long_climb_fits_a_phone_and_what_was_unfolded_stays_so_while_it_goes_on(visit, tmp_path):
+def test_a_long_tuning_fits_a_phone_and_what_was_unfolded_stays_so_while_it_goes_on(visit, tmp_path):
     env = own_env(tmp_path)
     paths = user_paths(env)
     paths.data.mkdir(parents=True)

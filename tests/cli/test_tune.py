@@ -116,7 +116,7 @@ def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
 
 async def cut_off_after(answers):
     ready, paths = prepare(OPTIONS), user_paths(os.environ)
-    search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.terrain), seed=3, together=False)
+    search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.space), seed=3, together=False)
     with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
         replay_answers(journal, search)
         for _ in range(answers):
@@ -332,10 +332,10 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
     for knob in ready.tuning.knobs:
         for value in knob.values:
             config = ready.tuning.baseline.turned({knob.name: value})
-            assert again.terrain.predict(config) == ready.terrain.predict(config)
-            assert again.terrain.refusal(config) == ready.terrain.refusal(config)
-            assert again.terrain.start_s(config) == ready.terrain.start_s(config)
-            assert again.terrain.spare_bytes(config) == ready.terrain.spare_bytes(config)
+            assert again.space.predict(config) == ready.space.predict(config)
+            assert again.space.refusal(config) == ready.space.refusal(config)
+            assert again.space.start_s(config) == ready.space.start_s(config)
+            assert again.space.spare_bytes(config) == ready.space.spare_bytes(config)
 
 
 def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(ready):

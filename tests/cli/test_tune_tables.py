@@ -117,7 +117,7 @@ def test_a_baseline_has_no_reason_and_a_dead_end_a_short_one():
     assert tables.why_words(STAGES[2]) == "left: ran out of memory"
 
 
-def test_what_was_accepted_and_died_later_is_no_step_of_the_climb(capsys):
+def test_what_was_accepted_and_died_later_is_no_step_of_the_search(capsys):
     died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
     stages = [*STAGES[:2], died]
     assert "25.0 (24.2 to 25.8) tok/s; no change was shown to be better" in tables.headline(tuning(), stages)

@@ -12,7 +12,7 @@ from swarm_samples import busy_story
 from test_mixed_page import GPT, QWEN
 from test_quality_page import SUMMARY
 
-from sample_climb import sample_curve, sample_stages, sample_tuning
+from sample_tuning import sample_curve, sample_stages, sample_tuning
 from skep.report import theme
 from skep.report.comparison import comparison_page, comparison_picture
 from skep.report.mixed import mixed_page, mixed_picture

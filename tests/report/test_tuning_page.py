@@ -1,4 +1,4 @@
-"""The page of a tuning, and its picture: what was climbed, what was not kept, and how sure that is."""
+"""The page of a tuning, and its picture: what was gained, what was not kept, and how sure that is."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from reading import Outline
 
-from sample_climb import BASELINE, sample_curve, sample_stages, sample_tuning
+from sample_tuning import BASELINE, sample_curve, sample_stages, sample_tuning
 from skep.report.tuning import curve_chart, curve_table, ladder_chart, ladder_picture, tuning_page
 from skep.tuner.records import ConfigFailure, StageDecision, TuneGoal
 from skep.tuner.summary import accepted, best_of, headline, ratio_range, ratio_words, total_gain
@@ -122,13 +122,13 @@ def test_a_target_that_was_not_reached_says_what_came_closest():
     assert "190 of 300 tok/s is what came closest." in page
 
 
-def climb_of_many():
+def stages_of_many():
     stages = sample_stages()
     return [*stages, *(replace(stages[9], number=20 + place) for place in range(100))]
 
 
 def test_of_very_many_attempts_the_ladder_folds_away_what_was_not_kept_after_each_step():
-    page = tuning_page(sample_tuning(), climb_of_many())
+    page = tuning_page(sample_tuning(), stages_of_many())
     Outline(page)
     folds = re.findall(r'<details id="after-(\d+)".*?<b>(\d+) not kept', page)
     assert folds == [("0", "1"), ("2", "1"), ("4", "2"), ("7", "2"), ("10", "101")]

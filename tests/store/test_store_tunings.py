@@ -75,7 +75,7 @@ def test_answers_and_stages_come_in_their_order(tunings):
 
 
 def test_answer_whose_stages_cannot_be_written_is_not_written(tunings, store):
-    """Torn in two, a resumed climb would decide once more what it has decided."""
+    """Torn in two, a resumed search would decide once more what it has decided."""
     name, session = at_work(tunings)
     tunings.append_answer(name, session, answer(1), [stage(0)])
     before = rows(store)

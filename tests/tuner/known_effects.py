@@ -72,11 +72,11 @@ class KnownBench:
             points = [CurvePoint(level, config, None) for level in request.levels for config in request.configs]
             return CurveResult(tuple(points), 100.0)
         assert isinstance(request, MeasureRequest)
-        sittings = tuple(self.sitting(config, request.readings) for config in request.configs)
+        starts = tuple(self.start(config, request.readings) for config in request.configs)
         each = self.effects.start_seconds + (request.readings + 1) * self.effects.reading_seconds
-        return MeasurementRound(sittings, each * len(request.configs))
+        return MeasurementRound(starts, each * len(request.configs))
 
-    def sitting(self, config, readings):
+    def start(self, config, readings):
         failure = self.fails(config)
         if failure is not None:
             return ServerStart(config, 1.0, failure=failure)

@@ -85,7 +85,7 @@ class SmallSearch:
         return MeasureRequest(configs, 2, "screen" if self.stages else "baseline", f"slots {self._left[0]}")
 
     def _decide(self, config: KnobConfig, *, better: bool) -> None:
-        failure = self._round.sittings[-1].failure
+        failure = self._round.starts[-1].failure
         kept = StageDecision.ACCEPTED if self.stages else StageDecision.BASELINE
         figure = None if failure else Interval(self._figure(-1) / 2, self._figure(-1), float("inf"))
         if failure is not None:
@@ -101,7 +101,7 @@ class SmallSearch:
         self.stages.append(TuneStage(len(self.stages), changes, config, decision, why, starts=1, **more))
 
     def _figure(self, side: int) -> float:
-        return sum(self._round.sittings[side].figures)
+        return sum(self._round.starts[side].figures)
 
 
 class NumberedBench:
@@ -115,7 +115,7 @@ class NumberedBench:
         rng = await self._begin(request)
         on_progress(BenchProgress(request.configs[0], "measuring", 1, request.readings))
         return MeasurementRound(
-            tuple(sitting(config, request.readings, rng) for config in request.configs), rng.uniform(10, 20)
+            tuple(start(config, request.readings, rng) for config in request.configs), rng.uniform(10, 20)
         )
 
     async def judge(self, request, on_progress):
@@ -138,7 +138,7 @@ class NumberedBench:
         return Random(f"answer {self.number}")
 
 
-def sitting(config: KnobConfig, readings: int, rng: Random) -> ServerStart:
+def start(config: KnobConfig, readings: int, rng: Random) -> ServerStart:
     if config["slots"] == FAILING:
         return ServerStart(config, rng.uniform(1, 9), failure=OUT_OF_MEMORY)
     figures = [rng.gauss(20.0, 1.0) * WORTH[config["slots"]] for _ in range(readings)]

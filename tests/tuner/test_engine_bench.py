@@ -59,7 +59,7 @@ def tasks_of(rows):
 def test_sides_take_turns_with_the_same_fresh_tasks(bench):
     made, seen = bench(), []
     found = measured(made, (PLAIN, FASTER), 3, seen)
-    slow, fast = found.sittings
+    slow, fast = found.starts
     assert [len(one.readings) for one in (slow, fast)] == [3, 3]
     assert all(one.requests == 6 and not one.failed and 0 < one.over_limit < 1 for one in slow.readings)
     asked = [tasks_of(made.store.requests(one.run_id)) for one in (slow, fast)]
@@ -77,7 +77,7 @@ def test_sides_take_turns_with_the_same_fresh_tasks(bench):
 
 def test_a_side_that_dies_at_the_start_ends_the_round(bench):
     found = measured(bench(), (with_words("--crash-at-start", "error: no such flag"), PLAIN))
-    dead, other = found.sittings
+    dead, other = found.starts
     assert dead.failure is not None
     assert dead.failure.kind == "no-start"
     assert dead.start_s > 0
@@ -99,12 +99,12 @@ def test_one_that_fails_under_load_is_told_with_its_kind(bench, fault, kind, wor
     fault = {**fault, "after_tokens": 12}
     made = bench(aim=aim)
     found = measured(made, (PLAIN, with_words("--fault", json.dumps(fault))))
-    assert found.sittings[0].failure is None
-    failure = found.sittings[1].failure
+    assert found.starts[0].failure is None
+    failure = found.starts[1].failure
     assert failure is not None
     assert failure.kind == kind
     assert words in str(failure)
-    assert made.store.run(found.sittings[1].run_id).state is RunState.FAILED
+    assert made.store.run(found.starts[1].run_id).state is RunState.FAILED
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_what_may_not_be_up_at_once_is_measured_apart_and_in_another_order_each_
     for _ in range(2):
         seen = []
         found = measured(made, (PLAIN, FASTER), 1, seen)
-        assert all(len(one.readings) == 1 for one in found.sittings)
+        assert all(len(one.readings) == 1 for one in found.starts)
         order.append([one.config for one in seen if one.what == "starting"])
     assert order == [[PLAIN, FASTER], [FASTER, PLAIN]]
 
@@ -198,8 +198,8 @@ def test_two_configurations_of_the_embedded_engine(bench):
 
     one = KnobConfig.of({"slots": 1})
     found = measured(bench(presets=presets, patience=replace(QUICK, hang_s=60.0)), (one, one.turned({"slots": 2})), 1)
-    assert [sitting.failure for sitting in found.sittings] == [None, None]
-    assert all(sitting.readings[0].effective_tok_s for sitting in found.sittings)
+    assert [start.failure for start in found.starts] == [None, None]
+    assert all(start.readings[0].effective_tok_s for start in found.starts)
 
 
 def test_other_rounds_have_other_prompts():

@@ -62,7 +62,7 @@ def test_a_search_that_is_taken_up_again_meets_the_noise_it_would_have_met():
 
 def test_readings_of_one_start_scatter_by_three_percent():
     bench = SimulatedBench(Plain(), seed=4, noise=SimulatedNoise(start=0.0, drift=0.0, outliers=0.0))
-    logs = [math.log(figure / 100.0) for figure in measured(bench, (SLOW,), 2000).sittings[0].figures]
+    logs = [math.log(figure / 100.0) for figure in measured(bench, (SLOW,), 2000).starts[0].figures]
     assert statistics.mean(logs) == pytest.approx(0.0, abs=0.003)
     assert statistics.stdev(logs) == pytest.approx(0.03, rel=0.1)
 
@@ -70,14 +70,14 @@ def test_readings_of_one_start_scatter_by_three_percent():
 def test_every_start_has_an_effect_of_its_own():
     """More readings of one start do not tell it away, which is why a change needs two starts."""
     bench = SimulatedBench(Plain(), seed=5, noise=SimulatedNoise(reading=0.0, drift=0.0, outliers=0.0))
-    starts = [measured(bench, (SLOW,), 3).sittings[0].figures for _ in range(400)]
+    starts = [measured(bench, (SLOW,), 3).starts[0].figures for _ in range(400)]
     assert all(max(figures) - min(figures) < 1e-9 for figures in starts)
     assert statistics.stdev(math.log(figures[0]) for figures in starts) == pytest.approx(0.01, rel=0.15)
 
 
 def test_one_reading_in_fifty_is_far_off():
     bench = SimulatedBench(Plain(), seed=6, noise=SimulatedNoise(reading=0.0, start=0.0, drift=0.0))
-    off = [round(figure) for figure in measured(bench, (SLOW,), 5000).sittings[0].figures if abs(figure - 100.0) > 1.0]
+    off = [round(figure) for figure in measured(bench, (SLOW,), 5000).starts[0].figures if abs(figure - 100.0) > 1.0]
     assert set(off) == {112, 75}
     assert len(off) == pytest.approx(100, rel=0.35)
 
@@ -85,7 +85,7 @@ def test_one_reading_in_fifty_is_far_off():
 def test_a_drift_cancels_between_readings_that_stand_side_by_side():
     noise = SimulatedNoise(reading=0.0, start=0.0, outliers=0.0, drift=0.02, drift_period_s=2000.0)
     bench = SimulatedBench(Plain(), seed=7, noise=noise)
-    slow, fast = (sitting.figures for sitting in measured(bench, (SLOW, FAST), 100).sittings)
+    slow, fast = (start.figures for start in measured(bench, (SLOW, FAST), 100).starts)
     assert (max(slow) - min(slow)) / statistics.mean(slow) == pytest.approx(0.04, rel=0.1)
     assert statistics.mean(b / a for a, b in zip(slow, fast, strict=True)) == pytest.approx(1.1, rel=0.001)
 
@@ -96,8 +96,8 @@ def test_virtual_seconds_are_those_of_starts_warm_ups_readings_and_stops():
 
 
 def test_a_faster_reading_is_faster_in_all_it_says():
-    sitting = measured(SimulatedBench(Plain(), seed=9), (SLOW,), 50).sittings[0]
-    for reading in sitting.readings:
+    start = measured(SimulatedBench(Plain(), seed=9), (SLOW,), 50).starts[0]
+    for reading in start.readings:
         factor = reading.figure / 100.0
         assert reading.ttft_ms == pytest.approx(200.0 / factor)
         assert reading.wall_s == pytest.approx(10.0 / factor)
@@ -108,7 +108,7 @@ def test_a_faster_reading_is_faster_in_all_it_says():
 def test_what_does_not_start_says_why_and_the_other_side_is_not_read_alone(kind, start_s):
     failure = ConfigFailure(kind, "cause", "a line of the log", "a remedy")
     bench = SimulatedBench(Plain(starting={FAST: failure}), seed=10, noise=STILL)
-    slow, fast = measured(bench, (SLOW, FAST), 4).sittings
+    slow, fast = measured(bench, (SLOW, FAST), 4).starts
     assert (fast.failure, fast.readings, fast.start_s) == (failure, (), pytest.approx(start_s))
     assert slow.readings == ()
 
@@ -123,7 +123,7 @@ def test_what_dies_under_load_has_read_well_once(together):
     """A good first reading must not tempt anybody to accept it."""
     failure = ConfigFailure("crash-under-load", "it died")
     bench = SimulatedBench(Plain(loaded={FAST: failure}), seed=12, together=together)
-    fast = measured(bench, (SLOW, FAST), 5).sittings[1]
+    fast = measured(bench, (SLOW, FAST), 5).starts[1]
     assert fast.failure == failure
     assert len(fast.figures) == 1
 
@@ -171,10 +171,10 @@ def test_what_is_read_is_what_is_foreseen_but_for_the_noise(planned):
     still = SimulatedNoise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)
     bench = SimulatedBench(PlannedTruth(effects), seed=1, noise=still)
     faster = here.turned({"graphs": True})
-    sittings = bench.measured(MeasureRequest((here, faster), 2, "screen", "")).sittings
-    for sitting in sittings:
-        assert sitting.figures == pytest.approx([effects.predict(sitting.config)] * 2)
-    assert sittings[1].figures > sittings[0].figures
+    starts = bench.measured(MeasureRequest((here, faster), 2, "screen", "")).starts
+    for start in starts:
+        assert start.figures == pytest.approx([effects.predict(start.config)] * 2)
+    assert starts[1].figures > starts[0].figures
 
 
 def test_the_promise_is_held_against_what_is_foreseen(planned):

@@ -57,7 +57,7 @@ def types(config: KnobConfig) -> list[type]:
 def test_request_and_answer_come_out_as_they_went_in(asked, answer):
     kept = kept_answer(1, 5.0, asked, answer)
     again = SavedAnswer(
-        1, 5.0, kept.kind, kept.seconds, *(json.loads(document_text(one)) for one in (kept.errand, kept.answer))
+        1, 5.0, kept.kind, kept.seconds, *(json.loads(document_text(one)) for one in (kept.request, kept.answer))
     )
     assert asked_and_answered(again) == (asked, answer)
 
@@ -103,7 +103,7 @@ def test_document_of_an_older_skep_has_its_defaults():
 def test_answer_that_cannot_be_read_is_named():
     kept = kept_answer(7, 5.0, JudgeRequest(BASELINE, MIXED), JudgeResult(ok=True, words="", seconds=1.0))
     with pytest.raises(StoreError, match="cannot read answer 7"):
-        asked_and_answered(SavedAnswer(7, 5.0, "judged", 1.0, kept.errand, {"ok": "perhaps"}))
+        asked_and_answered(SavedAnswer(7, 5.0, "judged", 1.0, kept.request, {"ok": "perhaps"}))
 
 
 def test_newest_curve_is_the_one_that_is_shown():
@@ -142,3 +142,20 @@ def test_readers_document_is_plain_json():
 def test_tuning_without_a_stage_has_no_best():
     told = tuning_json(a_tuning(id="x"), [])
     assert (told["baseline"], told["best"], told["stages"], told["curve"]) == (None, None, [], None)
+
+
+def test_round_that_an_earlier_skep_stored_is_read_and_written_with_the_same_keys():
+    """`sittings` is what starts of a server were called: stores have it, and keep it."""
+    stored = json.loads(
+        '{"sittings": [{"config": {"values": [["graphs", false], ["slots", 4]]}, "start_s": 12.5, "readings": '
+        '[{"figure": 25.0, "effective_tok_s": 25.0, "task_tok_s": 6.5, "ttft_ms": 90.0, "tpot_ms": 20.0, "wall_s": 8.0,'
+        ' "requests": 12, "failed": 0, "limited": false, "over_limit": {"no_number": "inf"}, "tok_per_joule": null}], '
+        '"failure": null, "run_id": "a-run"}, {"config": {"values": [["graphs", true], ["slots", 4]]}, "start_s": 1.0, '
+        '"readings": [], "failure": {"kind": "out-of-memory", "cause": "no room", "evidence": null, "remedy": null, '
+        '"mended": [["slots", 2]]}, "run_id": null}], "seconds": 40.0}'
+    )
+    found = from_document(stored, MeasurementRound)
+    assert [start.config["graphs"] for start in found.starts] == [False, True]
+    assert found.starts[0].readings[0].over_limit == INF
+    assert found.starts[1].failure.mended == (("slots", 2),)
+    assert to_document(found) == stored

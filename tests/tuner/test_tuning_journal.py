@@ -62,7 +62,7 @@ def broken_off(tunings, name, after: int) -> None:
 
 
 def what_came(tunings, name):
-    answers = [(one.number, one.kind, one.errand, one.answer) for one in tunings.answers(name)]
+    answers = [(one.number, one.kind, one.request, one.answer) for one in tunings.answers(name)]
     return tunings.stages(name), answers, curve_of(tunings.answers(name))
 
 

@@ -2,7 +2,7 @@
 
 from running_site import folders
 
-from sample_climb import sample_tuning
+from sample_tuning import sample_tuning
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import GatewayRequest, Request

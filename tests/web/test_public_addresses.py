@@ -12,7 +12,7 @@ from running_site import status
 from stored_runs import ENGINE, RTX, WORKLOAD, gateway_request, put_run, put_tuning, requests
 from watched_store import NOW
 
-from sample_climb import sample_curve, sample_stages
+from sample_tuning import sample_curve, sample_stages
 from skep.monitor.records import Alert, AlertRule, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.tuner.records import ConfigFailure, StageDecision

@@ -1,4 +1,4 @@
-"""The pages of tunings: the list that ranks nothing, and one climb with its ladder and pictures."""
+"""The pages of tunings: the list that ranks nothing, and one tuning with its ladder and pictures."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from running_site import running
 from stored_runs import installation, put_run, put_tuning
 
-from sample_climb import sample_curve, sample_stages
+from sample_tuning import sample_curve, sample_stages
 from skep.tuner.records import ConfigFailure, StageDecision, TuneGoal
 from skep.web.context import Site
 
@@ -103,12 +103,12 @@ def test_in_public_no_path_or_address_of_a_dead_end_is_told(public):
 
 
 def test_runs_of_a_tuning_are_listed_only_where_they_are_asked_for(tmp_path):
-    """A night's climb makes hundreds of them: they would hide the sweeps."""
+    """A night's tuning makes hundreds of them: they would hide the sweeps."""
 
     def fill_runs(store):
         put_run(store, 0)
         for place, kind in enumerate(("tune", "tune-quality"), 1):
-            put_run(store, place, kind=kind, levels=(4,), config={"tuning": "20260801-101500-climb1"})
+            put_run(store, place, kind=kind, levels=(4,), config={"tuning": "20260801-101500-tuned1"})
 
     with running(Site(installation(tmp_path, fill_runs))) as ask:
         page = ask("/runs")[1]
@@ -116,7 +116,7 @@ def test_runs_of_a_tuning_are_listed_only_where_they_are_asked_for(tmp_path):
         assert "2 runs of tunings are not listed here" in page
         rows = ask.json("/api/runs.json?kind=tune")["runs"]
         assert [row["kind"] for row in rows] == ["tune"]
-        assert 'href="/tuning/20260801-101500-climb1"' in ask("/runs?kind=tune")[1]
+        assert 'href="/tuning/20260801-101500-tuned1"' in ask("/runs?kind=tune")[1]
         assert "Its tuning" in ask(f"/runs/{rows[0]['id']}")[1]
         judged = ask.json("/api/runs.json?kind=tune-quality")["runs"][0]
         assert (judged["best_tok_s"], judged["conclusion"]) == (None, "answers judged for a tuning")

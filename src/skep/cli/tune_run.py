@@ -67,7 +67,7 @@ def _check_service(ready: PreparedTuning, paths: Paths) -> None:
     if service is None:
         return
     shared = service.shares(ready.base.gpus)
-    if ready.terrain.ground.on_cpu or not shared:
+    if ready.space.ground.on_cpu or not shared:
         note(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
         return
     hint = "--in-place stops it meanwhile and puts it back on any exit; --gpus takes others; or `skep down` first"
@@ -86,7 +86,7 @@ async def bench_for(
 ) -> AsyncIterator[Bench]:
     """`spent_s` and `rounds`: of what was measured before it was taken up again."""
     if tuning.simulated:
-        yield SimulatedBench(PlannedTruth(ready.terrain), seed=tuning.seed, together=False, began_s=spent_s)
+        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, together=False, began_s=spent_s)
         return
     host = read_host()
     async with AsyncExitStack() as stack:
@@ -124,21 +124,21 @@ async def _guard(
         return None
 
 
-def unmet(tuning: Tuning, stages: Sequence[TuneStage], sittings: Sequence[ServerStart]) -> SkepError | None:
+def unmet(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[ServerStart]) -> SkepError | None:
     """An SLO that nothing kept, or a target that nothing reached. None: all is well, or there is no figure at all."""
     best = best_of(stages)
     if best is None or best.figure is None:
         return None
-    return _late(tuning, best, sittings) or _short(tuning, best)
+    return _late(tuning, best, starts) or _short(tuning, best)
 
 
-def _late(tuning: Tuning, best: TuneStage, sittings: Sequence[ServerStart]) -> SkepError | None:
+def _late(tuning: Tuning, best: TuneStage, starts: Sequence[ServerStart]) -> SkepError | None:
     if tuning.aim.slo is None:
         return None
     by_config: dict[KnobConfig, list[ServerStart]] = {}
-    for sitting in sittings:
-        if sitting.figures:
-            by_config.setdefault(sitting.config, []).append(sitting)
+    for start in starts:
+        if start.figures:
+            by_config.setdefault(start.config, []).append(start)
     shares = {config: over_limit(seen) for config, seen in by_config.items()}
     if not shares or shares.get(best.config, 0.0) <= 1:
         return None
@@ -175,7 +175,7 @@ def run_tuning(options: TuneOptions, *, html: Path | None, as_json: bool) -> int
     check_bank(options, paths)
     ready = prepare(options)
     tell(ready)
-    return _climbed(
+    return _carry_through(
         ready,
         paths,
         lambda tunings: TuningJournal.begin(tunings, ready.tuning, time.time),
@@ -199,7 +199,7 @@ def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool
     ready, paths = prepare_again(found.tuning), user_paths(os.environ)
     note(f"{found.id}: {found.answers} answers and {found.stages} stages are there already")
     place = in_place or ready.options.in_place
-    return _climbed(ready, paths, lambda tunings: TuningJournal.resume(tunings, found.id, time.time), place,
+    return _carry_through(ready, paths, lambda tunings: TuningJournal.resume(tunings, found.id, time.time), place,
                     html, as_json)  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def _to_resume(tunings: TuningStore, name: str) -> SavedTuning:
     return found
 
 
-def _climbed(
+def _carry_through(
     ready: PreparedTuning,
     paths: Paths,
     begin: Callable[[TuningStore], TuningJournal],
@@ -284,7 +284,7 @@ def _ended(tuning_id: str, failure: ConfigFailure | None, html: Path | None, *, 
     _say_next(found, name)
     if failure is not None:
         raise EngineError(f"the tuning ended early: {failure}", hint=failure.remedy)
-    if (missed := unmet(found.tuning, found.stages, _sittings(tuning_id))) is not None:
+    if (missed := unmet(found.tuning, found.stages, _starts(tuning_id))) is not None:
         raise missed
     return 0
 
@@ -335,7 +335,7 @@ def _stopped(tuning_id: str) -> TuningStopped:
     return TuningStopped(f"stopped after {stages} and {tune_stored.took_words(found.row)}; {best}", hint=hint)
 
 
-def _sittings(tuning_id: str) -> list[ServerStart]:
+def _starts(tuning_id: str) -> list[ServerStart]:
     with tune_stored.opened() as tunings:
         answers = [asked_and_answered(one)[1] for one in tunings.answers(tuning_id, "round")]
-    return [sitting for answer in answers if isinstance(answer, MeasurementRound) for sitting in answer.sittings]
+    return [start for answer in answers if isinstance(answer, MeasurementRound) for start in answer.starts]

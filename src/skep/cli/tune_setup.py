@@ -1,4 +1,4 @@
-"""From the flags of `skep tune` to a tuning that can begin: aim, knobs, baseline, terrain. Starts nothing."""
+"""From the flags of `skep tune` to a tuning that can begin: aim, knobs, baseline, space. Starts nothing."""
 
 from __future__ import annotations
 
@@ -187,12 +187,12 @@ class PreparedTuning:
     tuning: Tuning
     options: TuneOptions
     base: Preset
-    terrain: Predictor
+    space: Predictor
     notes: tuple[str, ...] = ()
 
     def search(self) -> KnobSearch:
         tuning = self.tuning
-        return KnobSearch(self.terrain, tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
+        return KnobSearch(self.space, tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
 
 
 def prepare(options: TuneOptions) -> PreparedTuning:
@@ -225,9 +225,9 @@ def prepare(options: TuneOptions) -> PreparedTuning:
         host={} if options.simulate else host_json(host),
         skep_version=__version__,
     )
-    terrain = predictions_for(ground, tuning, options.checkpoints)
-    _check(terrain, tuning)
-    return PreparedTuning(tuning, options, ground.base, terrain, (*ground.notes, *space.left_alone))
+    predictor = predictions_for(ground, tuning, options.checkpoints)
+    _check(predictor, tuning)
+    return PreparedTuning(tuning, options, ground.base, predictor, (*ground.notes, *space.left_alone))
 
 
 def prepare_again(tuning: Tuning) -> PreparedTuning:
@@ -236,8 +236,8 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
         hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
         raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
     options, base = options_from_document(tuning.base["wishes"]), base_of(tuning)
-    terrain = predictions_for(restore_target(base, tuning.base["terrain"]), tuning, options.checkpoints)
-    return PreparedTuning(tuning, options, base, terrain)
+    predictor = predictions_for(restore_target(base, tuning.base["terrain"]), tuning, options.checkpoints)
+    return PreparedTuning(tuning, options, base, predictor)
 
 
 def _document(ground: TuneTarget, options: TuneOptions) -> dict[str, Any]:
@@ -245,22 +245,22 @@ def _document(ground: TuneTarget, options: TuneOptions) -> dict[str, Any]:
     return {**to_document(ground.base), "wishes": asdict(options), "terrain": target_document(ground)}
 
 
-def _check(terrain: Predictor, tuning: Tuning) -> None:
-    refused = terrain.refusal(tuning.baseline)
+def _check(space: Predictor, tuning: Tuning) -> None:
+    refused = space.refusal(tuning.baseline)
     if refused is not None:
         hint = "begin elsewhere with --set, or with another preset"
-        kind = DoesNotFit if (terrain.spare_bytes(tuning.baseline) or 0) < 0 else UserError
+        kind = DoesNotFit if (space.spare_bytes(tuning.baseline) or 0) < 0 else UserError
         raise kind(f"the beginning itself cannot start: {refused}", hint=hint)
-    need_s = trial_s(terrain, tuning.baseline)
+    need_s = trial_s(space, tuning.baseline)
     if tuning.budget_s < SURELY * need_s:
         what = f"--budget {format_seconds(tuning.budget_s)} is too short for one trial"
         hint = f"two starts of the baseline, and two of both sides, take about {format_seconds(need_s)}"
         raise UserError(what, hint=hint)
 
 
-def trial_s(terrain: Predictor, config: KnobConfig) -> float:
+def trial_s(space: Predictor, config: KnobConfig) -> float:
     """Return what the baseline and deciding about one change take at least."""
-    return TRIAL_STARTS * (terrain.start_s(config) + TRIAL_READINGS * terrain.reading_s(config))
+    return TRIAL_STARTS * (space.start_s(config) + TRIAL_READINGS * space.reading_s(config))
 
 
 def tell(ready: PreparedTuning) -> None:
@@ -270,7 +270,7 @@ def tell(ready: PreparedTuning) -> None:
     note(*ready.notes)
     note(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal {aim_words(tuning.aim)}")
     note(f"baseline: {config_words(tuning.baseline, tuning.knobs)}")
-    foreseen = ready.terrain.predict(tuning.baseline)
+    foreseen = ready.space.predict(tuning.baseline)
     if foreseen is not None:
         note(f"the planner expects {figure_number(foreseen)} {unit_of(tuning)} of it there")
     found = prospects(ready)
@@ -281,11 +281,11 @@ def tell(ready: PreparedTuning) -> None:
 
 
 def prospects(ready: PreparedTuning) -> list[CandidateChange]:
-    search, terrain = ready.search(), ready.terrain
-    now = terrain.predict(ready.tuning.baseline)
+    search, space = ready.search(), ready.space
+    now = space.predict(ready.tuning.baseline)
     found = []
     for move in search.prospects():
-        then = terrain.predict(move.config)
+        then = space.predict(move.config)
         (change,) = move.changes
         ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
         found.append(CandidateChange(change, ratio, 60 * search.minutes(move)))

@@ -78,8 +78,8 @@ def read_tuning(name: str) -> TuningRecord:
 
 def _baseline_failure(rounds: Sequence[SavedAnswer]) -> ConfigFailure | None:
     answers = (asked_and_answered(one)[1] for one in rounds)
-    sittings = [sitting for answer in answers if isinstance(answer, MeasurementRound) for sitting in answer.sittings]
-    return next((sitting.failure for sitting in reversed(sittings) if sitting.failure is not None), None)
+    starts = [start for answer in answers if isinstance(answer, MeasurementRound) for start in answer.starts]
+    return next((start.failure for start in reversed(starts) if start.failure is not None), None)
 
 
 def document(found: TuningRecord) -> dict[str, Any]:

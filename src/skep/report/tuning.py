@@ -366,7 +366,7 @@ def _cards(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
     figure = None if best is None else best.figure
     value = number(None if figure is None else figure.estimate)
     tried = sum(one.decision is not StageDecision.BASELINE for one in stages)
-    climbed = base is not None and best is not None and base is not best
+    gained = base is not None and best is not None and base is not best
     return tag(
         "dl",
         card(value, f"Best {unit_of(tuning)}", f"95 %: {interval_text(figure)}"),
@@ -374,7 +374,7 @@ def _cards(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
         card(
             milliseconds(best.ttft_ms if best else None),
             "TTFT p50 of the best",
-            f"baseline {milliseconds(base.ttft_ms)}" if climbed and base else "median over requests",
+            f"baseline {milliseconds(base.ttft_ms)}" if gained and base else "median over requests",
         ),
         card(number(tried, digits=0), "Changes tried", count_decisions(stages) or "none yet"),
         class_="cards",

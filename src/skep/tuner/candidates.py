@@ -21,9 +21,9 @@ _FASTEST, _SLOWEST = 0.1, 10.0  # what is measured over what was expected
 
 
 class TimeBudget:
-    def __init__(self, terrain: SearchSpace, aim: TuneGoal, budget_s: float) -> None:
+    def __init__(self, space: SearchSpace, aim: TuneGoal, budget_s: float) -> None:
         self.budget_s, self.spent_s = budget_s, 0.0
-        self._terrain, self._aim = terrain, aim
+        self._space, self._aim = space, aim
         self._pace = 1.0  # measured over expected seconds
 
     def __repr__(self) -> str:
@@ -39,12 +39,12 @@ class TimeBudget:
 
     def seconds(self, configs: Sequence[KnobConfig], readings: int) -> float:
         """Return one start, a warm-up and so many readings of each."""
-        each = (self._terrain.start_s(one) + (readings + 1) * self._terrain.reading_s(one) for one in configs)
+        each = (self._space.start_s(one) + (readings + 1) * self._space.reading_s(one) for one in configs)
         return self._pace * sum(each)
 
     def readings(self, config: KnobConfig) -> int:
         """As long as a start takes is measured: more readings would tell ever less than another start."""
-        wanted = self._terrain.start_s(config) / max(0.1, self._terrain.reading_s(config))
+        wanted = self._space.start_s(config) / max(0.1, self._space.reading_s(config))
         return min(MOST, max(FEWEST, round(wanted)))
 
     def can_afford(self, seconds: float, ends: Sequence[KnobConfig]) -> bool:
@@ -79,7 +79,7 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
 
 
 def _drawn(book: Measurements, incumbent: KnobConfig, rng: Random, kept: float) -> KnobConfig:
-    turned = {one.name: rng.choice(one.values) for one in book.terrain.knobs if rng.random() > kept}
+    turned = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
     return incumbent.turned(turned)
 
 
@@ -88,7 +88,7 @@ def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pin
     gain = book.promise(config, incumbent)
     for _ in range(_PASSES):
         before = config
-        for knob in book.terrain.knobs:
+        for knob in book.space.knobs:
             if knob.name == pinned:
                 continue
             for value in knob.values:
@@ -150,9 +150,9 @@ class DecidedChange:
 class Moves:
     def __init__(self, book: Measurements) -> None:
         self._book = book
-        self._knobs = {knob.name: knob for knob in book.terrain.knobs}
+        self._knobs = {knob.name: knob for knob in book.space.knobs}
         self._partners: dict[str, set[str]] = {name: set() for name in self._knobs}
-        for first, second in book.terrain.pairs:
+        for first, second in book.space.pairs:
             if first in self._knobs and second in self._knobs:
                 self._partners[first].add(second)
                 self._partners[second].add(first)
@@ -243,7 +243,7 @@ class Moves:
         best: dict[str, list[Move]] = {}
         for move in sorted(singles, key=lambda move: -move.belief.mean):
             best.setdefault(move.changes[0].knob, []).append(move)
-        for first, second in self._book.terrain.pairs:
+        for first, second in self._book.space.pairs:
             for one in best.get(first, ())[:_FEW]:
                 for other in best.get(second, ())[:_FEW]:
                     if self._is_dead_end(one.changes, incumbent) or self._is_dead_end(other.changes, incumbent):
@@ -330,8 +330,8 @@ GRAINS = (Grain(0.004, 0.02, 2, 4), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0
 
 
 class Chooser:
-    def __init__(self, book: Measurements, moves: Moves, purse: TimeBudget) -> None:
-        self._book, self._moves, self._purse = book, moves, purse
+    def __init__(self, book: Measurements, moves: Moves, time_budget: TimeBudget) -> None:
+        self._book, self._moves, self._time_budget = book, moves, time_budget
         self._owed: list[KnobConfig] = []  # neighbours of a peak that were looked at less often
 
     def __repr__(self) -> str:
@@ -363,12 +363,12 @@ class Chooser:
 
     def minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
-        return 2 * self._purse.seconds((incumbent, move.config), self._purse.readings(move.config)) / 60
+        return 2 * self._time_budget.seconds((incumbent, move.config), self._time_budget.readings(move.config)) / 60
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
         """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""
         beside = self._moves.neighbours(config, names)
-        self._owed += [one for one in beside if one not in self._owed and len(self._book.sittings(one)) < looks]
+        self._owed += [one for one in beside if one not in self._owed and len(self._book.starts(one)) < looks]
         return bool(self._owed)
 
     def is_promising(self, belief: Belief) -> bool:
@@ -377,7 +377,7 @@ class Chooser:
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
         if moves and not self._owed and self._is_decidable(moves[0]):
             move = moves[0]
-            looks = self._book.starts(move.config)
+            looks = self._book.counted_starts(move.config)
             if move.kind != "single" or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
                 return move
         chosen = [config for config in self._owed if self._book.refusal(config) is None][:SIDE_BY_SIDE]
@@ -399,6 +399,6 @@ class Chooser:
         """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by one."""
         if move.kind == "together":
             return True
-        if self._book.starts(move.config) == 0:
+        if self._book.counted_starts(move.config) == 0:
             return move.belief.chance >= SURE and move.belief.mean >= SURE_GAIN
         return self.is_promising(move.belief)

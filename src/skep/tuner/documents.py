@@ -40,7 +40,7 @@ def kept_answer(number: int, at: float, request: BenchRequest, answer: BenchResu
 
 def asked_and_answered(kept: SavedAnswer) -> tuple[BenchRequest, BenchResult]:
     try:
-        return from_document(kept.errand, _REQUESTS[kept.kind]), from_document(kept.answer, _ANSWERS[kept.kind])
+        return from_document(kept.request, _REQUESTS[kept.kind]), from_document(kept.answer, _ANSWERS[kept.kind])
     except msgspec.ValidationError as error:
         raise StoreError(f"this skep cannot read answer {kept.number} of the tuning: {error}") from error
 

@@ -309,14 +309,14 @@ class EngineBench:
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, width = time.monotonic(), self._tuned.aim.concurrency
-        bouts = self._bouts(request.configs, request.purpose, width, on_progress, readings=request.readings)
+        runs = self._server_runs(request.configs, request.purpose, width, on_progress, readings=request.readings)
         if self._together(request.configs):
-            await self._side_by_side(bouts, request.readings)
+            await self._side_by_side(runs, request.readings)
         else:
-            for bout in bouts if self._round % 2 else bouts[::-1]:  # what drifts favours nobody for long
-                if len(bouts) == 1 or sum(one.failure is None for one in bouts) > 1:
-                    await self._side_by_side([bout], request.readings)
-        return MeasurementRound(tuple(bout.sitting for bout in bouts), time.monotonic() - began)
+            for run in runs if self._round % 2 else runs[::-1]:  # what drifts favours nobody for long
+                if len(runs) == 1 or sum(one.failure is None for one in runs) > 1:
+                    await self._side_by_side([run], request.readings)
+        return MeasurementRound(tuple(run.start for run in runs), time.monotonic() - began)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         """The best so far is asked first. One that does not start answers nothing."""
@@ -337,108 +337,108 @@ class EngineBench:
 
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
         began, widest = time.monotonic(), max(request.levels)
-        bouts = self._bouts(request.configs, "curve", widest, on_progress, readings=CURVE_RUNS * len(request.levels))
+        runs = self._server_runs(
+            request.configs, "curve", widest, on_progress, readings=CURVE_RUNS * len(request.levels)
+        )
         if self._together(request.configs):
-            await self._curves(bouts, request.levels)
+            await self._curves(runs, request.levels)
         else:
-            for bout in bouts:
-                await self._curves([bout], request.levels)
-        points = [
-            point_of(level, bout.config, bout.by_level.get(level, [])) for level in request.levels for bout in bouts
-        ]
+            for run in runs:
+                await self._curves([run], request.levels)
+        points = [point_of(level, run.config, run.by_level.get(level, [])) for level in request.levels for run in runs]
         return CurveResult(tuple(points), time.monotonic() - began)
 
     # Side by side
 
-    async def _side_by_side(self, bouts: Sequence[_ConfigRound], readings: int) -> None:
+    async def _side_by_side(self, runs: Sequence[_ServerRun], readings: int) -> None:
         """Ends when all are read, or when nobody is left to be held against."""
-        alone = len(bouts) == 1
+        alone = len(runs) == 1
         async with AsyncExitStack() as stack:
-            await self._begin(stack, bouts)
+            await self._begin(stack, runs)
             count = self._tasks()
             for number in range(readings):
-                for bout in reversed(bouts) if number % 2 else bouts:
-                    if bout.failure is None and (alone or sum(one.failure is None for one in bouts) > 1):
-                        await bout.carry_out(self._reading(bout, number, count, readings))
+                for run in reversed(runs) if number % 2 else runs:
+                    if run.failure is None and (alone or sum(one.failure is None for one in runs) > 1):
+                        await run.carry_out(self._reading(run, number, count, readings))
 
-    async def _curves(self, bouts: Sequence[_ConfigRound], levels: Sequence[int]) -> None:
+    async def _curves(self, runs: Sequence[_ServerRun], levels: Sequence[int]) -> None:
         async with AsyncExitStack() as stack:
-            await self._begin(stack, bouts)
-            for place, (run, level) in enumerate(_steps(levels)):
-                for bout in reversed(bouts) if place % 2 else bouts:
-                    if bout.failure is None:
-                        await bout.carry_out(self._point(bout, level, run, CURVE_RUNS * len(levels)))
+            await self._begin(stack, runs)
+            for place, (repeat, level) in enumerate(_steps(levels)):
+                for run in reversed(runs) if place % 2 else runs:
+                    if run.failure is None:
+                        await run.carry_out(self._point(run, level, repeat, CURVE_RUNS * len(levels)))
 
-    async def _begin(self, stack: AsyncExitStack, bouts: Sequence[_ConfigRound]) -> None:
-        for bout in bouts:
-            await stack.enter_async_context(bout.stack)
-            await bout.carry_out(self._up(bout))
-        for bout in bouts:
-            if bout.failure is None:
-                await bout.carry_out(self._warm(bout))
+    async def _begin(self, stack: AsyncExitStack, runs: Sequence[_ServerRun]) -> None:
+        for run in runs:
+            await stack.enter_async_context(run.stack)
+            await run.carry_out(self._up(run))
+        for run in runs:
+            if run.failure is None:
+                await run.carry_out(self._warm(run))
 
-    async def _warm(self, bout: _ConfigRound) -> None:
+    async def _warm(self, run: _ServerRun) -> None:
         """No longer than what is measured then, and with no more agents than the goal has."""
         goal, limit_s = self._tuned.aim.concurrency, self._patience.warm_up_s
         if self._reading_s is not None:
             limit_s = min(limit_s, max(WARM_S, self._reading_s))
-        batch = await bout.side.warm_up(bout.maker, min(bout.width, goal), limit_s)
+        batch = await run.side.warm_up(run.maker, min(run.width, goal), limit_s)
         per_s = foreseen_per_s(batch, self._tuned.aim.output_tokens)
         if per_s is not None:
-            self._per_s.setdefault(bout.config.key, per_s)
-        if (known := self._per_s.get(bout.config.key)) is not None:
-            bout.waves.took(goal, goal, goal / known)
+            self._per_s.setdefault(run.config.key, per_s)
+        if (known := self._per_s.get(run.config.key)) is not None:
+            run.waves.took(goal, goal, goal / known)
 
-    async def _up(self, bout: _ConfigRound) -> None:
+    async def _up(self, run: _ServerRun) -> None:
         """Started and known; its requests are stored from here on."""
-        bout.tell("starting")
-        preset, stack = self._preset(bout.config), bout.stack
+        run.tell("starting")
+        preset, stack = self._preset(run.config), run.stack
         began = time.monotonic()
         try:
             served = await stack.enter_async_context(self._house.open(preset))
         finally:
-            bout.start_s = time.monotonic() - began
-        bout.start_s = served.start_s
+            run.start_s = time.monotonic() - began
+        run.start_s = served.start_s
         try:
             endpoint = await find_endpoint(served.url, served.model)
-            bout.maker = await self._maker(endpoint, bout)
+            run.maker = await self._maker(endpoint, run)
         except EndpointError as error:
             failure = served.trouble() or ConfigFailure("errors-under-load", error.message, served.last_words())
-            raise ConfigRunFailed(drop_unusable_remedies(failure, bout.config)) from None
-        recording = await stack.enter_async_context(self._recording(endpoint, bout))
-        bout.run_id = recording.run_id
+            raise ConfigRunFailed(drop_unusable_remedies(failure, run.config)) from None
+        recording = await stack.enter_async_context(self._recording(endpoint, run))
+        run.run_id = recording.run_id
         limit_s = self._patience.request_s
         driver = LoadGenerator(
-            endpoint, recording, timeout_s=limit_s, keep_text=False, most_connections=bout.width, processes=None,
+            endpoint, recording, timeout_s=limit_s, keep_text=False, most_connections=run.width, processes=None,
             meter=self._meter,
         )  # fmt: skip
         stack.push_async_callback(driver.close)
-        bout.side = ConfigRun(bout.config, served, driver, recording, self._hang_s(bout), bout.on_progress)
-        stack.callback(bout.tell, "stopping")
+        run.side = ConfigRun(run.config, served, driver, recording, self._hang_s(run), run.on_progress)
+        stack.callback(run.tell, "stopping")
 
-    async def _maker(self, endpoint: Endpoint, bout: _ConfigRound) -> TaskMaker:
+    async def _maker(self, endpoint: Endpoint, run: _ServerRun) -> TaskMaker:
         """Lengths are measured once: all configurations get the same prompts."""
-        aim, seed = self._tuned.aim, seed_of(self._tuned.tuning, self._tuned.seed, bout.round)
+        aim, seed = self._tuned.aim, seed_of(self._tuned.tuning, self._tuned.seed, run.round)
         if self._calibration is None:
-            limit_s = max(LENGTHS_S, self._hang_s(bout))
+            limit_s = max(LENGTHS_S, self._hang_s(run))
             self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
         load = Workload(prompt_tokens=aim.input_tokens, max_tokens=aim.output_tokens, fixed_output=True, seed=seed)
         return TaskMaker(load, self._calibration)
 
-    def _recording(self, endpoint: Endpoint, bout: _ConfigRound) -> Recording:
+    def _recording(self, endpoint: Endpoint, run: _ServerRun) -> Recording:
         plan = SweepPlan(
-            concurrency=(bout.width,), runs=bout.readings, budget_s=None, workload=bout.maker.workload,
+            concurrency=(run.width,), runs=run.readings, budget_s=None, workload=run.maker.workload,
             slo=self._slo, keep_text=False, kind="tune",
         )  # fmt: skip
         config: dict[str, Any] = {
             **asdict(plan),
             "slo": self._tuned.aim.slo,
-            **bout.maker.lengths,
+            **run.maker.lengths,
             "tuning": self._tuned.tuning,
-            "configuration": bout.config.as_dict,
-            "config_key": bout.config.key,
-            "purpose": bout.purpose,
-            "round": bout.round,
+            "configuration": run.config.as_dict,
+            "config_key": run.config.key,
+            "purpose": run.purpose,
+            "round": run.round,
         }
         return Recording(
             self._store, endpoint, self._host, Identity("tune", run_fingerprint(plan, endpoint, self._host), config)
@@ -453,42 +453,42 @@ class EngineBench:
             self._count = (self._round, tasks_for(self._tuned.aim.concurrency, known, self._patience.reading_s))
         return self._count[1]
 
-    async def _reading(self, bout: _ConfigRound, number: int, count: int, readings: int) -> None:
-        level = bout.width
-        tasks = bout.maker.tasks(level, number, count)
-        rows, limited = await bout.side.take(level, number, tasks, level, (number + 1, readings))
-        joules = bout.side.joules(level, number)
+    async def _reading(self, run: _ServerRun, number: int, count: int, readings: int) -> None:
+        level = run.width
+        tasks = run.maker.tasks(level, number, count)
+        rows, limited = await run.side.take(level, number, tasks, level, (number + 1, readings))
+        joules = run.side.joules(level, number)
         found = reading_of(rows, self._tuned.aim, limited=limited, slo=self._slo, joules=joules)
-        bout.readings_taken.append(found)
-        self._per_s[bout.config.key] = found.requests / max(found.wall_s, 1e-9)
+        run.readings_taken.append(found)
+        self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
         self._reading_s = found.wall_s
         self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
 
-    async def _point(self, bout: _ConfigRound, level: int, run: int, total: int) -> None:
+    async def _point(self, run: _ServerRun, level: int, repeat: int, total: int) -> None:
         """Both runs of a level are as long; one that would take too long is left out."""
-        count = run_tasks(level, bout.waves.seconds(level), self._patience.reading_s)
+        count = run_tasks(level, run.waves.seconds(level), self._patience.reading_s)
         if count is None:
             return
-        count = bout.by_level[level][0].requests if level in bout.by_level else count
-        place = sum(map(len, bout.by_level.values())) + 1
-        rows, limited = await bout.side.take(level, run, bout.maker.tasks(level, run, count), level, (place, total))
+        count = run.by_level[level][0].requests if level in run.by_level else count
+        place = sum(map(len, run.by_level.values())) + 1
+        rows, limited = await run.side.take(level, repeat, run.maker.tasks(level, repeat, count), level, (place, total))
         found = reading_of(rows, self._tuned.aim, limited=limited)
-        bout.by_level.setdefault(level, []).append(found)
-        bout.waves.took(level, found.requests, found.wall_s)
+        run.by_level.setdefault(level, []).append(found)
+        run.waves.took(level, found.requests, found.wall_s)
 
-    def _hang_s(self, bout: _ConfigRound) -> float:
+    def _hang_s(self, run: _ServerRun) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
-        read_s = self._tuned.aim.input_tokens * bout.width / FIRST_TOK_S
+        read_s = self._tuned.aim.input_tokens * run.width / FIRST_TOK_S
         return max(self._patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
 
     # Around them
 
-    def _bouts(
+    def _server_runs(
         self, configs: Sequence[KnobConfig], purpose: str, width: int, on_progress: OnProgress, *, readings: int
-    ) -> list[_ConfigRound]:
+    ) -> list[_ServerRun]:
         self._round += 1
         self._sides = [config.key for config in configs]
-        return [_ConfigRound(config, purpose, self._round, width, readings, on_progress) for config in configs]
+        return [_ServerRun(config, purpose, self._round, width, readings, on_progress) for config in configs]
 
     def _together(self, configs: Sequence[KnobConfig]) -> bool:
         try:
@@ -513,7 +513,7 @@ class EngineBench:
 
 
 @dataclass(slots=True)
-class _ConfigRound:
+class _ServerRun:
     """One configuration in one round: what is open for it, and what came of it."""
 
     config: KnobConfig
@@ -544,7 +544,7 @@ class _ConfigRound:
         self.on_progress(BenchProgress(self.config, what, readings=self.readings))
 
     @property
-    def sitting(self) -> ServerStart:
+    def start(self) -> ServerStart:
         return ServerStart(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
 
 

@@ -49,10 +49,10 @@ class Belief:
 
 
 class Surrogate:
-    def __init__(self, terrain: SearchSpace, baseline: KnobConfig) -> None:
-        self._terrain, self._baseline = terrain, baseline
-        self._knobs = {knob.name: knob for knob in terrain.knobs}
-        self._pairs = [pair for pair in terrain.pairs if pair[0] in self._knobs and pair[1] in self._knobs]
+    def __init__(self, space: SearchSpace, baseline: KnobConfig) -> None:
+        self._space, self._baseline = space, baseline
+        self._knobs = {knob.name: knob for knob in space.knobs}
+        self._pairs = [pair for pair in space.pairs if pair[0] in self._knobs and pair[1] in self._knobs]
         self._prior: dict[KnobConfig, float] = {}
         self._level = self._foreseen(baseline) or 0.0
         self._reach = {name: self._reaches(knob) for name, knob in self._knobs.items()}
@@ -112,7 +112,7 @@ class Surrogate:
         return total
 
     def _foreseen(self, config: KnobConfig) -> float | None:
-        found = self._terrain.predict(config)
+        found = self._space.predict(config)
         return math.log(found) if found is not None and found > 0 else None
 
     def _reaches(self, knob: Knob) -> dict[Value, float]:
@@ -190,17 +190,17 @@ _GROUND = ("layout", "replicas", "checkpoint", "quant")  # memory is comparable 
 
 @dataclass(frozen=True, slots=True)
 class StartInRound:
-    """A sitting and the round it was of."""
+    """A start and the round it was of."""
 
     round: int
-    sitting: ServerStart
+    start: ServerStart
 
 
 class Measurements:
-    def __init__(self, terrain: SearchSpace, baseline: KnobConfig) -> None:
-        self.terrain = terrain
+    def __init__(self, space: SearchSpace, baseline: KnobConfig) -> None:
+        self.space = space
         self.noise = MeasurementNoise()
-        self.surrogate = Surrogate(terrain, baseline)
+        self.surrogate = Surrogate(space, baseline)
         self.failures: list[tuple[KnobConfig, ConfigFailure]] = []
         self.rounds = 0
         self._seats: dict[KnobConfig, list[StartInRound]] = {}
@@ -215,52 +215,52 @@ class Measurements:
     def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""
         self.rounds += 1
-        for sitting in round_.sittings:
-            self._seats.setdefault(sitting.config, []).append(StartInRound(self.rounds, sitting))
-            if sitting.failure is not None:
-                if sitting.config != spared:
-                    self.failed(sitting.config, sitting.failure)
+        for start in round_.starts:
+            self._seats.setdefault(start.config, []).append(StartInRound(self.rounds, start))
+            if start.failure is not None:
+                if start.config != spared:
+                    self.failed(start.config, start.failure)
                 continue
-            self._learn(sitting)
+            self._learn(start)
 
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
-        if not is_of_memory(failure) or self.terrain.spare_bytes(config) is None:
+        if not is_of_memory(failure) or self.space.spare_bytes(config) is None:
             self._suspicion.failed(config)
 
-    def _learn(self, sitting: ServerStart) -> None:
-        logs = speeds(sitting.readings)
+    def _learn(self, start: ServerStart) -> None:
+        logs = speeds(start.readings)
         if not logs:
             return
-        self._suspicion.ran(sitting.config)
+        self._suspicion.ran(start.config)
         self.noise.add_start(logs)
-        late = _lateness(sitting.readings)
+        late = _lateness(start.readings)
         variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
         mean = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
-        self.surrogate.took(sitting.config, self.rounds, mean, variance)
+        self.surrogate.took(start.config, self.rounds, mean, variance)
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
-        logs = [speeds(one.readings) for one in self.sittings(config)]
+        logs = [speeds(one.readings) for one in self.starts(config)]
         known = [one for one in logs if one]
         self.noise.add_starts([fmean(self.noise.clipped(one)) for one in known], [len(one) for one in known])
 
-    def figure(self, sittings: Sequence[ServerStart]) -> Interval | None:
+    def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
         """Return the mean with a 95 % interval; None: nothing counts."""
-        return mean_of_starts([speeds(one.readings) for one in sittings], self.noise)
+        return mean_of_starts([speeds(one.readings) for one in starts], self.noise)
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         return self.surrogate.gain(config, over)
 
-    def starts(self, config: KnobConfig) -> int:
+    def counted_starts(self, config: KnobConfig) -> int:
         """That gave a figure."""
-        return sum(bool(seat.sitting.figures) for seat in self._seats.get(config, ()))
+        return sum(bool(seat.start.figures) for seat in self._seats.get(config, ()))
 
     def readings(self, config: KnobConfig) -> int:
-        return sum(len(seat.sitting.figures) for seat in self._seats.get(config, ()))
+        return sum(len(seat.start.figures) for seat in self._seats.get(config, ()))
 
-    def sittings(self, config: KnobConfig, since: int = 0) -> list[ServerStart]:
-        return [seat.sitting for seat in self._seats.get(config, ()) if seat.round > since]
+    def starts(self, config: KnobConfig, since: int = 0) -> list[ServerStart]:
+        return [seat.start for seat in self._seats.get(config, ()) if seat.round > since]
 
     def refusal(self, config: KnobConfig) -> str | None:
         """Return why it is not to be started: a rule, or a dead end that it would run into again."""
@@ -268,9 +268,9 @@ class Measurements:
             return self._refused[config]
         looked = self._looked.get(config)
         new = self.failures[looked or 0 :]
-        narrow = self.terrain.refusal(config) if looked is None else None
+        narrow = self.space.refusal(config) if looked is None else None
         narrow = narrow or self._no_more_room(config, new)
-        reason = narrow or why_hopeless(config, new, self.terrain.knobs)
+        reason = narrow or why_hopeless(config, new, self.space.knobs)
         self._looked[config] = len(self.failures)
         if reason is not None:
             self._refused[config] = reason
@@ -287,8 +287,8 @@ class Measurements:
         for failed, failure in failures:
             if not is_of_memory(failure) or any(config.get(name) != failed.get(name) for name in _GROUND):
                 continue
-            left, there = self.terrain.spare_bytes(config), self.terrain.spare_bytes(failed)
-            if left is not None and there is not None and left <= there and not self.starts(config):
+            left, there = self.space.spare_bytes(config), self.space.spare_bytes(failed)
+            if left is not None and there is not None and left <= there and not self.counted_starts(config):
                 return f"leaves no more memory than one that ran out of it: {failure.cause}"
         return None
 
@@ -332,14 +332,14 @@ def _lateness(readings: Sequence[TuneReading]) -> float:
     return min(math.log(max(1.0, median(shares))), _HOPELESSLY_LATE) if shares else 0.0
 
 
-def over_limit(sittings: Sequence[ServerStart]) -> float:
+def over_limit(starts: Sequence[ServerStart]) -> float:
     """Return the median share of the limits; 0 where there are none."""
-    shares = [one.over_limit for sitting in sittings for one in sitting.readings if one.counts]
+    shares = [one.over_limit for start in starts for one in start.readings if one.counts]
     return median(shares) if shares else 0.0
 
 
-def typical(sittings: Sequence[ServerStart], name: str) -> float | None:
+def typical(starts: Sequence[ServerStart], name: str) -> float | None:
     """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
-    values = [getattr(one, name) for sitting in sittings for one in sitting.readings if one.counts]
+    values = [getattr(one, name) for start in starts for one in start.readings if one.counts]
     known = [value for value in values if value is not None]
     return median(known) if known else None

@@ -1,4 +1,4 @@
-"""What the search asks for and of whom: requests, the terrain it works on, and the bench that measures.
+"""What the search asks for and of whom: requests, the space it works on, and the bench that measures.
 
 `skep.tuner.search` decides, a `Bench` carries out. A search that is given the same answers makes the same requests, so
 that a stored one is taken up by giving it the stored answers again.

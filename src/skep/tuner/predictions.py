@@ -127,7 +127,7 @@ def rig_of(config: KnobConfig, ground: PredictionInputs) -> Rig | None:
 
 
 class Predictor:
-    """A `skep.tuner.ports.Terrain`. Answers are remembered: a search asks for the same ones many times."""
+    """A `skep.tuner.ports.SearchSpace`. Answers are remembered: a search asks for the same ones many times."""
 
     def __init__(self, ground: PredictionInputs, knobs: Sequence[Knob]) -> None:
         self.ground = ground

@@ -10,6 +10,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from skep.units import Interval
 
 Value = str | int | float | bool | None
@@ -151,11 +153,10 @@ class ServerStart:
         return tuple(one.figure for one in self.readings if one.counts and one.figure is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasurementRound:
+class MeasurementRound(msgspec.Struct, frozen=True):
     """Several configurations measured in turns, each started once. The nth readings of all stood side by side."""
 
-    sittings: tuple[ServerStart, ...]  # in the request's order of configurations
+    starts: tuple[ServerStart, ...] = msgspec.field(name="sittings")  # in the request's order of configurations
     seconds: float
 
 

@@ -53,11 +53,11 @@ class ConfigTrial:
         self.late = False
 
     def __repr__(self) -> str:
-        return f"<ConfigTrial {self.move.changes} {self.verdict.value} after {len(self.evidence.sittings)} starts>"
+        return f"<ConfigTrial {self.move.changes} {self.verdict.value} after {len(self.evidence.starts)} starts>"
 
     @property
     def rounds(self) -> int:
-        return len(self.evidence.sittings)
+        return len(self.evidence.starts)
 
     @property
     def ratio(self) -> Interval | None:
@@ -83,7 +83,7 @@ class ConfigTrial:
             self.verdict = SequentialVerdict.SAME
 
     def _judged(self) -> SequentialVerdict:
-        here, there = over_limit(self.evidence.sittings), over_limit(self.evidence.beside)
+        here, there = over_limit(self.evidence.starts), over_limit(self.evidence.beside)
         self.late = max(here, there) > 1
         if not self.late:
             return self._speed.verdict
@@ -101,17 +101,17 @@ _TURNED_DOWN = {SequentialVerdict.WORSE: StageDecision.WORSE, SequentialVerdict.
 
 
 class KnobSearch:
-    def __init__(self, terrain: SearchSpace, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float) -> None:
+    def __init__(self, space: SearchSpace, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float) -> None:
         self.aim, self.baseline, self.incumbent = aim, baseline, baseline
         self.stages: list[TuneStage] = []
         self.curve: CurveResult | None = None
         self.failure: ConfigFailure | None = None  # of the baseline: nothing can be tuned
         self.ended: str | None = None  # why
-        self._terrain = terrain
-        self.purse = TimeBudget(terrain, aim, budget_s)
-        self._book = Measurements(terrain, baseline)
+        self._space = space
+        self.time_budget = TimeBudget(space, aim, budget_s)
+        self._book = Measurements(space, baseline)
         self._moves = Moves(self._book)
-        self._chooser = Chooser(self._book, self._moves, self.purse)
+        self._chooser = Chooser(self._book, self._moves, self.time_budget)
         self._asked: BenchRequest | None = None
         self._trial: ConfigTrial | None = None
         self._judging = False
@@ -121,7 +121,7 @@ class KnobSearch:
 
     def __repr__(self) -> str:
         accepted = sum(stage.decision is StageDecision.ACCEPTED for stage in self.stages)
-        return f"<KnobSearch {accepted} accepted, {len(self.stages)} stages, {self.purse!r}>"
+        return f"<KnobSearch {accepted} accepted, {len(self.stages)} stages, {self.time_budget!r}>"
 
     # What is asked and answered
 
@@ -134,7 +134,7 @@ class KnobSearch:
     def took(self, answer: BenchResult) -> None:
         request, self._asked = self._asked, None
         assert request is not None, "nothing was asked"
-        self.purse.spend(answer.seconds)
+        self.time_budget.spend(answer.seconds)
         if isinstance(answer, CurveResult):
             self.curve = answer
         elif isinstance(answer, JudgeResult):
@@ -153,7 +153,7 @@ class KnobSearch:
 
     @property
     def spent_s(self) -> float:
-        return self.purse.spent_s
+        return self.time_budget.spent_s
 
     # Choosing
 
@@ -162,8 +162,8 @@ class KnobSearch:
         return self.failure is not None or self.curve is not None
 
     def _next(self) -> BenchRequest | None:
-        if self._book.starts(self.baseline) < STARTS and not self.stages:
-            return self._measure((self.baseline,), self.purse.readings(self.baseline), "baseline")
+        if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
+            return self._measure((self.baseline,), self.time_budget.readings(self.baseline), "baseline")
         if self._trial is not None:
             return self._judge(self._trial) if self._judging else self._confirm(self._trial)
         if self._has_reached_target():
@@ -184,13 +184,13 @@ class KnobSearch:
 
     def _judge(self, trial: ConfigTrial) -> BenchRequest | None:
         """Against the baseline, so that a little worse each time does not add up."""
-        if not self.purse.can_afford(self._judging_s, (self.baseline, self.incumbent)):
+        if not self.time_budget.can_afford(self._judging_s, (self.baseline, self.incumbent)):
             return self._out_of_time("no time was left to judge its answers")
         return JudgeRequest(self.baseline, trial.move.config)
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
         configs = (self.incumbent, trial.move.config)
-        readings = self.purse.readings(trial.move.config)
+        readings = self.time_budget.readings(trial.move.config)
         if not self._affords(configs, readings):
             return self._out_of_time("time ran out before it was decided")
         return self._measure(configs, readings, "confirm")
@@ -202,7 +202,7 @@ class KnobSearch:
 
     def _words(self, configs: Sequence[KnobConfig], purpose: str) -> str:
         if purpose == "baseline":
-            return f"the baseline, start {self._book.starts(self.baseline) + 1}"
+            return f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
         told = "; ".join(", ".join(map(str, one.changes_from(self.incumbent))) for one in configs[1:])
         if purpose == "confirm" and self._trial is not None:
             return f"{told}: start {self._trial.rounds + 1} of each"
@@ -211,7 +211,7 @@ class KnobSearch:
     def _out_of_time(self, why: str) -> BenchRequest | None:
         trial, self._trial = self._trial, None
         assert trial is not None
-        if trial.evidence.sittings:
+        if trial.evidence.starts:
             self._note(trial.evidence, StageDecision.UNDECIDED, why, ratio=trial.ratio)
         return self._close("the budget is spent")
 
@@ -225,22 +225,24 @@ class KnobSearch:
     def _curve_levels(self, configs: Sequence[KnobConfig]) -> tuple[int, ...]:
         """Return all, or only the goal's where the time is over."""
         levels = curve_levels(self.aim.concurrency)
-        left_s = self.purse.budget_s - self.spent_s
-        affordable = self.purse.seconds(configs, 2 * len(levels)) <= max(left_s, CURVE_SHARE * self.purse.budget_s / 2)
+        left_s = self.time_budget.budget_s - self.spent_s
+        affordable = self.time_budget.seconds(configs, 2 * len(levels)) <= max(
+            left_s, CURVE_SHARE * self.time_budget.budget_s / 2
+        )
         return levels if affordable else (self.aim.concurrency,)
 
     def _affords(self, configs: Sequence[KnobConfig], readings: int) -> bool:
-        return self.purse.can_afford(self.purse.seconds(configs, readings), (self.baseline, self.incumbent))
+        return self.time_budget.can_afford(self.time_budget.seconds(configs, readings), (self.baseline, self.incumbent))
 
     # What answers make of it
 
     def _took_round(self, request: MeasureRequest, answer: MeasurementRound) -> None:
-        self.purse.learn(request.configs, request.readings, answer.seconds)
+        self.time_budget.learn(request.configs, request.readings, answer.seconds)
         self._book.took(answer, spared=self.incumbent)
         if request.purpose == "baseline":
             self._took_baseline(answer)
             return
-        first = answer.sittings[0]
+        first = answer.starts[0]
         if first.failure is not None:
             self._took_failures(answer)
             self._alarm(first)
@@ -251,56 +253,56 @@ class KnobSearch:
             self._took_screening(answer)
 
     def _took_baseline(self, answer: MeasurementRound) -> None:
-        self.failure = answer.sittings[0].failure
+        self.failure = answer.starts[0].failure
         if self.failure is not None:
             self.ended = "the baseline does not run"
             return
-        sittings = self._book.sittings(self.baseline)
-        if len(sittings) < STARTS:
+        starts = self._book.starts(self.baseline)
+        if len(starts) < STARTS:
             return
         self._book.settle(self.baseline)
-        evidence = Evidence(self.baseline, self.baseline, tuple(sittings), (), self.spent_s, None)
-        if self._book.figure(sittings) is None:
+        evidence = Evidence(self.baseline, self.baseline, tuple(starts), (), self.spent_s, None)
+        if self._book.figure(starts) is None:
             why = "no reading counts: the client was the limit, or nothing was answered"
             self.failure, self.ended = ConfigFailure("errors-under-load", why), "the baseline gives no figure"
             return
-        self._note(evidence, StageDecision.BASELINE, f"{len(sittings)} starts")
+        self._note(evidence, StageDecision.BASELINE, f"{len(starts)} starts")
 
     def _took_failures(self, answer: MeasurementRound) -> None:
-        for sitting in answer.sittings[1:]:
-            if sitting.failure is not None:
-                self._dead_end(self._looked_at(sitting, answer), sitting.failure)
+        for start in answer.starts[1:]:
+            if start.failure is not None:
+                self._dead_end(self._looked_at(start, answer), start.failure)
 
     def _took_screening(self, answer: MeasurementRound) -> None:
         grain = self._chooser.grain
-        for sitting in answer.sittings[1:]:
-            evidence = self._looked_at(sitting, answer)
-            if sitting.failure is None and not sitting.figures:
+        for start in answer.starts[1:]:
+            evidence = self._looked_at(start, answer)
+            if start.failure is None and not start.figures:
                 self._unread(evidence)
-            elif sitting.failure is None:
-                belief = self._book.gain(sitting.config, self.incumbent)
-                seen_often = self._book.starts(sitting.config) >= grain.screens
+            elif start.failure is None:
+                belief = self._book.gain(start.config, self.incumbent)
+                seen_often = self._book.counted_starts(start.config) >= grain.screens
                 promising = self._chooser.is_promising(belief)
                 if belief.hope < grain.floor or (seen_often and not promising):
                     self._turned_down(evidence)
 
-    def _looked_at(self, sitting: ServerStart, answer: MeasurementRound) -> Evidence:
-        seconds, predicted = answer.seconds / len(answer.sittings), self._predicted(sitting.config)
-        return Evidence(sitting.config, self.incumbent, (sitting,), (answer.sittings[0],), seconds, predicted)
+    def _looked_at(self, start: ServerStart, answer: MeasurementRound) -> Evidence:
+        seconds, predicted = answer.seconds / len(answer.starts), self._predicted(start.config)
+        return Evidence(start.config, self.incumbent, (start,), (answer.starts[0],), seconds, predicted)
 
     def _unread(self, evidence: Evidence) -> None:
         """Up, but without a reading that counts: twice is enough."""
-        if len(self._book.sittings(evidence.config)) >= STARTS:
+        if len(self._book.starts(evidence.config)) >= STARTS:
             self._note(evidence, StageDecision.SAME, speed_words(evidence, SequentialVerdict.SAME, None))
             self._moves.close(evidence.changes, self.incumbent)
 
     def _turned_down(self, evidence: Evidence) -> None:
         """After a first look: that is enough to say no, and never to say yes."""
-        first, second = evidence.beside[0], evidence.sittings[0]
+        first, second = evidence.beside[0], evidence.starts[0]
         contest = SequentialTest(self._book.noise, rounds=2, worth=self._chooser.grain.worth)
         contest.feed(paired(first.readings, second.readings, speed))
         ratio = contest.standing.ratio if contest.standing is not None else None
-        if over_limit(evidence.sittings) > max(1.0, over_limit(evidence.beside)):
+        if over_limit(evidence.starts) > max(1.0, over_limit(evidence.beside)):
             self._note(evidence, StageDecision.OVER_LIMIT, limit_words(evidence, self.aim.slo, ratio), ratio=ratio)
         else:
             worse = contest.verdict is SequentialVerdict.WORSE
@@ -311,7 +313,7 @@ class KnobSearch:
     def _took_confirmation(self, answer: MeasurementRound) -> None:
         trial = self._trial
         assert trial is not None
-        first, second = answer.sittings
+        first, second = answer.starts
         if second.failure is not None:
             self._trial = None
             self._dead_end(trial.evidence.also((second,), (first,), answer.seconds), second.failure)
@@ -361,23 +363,23 @@ class KnobSearch:
         """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
         self._note(evidence, StageDecision.FAILED, failure_words(failure), failure=failure)
         self._moves.close(evidence.changes, self.incumbent, failed=True)
-        way = apply_remedy(evidence.config, failure, self._terrain.knobs)
+        way = apply_remedy(evidence.config, failure, self._space.knobs)
         if way is not None and self._book.refusal(way) is None:
             self._moves.remedy(way)
 
-    def _alarm(self, sitting: ServerStart) -> None:
+    def _alarm(self, start: ServerStart) -> None:
         """The best so far died. Once may be chance; after that it is a failure of that configuration."""
-        assert sitting.failure is not None
-        count = self._alarms[sitting.config] = self._alarms.get(sitting.config, 0) + 1
+        assert start.failure is not None
+        count = self._alarms[start.config] = self._alarms.get(start.config, 0) + 1
         if count < MOST_ALARMS:
             return
         self._trial = None
-        self._book.failed(sitting.config, sitting.failure)
+        self._book.failed(start.config, start.failure)
         if not self._before:
-            self.failure, self.ended = sitting.failure, "the baseline does not run reliably"
+            self.failure, self.ended = start.failure, "the baseline does not run reliably"
             return
-        evidence = Evidence(sitting.config, self._before[-1], (sitting,), (), 0.0, None)
-        self._note(evidence, StageDecision.FAILED, failure_words(sitting.failure), failure=sitting.failure)
+        evidence = Evidence(start.config, self._before[-1], (start,), (), 0.0, None)
+        self._note(evidence, StageDecision.FAILED, failure_words(start.failure), failure=start.failure)
         self.incumbent = self._before.pop()
         self._moves.close(evidence.changes, self.incumbent, failed=True)
 
@@ -386,16 +388,16 @@ class KnobSearch:
         failure: ConfigFailure | None = None,
     ) -> None:  # fmt: skip
         """One more stage of the ladder."""
-        figure = self._book.figure(evidence.sittings)
+        figure = self._book.figure(evidence.starts)
         stage = stage_of(len(self.stages), evidence, decision, why, figure, ratio=ratio, failure=failure)
         self.stages.append(stage)
 
     def _alters(self, name: str) -> bool:
-        return any(knob.name == name and knob.alters_answers for knob in self._terrain.knobs)
+        return any(knob.name == name and knob.alters_answers for knob in self._space.knobs)
 
     def _predicted(self, config: KnobConfig) -> float | None:
         """None: the planner has nothing to say on what was turned."""
-        there, here = self._terrain.predict(config), self._terrain.predict(self.incumbent)
+        there, here = self._space.predict(config), self._space.predict(self.incumbent)
         return there / here if there and here and there != here else None
 
     def _has_reached_target(self) -> bool:
@@ -403,4 +405,4 @@ class KnobSearch:
         figure, target = next(filter(None, own), None), self.aim.target
         if target is None or figure is None or figure.estimate < target:
             return False
-        return over_limit(self._book.sittings(self.incumbent)) <= 1
+        return over_limit(self._book.starts(self.incumbent)) <= 1

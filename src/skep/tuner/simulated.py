@@ -75,7 +75,7 @@ class _SimulatedStart:
     effect: float = 1.0
     readings: tuple[TuneReading, ...] = ()
 
-    def sitting(self) -> ServerStart:
+    def start(self) -> ServerStart:
         return ServerStart(self.config, self.start_s, self.readings, self.failure)
 
 
@@ -122,7 +122,7 @@ class SimulatedBench:
             self._side_by_side(sides, request.readings, rng, on_progress)
         else:
             self._one_by_one(sides, request.readings, rng, on_progress)
-        return MeasurementRound(tuple(side.sitting() for side in sides), self.now_s - began_s)
+        return MeasurementRound(tuple(side.start() for side in sides), self.now_s - began_s)
 
     def curved(self, request: CurveRequest, on_progress: OnProgress = lambda _: None) -> CurveResult:
         began_s, rng = self.now_s, self._rng("curve")
@@ -223,16 +223,16 @@ def _scaled(truth: TuneReading, factor: float) -> TuneReading:
 class PlannedTruth:
     """A `skep.tuner.simulated.Truth` over what is foreseen."""
 
-    def __init__(self, terrain: Predictor) -> None:
-        self._terrain = terrain
-        self._aim = terrain.ground.aim
+    def __init__(self, space: Predictor) -> None:
+        self._space = space
+        self._aim = space.ground.aim
         self._limits = SloLimits.parse(self._aim.slo).limits if self._aim.slo else ()
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
         found = self.at(config, self._aim.concurrency)
         if isinstance(found, ConfigFailure):
             return found
-        figure, watts = self._terrain.predict(config), self._terrain.watts(config)
+        figure, watts = self._space.predict(config), self._space.watts(config)
         return TuneReading(
             figure, found.effective_tok_s, found.task_tok_s, found.ttft_ms, found.tpot_ms, found.wall_s, found.requests,
             over_limit=found.over_limit, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None,
@@ -245,13 +245,13 @@ class PlannedTruth:
         failure = self._out_of_memory(config)
         if failure is not None:
             return failure
-        outcome = self._terrain.outcome(config, concurrency)
+        outcome = self._space.outcome(config, concurrency)
         if outcome is None:
             return ConfigFailure("no-start", "the planner has no figure for it")
         return self._reading(outcome, concurrency)
 
     def start_s(self, config: KnobConfig) -> float:
-        return self._terrain.start_s(config)
+        return self._space.start_s(config)
 
     def _reading(self, outcome: PredictedOutcome, concurrency: int) -> TuneReading:
         per_s = outcome.effective_tok_s / self._aim.output_tokens
@@ -264,8 +264,8 @@ class PlannedTruth:
         return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
 
     def _out_of_memory(self, config: KnobConfig) -> ConfigFailure | None:
-        ground = self._terrain.ground
-        setup, rig = self._terrain.setup(config), rig_of(config, ground)
+        ground = self._space.ground
+        setup, rig = self._space.setup(config), rig_of(config, ground)
         if setup is None or rig is None:
             return None
         context = setup.context or ground.need_tokens

@@ -13,19 +13,19 @@ from skep.units import Interval
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What decided about a configuration: its own sittings, the incumbent's beside them, and how long all took."""
+    """What decided about a configuration: its own starts, the incumbent's beside them, and how long all took."""
 
     config: KnobConfig
     incumbent: KnobConfig
-    sittings: tuple[ServerStart, ...]
+    starts: tuple[ServerStart, ...]
     beside: tuple[ServerStart, ...]
     seconds: float
     predicted: float | None  # ratio
 
-    def also(self, sittings: Sequence[ServerStart], beside: Sequence[ServerStart], seconds: float) -> Evidence:
+    def also(self, starts: Sequence[ServerStart], beside: Sequence[ServerStart], seconds: float) -> Evidence:
         return replace(
             self,
-            sittings=(*self.sittings, *sittings),
+            starts=(*self.starts, *starts),
             beside=(*self.beside, *beside),
             seconds=self.seconds + seconds,
         )
@@ -39,7 +39,7 @@ def stage_of(
     number: int, evidence: Evidence, decision: StageDecision, why: str, figure: Interval | None, *,
     ratio: Interval | None = None, failure: ConfigFailure | None = None,
 ) -> TuneStage:  # fmt: skip
-    read = [one for one in evidence.sittings if one.figures]
+    read = [one for one in evidence.starts if one.figures]
     return TuneStage(
         number=number,
         changes=evidence.changes,
@@ -55,7 +55,7 @@ def stage_of(
         readings=sum(len(one.figures) for one in read),
         seconds=evidence.seconds,
         failure=failure,
-        runs=tuple(one.run_id for one in evidence.sittings if one.run_id is not None),
+        runs=tuple(one.run_id for one in evidence.starts if one.run_id is not None),
     )
 
 
@@ -73,7 +73,7 @@ def speed_words(evidence: Evidence, verdict: SequentialVerdict, ratio: Interval 
 
 def limit_words(evidence: Evidence, slo: str | None, ratio: Interval | None) -> str:
     """Return the cases that limits decided."""
-    here, there = over_limit(evidence.sittings), over_limit(evidence.beside)
+    here, there = over_limit(evidence.starts), over_limit(evidence.beside)
     what = "within" if here <= 1 else "beyond"
     return f"{what} {slo or 'its limits'}: {here:.2f} times the limit against {there:.2f}; speed {share_words(ratio)}"
 
@@ -91,6 +91,6 @@ def share_words(ratio: Interval | None) -> str:
 
 
 def _starts(evidence: Evidence) -> str:
-    starts = sum(bool(one.figures) for one in evidence.sittings)
-    readings = sum(len(one.figures) for one in evidence.sittings)
+    starts = sum(bool(one.figures) for one in evidence.starts)
+    readings = sum(len(one.figures) for one in evidence.starts)
     return f"{starts} start{'s' if starts != 1 else ''}, {readings} reading{'s' if readings != 1 else ''}"

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from sqlite3 import Connection, Row
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.named_rows import NamedRows
-from skep.store.rows import OwnOrder, document_text, finite, insert, read
+from skep.store.rows import OwnOrder, StoredAs, document_text, finite, insert, read
 from skep.store.writer_process import free_id, new_suffix, this_process, writes_on
 from skep.tuner.records import TuneStage, Tuning
 from skep.units import Interval
@@ -72,7 +72,7 @@ class SavedAnswer:
     at: float
     kind: AnswerKind
     seconds: float
-    errand: OwnOrder
+    request: Annotated[Mapping[str, Any], StoredAs("errand", write=document_text)]
     answer: OwnOrder
 
 

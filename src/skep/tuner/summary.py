@@ -95,12 +95,12 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
         said = f"none of {tried} changes was shown to be better" if tried > 1 else "no change was shown to be better"
         return f"{number(base.figure.estimate)} {unit} {at}: {said if tried else 'nothing else is decided yet'}"
     gain, steps = total_gain(stages), len(accepted(stages))
-    climbed = f"From {number(base.figure.estimate)} to {number(best.figure.estimate)} {unit} {at}"
+    gained = f"From {number(base.figure.estimate)} to {number(best.figure.estimate)} {unit} {at}"
     many = "one step" if steps == 1 else f"{steps} steps"
     if gain is None:
-        return f"{climbed} in {many}"
+        return f"{gained} in {many}"
     told = f"{ratio_words(gain)} (95\u00a0%: {ratio_range(gain)})"
-    return f"{climbed} in one step: {told}" if steps == 1 else f"{climbed}: {many} that multiply to {told}"
+    return f"{gained} in one step: {told}" if steps == 1 else f"{gained}: {many} that multiply to {told}"
 
 
 def _nothing(stages: Sequence[TuneStage]) -> str:

@@ -1,4 +1,4 @@
-// A tuning that still climbs is asked for again and again; a hidden page, or one whose reader is inside it, waits.
+// A tuning that still searches is asked for again and again; a hidden page, or one whose reader is inside it, waits.
 // What the reader has unfolded stays unfolded, and the fold last touched keeps the keyboard.
 "use strict";
 (() => {

@@ -1,4 +1,4 @@
-"""The rigs that tuners climb on: what can be turned on each, where a climb begins, and how rugged its truth is."""
+"""The rigs that tuners compete on: what can be turned on each, where a search begins, and how rugged its truth is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROUGH = {
 
 
 @dataclass(frozen=True)
-class ClimbingRig:
+class ContestRig:
     """`by_hand`: effects that the planner has no formula for, as shares of the best value's figure."""
 
     name: str
@@ -83,37 +83,37 @@ _SAFE: Mapping[str, Value] = {
 }  # fmt: skip
 
 RIGS = (
-    ClimbingRig(
+    ContestRig(
         "2x3090-dense", "2x RTX 3090, 27B dense with MTP", "qwen3.6-27b", "vllm", TuneGoal("effective_tok_s", 4),
         (GRAPHS, SHARE, _slots(1, 2, 3, 4, 6, 8), _kv("bf16", "fp8_e5m2"), BATCHED, PREFIX, MTP,
          _layout("TP=2", "2 x TP=1"), _quant("awq", "autoround")),
         {**_SAFE, "mtp": 0, "layout": "TP=2", "quant": "awq"}, gpu="2x rtx-3090",
     ),
-    ClimbingRig(
+    ContestRig(
         "2x3090-moe", "2x RTX 3090, 35B-A3B", "qwen3.6-35b-a3b", "vllm", TuneGoal("effective_tok_s", 4),
         (GRAPHS, SHARE, _slots(1, 2, 3, 4, 6, 8), _kv("bf16", "fp8_e5m2"), BATCHED, PREFIX, MTP,
          _layout("TP=2", "TP=2 + EP=2", "PP=2"), _quant("awq", "gptq")),
         {**_SAFE, "mtp": 0, "layout": "TP=2", "quant": "awq"}, gpu="2x rtx-3090",
     ),
-    ClimbingRig(
+    ContestRig(
         "4090", "RTX 4090, 14B", "qwen3-14b", "vllm", TuneGoal("effective_tok_s", 8),
         (GRAPHS, SHARE, _slots(1, 2, 4, 6, 8, 12, 16), _kv("bf16", "fp8"), BATCHED, PREFIX, NGRAM,
          _quant("awq", "gptq", "fp8")),
         {**_SAFE, "ngram": 0, "quant": "awq"}, gpu="rtx-4090",
     ),
-    ClimbingRig(
+    ContestRig(
         "5090", "RTX 5090, 27B dense with MTP", "qwen3.6-27b", "sglang", TuneGoal("effective_tok_s", 4),
         (GRAPHS, SHARE, _slots(1, 2, 3, 4, 6, 8), _kv("bf16", "fp8"), BATCHED, PREFIX, MTP,
          _quant("awq", "gptq", "nvfp4")),
         {**_SAFE, "mtp": 0, "quant": "awq"}, gpu="rtx-5090",
     ),
-    ClimbingRig(
+    ContestRig(
         "4x3090", "4x RTX 3090, 27B dense with MTP, 8 agents", "qwen3.6-27b", "vllm", TuneGoal("effective_tok_s", 8),
         (GRAPHS, SHARE, _slots(1, 2, 3, 4, 6, 8, 12), _kv("bf16", "fp8_e5m2"), BATCHED, PREFIX, MTP,
          _layout("TP=4", "2 x TP=2", "4 x TP=1"), _quant("awq", "int8")),
         {**_SAFE, "mtp": 0, "layout": "TP=4", "quant": "awq"}, gpu="4x rtx-3090",
     ),
-    ClimbingRig(
+    ContestRig(
         "cpu", "a CPU of 8 cores, 0.6B by llama.cpp", "qwen3-0.6b", "llamacpp", TuneGoal("effective_tok_s", 4),
         (
             Knob("threads", "threads", (1, 2, 3, 4, 6, 8), ordered=True, expected=0.4),
@@ -137,5 +137,5 @@ RIGS = (
 )  # fmt: skip
 
 
-def rig_called(name: str) -> ClimbingRig:
+def rig_called(name: str) -> ContestRig:
     return next(rig for rig in RIGS if rig.name == name)

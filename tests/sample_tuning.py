@@ -53,7 +53,7 @@ REFUSED = ConfigFailure(
 
 def sample_tuning(**changed):
     tuning = Tuning(
-        id="20260801-101500-climb1",
+        id="20260801-101500-tuned1",
         created_at=1_785_580_500.0,
         model="qwen3.6-27b",
         engine="vllm",

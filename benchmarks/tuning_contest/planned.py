@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from climbing.rigs import ClimbingRig
+from tuning_contest.rigs import ContestRig
 
 import skep.planner
 from skep.catalog.gpus import HostFacts
@@ -51,7 +51,7 @@ class Planned:
 class PlannedRig:
     """The planner's view of one rig, by what of a configuration it looks at."""
 
-    def __init__(self, rig: ClimbingRig, memo: Path | None = None) -> None:
+    def __init__(self, rig: ContestRig, memo: Path | None = None) -> None:
         self.rig = rig
         self.model = geometry(rig.model)
         self.hardware = _hardware(rig)
@@ -114,7 +114,7 @@ class PlannedRig:
         )  # fmt: skip
 
 
-class RigTerrain:
+class RigSpace:
     """What a tuner sees of a rig: the knobs and the planner's word, nothing of the truth."""
 
     def __init__(self, planned: PlannedRig) -> None:
@@ -154,7 +154,7 @@ def rule_against(config: KnobConfig) -> str | None:
     return None
 
 
-def setup_of(config: KnobConfig, rig: ClimbingRig) -> Setup:
+def setup_of(config: KnobConfig, rig: ContestRig) -> Setup:
     values = config.as_dict
     spec = None
     for method in ("mtp", "ngram"):
@@ -183,18 +183,18 @@ def _number(value: object) -> int:
     return value
 
 
-def _hardware(rig: ClimbingRig) -> Rig:
+def _hardware(rig: ContestRig) -> Rig:
     if rig.gpu is not None:
         return parse_rig(rig.gpu)
     facts = HostFacts("Linux", "x86_64", "3.11", "simulated", rig.cores, ("avx2",), 16 << 30, 16 << 30, 1024, 1024)
     return cpu_rig(facts, rig.bandwidth_gbs, measured=False)
 
 
-def _memo(rig: ClimbingRig) -> Path:
+def _memo(rig: ContestRig) -> Path:
     """Of another planner or another rig, another file."""
     digest = hashlib.sha256(repr(rig).encode())
     for folder in skep.planner.__path__:
         for source in sorted(Path(folder).glob("*.py")):
             digest.update(source.read_bytes())
     digest.update(Path(__file__).read_bytes())
-    return Path(tempfile.gettempdir()) / "skep-climbing" / f"{rig.name}-{digest.hexdigest()[:16]}.json"
+    return Path(tempfile.gettempdir()) / "skep-tuning-contest" / f"{rig.name}-{digest.hexdigest()[:16]}.json"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from climbing.planned import PlannedRig, RigTerrain
-from climbing.truth import RuggedTruth, Survey
+from tuning_contest.planned import PlannedRig, RigSpace
+from tuning_contest.truth import RuggedTruth, Survey
 
 from skep.tuner.ports import JudgeRequest, MeasureRequest
 from skep.tuner.records import ConfigFailure, JudgeResult, KnobConfig, StageDecision, TuneStage
@@ -35,7 +35,7 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Acceptances:
-    """Counts over the decisions of one climb. `not_better`: challengers whose true figure was no higher."""
+    """Counts over the decisions of one search. `not_better`: challengers whose true figure was no higher."""
 
     accepted: int
     falsely: int
@@ -44,7 +44,7 @@ class Acceptances:
 
 
 @dataclass(frozen=True, slots=True)
-class Climbed:
+class TunerRun:
     find: Find
     acceptances: Acceptances
     ended: str
@@ -58,7 +58,7 @@ class Arena:
         self.planned = planned
         self.rig = planned.rig
         self.seed = seed
-        self.terrain = RigTerrain(planned)
+        self.space = RigSpace(planned)
         self.truth = RuggedTruth(planned, seed)
         self.survey: Survey = self.truth.survey()
 
@@ -68,20 +68,20 @@ class Arena:
     def regret(self, find: Find) -> float:
         return 1.0 - (find.figure or 0.0) / self.survey.best_figure
 
-    def climb(self, budget_s: float) -> Climbed:
-        climb = KnobSearch(self.terrain, self.rig.baseline, self.rig.aim, budget_s=budget_s)
+    def tune(self, budget_s: float) -> TunerRun:
+        search = KnobSearch(self.space, self.rig.baseline, self.rig.aim, budget_s=budget_s)
         bench, starts = self.bench(), 0
-        while (request := climb.following()) is not None:
+        while (request := search.following()) is not None:
             if isinstance(request, JudgeRequest):
-                climb.took(JudgeResult(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
+                search.took(JudgeResult(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
             elif isinstance(request, MeasureRequest):
                 starts += len(request.configs)
-                climb.took(bench.measured(request))
+                search.took(bench.measured(request))
             else:
                 starts += len(request.configs)
-                climb.took(bench.curved(request))
-        find = Find("tuner", climb.incumbent, self.truth.value(climb.incumbent), bench.now_s, starts)
-        return Climbed(find, self.acceptances(climb.stages), climb.ended or "", tuple(climb.stages))
+                search.took(bench.curved(request))
+        find = Find("tuner", search.incumbent, self.truth.value(search.incumbent), bench.now_s, starts)
+        return TunerRun(find, self.acceptances(search.stages), search.ended or "", tuple(search.stages))
 
     def acceptances(self, stages: list[TuneStage]) -> Acceptances:
         accepted = falsely = 0
@@ -136,7 +136,7 @@ class Arena:
             trial = study.ask()
             config = self._suggested(trial)
             figure = 0.0
-            if self.terrain.refusal(config) is None:
+            if self.space.refusal(config) is None:
                 starts += 1
                 figure = _one_reading(bench, config, 1) or 0.0
             study.tell(trial, figure)
@@ -152,7 +152,7 @@ class Arena:
     def _drawn(self, rng: Random) -> KnobConfig:
         while True:
             config = KnobConfig.of({knob.name: rng.choice(knob.values) for knob in self.rig.knobs})
-            if self.terrain.refusal(config) is None:
+            if self.space.refusal(config) is None:
                 return config
 
     def _suggested(self, trial: Any) -> KnobConfig:
@@ -193,7 +193,7 @@ def _optuna() -> Any:
 
 def _one_reading(bench: SimulatedBench, config: KnobConfig, readings: int) -> float | None:
     """The mean of that many; None where it failed."""
-    sitting = bench.measured(MeasureRequest((config,), readings, "screen", "")).sittings[0]
-    if isinstance(sitting.failure, ConfigFailure) or not sitting.figures:
+    start = bench.measured(MeasureRequest((config,), readings, "screen", "")).starts[0]
+    if isinstance(start.failure, ConfigFailure) or not start.figures:
         return None
-    return sum(sitting.figures) / len(sitting.figures)
+    return sum(start.figures) / len(start.figures)

@@ -13,13 +13,13 @@ from functools import cached_property
 from itertools import product
 from random import Random
 
-from climbing.planned import Planned, PlannedRig, rule_against
+from tuning_contest.planned import Planned, PlannedRig, rule_against
 
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneReading, Value
 
 _FARTHEST = 0.2  # of a value's effect from the planner's
 _PAIR = 0.02  # standard deviation of what a pair of values does beyond both
-_HIDDEN_PAIRS, _HIDDEN_PAIR = 2, 0.01  # that the terrain does not tell of
+_HIDDEN_PAIRS, _HIDDEN_PAIR = 2, 0.01  # that the space does not tell of
 _MORE_MEMORY_BYTES = 0.6 * 2**30  # at most, than planned
 _REGIONS = ("crash-under-load", "crash-under-load", "no-start", "hang")
 _LARGEST_REGION = 0.13  # of all configurations
@@ -200,7 +200,7 @@ def _region(kind: str, knobs: tuple[Knob, ...], baseline: KnobConfig, rng: Rando
 
 
 def _part(knob: Knob, baseline: KnobConfig, rng: Random) -> frozenset[Value]:
-    """The upper end of a ladder, or one value: never what the climb begins with."""
+    """The upper end of a ladder, or one value: never what the search begins with."""
     others = [value for value in knob.values if value != baseline[knob.name]]
     if not knob.ordered:
         return frozenset((rng.choice(others),))
