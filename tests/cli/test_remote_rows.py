@@ -7,9 +7,9 @@ from hive_client import FakeHive
 from in_process import call
 
 from skep.cli.hive import _ConsoleReporter, print_rows
-from skep.cli.hive_process import EventLog
 from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
+from skep.supervisor.detached import EventLog
 
 ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}
 
@@ -54,7 +54,7 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
 
 
 def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths, capfd, monkeypatch):
-    monkeypatch.setattr("skep.cli.serve.POLL_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("skep.supervisor.logs.POLL_ELSEWHERE_S", 0.01)
     asked = []
 
     def answer(message):
@@ -70,7 +70,7 @@ def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths
 
 
 def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd, monkeypatch):
-    monkeypatch.setattr("skep.cli.serve.POLL_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("skep.supervisor.logs.POLL_ELSEWHERE_S", 0.01)
     asked, text = [], "1\n2\n3\n"
 
     def answer(message):

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from skep.cli.liveview import Line, Page, can_draw, live_view
 from skep.cli.output import byte_progress, note, print_json
 from skep.config.settings import Settings
-from skep.errors import EngineError, SkepError
-from skep.files import open_log
+from skep.errors import SkepError
 from skep.paths import Paths
 from skep.units import format_seconds
 
@@ -94,59 +89,21 @@ def learn_flags(settings: Settings) -> None:
 def start_detached(
     settings: Settings, paths: Paths, env: dict[str, str], *, parent_fd: int | None = None
 ) -> dict[str, Any]:
-    """The description of the hive once it is ready. A Ctrl-C meanwhile stops what was started.
+    """Start a hive in the background, saying what it announces until it is ready."""
+    from skep.supervisor import detached
 
-    With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends are closed.
-    """
-    read_fd, write_fd = os.pipe()
-    tie = [] if parent_fd is None else ["--parent-fd", str(parent_fd)]
-    with open_log(paths.logs / "skep.log") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "skep.cli.hive_process", "--announce-fd", str(write_fd), *tie],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=[write_fd] if parent_fd is None else [write_fd, parent_fd],
-            start_new_session=True,
-            env=env,
-        )
-    os.close(write_fd)
-    assert child.stdin is not None
-    with child.stdin:
-        child.stdin.write(msgspec.json.encode(settings))
-    try:
-        ready = _await_ready(child, read_fd)
-    except BaseException:
-        child.send_signal(signal.SIGTERM)
-        child.wait()
-        raise
-    if ready is None:
-        child.wait()
-        hint = f"the end of {paths.logs / 'skep.log'} says more"
-        raise EngineError(f"skep ended with code {child.returncode} before it was ready", hint=hint)
-    return ready
-
-
-def _await_ready(child: subprocess.Popen[bytes], read_fd: int) -> dict[str, Any] | None:
-    """Follow the announcements to the first that decides; None if the process ends without one."""
     said: dict[str, str] = {}
-    with os.fdopen(read_fd) as pipe, byte_progress("fetching the weights") as progress:
-        for line in pipe:
-            message = json.loads(line)
+    with byte_progress("fetching the weights") as progress:
+
+        def hear(message: Mapping[str, Any]) -> None:
             for row in message.get("rows", ()):
                 _say_state(row, said)
             if "warning" in message:
                 note(f"warning: {message['warning']}")
-            if "ready" in message:
-                return cast("dict[str, Any]", message["ready"])
-            if "error" in message:
-                child.wait()
-                error = EngineError(message["error"], hint=message["hint"])
-                error.exit_code = message["exit_code"]
-                raise error
             if "done" in message:
                 progress(message["done"], message["total"])
-    return None
+
+        return detached.start_detached(settings, paths, env, hear, parent_fd=parent_fd)
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:

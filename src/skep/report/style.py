@@ -46,7 +46,7 @@ def report_page(
     parts: Iterable[Markup | tuple[str, str, Markup | None] | None],
     footer: str,
 ) -> str:
-    """Return a report: `top` stands below its title; of `parts`, (anchor, title, body) is a section if it has a body."""
+    """Return a report: `top` stands below its title; (anchor, title, body) of `parts` is a section if it has a body."""
     header = tag("header", mark(kind), tag("h1", text(title)), *top)
     shown = (optional_section(*part) if isinstance(part, tuple) else part for part in parts)
     return document(f"{title}: skep {name}", header, tag("main", *shown), tag("footer", text(footer)))

@@ -1,0 +1,182 @@
+"""A hive in a process of its own: settings go in by stdin, announcements come back as JSON lines until it is ready."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from skep.config.settings import Settings
+from skep.errors import EngineError, SkepError
+from skep.files import open_log
+from skep.paths import Paths, user_paths
+
+if TYPE_CHECKING:
+    from skep.supervisor.main import RemoteNodes
+    from skep.supervisor.supervisor import Supervisor
+
+PROGRAM = "skep.cli.hive_process"  # runs `run_detached`
+
+
+def start_detached(
+    settings: Settings,
+    paths: Paths,
+    env: Mapping[str, str],
+    hear: Callable[[Mapping[str, Any]], None],
+    *,
+    parent_fd: int | None = None,
+) -> dict[str, Any]:
+    """Return the description of the hive once it is ready. A Ctrl-C meanwhile stops what was started.
+
+    `hear` takes its announcements. With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends
+    are closed.
+    """
+    read_fd, write_fd = os.pipe()
+    tie = [] if parent_fd is None else ["--parent-fd", str(parent_fd)]
+    with open_log(paths.logs / "skep.log") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd), *tie],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[write_fd] if parent_fd is None else [write_fd, parent_fd],
+            start_new_session=True,
+            env=env,
+        )
+    os.close(write_fd)
+    assert child.stdin is not None
+    with child.stdin:
+        child.stdin.write(msgspec.json.encode(settings))
+    try:
+        ready = _await_ready(child, read_fd, hear)
+    except BaseException:
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        raise
+    if ready is None:
+        child.wait()
+        hint = f"the end of {paths.logs / 'skep.log'} says more"
+        raise EngineError(f"skep ended with code {child.returncode} before it was ready", hint=hint)
+    return ready
+
+
+def _await_ready(
+    child: subprocess.Popen[bytes], read_fd: int, hear: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any] | None:
+    """Follow the announcements to the first that decides; None if the process ends without one."""
+    with os.fdopen(read_fd) as pipe:
+        for line in pipe:
+            message = json.loads(line)
+            hear(message)
+            if "ready" in message:
+                return cast("dict[str, Any]", message["ready"])
+            if "error" in message:
+                child.wait()
+                error = EngineError(message["error"], hint=message["hint"])
+                error.exit_code = message["exit_code"]
+                raise error
+    return None
+
+
+class EventLog:
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._said: dict[str, tuple[object, ...]] = {}
+
+    def changed(self, supervisor: Supervisor) -> None:
+        """Called on every change; writes only what is new."""
+        for row in supervisor.last_rows:
+            state = (row["state"], row["pid"] if row["state"] == "ready" else None)
+            details = {key: row.get(key) for key in ("name", "node", "pid", "url", "why")}
+            self._say(row["name"], state, f"{row['kind']}.{row['state']}", details)
+
+        for left in supervisor.left_behind:
+            self._say(f" {left}", (), "hive.left_behind", {"what": left})
+
+    def _say(self, what: str, state: tuple[object, ...], event: str, details: Mapping[str, object]) -> None:
+        if self._said.get(what) == state:
+            return
+        self._said[what] = state
+        told = " ".join(f"{key}={_quoted(value)}" for key, value in details.items() if value is not None)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._write(f"{now} {event} {told}")
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text else text
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+class StartReporter:
+    """Writes to the process that started us, as long as it listens."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._fd = fd
+        self._chronicle = EventLog(_log)
+        self._gone = False
+
+    def close(self) -> None:
+        if not self._gone:
+            self._gone = True
+            os.close(self._fd)
+
+    def tell(self, **message: Any) -> None:
+        if not self._gone:
+            try:
+                os.write(self._fd, json.dumps(message).encode() + b"\n")
+            except OSError:
+                self.close()
+
+    def warn(self, line: str) -> None:
+        _log(f"warning: {line}")
+        self.tell(warning=line)
+
+    def changed(self, supervisor: Supervisor) -> None:
+        self._chronicle.changed(supervisor)
+        if supervisor.phase == "ready":
+            self.tell(ready=supervisor.description())
+            self.close()
+        else:
+            self.tell(rows=supervisor.last_rows)
+
+
+def run_detached(nodes_of: Callable[[Settings], RemoteNodes | None]) -> int:
+    """Be that process. `nodes_of` returns the nodes of the cluster that the settings name, if any."""
+    from skep.supervisor.main import run_hive
+
+    parser = argparse.ArgumentParser(prog="skep-detached")
+    parser.add_argument("--announce-fd", type=int, required=True)
+    parser.add_argument("--parent-fd", type=int)
+    args = parser.parse_args()
+    announcer = StartReporter(args.announce_fd)
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+    try:
+        run_hive(
+            settings,
+            user_paths(os.environ),
+            announcer.changed,
+            progress=lambda done, total: announcer.tell(done=done, total=total),
+            tell=announcer.warn,
+            parent_fd=args.parent_fd,
+            nodes=nodes_of(settings),
+        )
+    except SkepError as error:
+        announcer.tell(error=error.message, hint=error.hint, exit_code=error.exit_code)
+        return error.exit_code
+    except Exception as error:
+        announcer.tell(error=f"unexpected {type(error).__name__}: {error}", hint="see `skep logs skep`", exit_code=1)
+        raise
+    return 0
