@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from skep.swarm.client import AttemptResult
 from skep.swarm.endpoint_health import GiveUp, ProbeEndpoint
-from skep.swarm.records import AttemptOutcome, ErrorKind, Task, TaskEnding, Why, classify_error, wait_s
+from skep.swarm.records import AttemptOutcome, Task, TaskEnding, Why
 from skep.swarm.schedule import SILENT_S, Cancel, Pending, Record, Start, TaskSchedule
+from skep.wire.retry import ErrorKind, classify_error, wait_s
 
 GOOD = AttemptResult(answer="yes", output_tokens=10, status=200)
 BROKEN = AttemptResult(error_kind="closed", error="closed the connection")

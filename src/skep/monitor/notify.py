@@ -24,6 +24,7 @@ from skep.monitor.status import alert_document
 from skep.units import format_seconds
 from skep.wire.client import WireFailure
 from skep.wire.fetch import HttpResponse, fetch_once
+from skep.wire.retry import KINDS
 
 MAX_TEXT = 1000
 MIN_SECRET = 4  # a shorter one would be found inside of words
@@ -270,21 +271,13 @@ class Webhook:
             )
         except WireFailure as failure:
             why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
-            return f"{self.hook}: {_FAILURES.get(why, why)}", 0.0
+            return f"{self.hook}: {KINDS[why][1] if why in KINDS else why}", 0.0
         except (OSError, ValueError) as failure:
             return f"{self.hook}: {type(failure).__name__}", 0.0
         if 200 <= answer.status < 300:
             return None, None
         again = answer.status in AGAIN or answer.status >= 500
         return f"{self.hook} answered {answer.status}", _retry_after(answer) if again else None
-
-
-_FAILURES = {
-    "connect": "it cannot be reached",
-    "timeout": "no answer in time",
-    "closed": "the connection was closed",
-    "protocol": "it does not speak HTTP",
-}
 
 
 def _retry_after(answer: HttpResponse) -> float:

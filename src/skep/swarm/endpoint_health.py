@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skep.swarm.records import ErrorKind
+from skep.wire.retry import ErrorKind
 
 FIRST_LOOK_S = 0.25
 USUAL_LOOK_S = 1.0

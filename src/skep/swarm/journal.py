@@ -18,18 +18,17 @@ from skep.store.database import Store, open_store
 from skep.swarm.records import (
     Attempt,
     AttemptOutcome,
-    ErrorKind,
     SwarmRun,
     SwarmRunOptions,
     SwarmRunState,
     Task,
     TaskEnding,
-    classify_error,
     given_fields,
 )
 from skep.swarm.results_file import check_place
 from skep.swarm.schedule import Pending
 from skep.swarm.store import SwarmStore
+from skep.wire.retry import ErrorKind, classify_error
 
 
 def create_run(

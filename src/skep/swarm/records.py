@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from enum import Enum, StrEnum
-from random import Random
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -166,54 +165,4 @@ def run_options_from_json(document: Mapping[str, Any]) -> SwarmRunOptions:
     return msgspec.convert(document, SwarmRunOptions)
 
 
-REFUSALS = (429, 503)
-TASKS_OWN = range(400, 500)  # what else a server says about the request itself
-NOT_TASKS_OWN = (404, 408, 409, 425)  # a model that is being exchanged, a proxy's patience
 FREE_BREAKS = 2  # that nobody blames on the task
-
-
-_AWAY = ("connect",)
-_BROKEN = ("closed", "cut", "engine_error", "protocol")
-
-
-class ErrorKind(Enum):
-    FINAL = "final"  # the request itself is at fault: asked again, it would be refused again
-    KEY = "key"  # the endpoint refuses the key: so it will for every task
-    REFUSED = "refused"  # too much at once; says nothing about the task
-    AWAY = "away"  # nobody answers at the address; says nothing about the task
-    BROKEN = "broken"  # the answer was broken off: the endpoint's fault, unless it happens to one task again and again
-    TRY = "try"  # the task has had its chance: too slow, nonsense, rejected
-
-
-def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | None:
-    """Return the kind of an error; None if there was none."""
-    if error_kind is None:
-        return None
-    if error_kind in _AWAY:
-        return ErrorKind.AWAY
-    if error_kind in _BROKEN:
-        return ErrorKind.BROKEN
-    if not error_kind.startswith("http_") or status is None:
-        return ErrorKind.TRY
-    if status == 401:
-        return ErrorKind.KEY
-    if status in REFUSALS:
-        return ErrorKind.REFUSED
-    if status in TASKS_OWN and status not in NOT_TASKS_OWN:
-        return ErrorKind.FINAL
-    return ErrorKind.BROKEN
-
-
-def wait_s(mishap: ErrorKind, times: int, rng: Random, retry_after_s: float | None = None) -> float:
-    """Before the same task is tried again, when this has happened to it so often in a row.
-
-    With chance in it, so that those who failed together do not come back together. A wait that was asked for is kept,
-    and some comes on top.
-    """
-    if mishap is ErrorKind.TRY:
-        return 0.0 if times <= 1 else 0.5 * rng.random()
-    first, longest = (0.5, 30.0) if mishap is ErrorKind.REFUSED else (0.1, 10.0)
-    backoff = min(longest, first * 2.0 ** min(times - 1, 16)) * (0.5 + rng.random())
-    if retry_after_s is None:
-        return backoff
-    return retry_after_s + min(backoff, first + 0.1 * retry_after_s)

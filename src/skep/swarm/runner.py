@@ -27,19 +27,18 @@ from skep.swarm.endpoint_health import FIRST_LOOK_S, GiveUp, ProbeEndpoint, next
 from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import ProgressTracker, SwarmProgress
 from skep.swarm.records import (
-    ErrorKind,
     SwarmRun,
     SwarmRunOptions,
     SwarmRunState,
     Task,
     TaskEnding,
     TaskResult,
-    classify_error,
     run_options_from_json,
 )
 from skep.swarm.results_file import ResultsFile, ResultsWriter, check_place
 from skep.swarm.schedule import Action, Cancel, Pending, Record, Start, TaskSchedule
 from skep.swarm.store import Recorded, SessionOutcome, SwarmStore
+from skep.wire.retry import ErrorKind, classify_error
 
 TICK_S = 0.1
 ASK_EVERY_S = 3.0  # how many slots there are now

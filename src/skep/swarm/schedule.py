@@ -24,14 +24,12 @@ from skep.swarm.records import (
     FREE_BREAKS,
     Attempt,
     AttemptOutcome,
-    ErrorKind,
     Task,
     TaskEnding,
     TaskResult,
     Why,
-    classify_error,
-    wait_s,
 )
+from skep.wire.retry import ErrorKind, classify_error, wait_s
 
 FEWEST = 5  # answers, before anything can be said
 REMEMBERED = 200

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
 from skep.units import MIB
+from skep.wire.retry import FULL_OR_AWAY, REFUSALS
 from skep.wire.server_request import ServerRequest
 
-RETRIED_STATUSES = frozenset((429, 502, 503, 504))
 COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
 MOST_COSTLY = 5  # such answers, or broken ones, of one request
 ALONE_FROM, MOST_LOST = 3, 5  # deaths of the gateway while one request was under way
@@ -161,14 +161,14 @@ class BatchSchedule:
         tried.times += 1
         if answer.status is None or code_of(answer.body) in COSTLY:
             tried.costly += 1
-        answered = answer.status is not None and answer.status not in RETRIED_STATUSES
+        answered = answer.status is not None and answer.status not in FULL_OR_AWAY
         if answered or answer.fault or tried.costly >= MOST_COSTLY:
             del self._out[index], self._tried[index]
             return True
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tried.times - 1, 10))
         if answer.retry_after_s is not None:
             pause_s = max(pause_s, min(answer.retry_after_s, LONGEST_PAUSE_S))
-        if answer.status in (429, 503):
+        if answer.status in REFUSALS:
             self.held_until = max(self.held_until, now + pause_s)
         heapq.heappush(self._paused, (now + pause_s, index, self._out.pop(index)))
         return False
