@@ -225,20 +225,21 @@ def test_ctrl_c_in_the_foreground_stops_everything(env, configure, tmp_path):
     assert not any(alive(pid) for pid in pids)
 
 
-def test_following_a_log_shows_what_is_written_after(env, tmp_path):
+@pytest.mark.parametrize(("words", "prefix"), [(["engine"], b""), ([], b"engine | ")])
+def test_following_a_log_or_all_shows_what_is_written_after(env, tmp_path, words, prefix):
     log = Path(env["XDG_STATE_HOME"]) / "skep" / "logs" / "engine.log"
     log.parent.mkdir(parents=True)
     log.write_text("before\n")
-    command = [sys.executable, "-m", "skep", "logs", "engine", "-f"]
+    command = [sys.executable, "-m", "skep", "logs", *words, "-f"]
     follower = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE)
     try:
-        assert follower.stdout.readline() == b"before\n"
+        assert follower.stdout.readline() == prefix + b"before\n"
         with log.open("a") as file:
             file.write("after\n")
-        assert follower.stdout.readline() == b"after\n"
+        assert follower.stdout.readline() == prefix + b"after\n"
         log.rename(log.with_suffix(".log.1"))
         log.write_text("rotated\n")
-        assert follower.stdout.readline() == b"rotated\n"
+        assert follower.stdout.readline() == prefix + b"rotated\n"
     finally:
         follower.send_signal(signal.SIGINT)
         follower.communicate(timeout=10)
@@ -257,6 +258,7 @@ def test_what_a_hive_writes_is_for_its_user_alone_and_tells_what_happened(skep, 
     assert paths.socket.parent.stat().st_mode & 0o777 == 0o700
     skep("down", check=0)
     assert "/v1/chat/completions" in skep("logs", "requests", check=0).stdout
+    assert "fake-model-0 | " in skep("logs", check=0).stdout
     lines = skep("logs", "skep", check=0).stdout
     assert "replica.ready name=fake-model-0 pid=" in lines
     assert "gateway.stopping" in lines

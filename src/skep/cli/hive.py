@@ -67,7 +67,7 @@ def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
         return
     note(f"skep is up (pid {ready['pid']}): {', '.join(ready['models']) or 'no model yet'}")
     note("`skep ps` shows it, `skep logs NAME` its output, `skep down` stops it")
-    print(ready["url"])  # noqa: T201
+    print(ready["openai_base_url"])  # noqa: T201
 
 
 def learn_flags(settings: Settings) -> None:

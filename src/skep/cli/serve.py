@@ -167,11 +167,13 @@ def ps(as_json: JsonOption = False) -> None:
 
 
 def logs(
-    name: Annotated[str, argument("A replica's name as in `skep ps`, `gateway`, `monitor` or `skep`.")],
+    name: Annotated[
+        str | None, argument("A replica's name as in `skep ps`, `gateway`, `monitor` or `skep`. Default: all.")
+    ] = None,
     follow: Annotated[bool, option("Keep printing new lines as they are written.", "-f", "--follow")] = False,
     lines: Annotated[int, option("Number of lines from the end.", "-n", "--lines", min=0)] = 100,
 ) -> None:
-    """An engine's own output, kept and rotated."""
+    """Print the logs: what engines, gateway and monitor wrote, each line behind its name where it is all of them."""
     show_log(user_paths(os.environ), name, lines, follow=follow)
 
 
@@ -217,12 +219,13 @@ def _quoted(command: str) -> str:
     return f'"{safe}"' if " " in safe and not safe.endswith(" -m skep") else safe
 
 
-def show_log(paths: Paths, name: str, lines: int, *, follow: bool) -> None:
-    """Print a log; where it is followed, until Ctrl-C or the end of the hive."""
-    from skep.supervisor.logs import read_log
+def show_log(paths: Paths, name: str | None, lines: int, *, follow: bool) -> None:
+    """Print a log, or all; where it is followed, until Ctrl-C or the end of the hive."""
+    from skep.supervisor.logs import read_all_logs, read_log
 
+    every = read_all_logs(paths, lines, follow=follow) if name is None else read_log(paths, name, lines, follow=follow)
     try:
-        for data in read_log(paths, name, lines, follow=follow):
+        for data in every:
             sys.stdout.buffer.write(data)
             sys.stdout.flush()
     except KeyboardInterrupt:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from skep.errors import EngineError, UserError
@@ -33,6 +35,29 @@ def read_log(paths: Paths, name: str, lines: int, *, follow: bool) -> Iterator[b
             raise
         told = None
     yield from _here(paths, name, lines, follow) if told is None else _on_node(paths, name, told, follow)
+
+
+def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
+    """Yield the last lines of every log, each line behind its name; where they are followed, as they are written."""
+    names = sorted({*(found.stem for found in paths.logs.glob("*.log")), *_on_nodes(paths)})
+    if not names:
+        raise UserError("there are no logs yet", hint="`skep up -d` starts a hive")
+    width = max(map(len, names))
+    chunks = SimpleQueue[bytes]()
+
+    def read(name: str) -> None:
+        prefix = f"{name:{width}} | ".encode()
+        for chunk in read_log(paths, name, lines, follow=follow):
+            chunks.put(b"".join(prefix + line for line in chunk.splitlines(keepends=True)))
+
+    for name in names if not follow else ():
+        read(name)
+    while not chunks.empty():
+        yield chunks.get()
+    for name in names if follow else ():
+        Thread(target=read, args=(name,), daemon=True).start()
+    while follow:
+        yield chunks.get()
 
 
 def _on_node(paths: Paths, name: str, told: Message, follow: bool) -> Iterator[bytes]:
