@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from skep.cli.options import JsonOption, argument, command, option
-from skep.cli.output import print_json, speak_plainly
+from skep.cli.output import note, print_json, speak_plainly
 from skep.paths import user_paths
 
 GPU_HELP = (
@@ -77,7 +77,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""
-    from skep.cli.plan_output import check_page, print_plan, write_page
+    from skep.cli.plan_output import check_page
     from skep.deploy.plan_request import PlanFlags, answer_plan, document, nothing_fits
 
     speak_plainly()
@@ -90,6 +90,11 @@ def plan(
     if error is not None:
         raise error
     if not as_json:
+        from skep.report.plan_text import print_plan
+
         print_plan(found, explain=explain)
     if html is not None:
-        write_page(found, html)
+        from skep.report.plan import plan_page
+
+        html.write_text(plan_page(document(found, explain=True)), encoding="utf-8")
+        note(f"wrote {html}")

@@ -204,7 +204,7 @@ def table_lines(
         if not ranked:
             break
         kept.remove(max(ranked, key=lambda place: (ranks[place], place)))
-    left_out = [titles[place] for place in range(len(titles)) if place not in kept]
+    left_out = [title for place, title in enumerate(titles) if title and place not in kept]
     while width is not None and _line_width(widths, kept) > width:
         widest = max((place for place in kept if not right[place]), key=widths.__getitem__, default=None)
         if widest is None or widths[widest] <= SHORTEST_CELL:

@@ -1,0 +1,286 @@
+"""The text that `skep plan` prints: a summary, layouts, speeds, memory, rules, commands and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from skep.deploy.commands import gateway_line
+from skep.deploy.plan_request import PlanAnswer, commands_of, watts_of
+from skep.planner.candidates import PlanGoal
+from skep.planner.choose import Plan, PlanChoice, Rejected, RunnerUp, StepAccount, StepShare, account
+from skep.planner.memory import Term
+from skep.planner.ranking import Predicted
+from skep.planner.setup import CardLink
+from skep.report.columns import Column, print_records
+from skep.units import GIB, format_bytes, format_seconds, number
+
+_BAR = 30
+CLOSE = 0.005  # a runner-up no further behind is second for another reason than its figure
+_DROPPED = 10
+
+
+def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
+    ranked = found.ranked
+    choice, best = ranked[0]
+    _say(headline(found, choice, best))
+    for other in found.choices:
+        if len(other.rig.cards) > 1:
+            _say(f"{other.rig.title}: {_links(other)}")
+        if not other.plans:
+            _say(f"{other.rig.title}: does not fit ({_reason(other)})")
+    _gap("Layouts, best first")
+    _layouts(found, ranked)
+    _gap(f"Expected of the best by agents at once ({_load(found)})")
+    print_records(SPEEDS, best.predicted)
+    wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
+    _say("8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else ""))
+    _gap(f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)")
+    _memory(best)
+    if explain:
+        for level in dict.fromkeys((1, found.goal.agents)):
+            _account(account(best.rated.prospect, found.goal, level), level)
+    _gap("Why")
+    _lines(best.why)
+    _rules(best)
+    _gap("Start it")
+    _start(best)
+    _runner_up(found, choice)
+    _further(found)
+    _others(found, choice)
+    _rejected(found)
+    if found.notes:
+        _gap("Notes")
+        _lines(found.notes)
+
+
+def headline(found: PlanAnswer, choice: PlanChoice, best: Plan) -> str:
+    at = _at(best, found.goal.agents)
+    agents = f"{found.goal.agents} agent{'s' if found.goal.agents > 1 else ''}"
+    words = f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"
+    speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
+    met = "" if not found.goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
+    return f"{words} -> {speed}, first token after {format_seconds(at.ttft_ms / 1000)}{met}"
+
+
+def _links(choice: PlanChoice) -> str:
+    """Describe the usual link between cards, and the pairs that have another."""
+    rig, order = choice.rig, choice.order
+    usual = rig.default_link
+    words = [_link_words(usual)] if usual is not None else []
+    for a, b, link in rig.pairs:
+        if link != usual:
+            words.append(f"{_link_words(link)} between {order[a]} and {order[b]}")
+    return "; ".join(words)
+
+
+def _link_words(link: CardLink) -> str:
+    peers = "" if link.kind == "nvlink" else ", peer access" if link.p2p else ", no peer access"
+    return f"{link.title or link.kind}{peers}"
+
+
+def _what(plan: Plan) -> str:
+    setup = plan.setup
+    parts = [str(setup.layout), setup.quant.title]
+    if setup.kv.family != "half":
+        parts.append(f"{setup.kv.title} KV")
+    if setup.spec is not None:
+        parts.append(str(setup.spec))
+    return f"{', '.join(parts)} ({setup.engine})"
+
+
+def _at(plan: Plan, agents: int) -> Predicted:
+    return next((p for p in plan.predicted if p.concurrency == agents), plan.predicted[-1])
+
+
+def _load(found: PlanAnswer) -> str:
+    goal = found.goal
+    return f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out"
+
+
+_whole = partial(number, digits=0)
+_left = partial(Column, right=False)
+# Figures at one number of agents, of layouts and of levels alike
+_TOK_S = Column[Predicted]("effective_tok_s", "TOK/S", lambda p: p.effective_tok_s, _whole)
+_LOW = Column[Predicted]("low", "LOW", lambda p: p.low, _whole, rank=1)
+_HIGH = Column[Predicted]("high", "HIGH", lambda p: p.high, _whole, rank=1)
+_EACH = Column[Predicted]("task_tok_s", "EACH", lambda p: p.task_tok_s, _whole)
+_FIRST = Column[Predicted]("ttft_ms", "FIRST TOKEN", lambda p: format_seconds(p.ttft_ms / 1000))
+_FIGURES = (_TOK_S, _LOW, _HIGH, _EACH, _FIRST)
+SPEEDS: tuple[Column[Predicted], ...] = (
+    Column("concurrency", "AGENTS", lambda p: p.concurrency),
+    *_FIGURES,
+    Column("tpot_ms", "TOKEN EVERY", lambda p: f"{p.tpot_ms:.1f} ms", rank=1),
+)
+STEP: tuple[Column[StepShare], ...] = (
+    _left("term", "TERM", lambda term: term.name),
+    Column("us", "us", lambda term: f"{term.seconds * 1e6:,.0f}"),
+    Column("share", "SHARE", lambda term: f"{term.share * 100:.1f} %"),
+    _left("how", "HOW", lambda term: term.how),
+)
+Ranked = tuple[PlanChoice, Plan]
+
+
+def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
+    several, engines = len(found.choices) > 1, len(found.engines) > 1
+
+    def per_watt(pair: Ranked) -> float | None:
+        watts = watts_of(pair[1])
+        return _at(pair[1], found.goal.agents).effective_tok_s / watts if watts else None
+
+    def per_price(pair: Ranked) -> float | None:
+        price = pair[0].rig.price
+        return 1000 * _at(pair[1], found.goal.agents).effective_tok_s / price if price else None
+
+    columns: list[Column[Ranked]] = [
+        *([_left("rig", "RIG", lambda pair: pair[0].rig.title)] if several else ()),
+        _left("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout)),
+        *([_left("engine", "ENGINE", lambda pair: pair[1].setup.engine)] if engines else ()),
+        _left("quant", "WEIGHTS", lambda pair: pair[1].setup.quant.title),
+        _left("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
+        _left("spec", "DRAFTS", lambda pair: pair[1].setup.spec, rank=2),
+        Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
+        Column("context", "CONTEXT", lambda pair: pair[1].setup.context, _whole, rank=3),
+        Column("largest", "LARGEST", lambda pair: pair[1].largest_context, _whole, rank=4),
+        *(Column(one.key, one.title, partial(_figure, one, found.goal.agents), one.text, one.rank) for one in _FIGURES),
+        Column("per_watt", "TOK/S/W", per_watt, partial(number, digits=2), rank=4),
+        Column("per_price", "TOK/S PER 1000", per_price, _whole, rank=2, optional=True),
+    ]
+    print_records(columns, ranked[:12])
+    _say("SLOTS are of one replica; LARGEST is the context with every slot full")
+
+
+def _figure(column: Column[Predicted], agents: int, pair: Ranked) -> object:
+    return column.value(_at(pair[1], agents))
+
+
+def _memory(plan: Plan) -> None:
+    usable = plan.memory.usable_bytes
+
+    def bar(term: Term) -> str:
+        share = term.bytes / usable
+        return "█" * max(1, round(share * _BAR)) if share > 0.005 else "▏"
+
+    columns: list[Column[Term]] = [
+        _left("term", "TERM", lambda term: term.name),
+        Column("gib", "GiB", lambda term: f"{term.bytes / GIB:.2f}"),
+        Column("share", "OF CARD", lambda term: f"{term.bytes / usable * 100:.0f} %"),
+        _left("bar", "", bar, rank=1),
+        _left("how", "HOW", lambda term: term.how if term.inside else f"{term.how}; beside the budget"),
+    ]
+    print_records(columns, plan.memory.terms)
+    setup = plan.setup
+    longest = f"{setup.slots} sequence(s) of {plan.largest_context:,} tokens"
+    _say(f"at once: {longest}, or {plan.largest_slots} of {setup.context:,}")
+
+
+def _account(spent: StepAccount, agents: int) -> None:
+    plural = "s" if agents > 1 else ""
+    _gap(
+        f"One step of a replica with {agents} agent{plural}: {spent.seconds * 1e6:,.0f} us, {spent.sequences} "
+        f"sequence(s) of {spent.context:.0f} tokens, {spent.tokens:.2f} tokens -> {spent.tok_s:,.0f} tok/s"
+    )
+    print_records(STEP, spent.terms)
+
+
+def _rules(plan: Plan) -> None:
+    spoken = [f for f in plan.rated.findings if f.verdict in ("costs", "depends")]
+    if not spoken:
+        return
+    _gap("Rules that apply")
+    for finding in spoken:
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        _say(f"  {finding.verdict}: {finding.sentence}{remedy} [{finding.source}]")
+
+
+def _start(plan: Plan) -> None:
+    front = gateway_line(plan.setup, plan.rated.rig)
+    _lines([*commands_of(plan), *([front] if front else [])])
+
+
+def _runner_up(found: PlanAnswer, choice: PlanChoice) -> None:
+    runner = choice.runner_up
+    if runner is None:
+        return
+    first, second = (_at(plan, found.goal.agents) for plan in (choice.plans[0], runner.plan))
+    _gap(f"Runner-up: {_what(runner.plan)}, {behind_words(runner, found.goal)}")
+    if second.high > first.effective_tok_s:
+        _say("  closer than either is known: where it matters, measure both")
+    if runner.wins_if:
+        _say(f"  it would win with: {'; '.join(runner.wins_if)}")
+    else:
+        _say(f"  nothing that was tried makes it win: {'; '.join(runner.tried)}")
+
+
+def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
+    """Say how far the goal's figure is behind or ahead; if it is no worse, say why it is second."""
+    outcome, share = runner.plan.rated.outcome, abs(runner.behind)
+    ahead = runner.behind < 0
+    if goal.kind == "latency":
+        longer = 1 / (1 - runner.behind) - 1 if runner.behind < 1 else 0.0
+        took = format_seconds(outcome.ttft_s + outcome.tpot_s * goal.output_tokens)
+        words = f"a task takes {took}, {abs(longer) * 100:.0f} % {'less' if ahead else 'longer'}"
+    elif goal.kind == "context":
+        words = f"{runner.plan.largest_context:,} tokens of context, {share * 100:.0f} % {'more' if ahead else 'less'}"
+    else:
+        words = f"{outcome.effective_tok_s:,.0f} tok/s, {share * 100:.0f} % {'more' if ahead else 'less'}"
+    if round(share * 100) == 0:
+        words = f"{words.rpartition(', ')[0]}, as much"
+    return f"{words}, but {runner.why}" if runner.why and runner.behind < CLOSE else words
+
+
+def _further(found: PlanAnswer) -> None:
+    for choice in found.choices:
+        if not choice.further:
+            continue
+        _gap(f"What each further card adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
+        for step in choice.further:
+            if step.effective_tok_s is None or step.share is None:
+                _say(f"  {step.cards}: does not fit")
+            else:
+                share = f"{step.share * 100:.0f} % of {choice.further[-1].cards}"
+                _say(f"  {step.cards}: {step.effective_tok_s:,.0f} tok/s, {share} ({step.layout})")
+
+
+def _others(found: PlanAnswer, choice: PlanChoice) -> None:
+    for plan in choice.others:
+        at = _at(plan, found.goal.agents)
+        _gap(f"With {plan.setup.engine}: {_what(plan)} -> {at.effective_tok_s:,.0f} tok/s")
+        _start(plan)
+
+
+def _rejected(found: PlanAnswer) -> None:
+    """Print why layouts were rejected; layouts rejected by the same rule share a line."""
+    for choice in found.choices:
+        if not choice.rejected:
+            continue
+        _gap("Dropped" if len(found.choices) == 1 else f"Dropped on {choice.rig.title}")
+        heads = [r for r in choice.rejected if r.rule == "heads"]
+        if len(heads) > 1:
+            _say(f"  {', '.join(f'TP={r.layout.tp}' for r in heads)}: e.g. {heads[-1].reason}")
+        rest = [r for r in choice.rejected if r not in heads or len(heads) == 1]
+        for rejected in rest[:_DROPPED]:
+            _say(f"  {rejected.layout} {', '.join(rejected.quants)}: {_short(rejected)}")
+        if len(rest) > _DROPPED:
+            _say(f"  and {len(rest) - _DROPPED} more: --json has them all")
+
+
+def _short(rejected: Rejected) -> str:
+    return rejected.reason if rejected.remedy is None else f"{rejected.reason} -> {rejected.remedy}"
+
+
+def _reason(choice: PlanChoice) -> str:
+    return choice.rejected[0].reason if choice.rejected else "nothing was left to try"
+
+
+def _lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        _say(f"  {line}")
+
+
+def _gap(title: str) -> None:
+    _say(f"\n{title}")
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201
