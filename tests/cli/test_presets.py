@@ -10,8 +10,9 @@ import pytest
 from in_process import call, refused
 
 from skep.catalog.presets import Published
-from skep.cli.presets import _print_list, _print_preset, markdown_list
 from skep.config.presets import presets_folder, shipped_presets
+from skep.report.columns import table_lines
+from skep.report.presets import LIST, markdown_list, preset_text
 from skep.testing.process import FakeEngine
 
 NAME = "qwen3.6-27b-2x3090-replicas"
@@ -84,27 +85,21 @@ def test_a_stand_in_is_called_one():
     )
 
 
-def test_a_terminal_of_80_columns_breaks_no_line_of_the_list(capsys):
-    known = list(shipped_presets().values())
-    _print_list(known, 80)
-    narrow = capsys.readouterr()
-    assert narrow.out.splitlines()[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
-    assert all(len(line) <= 80 for line in narrow.out.splitlines())
-    assert "`skep presets show NAME` has the rest" in narrow.err
-    _print_list(known, 400)
-    wide = capsys.readouterr()
-    assert "SOURCE" in wide.out
-    assert not wide.err
+def test_a_terminal_of_80_columns_breaks_no_line_of_the_list():
+    rows = [[column.cell(found) for column in LIST] for found in shipped_presets().values()]
+    titles, right, ranks = zip(*((column.title, column.right, column.rank) for column in LIST), strict=True)
+    narrow = table_lines(titles, rows, right, ranks, 80)
+    assert narrow[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
+    assert all(len(line) <= 80 for line in narrow)
+    assert "SOURCE" in table_lines(titles, rows, right, ranks, 400)[0]
 
 
 @pytest.mark.parametrize("name", [NAME, "gemma-4-31b-4x3090", "qwen-27b-b70"])
-def test_a_terminal_of_80_columns_breaks_a_preset_between_words_only(name, capsys):
+def test_a_terminal_of_80_columns_breaks_a_preset_between_words_only(name):
     found = shipped_presets()[name]
-    _print_preset(found, 80)
-    lines = capsys.readouterr().out.splitlines()
+    lines = preset_text(found, 80).splitlines()
     assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines)
-    _print_preset(found)
-    whole = capsys.readouterr().out
+    whole = preset_text(found)
     assert " ".join(" ".join(lines).split()) == " ".join(whole.split())
     assert all(f"\n{place}. " in whole for place in range(1, len(found.published) + 1))
     assert "VALUE" not in whole
