@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of
 from skep.cli.swarm_tables import journal, one_line
 from skep.errors import EndpointError, UserError
 from skep.paths import user_paths
+from skep.report.swarm import split_lines
 from skep.store.database import open_store
 from skep.swarm.ask.merging import answer_of, ask_document, plan_document
 from skep.swarm.ask.split import PreparedAsk, Sources, find_sources, split_goal
@@ -32,16 +34,9 @@ def tasks_of(options: TaskRunOptions) -> list[Task]:
         return _failed_tasks(options, options.failed_of, schema)
     if options.tasks is None:
         raise UserError("there are no tasks", hint="name a file of tasks, or `-` for stdin: docs/swarm.md")
-    return read_tasks(
-        options.tasks if options.tasks == "-" else Path(options.tasks),
-        template=options.template,
-        form=options.form,
-        system=options.system,
-        schema=schema,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        priority=options.priority,
-    )
+    names = ("template", "form", "system", "max_tokens", "temperature", "priority")
+    told: dict[str, Any] = {name: getattr(options, name) for name in names}
+    return read_tasks(options.tasks, schema=schema, **told)
 
 
 def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | None) -> list[Task]:
@@ -119,7 +114,8 @@ def run_tasks(options: TaskRunOptions) -> int:
         model = endpoint.model if isinstance(endpoint, Endpoint) else options.model
         run_id = create_run(store, tasks, order, url=options.address, model=model, name=_run_name(options))
     if output is not None:
-        _clear(output, run_id)  # --overwrite: the old lines go when the new run is in the journal, not before
+        with closing(ResultsFile(output, run_id)) as file:
+            file.clear()  # --overwrite: the old lines go when the new run is in the journal, not before
     return carry_out_here(run_id, key=key, report=options.report, as_json=as_json, echo=output is None)
 
 
@@ -161,14 +157,6 @@ def resume_run(
     if run.kind == "ask":
         give_answer(run.id, as_json=as_json)
     return code
-
-
-def _clear(output: Path, run_id: str) -> None:
-    file = ResultsFile(output, run_id)
-    try:
-        file.clear()
-    finally:
-        file.close()
 
 
 def _results_file(run: SwarmRun, wanted: Path | None) -> Path | None:
@@ -218,7 +206,6 @@ def _show_dry(options: TaskRunOptions, tasks: list[Task], output: Path | None, f
 
 LONGEST_GOAL = 20_000  # characters; what is longer belongs into a file
 LONGEST_NAME = 80
-ROWS_SHOWN = 30
 
 
 def run_ask(options: AskOptions) -> int:
@@ -247,7 +234,7 @@ def run_ask(options: AskOptions) -> int:
         ready = run_measuring(lambda: _prepared(options, goal, plan_timeout_s, sources))
     except Interrupted:
         raise SwarmStopped("stopped before anything was sent") from None
-    _show(ready)
+    note(*split_lines(ready))
     plan = plan_document(goal, ready.split, merge=ready.merge)
     if options.dry_run:
         if options.as_json:
@@ -308,22 +295,3 @@ async def _prepared(options: AskOptions, goal: str, plan_timeout_s: float, sourc
         plan_timeout_s=plan_timeout_s,
         say=note,
     )
-
-
-def _show(ready: PreparedAsk) -> None:
-    """On stderr, as narration."""
-    split, sizes = ready.split, ready.sizes
-    count = "1 task" if len(split.parts) == 1 else f"{len(split.parts):,} tasks"
-    who = "the model" if split.by_model else "rule"
-    note(f"{count}, split by {who}" + (f" ({one_line(split.why, 300)})" if split.why else ""))
-    for part in split.parts[:ROWS_SHOWN]:
-        refs = [piece.ref for piece in part.pieces]
-        more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
-        tokens = int(part.chars / sizes.chars_per_token)
-        note(f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {refs[0]}{more}, {tokens:,} tokens")
-    if len(split.parts) > ROWS_SHOWN:
-        note(f"  and {len(split.parts) - ROWS_SHOWN} more")
-    prompts = int(sum(part.chars for part in split.parts) / sizes.chars_per_token)
-    answers = "merged" if ready.merge else "one after the other"
-    most = len(split.parts) * sizes.answer_tokens
-    note(f"about {prompts:,} tokens to read and at most {most:,} to write; the answers: {answers}")

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from skep.cli.options import existing
-from skep.cli.output import note, picked, print_json
+from skep.cli.output import note, print_json
 from skep.paths import user_paths
 from skep.report.columns import Column, documents, print_records
-from skep.report.swarm import AGENTS, ATTEMPTS, FAILURES, REPLICAS, RUNS, figures, named_replicas, one_line
+from skep.report.swarm import (
+    AGENTS,
+    ATTEMPTS,
+    FAILURES,
+    REPLICAS,
+    RUNS,
+    named_replicas,
+    one_line,
+    result_lines,
+    run_lines,
+    task_lines,
+)
 from skep.swarm.journal import MAKES_ONE, NONE_YET, as_it_stands, cancel, stored_runs
-from skep.swarm.records import SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult, given_fields
+from skep.swarm.records import SwarmRunState, TaskEnding, given_fields
 from skep.swarm.store import SwarmStore
-from skep.swarm.summary import SwarmStory, account_json, story_of
-from skep.units import parse_seconds, printable
+from skep.swarm.summary import SwarmStory, account_json, run_json, story_of
+from skep.units import parse_seconds
 
 __all__ = ["cancel_run", "journal", "one_line", "print_runs", "show_run", "show_trace"]
 
@@ -42,22 +53,11 @@ def _print(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None
 def print_runs(limit: int, *, as_json: bool) -> None:
     runs = stored_runs(user_paths(os.environ), limit)
     if as_json:
-        print_json([run_document(run) for run in runs])
+        print_json([run_json(run) for run in runs])
     elif runs:
         _print(RUNS, runs)
     else:
         note(f"{NONE_YET}; {MAKES_ONE}")
-
-
-def run_document(run: SwarmRun) -> dict[str, Any]:
-    return {
-        **picked(run, "id kind state created_at ended_at name model url"),
-        "tasks": run.counts.total,
-        **picked(run.counts, "done failed left"),
-        **picked(run, "sessions simulated"),
-        "output": run.config.get("output"),
-        **picked(run, "skep_version error"),
-    }
 
 
 def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
@@ -67,7 +67,7 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
     failures = [one for one in story.results if one.ending is TaskEnding.FAILED]
     if as_json:
         told = {"account": account_json(story.account), "failures": documents(FAILURES, failures)}
-        print_json({**run_document(run), **told})
+        print_json({**run_json(run), **told})
         return
     if failures:
         _print(FAILURES, failures[:SHOWN_FAILURES])
@@ -75,7 +75,7 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
             more = len(failures) - SHOWN_FAILURES
             note(f"and {more} more: `skep swarm results {run.id} --failed` has them all")
         print()  # noqa: T201
-    for title, text in _lines(story):
+    for title, text in run_lines(story):
         print(f"{title:<11}  {text}")  # noqa: T201
     _show_agents(story)
     if replicas := named_replicas(story.account):
@@ -85,21 +85,6 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
         note(f"`skep swarm resume {run.id}` goes on with it")
     elif failures:
         note(f"`skep swarm trace {run.id} TASK` tells all about one, `skep swarm run --failed-of {run.id}` tries again")
-
-
-def _lines(story: SwarmStory) -> list[tuple[str, str]]:
-    run = story.run
-    moved = f", at last {story.moved_to}" if story.moved_to else ""
-    ended = "now" if run.state is SwarmRunState.RUNNING else "ended with"
-    lines = [
-        ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
-        ("from", one_line(run.name)),
-        ("endpoint", f"{run.url}{moved}  {story.account.model or ''}".rstrip()),
-        ("results", run.config.get("output")),
-        *(line for _, group in figures(story) for line in group),
-        (ended, one_line(run.error)),
-    ]
-    return [(title, text) for title, text in lines if text]
 
 
 def _show_agents(story: SwarmStory) -> None:
@@ -123,43 +108,12 @@ def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
         told = {"result": msgspec.to_builtins(result), "attempts": msgspec.to_builtins(attempts)}
         print_json({"run": run.id, "task": given_fields(task), **told})
         return
-    print(*_asked(task), "", sep="\n")  # noqa: T201
+    print(*task_lines(task), "", sep="\n")  # noqa: T201
     if attempts:
         _print(ATTEMPTS, attempts)
     else:
         print("not tried yet")  # noqa: T201
-    print("", *_ended(result), sep="\n")  # noqa: T201
-
-
-def _asked(task: Task) -> list[str]:
-    lines = [f"task {one_line(task.id)}"]
-    for message in task.messages:
-        lines += [f"  {message.get('role', '?')}:", *_indented(_content(message))]
-    wants = {name: value for name, value in given_fields(task).items() if name not in ("id", "messages", "stage")}
-    return [*lines, *(f"  {name}: {one_line(str(value))}" for name, value in wants.items())]
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    """A message may be made of parts, some of them pictures."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
-        return "\n".join(map(str, parts))
-    return "" if content is None else str(content)
-
-
-def _indented(text: str) -> list[str]:
-    """What a model wrote must not move the cursor."""
-    return [f"    {line}" for line in printable(text).splitlines()]
-
-
-def _ended(result: TaskResult | None) -> list[str]:
-    if result is None:
-        return ["no result yet"]
-    fault = f": {result.error_kind}: {one_line(result.error)}" if result.error_kind else ""
-    cut = ", cut at its token limit" if result.finish_reason == "length" else ""
-    head = f"{result.ending.value} after {result.tries} {'try' if result.tries == 1 else 'tries'}{cut}{fault}"
-    return [head, *_indented(result.answer or "")]
+    print("", *result_lines(result), sep="\n")  # noqa: T201
 
 
 def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
@@ -175,4 +129,4 @@ def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
     else:
         note(f"{run.id} is cancelled: {counts}; `skep swarm resume {run.id}` would go on with it")
     if as_json:
-        print_json(run_document(ended))
+        print_json(run_json(ended))

@@ -27,7 +27,17 @@ from skep.report.markup import (
 )
 from skep.report.style import document, mark
 from skep.report.swarm_gantt import gantt, gantt_caption, gantt_element
-from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
+from skep.swarm.ask.split import PreparedAsk
+from skep.swarm.records import (
+    Attempt,
+    AttemptOutcome,
+    SwarmRun,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+    given_fields,
+)
 from skep.swarm.summary import Account, AgentRow, ReplicaRow, SessionSpan, SwarmStory, task_seconds
 from skep.units import (
     fact_list,
@@ -35,6 +45,7 @@ from skep.units import (
     moment,
     number,
     percent,
+    printable,
     public_name,
     public_url,
     seconds,
@@ -44,6 +55,7 @@ from skep.units import (
 __all__ = ["gantt", "swarm_page"]
 
 LONGEST_TEXT = 160
+ROWS_SHOWN = 30
 _MOST_FAILURES, _MOST_SLOW, _MOST_AGENTS = 200, 15, 128
 _SLOW_FROM = 5  # tasks: with fewer, the picture says it all
 
@@ -221,6 +233,74 @@ def _energy(account: Account) -> Figures:
         ("power", power + (f", throttled: {', '.join(energy.throttled)}" if energy.throttled else "")),
         ("cost", "" if cost is None else f"{cost:.4f} at {account.energy.price_kwh:g} a kWh"),
     ]
+
+
+def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
+    """Return all that is known of a run, each with its title, for the terminal."""
+    run = story.run
+    moved = f", at last {story.moved_to}" if story.moved_to else ""
+    ended = "now" if run.state is SwarmRunState.RUNNING else "ended with"
+    lines = [
+        ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
+        ("from", one_line(run.name)),
+        ("endpoint", f"{run.url}{moved}  {story.account.model or ''}".rstrip()),
+        ("results", run.config.get("output")),
+        *(line for _, group in figures(story) for line in group),
+        (ended, one_line(run.error)),
+    ]
+    return [(title, text) for title, text in lines if text]
+
+
+def task_lines(task: Task) -> list[str]:
+    """Return what a task asks, line by line."""
+    lines = [f"task {one_line(task.id)}"]
+    for message in task.messages:
+        lines += [f"  {message.get('role', '?')}:", *_indented(_content(message))]
+    wants = {name: value for name, value in given_fields(task).items() if name not in ("id", "messages", "stage")}
+    return [*lines, *(f"  {name}: {one_line(str(value))}" for name, value in wants.items())]
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """A message may be made of parts, some of them pictures."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
+        return "\n".join(map(str, parts))
+    return "" if content is None else str(content)
+
+
+def _indented(text: str) -> list[str]:
+    """What a model wrote must not move the cursor."""
+    return [f"    {line}" for line in printable(text).splitlines()]
+
+
+def result_lines(result: TaskResult | None) -> list[str]:
+    """Return what came of a task, line by line."""
+    if result is None:
+        return ["no result yet"]
+    fault = f": {result.error_kind}: {one_line(result.error)}" if result.error_kind else ""
+    cut = ", cut at its token limit" if result.finish_reason == "length" else ""
+    head = f"{result.ending.value} after {result.tries} {'try' if result.tries == 1 else 'tries'}{cut}{fault}"
+    return [head, *_indented(result.answer or "")]
+
+
+def split_lines(ready: PreparedAsk) -> list[str]:
+    """Return how a goal was split, line by line."""
+    split, sizes = ready.split, ready.sizes
+    count = "1 task" if len(split.parts) == 1 else f"{len(split.parts):,} tasks"
+    who = "the model" if split.by_model else "rule"
+    lines = [f"{count}, split by {who}" + (f" ({one_line(split.why, 300)})" if split.why else "")]
+    for part in split.parts[:ROWS_SHOWN]:
+        refs = [piece.ref for piece in part.pieces]
+        more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
+        tokens = int(part.chars / sizes.chars_per_token)
+        lines.append(f"  {one_line(part.id, 40)}: {one_line(part.objective, 70)}; {refs[0]}{more}, {tokens:,} tokens")
+    if len(split.parts) > ROWS_SHOWN:
+        lines.append(f"  and {len(split.parts) - ROWS_SHOWN} more")
+    prompts = int(sum(part.chars for part in split.parts) / sizes.chars_per_token)
+    answers = "merged" if ready.merge else "one after the other"
+    most = len(split.parts) * sizes.answer_tokens
+    return [*lines, f"about {prompts:,} tokens to read and at most {most:,} to write; the answers: {answers}"]
 
 
 def end_lines(account: Account, output: str | None) -> list[str]:

@@ -245,7 +245,7 @@ def at_once(attempts: Sequence[Attempt]) -> int:
     The next one is sent while an answer that is all here is still being read: those do not count as two.
     """
     edges = [(one.started_at, 1) for one in attempts]
-    edges += [(max(one.started_at, one.ended_at - READING_S), -1) for one in attempts]
+    edges += [(one.ended_at - min(READING_S, max(0.0, one.ended_at - one.started_at) / 2), -1) for one in attempts]
     most = now = 0
     for _, step in sorted(edges):  # one that ends at the moment when another begins makes room for it
         now += step
@@ -319,6 +319,14 @@ def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> Swa
     urls = [str(one.endpoint["url"]) for one in rows.sessions if "url" in one.endpoint]
     moved = urls[-1] if urls and not same_place(urls[-1], rows.run.url) else None
     return SwarmStory(rows.run, account, spans, rows.attempts, rows.results, limits, downs, rows.stages, moved)
+
+
+def run_json(run: SwarmRun) -> dict[str, Any]:
+    """Return a run as `--json` prints it."""
+    told = msgspec.to_builtins(run)
+    told |= {"tasks": run.counts.total, "left": run.counts.left, "output": run.config.get("output"), **told["counts"]}
+    names = "id kind state created_at ended_at name model url tasks done failed left sessions simulated output"
+    return {name: told[name] for name in (*names.split(), "skep_version", "error")}
 
 
 def account_json(account: Account) -> dict[str, Any]:

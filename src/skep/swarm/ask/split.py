@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -40,55 +42,35 @@ class FilePiece:
     text: str
 
 
-def lines_of(text: str) -> list[str]:
-    """Split at line feeds alone, as editors and `grep -n` count lines."""
-    lines = text.split("\n")
-    return lines[:-1] if lines and not lines[-1] else lines
-
-
 def pieces_of(file: str, text: str, most_chars: int) -> list[FilePiece]:
     """Cut a text into pieces of at most `most_chars` characters. A blank text has none."""
-    lines = lines_of(text)
+    lines = text.removesuffix("\n").split("\n")  # at line feeds alone, as editors and `grep -n` count lines
     scores = _scores(lines, prose=PurePosixPath(file).suffix.lower() in _PROSE)
+    ends = [0, *accumulate(len(line) + 1 for line in lines)]  # characters before each line
     found: list[FilePiece] = []
-    for begin, end in _spans(lines, scores, most_chars):
+    begin = 0
+    while begin < len(lines):
+        end = _cut(ends, scores, begin, most_chars)
         whole, ref = "\n".join(lines[begin:end]), f"{file}:{begin + 1}-{end}"
-        if not whole.strip():
-            continue
-        if len(whole) <= most_chars:
-            found.append(FilePiece(ref, whole))
-        else:  # one line
+        begin = end
+        if whole.strip() and len(whole) > most_chars:  # one line
             parts = _parts(whole, ceil((len(whole) + 1) / most_chars))
-            found.extend(FilePiece(f"{ref} ({number}/{len(parts)})", part) for number, part in enumerate(parts, 1))
+            found += [FilePiece(f"{ref} ({number}/{len(parts)})", part) for number, part in enumerate(parts, 1)]
+        elif whole.strip():
+            found.append(FilePiece(ref, whole))
     return found
 
 
-def _spans(lines: list[str], scores: list[int], most_chars: int) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
-    left = sum(len(line) + 1 for line in lines)
-    begin = 0
-    while begin < len(lines):
-        end = _cut(lines, scores, begin, left, most_chars)
-        spans.append((begin, end))
-        left -= sum(len(line) + 1 for line in lines[begin:end])
-        begin = end
-    return spans
-
-
-def _cut(lines: list[str], scores: list[int], begin: int, left: int, most_chars: int) -> int:
+def _cut(ends: list[int], scores: list[int], begin: int, most_chars: int) -> int:
     """Where the piece that begins here ends: the best border from half the wanted length to the longest allowed."""
+    start, left = ends[begin], ends[-1] - ends[begin]
     if left - 1 <= most_chars:
-        return len(lines)
+        return len(scores) - 1
     wanted = left / ceil(left / most_chars)
-    size, best, best_score = 0, begin + 1, -1e9
-    for end in range(begin + 1, len(lines) + 1):
-        size += len(lines[end - 1]) + 1
-        if size - 1 > most_chars:
-            break
-        score = scores[end] - 60 * abs(size - wanted) / wanted if size >= _SOONEST * wanted else -1e6 + size
-        if score >= best_score:
-            best, best_score = end, score
-    return best
+    longest = bisect_right(ends, start + most_chars + 1) - 1
+    borders = range(max(begin + 1, bisect_left(ends, start + _SOONEST * wanted)), longest + 1)
+    score = {end: scores[end] - 60 * abs(ends[end] - start - wanted) / wanted for end in borders}
+    return max(borders, key=lambda end: (score[end], end), default=max(begin + 1, longest))
 
 
 def _scores(lines: list[str], *, prose: bool) -> list[int]:
@@ -143,7 +125,9 @@ def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
     if not root.is_dir():
         raise UserError(f"--root `{root}` is not a folder", hint="name the folder that the files are in")
     wanted = [_pattern(pattern, root) for pattern in patterns]
-    names = [name for name in _walk(root, hidden=any(map(_is_hidden, wanted))) if _is_named(name, wanted)]
+    hidden = any(part.startswith(".") for pattern in wanted for part in pattern)
+    parts = {name: PurePosixPath(name).parts for name in _walk(root, hidden=hidden)}
+    names = [name for name in parts if any(_matches(parts[name], pattern) for pattern in wanted)]
     if len(names) > MOST_FILES:
         raise UserError(f"the patterns name {len(names):,} files, more than {MOST_FILES:,}", hint="name fewer")
     texts: dict[str, str] = {}
@@ -203,18 +187,9 @@ def _pattern(pattern: str, root: Path) -> tuple[str, ...]:
     return (*parts, "**") if (root / pattern).is_dir() else parts
 
 
-def _is_hidden(pattern: Sequence[str]) -> bool:
-    return any(part.startswith(".") for part in pattern)
-
-
-def _is_named(name: str, patterns: Sequence[tuple[str, ...]]) -> bool:
-    parts = PurePosixPath(name).parts
-    return any(parts == pattern or _matches(parts, pattern) for pattern in patterns)
-
-
 def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    if not pattern:
-        return not parts
+    if not pattern or parts == pattern:
+        return parts == pattern
     if pattern[0] == "**":
         return any(_matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
@@ -244,27 +219,15 @@ ABOUT_FILES = (
     "`each`: true makes one task for every file, all with the same objective: the right choice where every file gets "
     "the same treatment."
 )
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "tasks": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 64,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "id": {"type": "string"},
-                    "objective": {"type": "string", "minLength": LEAST_OBJECTIVE},
-                    "files": {"type": "array", "minItems": 1, "items": {"type": "string"}},
-                    "each": {"type": "boolean"},
-                },
-                "required": ["objective", "files"],
-            },
-        },
-    },
-    "required": ["tasks"],
+_TASK_FIELDS = {
+    "id": {"type": "string"},
+    "objective": {"type": "string", "minLength": LEAST_OBJECTIVE},
+    "files": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+    "each": {"type": "boolean"},
 }
+_TASK = {"type": "object", "properties": _TASK_FIELDS, "required": ["objective", "files"]}
+_TASKS = {"type": "array", "minItems": 1, "maxItems": 64, "items": _TASK}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"tasks": _TASKS}, "required": ["tasks"]}
 _LEANS = re.compile(
     r"\b(?:task|step|part)\s*#?\s*\d+\b|\b(?:previous|preceding|earlier|other|next|above)\s+(?:tasks?|steps?|results?|answers?)\b"
     r"|\b(?:results?|outputs?|answers?)\s+(?:of|from)\s+(?:the\s+)?(?:task|step|other|previous)",
@@ -395,7 +358,7 @@ async def split_by_model(
     *,
     context: int | None,
     timeout_s: float,
-    say: Callable[[str], None] = lambda _text: None,
+    say: Callable[[str], None],
 ) -> GoalSplit:
     """Ask for a plan, and once more with what was wrong with it; by rule where none can be used within the time."""
     most = plan_tokens(context, len(sources.texts))
@@ -417,7 +380,13 @@ async def split_by_model(
     try:
         async with asyncio.timeout(timeout_s), AnswerChecker() as checking:
             checking.require(fault)
-            came = await _planned(ChatWorker(line, checking, SwarmRunOptions()), task, say)
+            work = ChatWorker(line, checking, SwarmRunOptions())
+            came = await work.attempt(task, 1, None)
+            if came.error_kind == REJECTED:
+                cut = "it was cut at its limit of tokens: plan fewer tasks" if came.finish_reason == "length" else None
+                why = cut or came.error or ""
+                say(f"the model's plan cannot be used ({why[:200]}): asked once more")
+                came = await work.attempt(task, 2, why)
     except TimeoutError:
         came = AttemptResult(error_kind="timeout")
     finally:
@@ -430,15 +399,6 @@ async def split_by_model(
     elif came.error_kind != REJECTED:
         why = f"the model did not answer: {why}"
     return split_by_rule(goal, sources, sizes, why[:400])
-
-
-async def _planned(work: ChatWorker, task: Task, say: Callable[[str], None]) -> AttemptResult:
-    came = await work.attempt(task, 1, None)
-    if came.error_kind != REJECTED:
-        return came
-    why = "it was cut at its limit of tokens: plan fewer tasks" if came.finish_reason == "length" else came.error or ""
-    say(f"the model's plan cannot be used ({why[:200]}): asked once more")
-    return await work.attempt(task, 2, why)
 
 
 def plan_tokens(context: int | None, files: int) -> int:
