@@ -226,7 +226,7 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_tried_again(tmp_path, st
     """Lines go on; the way out is named; after the pause the store is there."""
     path = tmp_path / "folder" / "skep.sqlite3"
     path.parent.touch()
-    writer = RequestLogWriter(path, stream, retry_s=30)
+    writer = RequestLogWriter(path, stream)
     for now in (0.0, 1.0, 29.0, 31.0):
         writer.write([values(id=f"at-{now}")], now)
     assert writer.unwritten == 4

@@ -121,6 +121,7 @@ class RequestAccounting:
 MAX_PENDING = 20_000
 EVERY_S = 0.5
 RETRY_S = 30.0
+TRIED_LATER = f"tried again every {RETRY_S:g} s"
 BATCH_ROWS = 200  # in one transaction and one write to the log
 BATCH_ROWS_BEHIND = 1000  # when rows pile up: a busy loop gives the GIL away every 5 ms only, so fewer steps are more
 SLICE_ROWS = 40  # formatted before the loop gets its turn: about 0.25 ms
@@ -128,8 +129,6 @@ PAUSE_S = 0.004  # between slices: 9,000 rows a second
 PAUSE_S_BEHIND = 0.001
 MAX_TEXT = 200  # of what clients choose: model, flow, path
 LOG_BYTES = 16 * MIB
-
-Values = tuple[Any, ...]  # in the order of `records.GatewayRequest`
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:/@+-]+")
 
@@ -151,16 +150,13 @@ class RequestLog:
         log_bytes: int = LOG_BYTES,
         max_pending: int = MAX_PENDING,
         every_s: float = EVERY_S,
-        retry_s: float = RETRY_S,
     ) -> None:
         """Request lines go to `log_path`, which is rotated, and without one to `stream`; events always to `stream`."""
         self.dropped = 0  # rows that found the buffer full: neither logged nor stored
-        self._pending: deque[Values] = deque()
+        self._pending: deque[Row] = deque()
         self._max_pending = max_pending
         self._every_s = every_s
-        self._writer = RequestLogWriter(
-            store_path, stream, log_path=log_path, log_bytes=log_bytes, retry_s=retry_s, pause=self._pause
-        )
+        self._writer = RequestLogWriter(store_path, stream, log_path=log_path, log_bytes=log_bytes, pause=self._pause)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
@@ -181,7 +177,7 @@ class RequestLog:
         """Rows that the store did not take."""
         return self._writer.unwritten
 
-    def add(self, values: Values) -> None:
+    def add(self, values: Row) -> None:
         """The fields of a `GatewayRequest` as a tuple: making the record here would cost thirty times as much."""
         if len(self._pending) < self._max_pending:
             self._pending.append(values)
@@ -237,7 +233,6 @@ class RequestLogWriter:
         *,
         log_path: Path | None = None,
         log_bytes: int = LOG_BYTES,
-        retry_s: float = RETRY_S,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
         self.unwritten = 0
@@ -245,15 +240,14 @@ class RequestLogWriter:
         self._stream = stream
         self._log_path = log_path
         self._log_bytes = log_bytes
-        self._retry_s = retry_s
         self._pause = pause
         self._store: Store | None = None
         self._log: RotatingLog | None = None
         self._store_retry_at = self._log_retry_at = float("-inf")
-        self._held: list[Values] = []  # while somebody else has the store locked
+        self._held: list[Row] = []  # while somebody else has the store locked
         self._said: set[str] = set()
 
-    def write(self, batch: list[Values], now: float) -> None:
+    def write(self, batch: list[Row], now: float) -> None:
         try:
             lines, rows = self._formatted(batch)
             if lines:
@@ -281,9 +275,9 @@ class RequestLogWriter:
     def _say(self, event: str, **facts: str) -> None:
         self._write_stream(" ".join([event, *(f"{name}={quoted(fact)}" for name, fact in facts.items())]) + "\n")
 
-    def _formatted(self, batch: list[Values]) -> tuple[list[str], list[Values]]:
+    def _formatted(self, batch: list[Row]) -> tuple[list[str], list[Row]]:
         lines: list[str] = []
-        rows: list[Values] = []
+        rows: list[Row] = []
         for start in range(0, len(batch), SLICE_ROWS):
             for values in batch[start : start + SLICE_ROWS]:
                 try:
@@ -311,11 +305,11 @@ class RequestLogWriter:
             try:
                 self._log = RotatingLog(path, max_bytes=self._log_bytes, tail_lines=0)
             except OSError as error:
-                self._log_retry_at = now + self._retry_s
-                self.say_failed(f"log {error.errno}", f"`{path}` cannot be opened: {error.strerror}", self._later())
+                self._log_retry_at = now + RETRY_S
+                self.say_failed(f"log {error.errno}", f"`{path}` cannot be opened: {error.strerror}", TRIED_LATER)
         return self._log
 
-    def _write_rows(self, path: Path, rows: list[Values], now: float) -> None:
+    def _write_rows(self, path: Path, rows: list[Row], now: float) -> None:
         rows, self._held = [*self._held, *rows], []
         try:
             store = self._opened_store(path, now)
@@ -336,7 +330,7 @@ class RequestLogWriter:
             self._store = open_store(path)
         return self._store
 
-    def _append(self, store: Store, rows: list[Values]) -> None:
+    def _append(self, store: Store, rows: list[Row]) -> None:
         """One row that does not fit costs itself only."""
         for start in range(0, len(rows), BATCH_ROWS_BEHIND):
             some = rows[start : start + BATCH_ROWS_BEHIND]
@@ -355,16 +349,16 @@ class RequestLogWriter:
         self.unwritten += 1
         self.say_failed("row", f"a request does not fit the table: {error}", "please report it")
 
-    def _store_failed(self, error: SkepError, rows: list[Values], now: float) -> None:
+    def _store_failed(self, error: SkepError, rows: list[Row], now: float) -> None:
         """A locked store is well and has only to be waited for; any other is left alone for a while."""
         if is_busy(error):
             self._held = rows[-MAX_PENDING:]
             self.unwritten += len(rows) - len(self._held)
             what_next = "rows wait in memory until it is free"
         else:
-            what_next = f"{error.hint or 'look at the file'}; {self._later()}"
+            what_next = f"{error.hint or 'look at the file'}; {TRIED_LATER}"
             self.unwritten += len(rows)
-            self._store_retry_at = now + self._retry_s
+            self._store_retry_at = now + RETRY_S
             with suppress(SkepError):
                 self._drop_store()
         self.say_failed(f"store {_kind(error)}", error.message, what_next)
@@ -380,16 +374,13 @@ class RequestLogWriter:
             store, self._store = self._store, None
             store.close()
 
-    def _later(self) -> str:
-        return f"tried again every {self._retry_s:g} s"
-
 
 def _kind(error: SkepError) -> str:
     """Messages of one kind differ in their details."""
     return f"{type(error.__cause__).__name__} {getattr(error.__cause__, 'sqlite_errorname', error.message)}"
 
 
-def shortened(values: Values) -> Values:
+def shortened(values: Row) -> Row:
     """No client fills the disk with a name a megabyte long."""
     _, _, path, model, _, flow, *_ = values
     if len(path) <= MAX_TEXT and (model is None or len(model) <= MAX_TEXT) and (flow is None or len(flow) <= MAX_TEXT):
@@ -397,7 +388,7 @@ def shortened(values: Values) -> Values:
     return tuple(f"{v[: MAX_TEXT - 1]}…" if isinstance(v, str) and len(v) > MAX_TEXT else v for v in values)
 
 
-def request_line(values: Values) -> str:
+def request_line(values: Row) -> str:
     """`request.done id=… at=… …`: what is None is left out; raises for values that no field can have."""
     request_id, at, *what, queued_s, first_byte_s, ended_s, prompt, cached, output, bytes_in, bytes_out = values
     second = int(at)

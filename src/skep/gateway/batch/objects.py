@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from skep.gateway.batch.files import LineError
+import msgspec
+from msgspec import Meta
+
 from skep.gateway.batch.store import BatchCounts, BatchStatus, StoredBatch, StoredFile
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -34,16 +34,25 @@ class BatchApiError(Exception):
         self.param = param
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSpec:
+_Metadata = dict[Annotated[str, Meta(max_length=LONGEST_KEY)], Annotated[str, Meta(max_length=LONGEST_VALUE)]]
+
+
+class BatchSpec(msgspec.Struct, frozen=True):
     """A batch as its client asks for it."""
 
     endpoint: str
     input_file_id: str
     completion_window: str
-    window_s: int
-    metadata: Mapping[str, str] | None
-    output_expires_s: int | None
+    metadata: Annotated[_Metadata, Meta(max_length=MOST_METADATA)] | None = None
+    output_expires_after: Any = None
+
+    @property
+    def window_s(self) -> int:
+        return window_seconds(self.completion_window)
+
+    @property
+    def output_expires_s(self) -> int | None:
+        return expiry_seconds(self.output_expires_after, "output_expires_after")
 
 
 def refusal_body(refusal: BatchApiError) -> bytes:
@@ -105,34 +114,17 @@ def page(documents: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
     return {"object": "list", "data": documents, "first_id": first, "last_id": last, "has_more": more}
 
 
-def line_error_document(fault: LineError) -> dict[str, Any]:
-    return {"code": fault.code, "line": fault.line, "message": fault.message, "param": fault.param}
-
-
 def parse_batch_spec(body: bytes) -> BatchSpec:
-    """Return what a client says when it makes a batch. Raises Refusal."""
+    """Return what a client says when it makes a batch. Raises BatchApiError."""
     try:
-        told = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BatchApiError(400, f"the body is no JSON: {error}") from None
-    if not isinstance(told, dict):
-        raise BatchApiError(400, "the body is no JSON object")
-    for name in ("input_file_id", "endpoint", "completion_window"):
-        if not isinstance(told.get(name), str):
-            raise BatchApiError(400, f"`{name}` is missing or no text", param=name)
-    endpoint, window = told["endpoint"], told["completion_window"]
-    if endpoint not in ENDPOINTS:
-        raise BatchApiError(
-            400, f"the endpoint `{endpoint[:64]}` takes no batches; {', '.join(ENDPOINTS)} do", param="endpoint"
-        )
-    return BatchSpec(
-        endpoint,
-        told["input_file_id"],
-        window,
-        window_seconds(window),
-        _metadata(told.get("metadata")),
-        expiry_seconds(told.get("output_expires_after"), "output_expires_after"),
-    )
+        spec = msgspec.json.decode(body, type=BatchSpec)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        param = next((name for name in BatchSpec.__struct_fields__ if name in str(error)), None)
+        raise BatchApiError(400, f"the body is no order for a batch: {error}", param=param) from None
+    if spec.endpoint not in ENDPOINTS:
+        message = f"the endpoint `{spec.endpoint[:64]}` takes no batches; {', '.join(ENDPOINTS)} do"
+        raise BatchApiError(400, message, param="endpoint")
+    return spec
 
 
 def window_seconds(window: str) -> int:
@@ -156,18 +148,6 @@ def expiry_seconds(told: Any, param: str) -> int | None:
         message = f"`{param}[seconds]` is a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}"
         raise BatchApiError(400, message, param=f"{param}[seconds]")
     return seconds
-
-
-def _metadata(told: Any) -> Mapping[str, str] | None:
-    if told is None:
-        return None
-    if not isinstance(told, dict) or len(told) > MOST_METADATA:
-        raise BatchApiError(400, f"`metadata` is an object of at most {MOST_METADATA} texts", param="metadata")
-    for key, value in told.items():
-        if not isinstance(value, str) or len(key) > LONGEST_KEY or len(value) > LONGEST_VALUE:
-            message = f"`metadata`: names of up to {LONGEST_KEY} characters, values are texts of up to {LONGEST_VALUE}"
-            raise BatchApiError(400, message, param="metadata")
-    return told
 
 
 def _usage(tally: BatchCounts) -> dict[str, Any] | None:

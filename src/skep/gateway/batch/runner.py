@@ -19,7 +19,7 @@ from itertools import chain
 from skep.errors import EngineError, SkepError, StoreError
 from skep.files import hold_lock
 from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
-from skep.gateway.batch.objects import BATCH_FILE_S, line_error_document
+from skep.gateway.batch.objects import BATCH_FILE_S
 from skep.gateway.batch.scheduler import (
     MOST_AT_ONCE,
     AttemptCounts,
@@ -457,8 +457,8 @@ class BatchRunner:
         if complaint is not None:
             faults = (LineError("model_not_found", complaint, checked.first, "body.model"), *faults)
         if faults:
-            errors = [line_error_document(fault) for fault in faults]
-            await asyncio.to_thread(self._store.end, batch.id, BatchStatus.FAILED, time.time(), (), errors=errors)
+            told = {"errors": [asdict(fault) for fault in faults]}
+            await asyncio.to_thread(self._store.end, batch.id, BatchStatus.FAILED, time.time(), (), **told)
         else:
             await asyncio.to_thread(self._store.validated, batch.id, time.time(), checked.model, checked.requests)
 
