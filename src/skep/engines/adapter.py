@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from skep.engines.discovery import (
     version_of,
 )
 from skep.errors import UserError
+from skep.wire.listen import HOST
 
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}
@@ -30,21 +32,17 @@ OF_LLAMA: dict[str, Refusal] = {
     "threads_batch": ("is of llama.cpp", "leave it out"),
     "flash_attention": ("is of llama.cpp", "leave it out: it is chosen by the engine"),
     "kv_layout": ("is of llama.cpp", "leave it out: the cache is one for all sequences"),
+    "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
 }
 Known = frozenset[str] | None  # flags of the installed version; None: not known
 
 
-class OwnEngine:
-    """What the engines that skep starts from its own package have in common."""
+class AnyEngine:
+    """What all engines have in common."""
 
     health_path = "/health"
-    reports_address = True
-    confirms = "slots"
     release_bound_s = 30.0
     simulated = False
-
-    def environment(self, launch: Launch) -> dict[str, str]:
-        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
 
     def explain(
         self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
@@ -54,18 +52,35 @@ class OwnEngine:
         return diagnose(launch, code, tail, oom_kills=oom_kills)
 
 
-class Adapter(ABC):
+class OwnEngine(AnyEngine):
+    """An engine that skep starts from its own package: `python -m MODULE --model ... --report-fd N`."""
+
+    module = ""
+    reports_address = True
+    confirms = "slots"
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
+
+    def words(self, *options: object, launch: Launch) -> list[str]:
+        """Return the command line of names and values, with what the launch says itself at its end."""
+        return [sys.executable, "-m", self.module, *map(str, options), *launch.extra]
+
+
+def other_host(launch: Launch) -> list[str]:
+    """Return the address to bind where it is not the usual one."""
+    return flag("--host", launch.host if launch.host != HOST else None)
+
+
+class Adapter(AnyEngine, ABC):
     """`tell` hears a line before something slow; `vendor` is of the cards, for the name of the variable they go by.
 
     `refusals`, `arguments` and `variables` are the engine's own, and free of I/O.
     """
 
     name = ""
-    health_path = "/health"
     reports_address = False
     confirms = ""
-    release_bound_s = 30.0
-    simulated = False
     keyed_by: tuple[str, ...] = (ENGINE_KEY,)  # the variables that its key goes by; none: it cannot have one
 
     def __init__(
@@ -126,13 +141,6 @@ class Adapter(ABC):
                 return None
         return version_of(self._program)
 
-    def explain(
-        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
-    ) -> Diagnosis:
-        from skep.engines.diagnosis import diagnose  # reads the rules
-
-        return diagnose(launch, code, tail, oom_kills=oom_kills)
-
     # Shared
 
     def cards(self, launch: Launch) -> dict[str, str]:
@@ -158,6 +166,29 @@ class Adapter(ABC):
                 f"{version} does not know the flag `{flag}`{own}",
                 hint=f"{hint}`{' '.join((*self._program.argv, *HELPS[self.name][0]))}` lists what it knows",
             )
+
+
+class CheckpointEngine(Adapter):
+    """vLLM and SGLang: they read a checkpoint of the hub's form and give every card the same share."""
+
+    title = ""
+    confirms = "metrics"
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        yield from common_refusals(launch)
+        yield from exact_cards(launch)
+        shares = (f"cannot be: {self.title} gives every card the same share", "leave it out, or use llamacpp")
+        yield from unsupported_options(launch.options, {**OF_LLAMA, "card_shares": shares})
+
+    def check_weights(self, launch: Launch) -> None:
+        check_folder(self.name, launch)
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        return p2p_variables(launch) | ({"HF_HUB_OFFLINE": "1"} if is_local(launch) else {})
+
+
+def p2p_variables(launch: Launch) -> dict[str, str]:
+    return dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {}
 
 
 def source_of(launch: Launch) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
@@ -29,6 +28,8 @@ _NOT: dict[str, Refusal] = {
 
 
 class Embedded(OwnEngine):
+    module = "skep.engines.embedded_server"
+
     def check(self, launch: Launch) -> None:
         if find_spec("xllamacpp") is None:
             raise EngineError("the embedded engine is not installed", hint="run `pip install 'skep[embedded]'`")
@@ -51,18 +52,10 @@ class Embedded(OwnEngine):
         yield from llama_refusals(launch)
 
     def argv(self, launch: Launch) -> list[str]:
-        options = {
-            "--model": launch.weights,
-            "--alias": launch.model,
-            "--slots": launch.slots,
-            "--context": launch.context_tokens,
-            "--threads": launch.threads,
-            "--host": launch.host,
-            "--port": launch.port,
-            "--report-fd": REPORT_FD,
-        }
-        flat = [str(part) for option in options.items() for part in option]
-        return [sys.executable, "-m", "skep.engines.embedded_server", *flat, *_told(launch), *launch.extra]
+        own = ["--model", launch.weights, "--alias", launch.model, "--slots", launch.slots]
+        own += ["--context", launch.context_tokens, "--threads", launch.threads]
+        where = ["--host", launch.host, "--port", launch.port, "--report-fd", REPORT_FD]
+        return self.words(*own, *where, *_told(launch), launch=launch)
 
     def version(self) -> str | None:
         try:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.adapter import (
-    P2P,
     Adapter,
     Known,
     Refusal,
     common_refusals,
     either,
     flag,
+    p2p_variables,
     source_of,
     unsupported_options,
 )
@@ -113,7 +113,7 @@ class LlamaCpp(Adapter):
         """Between cards it goes through memory unless told otherwise: `GGML_CUDA_P2P` is left alone."""
         found = {"LLAMA_ARG_CORS_ORIGINS": NO_ORIGIN} if launch.api_key else {}
         found |= {"GGML_CUDA_DISABLE_GRAPHS": "1"} if launch.options.graphs is False else {}
-        return found | (dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {})
+        return found | p2p_variables(launch)
 
 
 def _source_words(source: str) -> list[str]:

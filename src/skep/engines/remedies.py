@@ -170,11 +170,6 @@ def _smaller_chunks(case: FailureCase) -> LaunchChange | None:
     return changed(launch, "batched_tokens", tokens, advice, was=was)
 
 
-def _no_draft(case: FailureCase) -> LaunchChange | None:
-    draft = case.launch.options.draft
-    return None if draft is None else changed(case.launch, "draft", None, f"leave out the draft {draft}")
-
-
 def _graphs_off(case: FailureCase) -> LaunchChange | None:
     if case.launch.options.graphs is False:
         return None
@@ -204,42 +199,11 @@ def _kv_e5m2(case: FailureCase) -> LaunchChange | None:
     return changed(case.launch, "kv", to, f"kv from {kv} to {to or 'the engine’s own'}")
 
 
-def _kv_own(case: FailureCase) -> LaunchChange | None:
-    kv = case.launch.options.kv
-    return None if kv is None else changed(case.launch, "kv", None, f"leave out kv {kv}: KV then stays in 16 bit")
-
-
-def _flash_own(case: FailureCase) -> LaunchChange | None:
-    if case.launch.options.flash_attention is not False:
-        return None
-    return changed(case.launch, "flash_attention", None, "leave flash_attention out: llama.cpp then turns it on")
-
-
-def _batch_own(case: FailureCase) -> LaunchChange | None:
-    was = case.launch.options.batch
-    return (
-        None if was is None else changed(case.launch, "batch", None, f"leave out batch {was}: it is then 2048 or more")
-    )
-
-
 def _dtype_half(case: FailureCase) -> LaunchChange | None:
     dtype = case.launch.options.dtype
     if dtype in ("float16", "half"):
         return None
     return changed(case.launch, "dtype", "float16", f"dtype from {dtype or 'auto'} to float16", was=dtype or "auto")
-
-
-def _quant_own(case: FailureCase) -> LaunchChange | None:
-    quant = case.launch.options.quant
-    if quant is None:
-        return None
-    return changed(case.launch, "quant", None, f"leave out quant {quant}: the checkpoint says what it is")
-
-
-def _chunks_on(case: FailureCase) -> LaunchChange | None:
-    if case.launch.options.chunked_prefill is not False:
-        return None
-    return changed(case.launch, "chunked_prefill", None, "chunked_prefill as the engine has it")
 
 
 def _tp_to(case: FailureCase, tp: int, why: str) -> LaunchChange | None:
@@ -271,6 +235,17 @@ def _tp_of_cards(case: FailureCase) -> LaunchChange | None:
     return _tp_to(case, there, f"so many cards are there ({options.tp} were wanted)")
 
 
+def _leave_out(words: str, name: str, advice: str, *, only_off: bool = False) -> Remedy:
+    """Return the remedy that leaves an option to the engine, where it is given; `only_off`: where it is false."""
+
+    def take(case: FailureCase) -> LaunchChange | None:
+        was = getattr(case.launch.options, name)
+        given = was is False if only_off else was is not None
+        return changed(case.launch, name, None, advice.format(was)) if given else None
+
+    return Remedy(words, take)
+
+
 lower_share = Remedy("memory_share lower by what the log says was missing, else by 0.05", _lower_share)
 lower_share_a_step = Remedy("memory_share lower by 0.05 or more", _lower_share_a_step)
 share_of_free = Remedy("memory_share down to what is free", _share_of_free)
@@ -282,17 +257,22 @@ shorter_context = Remedy("context halved", _shorter_context)
 context_that_fits = Remedy("context down to what the log says fits", _context_that_fits)
 context_of_model = Remedy("context down to the model's", _context_of_model)
 smaller_chunks = Remedy("batched_tokens halved", _smaller_chunks)
-no_draft = Remedy("no draft", _no_draft)
 graphs_off = Remedy("graphs off", _graphs_off)
 all_reduce_off = Remedy("custom_all_reduce off", _all_reduce_off)
 p2p_off = Remedy("p2p off", _p2p_off)
 kv_e5m2 = Remedy("kv fp8_e5m2, or 16 bit beside an FP8 checkpoint", _kv_e5m2)
-kv_own = Remedy("kv in 16 bit", _kv_own)
-flash_own = Remedy("flash_attention as llama.cpp has it", _flash_own)
-batch_own = Remedy("batch as llama.cpp has it", _batch_own)
 dtype_half = Remedy("dtype float16", _dtype_half)
-quant_own = Remedy("no quant: the checkpoint says", _quant_own)
-chunks_on = Remedy("chunked_prefill on", _chunks_on)
 tp_of_heads = Remedy("tp down to one that divides the heads", _tp_of_heads)
 half_tp = Remedy("tp halved", _half_tp)
 tp_of_cards = Remedy("tp down to the cards that are there", _tp_of_cards)
+no_draft = _leave_out("no draft", "draft", "leave out the draft {}")
+kv_own = _leave_out("kv in 16 bit", "kv", "leave out kv {}: KV then stays in 16 bit")
+batch_own = _leave_out("batch as llama.cpp has it", "batch", "leave out batch {}: it is then 2048 or more")
+quant_own = _leave_out("no quant: the checkpoint says", "quant", "leave out quant {}: the checkpoint says what it is")
+flash_own = _leave_out(
+    "flash_attention as llama.cpp has it",
+    "flash_attention",
+    "leave flash_attention out: llama.cpp then turns it on",
+    only_off=True,
+)
+chunks_on = _leave_out("chunked_prefill on", "chunked_prefill", "chunked_prefill as the engine has it", only_off=True)

@@ -5,46 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from skep.catalog.options import Draft
-from skep.engines.adapter import (
-    OF_LLAMA,
-    P2P,
-    Adapter,
-    Known,
-    Refusal,
-    check_folder,
-    common_refusals,
-    either,
-    exact_cards,
-    flag,
-    is_local,
-    source_of,
-    unsupported_options,
-)
+from skep.engines.adapter import CheckpointEngine, Known, Refusal, either, flag, source_of
 from skep.engines.base import KEY_FILE_HERE, KEY_HERE, Launch
 
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
-_NOT = {
-    **OF_LLAMA,
-    "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
-    "card_shares": ("cannot be: SGLang gives every card the same share", "leave it out, or use llamacpp"),
-}
 
 
-class Sglang(Adapter):
+class Sglang(CheckpointEngine):
     """`--max-running-requests` is of all data-parallel ranks together, and TP counts the cards of all of them."""
 
-    name = "sglang"
-    confirms = "metrics"
+    name, title = "sglang", "SGLang"
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
-        yield from common_refusals(launch)
-        yield from exact_cards(launch)
-        yield from unsupported_options(launch.options, _NOT)
+        yield from super().refusals(launch)
         if launch.options.chunked_prefill is False and launch.options.batched_tokens is not None:
             yield "batched_tokens is the size of a chunk, and chunked_prefill is false", "leave one of the two out"
-
-    def check_weights(self, launch: Launch) -> None:
-        check_folder(self.name, launch)
 
     def arguments(self, launch: Launch, known: Known = None) -> list[str]:
         options = launch.options
@@ -71,10 +46,6 @@ class Sglang(Adapter):
         words += flag("--reasoning-parser", options.reasoning_parser)
         words += flag("--tool-call-parser", options.tool_parser) + flag("--chat-template", options.chat_template)
         return [*words, "--enable-metrics", "--enable-cache-report", *launch.extra]
-
-    def variables(self, launch: Launch) -> dict[str, str]:
-        found = dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {}
-        return found | ({"HF_HUB_OFFLINE": "1"} if is_local(launch) else {})
 
 
 def _key_words(launch: Launch, known: Known) -> list[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 
 import msgspec
 
-from skep.engines.adapter import OwnEngine, flag
+from skep.engines.adapter import OwnEngine, other_host
 from skep.engines.base import REPORT_FD, Launch
 from skep.errors import UserError
 from skep.planner.predict import SpeedModel
 from skep.planner.step import StepModel
 from skep.units import GIB
-from skep.wire.listen import HOST
 
 LOAD_BYTES_PER_S = 20 * GIB  # a real load takes longer; nobody wants to wait for what is not there
 LOAD_MOST_S = 2.0
@@ -59,6 +57,7 @@ def plan_of(prospect: SpeedModel, *, context_tokens: int, about: str, weight_byt
 
 
 class Simulated(OwnEngine):
+    module = "skep.engines.simulated_server"
     confirms = "metrics"
     simulated = True
 
@@ -70,16 +69,9 @@ class Simulated(OwnEngine):
         plan_from_json(extra[1])
 
     def argv(self, launch: Launch) -> list[str]:
-        options = {
-            "--model": launch.model,
-            "--slots": launch.slots,
-            "--context": launch.context_tokens,
-            "--port": launch.port,
-            "--report-fd": REPORT_FD,
-        }
-        flat = [str(part) for option in options.items() for part in option]
-        where = flag("--host", launch.host if launch.host != HOST else None)
-        return [sys.executable, "-m", "skep.engines.simulated_server", *flat, *where, *launch.extra]
+        own = ["--model", launch.model, "--slots", launch.slots, "--context", launch.context_tokens]
+        where = ["--port", launch.port, "--report-fd", REPORT_FD, *other_host(launch)]
+        return self.words(*own, *where, launch=launch)
 
     def version(self) -> str | None:
         return "simulated"

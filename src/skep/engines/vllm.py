@@ -6,47 +6,22 @@ import json
 from collections.abc import Iterable
 
 from skep.catalog.options import Draft
-from skep.engines.adapter import (
-    OF_LLAMA,
-    P2P,
-    Adapter,
-    Known,
-    Refusal,
-    check_folder,
-    common_refusals,
-    either,
-    exact_cards,
-    flag,
-    is_local,
-    source_of,
-    unsupported_options,
-)
+from skep.engines.adapter import CheckpointEngine, Known, Refusal, either, flag, source_of
 from skep.engines.base import ENGINE_KEY, Launch
 
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
-_NOT = {
-    **OF_LLAMA,
-    "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
-    "card_shares": ("cannot be: vLLM gives every card the same share", "leave it out, or use llamacpp"),
-}
 _ORIGINS = "--allowed-origins"
 _WHERE_KNOWN = ("--enable-prompt-tokens-details", "--enable-per-request-metrics")  # figures of a request in its answer
 
 
-class Vllm(Adapter):
-    name = "vllm"
-    confirms = "metrics"
+class Vllm(CheckpointEngine):
+    name, title = "vllm", "vLLM"
     keyed_by = (ENGINE_KEY, "VLLM_API_KEY")  # of its paths it closes /v1 by it, and leaves others open
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
-        yield from common_refusals(launch)
-        yield from exact_cards(launch)
-        yield from unsupported_options(launch.options, _NOT)
+        yield from super().refusals(launch)
         if launch.options.ep and launch.options.tp * launch.options.dp == 1:
             yield "ep = true has one card to spread the experts over", "set tp or dp, or leave ep out"
-
-    def check_weights(self, launch: Launch) -> None:
-        check_folder(self.name, launch)
 
     def arguments(self, launch: Launch, known: Known = None) -> list[str]:
         """`--max-num-seqs` and `--max-model-len` are of one data-parallel rank."""
@@ -81,9 +56,7 @@ class Vllm(Adapter):
         return [*words, *launch.extra]
 
     def variables(self, launch: Launch) -> dict[str, str]:
-        found = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        found |= dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {}
-        return found | ({"HF_HUB_OFFLINE": "1"} if is_local(launch) else {})
+        return {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **super().variables(launch)}
 
 
 def speculative_config(draft: Draft) -> str:
