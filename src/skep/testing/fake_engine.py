@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from skep.testing.fake_options import FakeOptions, parse_options
-from skep.testing.fake_server import Control
+from skep.testing.fake_server import Control, FakeServer
 
 GRANDCHILD_LIFE_S = 120
 GRANDCHILD = "import select, sys; select.select([int(fd) for fd in sys.argv[2:]], [], [], float(sys.argv[1]))"
@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os._exit(0)  # open streams are cut, as an engine that is told to stop cuts them
 
 
-async def serve(options: FakeOptions, grandchildren: tuple[int, ...]) -> None:
+async def serve(
+    options: FakeOptions, grandchildren: tuple[int, ...] = (), prepare: Callable[[FakeServer], None] = lambda _: None
+) -> None:
     """Until a signal says stop. The address is told last: whoever knows it may send the signal."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT,) if options.ignore_term else (signal.SIGINT, signal.SIGTERM):
@@ -41,6 +43,7 @@ async def serve(options: FakeOptions, grandchildren: tuple[int, ...]) -> None:
     if options.parent_fd is not None:
         loop.add_reader(options.parent_fd, os._exit, 0)
     control = Control(options, grandchildren)
+    prepare(control.server)
     report(options, await control.open())
     await stop.wait()
 

@@ -246,7 +246,7 @@ class FakeServer:
         self._control = control
         self._changed = changed
         self._ready_at_s = time.monotonic() + options.load_s
-        self._routes: dict[tuple[str, str], Route] = {
+        self.routes: dict[tuple[str, str], Route] = {
             ("GET", "/health"): lambda _, connection: connection.send_json(200, {"status": "ok"}),
             ("GET", "/v1/models"): self._models,
             ("GET", "/slots"): self._slots,
@@ -287,7 +287,7 @@ class FakeServer:
             _send_error(connection, 503, "Loading model", "unavailable_error")
         elif request.method == "POST" and request.path.startswith("/v1/"):
             self._post(request, connection, fault)
-        elif (route := self._routes.get((request.method, request.path))) is not None:
+        elif (route := self.routes.get((request.method, request.path))) is not None:
             route(request, connection)
         else:
             _send_error(connection, 404, f"no route {request.method} {request.path}", "not_found_error")

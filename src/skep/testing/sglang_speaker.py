@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from skep.testing.fake_http import FakeConnection, HttpRequest
-from skep.testing.speaker import FakeProtocolServer, serve
+from skep.testing.fake_server import FakeServer, Route
+from skep.testing.speaker import Routes, speak
 
 VERSION = "0.5.12"
 # Of python/sglang/srt/server_args.py: those that a launch may use, and a few that none does.
@@ -30,36 +31,19 @@ _SWITCHES = (
 )  # fmt: skip
 
 
-class FakeSglang(FakeProtocolServer):
-    def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(int(args.max_running_requests or 8))
-        self._model = args.served_model_name or args.model_path
-        self.key, self.open_paths = args.api_key or "", ("/health", "/metrics")
-        self.routes = {
-            ("GET", "/health"): lambda _, to: to.send(200, b""),
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/server_info"): lambda _, to: to.send_json(200, {"version": VERSION, "internal_states": []}),
-            ("POST", "/v1/chat/completions"): self._chat_request,
-        }
-        if args.enable_metrics:
-            self.routes["GET", "/metrics"] = self._metrics
-
-    def _models(self, _: HttpRequest, connection: FakeConnection) -> None:
-        entry = {"id": self._model, "object": "model", "owned_by": "sglang", "root": self._model}
-        connection.send_json(200, {"object": "list", "data": [entry]})
-
-    def _chat_request(self, request: HttpRequest, connection: FakeConnection) -> None:
-        self.chat(request, connection, self._model, has=lambda _: True)  # SGLang answers to any name
-
-    def _metrics(self, _: HttpRequest, connection: FakeConnection) -> None:
-        labels = f'{{engine_type="unified",model_name="{self._model}",tp_rank="0"}}'
-        figures = {
-            "num_running_reqs": self.running, "num_queue_reqs": self.waiting,
-            "prompt_tokens_total": self.prompt_tokens, "generation_tokens_total": self.output_tokens,
-            "num_requests_total": self.finished,
+def routes_of(server: FakeServer, model: str, *, metrics: bool) -> Routes:
+    def figures(_: HttpRequest, connection: FakeConnection) -> None:
+        labels = f'{{engine_type="unified",model_name="{model}",tp_rank="0"}}'
+        found = {
+            "num_running_reqs": server.table.running, "num_queue_reqs": server.table.waiting,
+            "prompt_tokens_total": server.prompt_tokens, "generation_tokens_total": server.output_tokens,
         }  # fmt: skip
-        text = "".join(f"sglang:{name}{labels} {float(value)}\n" for name, value in figures.items())
+        text = "".join(f"sglang:{name}{labels} {float(value)}\n" for name, value in found.items())
         connection.send(200, text.encode(), content_type="text/plain; version=0.0.4")
+
+    about = {"version": VERSION, "internal_states": []}
+    found: dict[tuple[str, str], Route] = {("GET", "/server_info"): lambda _, to: to.send_json(200, about)}
+    return {**found, ("GET", "/metrics"): figures} if metrics else found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,7 +76,10 @@ def main(argv: list[str]) -> int:
     if not Path(args.model_path, "config.json").exists():
         sys.stderr.write(f"OSError: {args.model_path} does not appear to have a file named config.json.\n")
         return 1
-    return serve(lambda: FakeSglang(args), args.host or "127.0.0.1", int(args.port or 30000))
+    model = args.served_model_name or args.model_path
+    words = [f"--host={args.host or '127.0.0.1'}", f"--port={args.port or 30000}", f"--model={model}"]
+    words.append(f"--slots={args.max_running_requests or 8}")
+    return speak(words, args.api_key or "", lambda server: routes_of(server, model, metrics=args.enable_metrics))
 
 
 if __name__ == "__main__":
