@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from in_process import call, refused
 
+from skep.bench.calibrated_setup import SetupFlags, describe
 from skep.bench.calibration import CalibrationPlan, check
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import levels_of
 from skep.bench.records import SweepSummary
 from skep.catalog.gpus import Gpu, device
 from skep.catalog.models import geometry
-from skep.cli.calibrate_run import CalibrateOptions, describe
 from skep.deploy.stored_calibration import (
     calibrated_basis,
     calibrated_rig,
@@ -165,7 +165,7 @@ def endpoint_told(**engine):
 def test_a_simulated_hive_tells_what_it_simulates():
     about = "simulated: qwen3.6-35b-a3b AWQ 4-bit, KV FP8 e5m2, mtp n=3, 2 x TP=2 + EP=2 on 4x rtx-3090, as vllm"
     told = {"replicas": 2, "slots": 8, "engine": about, "simulated": True}
-    found = describe(CalibrateOptions(), endpoint_told(model="qwen3.6-35b-a3b", **told), read_host(NvidiaReport()))
+    found = describe(SetupFlags(), endpoint_told(model="qwen3.6-35b-a3b", **told), read_host(NvidiaReport()))
     setup = found.setup
     assert (setup.model.id, setup.quant.id, setup.kv.id) == ("qwen3.6-35b-a3b", "awq", "fp8_e5m2")
     assert (str(setup.layout), str(setup.spec), setup.engine) == ("2 x TP=2 + EP=2", "mtp n=3", "vllm")
@@ -174,13 +174,13 @@ def test_a_simulated_hive_tells_what_it_simulates():
 
 def test_flags_and_the_endpoints_words_make_a_setup():
     host = read_host(NvidiaReport())
-    options = CalibrateOptions(gpu="2x rtx-3090", quant="awq")
+    options = SetupFlags(gpu="2x rtx-3090", quant="awq")
     found = describe(options, endpoint_told(engine="vllm", slots=16), host)
     assert (str(found.setup.layout), found.setup.engine, found.capacity) == ("TP=2", "vllm", 16)
-    split = describe(CalibrateOptions(gpu="2x rtx-3090", quant="q4_k_m"), endpoint_told(engine="llamacpp"), host)
+    split = describe(SetupFlags(gpu="2x rtx-3090", quant="q4_k_m"), endpoint_told(engine="llamacpp"), host)
     assert (split.setup.layout.pp, split.capacity, split.setup.slots) == (2, None, None)
     cpu = describe(
-        CalibrateOptions(bandwidth=20.0, quant="q4_k_m"), endpoint_told(engine="xllamacpp 1", slots=4, replicas=2), host
+        SetupFlags(bandwidth=20.0, quant="q4_k_m"), endpoint_told(engine="xllamacpp 1", slots=4, replicas=2), host
     )
     assert [card.bandwidth_gbs for card in cpu.rig.cards] == [10.0, 10.0]
 
@@ -189,23 +189,23 @@ def test_flags_and_the_endpoints_words_make_a_setup():
     ("options", "told", "said"),
     [
         (
-            CalibrateOptions(gpu="rtx-3090"),
+            SetupFlags(gpu="rtx-3090"),
             {"engine": "vllm"},
             "how the weights of `qwen3-8b` are quantized is not known",
         ),
-        (CalibrateOptions(gpu="rtx-3090", quant="awq"), {"engine": "?"}, "does not say which engine"),
-        (CalibrateOptions(geometry="qwen9-8b"), {"engine": "vllm"}, "no model is called `qwen9-8b`"),
-        (CalibrateOptions(gpu="rtx-3099", quant="awq"), {"engine": "vllm"}, "no GPU is called `rtx-3099`"),
-        (CalibrateOptions(engine="vlm"), {}, "--engine `vlm` is not known"),
-        (CalibrateOptions(quant="q0"), {"engine": "vllm"}, "no quantization is called `q0`"),
+        (SetupFlags(gpu="rtx-3090", quant="awq"), {"engine": "?"}, "does not say which engine"),
+        (SetupFlags(geometry="qwen9-8b"), {"engine": "vllm"}, "no model is called `qwen9-8b`"),
+        (SetupFlags(gpu="rtx-3099", quant="awq"), {"engine": "vllm"}, "no GPU is called `rtx-3099`"),
+        (SetupFlags(engine="vlm"), {}, "--engine `vlm` is not known"),
+        (SetupFlags(quant="q0"), {"engine": "vllm"}, "no quantization is called `q0`"),
         (
-            CalibrateOptions(gpu="rtx-3090", quant="awq", tp=2),
+            SetupFlags(gpu="rtx-3090", quant="awq", tp=2),
             {"engine": "vllm"},
             "TP=2 takes 2 cards, `rtx-3090` has 1 card",
         ),
-        (CalibrateOptions(quant="awq"), {"engine": "vllm", "url": "http://10.0.0.7:8000"}, "is not on this machine"),
+        (SetupFlags(quant="awq"), {"engine": "vllm", "url": "http://10.0.0.7:8000"}, "is not on this machine"),
         (
-            CalibrateOptions(quant="awq", gpu="rtx-3090"),
+            SetupFlags(quant="awq", gpu="rtx-3090"),
             {"engine": "vllm", "model": "mine"},
             "no model of the catalogue",
         ),

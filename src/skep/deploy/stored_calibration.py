@@ -16,7 +16,7 @@ import msgspec
 from skep import __version__
 from skep.catalog.gpus import HostFacts
 from skep.host.facts import host_json, lasting_json
-from skep.planner.calibration import CalibrationData, Fitted, fit, speed_model_maker
+from skep.planner.calibration import CalibrationData, Fitted, before_and_after, fit, speed_model_maker
 from skep.planner.constants import Constants, published_constants
 from skep.planner.ranking import Basis, BasisOf
 from skep.planner.setup import Rig, Setup
@@ -183,3 +183,50 @@ def rig_of(document: Mapping[str, Any]) -> Rig | None:
 
 def measured_of(document: Mapping[str, Any]) -> CalibrationData:
     return msgspec.convert(document["measured"], CalibrationData)
+
+
+def calibration_json(row: CalibrationRecord) -> dict[str, Any]:
+    fitted = fitted_now(row)
+    names = ("id", "created_at", "host", "model", "engine", "quant", "layout", "rig", "simulated", "skep_version")
+    tuning = fitted.tuning
+    return {
+        **{name: getattr(row, name) for name in names},
+        "url": row.document.get("url"),
+        "runs": row.document.get("runs", []),
+        "tuning": {"decode": tuning.decode, "batch": tuning.batch if fitted.batch else None, "prompt": tuning.prompt},
+        "intervals": {
+            name: [found.low, found.high] if found else None
+            for name, found in (("decode", fitted.decode), ("batch", fitted.batch), ("prompt", fitted.prompt))
+        },
+        "words": str(fitted),
+        "at_limit": list(fitted.at_limit),
+        "levels": levels_json(row, fitted),
+    }
+
+
+def levels_json(row: CalibrationRecord, fitted: Fitted) -> list[dict[str, Any]]:
+    """Return each level as it was measured, and as it is predicted without and with the calibration."""
+    rig, measured = rig_of(row.document), measured_of(row.document)
+    if rig is None:
+        return []
+    foresee = speed_model_maker(setup_of(row.document), rig, published_constants(), measured)
+    held_back = {seen.concurrency for seen in measured.held_back}
+    rows = []
+    for seen in measured.levels:
+        before, after = before_and_after(foresee, fitted, seen)
+        rows.append(
+            {
+                "concurrency": seen.concurrency,
+                "runs": seen.runs,
+                "fitted": seen.concurrency not in held_back,
+                "task_tok_s": 1 / seen.tpot_s.estimate,
+                "spread": seen.tpot_s.half_width,
+                "predicted_before": 1 / before.tpot_s,
+                "predicted_after": 1 / after.tpot_s,
+                "effective_tok_s": seen.effective_tok_s.estimate,
+                "effective_after": after.effective_tok_s,
+                "ttft_ms": 1000 * seen.ttft_s.estimate,
+                "ttft_ms_after": 1000 * after.ttft_s,
+            }
+        )
+    return rows
