@@ -119,5 +119,5 @@ def test_run_without_figures_still_stands_beside_the_others(run, other, summary)
     empty = SweepSummary("02", (), None, None, None, client_limited=False)
     text = plain(comparison_page([(run, summary), (replace(other, state=RunState.FAILED), empty)]))
     assert "Incomplete B:" in text
-    assert overlay(series_of([(run, empty)]), "Effective tok/s") is None
+    assert overlay(series_of([(run, empty)]), "effective_tok_s", "tok/s") is None
     assert "not measured" in " ".join(words_of(comparison_picture([(run, empty), (other, empty)])))

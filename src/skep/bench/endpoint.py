@@ -54,13 +54,14 @@ async def find_endpoint(
         raise EndpointError(str(failure), hint=hint) from None
     finally:
         await pool.close()
-    models = _models(answer, f"{origin}{base}/models", key_given=key is not None)
+    models = models_of(answer, f"{origin}{base}/models", key_given=key is not None)
     chosen = _choose(model, sorted(models), url)
     told = {**props, **_engine_of(models[chosen], answer)}
     return Endpoint(origin, base, chosen, headers, "ollama" if api == "ollama" else "openai", told)
 
 
-def _models(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
+def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
+    """Return the entries of a list of models, by id. Raises EndpointError where it is none."""
     if answer.status in (401, 403):
         what = "refuses the API key" if key_given else "wants an API key"
         hint = "check the key's value" if key_given else "name its variable with --key-env VAR"

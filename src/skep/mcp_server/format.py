@@ -10,6 +10,7 @@ from skep.mcp_server.schemas import FullResult, ResultPage, ResultRow, RunProgre
 from skep.store.database import Store
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.store import SwarmStore
+from skep.units import shortened
 
 ENDED = ("done", "stopped", "cancelled")
 NEWEST_FAILURES = 5
@@ -51,7 +52,7 @@ def run_progress(
     update: dict[str, Any] = {
         "seconds": round(max(0.0, until - run.created_at), 1) if until is not None else None,
         "failures": tuple(
-            TaskFailure(task=row["id"], error=cut(row["error"] or row["error_kind"] or "", ERROR_CHARS))
+            TaskFailure(task=row["id"], error=shortened(row["error"] or row["error_kind"] or "", ERROR_CHARS))
             for row in store.read(_NEWEST_FAILED, run.id, NEWEST_FAILURES)
         )
         or None,
@@ -69,10 +70,7 @@ def short_progress(run: SwarmRun) -> RunProgress:
     return RunProgress(
         run=run.id,
         state=run.state.value,
-        total=run.counts.total,
-        done=run.counts.done,
-        failed=run.counts.failed,
-        left=run.counts.left,
+        **{name: getattr(run.counts, name) for name in ("total", "done", "failed", "left")},
         name=run.name or None,
         simulated=run.simulated,
         error=run.error,
@@ -99,16 +97,16 @@ def page_of(
 def row_of(result: TaskResult, most: int) -> ResultRow:
     """A value that is too long is shown as the beginning of its JSON."""
     ok = result.ending is TaskEnding.DONE
-    error = None if ok else cut(result.error or result.error_kind or "", ERROR_CHARS)
+    error = None if ok else shortened(result.error or result.error_kind or "", ERROR_CHARS)
     if result.value is not None:
         text = json.dumps(result.value, ensure_ascii=False)
         if len(text) <= most:
             return ResultRow(id=result.task, ok=ok, value=result.value, error=error)
     else:
         text = result.answer or ""
-    shortened = len(text) if len(text) > most else None
-    answer = cut(text, most) if result.answer is not None or result.value is not None else None
-    return ResultRow(id=result.task, ok=ok, answer=answer, error=error, cut=shortened)
+    whole = len(text) if len(text) > most else None
+    answer = shortened(text, most) if result.answer is not None or result.value is not None else None
+    return ResultRow(id=result.task, ok=ok, answer=answer, error=error, cut=whole)
 
 
 def full_result(run_id: str, result: TaskResult, from_char: int) -> FullResult:
@@ -116,26 +114,19 @@ def full_result(run_id: str, result: TaskResult, from_char: int) -> FullResult:
     part = answer[from_char : from_char + WHOLE_CHARS] if answer is not None else None
     rest = answer is not None and len(answer) > from_char + WHOLE_CHARS
     ok = result.ending is TaskEnding.DONE
+    told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
     return FullResult(
         run=run_id,
         id=result.task,
         ok=ok,
-        tries=result.tries,
+        **{name: getattr(result, name) for name in told},
         seconds=round(result.ended_at - result.started_at, 2),
         answer=part,
         characters=len(answer) if answer is not None else None,
         value=result.value if not rest and not from_char else None,
         error=None if ok else result.error or result.error_kind,
-        prompt_tokens=result.prompt_tokens,
-        output_tokens=result.output_tokens,
-        finish_reason=result.finish_reason,
-        replica=result.replica,
         next_from=from_char + WHOLE_CHARS if rest else None,
     )
-
-
-def cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: max(1, most - 1)]}…"
 
 
 def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict[str, float | None]:

@@ -6,15 +6,16 @@ Planner and benchmarks are loaded when they are asked for: clients wait for a se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from skep.bench.records import LevelSummary
+from skep.bench.endpoint import models_of
+from skep.bench.records import SweepSummary
 from skep.errors import EndpointError, SkepError, UserError
 from skep.mcp_server.context import ServerContext
 from skep.mcp_server.format import short_progress
@@ -33,8 +34,8 @@ from skep.store.records import RunState, StoredRun
 from skep.supervisor.control import NotRunning
 from skep.swarm.journal import as_it_stands
 from skep.swarm.records import SwarmRunState as SwarmState
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch
+from skep.wire.client import WireFailure
+from skep.wire.fetch import fetch_once
 from skep.wire.heads import parse_url
 
 if TYPE_CHECKING:
@@ -44,44 +45,18 @@ if TYPE_CHECKING:
 ANSWER_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    id: str
-    slots: int | None = None  # None: it does not say
-    replicas: int | None = None
-    engine: str | None = None
-    simulated: bool | None = None
-    state: str | None = None
-
-
-async def ask_models(url: str, key: str | None) -> tuple[ServedModel, ...]:
-    """Raises EndpointError where it does not answer as an OpenAI-compatible server does."""
+async def ask_models(url: str, key: str | None) -> dict[str, dict[str, Any]]:
+    """Return what is told of each model. Raises EndpointError where no OpenAI-compatible server answers."""
     origin, path = parse_url(url)
     target = f"{path if path.endswith('/v1') else f'{path}/v1'}/models"
-    pool = Pool(origin, connect_timeout_s=ANSWER_S)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = await fetch(pool, "GET", target, headers=headers, timeout_s=ANSWER_S)
+        answer = await fetch_once(origin, "GET", target, headers=headers, timeout_s=ANSWER_S)
     except WireFailure as failure:
         hint = f"is something serving at {url}? `skep up -d` on the shell starts one"
         raise EndpointError(str(failure), hint=hint) from None
-    finally:
-        await pool.close()
-    if answer.status in (401, 403):
-        hint = "set SKEP_API_KEY, or --key-env, where `skep mcp` is started"
-        raise EndpointError(f"{url} wants another API key (HTTP {answer.status})", hint=hint)
-    document = answer.json()
-    data = document.get("data") if isinstance(document, dict) else None
-    if answer.status != 200 or not isinstance(data, list):
-        hint = "--url is the base URL of an OpenAI-compatible server"
-        raise EndpointError(f"{url} gave no list of models (HTTP {answer.status})", hint=hint)
-    return tuple(_served(entry) for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str))
-
-
-def _served(entry: dict[str, Any]) -> ServedModel:
-    told = entry.get("skep")
-    known = told if isinstance(told, dict) else {}
-    return ServedModel(entry["id"], *map(known.get, ("slots", "replicas", "engine", "simulated", "state")))
+    told = ((name, entry.get("skep")) for name, entry in models_of(answer, url, key_given=bool(key)).items())
+    return {name: facts if isinstance(facts, dict) else {} for name, facts in told}
 
 
 LOOKED_AT = 30  # stored runs, newest first, for one of a model
@@ -106,9 +81,10 @@ class ReadTools:
         figures = _figures(told) if told is not None and str(told["url"]) == url else {}
 
         def described() -> tuple[ModelCapacity, ...]:
-            return tuple(self._described(one, figures.get(one.id, {})) for one in served)
+            return tuple(self._described(name, facts, figures.get(name, {})) for name, facts in served.items())
 
-        return Capacity(url=url, models=await asyncio.to_thread(described), suggested=_suggested(served))
+        slots = [facts["slots"] for facts in served.values() if facts.get("slots") is not None]
+        return Capacity(url=url, models=await asyncio.to_thread(described), suggested=_suggested(slots))
 
     def status(self) -> HiveStatus:
         """What runs on this machine: the hive's replicas with their states, slots and load, as `skep ps` shows them,
@@ -206,34 +182,25 @@ class ReadTools:
         standing = (as_it_stands(self._place.paths, run) for run in found)
         return tuple(short_progress(run) for run in standing if run.state is SwarmState.RUNNING)
 
-    def _described(self, served: ServedModel, figures: dict[str, Any]) -> ModelCapacity:
-        levels, run_id = self._measured(served)
-        return ModelCapacity(
-            model=served.id,
-            slots=served.slots,
-            replicas=served.replicas,
-            busy=figures.get("busy"),
-            queued=figures.get("queued"),
-            engine=served.engine,
-            simulated=served.simulated,
-            state=served.state,
-            measured=levels or None,
-            measured_run=run_id,
-        )
+    def _described(self, name: str, facts: dict[str, Any], figures: dict[str, Any]) -> ModelCapacity:
+        levels, run_id = self._measured(name, simulated=bool(facts.get("simulated")))
+        told = {key: facts.get(key) for key in ("slots", "replicas", "engine", "simulated", "state")}
+        load = {key: figures.get(key) for key in ("busy", "queued")}
+        return ModelCapacity(model=name, **told, **load, measured=levels or None, measured_run=run_id)
 
-    def _measured(self, served: ServedModel) -> tuple[tuple[BenchmarkLevel, ...], str | None]:
+    def _measured(self, model: str, *, simulated: bool) -> tuple[tuple[BenchmarkLevel, ...], str | None]:
         """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
         if not self._place.paths.store.exists():
             return (), None
-        from skep.bench.stored_run import JUDGED, TIMED
+        from skep.bench.stored_run import JUDGED, TIMED, load_run
 
         with self._place.reading() as store:
             for run in islice(_own(store), LOOKED_AT):
-                fits = run.model == served.id and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
-                if fits and run.simulated == bool(served.simulated):
-                    levels = _levels(store, run)
-                    if levels:
-                        return levels, run.id
+                fits = run.model == model and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
+                if fits and run.simulated == simulated:
+                    with contextlib.suppress(SkepError):  # nothing was measured
+                        if levels := _levels(load_run(store, run.id)[1]):
+                            return levels, run.id
         return (), None
 
 
@@ -242,8 +209,7 @@ def _figures(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _suggested(served: tuple[ServedModel, ...]) -> str:
-    slots = [one.slots for one in served if one.slots is not None]
+def _suggested(slots: list[int]) -> str:
     if not slots:
         return "dispatch as many tasks as there are: the pace is found by trying"
     return f"{max(slots)} tasks run at once; dispatch as many as there are in one call, the rest wait their turn"
@@ -256,21 +222,16 @@ def _own(store: Store) -> Iterator[StoredRun]:
     return (run for run in store.runs() if run.kind not in OF_A_TUNING)
 
 
-def _levels(store: Store, run: StoredRun) -> tuple[BenchmarkLevel, ...]:
-    from skep.bench.stored_run import load_run
-
-    try:
-        return tuple(level for one in load_run(store, run.id)[1].levels if (level := _level(one)) is not None)
-    except SkepError:
-        return ()  # nothing was measured
-
-
-def _level(level: LevelSummary) -> BenchmarkLevel | None:
-    if level.effective_tok_s is None:
-        return None
-    ttft = round(level.ttft_ms.p50, 1) if level.ttft_ms is not None else None
-    return BenchmarkLevel(
-        agents=level.concurrency, tok_s=round(level.effective_tok_s, 1), ttft_ms=ttft, failed=level.failed
+def _levels(summary: SweepSummary) -> tuple[BenchmarkLevel, ...]:
+    return tuple(
+        BenchmarkLevel(
+            agents=level.concurrency,
+            tok_s=round(level.effective_tok_s, 1),
+            ttft_ms=round(level.ttft_ms.p50, 1) if level.ttft_ms is not None else None,
+            failed=level.failed,
+        )
+        for level in summary.levels
+        if level.effective_tok_s is not None
     )
 
 
@@ -304,7 +265,7 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Benchmark:
         except UserError:
             pass  # nothing was measured
         else:
-            levels = tuple(level for one in summary.levels if (level := _level(one)) is not None)
+            levels = _levels(summary)
             if best and levels:
                 levels = (max(levels, key=lambda level: level.tok_s),)
             figures["levels"] = levels
@@ -314,16 +275,13 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Benchmark:
             if run.kind in TIMED:
                 figures["conclusion"] = f"levels are no numbers of agents: it is a run of the kind {run.kind}"
     engine = run.engine.get("engine")
+    told = {key: getattr(run, key) for key in ("kind", "model", "requests", "simulated", "error")}
     return Benchmark(
         run=run.id,
-        kind=run.kind,
         state=run.state.value,
         when=datetime.fromtimestamp(run.created_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        model=run.model,
-        requests=run.requests,
         failed=failed,
-        simulated=run.simulated,
         engine=engine if isinstance(engine, str) else None,
-        error=run.error,
+        **told,
         **figures,
     )

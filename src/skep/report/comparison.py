@@ -16,6 +16,7 @@ from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.checks import left_out_sentences
 from skep.report.columns import Column, chosen, html_table
+from skep.report.levels import level_columns
 from skep.report.markup import Markup, banner, definitions, join, tag, text, trusted
 from skep.report.style import report_page
 from skep.report.svg import chart_figure, standalone
@@ -83,22 +84,17 @@ def series_of(
     )
 
 
-# What is drawn of each run: title, figure, unit and caption.
-_CURVES: tuple[tuple[str, Callable[[LevelSummary], float | None], str, str], ...] = (
+# What is drawn of each run: title, the figure's key, unit and caption.
+_CURVES = (
     (
         "Effective tok/s",
-        lambda level: level.effective_tok_s,
+        "effective_tok_s",
         "tok/s",
         "Upright: 95 % interval of the mean, where a level has three runs or more.",
     ),
-    (
-        "Per-task tok/s",
-        lambda level: level.task_tok_s,
-        "tok/s",
-        "The speed that one agent sees while its answer streams.",
-    ),
-    ("Time to first token", lambda level: level.ttft_ms and level.ttft_ms.p50, "ms", "Median of each level."),
-    ("Time per output token", lambda level: level.tpot_ms and level.tpot_ms.p50, "ms", "Median of each level."),
+    ("Per-task tok/s", "task_tok_s", "tok/s", "The speed that one agent sees while its answer streams."),
+    ("Time to first token", "ttft_p50_ms", "ms", "Median of each level."),
+    ("Time per output token", "tpot_p50_ms", "ms", "Median of each level."),
 )
 
 
@@ -118,14 +114,14 @@ def legend_chart(runs: Sequence[Series]) -> Spec:
     return {"width": 760, "height": 22 * len(runs), "layer": layers}
 
 
-def overlay(runs: Sequence[Series], title: str, height: int = _HEIGHT) -> Spec | None:
+def overlay(runs: Sequence[Series], key: str, unit: str, height: int = _HEIGHT) -> Spec | None:
     """Return one curve a run. A level that the client limited is hollow; the letter stands at the end of its curve."""
-    of, unit = next((of, unit) for known_as, of, unit, _ in _CURVES if known_as == title)
+    (column,) = level_columns(key)
     curves = []
     for one in runs:
-        found = [(level.concurrency, value) for level in one.levels if (value := of(level)) is not None]
+        found = [(level.concurrency, value) for level in one.levels if (value := column.value(level)) is not None]
         intervals = {level.concurrency: level.effective_interval for level in one.levels if charts.has_interval(level)}
-        banded = title == "Effective tok/s"
+        banded = key == "effective_tok_s"
         ranges = {c: (some.low, some.high) for c, some in intervals.items() if banded and some is not None}
         hollow = [level.concurrency for level in one.levels if level.client_limited]
         points = [(c, value) for c, value in found if known(value)]
@@ -164,14 +160,14 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
     """Return one SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
     runs = series_of(entries, labels)
     gain = charts.sized(
-        overlay(runs, "Effective tok/s", 330),
+        overlay(runs, "effective_tok_s", "tok/s", 330),
         "Effective tok/s",
         "upright: 95 % interval; hollow: client-limited",
         400,
         330,
     )
-    first = charts.sized(overlay(runs, "Time to first token", 105), "Time to first token, p50", "", 290, 105)
-    rest = charts.sized(overlay(runs, "Time per output token", 105), "Time per output token, p50", "", 290, 105)
+    first = charts.sized(overlay(runs, "ttft_p50_ms", "ms", 105), "Time to first token, p50", "", 290, 105)
+    rest = charts.sized(overlay(runs, "tpot_p50_ms", "ms", 105), "Time per output token, p50", "", 290, 105)
     marks = sorted({word for one in runs for word in _marks(one)})
     drawn = [legend_chart(runs), charts.panels(gain, first, rest, 118)]
     spec = {"title": charts.headed(_heading(runs), marks), "vconcat": drawn, "spacing": 76, "bounds": "flush"}
@@ -342,7 +338,7 @@ def _sample(one: Series) -> Markup:
 
 
 def _pictures(runs: Sequence[Series]) -> Markup:
-    drawn = (chart_figure(overlay(runs, title), title, caption) for title, _, _, caption in _CURVES)
+    drawn = (chart_figure(overlay(runs, key, unit), title, caption) for title, key, unit, caption in _CURVES)
     return tag("div", *drawn, class_="charts")
 
 

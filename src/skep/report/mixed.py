@@ -28,7 +28,7 @@ from skep.report.markup import (
     trusted,
     wide_figure,
 )
-from skep.report.style import report_page
+from skep.report.style import Part, report_page
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, incomplete, provenance
 from skep.report.tables import Table
@@ -187,13 +187,13 @@ def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
     looks = _looks(entries)
     caption = "From 0 to 1, the more the better; full load is the highest level that was measured."
     drawn = trusted(picture(axes_chart(entries), "Axes"))
-    parts = (
+    parts: list[Part] = [
         *_advice(entries, looks),
         ("picture", "Axes", wide_figure(drawn, "Axes", caption)),
         ("tables", "Figures", join(map(_html, tables_of([one for _, one in entries], verdicts)))),
         *((f"where-{look.letter}", f"What ran where: {look.name}", provenance(look.run)) for look in looks),
         ("how", "How this was measured", term_list("mixed")),
-    )
+    ]
     ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
     return report_page("mixed workload", _heading(entries), "mixed", _top(entries, looks), parts, ids)
 

@@ -38,15 +38,18 @@ def mark(what: str) -> Markup:
     return tag("p", trusted(_MARK.format(theme.HONEY)), join([tag("b", text("skep")), text(what)]), class_="mark")
 
 
+Part = Markup | tuple[str, str, Markup | None] | None  # anchor, title and body make a section where there is a body
+
+
 def report_page(
     kind: str,
     title: str,
     name: str,
     top: Iterable[Markup | None],
-    parts: Iterable[Markup | tuple[str, str, Markup | None] | None],
+    parts: Iterable[Part],
     footer: str,
 ) -> str:
-    """Return a report: `top` stands below its title; (anchor, title, body) of `parts` is a section if it has a body."""
+    """Return a report: `top` stands below its title, `parts` follow."""
     header = tag("header", mark(kind), tag("h1", text(title)), *top)
     shown = (optional_section(*part) if isinstance(part, tuple) else part for part in parts)
     return document(f"{title}: skep {name}", header, tag("main", *shown), tag("footer", text(footer)))

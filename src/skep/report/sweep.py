@@ -26,7 +26,7 @@ from skep.report.markup import (
     trusted,
     wide_figure,
 )
-from skep.report.style import report_page
+from skep.report.style import Part, report_page
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
 from skep.store.records import Request, RunState, StoredRun
@@ -192,7 +192,7 @@ def run_report(
     kind: str,
     name: str,
     top: Iterable[Markup | None],
-    parts: Iterable[Markup | tuple[str, str, Markup | None] | None],
+    parts: Iterable[Part],
     *,
     about: str = "",
     terms: str = "sweep",
