@@ -35,7 +35,6 @@ from skep.units import Interval
             Interval(1.02, 1.1, 1.2),
             ("C=1 at the end was 1.10 (1.02..1.20) of the beginning: the machine grew faster while it was measured."),
         ),
-        (None, None),
     ],
 )
 def test_drift_is_told_with_its_interval(summary, drift, sentence):
@@ -119,7 +118,6 @@ def test_missing_requests_in_flight_are_told(told):
             Turning(None, None, None, None, None, sure=False),
             ("Knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)."),
         ),
-        (None, None),
     ],
 )
 def test_turning_points_are_told_in_words(turning, sentence):

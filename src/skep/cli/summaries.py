@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from skep.bench.records import Clock, LevelSummary, Promise, Speedup, SweepSummary
+from skep.bench.records import LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
 from skep.cli.output import note
-from skep.report.checks import has_curve, left_out_sentences, unclear_words
+from skep.report.checks import clock_figure, drift_sentence, has_curve, left_out_sentences, turning_sentence
 from skep.report.columns import Column, print_records
 from skep.report.levels import level_columns
-from skep.stats.turning import Turning
 from skep.units import format_seconds, number
 
-UNITS = {Clock.DECODE: "tok/s", Clock.FIRST_TOKEN: "ms", Clock.TOKENS: "tokens"}
 # The rank behind a key: in a narrow terminal the highest goes first.
 LEVEL_KEYS = (
     "effective_tok_s spread~1 plateau_tok_s~7 task_tok_s~1 contention_pct~2 ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 "
@@ -62,19 +60,15 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     if summary.promise is not None:
         found.append(_promise(summary.promise))
     if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
-        found.append(_turning(summary.turning))
+        found.append(turning_sentence(summary.turning))
     if summary.drift is not None and not summary.drift.contains(1.0):
-        drift = summary.drift
-        found.append(
-            f"warning: one agent alone was {drift.estimate:.2f} ({drift.low:.2f}..{drift.high:.2f}) times as fast "
-            "at the end as at the beginning: heat, clocks or other work on the machine"
-        )
+        found.append(f"warning: {drift_sentence(summary)}")
     for level in summary.levels:
         if level.energy is not None and level.energy.throttled:
             found.append(f"C={level.concurrency}: the GPU was slowed down: {', '.join(level.energy.throttled)}")
         found.extend(
-            f"C={level.concurrency}: {one.clock.value} is {number(one.client)} by the client and "
-            f"{number(one.engine)} {UNITS[one.clock]} by the engine: {one.cause}"
+            f"C={level.concurrency}: {one.clock.value} is {clock_figure(one.clock, one.client)} by the client and "
+            f"{clock_figure(one.clock, one.engine)} by the engine: {one.cause}"
             for one in level.clocks
         )
     if summary.client_limited:
@@ -107,27 +101,6 @@ def _promise(found: Promise) -> str:
     if found.safe != found.highest_met:
         return f"{found.limits} is kept up to C={found.safe or 'none'}, and once more at C={found.highest_met}{failed}"
     return f"{found.limits} is kept up to C={found.safe}{failed}"
-
-
-def _turning(found: Turning) -> str:
-    parts = []
-    if found.knee is not None:
-        parts.append(f"knee at C={found.knee}{_bracket(found.knee_bracket)}")
-    elif found.sure:
-        parts.append("it still grows at the largest C measured: no knee found")
-    if found.cliff is not None:
-        drop = f", down {found.drop_pct:.0f} %" if found.drop_pct is not None else ""
-        parts.append(f"cliff beyond C={found.cliff}{_bracket(found.cliff_bracket)}{drop}")
-    elif found.sure:
-        parts.append("no cliff")
-    if (unclear := unclear_words(found)) is not None:
-        parts.append(unclear)
-    return "; ".join(parts)
-
-
-def _bracket(bracket: tuple[int, int] | None) -> str:
-    """Without one from 0: that is the first level itself."""
-    return "" if bracket is None or not bracket[0] else f", between {bracket[0]} and {bracket[1]}"
 
 
 def _cost(price: float, level: LevelSummary) -> float | None:

@@ -17,10 +17,8 @@ WARM = 0.5
 FULL = 0.97  # in flight, as a share of C
 
 
-def turning_sentence(turning: Turning | None) -> str | None:
+def turning_sentence(turning: Turning) -> str:
     """Knee and cliff in words, with their brackets; what the runs leave open is said instead."""
-    if turning is None:
-        return None
     parts = []
     if turning.knee is not None:
         parts.append(f"past C = {turning.knee} nothing is gained (the knee{_bracket(turning.knee_bracket)})")
@@ -131,7 +129,7 @@ def clock_section(levels: Sequence[LevelSummary]) -> Markup | None:
 
 def check_list(summary: SweepSummary) -> Markup | None:
     sentences = (
-        turning_sentence(summary.turning) if has_curve(summary.levels) else None,
+        turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
         drift_sentence(summary),
         cache_sentence(summary.levels),
         delivered_sentence(summary.levels),

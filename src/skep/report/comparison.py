@@ -20,7 +20,7 @@ from skep.report.levels import level_columns
 from skep.report.markup import Markup, banner, definitions, join, tag, text, trusted
 from skep.report.style import report_page
 from skep.report.svg import chart_figure, standalone
-from skep.report.sweep import incomplete
+from skep.report.sweep import incomplete, marks_of, run_facts
 from skep.report.tables import Entry, effective_table
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
@@ -31,7 +31,6 @@ from skep.units import (
     moment,
     number,
     printable,
-    public_url,
     shortened,
 )
 
@@ -315,11 +314,8 @@ def _left_out(runs: Sequence[Series]) -> str:
 
 
 def _marks(one: Series) -> list[str]:
-    words = (
-        ("SIMULATED", one.run.simulated),
-        ("INCOMPLETE", incomplete(one.run)),
-    )
-    return [f"{word}: {one.letter}" for word, holds in words if holds]
+    found = marks_of(simulated=one.run.simulated, broken_off=incomplete(one.run))
+    return [f"{word}: {one.letter}" for word in found]
 
 
 def _legend(runs: Sequence[Series]) -> Markup:
@@ -348,20 +344,5 @@ def _effective(runs: Sequence[Series]) -> Markup:
 
 
 def _provenance(runs: Sequence[Series]) -> Markup:
-    parts = []
-    for one in runs:
-        run = one.run
-        facts = [
-            ("model", run.model),
-            ("url", public_url(run.url)),
-            ("run", run.id),
-            ("kind", run.kind),
-            ("state", run.state.value),
-            ("began", moment(run.created_at)),
-            ("skep", run.skep_version),
-            ("fingerprint", run.fingerprint),
-            *fact_list(run.engine),
-            *fact_list(run.config),
-        ]
-        parts.append(definitions(f"{one.letter}  {one.name}", facts))
-    return tag("div", *parts, class_="columns")
+    told = [(one, [*run_facts(one.run), *fact_list(one.run.engine), *fact_list(one.run.config)]) for one in runs]
+    return tag("div", *(definitions(f"{one.letter}  {one.name}", facts) for one, facts in told), class_="columns")

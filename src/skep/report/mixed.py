@@ -30,7 +30,7 @@ from skep.report.markup import (
 )
 from skep.report.style import Part, report_page
 from skep.report.svg import picture, standalone
-from skep.report.sweep import heading, incomplete, provenance
+from skep.report.sweep import broken_off, heading, judged_banners, marks_of, provenance
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
@@ -200,11 +200,8 @@ def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
 
 def mixed_picture(entries: Entries) -> str:
     """Return one SVG document: the axes of every model."""
-    marks = [
-        word
-        for word, holds in (("SIMULATED", _simulated), ("INCOMPLETE", _broken_off))
-        if any(holds(*entry) for entry in entries)
-    ]
+    simulated = any(run.simulated or one.simulated for run, one in entries)
+    marks = marks_of(simulated=simulated, broken_off=any(broken_off(*entry) for entry in entries))
     runs = [f"{one.form} form, {moment(run.created_at)}, skep {run.skep_version}" for run, one in entries]
     letters = [f"{look.letter} {look.name}: " if len(entries) > 1 else "" for look in _looks(entries)]
     spots = [f"{letter}{spot_words(one)}" for letter, (_, one) in zip(letters, entries, strict=True)]
@@ -268,28 +265,13 @@ def _heading(entries: Entries) -> str:
     return printable(" / ".join(names)) if len(names) < 3 else f"{len(names)} models beside each other"
 
 
-def _simulated(run: StoredRun, summary: MixedSummary) -> bool:
-    return summary.simulated or run.simulated
-
-
-def _broken_off(run: StoredRun, summary: MixedSummary) -> bool:
-    return bool(summary.incomplete) or incomplete(run)
-
-
 def _top(entries: Entries, looks: Sequence[Series]) -> Iterator[Markup]:
     """Above the first figure: where and when, in which form, and what is not plain about it."""
     for (run, summary), look in zip(entries, looks, strict=True):
         said = f"{look.letter} {look.name} · " if len(entries) > 1 else ""
         form = _FORMS.get(summary.form, f"Form: {summary.form}.")
         yield tag("p", text(f"{said}{public_url(run.url)} · {moment(run.created_at)} · {form}"), class_="where")
-        if _broken_off(run, summary):
-            told = dict.fromkeys(
-                part for part in (summary.incomplete, f"the run is {run.state.value}", run.error) if part
-            )
-            why = "; ".join(shortened(part, 300) for part in told)
-            yield banner("incomplete", "Incomplete", f"{said}{run.requests} requests are stored; {why}.")
-        if _simulated(run, summary):
-            yield banner("simulated", "Simulated", f"{said}No model ran. The times are a prediction.")
+        yield from judged_banners(run, summary, "The times are a prediction.", said)
     if len(entries) > 1:
         yield from comparison_banners(looks)
         if len({summary.form for _, summary in entries}) > 1:

@@ -19,7 +19,6 @@ from skep.report.columns import Column, chosen, html_table, print_records
 from skep.report.levels import counted
 from skep.report.markup import (
     Markup,
-    banner,
     card,
     join,
     tag,
@@ -29,7 +28,7 @@ from skep.report.markup import (
     wide_figure,
 )
 from skep.report.svg import chart_figure, picture, standalone
-from skep.report.sweep import incomplete, run_report
+from skep.report.sweep import broken_off, judged_banners, marks_of, run_report
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import StoredRun
 from skep.store.verdicts import VerdictOutcome
@@ -40,7 +39,6 @@ from skep.units import (
     number,
     percent,
     seconds,
-    shortened,
 )
 
 # Shape beside colour: a filled circle holds, a hollow square is not shown, a filled triangle points down at a loss.
@@ -332,7 +330,8 @@ _LATENCY = "Median whole, 95th percentile dashed."
 def quality_page(run: StoredRun, summary: QualitySummary) -> str:
     """One HTML document that needs no other file and no network."""
     said = conclusion(summary)
-    top = [*_banners(run, summary), tag("p", text(f"{said[0].upper()}{said[1:]}."), class_="lead")]
+    story = "Neither times nor answers are those of a real one."
+    top = [*judged_banners(run, summary, story), tag("p", text(f"{said[0].upper()}{said[1:]}."), class_="lead")]
     parts = (
         _cards(summary),
         ("pictures", "The same items alone and under load", _pictures(summary)),
@@ -359,31 +358,9 @@ def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
 
 
 def _title(run: StoredRun, summary: QualitySummary) -> Spec:
-    told = (("SIMULATED", _simulated(run, summary)), ("INCOMPLETE", _broken_off(run, summary)))
-    marks = [word for word, holds in told if holds]
+    marks = marks_of(simulated=run.simulated or summary.simulated, broken_off=broken_off(run, summary))
     facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
     return charts.headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
-
-
-def _simulated(run: StoredRun, summary: QualitySummary) -> bool:
-    return run.simulated or summary.simulated
-
-
-def _broken_off(run: StoredRun, summary: QualitySummary) -> bool:
-    return incomplete(run) or bool(summary.incomplete)
-
-
-def _banners(run: StoredRun, summary: QualitySummary) -> list[Markup]:
-    banners = []
-    if _broken_off(run, summary):
-        state = f"the run is {run.state.value}" if incomplete(run) else ""
-        told = dict.fromkeys(part for part in (summary.incomplete, state, run.error) if part)
-        why = "; ".join(shortened(part, 300) for part in told)
-        banners.append(banner("incomplete", "Incomplete", f"{run.requests:,} requests are stored; {why}."))
-    if _simulated(run, summary):
-        story = "No model ran. Neither times nor answers are those of a real one."
-        banners.append(banner("simulated", "Simulated", story))
-    return banners
 
 
 def _cards(summary: QualitySummary) -> Markup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from skep.bench.records import LevelSummary, Speedup, SweepSummary
+from skep.quality.records import MixedSummary, QualitySummary
 from skep.report import charts
 from skep.report.charts import by_wall, headed, panels, sized, walls
 from skep.report.checks import check_list, clock_section
@@ -239,7 +240,7 @@ def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     )
     first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 whole, p95 dashed, p99 dotted", 290, 100)
     loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed against C = 1", 290, 100)
-    marks = [word for word, holds in (("SIMULATED", run.simulated), ("INCOMPLETE", incomplete(run))) if holds]
+    marks = marks_of(simulated=run.simulated, broken_off=incomplete(run))
     title = headed(run.model, marks, moment(run.created_at), f"skep {run.skep_version}")
     spec = {"title": title, **panels(gain, first, loss, 130)}
     return standalone(spec, f"Concurrency sweep of {run.model}: effective tok/s, TTFT and contention against C")
@@ -263,12 +264,34 @@ def run_banners(run: StoredRun, summary: SweepSummary) -> list[Markup]:
     return banners
 
 
+def judged_banners(run: StoredRun, summary: QualitySummary | MixedSummary, story: str, said: str = "") -> list[Markup]:
+    """Return the same for a run whose answers were judged; `story` of a simulated one, `said`: which run it is."""
+    banners = []
+    if broken_off(run, summary):
+        state = f"the run is {run.state.value}" if incomplete(run) else ""
+        told = dict.fromkeys(part for part in (summary.incomplete, state, run.error) if part)
+        why = "; ".join(shortened(part, 300) for part in told)
+        banners.append(banner("incomplete", "Incomplete", f"{said}{run.requests:,} requests are stored; {why}."))
+    if run.simulated or summary.simulated:
+        banners.append(banner("simulated", "Simulated", f"{said}No model ran. {story}"))
+    return banners
+
+
 def heading(run: StoredRun) -> str:
     return f"{run.model} (simulated)" if run.simulated else run.model
 
 
 def incomplete(run: StoredRun) -> bool:
     return run.state is not RunState.DONE
+
+
+def broken_off(run: StoredRun, summary: QualitySummary | MixedSummary) -> bool:
+    return bool(summary.incomplete) or incomplete(run)
+
+
+def marks_of(*, simulated: bool, broken_off: bool) -> list[str]:
+    """Return what stands in capitals above a picture."""
+    return [word for word, holds in (("SIMULATED", simulated), ("INCOMPLETE", broken_off)) if holds]
 
 
 def _hollow(levels: Sequence[LevelSummary]) -> str:
@@ -305,8 +328,8 @@ def _timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Markup
     return wide_figure(drawing, f"The requests at {title}", timeline_caption(timeline))
 
 
-def provenance(run: StoredRun) -> Markup:
-    what = [
+def run_facts(run: StoredRun) -> list[tuple[str, str]]:
+    return [
         ("model", run.model),
         ("url", public_url(run.url)),
         ("run", run.id),
@@ -319,8 +342,11 @@ def provenance(run: StoredRun) -> Markup:
         ("skep", run.skep_version),
         ("fingerprint", run.fingerprint),
     ]
+
+
+def provenance(run: StoredRun) -> Markup:
     groups = (
-        ("Run", what),
+        ("Run", run_facts(run)),
         ("Configuration", fact_list(run.config)),
         ("Engine, as the endpoint told", fact_list(run.engine)),
         ("Host of the client", fact_list(run.host)),
