@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import sys
 import time
-from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from skep.cli.monitor import AddTargetOptions
 from skep.cli.monitor_series import NOTHING_YET, parse_percent, series_if_any, series_to_read, series_to_write
@@ -17,17 +14,16 @@ from skep.cli.options import ask_hive, running_url
 from skep.cli.output import note, print_json
 from skep.config.load import find_config, load_settings
 from skep.config.settings import Monitor
-from skep.errors import Regression, SkepError, UserError
+from skep.errors import Regression, SkepError
 from skep.monitor.alerts import check_document
 from skep.monitor.describe import describe_probe
 from skep.monitor.loop import probe_by_hand
-from skep.monitor.main import end_with, monitor_pid, probe_lock_for, run_monitor, when_alone, when_ready
+from skep.monitor.main import begin_with, log_on_stderr, monitor_pid, probe_lock_for, run_monitor
 from skep.monitor.probe_errors import probe_error
 from skep.monitor.records import ProbeOutcome, ProbeTarget
-from skep.monitor.schedule import format_interval
 from skep.monitor.status import MonitorStatus, monitor_status
 from skep.monitor.targets import add_target as store_target
-from skep.monitor.targets import runs_of, target_document
+from skep.monitor.targets import target_document
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.monitor import SAMPLES, TARGETS, status_columns
@@ -47,40 +43,20 @@ def _loop_pid() -> int | None:
 
 def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | None) -> None:
     paths, settings = user_paths(os.environ), _settings(config)
-    if parent_fd is not None:
-        if not when_alone(parent_fd, paths) or not when_ready(parent_fd, _phase):
-            return
-        end_with(parent_fd)
+    if parent_fd is not None and not begin_with(parent_fd, paths, lambda: _hive("status").get("phase")):
+        return
     with series_if_any() as series:
-        watched = series.targets() if series else []
-    say = _say(quiet=quiet)
-    if _loop_pid() is None:  # another one is refused below, and has not begun
-        say(f"monitor.begins targets={len(watched)} pid={os.getpid()}")
-    if not watched and parent_fd is None:
-        note(f"no target is watched yet; {NOTHING_YET}, also while this runs")
-    run_monitor(settings, paths, say, env=os.environ, once=once)
-    say("monitor.ends")
+        if parent_fd is None and not (series and series.targets()):
+            note(f"no target is watched yet; {NOTHING_YET}, also while this runs")
+    run_monitor(settings, paths, log_on_stderr(quiet=quiet), env=os.environ, once=once)
 
 
-def _phase() -> str | None:
-    """Return the phase of the hive, None where it does not answer."""
+def _hive(op: str) -> dict[str, Any]:
+    """Return what the hive answers; nothing where it does not."""
     try:
-        return str(ask_hive({"op": "status"}, ASK_S).get("phase"))
+        return ask_hive({"op": op}, ASK_S)
     except SkepError:
-        return None
-
-
-def _say(*, quiet: bool) -> Callable[[str], None]:
-    """Return a function that writes a dated line to stderr. A closed stderr is ignored."""
-
-    def say(line: str) -> None:
-        if quiet and line.startswith("monitor.probed") and " outcome=done" in line:
-            return
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        with contextlib.suppress(OSError):
-            print(now, line, file=sys.stderr, flush=True)  # noqa: T201
-
-    return say
+        return {}
 
 
 def probe_now(name: str, *, as_json: bool) -> None:
@@ -134,8 +110,6 @@ def check_now(config: Path | None, *, as_json: bool) -> None:
     """Print what is wrong. Raise Regression, exit code 4, where something is."""
     settings = _settings(config)
     with series_to_read() as series:
-        if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
-            raise UserError("nothing is watched here", hint=NOTHING_YET)
         store = user_paths(os.environ).store
         document = check_document(series, settings, time.time(), store, running=_loop_pid() is not None)
     wrong = document["wrong"]
@@ -154,15 +128,11 @@ def add_target(options: AddTargetOptions) -> None:
     own, check = options.url is None, not options.no_check
     with series_to_write() as series:
         found = store_target(series, _target_of(options), os.environ, time.time(), own=own, check=check)
-    target, running = found.target, _wake_monitor()
+    running = _loop_pid() is not None or bool(_hive("monitor").get("running"))
     if options.as_json:
-        print_json({**target_document(target), "about": found.about, "probing": running})
+        print_json({**target_document(found.target), "about": found.about, "probing": running})
         return
-    told = f"{found.model} at {target.url} ({found.about})" if found.about else f"{target.url}, not asked"
-    note(f"`{target.name}`: {told}")
-    if not check and target.key_env is not None and not os.environ.get(target.key_env):
-        note(f"`{target.key_env}` is not set here; probes fail until it is, where the loop is started")
-    note(f"it is probed every {format_interval(target.every_s)} ({runs_of(target)})")
+    note(*found.sentences(os.environ))
     if not running:
         note(f"nothing probes yet: `skep monitor run` does{_with_up(', and `skep up` with its next start')}")
 
@@ -185,16 +155,6 @@ def _target_of(options: AddTargetOptions) -> ProbeTarget:
         slower_pct=None if options.slower is None else parse_percent(options.slower, option="--slower"),
         ttft_ms=None if options.ttft is None else 1000 * parse_seconds(options.ttft),
     )
-
-
-def _wake_monitor() -> bool:
-    """Return whether a loop runs; a running hive is asked to start one."""
-    if _loop_pid() is not None:
-        return True
-    try:
-        return bool(ask_hive({"op": "monitor"}, ASK_S).get("running"))
-    except SkepError:
-        return False
 
 
 def list_targets(*, everyone: bool, as_json: bool) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -16,14 +15,13 @@ import msgspec
 from skep.cli.options import existing
 from skep.cli.output import day_and_time, note, print_json
 from skep.errors import UserError
-from skep.monitor.changes import primary_keys
 from skep.monitor.compare import compare_targets
 from skep.monitor.compare import write_note as store_note
 from skep.monitor.export import export_rows, write_csv, write_json
 from skep.monitor.history import history_of
-from skep.monitor.records import DAY_S, SeriesKey
+from skep.monitor.records import DAY_S
 from skep.monitor.store import SeriesStore
-from skep.monitor.targets import all_targets, known_key, known_target
+from skep.monitor.targets import chosen_keys
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.monitor import WINDOWS, comparison_columns
@@ -33,48 +31,36 @@ from skep.units import parse_seconds
 NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 
 
-@contextmanager
-def series_to_read() -> Iterator[SeriesStore]:
+def series_to_read() -> SeriesStore:
     """Open the store read-only. Raise UserError where there is no store yet."""
-    with existing("nothing is watched yet", NOTHING_YET) as store:
-        yield SeriesStore(store)
+    return SeriesStore(existing("nothing is watched yet", NOTHING_YET))
 
 
-@contextmanager
-def series_if_any() -> Iterator[SeriesStore | None]:
+def series_if_any() -> AbstractContextManager[SeriesStore | None]:
     """Open the store read-only; None where there is no store yet, and none is made."""
-    with series_to_read() if user_paths(os.environ).store.exists() else nullcontext() as series:
-        yield series
+    return series_to_read() if user_paths(os.environ).store.exists() else nullcontext()
 
 
-@contextmanager
-def series_to_write() -> Iterator[SeriesStore]:
-    with open_store(user_paths(os.environ).store) as store:
-        yield SeriesStore(store)
+def series_to_write() -> SeriesStore:
+    return SeriesStore(open_store(user_paths(os.environ).store))
 
 
 def moment_of(text: str, now: float, *, option: str) -> float:
     """Parse `7d` as that long ago, `2026-11-15` or `2026-11-15 14:30` as local time. Clamped to 1970."""
-    try:
+    with suppress(ValueError, OverflowError, OSError):
         return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
-    except (ValueError, OverflowError, OSError):
-        pass
-    try:
+    with suppress(UserError):
         return max(0.0, now - parse_seconds(text))
-    except UserError:
-        hint = f"write it as `{option} 7d` (7 days ago) or `{option} 2026-11-15T14:30`"
-        raise UserError(f"{option} `{text}` is not a time", hint=hint) from None
+    hint = f"write it as `{option} 7d` (7 days ago) or `{option} 2026-11-15T14:30`"
+    raise UserError(f"{option} `{text}` is not a time", hint=hint)
 
 
 def parse_percent(text: str, *, option: str) -> float:
     """Parse `10%` or `10` as 10.0."""
-    try:
-        value = float(text.strip().removesuffix("%").strip())
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 100:
-        raise UserError(f"{option} `{text}` is not a share between 0 and 100 %", hint=f"write it as `{option} 10%`")
-    return value
+    with suppress(ValueError):
+        if 0 < (value := float(text.strip().removesuffix("%").strip())) < 100:
+            return value
+    raise UserError(f"{option} `{text}` is not a share between 0 and 100 %", hint=f"write it as `{option} 10%`")
 
 
 def export_samples(
@@ -128,7 +114,7 @@ def show_series(wanted: str | None, since: str, *, everything: bool, as_json: bo
     now = time.time()
     start = moment_of(since, now, option="--since")
     with series_to_read() as series:
-        found = [history_of(series, key, start, now) for key in _keys(series, wanted, everything=everything)]
+        found = [history_of(series, key, start, now) for key in chosen_keys(series, wanted, everything=everything)]
     if as_json:
         print_json([history.document() for history in found])
         return
@@ -141,25 +127,11 @@ def show_series(wanted: str | None, since: str, *, everything: bool, as_json: bo
             print(f"{history.key}: {sentence}")  # noqa: T201
 
 
-def _keys(series: SeriesStore, wanted: str | None, *, everything: bool) -> list[SeriesKey]:
-    if wanted is not None and "/" in wanted and not series.keys(wanted):  # `gateway:org/model` is a target too
-        return [known_key(series, wanted)]
-    if wanted is not None:
-        known_target(wanted, all_targets(series))
-    if everything:
-        return series.keys(wanted)
-    names = [target.name for target in series.targets()] if wanted is None else [wanted]
-    return [key for name in names for key in primary_keys(series, name)]
-
-
 def compare_two(a: str, b: str, since: str, *, as_json: bool) -> None:
     now = time.time()
     start = moment_of(since, now, option="--since")
-    if a == b:
-        raise UserError(f"`{a}` is compared with itself", hint="name two targets; `skep monitor list` shows them")
     with series_to_read() as series:
-        known = all_targets(series)
-        found = compare_targets(series, known_target(a, known), known_target(b, known), start, now)
+        found = compare_targets(series, a, b, start, now)
     if as_json:
         print_json(found.document())
         return
@@ -167,15 +139,14 @@ def compare_two(a: str, b: str, since: str, *, as_json: bool) -> None:
         note(f"`{a}` and `{b}` have no kind of run in common since {day_and_time(start)}")
         return
     print_records(comparison_columns(a, b), found.rows)
-    print("\n".join(found.sentences))  # noqa: T201
+    for sentence in found.sentences:
+        print(sentence)  # noqa: T201
 
 
 def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) -> None:
     now = time.time()
     moment = None if at is None else moment_of(at, now, option="--at")
     with series_to_write() as series:
-        if target is not None:
-            known_target(target, all_targets(series))
         event, found = store_note(series, text, target, now, moment)
     if as_json:
         print_json({"event": msgspec.to_builtins(event), "around": [one.document() for one in found]})

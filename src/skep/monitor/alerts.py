@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from skep.config.monitor import Monitor, parse_quiet_hours
-from skep.errors import SkepError
+from skep.errors import SkepError, UserError
 from skep.monitor import evaluate
 from skep.monitor.evaluate import Alarms, find_alerts, findings_of
 from skep.monitor.notify import Log, Notice, NotificationQueues, Notifier, Secrets, log_line, make_notice, notifiers_of
@@ -257,6 +257,8 @@ def check_document(
 
     `wrong` has what was found and, with the rule `unwatched`, targets whose probes are overdue by two intervals.
     """
+    if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
+        raise UserError("nothing is watched here", hint="`skep monitor add NAME --url URL` adds a target")
     known = series.alerts(open_only=True)
     free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
     places = {(alert.rule, alert.target) for alert in known}

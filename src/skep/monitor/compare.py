@@ -25,6 +25,7 @@ from skep.monitor.records import (
     SeriesMetric,
 )
 from skep.monitor.store import SeriesStore
+from skep.monitor.targets import all_targets, known_target
 from skep.stats.versus import Judgement, SeriesComparison, versus
 
 AROUND_S = 7 * DAY_S
@@ -91,6 +92,8 @@ class AroundEvent:
 
 def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetComparison:
     """Hot runs first, single streams first. UserError for a target that was never there."""
+    if a == b:
+        raise UserError(f"`{a}` is compared with itself", hint="name two targets; `skep monitor list` shows them")
     model_a, model_b = _model(series, a), _model(series, b)
     same = None if model_a is None or model_b is None else model_a == model_b
     known = {target.name: target for target in series.targets(removed=True)}
@@ -145,6 +148,8 @@ def write_note(
         raise UserError("the note is of before 1970", hint="write it as `--at 2h` or `--at 2026-11-15T14:30`")
     if at is not None and at > now:
         raise UserError("the note is of the future", hint="write it down when it has happened")
+    if target is not None:
+        known_target(target, all_targets(series))
     event = MonitorEvent(now if at is None else at, EventKind.NOTE, words, target)
     event = replace(event, id=series.append_event(event))
     return event, around_note(series, event)

@@ -7,9 +7,11 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from skep.config.settings import Monitor
@@ -48,6 +50,27 @@ def _is_same(path: Path, opened: Path) -> bool:
         return path.samefile(opened)
     except OSError:  # closed meanwhile
         return False
+
+
+def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) -> bool:
+    """Wait for the turn of a loop that ends with its parent process. Return False where that has ended meanwhile."""
+    if not when_alone(parent_fd, paths) or not when_ready(parent_fd, phase):
+        return False
+    end_with(parent_fd)
+    return True
+
+
+def log_on_stderr(*, quiet: bool) -> Callable[[str], None]:
+    """Return a function that writes a dated line to stderr. A closed stderr is ignored."""
+
+    def say(line: str) -> None:
+        if quiet and line.startswith("monitor.probed") and " outcome=done" in line:
+            return
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        with contextlib.suppress(OSError):
+            print(now, line, file=sys.stderr, flush=True)  # noqa: T201
+
+    return say
 
 
 def when_alone(parent_fd: int, paths: Paths) -> bool:
@@ -91,7 +114,9 @@ def run_monitor(
     """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
 
     with hold_monitor_lock(monitor_lock(paths)), open_store(paths.store) as store:
+        say(f"monitor.begins targets={len(SeriesStore(store).targets())} pid={os.getpid()}")
         asyncio.run(_watch_over(store, wanted, say, env, probe_lock_for(paths), once=once))
+    say("monitor.ends")
 
 
 async def _watch_over(

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from sqlite3 import Connection, Row
+from typing import Self
 
 import msgspec
 
@@ -263,6 +264,12 @@ class SeriesStore:
 
     def __repr__(self) -> str:
         return f"<SeriesStore {self.store.path}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.store.close()
 
     def put_target(self, target: ProbeTarget) -> None:
         """New, changed, or back again after it was removed."""

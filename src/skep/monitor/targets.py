@@ -14,6 +14,7 @@ import msgspec
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import SkepError, UserError
+from skep.monitor.changes import primary_keys
 from skep.monitor.records import DAY_S, ProbeTarget, SeriesKey, TargetKind
 from skep.monitor.schedule import format_interval
 from skep.monitor.store import SeriesStore
@@ -35,6 +36,14 @@ class AddedTarget:
     target: ProbeTarget
     model: str | None = None
     about: str | None = None
+
+    def sentences(self, env: Mapping[str, str]) -> list[str]:
+        target = self.target
+        told = f"{self.model} at {target.url} ({self.about})" if self.about else f"{target.url}, not asked"
+        missing = f"`{target.key_env}` is not set here; probes fail until it is, where the loop is started"
+        unset = [missing] if not self.about and target.key_env is not None and not env.get(target.key_env) else []
+        every = f"it is probed every {format_interval(target.every_s)} ({runs_of(target)})"
+        return [f"`{target.name}`: {told}", *unset, every]
 
 
 def add_target(
@@ -161,3 +170,15 @@ def known_key(series: SeriesStore, text: str) -> SeriesKey:
         listed = ", ".join(map(str, known[:6])) or "none of that target"
         raise UserError(f"there is no series `{text}`", hint=f"there are: {listed}")
     return key
+
+
+def chosen_keys(series: SeriesStore, wanted: str | None, *, everything: bool) -> list[SeriesKey]:
+    """Return the series of that name, or those that stand for a target or for all; with `everything` all of them."""
+    if wanted is not None and "/" in wanted and not series.keys(wanted):  # `gateway:org/model` is a target too
+        return [known_key(series, wanted)]
+    if wanted is not None:
+        known_target(wanted, all_targets(series))
+    if everything:
+        return series.keys(wanted)
+    names = [target.name for target in series.targets()] if wanted is None else [wanted]
+    return [key for name in names for key in primary_keys(series, name)]

@@ -309,10 +309,7 @@ def routes(site: Site) -> list[BaseRoute]:
 
 def _write_note(site: Site, text: str, target: str) -> None:
     """Of one target, or of all where none is named. The moment is now."""
-    with open_store(site.paths.store) as store:
-        series = SeriesStore(store)
-        if target:
-            series.target(target)  # raises for an unknown one
+    with SeriesStore(open_store(site.paths.store)) as series:
         write_note(series, text, target or None, site.clock())
 
 
