@@ -10,11 +10,19 @@ from zoneinfo import ZoneInfo
 import pytest
 from reading import colours_of, words_of
 
-from skep.monitor.records import DAY_S, SeriesPoint
+from skep.monitor.records import (
+    DAY_S,
+    EventKind,
+    Heat,
+    MonitorEvent,
+    ProbeShape,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+    SeriesPoint,
+)
 from skep.report import theme
 from skep.report.series_chart import (
-    ChangeMark,
-    Flag,
     Picture,
     Track,
     legend,
@@ -42,6 +50,16 @@ def _band(points):
 
 def _picture(points, **more):
     return Picture("box", "the words", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points))], **more)
+
+
+def _change(after, because="then"):
+    key = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+    between = (SINCE, SINCE + 2 * DAY_S)
+    return SeriesChange(key, SINCE + DAY_S, between, 100.0, after, after / 101, after / 99, 9, 9, because)
+
+
+def _note(at, text):
+    return MonitorEvent(at, EventKind.NOTE, text)
 
 
 def _svg(picture, **more):
@@ -96,11 +114,10 @@ def test_a_picture_is_well_formed_and_says_what_it_shows():
 
 def test_every_colour_has_its_night():
     """An attribute with any other value would stay as it is in the dark."""
-    shift = ChangeMark(SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), "−4 %", "since then", worse=True)
     picture = _picture(
         _points(busy=(3,)),
-        shifts=[shift],
-        flags=[Flag(SINCE + 9, 1, "note")],
+        changes=[_change(96.0)],
+        events=[(1, _note(SINCE + 9, "note"))],
         failed=[SINCE + 5],
         missed=[(SINCE, UNTIL)],
     )
@@ -141,12 +158,9 @@ def test_a_line_is_broken_where_nothing_was_measured():
 
 
 def test_a_change_has_its_size_above_it_and_its_sentence():
-    shift = ChangeMark(
-        SINCE + DAY_S, (SINCE, SINCE + 2 * DAY_S), shift_label(0.959), "since Tuesday, <when>", worse=True
-    )
-    svg = _svg(_picture(_points(), shifts=[shift]))
+    svg = _svg(_picture(_points(), changes=[_change(95.9, "<cleaned>")]))
     assert "−4.1 %" in words_of(svg)
-    assert "since Tuesday, &lt;when&gt;" in svg
+    assert ", when &lt;cleaned&gt;" in svg
 
 
 @pytest.mark.parametrize(("ratio", "label"), [(0.959, "−4.1 %"), (1.03, "+3.0 %"), (2.31, "2.3×"), (1.0, "0.0 %")])
@@ -156,8 +170,9 @@ def test_sizes_are_told_as_people_say_them(ratio, label):
 
 def test_flags_that_would_cover_each_other_become_one():
     """A lone one has its words beside it."""
-    near = [Flag(SINCE + DAY_S + i * 600, i + 1, "restart") for i in range(3)]
-    labels = words_of(_svg(_picture(_points(), flags=[*near, Flag(SINCE + 7 * DAY_S, 4, "NVLink bridges removed")])))
+    near = [(i + 1, _note(SINCE + DAY_S + i * 600, "restart")) for i in range(3)]
+    lone = (4, _note(SINCE + 7 * DAY_S, "NVLink bridges removed"))
+    labels = words_of(_svg(_picture(_points(), events=[*near, lone])))
     assert "1–3" in labels
     assert "NVLink bridges removed" in labels
 
@@ -182,8 +197,8 @@ def test_a_small_picture_is_drawn_once():
 
 def test_a_trend_names_what_it_shows():
     points = _points(40)
-    shift = ChangeMark(SINCE + DAY_S, (SINCE, SINCE), "+3 %", "faster", worse=False)
-    picture = Picture("box", "it rose", "", SINCE, UNTIL, [Track("box", (), _band(points))], [shift])
+    picture = Picture("box", "it rose", "", SINCE, UNTIL, [Track("box", (), _band(points))], [_change(103.0)])
     svg = ET.fromstring(trend_svg(picture, BERLIN))
     assert svg.get("aria-label") == "it rose"
-    assert [one.text for one in svg.iter("title")] == ["faster"]
+    (title,) = [one.text for one in svg.iter("title")]
+    assert title.startswith("+3.0 %")

@@ -15,8 +15,9 @@ from datetime import tzinfo
 from html import escape
 from itertools import pairwise
 
+from skep.monitor.describe import describe_change
 from skep.monitor.history import Band
-from skep.monitor.records import DAY_S, SeriesPoint
+from skep.monitor.records import DAY_S, MonitorEvent, SeriesChange, SeriesPoint
 from skep.report import theme
 from skep.report.charts import MarkSheet, Spec, line
 from skep.report.markup import Markup, join, tag, trusted
@@ -30,31 +31,6 @@ _ROOM = 0.08  # above and below what is drawn
 _LETTER_PX = 7.2
 _SIZES = {"wide": (1040, 380), "narrow": (344, 300), "only": (344, 190), "trend": (320, 96)}
 _MOST_MARKS = 400  # failed probes that get a mark of their own
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeMark:
-    """A change point. `between` is where it lies with 95 %; `words` is the whole sentence."""
-
-    at: float
-    between: tuple[float, float]
-    label: str
-    words: str
-    worse: bool
-    levels: tuple[float, float] | None = None  # medians before and after
-
-    @property
-    def colour(self) -> str:
-        return theme.ROSE if self.worse else theme.MOSS
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """Something that happened. `number` is its place in the table beneath the picture."""
-
-    at: float
-    number: int
-    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +55,8 @@ class Picture:
     since: float
     until: float
     tracks: Sequence[Track]
-    shifts: Sequence[ChangeMark] = ()
-    flags: Sequence[Flag] = ()
+    changes: Sequence[SeriesChange] = ()
+    events: Sequence[tuple[int, MonitorEvent]] = ()  # with their numbers in the table beneath the picture
     failed: Sequence[float] = ()
     missed: Sequence[tuple[float, float]] = ()
     band_words: str = "rolling median, with the middle half"
@@ -96,6 +72,14 @@ def shift_label(ratio: float) -> str:
         return f"{number(ratio, digits=1)}×"
     size = 100 * (ratio - 1)
     return f"{'+' if size > 0 else ''}{number(size, digits=1)} %"
+
+
+def change_words(change: SeriesChange) -> str:
+    return describe_change(change).replace("-", "−")
+
+
+def change_colour(change: SeriesChange) -> str:
+    return theme.ROSE if change.worse else theme.MOSS
 
 
 def series_picture(picture: Picture, name: str, zone: tzinfo | None = None, *, size: str = "full") -> Markup:
@@ -170,7 +154,7 @@ class _Drawing:
         self.picture, self.zone = picture, zone
         self.trend, self.narrow = kind == "trend", kind != "wide"
         self.width, self.height = _SIZES[kind]
-        lanes = (20 if picture.shifts else 0) + (20 if picture.flags else 0)
+        lanes = 20 * bool(picture.changes) + 20 * bool(picture.events)
         self.low, self.high = value_range(_axis_values(picture))
         longest = max(len(f"{self.high:,.0f}"), 3 if self.high - self.low > 6 else 5)
         self.left, self.right = round(10 + _LETTER_PX * longest), self.width - (8 if self.narrow else 12)
@@ -323,54 +307,56 @@ class _Drawing:
     def _shifts(self) -> None:
         """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
         free_from = -math.inf
-        for one in sorted(self.picture.shifts, key=lambda shift: shift.at):
+        for one in sorted(self.picture.changes, key=lambda change: change.at):
+            colour, label, tip = change_colour(one), shift_label(one.ratio), printable(change_words(one))
             start, stop = (min(max(self.ms(at), self.since), self.until) for at in one.between)
             if stop - start > 2 * self.px and not self.trend:
-                self.sheet.rect(start, stop, self.low, self.high, one.colour, opacity=0.1)
+                self.sheet.rect(start, stop, self.low, self.high, colour, opacity=0.1)
             if not self.inside(one.at):
                 continue
-            x, tip, wide = self.ms(one.at), printable(one.words), 12 + _LETTER_PX * len(one.label)
+            x, wide = self.ms(one.at), 12 + _LETTER_PX * len(label)
             top = self.high + (0 if self.trend else self.top - 18) * self.up
             dash = [3, 3] if self.trend else [5, 4]
-            self.sheet.rule(x, x, self.low, top, one.colour, width=1.6, dash=dash, tip=tip)
+            self.sheet.rule(x, x, self.low, top, colour, width=1.6, dash=dash, tip=tip)
             left = min((x - self.since) / self.px - wide / 2, self.right - self.left - wide)
             if left > free_from and not self.trend:
                 free_from = left + wide + 2
-                self._sign(one.label, left, wide, one.colour, 10, tip)
+                self._sign(label, left, wide, colour, 10, tip)
 
     def _levels(self) -> None:
         """The medians on both sides of each change, as far as was measured: a rolling one is late to tell of it."""
         moments = [one.at for track in self.picture.tracks for one in (*track.points[:1], *track.points[-1:])]
         moments += [row[0] for track in self.picture.tracks for row in (*track.band[:1], *track.band[-1:])]
-        shifts = sorted((one for one in self.picture.shifts if self.inside(one.at)), key=lambda one: one.at)
-        edges = [min(moments, default=0.0), *(one.at for one in shifts), max(moments, default=0.0)]
-        for place, one in enumerate(shifts):
-            for side, median in enumerate(one.levels or ()):
+        changes = sorted((one for one in self.picture.changes if self.inside(one.at)), key=lambda one: one.at)
+        edges = [min(moments, default=0.0), *(one.at for one in changes), max(moments, default=0.0)]
+        for place, one in enumerate(changes):
+            for side, median in enumerate((one.before, one.after)):
                 begin, end = (self.ms(at) for at in edges[place + side : place + side + 2])
                 level = min(max(median, self.low), self.high)
-                self.sheet.rule(begin, end, level, level, one.colour, width=1.6, dash=[2, 3])
+                self.sheet.rule(begin, end, level, level, change_colour(one), width=1.6, dash=[2, 3])
 
     def _flags(self) -> None:
         """Marks numbered as in the table, with their words where there is room; those too near each other are one."""
-        groups: list[list[Flag]] = []
+        groups: list[list[tuple[int, MonitorEvent]]] = []
         starts: list[float] = []
-        for flag in sorted((one for one in self.picture.flags if self.inside(one.at)), key=lambda one: one.at):
-            x = (self.ms(flag.at) - self.since) / self.px
+        inside = [one for one in self.picture.events if self.inside(one[1].at)]
+        for place, event in sorted(inside, key=lambda one: one[1].at):
+            x = (self.ms(event.at) - self.since) / self.px
             if groups and x - starts[-1] < _sign_px(groups[-1]) + 2:
-                groups[-1].append(flag)
+                groups[-1].append((place, event))
             else:
-                groups.append([flag])
+                groups.append([(place, event)])
                 starts.append(x)
-        room, top = self.right - self.left, 29 if self.picture.shifts else 10
+        room, top = self.right - self.left, 29 if self.picture.changes else 10
         for group, start, end in zip(groups, starts, [*starts[1:], room], strict=False):
             wide, at = _sign_px(group), self.since + start * self.px
-            tip = printable("; ".join(f"{when(flag.at, self.zone)}: {flag.words}" for flag in group[:12]))
+            tip = printable("; ".join(f"{when(event.at, self.zone)}: {event.text}" for _, event in group[:12]))
             self.sheet.rule(at, at, self.low, self.high + 6 * self.up, theme.PLUM, opacity=0.45)
             left = min(start, room - wide)
             self._sign(_sign_text(group), left, wide, theme.PLUM, top, tip)
             letters = int((end - left - wide - 12) / 6.4)
             if letters >= 9 and len(group) == 1:
-                words = shortened(printable(group[0].words), min(letters, 42))
+                words = shortened(printable(group[0][1].text), min(letters, 42))
                 x = self.since + (left + wide + 4) * self.px
                 self.sheet.text(x, self.high + (self.top - top) * self.up, words)
 
@@ -382,12 +368,12 @@ class _Drawing:
         self.sheet.text((begin + end) / 2, y, words, theme.PAPER, weight=650, align="center")
 
 
-def _sign_text(group: Sequence[Flag]) -> str:
-    first, last = group[0].number, group[-1].number
+def _sign_text(group: Sequence[tuple[int, MonitorEvent]]) -> str:
+    first, last = group[0][0], group[-1][0]
     return str(first) if first == last else f"{first}–{last}"
 
 
-def _sign_px(group: Sequence[Flag]) -> int:
+def _sign_px(group: Sequence[tuple[int, MonitorEvent]]) -> int:
     return 14 + 7 * len(_sign_text(group))
 
 
@@ -424,7 +410,7 @@ def legend(picture: Picture) -> Markup:
         (f'<path d="M1 8h14" {stroke}="12" stroke-opacity=".16"/><path d="M1 8h14" {stroke}="2.6"/>',
          picture.band_words, any(track.band for track in picture.tracks)),
         (f'<path d="M1 5h7M8 11h8" stroke="{theme.ROSE}" stroke-width="1.6" stroke-dasharray="2 2" fill="none"/>',
-         "median before and after a change", any(shift.levels for shift in picture.shifts)),
+         "median before and after a change", bool(picture.changes)),
         (f'<path d="M4 5h9l-4.5 7z" fill="{colour}"/>', "beyond the axis",
          any(not low <= point.value <= high for point in points)),
         (f'<path d="M8 4v9" stroke="{theme.ROSE}" stroke-width="2.4"/>', "failed", bool(picture.failed)),
@@ -464,6 +450,6 @@ def _island(picture: Picture, zone: tzinfo | None) -> str:
         }
         for track in picture.tracks
     ]
-    flags = [[after(flag.at), flag.words] for flag in picture.flags]
+    flags = [[after(event.at), event.text] for _, event in picture.events]
     document = {"since": since, "unit": picture.unit, "tracks": tracks, "flags": flags}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

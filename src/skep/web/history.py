@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,15 +17,14 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.monitor.compare import write_note
-from skep.monitor.describe import describe_change, describe_stats, span_of_time
-from skep.monitor.history import Band, SeriesHistory, stepped, steps_of
-from skep.monitor.records import DAY_S, SeriesChange, SeriesKey, SeriesMetric, SeriesSpan, SpanKind
+from skep.monitor.describe import span_of_time
+from skep.monitor.history import SeriesHistory, history_of
+from skep.monitor.records import SeriesMetric
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
 from skep.report.markup import Markup, trusted
-from skep.report.series_chart import ChangeMark, Flag, Picture, Track, series_picture, shift_label, trend_svg
-from skep.stats.rolling import window_stats
+from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
 from skep.store.database import Store, open_store
 from skep.units import milliseconds, number, percent
 from skep.web.context import Site
@@ -47,8 +46,6 @@ from skep.web.responses import csv_answer, form_of, json_answer, way_back
 
 _MOST_ROWS = 300  # of the table behind a picture
 _MOST_FLAGS = 60
-_BY_DAYS_S = 45 * DAY_S  # of a longer window the days are drawn
-_SMOOTH = 24  # neighbours whose median is drawn
 
 
 def target_cards(store: Store, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
@@ -57,63 +54,31 @@ def target_cards(store: Store, asked: HistoryQuery, targets: Sequence[str]) -> I
     yield '<div class="series-cards">'
     for name in targets:
         key, _ = chosen_key(series, name, asked.series)
+        since = first_moment(series, key, asked.until) if asked.since is None else asked.since
+        history = None if key is None else history_of(series, key, since, asked.until)
+        simulated = simulated_share(store, name, since, asked.until) > 0
         yield _part(
             "card",
             asked=asked,
             target=name,
-            key=key,
-            trend=None if key is None else trend_of(series, asked, key),
+            history=history,
             alarmed=name in open_now,
-            is_simulated=simulated_share(store, name, asked.since or 0.0, asked.until) > 0,
+            is_simulated=simulated,
         )
     yield "</div>"
 
 
-@dataclass(frozen=True, slots=True)
-class TargetTrend:
-    """One series over the window, small: its last value, its picture and a sentence."""
-
-    at: float
-    middle: float
-    words: str
-    picture: Markup
-
-
-def trend_of(series: SeriesStore, asked: HistoryQuery, key: SeriesKey) -> TargetTrend | None:
-    """None: nothing was measured in the window."""
-    since = first_moment(series, key, asked.until) if asked.since is None else asked.since
-    kind = SpanKind.DAY if asked.until - since > _BY_DAYS_S else SpanKind.HOUR
-    width_s = (_SMOOTH if kind is SpanKind.HOUR else 7) * kind.seconds
-    known = [span for span in series.spans(key, kind, since - width_s, asked.until) if span.count]
-    spans = [span for span in known if span.start >= since]
-    if not spans:
-        return None
-    steps = steps_of(series, key, since - width_s, asked.until)
-    band = [row for row in _band(known, steps, width_s, kind.seconds / 2) if row[0] >= since]
-    shifts = [shift_of(one) for one in series.changes(key.target, since) if one.key == key and one.at < asked.until]
-    words = _words(key, spans, shifts[-1].words if shifts else None, asked.until - since)
-    track = Track(key.target, (), band, steps=steps)
-    picture = trend_svg(Picture(key.target, words, "", since, asked.until, [track], shifts))
-    return TargetTrend(spans[-1].start, band[-1][1], words, trusted(picture))
-
-
-def _band(spans: Sequence[SeriesSpan], steps: Sequence[float], width_s: float, half_s: float) -> list[Band]:
-    """The median of a day of hours or a week of days, with its quartiles; a point for every other pixel at most."""
-    rows = stepped([(span.start + half_s, span.median) for span in spans], steps, width_s)
-    return [*rows[: -1 : 1 + len(rows) // 160], rows[-1]]
-
-
-def _words(key: SeriesKey, spans: Sequence[SeriesSpan], change: str | None, length_s: float) -> str:
-    if change is not None:
-        return change
-    stats = window_stats(span.median for span in spans)
-    return "" if stats is None else describe_stats(stats, key.metric, length_s)
+def trend_picture(history: SeriesHistory) -> Markup:
+    """Return the band of a history alone, small."""
+    words = history.sentences[0] if history.sentences else ""
+    tracks = [Track(history.key.target, (), history.band, steps=history.steps)]
+    drawn = Picture(history.key.target, words, "", history.since, history.until, tracks, history.changes)
+    return trusted(trend_svg(drawn))
 
 
 def picture_of(view: TargetHistory, history: SeriesHistory, *, flags: bool = True) -> Picture:
     title = in_words(history.key)
     events = history.events[-_MOST_FLAGS:] if flags else ()
-    first = len(history.events) - len(events) + 1
     return Picture(
         title=title,
         words=" ".join(history.sentences) or title,
@@ -121,8 +86,8 @@ def picture_of(view: TargetHistory, history: SeriesHistory, *, flags: bool = Tru
         since=view.since,
         until=view.until,
         tracks=[track_of(history, theme.SKY)],
-        shifts=[shift_of(change) for change in history.changes],
-        flags=[Flag(event.at, first + place, event.text) for place, event in enumerate(events)],
+        changes=history.changes,
+        events=list(enumerate(events, len(history.events) - len(events) + 1)),
         failed=view.failed,
         missed=view.missed,
         band_words=f"rolling median of {span_of_time(history.band_s)}, with the middle half",
@@ -133,11 +98,6 @@ def track_of(history: SeriesHistory, colour: str, name: str | None = None) -> Tr
     """Return points; where the window is long, hours or days instead: their middle, from p10 to p90."""
     band = history.band or [(span.start, span.median, span.p10, span.p90) for span in history.spans]
     return Track(name or history.key.target, history.points, band, colour, history.steps)
-
-
-def shift_of(change: SeriesChange) -> ChangeMark:
-    levels, words = (change.before, change.after), describe_change(change).replace("-", "−")
-    return ChangeMark(change.at, change.between, shift_label(change.ratio), words, change.worse, levels)
 
 
 def coverage_words(coverage: Mapping[str, int]) -> str:
@@ -356,5 +316,6 @@ _FUNCTIONS = {
     "picture_of": picture_of,
     "shift_label": shift_label,
     "simulated_words": simulated_words,
+    "trend_picture": trend_picture,
     "value_text": value_text,
 }
