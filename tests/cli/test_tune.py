@@ -15,23 +15,22 @@ from pathlib import Path
 import pytest
 from in_process import call, refused
 
-from skep.cli.tune_setup import prepare, prepare_again
-from skep.cli.tune_stored import free_name, write_preset, written_before
-from skep.cli.tune_target import TuneOptions, absolute_paths
 from skep.config.presets import preset, presets_folder
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.tuner.journal import TuningJournal
 from skep.tuner.records import StageDecision, TuneStage
 from skep.tuner.running import replay_answers
+from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again
 from skep.tuner.simulated import PlannedTruth, SimulatedBench
 from skep.tuner.store import TuningStore
 from skep.tuner.trial_server import tuner_lock
+from skep.tuner.tuned_preset import free_name, write_preset, written_before
 from skep.units import Interval
 
 RIG = ("--gpu", "rtx-4090", "--simulate")
 TUNING = ("qwen3-8b", *RIG, "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3")
-OPTIONS = TuneOptions("qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3)
+OPTIONS = TuningOptions("qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3)
 LOAD = ("--goal", "effective_tok_s@2", "--input-tokens", "64", "--output-tokens", "16", "--quality", "off")
 pytestmark = pytest.mark.usefixtures("paths")
 tune = partial(call, "tune")
@@ -75,8 +74,8 @@ def what_is_kept_can_be_shown_and_listed():
     assert shown.out.startswith("SIMULATED: qwen3-8b (vllm) on rtx-4090")
     assert "██" in shown.out
     assert "accepted" in shown.out
-    assert "best tok/s" in shown.out
-    assert "kept: shown to be better by" in shown.out
+    assert "Over the baseline" in shown.out
+    assert " 2 starts, " in shown.out
     (row,) = tune("ls", "--json", check=0).json
     assert row["state"] == "ended"
     assert row["to"] > row["from"]
@@ -115,7 +114,8 @@ def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
 
 
 async def cut_off_after(answers):
-    ready, paths = prepare(OPTIONS), user_paths(os.environ)
+    paths = user_paths(os.environ)
+    ready = prepare(OPTIONS, paths)
     search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.space), seed=3, together=False)
     with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
         replay_answers(journal, search)
@@ -127,7 +127,7 @@ async def cut_off_after(answers):
 
 
 def test_a_running_tuning_is_neither_resumed_nor_deleted():
-    ready = prepare(OPTIONS)
+    ready = prepare(OPTIONS, user_paths(os.environ))
     with open_store(user_paths(os.environ).store) as store:
         journal = TuningJournal.begin(TuningStore(store), ready.tuning, time.time)
         assert "a process is at work" in refusal("resume")
@@ -138,7 +138,7 @@ def test_a_running_tuning_is_neither_resumed_nor_deleted():
 
 
 def test_a_tuning_of_an_earlier_version_that_turned_the_power_limit_is_shown_and_exported_but_not_resumed():
-    tuning = prepare(OPTIONS).tuning
+    tuning = prepare(OPTIONS, user_paths(os.environ)).tuning
     start = tuning.baseline.turned({"power_cap": 100})
     capped = start.turned({"power_cap": 70})
     figure = Interval(24.0, 25.0, 26.0)
@@ -319,7 +319,7 @@ def test_the_group_itself_shows_its_words_and_an_example():
 
 @pytest.fixture
 def ready(paths):
-    return prepare(TuneOptions("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1))
+    return prepare(TuningOptions("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1), paths)
 
 
 def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_path):
@@ -327,7 +327,7 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
     with open_store(tmp_path / "skep.sqlite3") as store:
         kept = TuningStore(store)
         id_ = kept.begin(replace(ready.tuning, skep_version="1"))
-        again = prepare_again(kept.tuning(id_))
+        again = prepare_again(kept.find(id_).tuning)
     assert again.base == ready.base
     for knob in ready.tuning.knobs:
         for value in knob.values:
@@ -338,7 +338,7 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
             assert again.space.spare_bytes(config) == ready.space.spare_bytes(config)
 
 
-def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(ready):
+def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(ready, paths):
     tuning = replace(ready.tuning, id="20261116-000000-abcdef")
     better = tuning.baseline.turned({"graphs": True})
     changes = better.changes_from(tuning.baseline)
@@ -346,17 +346,17 @@ def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(read
         TuneStage(0, (), tuning.baseline, StageDecision.BASELINE, "2 starts", Interval(95.0, 100.0, 105.0)),
         TuneStage(1, changes, better, StageDecision.ACCEPTED, "+40 %", Interval(135.0, 140.0, 145.0)),
     ]
-    name = free_name(tuning)
-    path = write_preset(tuning, stages, name)
-    assert written_before(tuning, stages, (name,)) == name
+    name = free_name(tuning, paths)
+    path = write_preset(tuning, stages, name, paths)
+    assert written_before(tuning, stages, (name,), paths) == name
     path.write_text(path.read_text() + "# my own note\n")
-    assert written_before(tuning, stages, (name,)) is None
-    assert free_name(tuning) != name
+    assert written_before(tuning, stages, (name,), paths) is None
+    assert free_name(tuning, paths) != name
 
 
 def test_files_are_kept_by_their_whole_path(tmp_path):
     """The preset of the best is started from any folder, and so is the tuning taken up again."""
     (tmp_path / "mine.gguf").touch()
-    found = absolute_paths(TuneOptions("./mine.gguf", checkpoints=("mine.gguf", "some/model", "./gone.gguf")))
+    found = absolute_paths(TuningOptions("./mine.gguf", checkpoints=("mine.gguf", "some/model", "./gone.gguf")))
     assert found.name == str(tmp_path / "mine.gguf")
     assert found.checkpoints == (str(tmp_path / "mine.gguf"), "some/model", "./gone.gguf")

@@ -4,13 +4,13 @@ import pytest
 
 from skep.cli import tune_tables as tables
 from skep.cli.liveview import Page
-from skep.cli.tune_run import unmet
-from skep.cli.tune_setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
 from skep.errors import UserError
+from skep.report.tuning import stage_columns
 from skep.tuner.ports import BenchProgress, MeasureRequest
 from skep.tuner.records import (
     ConfigFailure,
     CurvePoint,
+    CurveResult,
     Knob,
     KnobChange,
     KnobConfig,
@@ -23,6 +23,9 @@ from skep.tuner.records import (
     Tuning,
 )
 from skep.tuner.running import RequestFinished, RequestStarted, StageDecided
+from skep.tuner.setup import CandidateChange, apply_settings, choose_knobs
+from skep.tuner.store import SavedTuning, TuningRecord, TuningState
+from skep.tuner.summary import unmet_goal
 from skep.units import Interval
 
 SLOTS = Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
@@ -59,14 +62,24 @@ def tuning(**more):
     return Tuning(**{**values, **more})
 
 
+def cells(one, stages=STAGES):
+    return {column.key: column.cell(one) for column in stage_columns(tuning(), stages)}
+
+
+def record(stages, points=(), state=TuningState.ENDED, **more):
+    saved = SavedTuning(tuning(**more), state, 1, 1, len(stages), 60.0, 0.0)
+    return TuningRecord(saved, tuple(stages), CurveResult(tuple(points), 1.0))
+
+
 def test_a_row_has_figure_interval_ratio_foresight_and_decision():
-    cells = tables.ladder_cells(STAGES[1], STAGES)
-    assert cells == ["1", "graphs off → on", "50.0", "48.5..51.5", "2.000", "1.980..2.020", "1.80", "–", "–",
-                     "accepted", "kept: because"]  # fmt: skip
+    assert list(cells(STAGES[1]).values()) == [
+        "1", "graphs off → on", "accepted", "50.0", "48.5–51.5", "2.00×", "1.98–2.02", "1.80×", "–", "–", "because",
+        "0", "0", "0 ms",
+    ]  # fmt: skip
 
 
 def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
-    tables.print_ladder(tuning(), STAGES)
+    tables.print_tuning(record(STAGES))
     said = capsys.readouterr().out
     assert "stage 2 ran out of memory: no room for the cache" in said
     assert "it said: CUDA out of memory: tried 2 GiB" in said
@@ -74,54 +87,10 @@ def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
     assert tables.dead_ends(STAGES[:2]) == []
 
 
-def attempt(number, decision, knob, after, ratio, **more):
-    changed = {"changes": (KnobChange(knob, 1, after),), "config": BASE.turned({knob: after})}
-    return stage(number, decision, **changed, figure=25.0, ratio=ratio, **more)
-
-
-def test_a_long_list_of_changes_wraps_and_none_is_cut():
-    changes = tuple(KnobChange(f"a_knob_of_some_length_{n}", 1024, 2048) for n in range(4))
-    lines = tables.changes_wrapped(stage(5, StageDecision.ACCEPTED, changes=changes), 44).splitlines()
-    assert lines == [str(change) for change in changes]
-    assert tables.changes_wrapped(STAGES[1], 44) == "graphs off → on"
-
-
-def test_nothing_is_foreseen_of_a_knob_that_the_planner_does_not_know():
-    """Its figure stays as it is then: a ratio of 1.00 would be no prediction."""
-    unknown = attempt(3, StageDecision.SAME, "prefix_cache", True, 1.0, predicted=1.0)
-    assert tables.foreseen_ratio(unknown) is None
-    assert tables.ladder_cells(unknown, STAGES)[6] == "–"
-    assert tables.foreseen_ratio(STAGES[1]) == 1.8
-
-
-@pytest.mark.parametrize(
-    ("decision", "why", "said"),
-    [
-        (StageDecision.ACCEPTED, "+0.0 % (-2.0 to +2.0), 2 starts, 6 readings",
-         "kept: shown to be better by 2 starts, 6 readings"),
-        (StageDecision.WORSE, "+0.0 % (-2.0 to +2.0), 1 start, 3 readings",
-         "left: shown to be worse by 1 start, 3 readings"),
-        (StageDecision.SAME, "+0.0 % (-2.0 to +2.0): less than 2.0 % cannot be told",
-         "left: less than 2.0 % cannot be told"),
-        (StageDecision.ANSWERS_WORSE, "20 of 96 right against 80", "left: 20 of 96 right against 80"),
-        (StageDecision.OVER_LIMIT, "beyond ttft=1s", "left: beyond ttft=1s"),
-        (StageDecision.ACCEPTED, "within ttft=1s", "kept: within ttft=1s"),
-    ],
-)  # fmt: skip
-def test_each_step_says_why_it_was_kept_or_left_without_repeating_its_columns(decision, why, said):
-    assert tables.why_words(attempt(3, decision, "slots", 2, 1.0, why=why)) == said
-
-
-def test_a_baseline_has_no_reason_and_a_dead_end_a_short_one():
-    assert tables.why_words(STAGES[0]) == "because"
-    assert tables.why_words(STAGES[2]) == "left: ran out of memory"
-
-
-def test_what_was_accepted_and_died_later_is_no_step_of_the_search(capsys):
+def test_what_was_accepted_and_died_later_is_no_step_of_the_search():
     died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
     stages = [*STAGES[:2], died]
-    assert "25.0 (24.2 to 25.8) tok/s; no change was shown to be better" in tables.headline(tuning(), stages)
-    assert tables.ladder_cells(stages[1], stages)[9] == "accepted, died later"
+    assert cells(stages[1], stages)["decision"] == "accepted, died later"
     assert tables.progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
 
 
@@ -138,27 +107,18 @@ def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
         CandidateChange(KnobChange("slots", 1, 8), 1.5, 70.0),
         CandidateChange(KnobChange("slots", 1, 2), 0.999, 60.0),
     ]
-    assert prospect_lines(found) == [
+    assert tables.prospect_lines(found) == [
         "about 60.0 s  slots 1 → 4, 8 (+50 %), 2 (+0 %)",
         "about 60.0 s  prefix_cache off → on (not foreseen)",
     ]
 
 
-def test_small_figures_keep_their_digits():
-    """Tokens a joule are mostly below one; and no interval reaches below zero."""
-    small = TuneStage(1, (), BASE, StageDecision.BASELINE, "", Interval(-0.1, 0.312, 0.7))
-    assert tables.ladder_cells(small, [small])[2:4] == ["0.312", "0.000..0.700"]
-    assert "0.312 (0.000 to 0.700) tok/J" in tables.headline(tuning(aim=TuneGoal("tok_per_joule", 4)), [small])
-
-
-def test_the_headline_says_from_where_to_where_and_that_it_is_simulated():
-    words = tables.headline(tuning(), STAGES)
-    assert words.startswith("SIMULATED: qwen (vllm) on 2x rtx-3090, 512 in, 128 out, C=4")
-    assert "from 25.0 to 50.0 (48.5 to 51.5) tok/s, 2.00 times (1.98 to 2.02) by 1 accepted step" in words
-    assert "no change was shown to be better" in tables.headline(tuning(), STAGES[:1])
-    assert "nothing was measured" in tables.headline(tuning(), [])
-    assert "nothing is decided yet" in tables.headline(tuning(), [], over=False)
-    assert tables.headline(tuning(), STAGES[:1], over=False).endswith("better so far")
+def test_the_first_line_says_what_was_tuned_and_from_where_to_where(capsys):
+    tables.print_tuning(record(STAGES))
+    words = capsys.readouterr().out.splitlines()[0].replace("\xa0", " ")
+    assert words.startswith(
+        "SIMULATED: qwen (vllm) on 2x rtx-3090: From 25.0 to 50.0 tok/s at C = 4 in one step: 2.00×"
+    )
 
 
 def test_what_was_kept_has_a_bar_that_grows_with_its_figure():
@@ -172,34 +132,35 @@ def test_the_curve_has_both_sides_and_their_ratio(capsys):
         CurvePoint(c, config, Interval(0.9 * value, value, 1.1 * value), 100.0)
         for c, config, value in ((1, BASE, 20.0), (1, BEST, 30.0), (4, BASE, 25.0))
     ]
-    tables.print_curve(points, BASE, BEST)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["1", "20.0", "18.0..22.0", "100", "ms", "30.0", "27.0..33.0", "100", "ms", "1.50"]
-    assert lines[2].split()[-1] == "–"
+    tables.print_tuning(record(STAGES, points))
+    first, second, third = (line.split() for line in capsys.readouterr().out.splitlines()[-3:])
+    assert first == ["1", "baseline", "20.0", "18.0–22.0", "100", "ms", "–", "–"]
+    assert second == ["1", "best", "30.0", "27.0–33.0", "100", "ms", "–", "1.50×"]
+    assert third[:3] == ["4", "baseline", "25.0"]
 
 
 def test_the_picture_fits_its_page_and_shows_what_happens_now():
-    standing = tables.TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0, 60.0, [*STAGES] * 10)
-    standing.request = MeasureRequest((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
-    standing.progress = BenchProgress(BEST, "measuring", 2, 4, 51.2)
-    lines = standing.lines(Page(60, 20), 30.0)
+    status = tables.TuneStatus(tuning(budget_s=600.0), 60.0, [*STAGES] * 10)
+    status.request = MeasureRequest((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
+    status.progress = BenchProgress(BEST, "measuring", 2, 4, 51.2)
+    lines = tables.status_lines(status, Page(60, 20), 30.0)
     text = ["".join(part for part, _ in line) for line in lines]
     assert len(lines) <= 20
     assert all(len(line) <= 60 for line in text[5:])
-    assert "90.0 s of 10 min 00 s, 8 min 30 s left at most" in text[2]
+    assert "90.0 s of 10 min 00 s, 8 min 30 s left" in text[2]
     assert "graphs off → on, start 2: measuring 2/4, 51.2 tok/s" in text[3]
 
 
 def test_without_a_terminal_each_stage_is_a_line(capsys):
-    standing = tables.TuneStatus("qwen", TuneGoal("effective_tok_s", 4), 600.0)
+    status = tables.TuneStatus(tuning())
     request = MeasureRequest((BASE,), 2, "baseline", "the baseline")
-    with tables.tuning_view(standing, brief=True) as on_event:
+    with tables.tuning_view(status) as on_event:
         on_event(RequestStarted(request))
         on_event(StageDecided(STAGES[0]))
         on_event(RequestFinished(request, MeasurementRound((), 12.0)))
     said = capsys.readouterr().err
     assert said == f"{tables.stage_words(STAGES[0], 'tok/s')}\n"
-    assert standing.spent_s == 12.0
+    assert status.spent_s == 12.0
 
 
 def test_knobs_are_chosen_by_name():
@@ -237,9 +198,12 @@ def start_of(config, share):
 
 def test_an_slo_that_nothing_kept_is_told_with_what_came_closest():
     wanted = tuning(aim=TuneGoal("effective_tok_s", 4, slo="ttft_p95=1ms"))
-    missed = unmet(wanted, STAGES, [start_of(BEST, 3.0), start_of(BEST.turned({"slots": 2}), 1.5), start_of(BASE, 4.0)])
+    missed = unmet_goal(
+        wanted, STAGES, [start_of(BEST, 3.0), start_of(BEST.turned({"slots": 2}), 1.5), start_of(BASE, 4.0)]
+    )
     assert "closest came graphs off → on, slots 1 → 2 with 1.50 times the limit" in missed.message
-    assert unmet(wanted, STAGES, [start_of(BEST, 0.9)]) is None
+    assert unmet_goal(wanted, STAGES, [start_of(BEST, 0.9)]) is None
     assert (
-        "only the baseline, in a first look" in unmet(wanted, STAGES, [start_of(BEST, 3), start_of(BASE, 0.9)]).message
+        "only the baseline, in a first look"
+        in unmet_goal(wanted, STAGES, [start_of(BEST, 3), start_of(BASE, 0.9)]).message
     )

@@ -55,7 +55,7 @@ def test_tuning_is_there_as_it_was_begun(tunings):
     """With the id that the store gave it, and nobody at work on it yet."""
     name = tunings.begin(a_tuning())
     assert name.startswith("20261115-142233-")
-    assert tunings.tuning(name) == a_tuning(id=name)
+    assert tunings.find(name).tuning == a_tuning(id=name)
     kept = tunings.find("last")
     assert (kept.id, kept.state, kept.sessions, kept.worked_at) == (name, TuningState.INTERRUPTED, 0, AT)
 
@@ -93,7 +93,7 @@ def test_state_is_that_of_the_last_session(tunings):
     kept = tunings.find(name)
     assert (kept.state, kept.error, kept.ended_at) == (TuningState.INTERRUPTED, "the disk is full", AT + 5)
     second = tunings.begin_session(name, AT + 10)
-    assert (second, tunings.state(name), tunings.find(name).worked_at) == (2, TuningState.RUNNING, AT + 10)
+    assert (second, tunings.find(name).state, tunings.find(name).worked_at) == (2, TuningState.RUNNING, AT + 10)
     tunings.end_session(name, second, at=AT + 20, outcome="done", reason="the budget is spent")
     kept = tunings.find(name)
     assert (kept.state, kept.reason, kept.error) == (TuningState.ENDED, "the budget is spent", None)
@@ -156,7 +156,7 @@ def test_text_of_any_kind_survives(tunings, store):
     odd = stage(0, failure=ConfigFailure("hang", "\ud83d", "line\nof\tit"), why="\udc00 why")
     tunings.append_answer(name, session, answer(1), [odd])
     assert tunings.stages(name) == [odd]
-    assert tunings.tuning(name).model == "mo\x00del ü"
+    assert tunings.find(name).tuning.model == "mo\x00del ü"
     assert store.read("SELECT why FROM v_tuning_stages")[0]["why"] == "\ufffd why"
 
 

@@ -6,7 +6,7 @@ import pytest
 from small_search import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
-from skep.tuner.documents import asked_and_answered, curve_of, kept_answer, tuning_json
+from skep.tuner.documents import tuning_json
 from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
     CurvePoint,
@@ -23,7 +23,15 @@ from skep.tuner.records import (
     TuneStage,
     Tuning,
 )
-from skep.tuner.store import SavedAnswer, TuningState, document_text, from_document, to_document
+from skep.tuner.store import (
+    SavedAnswer,
+    SavedTuning,
+    TuningRecord,
+    TuningState,
+    document_text,
+    from_document,
+    to_document,
+)
 from skep.units import Interval
 
 INF = float("inf")
@@ -55,11 +63,11 @@ def types(config: KnobConfig) -> list[type]:
     ],
 )
 def test_request_and_answer_come_out_as_they_went_in(asked, answer):
-    kept = kept_answer(1, 5.0, asked, answer)
+    kept = SavedAnswer.of(1, 5.0, asked, answer)
     again = SavedAnswer(
         1, 5.0, kept.kind, kept.seconds, *(json.loads(document_text(one)) for one in (kept.request, kept.answer))
     )
-    assert asked_and_answered(again) == (asked, answer)
+    assert again.values() == (asked, answer)
 
 
 def test_value_of_a_knob_keeps_its_type():
@@ -101,17 +109,9 @@ def test_document_of_an_older_skep_has_its_defaults():
 
 
 def test_answer_that_cannot_be_read_is_named():
-    kept = kept_answer(7, 5.0, JudgeRequest(BASELINE, MIXED), JudgeResult(ok=True, words="", seconds=1.0))
+    kept = SavedAnswer.of(7, 5.0, JudgeRequest(BASELINE, MIXED), JudgeResult(ok=True, words="", seconds=1.0))
     with pytest.raises(StoreError, match="cannot read answer 7"):
-        asked_and_answered(SavedAnswer(7, 5.0, "judged", 1.0, kept.request, {"ok": "perhaps"}))
-
-
-def test_newest_curve_is_the_one_that_is_shown():
-    older = kept_answer(1, 5.0, CurveRequest((BASELINE,), (1,)), CurveResult((), 1.0))
-    judged = kept_answer(2, 5.0, JudgeRequest(BASELINE, MIXED), JudgeResult(ok=True, words="", seconds=1.0))
-    newer = kept_answer(3, 5.0, CurveRequest((BASELINE,), (1,)), CURVED)
-    assert curve_of([older, judged, newer]) == CURVED
-    assert curve_of([judged]) is None
+        SavedAnswer(7, 5.0, "judged", 1.0, kept.request, {"ok": "perhaps"}).values()
 
 
 def test_readers_document_is_plain_json():
@@ -124,7 +124,9 @@ def test_readers_document_is_plain_json():
         TuneStage(1, faster.changes_from(BASELINE), faster, StageDecision.ACCEPTED, "better", second, ratio),
         TuneStage(2, more.changes_from(faster), more, StageDecision.FAILED, "no room", failure=OUT_OF_MEMORY),
     ]
-    told = tuning_json(a_tuning(id="x"), stages, CURVED, state=TuningState.ENDED, measured_s=60.0)
+    told = tuning_json(
+        TuningRecord(SavedTuning(a_tuning(id="x"), TuningState.ENDED, 1, 3, 3, 60.0, 0.0), tuple(stages), CURVED)
+    )
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert list(told) == ["tuning", "baseline", "best", "gain", "stages", "curve"]
     assert (told["tuning"]["id"], told["tuning"]["goal"], told["tuning"]["state"]) == (
@@ -140,7 +142,7 @@ def test_readers_document_is_plain_json():
 
 
 def test_tuning_without_a_stage_has_no_best():
-    told = tuning_json(a_tuning(id="x"), [])
+    told = tuning_json(TuningRecord(SavedTuning(a_tuning(id="x"), TuningState.RUNNING, 1, 0, 0, 0.0, 0.0), ()))
     assert (told["baseline"], told["best"], told["stages"], told["curve"]) == (None, None, [], None)
 
 

@@ -72,7 +72,6 @@ class TuneOptions:
         bool, option("Tune on a simulated rig in virtual time: takes seconds, runs no model.", "--simulate")
     ] = False
     seed: Annotated[int | None, option("Seed of the prompts and of the simulation. Default: random.")] = None
-    bandwidth: float | None = None  # of a CPU's memory, measured when the tuning began
 
 
 @command(

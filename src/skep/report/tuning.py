@@ -6,11 +6,14 @@ measured under one shape of load; what was simulated is said above the first fig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from functools import partial
 from itertools import cycle
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
+from skep.report.columns import Column, html_table
 from skep.report.levels import interval_text
 from skep.report.markup import (
     Markup,
@@ -20,7 +23,6 @@ from skep.report.markup import (
     join,
     optional_section,
     section,
-    table,
     tag,
     term_list,
     text,
@@ -31,8 +33,10 @@ from skep.report.markup import (
 from skep.report.style import document, mark
 from skep.report.svg import chart_figure, picture, standalone
 from skep.tuner.records import METRICS, CurvePoint, KnobConfig, StageDecision, TuneStage, Tuning, value_words
+from skep.tuner.store import TuningRecord
 from skep.tuner.summary import (
     KEPT,
+    accepted,
     after_each,
     baseline_of,
     best_of,
@@ -51,14 +55,12 @@ from skep.tuner.summary import (
 from skep.units import UNKNOWN, Interval, fact_list, known, milliseconds, moment, number, printable, seconds, shortened
 
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
-_LONGEST_WHY = 400
 _STYLES = {
     StageDecision.BASELINE: "left",
     StageDecision.ACCEPTED: "left",
     StageDecision.SAME: "left soft",
     StageDecision.UNDECIDED: "left soft",
 }
-_LEFT = ("Change", "Decision", "Why")
 
 
 def ladder(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
@@ -81,11 +83,156 @@ def _fold(tuning: Tuning, stages: Sequence[TuneStage], step: TuneStage | None, l
 
 
 def _rungs(caption: str, tuning: Tuning, stages: Sequence[TuneStage], shown: Sequence[TuneStage]) -> Markup:
-    names = ("#", "Change", "Decision", unit_of(tuning), "95 %", "Over the best then", "95 %", "Foreseen", "TPOT p50",
-             "TTFT p50", "Why", "Starts", "Readings", "Took")  # fmt: skip
-    head = tag("tr", *(tag("th", text(name), scope="col", class_="left" if name in _LEFT else None) for name in names))
+    columns, lost = stage_columns(tuning, stages), given_up(stages)
+    rows = [
+        [
+            (one.cell(stage), _decision_style(stage, lost)) if one.key == "decision" else one.cell(stage)
+            for one in columns
+        ]
+        for stage in shown
+    ]
+    heads = [(one.title, one.style or ("" if one.right else "left")) for one in columns]
+    kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
+    return text_table(caption, heads, rows, best=kept)
+
+
+def _decision_style(stage: TuneStage, lost: Collection[int]) -> str:
+    return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
+
+
+def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[TuneStage]]:
+    """Return the figures of a stage, for every table of them."""
     lost = given_up(stages)
-    return table(caption, [head], [_tuning_tables_row(one, lost=one.number in lost) for one in shown])
+
+    def decision(stage: TuneStage) -> str:
+        return decision_words(stage) + (", died later" if stage.number in lost else "")
+
+    return [
+        Column("number", "#", lambda one: one.number),
+        Column("change", "Change", lambda one: one.title, partial(shortened, longest=160), right=False, style="wide"),
+        Column("decision", "Decision", decision, right=False),
+        Column("figure", unit_of(tuning), lambda one: one.figure and one.figure.estimate, number),
+        Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
+        Column("ratio", "Over the best then", lambda one: one.ratio, ratio_words),
+        Column("ratio_interval", "95 %", lambda one: one.ratio, ratio_range, rank=1, style="soft"),
+        Column("predicted_ratio", "Foreseen", lambda one: one.predicted, _times, rank=3, style="soft"),
+        Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
+        Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds, rank=2),
+        Column("why", "Why", lambda one: one.why, partial(shortened, longest=400), right=False, style="wide soft"),
+        Column("starts", "Starts", lambda one: one.starts, rank=4),
+        Column("readings", "Readings", lambda one: one.readings, rank=4),
+        Column("seconds", "Took", lambda one: one.seconds, seconds, rank=4),
+    ]
+
+
+def curve_columns(
+    tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]
+) -> list[Column[CurvePoint]]:
+    """Return the figures of a point of the curve, for every table of them."""
+    first = {one.concurrency: one.figure for one in points if one.config == tuning.baseline}
+
+    def gain(point: CurvePoint) -> float | None:
+        base, here = first.get(point.concurrency), point.figure
+        if point.config == tuning.baseline or base is None or here is None or not base.estimate > 0:
+            return None
+        return here.estimate / base.estimate
+
+    return [
+        Column("concurrency", "C", lambda one: one.concurrency),
+        Column("configuration", "Configuration", lambda one: config_name(one.config, tuning, stages), right=False),
+        Column("effective_tok_s", "tok/s", lambda one: one.figure and one.figure.estimate, number),
+        Column("interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
+        Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds),
+        Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
+        Column("gain", "Over the baseline", gain, _times),
+    ]
+
+
+def _first(found: TuningRecord) -> float | None:
+    base = baseline_of(found.stages)
+    return None if base is None or base.figure is None else base.figure.estimate
+
+
+def _last(found: TuningRecord) -> float | None:
+    best = best_of(found.stages)
+    return None if best is None or best.figure is None else best.figure.estimate
+
+
+def _gain(end: str) -> Callable[[TuningRecord], float | None]:
+    return lambda one: None if (gain := total_gain(one.stages)) is None else getattr(gain, end)
+
+
+def _note(found: TuningRecord) -> str:
+    reason = found.saved.reason if not found.stages else None
+    return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", reason, *found.saved.presets]))
+
+
+def _last_step(found: TuningRecord) -> str | None:
+    won = accepted(found.stages)
+    return won[-1].title if won else None
+
+
+def _minute(unix_time: float) -> str:
+    return datetime.fromtimestamp(unix_time).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+_TUNING: dict[str, Column[TuningRecord]] = {
+    one.key: one
+    for one in (
+        Column("id", "TUNING", lambda one: one.saved.id, right=False),
+        Column("created_at", "WHEN", lambda one: one.tuning.created_at, _minute, right=False, rank=1),
+        Column("state", "STATE", lambda one: one.saved.state.value, right=False),
+        Column("model", "MODEL", lambda one: one.tuning.model, right=False),
+        Column("engine", "ENGINE", lambda one: one.tuning.engine, right=False, rank=2),
+        Column("rig", "ON", lambda one: one.tuning.rig, right=False, rank=2),
+        Column("goal", "GOAL", lambda one: str(one.tuning.aim), right=False),
+        Column("shape", "LOAD", lambda one: one.tuning.aim.shape, right=False, rank=3),
+        Column("from", "FROM", _first, number),
+        Column("to", "TO", _last, number),
+        Column("gain", "TIMES", _gain("estimate"), partial(number, digits=2)),
+        Column("note", "NOTE", _note, right=False, rank=1),
+        Column("machine", "", lambda one: one.tuning.rig),
+        Column("simulated", "", lambda one: one.tuning.simulated),
+        Column("metric", "", lambda one: one.tuning.aim.metric),
+        Column("concurrency", "", lambda one: one.tuning.aim.concurrency),
+        Column("input_tokens", "", lambda one: one.tuning.aim.input_tokens),
+        Column("output_tokens", "", lambda one: one.tuning.aim.output_tokens),
+        Column("slo", "", lambda one: one.tuning.aim.slo),
+        Column("baseline", "", _first),
+        Column("best", "", _last),
+        Column("gain_low", "", _gain("low")),
+        Column("gain_high", "", _gain("high")),
+        Column("step", "", _last_step),
+        Column("stages", "", lambda one: len(one.stages)),
+        Column("accepted", "", lambda one: len(accepted(one.stages))),
+        Column("measured_s", "", lambda one: one.saved.measured_s),
+        Column("presets", "", lambda one: list(one.saved.presets)),
+        Column("skep_version", "", lambda one: one.tuning.skep_version),
+    )
+}
+
+
+def _picked(keys: str) -> list[Column[TuningRecord]]:
+    return [_TUNING[key] for key in keys.split()]
+
+
+TUNING_COLUMNS = _picked("id created_at state model engine rig goal shape from to gain note")  # in the terminal
+LISTED = _picked(  # `skep tune ls --json`
+    "id created_at state model engine rig goal shape slo simulated stages from to presets skep_version"
+)
+DASHBOARD = _picked(  # the dashboard's JSON and CSV
+    "id created_at state model machine simulated engine goal shape metric concurrency input_tokens output_tokens slo "
+    "baseline best gain gain_low gain_high step stages accepted measured_s"
+)
+
+
+def by_concurrency(tuning: Tuning, points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """Return the points in the order of a table: by C, the baseline first."""
+    return sorted(points, key=lambda one: (one.concurrency, one.config != tuning.baseline))
+
+
+def _times(ratio: float) -> str:
+    return f"{number(ratio, digits=2)}×" if known(ratio) else UNKNOWN
 
 
 def settings_table(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None:
@@ -95,26 +242,16 @@ def settings_table(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None
         return None
     titles = {knob.name: knob.title for knob in tuning.knobs}
     named = list(dict.fromkeys([*titles, *tuning.baseline.as_dict, *best.config.as_dict]))
-    head = tag(
-        "tr",
-        tag("th", text("Knob"), scope="col"),
-        *(tag("th", text(name), scope="col", class_="left") for name in ("What it is", "Baseline", "Best")),
-    )
-    rows = []
-    for name in named:
+    rows, changed = [], []
+    for place, name in enumerate(named):
         before, after = tuning.baseline.get(name), best.config.get(name)
-        changed, said = before != after, text(shortened(value_words(after), 80))
-        rows.append(
-            tag(
-                "tr",
-                tag("th", text(name), scope="row"),
-                tag("td", text(titles.get(name, "")), class_="note"),
-                tag("td", text(shortened(value_words(before), 80)), class_="left"),
-                tag("td", tag("b", said, text(" (changed)")) if changed else said, class_="left"),
-                class_="best" if changed else None,
-            )
-        )
-    return table("Settings of the baseline and of the best", [head], rows)
+        if before != after:
+            changed.append(place)
+        mark = " (changed)" if before != after else ""
+        values = (shortened(value_words(before), 80), shortened(value_words(after), 80) + mark)
+        rows.append((name, titles.get(name, ""), *values))
+    columns = ("Knob", ("What it is", "note"), ("Baseline", "left"), ("Best", "left"))
+    return text_table("Settings of the baseline and of the best", columns, rows, best=changed)
 
 
 def dead_ends(stages: Sequence[TuneStage]) -> Markup | None:
@@ -132,40 +269,6 @@ def dead_ends(stages: Sequence[TuneStage]) -> Markup | None:
         if (failure := stage.failure) is not None
     ]
     return text_table("Dead ends", columns, rows, inner={"Log line": "code"}) if rows else None
-
-
-def _tuning_tables_row(stage: TuneStage, *, lost: bool) -> Markup:
-    figure = None if stage.figure is None else stage.figure.estimate
-    kept = stage.decision is StageDecision.ACCEPTED and not lost
-    style = "left bad" if lost else _STYLES.get(stage.decision, "left bad")
-    said = text(decision_words(stage) + (", died later" if lost else ""))
-    foreseen = f"{number(stage.predicted, digits=2)}×" if known(stage.predicted) else UNKNOWN
-    return tag(
-        "tr",
-        tag("th", text(stage.number), scope="row"),
-        tag("td", text(shortened(stage.title, 160)), class_="wide"),
-        tag("td", tag("b", said) if kept else said, class_=style),
-        tag("td", tag("b", text(number(figure))) if kept else text(number(figure))),
-        tag("td", text(interval_text(stage.figure)), class_="soft"),
-        tag("td", text(ratio_words(stage.ratio))),
-        tag("td", text(ratio_range(stage.ratio)), class_="soft"),
-        tag("td", text(foreseen), class_="soft"),
-        tag("td", text(milliseconds(stage.tpot_ms))),
-        tag("td", text(milliseconds(stage.ttft_ms))),
-        tag("td", _why(stage), class_="wide soft"),
-        tag("td", text(stage.starts)),
-        tag("td", text(stage.readings)),
-        tag("td", text(seconds(stage.seconds))),
-        class_="best" if kept else None,
-    )
-
-
-def _why(stage: TuneStage) -> Markup:
-    """Of a dead end the short form: its log line and remedy have a table of their own."""
-    words = text(shortened(stage.why, _LONGEST_WHY))
-    if stage.failure is None:
-        return words
-    return join([words, text(" "), tag("a", text("log line and remedy"), href="#dead-ends")])
 
 
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
@@ -233,53 +336,10 @@ def first_token_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Seque
     return curves_chart(curves, "ms", height=270)
 
 
-def curve_table(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Markup | None:
-    """A row for each C; of each configuration its figure, interval, TTFT and TPOT; then the last over the first."""
-    configs = _configs(tuning, points)
-    if not configs:
-        return None
-    names = [config_name(config, tuning, stages) for config in configs]
-    columns = ("tok/s", "95 %", "TTFT p50", "TPOT p50")
-    groups = [tag("th", text(name), colspan=str(len(columns)), scope="colgroup") for name in names]
-    pair = len(configs) > 1
-    last = tag("th", text(f"{names[-1]} over {names[0]}"), rowspan="2", scope="col") if pair else None
-    first = tag("th", text("C"), rowspan="2", scope="col")
-    head = [
-        tag("tr", first, *groups, last, class_="group"),
-        tag("tr", *(tag("th", text(one), scope="col") for _ in configs for one in columns)),
-    ]
-    rows = [_row(c, configs, points) for c in sorted({one.concurrency for one in points})]
-    return table("Effective tok/s over concurrency", head, rows)
-
-
 def _configs(tuning: Tuning, points: Sequence[CurvePoint]) -> list[KnobConfig]:
     """Return the baseline first, then in the order of the points."""
     met = list(dict.fromkeys(one.config for one in points))
     return sorted(met, key=lambda config: config != tuning.baseline)
-
-
-def _row(c: int, configs: Sequence[KnobConfig], points: Sequence[CurvePoint]) -> Markup:
-    met = {one.config: one for one in points if one.concurrency == c}
-    cells = [tag("th", text(c), scope="row")]
-    for config in configs:
-        one = met.get(config)
-        figure = None if one is None else one.figure
-        cells += [
-            tag("td", text(number(None if figure is None else figure.estimate))),
-            tag("td", text(interval_text(figure)), class_="soft"),
-            tag("td", text(milliseconds(None if one is None else one.ttft_ms))),
-            tag("td", text(milliseconds(None if one is None else one.tpot_ms))),
-        ]
-    if len(configs) > 1:
-        cells.append(tag("td", text(_over(met.get(configs[0]), met.get(configs[-1])))))
-    return tag("tr", *cells)
-
-
-def _over(base: CurvePoint | None, one: CurvePoint | None) -> str:
-    if base is None or one is None or base.figure is None or one.figure is None:
-        return UNKNOWN
-    a, b = base.figure.estimate, one.figure.estimate
-    return f"{number(b / a, digits=2)}×" if known(a) and known(b) and a > 0 else UNKNOWN
 
 
 _STATES = {
@@ -399,7 +459,9 @@ def _curve(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoi
         chart_figure(first_token_chart(tuning, stages, curve), "Time to first token over C", "Medians over requests."),
         class_="charts",
     )
-    return section("curve", "The best against the baseline", drawn, curve_table(tuning, stages, curve))
+    columns = curve_columns(tuning, stages, curve)
+    table = html_table("Effective tok/s over concurrency", columns, by_concurrency(tuning, curve))
+    return section("curve", "The best against the baseline", drawn, table)
 
 
 def _facts(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:

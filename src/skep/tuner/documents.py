@@ -1,68 +1,25 @@
-"""What is asked and answered, as stored documents and back, and a whole tuning as its readers get it. Pure.
-
-The stored form keeps every bit: `skep tune resume` gives it to the search again. The readers' form (`--json`) keeps its
-keys and has null for what is no number.
-"""
+"""A tuning as its readers get it (`--json`, HTTP): its keys stay, and what is no number is null. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from skep.errors import StoreError
 from skep.store.rows import finite
-from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest
-from skep.tuner.records import (
-    ConfigFailure,
-    CurvePoint,
-    CurveResult,
-    JudgeResult,
-    MeasurementRound,
-    StageDecision,
-    TuneStage,
-    Tuning,
-    Value,
-)
-from skep.tuner.store import AnswerKind, SavedAnswer, TuningState, from_document, to_document
+from skep.tuner.records import ConfigFailure, CurvePoint, StageDecision, TuneStage, Value
+from skep.tuner.store import TuningRecord
 from skep.tuner.summary import baseline_of, best_of, total_gain
 from skep.units import Interval
 
-_KINDS: Mapping[type, AnswerKind] = {MeasurementRound: "round", JudgeResult: "judged", CurveResult: "curve"}
-_REQUESTS: Mapping[str, type[BenchRequest]] = {"round": MeasureRequest, "judged": JudgeRequest, "curve": CurveRequest}
-_ANSWERS: Mapping[str, type[BenchResult]] = {"round": MeasurementRound, "judged": JudgeResult, "curve": CurveResult}
 
-
-def kept_answer(number: int, at: float, request: BenchRequest, answer: BenchResult) -> SavedAnswer:
-    return SavedAnswer(number, at, _KINDS[type(answer)], answer.seconds, to_document(request), to_document(answer))
-
-
-def asked_and_answered(kept: SavedAnswer) -> tuple[BenchRequest, BenchResult]:
-    try:
-        return from_document(kept.request, _REQUESTS[kept.kind]), from_document(kept.answer, _ANSWERS[kept.kind])
-    except msgspec.ValidationError as error:
-        raise StoreError(f"this skep cannot read answer {kept.number} of the tuning: {error}") from error
-
-
-def curve_of(answers: Iterable[SavedAnswer]) -> CurveResult | None:
-    """Return the newest, where one was measured."""
-    curves = [one for one in answers if one.kind == "curve"]
-    return from_document(curves[-1].answer, CurveResult) if curves else None
-
-
-def tuning_json(
-    tuning: Tuning,
-    stages: Sequence[TuneStage],
-    curve: CurveResult | None = None,
-    *,
-    state: TuningState | None = None,
-    measured_s: float | None = None,
-) -> dict[str, Any]:
-    """Return the document of `skep tune --json` and `skep tune show --json`."""
+def tuning_json(found: TuningRecord) -> dict[str, Any]:
+    """Return the document of `skep tune show --json` and of the dashboard."""
+    stages, curve = found.stages, found.curve
     baseline, best = baseline_of(stages), best_of(stages)
     return {
-        "tuning": _tuning(tuning, state, measured_s),
+        "tuning": _tuning(found),
         "baseline": None if baseline is None else stage_json(baseline),
         "best": None if best is None else stage_json(best),
         "gain": _interval(total_gain(stages)),
@@ -86,12 +43,13 @@ def stage_json(stage: TuneStage) -> dict[str, Any]:
     }
 
 
-def _tuning(tuning: Tuning, state: TuningState | None, measured_s: float | None) -> dict[str, Any]:
-    document: dict[str, Any] = finite(msgspec.to_builtins(tuning))
+def _tuning(found: TuningRecord) -> dict[str, Any]:
+    document: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
     knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in document["knobs"]]
     told = {name: value for name, value in document.items() if name not in ("aim", "baseline", "base", "host")}
-    goal = {"goal": str(tuning.aim), **document["aim"]}
-    return {**told, **goal, "state": state, "measured_s": finite(measured_s), "knobs": knobs}
+    goal = {"goal": str(found.tuning.aim), **document["aim"]}
+    spent_s = finite(found.saved.measured_s)
+    return {**told, **goal, "state": found.saved.state, "measured_s": spent_s, "knobs": knobs}
 
 
 def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from typing import Self
 
 from skep import __version__
 from skep.errors import StoreError, UserError, first_of
-from skep.tuner.documents import asked_and_answered, kept_answer
 from skep.tuner.ports import BenchRequest, BenchResult
-from skep.tuner.records import CurveResult, TuneStage, Tuning
-from skep.tuner.store import SavedTuning, TuningOutcome, TuningStore
+from skep.tuner.records import TuneStage, Tuning
+from skep.tuner.store import SavedAnswer, TuningOutcome, TuningStore
 
 Clock = Callable[[], float]  # unix seconds
 
@@ -30,7 +29,7 @@ class TuningJournal:
         self._clock = clock
         self._ended = False
         self._stages = tunings.stages(tuning.id)
-        self._past = [asked_and_answered(one) for one in tunings.answers(tuning.id)]
+        self._past = [one.values() for one in tunings.answers(tuning.id)]
         self._answers = len(self._past)
         self.tuning = tuning
 
@@ -43,7 +42,7 @@ class TuningJournal:
     @classmethod
     def resume(cls, tunings: TuningStore, name: str, clock: Clock) -> Self:
         """UserError where it has ended, or another process is at work on it."""
-        kept: SavedTuning = tunings.find(name)
+        kept = tunings.find(name)
         return cls(tunings, kept.tuning, tunings.begin_session(kept.id, clock()), clock)
 
     def __enter__(self) -> Self:
@@ -76,15 +75,10 @@ class TuningJournal:
         """What earlier sessions asked for and what came of it."""
         return tuple(self._past)
 
-    @property
-    def curve(self) -> CurveResult | None:
-        """Of an earlier session, where it was measured already."""
-        return next((one for _, one in reversed(self._past) if isinstance(one, CurveResult)), None)
-
     def took(self, request: BenchRequest, answer: BenchResult, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
         """Store an answer that came and all stages after it. Return those that are new."""
         fresh = self._fresh(stages)
-        kept = kept_answer(self._answers + 1, self._clock(), request, answer)
+        kept = SavedAnswer.of(self._answers + 1, self._clock(), request, answer)
         self._tunings.append_answer(self.tuning.id, self._session, kept, fresh)
         self._answers += 1
         self._stages.extend(fresh)

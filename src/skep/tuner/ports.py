@@ -1,4 +1,4 @@
-"""What the search asks for and of whom: requests, the space it works on, and the bench that measures.
+"""What the search asks for and of whom: requests, the search space it works on, and the bench that measures.
 
 `skep.tuner.search` decides, a `Bench` carries out. A search that is given the same answers makes the same requests, so
 that a stored one is taken up by giving it the stored answers again.
@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from skep.catalog.presets import Preset
-from skep.tuner.records import ConfigFailure, CurveResult, JudgeResult, Knob, KnobConfig, MeasurementRound
+from skep.tuner.records import (
+    ConfigFailure,
+    CurveResult,
+    JudgeResult,
+    Knob,
+    KnobConfig,
+    MeasurementRound,
+    changes_words,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,10 @@ class JudgeRequest:
     incumbent: KnobConfig
     challenger: KnobConfig
 
+    @property
+    def words(self) -> str:
+        return f"are the answers as good? {changes_words(self.challenger, self.incumbent)}"
+
 
 @dataclass(frozen=True, slots=True)
 class CurveRequest:
@@ -39,6 +51,10 @@ class CurveRequest:
 
     configs: tuple[KnobConfig, ...]
     levels: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        return f"the curve at C={','.join(map(str, self.levels))}"
 
 
 BenchRequest = MeasureRequest | JudgeRequest | CurveRequest

@@ -270,6 +270,11 @@ class Tuning:
     skep_version: str
 
 
+def changes_words(config: KnobConfig, before: KnobConfig) -> str:
+    """ "slots 4 → 8, kv auto → fp8"."""
+    return ", ".join(map(str, config.changes_from(before))) or "nothing"
+
+
 def value_words(value: Value) -> str:
     if value is None:
         return "auto"

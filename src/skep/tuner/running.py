@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from skep.errors import EngineError
 from skep.tuner.journal import TuningJournal
 from skep.tuner.ports import Bench, BenchProgress, BenchRequest, BenchResult, CurveRequest, JudgeRequest, OnProgress
-from skep.tuner.records import CurveResult, KnobConfig, TuneStage, Tuning
+from skep.tuner.records import TuneStage
 from skep.tuner.search import KnobSearch
 from skep.units import format_seconds
 
@@ -46,23 +46,14 @@ TuneEvent = RequestStarted | BenchProgress | RequestFinished | StageDecided
 OnEvent = Callable[[TuneEvent], None]
 
 
-@dataclass(frozen=True, slots=True)
-class TuneOutcome:
-    """Of a search that came to its end."""
-
-    tuning: Tuning
-    stages: tuple[TuneStage, ...]
-    best: KnobConfig
-    curve: CurveResult | None
-
-
 def replay_answers(journal: TuningJournal, search: KnobSearch) -> float:
     """Give the search its stored answers again. Return how many seconds they took. UserError if its requests differ."""
     spent_s = 0.0
     for number, (stored, answer) in enumerate(journal.past, start=1):
         asked = search.following()
         if asked != stored:
-            raise journal.differs(f"request {number} was {_words(stored)}, and would be {_words(asked)}")
+            now = "none" if asked is None else f"`{asked.words}`"
+            raise journal.differs(f"request {number} was `{stored.words}`, and would be {now}")
         search.took(answer)
         spent_s += answer.seconds
     journal.decided(search.stages)
@@ -76,14 +67,13 @@ async def run_search(
     *,
     on_event: OnEvent = lambda _: None,
     longest_s: float | None = None,
-) -> TuneOutcome:
+) -> None:
     """Until the search asks for nothing more. `longest_s`: for one request; by default no less than the whole budget.
 
     Cancelled: the request under way is broken off and leaves nothing, what was decided stands; `search.incumbent` and
-    `journal.stages` have it, and `resumed` goes on from there.
+    `journal.stages` have it, and `TuningJournal.resume` goes on from there.
     """
     limit_s = longest_s or max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
-    curve = journal.curve
     with journal:
         while (request := search.following()) is not None:
             _tell(journal.decided(search.stages), on_event)
@@ -94,10 +84,8 @@ async def run_search(
             fresh = journal.took(request, answer, search.stages)
             on_event(RequestFinished(request, answer))
             _tell(fresh, on_event)
-            curve = answer if isinstance(answer, CurveResult) else curve
         _tell(journal.decided(search.stages), on_event)
         journal.end("done", search.ended)
-    return TuneOutcome(journal.tuning, journal.stages, search.incumbent, curve)
 
 
 async def _carried_out(request: BenchRequest, bench: Bench, on_progress: OnProgress, limit_s: float) -> BenchResult:
@@ -112,19 +100,9 @@ async def _carried_out(request: BenchRequest, bench: Bench, on_progress: OnProgr
         if not deadline.expired():
             raise
         hint = "what was decided before is kept; `skep tune resume` tries it again"
-        raise EngineError(f"{_words(request)} was broken off after {format_seconds(limit_s)}", hint=hint) from error
+        raise EngineError(f"`{request.words}` was broken off after {format_seconds(limit_s)}", hint=hint) from error
 
 
 def _tell(stages: Sequence[TuneStage], on_event: OnEvent) -> None:
     for stage in stages:
         on_event(StageDecided(stage))
-
-
-def _words(request: BenchRequest | None) -> str:
-    if request is None:
-        return "none"
-    if isinstance(request, CurveRequest):
-        return "a curve over concurrency"
-    if isinstance(request, JudgeRequest):
-        return f"a look at the answers of {request.challenger.key} beside {request.incumbent.key}"
-    return f"`{request.words}` ({request.readings} readings of {', '.join(one.key for one in request.configs)})"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from sqlite3 import Connection, Row
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -22,7 +22,17 @@ from skep.store.database import Store
 from skep.store.named_rows import NamedRows
 from skep.store.rows import OwnOrder, StoredAs, document_text, finite, insert, read
 from skep.store.writer_process import free_id, new_suffix, this_process, writes_on
-from skep.tuner.records import TuneStage, Tuning
+from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest
+from skep.tuner.records import (
+    ConfigFailure,
+    CurvePoint,
+    CurveResult,
+    JudgeResult,
+    MeasurementRound,
+    ServerStart,
+    TuneStage,
+    Tuning,
+)
 from skep.units import Interval
 
 TuningOutcome = Literal["done", "stopped", "failed"]
@@ -59,9 +69,32 @@ class SavedTuning:
         return self.tuning.id
 
     @property
+    def unfinished(self) -> str | None:
+        """Its state, where it did not come to its end."""
+        return None if self.state is TuningState.ENDED else self.state.value
+
+    @property
     def error(self) -> str | None:
         """What went wrong, where it did not finish."""
         return None if self.state is TuningState.ENDED else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRecord:
+    """A stored tuning with its stages. `curve` and `failure`, of a baseline that never ran, where one was asked for."""
+
+    saved: SavedTuning
+    stages: tuple[TuneStage, ...]
+    curve: CurveResult | None = None
+    failure: ConfigFailure | None = None
+
+    @property
+    def tuning(self) -> Tuning:
+        return self.saved.tuning
+
+    @property
+    def points(self) -> tuple[CurvePoint, ...]:
+        return () if self.curve is None else self.curve.points
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +107,26 @@ class SavedAnswer:
     seconds: float
     request: Annotated[Mapping[str, Any], StoredAs("errand", write=document_text)]
     answer: OwnOrder
+
+    @classmethod
+    def of(cls, number: int, at: float, request: BenchRequest, answer: BenchResult) -> Self:
+        kind = next(kind for kind, (_, made) in _KINDS.items() if isinstance(answer, made))
+        return cls(number, at, kind, answer.seconds, to_document(request), to_document(answer))
+
+    def values(self) -> tuple[BenchRequest, BenchResult]:
+        """Return what was asked and what came."""
+        asked, came = _KINDS[self.kind]
+        try:
+            return from_document(self.request, asked), from_document(self.answer, came)
+        except msgspec.ValidationError as error:
+            raise StoreError(f"this skep cannot read answer {self.number} of the tuning: {error}") from error
+
+
+_KINDS: Mapping[AnswerKind, tuple[type[BenchRequest], type[BenchResult]]] = {
+    "round": (MeasureRequest, MeasurementRound),
+    "judged": (JudgeRequest, JudgeResult),
+    "curve": (CurveRequest, CurveResult),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +196,6 @@ def _numbers(value: Any) -> Any:
         return {name: _numbers(one) for name, one in value.items()}
     return [_numbers(one) for one in value] if isinstance(value, list) else value
 
-
-__all__ = ["SavedAnswer", "SavedTuning", "TuningOutcome", "TuningSession", "TuningState", "TuningStore"]
 
 # A tuning's last session is the one that counts.
 TUNINGS = NamedRows(
@@ -238,11 +289,12 @@ class TuningStore:
         """By its id, by the beginning of it, or "last"."""
         return self._saved([TUNINGS.find(self._store, name)])[0]
 
-    def tuning(self, name: str) -> Tuning:
-        return self.find(name).tuning
-
-    def state(self, name: str) -> TuningState:
-        return self.find(name).state
+    def find_unfinished(self, name: str) -> SavedTuning:
+        """Return one that can go on; "last" is the newest such one. UserError where there is nothing left to do."""
+        unfinished = (one for one in self.tunings() if one.state is TuningState.INTERRUPTED)
+        found = (next(unfinished, None) if name == "last" else None) or self.find(name)
+        check_free(found.id, found.state)
+        return found
 
     def tunings(self, limit: int | None = None) -> list[SavedTuning]:
         """Newest first."""
@@ -251,6 +303,25 @@ class TuningStore:
     def stages(self, tuning_id: str) -> list[TuneStage]:
         """In the order in which they were decided."""
         return [_value(row, TuneStage, tuning_id) for row in self._store.read(_STAGES, tuning_id)]
+
+    def record(self, name: str) -> TuningRecord:
+        """Return all of one tuning, by its id, by the beginning of it, or "last"."""
+        saved = self.find(name)
+        stages, curves = tuple(self.stages(saved.id)), self.answers(saved.id, "curve")
+        curve = from_document(curves[-1].answer, CurveResult) if curves else None
+        failures = [start.failure for start in self.starts(saved.id) if start.failure] if not stages else []
+        return TuningRecord(saved, stages, curve, failures[-1] if failures else None)
+
+    def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
+        """Return them newest first, without their curves; of one model, where one is named."""
+        found = self.tunings(None if model else limit)
+        chosen = [one for one in found if not model or one.tuning.model == model][:limit]
+        return [TuningRecord(one, tuple(self.stages(one.id))) for one in chosen]
+
+    def starts(self, tuning_id: str) -> list[ServerStart]:
+        """Return every start of a server that was measured, in order."""
+        rounds = [one.values()[1] for one in self.answers(tuning_id, "round")]
+        return [start for one in rounds if isinstance(one, MeasurementRound) for start in one.starts]
 
     def answers(self, tuning_id: str, kind: str | None = None) -> list[SavedAnswer]:
         """In the order in which they came."""

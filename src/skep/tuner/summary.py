@@ -10,7 +10,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from skep.tuner.records import FAILURES, KnobConfig, StageDecision, TuneStage, Tuning
+from skep.errors import SkepError
+from skep.tuner.measurements import over_limit
+from skep.tuner.records import FAILURES, KnobConfig, ServerStart, StageDecision, TuneStage, Tuning, changes_words
 from skep.units import UNKNOWN, Interval, known, number, public_name
 
 UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tok/J"}
@@ -141,6 +143,11 @@ def _digits(ratio: Interval) -> int:
     return 3 if ratio.high - ratio.low < _FINE else 2
 
 
+def figure_words(figure: Interval) -> str:
+    """ "190 (184 to 196)"; of what cannot be below zero, whatever two runs make of it."""
+    return f"{number(figure.estimate)} ({number(max(0.0, figure.low))} to {number(figure.high)})"
+
+
 def count_decisions(stages: Sequence[TuneStage]) -> str:
     """ "3 accepted, 2 worse, 1 failed"; empty while nothing but the baseline is decided."""
     found = Counter(one.decision for one in stages)
@@ -168,3 +175,36 @@ def config_name(config: KnobConfig, tuning: Tuning, stages: Sequence[TuneStage])
 def model_words(tuning: Tuning) -> str:
     """Without the folder of a model that is a file: a page is made to be passed on."""
     return public_name(tuning.model)
+
+
+def unmet_goal(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[ServerStart]) -> SkepError | None:
+    """Return an SLO that nothing kept, or a target that nothing reached. None: all is well, or nothing was measured."""
+    best = best_of(stages)
+    if best is None or best.figure is None:
+        return None
+    missed, target = _missed_slo(tuning, best, starts), tuning.aim.target
+    if missed is not None or target is None or best.figure.estimate >= target:
+        return missed
+    unit = unit_of(tuning)
+    what = f"no configuration reached {target:g} {unit}; closest came {figure_words(best.figure)} {unit}"
+    return SkepError(what, hint="a longer --budget, more --knobs or another --checkpoint may; the best is kept")
+
+
+def _missed_slo(tuning: Tuning, best: TuneStage, starts: Sequence[ServerStart]) -> SkepError | None:
+    if tuning.aim.slo is None:
+        return None
+    by_config: dict[KnobConfig, list[ServerStart]] = {}
+    for start in starts:
+        if start.figures:
+            by_config.setdefault(start.config, []).append(start)
+    shares = {config: over_limit(seen) for config, seen in by_config.items()}
+    if not shares or shares.get(best.config, 0.0) <= 1:
+        return None
+    closest = min(shares, key=lambda config: shares[config])
+    words = "the baseline" if closest == tuning.baseline else changes_words(closest, tuning.baseline)
+    if shares[closest] <= 1:
+        what = f"the best is over {tuning.aim.slo} ({shares[best.config]:.2f} times it)"
+        return SkepError(f"{what}; within it was only {words}, in a first look", hint="a longer --budget may decide it")
+    what = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
+    hint = "a wider --slo, or fewer agents; the nearest to it and fastest is kept all the same"
+    return SkepError(f"{what}; closest came {words} with {shares[closest]:.2f} times the limit", hint=hint)

@@ -1,0 +1,140 @@
+"""The machine and the bench of a tuning: this machine's engines and the quality guard, or a rig in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from skep.deploy.launches import PullProgress
+from skep.errors import EngineError, UserError
+from skep.host.facts import read_host
+from skep.host.power import open_meter
+from skep.paths import Paths
+from skep.store.database import Store
+from skep.tuner.journal import TuningJournal
+from skep.tuner.knobs import apply_config
+from skep.tuner.measure import BenchContext, EngineBench
+from skep.tuner.ports import Bench
+from skep.tuner.quality_check import AUTO, ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.running import OnEvent, replay_answers, run_search
+from skep.tuner.search import KnobSearch
+from skep.tuner.service_pause import running_service, service_paused
+from skep.tuner.setup import PreparedTuning, TuningOptions
+from skep.tuner.simulated import PlannedTruth, SimulatedBench
+from skep.tuner.trial_server import TrialServers, tuner_lock
+
+NO_BANK = "off"
+GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
+
+Say = Callable[[str], None]
+
+
+def logs_folder(paths: Paths, tuning_id: str) -> Path:
+    """Return where its engines were started; logs of those that failed stay there."""
+    return paths.state / "tunings" / tuning_id
+
+
+def check_machine(options: TuningOptions, paths: Paths) -> None:
+    """Before anything is looked at: even measuring the memory's speed would disturb a tuner that is at work.
+
+    A bank that cannot be had is told before anything is started, too.
+    """
+    if options.simulate:
+        return
+    with tuner_lock(paths):
+        pass
+    if options.quality not in (NO_BANK, AUTO):
+        guard_bank(options.quality, GuardPlan(1, items=options.quality_items or ITEMS), paths.cache)
+
+
+@contextmanager
+def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool) -> Iterator[None]:
+    """Held for one tuner; what `skep up` serves is paused meanwhile, or left alone where both can be."""
+    if ready.tuning.simulated:
+        yield
+        return
+    with tuner_lock(paths):
+        if not in_place:
+            _check_service(ready, paths, say)
+        with service_paused(paths) if in_place else nullcontext() as service:
+            if service is not None:
+                say(f"set aside until this ends: {service}")
+            try:
+                yield
+            finally:
+                if service is not None:
+                    say(f"{', '.join(service.models)} is started again at {service.url}")
+
+
+def _check_service(ready: PreparedTuning, paths: Paths, say: Say) -> None:
+    """Where both would have the same cards there is no room; elsewhere they only disturb each other."""
+    service = running_service(paths)
+    if service is None:
+        return
+    shared = service.shares(ready.base.gpus)
+    if ready.space.ground.on_cpu or not shared:
+        say(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
+        return
+    hint = "--in-place stops it meanwhile and puts it back on any exit; --gpus takes others; or `skep down` first"
+    raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=hint)
+
+
+async def carry_out(
+    ready: PreparedTuning, journal: TuningJournal, search: KnobSearch, store: Store, paths: Paths, say: Say,
+    *, progress: PullProgress, on_event: OnEvent, on_replay: Callable[[float], None],
+) -> None:  # fmt: skip
+    """Run the search to its end. What an earlier session measured is given to it first."""
+    with journal:
+        spent_s = replay_answers(journal, search)
+        on_replay(spent_s)
+        try:
+            async with _bench(ready, journal, store, paths, say, progress, spent_s) as bench:
+                await run_search(search, bench, journal, on_event=on_event)
+        finally:
+            folder = logs_folder(paths, journal.tuning.id)
+            for place in (folder, folder.parent):  # where they are empty
+                with suppress(OSError):
+                    place.rmdir()
+
+
+@asynccontextmanager
+async def _bench(
+    ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, say: Say, progress: PullProgress,
+    spent_s: float,
+) -> AsyncIterator[Bench]:  # fmt: skip
+    tuning = journal.tuning
+    if tuning.simulated:
+        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, together=False, began_s=spent_s)
+        return
+    host, base = read_host(), ready.base
+    async with AsyncExitStack() as stack:
+        guard = await _guard(stack, ready, journal, store, paths, say)
+        meter = open_meter()
+        if meter is not None:
+            stack.callback(meter.close)
+        work = logs_folder(paths, tuning.id)
+        work.mkdir(parents=True, exist_ok=True)
+        servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
+        context = BenchContext(
+            tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config), first_round=len(journal.past)
+        )
+        yield EngineBench(servers, context, store, host, guard=guard, meter=meter)
+
+
+async def _guard(
+    stack: AsyncExitStack, ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, say: Say
+) -> QualityGuard | None:
+    options, tuning = ready.options, journal.tuning
+    if options.quality == NO_BANK:
+        return None
+    items, most_s = options.quality_items or ITEMS, min(MOST_S, GUARD_SHARE * tuning.budget_s)
+    plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
+    try:
+        bank = guard_bank(options.quality, plan, paths.cache)
+        return await stack.enter_async_context(open_guard(bank, plan, store, read_host()))
+    except UserError as error:
+        if options.quality != AUTO:
+            raise
+        say(f"warning: answers are not guarded: {error.message}")
+        return None

@@ -1,0 +1,479 @@
+"""What a tuning begins with: preset, machine, goal, knobs and what is predicted of them; of a stored one, as it was.
+
+What a name stands for is as `skep up NAME` would choose, only that a search begins where it is safe, not where it is
+fastest. Everything that can be wrong is found here. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+import msgspec
+
+from skep import __version__
+from skep.catalog.gpus import HostFacts
+from skep.catalog.models import Geometry, find_geometry
+from skep.catalog.names import did_you_mean
+from skep.catalog.needs import NO_CARDS
+from skep.catalog.presets import Preset
+from skep.catalog.pullable import find_pullable
+from skep.config.presets import find_preset, presets_folder
+from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
+from skep.deploy.resolve import (
+    ENGINES,
+    ServeRequest,
+    check_cards,
+    is_for_embedded,
+    own_checkpoint,
+    parse_gpus,
+    unknown_name,
+)
+from skep.deploy.stored_calibration import calibrated_rig
+from skep.errors import DoesNotFit, UserError
+from skep.host.facts import host_json, memory_bandwidth_gbs, read_host
+from skep.paths import Paths
+from skep.planner.candidates import offered_quants
+from skep.planner.constants import published_constants
+from skep.planner.quants import QUANTS, Quant
+from skep.planner.ranking import Basis, published_basis
+from skep.planner.rigs import ResolvedRig, cpu_rig, find_rig, rig_of_host
+from skep.planner.setup import Rig
+from skep.planner.step import StepTuning as Fitted
+from skep.tuner.baselines import baseline_of, prepared
+from skep.tuner.goal import parse_goal
+from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
+from skep.tuner.predictions import PREDICTED_KNOBS, Predictor, predictor_for
+from skep.tuner.records import Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
+from skep.tuner.search import KnobSearch
+from skep.tuner.store import from_document, to_document
+from skep.units import format_seconds, parse_seconds
+from skep.weights.pull import installed
+
+SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
+COMMANDS = ("resume", "show", "export", "ls", "rm")  # of `skep tune`: one that was mistyped is no model
+TRIAL_STARTS, TRIAL_READINGS = 6, 4  # the baseline's two, then two of both sides, each warmed up and read thrice
+SURELY = 0.5  # of what a trial is expected to take: expectations err
+_WORDS: dict[str, Value] = {"on": True, "true": True, "off": False, "false": False, "auto": None, "none": None}
+
+
+@dataclass(frozen=True)
+class TuningOptions:
+    """What a tuning is asked for, as `skep tune run` has its options; the store keeps them with the tuning."""
+
+    name: str
+    goal: str = "effective_tok_s@4"
+    slo: str | None = None
+    min_context: int | None = None
+    budget: str = "1h"
+    input_tokens: int = 512
+    output_tokens: int = 128
+    engine: str | None = None
+    checkpoints: tuple[str, ...] = ()
+    knobs: str | None = None
+    skip: str | None = None
+    start: tuple[str, ...] = ()
+    gpus: str | None = None
+    binary: str | None = None
+    quality: str = "auto"
+    quality_items: int | None = None
+    in_place: bool = False
+    gpu: str | None = None
+    link: str | None = None
+    simulate: bool = False
+    seed: int | None = None
+
+    @property
+    def checkpoint(self) -> str | None:
+        return self.checkpoints[0] if self.checkpoints else None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneTarget:
+    """What is tuned, and on what. `quants`: formats to choose from, where nothing is really loaded."""
+
+    base: Preset
+    machine: TuneMachine
+    rig_words: str
+    basis: Basis
+    quant: Quant | None = None
+    quants: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTuning:
+    """A tuning that has not begun, and what it takes to run it. The id of its value is still empty."""
+
+    tuning: Tuning
+    options: TuningOptions
+    base: Preset
+    space: Predictor
+    notes: tuple[str, ...] = ()
+
+    def search(self) -> KnobSearch:
+        return KnobSearch(self.space, self.tuning.baseline, self.tuning.aim, budget_s=self.tuning.budget_s)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateChange:
+    """A change that could be tried first. `seconds`: that deciding about it is expected to take."""
+
+    change: KnobChange
+    predicted: float | None  # ratio over the baseline; None: the planner has nothing to say
+    seconds: float
+
+
+def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
+    aim = parse_goal(
+        options.goal, input_tokens=options.input_tokens, output_tokens=options.output_tokens, slo=options.slo,
+        min_context=options.min_context,
+    )  # fmt: skip
+    budget_s = parse_seconds(options.budget)
+    options, host = absolute_paths(options), read_host()
+    target = find_tune_target(options, aim, host, paths)
+    named = (options.knobs or "").replace(" ", "").split(",")
+    space = space_of(
+        target.base, aim, target.machine, checkpoints=options.checkpoints, quants=target.quants, named=named
+    )
+    start, offered = apply_settings(config_of(target.base, space.knobs), space.knobs, options.start)
+    knobs = choose_knobs(offered, options.knobs, options.skip)
+    target = replace(target, base=apply_config(target.base, start))  # also what is set and not turned
+    tuning = Tuning(
+        id="",
+        created_at=time.time(),
+        model=target.base.served_as,
+        engine=target.base.engine,
+        rig=target.rig_words,
+        aim=aim,
+        budget_s=budget_s,
+        seed=random.SystemRandom().randrange(2**31) if options.seed is None else options.seed,
+        simulated=options.simulate,
+        baseline=KnobConfig.of({knob.name: start[knob.name] for knob in knobs}),
+        knobs=knobs,
+        base={
+            **to_document(target.base),
+            "wishes": asdict(options),
+            # Constants are the program's own: another version of it searches differently anyway.
+            "terrain": {
+                "rig": msgspec.to_builtins(target.machine.rig, enc_hook=dict),
+                "model": msgspec.to_builtins(target.machine.model, enc_hook=dict),
+                "quant": target.quant.id if target.quant is not None else None,
+                "tuning": msgspec.to_builtins(target.basis.tuning),
+                "calibrated": target.basis.calibrated,
+            },
+        },
+        host={} if options.simulate else host_json(host),
+        skep_version=__version__,
+    )
+    predictor = _predictor(target, tuning, options)
+    _check(predictor, tuning)
+    return PreparedTuning(tuning, options, target.base, predictor, (*target.notes, *space.left_alone))
+
+
+def prepare_again(tuning: Tuning) -> PreparedTuning:
+    """As it was begun: preset, knobs, baseline and what is predicted with are the stored ones."""
+    if NO_LONGER_TURNED in tuning.baseline.as_dict:
+        hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
+        raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
+    options, base, stored = (
+        msgspec.convert(tuning.base["wishes"], TuningOptions),
+        base_of(tuning),
+        tuning.base["terrain"],
+    )
+    machine = TuneMachine(
+        rig=msgspec.convert(stored["rig"], Rig | None), model=msgspec.convert(stored["model"], Geometry | None)
+    )
+    fitted = msgspec.convert(stored["tuning"], Fitted)
+    basis = Basis(published_constants(), fitted, calibrated=stored["calibrated"])
+    quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
+    target = TuneTarget(base, machine, tuning.rig, basis, quant)
+    return PreparedTuning(tuning, options, base, _predictor(target, tuning, options))
+
+
+def base_of(tuning: Tuning) -> Preset:
+    """Return the preset that its configurations are turned from."""
+    return from_document({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
+
+
+def _predictor(target: TuneTarget, tuning: Tuning, options: TuningOptions) -> Predictor:
+    machine = target.machine
+    return predictor_for(
+        target.base, machine.rig, tuning.aim, tuning.knobs, target.basis, model=machine.model, quant=target.quant,
+        checkpoints=options.checkpoints,
+    )  # fmt: skip
+
+
+def _check(space: Predictor, tuning: Tuning) -> None:
+    refused = space.refusal(tuning.baseline)
+    if refused is not None:
+        hint = "begin elsewhere with --set, or with another preset"
+        kind = DoesNotFit if (space.spare_bytes(tuning.baseline) or 0) < 0 else UserError
+        raise kind(f"the beginning itself cannot start: {refused}", hint=hint)
+    need_s = TRIAL_STARTS * (space.start_s(tuning.baseline) + TRIAL_READINGS * space.reading_s(tuning.baseline))
+    if tuning.budget_s < SURELY * need_s:
+        what = f"--budget {format_seconds(tuning.budget_s)} is too short for one trial"
+        hint = f"two starts of the baseline, and two of both sides, take about {format_seconds(need_s)}"
+        raise UserError(what, hint=hint)
+
+
+def prospects(ready: PreparedTuning) -> list[CandidateChange]:
+    """Return what could be tried first, the most hopeful first."""
+    search, space = ready.search(), ready.space
+    now = space.predict(ready.tuning.baseline)
+    found = []
+    for move in search.prospects():
+        then = space.predict(move.config)
+        (change,) = move.changes
+        ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
+        found.append(CandidateChange(change, ratio, 60 * search.minutes(move)))
+    return found
+
+
+# Knobs by their names
+
+
+def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
+    """Return those of `--knobs`, all where it is not given, without those of `--skip`."""
+    wanted = _names("--knobs", only, knobs)
+    left_out = _names("--skip", skip, knobs)
+    kept = tuple(knob for knob in knobs if (not wanted or knob.name in wanted) and knob.name not in left_out)
+    if not kept:
+        names = ", ".join(knob.name for knob in knobs)
+        raise UserError("no knob is left to turn", hint=f"there are {names}" if names else "this engine has none")
+    return kept
+
+
+def apply_settings(
+    config: KnobConfig, knobs: Sequence[Knob], pairs: Sequence[str]
+) -> tuple[KnobConfig, tuple[Knob, ...]]:
+    """With what `--set` says. A number that is not on a knob's ladder becomes a rung of it."""
+    by_name = {knob.name: knob for knob in knobs}
+    for pair in (part.strip() for text in pairs for part in text.split(",")):
+        name, equals, text = pair.partition("=")
+        if not equals or not text:
+            raise UserError(f"--set `{pair}` has no value", hint="write it as --set slots=1")
+        knob = by_name[_known("--set", name.strip(), knobs)]
+        value = _value_of(knob, text.strip())
+        if value not in knob.values:  # in its place among the numbers; None stays where it stands, in front
+            rungs = sorted(v for v in (*knob.values, value) if isinstance(v, int | float) and not isinstance(v, bool))
+            by_name[knob.name] = replace(knob, values=(*(v for v in knob.values if v is None), *rungs))
+        config = config.turned({knob.name: value})
+    return config, tuple(by_name[knob.name] for knob in knobs)
+
+
+def _value_of(knob: Knob, text: str) -> Value:
+    """As the knob has it: by its own words first, then as a number on a ladder."""
+    for value in knob.values:
+        if text.lower() in (value_words(value).lower(), str(value).lower()):
+            return value
+    if text.lower() in _WORDS and any(value is _WORDS[text.lower()] for value in knob.values):
+        return _WORDS[text.lower()]
+    numbers = [value for value in knob.values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if knob.ordered and numbers:
+        whole = all(isinstance(value, int) for value in numbers)
+        try:
+            number = int(text) if whole else float(text)
+        except ValueError:
+            number = -1
+        if number > 0:
+            return number
+    known = ", ".join(map(value_words, knob.values))
+    raise UserError(f"--set {knob.name}={text}: `{text}` is no value of it", hint=f"known: {known}")
+
+
+def _names(option: str, text: str | None, knobs: Sequence[Knob]) -> frozenset[str]:
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    return frozenset(_known(option, word, knobs) for word in words)
+
+
+def _known(option: str, word: str, knobs: Sequence[Knob]) -> str:
+    names = [knob.name for knob in knobs]
+    if word in names:
+        return word
+    hint = did_you_mean(get_close_matches(word.lower(), names, n=1), "")
+    listed = f"this engine has {', '.join(names)}"
+    raise UserError(f"{option} `{word}` is no knob here", hint=f"{hint} {listed}".strip())
+
+
+# What the name stands for
+
+
+def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths) -> TuneTarget:
+    known = SIMULATED_ENGINES if options.simulate else ENGINES
+    if options.engine is not None and options.engine not in known:
+        raise UserError(f"there is no engine `{options.engine}` to tune", hint=f"known: {', '.join(known)}")
+    preset = find_preset(options.name, presets_folder(paths))
+    if preset is not None and options.engine not in (None, preset.engine):
+        hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
+        raise UserError(f"--engine would make another recipe of the preset `{preset.name}`", hint=hint)
+    if options.simulate:
+        _check_simulated(options, preset)
+        return _simulated(options, aim, preset, host, paths)
+    for flag, value in (("--gpu", options.gpu), ("--link", options.link if not host.gpus else None)):
+        if value is not None:
+            raise UserError(f"{flag} is of a rig that is not here", hint="add --simulate, or leave it out")
+    if preset is not None:
+        check_cards(preset)
+        return _here(options, aim, host, paths, preset.engine, preset)
+    wanted = ServeRequest(options.name, engine=options.engine, checkpoint=options.checkpoint, binary=options.binary)
+    if is_for_embedded(wanted):
+        return _here(options, aim, host, paths, "embedded", None)
+    if options.engine is None and not host.gpus:
+        raise _unknown(options.name, paths)
+    return _here(options, aim, host, paths, options.engine, None)
+
+
+def _check_simulated(options: TuningOptions, preset: Preset | None) -> None:
+    """What is of this machine, or of weights that are really loaded, would be asked for in vain."""
+    guarded = options.quality not in ("auto", "off")
+    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded}
+    flag = next((flag for flag, value in real.items() if value), None)
+    if flag is not None:
+        raise UserError(f"{flag} means nothing with --simulate: no engine is started", hint=f"leave {flag} out")
+    if options.checkpoints and preset is None:
+        hint = "leave it out: the formats of its weights are the knob `quant`"
+        raise UserError(f"--checkpoint {options.checkpoint}: with --simulate no weights are loaded", hint=hint)
+    if preset is not None and preset.engine not in SIMULATED_ENGINES:
+        hint = f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}"
+        raise UserError(f"the preset `{preset.name}` runs on {preset.engine}, which is not simulated", hint=hint)
+
+
+def _simulated(
+    options: TuningOptions, aim: TuneGoal, preset: Preset | None, host: HostFacts, paths: Paths
+) -> TuneTarget:
+    """On a rig that is not here."""
+    words = options.gpu or (preset.hardware if preset is not None and preset.hardware != NO_CARDS else None)
+    link = options.link or (preset.link if preset is not None and not options.gpu else None)
+    if words is None and not host.gpus:
+        hint = 'name it: --gpu "2x rtx-3090" --simulate'
+        raise UserError("which rig is to be simulated? This machine has no GPU", hint=hint)
+    found = find_rig(words, link) if words is not None else rig_of_host(host, link)
+    title, machine = found.rig.title, TuneMachine(rig=found.rig)
+    if preset is not None:
+        base = prepared(preset, aim, machine)
+        return TuneTarget(base, machine, title, published_basis(preset.engine), notes=found.notes)
+    model = _model(options.name, paths)
+    machine = replace(machine, model=model.geometry)
+    engine = options.engine or engines_of(PlanFlags(options.name), model, found)[0]
+    base = baseline_of(options.name, aim, machine, engine=engine, quant=model.quant, simulated=True)
+    offered = tuple(quant.id for quant in offered_quants(model.geometry, engine, found.rig.cards))
+    own = base.options.quant
+    quants = (own, *(one for one in offered if one != own)) if own is not None and model.quant is None else ()
+    notes = (*model.notes, *found.notes)
+    return TuneTarget(base, machine, title, published_basis(engine), quant_of(base), quants, notes)
+
+
+def _here(
+    options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths, engine: str | None, preset: Preset | None
+) -> TuneTarget:
+    """On this machine. `engine` None: as a plan for its cards would choose."""
+    cards = parse_gpus(options.gpus)
+    on_cards = bool(host.gpus) and engine != "embedded" and (preset is None or preset.hardware != NO_CARDS)
+    if cards and not on_cards:
+        raise UserError(f"--gpus {options.gpus}: it runs on no card", hint="leave --gpus out")
+    if aim.metric == "tok_per_joule" and not on_cards:
+        hint = "aim at effective_tok_s or task_tok_s"
+        raise UserError("--goal tok_per_joule: nothing here tells what a CPU draws", hint=hint)
+    model = None if preset is not None else _own_model(options, engine, paths)
+    found = _cards(host, cards, options.link) if on_cards else _cpu(host, paths)
+    machine = TuneMachine(host.cpu_cores, found.rig, model.geometry if model is not None else None)
+    if preset is not None:
+        base = prepared(preset if not cards else replace(preset, gpus=cards), aim, machine)
+    else:
+        assert model is not None or engine is not None
+        engine = engine or engines_of(PlanFlags(options.name), model or _model(options.name, paths), found)[0]
+        base = _safe_preset(options, aim, machine, engine, model)
+        base = replace(base, gpus=cards) if cards else base
+    basis = own_basis(paths.store, base.model, None)("llamacpp" if base.engine == "embedded" else base.engine)
+    words = found.rig.title if on_cards else f"this machine's CPU ({host.cpu_cores} cores)"
+    notes = (*(model.notes if model is not None else ()), *found.notes, *((basis.note,) if basis.note else ()))
+    return TuneTarget(base, machine, words, basis, model.quant if model is not None else None, (), notes)
+
+
+def _safe_preset(
+    options: TuningOptions, aim: TuneGoal, machine: TuneMachine, engine: str, model: ModelFound | None
+) -> Preset:
+    """By the name it is served as: of a file its own name, without the folders."""
+    path = options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name)
+    checkpoint = options.checkpoint or own_checkpoint(options.name)
+    quant = model.quant if model is not None else None
+    base = baseline_of(options.name, aim, machine, engine=engine, checkpoint=checkpoint, quant=quant)
+    served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    return replace(base, served_as=served) if path else base
+
+
+def _own_model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
+    """Return what is known of it. None: its engine is named, and may know it where skep does not."""
+    if (pulled := find_pullable(options.name)) is not None:
+        path = installed(pulled.id, paths.cache)
+        geometry = find_geometry(pulled.id)
+        if path is None:
+            return None if geometry is None else ModelFound(geometry)
+        read = read_model(str(path))
+        return replace(read, geometry=geometry or read.geometry, notes=())
+    try:
+        unknown = find_geometry(options.name) is None
+        return _model((options.checkpoint if unknown else None) or options.name, paths)
+    except UserError:
+        if engine is None or _is_path(options.name) or not ("/" in options.name or engine == "ollama"):
+            raise
+        return None
+
+
+def _model(name: str, paths: Paths) -> ModelFound:
+    try:
+        return read_model(name)
+    except UserError as error:
+        if _is_path(name):
+            raise
+        raise _unknown(name, paths, error.hint) from None
+
+
+def _unknown(name: str, paths: Paths, otherwise: str | None = None) -> UserError:
+    """Also where somebody mistyped one of `skep tune`'s own words."""
+    if close := get_close_matches(name, COMMANDS, n=1, cutoff=0.7):
+        return UserError(f"`{name}` is no preset and no model", hint=f"did you mean `skep tune {close[0]}`?")
+    error = unknown_name(name, paths)
+    if otherwise and find_geometry(name) is None:
+        error.hint = otherwise
+    return error
+
+
+def absolute_paths(options: TuningOptions) -> TuningOptions:
+    """The preset is started, and the tuning taken up again, from any folder."""
+    return replace(options, name=_whole(options.name), checkpoints=tuple(map(_whole, options.checkpoints)))
+
+
+def _whole(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path.absolute()) if _is_path(name) and path.exists() else name
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~/")) or name.endswith(".gguf")
+
+
+def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> ResolvedRig:
+    if not wanted:
+        return rig_of_host(host, link)
+    there = [gpu.index for gpu in host.gpus]
+    missing = next((index for index in wanted if index not in there), None)
+    if missing is not None:
+        raise UserError(f"there is no card {missing} here", hint=f"there are {', '.join(map(str, there))}")
+    place = {index: wanted.index(index) for index in wanted}
+    links = tuple((place[a], place[b], kind) for a, b, kind in host.links if a in place and b in place)
+    gpus = tuple(gpu for index in wanted for gpu in host.gpus if gpu.index == index)
+    return rig_of_host(replace(host, gpus=gpus, links=links), link)
+
+
+def _cpu(host: HostFacts, paths: Paths) -> ResolvedRig:
+    """As it was calibrated; else by its memory's speed, which is measured in a moment."""
+    known = calibrated_rig(paths.store, host)
+    if known is not None and known.cards[0].vendor == "cpu":
+        return ResolvedRig(replace(known, cards=known.cards[:1]))
+    return ResolvedRig(cpu_rig(host, memory_bandwidth_gbs(host.cpu_cores), measured=True))
