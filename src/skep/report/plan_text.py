@@ -142,7 +142,10 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
         Column("context", "CONTEXT", lambda pair: pair[1].setup.context, _whole, rank=3),
         Column("largest", "LARGEST", lambda pair: pair[1].largest_context, _whole, rank=4),
-        *(Column(one.key, one.title, partial(_figure, one, found.goal.agents), one.text, one.rank) for one in _FIGURES),
+        *(
+            Column(one.key, one.title, partial(_figure, one, found.goal.agents), one.text, one.unit, one.rank)
+            for one in _FIGURES
+        ),
         Column("per_watt", "TOK/S/W", per_watt, partial(number, digits=2), rank=4),
         Column("per_price", "TOK/S PER 1000", per_price, _whole, rank=2, optional=True),
     ]

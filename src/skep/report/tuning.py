@@ -7,6 +7,7 @@ measured under one shape of load; what was simulated is said above the first fig
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import cycle
@@ -84,19 +85,12 @@ def _fold(tuning: Tuning, stages: Sequence[TuneStage], step: TuneStage | None, l
 
 def _rungs(caption: str, tuning: Tuning, stages: Sequence[TuneStage], shown: Sequence[TuneStage]) -> Markup:
     columns, lost = stage_columns(tuning, stages), given_up(stages)
-    rows = [
-        [
-            (one.cell(stage), _decision_style(stage, lost)) if one.key == "decision" else one.cell(stage)
-            for one in columns
-        ]
-        for stage in shown
-    ]
-    heads = [(one.title, one.style or ("" if one.right else "left")) for one in columns]
+    columns = [replace(one, style=partial(_decision_style, lost)) if one.key == "decision" else one for one in columns]
     kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
-    return text_table(caption, heads, rows, best=kept)
+    return html_table(caption, columns, shown, best=kept)
 
 
-def _decision_style(stage: TuneStage, lost: Collection[int]) -> str:
+def _decision_style(lost: Collection[int], stage: TuneStage) -> str:
     return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
 
 
