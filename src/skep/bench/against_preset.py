@@ -6,21 +6,24 @@ A published figure is one number of one day; only what was measured here has a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
+from typing import Any
 
 from skep.bench.compare import ComparedRun
 from skep.bench.metrics import repeat_of, task_tok_s
 from skep.bench.records import LevelSummary
 from skep.catalog.models import find_geometry
 from skep.catalog.names import squeeze
-from skep.catalog.needs import figures_lost, other_cards, stand_in_words, version_beside
+from skep.catalog.needs import RunEnvironment, figures_lost, other_cards, stand_in_words, version_beside
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
+from skep.paths import LOOPBACK
 from skep.stats.percentiles import runs_interval
-from skep.store.records import Request
-from skep.units import Interval
+from skep.store.records import Request, StoredRun
+from skep.units import Interval, number
+from skep.wire.heads import parse_url
 
 LENGTHS_WITHIN = 0.1  # of the published lengths: prompts are made to length, and miss it by a little
 LENGTHS_WITHIN_TOKENS = 8.0
@@ -55,6 +58,28 @@ class ObservedServer:
     cards: tuple[str, ...] | None = None  # by the driver's names, of the machine it runs on
 
 
+def observed(model: str, told: Mapping[str, Any], url: str, cards: Sequence[str], *, simulated: bool) -> ObservedServer:
+    """`told`: what it says of itself. `cards`: this machine's, which are its own where it runs here."""
+    words = (told.get("engine"), told.get("build"), told.get("server"))
+    named = next((str(word) for word in words if word), None)
+    return ObservedServer(model, named, simulated, tuple(cards) if is_here(url) else None)
+
+
+def observed_run(run: StoredRun) -> ObservedServer:
+    cards = [str(gpu["name"]) for gpu in run.host.get("gpus") or ()]
+    return observed(run.model, run.engine, run.url, cards, simulated=run.simulated)
+
+
+def environment_of(run: StoredRun, env: Mapping[str, str]) -> RunEnvironment:
+    """As far as it can be known through a URL: the driver is this machine's where the endpoint is."""
+    driver, engine = run.host.get("driver_version") if is_here(run.url) else None, run.engine.get("engine")
+    return RunEnvironment(engine_version=str(engine) if engine else None, driver_version=driver, env=env)
+
+
+def is_here(url: str) -> bool:
+    return parse_url(url)[0].host in LOOPBACK
+
+
 @dataclass(frozen=True, slots=True)
 class FigureComparison:
     """One published figure against the run. `ratio` is measured over published; `why` says what stands against it."""
@@ -73,6 +98,20 @@ class FigureComparison:
     def fair(self) -> bool:
         return self.ratio is not None and self.why is None
 
+    @property
+    def share(self) -> str:
+        """The ratio in words."""
+        spread = self.ratio_interval
+        told = f" ({100 * spread.low:.0f} to {100 * spread.high:.0f} %)" if spread else ""
+        return f"{100 * (self.ratio or 0.0):.0f} %{told}"
+
+    @property
+    def figure(self) -> str:
+        """What was published, in words."""
+        figure = self.published
+        version = f", {figure.engine_version}" if figure.engine_version else ""
+        return f"{figure.tok_s:g} tok/s {figure.metric} at C={figure.concurrency}{version}"
+
 
 @dataclass(frozen=True, slots=True)
 class PresetComparison:
@@ -86,6 +125,22 @@ class PresetComparison:
         """The largest published figure that can be compared; output before other metrics."""
         fair = [row for row in self.rows if row.fair]
         return max(fair, key=lambda row: (row.published.metric == "output", row.published.tok_s), default=None)
+
+    def document(self) -> dict[str, Any]:
+        """Return the documented form: docs/json.md."""
+        told = asdict(self)
+        pairs = zip(self.rows, told.pop("rows"), strict=True)
+        return {**told, "figures": [{"figure": one.pop("row"), **one, "fair": row.fair} for row, one in pairs]}
+
+    def __str__(self) -> str:
+        if self.best is not None:
+            share, measured = self.best.share, number(self.best.measured, digits=1)
+            return f"you get {share} of it: {measured} of the published {self.best.figure}"
+        rated = [row for row in self.rows if row.ratio is not None]
+        if not rated:
+            return f"none of the published figures of {self.preset} can be compared with this run"
+        most = max(rated, key=lambda row: row.published.tok_s)
+        return f"{most.share} of the published {most.figure}, under other conditions: see figure {most.row} above"
 
 
 def shape_of(figure: Published) -> PublishedShape | None:

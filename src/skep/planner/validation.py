@@ -5,9 +5,11 @@ A row of such a table becomes a setup, a load and a measured value.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from statistics import median, quantiles
 from typing import Any
@@ -365,6 +367,11 @@ class ValidationPoint:
         """Absolute error as a fraction of the published value: 0.2 is 20 %."""
         return abs(self.predicted / self.case.published - 1.0)
 
+    def document(self) -> dict[str, Any]:
+        case, figures = self.case, {name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")}
+        head = {"row": case.row, "metric": case.metric, "published": case.published}
+        return {**head, **figures, "source": case.source}
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -385,6 +392,23 @@ class ValidationReport:
         inside = [point.low <= point.case.published <= point.high for point in self.points]
         return sum(inside) / len(inside) if inside else None
 
+    def document(self) -> dict[str, Any]:
+        """Return the report as JSON; errors are fractions."""
+        groups = _plain(self.spreads())
+        whole = groups.pop("all")
+        return {
+            "rows": self.rows,
+            "predicted": len(self.points),
+            "median_ape": whole["median_ape"],
+            "p90_ape": whole["p90_ape"],
+            "covered_by_band": self.covered,
+            "groups": groups,
+            "sources": _plain(self.by_source()),
+            "baselines": {formula: _plain(spreads) for formula, spreads in self.baselines().items()},
+            "unpredicted": [{"row": row, "why": why} for row, why in self.unpredicted],
+            "points": [point.document() for point in self.points],
+        }
+
     def spreads(self) -> dict[str, Spread]:
         return _spreads([(point.case, point.error) for point in self.points])
 
@@ -398,6 +422,20 @@ class ValidationReport:
             name: _spreads([(case, abs(formula(case) / case.published - 1.0)) for case in cases])
             for name, formula in BASELINES.items()
         }
+
+
+def read_rows(text: str, file: str) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of a CSV table, numbered as lines in an editor: the header is row 1."""
+    reader = csv.DictReader(io.StringIO(text), restval="")
+    try:
+        rows = [(n, {k: v for k, v in row.items() if k and isinstance(v, str)}) for n, row in enumerate(reader, 2)]
+    except csv.Error as broken:
+        raise UserError(f"`{file}` is not a CSV table: {broken}", hint="give a CSV file with a header line") from None
+    missing = {"gpu", "model", "concurrency"} - set(reader.fieldnames or ())
+    if missing:
+        hint = "docs/accuracy.md names the columns of such a table"
+        raise UserError(f"`{file}` has no column {', '.join(sorted(missing))}", hint=hint)
+    return rows
 
 
 def validate(
@@ -420,6 +458,10 @@ def predicted(case: PublishedCase, tuning: StepTuning = UNTUNED) -> ValidationPo
     value = value_of(case, predict(case, constants, tuning), constants)
     around = band(case.setup, case.card, case.load.concurrency, calibrated=tuning is not UNTUNED)
     return ValidationPoint(case, value, value * around.low, value * around.high)
+
+
+def _plain(spreads: Mapping[str, Spread]) -> dict[str, dict[str, Any]]:
+    return {name: asdict(spread) for name, spread in spreads.items()}
 
 
 def spread(errors: Sequence[float]) -> Spread:
