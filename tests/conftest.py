@@ -109,7 +109,7 @@ def run_skep(env, tmp_path):
 class GatewayOfFakes(GatewayProcess):
     """A gateway process in front of fake engines, named r0, r1, ..."""
 
-    def serve_engines(self, *engines, slots=2, model="fake-model", confirms=True, models=()):
+    def serve_engines(self, *engines, slots=2, model="fake-model", confirms="slots", models=()):
         common = {"model": model, "slots": slots, "confirms": confirms}
         self.serve([{"name": f"r{i}", "url": engine.url, **common} for i, engine in enumerate(engines)], models)
 

@@ -69,7 +69,9 @@ def what_they_say(folder, env):
                 FakeEngine(slots=4, token_ms=1, answers=answers) as engine,
                 GatewayProcess(folder / "log", batches=places) as gateway,
             ):
-                gateway.serve([{"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": True}])
+                gateway.serve(
+                    [{"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": "slots"}]
+                )
                 asked = [(name, gateway.url) for name in NAMES] + [(name, nobody) for name in SOON_DOWN]
                 lines = "".join(f"{json.dumps(one)}\n" for one in asked)
                 answered = process.communicate(lines, timeout=100)[0].splitlines()

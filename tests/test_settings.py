@@ -120,12 +120,10 @@ def test_paths_of_certificates_begin_where_the_file_lies(tmp_path):
 
 def test_the_gateways_own_defaults_are_those_of_the_file(tmp_path):
     setup = gateway_setup(Settings(), user_paths({"HOME": str(tmp_path)}))
-    assert AdmissionLimits(**setup["limits"]) == AdmissionLimits()
-    assert Timeouts(**setup["timeouts"]) == Timeouts()
-    assert ServerLimits(**setup["server"]) == ServerLimits()
+    assert (setup.limits, setup.timeouts, setup.server) == (AdmissionLimits(), Timeouts(), ServerLimits())
     assert Timeouts().first_byte_s >= 900
     assert parse_settings({"gateway": {}}, "test", {}).gateway == GatewaySettings()
-    assert not setup["keys_wanted"]
+    assert not setup.keys_wanted
 
 
 def test_with_upstreams_and_no_models_nothing_is_started():

@@ -58,6 +58,7 @@ def gather(value, at, keys):
 
 
 def routes(_skep, folder):
+    from skep.config.gateway_messages import BatchPlaces, GatewaySetup
     from skep.gateway import request_policy
     from skep.gateway.main import mount_batches
     from skep.gateway.process import Gateway
@@ -66,7 +67,7 @@ def routes(_skep, folder):
     from skep.web.context import Site
 
     async def own():
-        gateway = Gateway({"batches": {"store": str(folder / "store"), "files": str(folder)}}, (mount_batches,))
+        gateway = Gateway(GatewaySetup(batches=BatchPlaces(str(folder / "store"), str(folder))), (mount_batches,))
         found = [(*route, "key") for route in gateway.proxy.routes]
         return found + [(*route, "open") for route in gateway.proxy.open_routes]
 

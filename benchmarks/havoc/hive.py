@@ -101,7 +101,9 @@ class Hive:
     async def status(self) -> dict[str, Any]:
         async with self._asking:
             self.door.send({"op": "status", "id": 1})
-            return await asyncio.to_thread(self.door.read)
+            answer = await asyncio.to_thread(self.door.read)
+            status: dict[str, Any] = answer["status"]
+            return status
 
     def disturb(self, seat: Seat, how: str) -> None:
         known = self.inside[seat.engine.url]

@@ -242,7 +242,7 @@ def test_packages_that_answers_need_are_named_with_how_to_get_them():
 def test_two_models_are_measured_one_after_the_other_and_shown_side_by_side(wordy, folder, start_gateway):
     with FakeEngine(slots=8, token_ms=5, model="slower", answers=folder / "wordy.jsonl") as other:
         front = start_gateway()
-        common = {"slots": 8, "confirms": True}
+        common = {"slots": 8, "confirms": "slots"}
         table = [(wordy, "wordy"), (other, "slower")]
         front.serve([{"name": name, "url": one.url, "model": name, **common} for one, name in table])
         done = mixed(front, "--model", "slower", "--model", "wordy", "--levels", "1")

@@ -20,9 +20,10 @@ from skep.cluster.nodes import (
     nodes_of,
     threads_each,
 )
-from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts, survey_document, survey_of
+from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.engines.base import PlacementRequest
 from skep.units import GIB
+from skep.wire.json_pipe import from_document, to_document
 
 
 def row(node_id, address="10.0.0.1", *, alive=True, name=None, **resources):
@@ -60,7 +61,7 @@ def test_a_survey_travels_as_json():
         "10.0.0.1:6379", "2.60.0", (replace(node("a"), facts=facts), replace(node("b"), why="away")), "a"
     )
     for one in (survey, replace(survey, housed=("m-0", "m-1"))):
-        assert survey_of(json.loads(json.dumps(survey_document(one)))) == one
+        assert from_document(json.loads(json.dumps(to_document(one))), ClusterSurvey) == one
     assert host_of(survey.nodes[0]).links == ((0, 1, "NV4"),)
     assert list(survey.kinds) == ["2x NVIDIA GeForce RTX 3090", "CPU only"]
 

@@ -13,7 +13,7 @@ from skep.cluster.discover_process import lendable, links_among
 from skep.cluster.nodes import busy_cards, choice_of, first_choice
 from skep.cluster.placement import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
 from skep.cluster.replica_actor import check_cards
-from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts, launch_document, launch_of
+from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Serve, Settings
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, UserError
@@ -21,6 +21,7 @@ from skep.host.nvidia import GpuMemory
 from skep.paths import user_paths
 from skep.supervisor.replica_set import changes
 from skep.units import GIB
+from skep.wire.json_pipe import from_document, to_document
 
 WITHIN = {"embedded": "xllamacpp 1", "fake": None, "simulated": None}
 RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, 0, "8.6")
@@ -149,7 +150,7 @@ def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_jo
     (one,) = place(survey(idle, busy, rtx_node("d", engines=())), SINGLE)
     assert (one.place.nodes, one.place.shunned) == (("a", "b"), ("b",)), "d lacks the engine: that stays so"
     assert first_choice(one.place, (), [busy]).selector() == "in(id-b)"
-    assert launch_of(json.loads(json.dumps(launch_document(one)))) == one
+    assert from_document(json.loads(json.dumps(to_document(one))), Launch) == one
 
 
 def test_a_start_tells_which_nodes_it_does_without_and_why(place):

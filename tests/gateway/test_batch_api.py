@@ -103,7 +103,7 @@ def folder(tmp_path_factory):
 def shared(engine, keys, folder):
     """One gateway for most tests: starting one takes longer than a whole batch."""
     with GatewayProcess(folder / "log", batches=places(folder), keys=keys) as gateway:
-        gateway.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": SLOTS, "confirms": True}])
+        gateway.serve([{"name": "r0", "model": "fake-model", "url": engine.url, "slots": SLOTS, "confirms": "slots"}])
         yield gateway
     assert "Traceback" not in (folder / "log").read_text()
 

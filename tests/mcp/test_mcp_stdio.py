@@ -64,7 +64,7 @@ def front(tmp_path_factory):
     with FakeEngine(slots=4, token_ms=12) as engine:
         made = GatewayProcess(tmp_path_factory.mktemp("front") / "gateway.log")
         try:
-            replica = {"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": True}
+            replica = {"name": "r0", "url": engine.url, "model": "fake-model", "slots": 4, "confirms": "slots"}
             made.serve([replica], ())
             yield made
         finally:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+from skep.config.gateway_messages import GatewaySetup
 from skep.engines.base import Launch, PlacementRequest
 from skep.engines.fake import Fake
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
@@ -154,12 +155,12 @@ import json, socket, sys
 link = socket.socket(fileno=int(sys.argv[-1]))
 told, answers = link.makefile("r"), link.makefile("w")
 print('{"event": "listening"}', file=answers, flush=True)
-idle = {"queued": 0, "in_flight": 0, "busy": {}, "tokens": {}, "ended": {}, "queues": {}, "replicas": [], "left": 0}
 for message in map(json.loads, told):
     if message.get("op") == "exit":
         break
     if "id" in message:
-        print(json.dumps({"id": message["id"], **idle}), file=answers, flush=True)
+        answer = {"event": {"drain": "drained"}.get(message["op"], "status"), "status": {}, "left": 0}
+        print(json.dumps({"id": message["id"], **answer}), file=answers, flush=True)
 """
 GATEWAY_ARGV = (sys.executable, "-Sc", IDLE_GATEWAY)
 
@@ -168,7 +169,7 @@ GATEWAY_ARGV = (sys.executable, "-Sc", IDLE_GATEWAY)
 async def hive_of(folder, *launches, services=(), elsewhere=FarReplica, rebuild=None, control=None):
     """A supervisor whose gateway is a program that has nothing to do."""
     with socket.socket() as listener:
-        hive = Hive(launches, GATEWAY_ARGV, {}, "http://x", control, folder, drain_s=5.0)
+        hive = Hive(launches, GATEWAY_ARGV, GatewaySetup(), "http://x", control, folder, drain_s=5.0)
         changes = Changes()
         supervisor = Supervisor(hive, listener, changes, rebuild, elsewhere=elsewhere, services=services)
         async with asyncio.TaskGroup() as tasks:

@@ -6,7 +6,17 @@ import sys
 
 from supervised import until
 
+from skep.config.gateway_messages import (
+    FromGateway,
+    GatewaySetup,
+    GatewayStatus,
+    ModelUsage,
+    ModelWanted,
+    ReplicaFigures,
+    ReplicaTable,
+)
 from skep.supervisor.gateway_child import GatewayChild, merge_model_usage, merge_status
+from skep.wire.json_pipe import JsonPipe
 
 # A gateway as the supervisor sees it: keeps the last table it was told, listens when a file is there.
 CHILD = """
@@ -20,7 +30,7 @@ ready = False
 for line in link:
     message = json.loads(line)
     if message.get("op") == "replicas":
-        (folder / str(os.getpid())).write_text(message["mark"])
+        (folder / str(os.getpid())).write_text(message["models"][0])
         if not ready:
             (folder / f"told-{os.getpid()}").touch()
             while not (folder / "go").exists():
@@ -29,23 +39,23 @@ for line in link:
     elif message.get("op") == "exit":
         break
     elif "id" in message:
-        say(id=message["id"], left=0, queued=0, in_flight=0, replicas=[], queues={}, busy={}, tokens={}, ended={})
+        say(event={"drain": "drained"}.get(message["op"], "status"), id=message["id"], left=0, status={})
 """
 
 
 async def test_a_new_gateway_has_the_newest_table(tmp_path):
     """A model was loaded or unloaded between its start and its listening: `skep restart gateway`."""
     listener = socket.socket()
-    argv, told = [sys.executable, "-S", "-c", CHILD, str(tmp_path)], {"setup": {"op": "setup"}, "log": tmp_path / "log"}
+    argv, told = [sys.executable, "-S", "-c", CHILD, str(tmp_path)], {"setup": GatewaySetup(), "log": tmp_path / "log"}
     gateway = GatewayChild(argv, listener, **told, changed=lambda: None)
-    gateway.publish({"mark": "old"})
+    gateway.publish(ReplicaTable(models=("old",)))
     (tmp_path / "go").touch()
     running = asyncio.get_running_loop().create_task(gateway.run())
     await until(lambda: gateway.listening)
     (tmp_path / "go").unlink()
     replacing = asyncio.get_running_loop().create_task(gateway.replace(0.1))
     await until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
-    gateway.publish({"mark": "new"})
+    gateway.publish(ReplicaTable(models=("new",)))
     (tmp_path / "go").touch()
     await replacing
     await gateway.status()  # it has read all that was sent before
@@ -57,39 +67,43 @@ async def test_a_new_gateway_has_the_newest_table(tmp_path):
 
 
 def status(name="m-0", *, state="up", active=1, queued=2):
-    replica = {"name": name, "slots": 4, "active": active, "releasing": 1, "state": state}
-    return {
-        "queued": queued,
-        "in_flight": active,
-        "busy": {name: active + 1},
-        "queues": {"m": {"interactive": 0, "normal": queued, "batch": 0}},
-        "replicas": [replica],
-        "tokens": {name: 100},
-        "ended": {"answered": 7},
-    }
+    return GatewayStatus(
+        queued=queued,
+        in_flight=active,
+        busy={name: active + 1},
+        queues={"m": {"interactive": 0, "normal": queued, "batch": 0}},
+        replicas=[ReplicaFigures(name, 4, active, 1, state)],
+        tokens={name: 100},
+        ended={"answered": 7},
+    )
 
 
 def test_a_gateway_and_the_one_it_replaces_are_told_as_one():
     """The one that takes new connections comes first, and says in which state replicas are."""
     told = merge_status([status(active=1), status(active=2, state="draining", queued=0), status("gone-0")])
-    assert (told["queued"], told["in_flight"]) == (4, 4)
-    assert told["busy"] == {"m-0": 5, "gone-0": 2}
-    assert told["queues"] == {"m": {"interactive": 0, "normal": 4, "batch": 0}}
-    assert [(row["name"], row["active"], row["releasing"], row["state"]) for row in told["replicas"]] == [
+    assert (told.queued, told.in_flight) == (4, 4)
+    assert told.busy == {"m-0": 5, "gone-0": 2}
+    assert told.queues == {"m": {"interactive": 0, "normal": 4, "batch": 0}}
+    assert [(row.name, row.active, row.releasing, row.state) for row in told.replicas] == [
         ("m-0", 3, 2, "up"),
         ("gone-0", 1, 1, "up"),
     ]
-    assert told["tokens"] == {"m-0": 200, "gone-0": 100}
-    assert told["ended"] == {"answered": 21}
+    assert told.tokens == {"m-0": 200, "gone-0": 100}
+    assert told.ended == {"answered": 21}
 
 
 def test_a_model_is_idle_since_the_last_answer_of_all_gateways():
-    one = {"queued": 1, "busy": 2, "idle_s": None}
-    other = {"queued": 2, "busy": 0, "idle_s": 4.0}
-    third = {"queued": 0, "busy": 1, "idle_s": 1.0}
-    assert merge_model_usage(None, one) == one
-    assert merge_model_usage(merge_model_usage(one, other), third) == {"queued": 3, "busy": 3, "idle_s": 1.0}
+    told = [ModelUsage(2, 1, None), ModelUsage(0, 2, 4.0), ModelUsage(1, 0, 1.0)]
+    assert merge_model_usage(told[:1]) == told[0]
+    assert merge_model_usage(told) == ModelUsage(3, 3, 1.0)
 
 
-def test_without_a_gateway_there_is_nothing_to_tell():
-    assert merge_status([]) == {}
+async def test_what_a_newer_gateway_says_is_taken_as_far_as_it_is_understood():
+    """`skep restart gateway` after an upgrade: the supervisor is the older one. Nonsense is as silence."""
+    ours, theirs = [await JsonPipe.over(end, FromGateway) for end in socket.socketpair()]
+    for message in ({"event": "sings"}, {"event": "wanted"}, {"event": "wanted", "model": "m", "since_s": 3}):
+        theirs.send(message)
+    assert await ours.receive() == ModelWanted("m")
+    await theirs.close()
+    assert await ours.receive() is None
+    await ours.close()

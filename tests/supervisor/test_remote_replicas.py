@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 from supervised import FAR, GATEWAY_ARGV, FarReplica, Service, hive_of, replicas_of
 
+from skep.config.gateway_messages import GatewayStatus, ReplicaFigures
+from skep.config.settings import Cluster, Serve, Settings
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.supervisor.control import NO_ANSWER, ask_down
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
@@ -29,7 +31,7 @@ async def standing(folder, *launches):
 
 def told(replicas, *keys):
     """What the gateway is told of each."""
-    return [tuple(row[key] for key in keys) for row in replicas.table(replicas.views())["replicas"]]
+    return [tuple(getattr(row, key) for key in keys) for row in replicas.table(replicas.views(), {}).replicas]
 
 
 async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):
@@ -55,7 +57,7 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
     service = Service()
     async with hive_of(tmp_path, FAR, SECOND, services=[service]) as (supervisor, _):
         supervisor.replica_set.find("m-1").slots = 3
-        rows = {row["name"]: row for row in supervisor.rows({})}
+        rows = {row["name"]: row for row in supervisor.rows(None)}
         assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 3)]
         assert rows["gateway"]["slots"] == 11
         assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
@@ -80,8 +82,8 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
 async def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_called_ready(tmp_path):
     """Its node said so once, and nobody may be left to say more: the head is lost."""
     async with hive_of(tmp_path, FAR, SECOND) as (supervisor, _):
-        status = {"replicas": [{"name": "m-0", "state": "half-open"}, {"name": "m-1", "state": "up"}]}
-        rows = {row["name"]: row for row in supervisor.rows(status)}
+        figures = [ReplicaFigures("m-0", 8, 0, 0, "half-open"), ReplicaFigures("m-1", 8, 0, 0, "up")]
+        rows = {row["name"]: row for row in supervisor.rows(GatewayStatus(replicas=figures))}
         assert (rows["m-0"]["state"], rows["m-0"]["why"]) == ("backoff", NO_ANSWER)
         assert (rows["m-1"]["state"], rows["gateway"]["slots"]) == ("ready", 8)
 
@@ -170,7 +172,7 @@ async def test_a_reload_tells_who_keeps_replicas_elsewhere_the_new_restart_polic
         tmp_path, FAR, services=[service], rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
     ) as (supervisor, _):
         answer = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
-        assert (answer["left_out"], answer["unchanged"]) == ([], ["m-0"])
+        assert (answer["left_out"], answer["unchanged"]) == ([], ("m-0",))
         assert service.policy == supervisor.hive.policy == policy
 
 
@@ -184,7 +186,7 @@ async def test_a_reload_says_that_the_memory_that_was_taken_elsewhere_stays_as_m
     async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
         for left_out in (["room"], []):
             answer = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
-            assert (answer["left_out"], answer["changed"]) == (left_out, [])
+            assert (answer["left_out"], answer["changed"]) == (left_out, ())
 
 
 async def test_a_change_is_told_the_nodes_that_are_drained(tmp_path):
@@ -209,8 +211,8 @@ async def test_more_replicas_go_to_the_next_kind_where_the_first_one_is_full(tmp
     asked = {"serve": [{**table, "kind": "large", "replicas": 1}, {**table, "kind": "small"}]}
     seen = []
 
-    def rebuild(document, hive, _running):
-        large, small = (one["replicas"] for one in document["serve"])
+    def rebuild(settings, hive, _running):
+        large, small = (one.replicas for one in settings.serve)
         seen.append((large, small))
         if large > 1:
             raise DoesNotFit("the large one is full")
@@ -219,7 +221,7 @@ async def test_more_replicas_go_to_the_next_kind_where_the_first_one_is_full(tmp
     async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
         await supervisor._control({"op": "reload", "settings": asked, "wait": True})
         answer = await supervisor._control({"op": "scale", "model": "m", "replicas": 2, "wait": True})
-        assert (answer["added"], answer["unchanged"]) == (["m-1"], ["m-0"])
+        assert (answer["added"], answer["unchanged"]) == (("m-1",), ("m-0",))
         assert seen == [(1, 0), (2, 0), (1, 1)]
 
 
@@ -230,8 +232,8 @@ def settings(replicas):
     return {"serve": [{"model": "m", "replicas": replicas}], "cluster": {"address": "auto"}}
 
 
-def rebuilt(document, hive, _running):
-    return replace(hive, replicas=tuple(replace(FAR, name=f"m-{n}") for n in range(document["serve"][0]["replicas"])))
+def rebuilt(settings, hive, _running):
+    return replace(hive, replicas=tuple(replace(FAR, name=f"m-{n}") for n in range(settings.serve[0].replicas)))
 
 
 @asynccontextmanager
@@ -268,7 +270,7 @@ async def test_only_a_drained_one_is_not_left(tmp_path):
         replicas.drain("m-0")
         assert "`skep undrain m-0` sends" in await refused(hive, 1, "m-0 is drained")
         replicas.undrain("m-0")
-        assert (await scale(hive, 1))["removed"] == ["m-1"]
+        assert (await scale(hive, 1))["removed"] == ("m-1",)
 
 
 async def test_only_one_that_was_given_up_or_has_not_come_yet_is_not_left(tmp_path):
@@ -283,14 +285,14 @@ async def test_only_one_that_was_given_up_or_has_not_come_yet_is_not_left(tmp_pa
         third.become(ReplicaState.READY)
         assert "try again when it is ready" in await refused(hive, 2, "m-0 is in backoff, m-1 is starting")
         second.become(ReplicaState.READY)
-        assert (await scale(hive, 2))["removed"] == ["m-2"], "one that serves is left"
+        assert (await scale(hive, 2))["removed"] == ("m-2",), "one that serves is left"
 
 
 async def test_those_that_cannot_serve_may_go(tmp_path):
     async with scaled(tmp_path, 3) as (hive, replicas, _):
         replicas.drain("m-2")
         replicas.find("m-1").become(ReplicaState.FAILED)
-        assert (await scale(hive, 1))["removed"] == ["m-1", "m-2"]
+        assert (await scale(hive, 1))["removed"] == ("m-1", "m-2")
 
 
 async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_one_goes(tmp_path):
@@ -324,16 +326,12 @@ async def test_who_rests_before_a_restart_is_not_drained(tmp_path):
 # Settings with another number of replicas: which table gets how many, and what is refused
 
 
-def document(*tables):
-    return {"serve": [{"model": "m", "replicas": 1, **table} for table in tables]}
-
-
-def counts(settings):
-    return [table["replicas"] for table in settings["serve"]]
+def served(*tables, cluster=None):
+    return Settings(serve=tuple(Serve(**{"model": "m", **table}) for table in tables), cluster=cluster)
 
 
 def test_the_models_that_skep_starts_are_told_once_each():
-    assert models_of(document({}, {}, {"model": "/models/N.gguf"})) == ("m", "n")
+    assert models_of(served({}, {}, {"model": "/models/N.gguf"})) == ("m", "n")
 
 
 @pytest.mark.parametrize(
@@ -346,21 +344,22 @@ def test_the_models_that_skep_starts_are_told_once_each():
     ],
 )
 def test_tables_of_one_model_share_a_number_the_first_ones_first(have, total, ways):
-    have_now = document(*({"replicas": n} for n in have), {"model": "n"})
-    assert [counts(way) for way in rescaled(have_now, "m", total)] == [[*way, 1] for way in ways]
+    have_now = served(*({"replicas": n} for n in have), {"model": "n"})
+    found = rescaled(have_now, "m", total)
+    assert [[one.replicas for one in way.serve] for way in found] == [[*way, 1] for way in ways]
 
 
 @pytest.mark.parametrize(("model", "replicas", "words"), [("x", 1, "no model `x`"), ("m", 0, "cannot have 0 replicas")])
 def test_what_cannot_be_scaled_is_refused(model, replicas, words):
     with pytest.raises(UserError, match=words) as caught:
-        next(rescaled(document({}), model, replicas))
+        next(rescaled(served({}), model, replicas))
     assert caught.value.hint
 
 
 def test_what_takes_a_model_away_is_named_as_it_can_be_done():
     """Nothing that stands on a cluster is unloaded."""
-    for told, words in [({}, "`skep unload m`"), ({"cluster": {"address": "auto"}}, "`skep down`")]:
+    for cluster, words in [(None, "`skep unload m`"), (Cluster("auto"), "`skep down`")]:
         with pytest.raises(UserError) as caught:
-            next(rescaled({**document({}), **told}, "m", 0))
+            next(rescaled(served({}, cluster=cluster), "m", 0))
         assert words in caught.value.hint
-        assert ("unload" in caught.value.hint) == (not told)
+        assert ("unload" in caught.value.hint) == (cluster is None)

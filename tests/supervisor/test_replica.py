@@ -143,4 +143,4 @@ async def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(tm
         hive = Hive((launch,), ("true",), {}, "http://x", tmp_path / "s", tmp_path)
         supervisor = Supervisor(hive, listener, lambda _s: None)
         supervisor.replica_set.add_replicas([launch], None)
-        assert "1111" not in supervisor.rows({})[0]["engine"]
+        assert "1111" not in supervisor.rows(None)[0]["engine"]

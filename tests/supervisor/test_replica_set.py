@@ -112,7 +112,7 @@ async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes
         assert made.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
         assert (
             made.replicas.find("m-0").launch.slots,
-            made.replicas.table(made.replicas.views())["replicas"][0]["slots"],
+            made.replicas.table(made.replicas.views(), {}).replicas[0].slots,
         ) == (4, 2)
 
 

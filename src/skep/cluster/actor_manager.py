@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from skep.cluster.nodes import NodeChoice, choice_of, describe_request, first_choice, fitting, has_words, named_apart
 from skep.cluster.placement_groups import (
     WAITS,
@@ -23,9 +25,11 @@ from skep.cluster.placement_groups import (
 )
 from skep.cluster.registry_actor import end_actor
 from skep.cluster.replica_actor import ReplicaActor
-from skep.cluster.values import NAMESPACE, Node, can_keep_actor, launch_document, launch_of
+from skep.cluster.values import NAMESPACE, Node, can_keep_actor
 from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError
+from skep.supervisor.lifecycle import RestartPolicy
+from skep.wire.json_pipe import from_document, to_document
 
 DESCRIBE_S = 10.0
 END_S = 10.0
@@ -47,11 +51,11 @@ def find_actor(hive: str, name: str) -> Any | None:
 class ActorManager:
     """The actors of one hive. `key`: the API key of its engines. `avoid`: names of nodes that get no new replica."""
 
-    def __init__(self, hive: str, key: str, policy: Mapping[str, Any]) -> None:
+    def __init__(self, hive: str, key: str, policy: RestartPolicy) -> None:
         self.avoid: tuple[str, ...] = ()
         self._hive = hive
         self._key = key
-        self.policy = dict(policy)  # of actors created from now on
+        self.policy = policy  # of actors created from now on
         self._aimed: dict[str, str] = {}  # by replica: the node it was aimed at
         self._handles: dict[str, Any] = {}  # they work without a head
         self._stuck: set[str] = set()  # waited for a node at the last check while another one had room
@@ -105,8 +109,8 @@ class ActorManager:
             return not await self._is_stuck(launch)
         self._stuck.discard(launch.name)
         try:
-            return not told.get("over") and can_keep_actor(launch_of(told), launch)
-        except (KeyError, TypeError):  # of another version of skep
+            return not told.get("over") and can_keep_actor(from_document(told, Launch), launch)
+        except msgspec.ValidationError:  # of another version of skep
             return False
 
     async def _is_stuck(self, launch: Launch) -> bool:
@@ -192,7 +196,7 @@ class ActorManager:
                 num_gpus=place.cards,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             )
-            .remote(self._hive, launch_document(launch), self.policy, self._key)
+            .remote(self._hive, to_document(launch), to_document(self.policy), self._key)
         )
 
     def _aim(

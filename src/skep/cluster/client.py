@@ -15,18 +15,40 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from skep.cluster.discover import SPARED_S, SURVEY_S, SurveyCache
+from skep.cluster.messages import (
+    Answer,
+    AvoidNodes,
+    DriverExit,
+    DriverFailed,
+    DriverSetup,
+    EndReplica,
+    FromDriver,
+    HeadState,
+    Joined,
+    Leave,
+    LogPart,
+    Order,
+    PlaceReplica,
+    Question,
+    ReadLog,
+    ReplicaReport,
+    ReplicaRows,
+    Restarted,
+    RestartReplica,
+    SetPolicy,
+    WantReplicas,
+)
 from skep.cluster.placement import kept_launches, place_launches, shared_paths
 from skep.cluster.ray_subprocess import error_of
 from skep.cluster.remote_replica import RemoteReplica
 from skep.cluster.replica_registry import ABANDONED_AFTER_S
-from skep.cluster.values import launch_document
 from skep.config.settings import Cluster, Settings
 from skep.deploy.launches import PullProgress
 from skep.engines.base import Launch, new_key
@@ -34,44 +56,13 @@ from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths
 from skep.supervisor.lifecycle import RestartPolicy
-from skep.wire.json_pipe import JsonPipe, Message
-
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, SkepError)
-
-
-class ProtocolErrors:
-    """Messages that cannot be read at the moment, by subject. A subject is cleared once it can be read again."""
-
-    def __init__(self) -> None:
-        self._troubles: dict[str, str] = {}
-
-    def __repr__(self) -> str:
-        return f"<ProtocolErrors {sorted(self._troubles)}>"
-
-    @contextmanager
-    def reading(self, what: str) -> Iterator[None]:
-        """Record an unreadable message (a node may run another skep) instead of raising."""
-        try:
-            yield
-        except UNREADABLE as error:
-            self.note(what, f"a message of the cluster cannot be read ({type(error).__name__}: {error})")
-        else:
-            self.note(what, None)
-
-    def note(self, what: str, trouble: str | None) -> None:
-        self._troubles.pop(what, None)
-        if trouble is not None:
-            self._troubles[what] = trouble
-
-    @property
-    def newest(self) -> str | None:
-        return next(reversed(self._troubles.values()), None)
+from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
 
 class PendingRestarts:
     """Restarts that no driver has confirmed yet. `send` returns False if there is no driver."""
 
-    def __init__(self, send: Callable[[Message], bool]) -> None:
+    def __init__(self, send: Callable[[RestartReplica], bool]) -> None:
         self._send = send
         self._before: dict[str, tuple[int | None, int]] = {}  # by replica: its process and its number of restarts
         self._unanswered: set[str] = set()  # sent to the driver, not answered yet
@@ -86,15 +77,11 @@ class PendingRestarts:
         self._before[name] = member.pid, member.life.restarts
         return True
 
-    def hear(self, answer: Message) -> bool:
-        """Return whether the message answers one of these restarts."""
-        name = str(answer.get("id", "")).removeprefix("restart ")
-        if name not in self._unanswered or answer.get("id") != _id(name):
-            return False
-        self._unanswered.discard(name)
-        if "error" not in answer:
-            del self._before[name]
-        return True
+    def hear(self, answer: Restarted) -> None:
+        if answer.name in self._unanswered:
+            self._unanswered.discard(answer.name)
+            if answer.error is None:
+                del self._before[answer.name]
 
     def lose(self) -> None:
         """Forget what was sent: the driver is gone."""
@@ -111,14 +98,10 @@ class PendingRestarts:
                 self._tell(name)
 
     def _tell(self, name: str) -> bool:
-        if not self._send({"op": "restart", "name": name, "id": _id(name)}):
+        if not self._send(RestartReplica(name)):
             return False
         self._unanswered.add(name)
         return True
-
-
-def _id(name: str) -> str:
-    return f"restart {name}"
 
 
 def _is_another(member: RemoteReplica, pid: int | None, restarts: int) -> bool:
@@ -142,26 +125,28 @@ class NodeAvoidance(Protocol):
 
 
 class ClusterClient:
-    """The link to one Ray driver process. `setup`: address, hive, policy, abandoned_after_s."""
+    """The link to one Ray driver process."""
 
-    def __init__(self, setup: Message, log: Path) -> None:
-        self.address: str = setup["address"]
+    def __init__(
+        self, cluster: Cluster, policy: RestartPolicy, log: Path, *, abandoned_after_s: float = ABANDONED_AFTER_S
+    ) -> None:
+        self.address = cluster.address
         self.head_lost = False
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._setup = {**setup, "gateway": name, "key": new_key()}
+        self._setup = DriverSetup(cluster.address, cluster.hive, policy, abandoned_after_s, name, new_key())
         self._log = log
         self._hive: NodeAvoidance | None = None
         self._members: dict[str, RemoteReplica] = {}
         self._rows: dict[str, Message] = {}
-        self._link: JsonPipe | None = None
+        self._link: JsonPipe[FromDriver] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._joined = asyncio.Event()
         self._was_joined = False
         self._trouble: str | None = None  # why there is no driver
         self._taken_over = False  # another gateway owns the hive
-        self._misread = ProtocolErrors()
+        self._misread: dict[str, str] = {}  # by replica, whose newest report cannot be read
         self._ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Message]] = {}
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._restarts = PendingRestarts(self.order)
         self._closing = False
 
@@ -184,9 +169,9 @@ class ClusterClient:
         if self._was_joined and state == "starting":
             state = "away"
         why = "the head does not answer; running replicas go on serving" if self.head_lost else None
-        why = why or self._trouble or self._misread.newest
+        why = why or self._trouble or next(reversed(self._misread.values()), None)
         told = {"name": "cluster", "kind": "cluster", "state": state, "url": self.address, "why": why}
-        return {**told, "hive": self._setup["hive"]}
+        return {**told, "hive": self._setup.hive}
 
     # Called by the supervisor
 
@@ -201,21 +186,21 @@ class ClusterClient:
 
     def set_policy(self, policy: RestartPolicy) -> None:
         """Change the restart policy of all replicas, running ones included. The next driver receives it too."""
-        self._setup = {**self._setup, "policy": asdict(policy)}
-        self.order({"op": "policy", "policy": self._setup["policy"]})
+        self._setup = replace(self._setup, policy=policy)
+        self.order(SetPolicy(policy))
 
     async def stop(self) -> str | None:
         """Leave the cluster and end its registry, after the replicas. Return what is left behind, if anything."""
         self._closing = True
         left = answer = None
         if self._joined.is_set():
-            answer = await self._ask({"op": "leave"}, HEADLESS_END_S if self.head_lost else END_S)
-        done = self.head_lost or (answer is not None and "error" not in answer)
+            answer = await self._ask(Leave(), HEADLESS_END_S if self.head_lost else END_S)
+        done = self.head_lost or (answer is not None and answer.error is None)
         if self._was_joined and not done and not self._taken_over:
-            after_s = self._setup["abandoned_after_s"]
+            after_s = self._setup.abandoned_after_s
             left = f"the cluster cannot be reached; replicas left on its nodes end within {after_s:g} s"
         if self._link is not None:
-            self._link.send({"op": "exit"})
+            self._link.send(DriverExit())
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 3.0)
@@ -230,34 +215,34 @@ class ClusterClient:
         self._members[member.launch.name] = member
         self._inform(member)
         if self._joined.is_set():
-            self.order({"op": "place", "launch": launch_document(member.launch)})
+            self.order(PlaceReplica(member.launch))
 
     async def went(self, member: RemoteReplica) -> None:
         """End a replica. If no driver can do it now, the next one ends it, because it is no longer wanted."""
         name = member.launch.name
         if self._joined.is_set():
-            await self._ask({"op": "end", "name": name}, HEADLESS_END_S if self.head_lost else END_S)
+            await self._ask(EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
         if self._members.get(name) is member:
             del self._members[name]
-            self._misread.note(name, None)
+            self._misread.pop(name, None)
             self._rows.pop(name, None)
 
     def restart(self, member: RemoteReplica) -> bool:
         return self._restarts.ask(member)
 
-    def order(self, message: Message) -> bool:
+    def order(self, message: Order) -> bool:
         """Send a command. Return False if there is no driver."""
         if self._link is None:
             return False
         self._link.send(message)
         return True
 
-    async def log_since(self, name: str, offset: int | None, lines: int) -> Message:
-        answer = await self._ask({"op": "log", "name": name, "offset": offset, "lines": lines}, 15.0)
-        if answer is None or "error" in answer or "text" not in answer:
-            why = (answer or {}).get("error") or "its node does not answer"
+    async def log_since(self, name: str, offset: int | None, lines: int) -> LogPart:
+        answer = await self._ask(ReadLog(name, offset, lines), 15.0)
+        if answer is None or answer.log is None:
+            why = (answer and answer.error) or "its node does not answer"
             raise EngineError(f"the log of `{name}` cannot be read: {why}", hint="`skep ps` shows its node and state")
-        return answer
+        return answer.log
 
     # The driver process
 
@@ -290,12 +275,12 @@ class ClusterClient:
         except OSError as error:
             ours.close()
             return EngineError(f"the Ray driver process cannot be started: {error.strerror}")
-        link = self._link = await JsonPipe.over(ours)
+        link = self._link = await JsonPipe.over(ours, FromDriver)
         link.send(self._setup)
         failed: SkepError | None = None
         while (message := await link.receive()) is not None:
-            if message.get("event") == "failed":
-                failed, self._taken_over = error_of(message), message["taken_over"]
+            if isinstance(message, DriverFailed):
+                failed, self._taken_over = error_of(to_document(message)), message.taken_over
             else:
                 self._hear(message)
         self._link = None
@@ -303,43 +288,43 @@ class ClusterClient:
         self._restarts.lose()
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_result({"error": "the Ray driver process is gone"})
+                asked.set_result(Answer(0, "the Ray driver process is gone"))
         await link.close()
         code = await self._process.wait()
         if failed is None and not self._was_joined:
             failed = EngineError(f"the Ray driver process ended with code {code}", hint=f"see the end of {self._log}")
         return failed
 
-    def _hear(self, message: Message) -> None:
-        with self._misread.reading(f"event {message.get('event')}"):
-            self._heed(message)
-
     def _inform(self, member: RemoteReplica) -> None:
         name = member.launch.name
-        with self._misread.reading(name):
+        self._misread.pop(name, None)
+        try:
             if name in self._rows:
-                member.hear(self._rows[name])
+                member.hear(from_document(self._rows[name], ReplicaReport))
+        except ValueError as error:  # its node may run another version of skep
+            self._misread[name] = f"a message of the cluster cannot be read ({error})"
 
-    def _heed(self, message: Message) -> None:
-        match message.get("event"):
-            case "joined":
-                self.address, self._trouble = message["address"], None
+    def _hear(self, message: FromDriver) -> None:
+        match message:
+            case Joined(address):
+                self.address, self._trouble = address, None
                 self._joined.set()
                 self._was_joined = True
                 self._set_head(lost=False)
                 self._remind()
-                launches = [launch_document(member.launch) for member in self._members.values()]
-                self.order({"op": "wanted", "launches": launches})
-            case "replicas":
-                told = {row["name"]: row for row in message["rows"]}
-                rows = self._rows | told
-                self._rows = {name: rows[name] for name in message["names"] if name in rows}
+                self.order(WantReplicas(tuple(member.launch for member in self._members.values())))
+            case ReplicaRows(rows, names):
+                told = {row.get("name", ""): row for row in rows}
+                known = self._rows | told
+                self._rows = {name: known[name] for name in names if name in known}
                 for name in told.keys() & self._members.keys():
                     self._inform(self._members[name])
-            case "head":
-                self._set_head(lost=message["lost"])
-            case _ if not self._restarts.hear(message):
-                asked = self._asked.get(message.get("id", 0))
+            case HeadState(lost):
+                self._set_head(lost=lost)
+            case Restarted():
+                self._restarts.hear(message)
+            case Answer(number):
+                asked = self._asked.get(number)
                 if asked is not None and not asked.done():
                     asked.set_result(message)
 
@@ -348,14 +333,14 @@ class ClusterClient:
         for member in self._members.values():
             member.remark(LOST if lost else None)
 
-    async def _ask(self, message: Message, timeout_s: float) -> Message | None:
+    async def _ask(self, question: Question, timeout_s: float) -> Answer | None:
         """Return the driver's answer, or None if it does not come in time."""
         if self._link is None:
             return None
         number = next(self._ids)
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
-        self._link.send({**message, "id": number})
+        self._link.send(replace(question, id=number))
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:
@@ -371,7 +356,7 @@ class ClusterClient:
     def _remind(self) -> None:
         """Repeat what a new driver does not know: drained nodes and unanswered restarts."""
         if self._hive is not None:
-            self.order({"op": "avoid", "nodes": sorted(self._hive.avoided)})
+            self.order(AvoidNodes(tuple(sorted(self._hive.avoided))))
         self._restarts.again(self._members)
 
 
@@ -415,5 +400,4 @@ class RayNodes:
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> ClusterClient:
         """Return the link to the actors that run the replicas."""
-        setup = {**asdict(self._where), "policy": asdict(policy), "abandoned_after_s": ABANDONED_AFTER_S}
-        return ClusterClient(setup, paths.logs / "ray-driver.log")
+        return ClusterClient(self._where, policy, paths.logs / "ray-driver.log")

@@ -9,7 +9,8 @@ from typing import Any
 
 from skep.cluster import ray_subprocess
 from skep.cluster.connect import checked_connection, require_ray
-from skep.cluster.values import ClusterSurvey, survey_of
+from skep.cluster.values import ClusterSurvey
+from skep.wire.json_pipe import from_document
 
 SURVEY_S = 90.0
 SPARED_S = 15.0  # for a survey that is not essential
@@ -41,7 +42,8 @@ def survey(
         told = ray_subprocess.send("skep.cluster.discover_process", words, asked=who, wait_s=wait_s, hint=hint)
     finally:
         teller.cancel()
-    return survey_of(told["survey"])
+    found: ClusterSurvey = from_document(told["survey"], ClusterSurvey)
+    return found
 
 
 class SurveyCache:

@@ -24,12 +24,13 @@ from skep.cluster import ray_subprocess
 from skep.cluster.connect import join
 from skep.cluster.nodes import named_apart
 from skep.cluster.placement_groups import actor_name, living_nodes, placed_names
-from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts, launch_of, survey_document
+from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program, version_of
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import GpuMemory, read_gpu_memory, read_nvidia, visible_gpus
+from skep.wire.json_pipe import from_document, to_document
 
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
 WITHIN = ("fake", "simulated")  # part of skep
@@ -115,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--path", action="append", default=[], help="ask each node whether it has this path")
     options.add_argument("--hive", help="list the running replicas of this hive too")
     told = options.parse_args(argv)
-    return ray_subprocess.tell(lambda: {"survey": survey_document(_survey(told.address, told.path, told.hive))})
+    return ray_subprocess.tell(lambda: {"survey": to_document(_survey(told.address, told.path, told.hive))})
 
 
 def _survey(address: str, paths: Sequence[str], hive: str | None) -> ClusterSurvey:
@@ -190,7 +191,7 @@ def _standing(hive: str) -> tuple[Launch, ...]:
     found = []
     for answer in done:
         with contextlib.suppress(Exception):  # it died meanwhile, or is of another version
-            found.append(launch_of(ray.get(answer)))
+            found.append(from_document(ray.get(answer), Launch))
     return tuple(found)
 
 

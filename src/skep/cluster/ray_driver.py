@@ -14,21 +14,42 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, NoReturn
 
 from skep.cluster.actor_manager import ActorManager, Say
 from skep.cluster.connect import join
+from skep.cluster.messages import (
+    Answer,
+    AvoidNodes,
+    DriverExit,
+    DriverFailed,
+    DriverSetup,
+    EndReplica,
+    HeadState,
+    Joined,
+    Leave,
+    LogPart,
+    Order,
+    PlaceReplica,
+    Question,
+    ReadLog,
+    ReplicaReport,
+    ReplicaRows,
+    Restarted,
+    RestartReplica,
+    SetPolicy,
+    ToDriver,
+    WantReplicas,
+)
 from skep.cluster.node_file import connection_to
-from skep.cluster.ray_subprocess import words_of
 from skep.cluster.registry_actor import find_registry, make_registry
 from skep.cluster.replica_registry import OWNED_S
-from skep.cluster.values import launch_of
 from skep.engines.base import Launch
 from skep.errors import EngineError, SkepError
-from skep.wire.json_pipe import JsonPipe, Message
+from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
 HEAD_EVERY_S = 1.0
 HEAD_S = 2.0
@@ -94,29 +115,27 @@ class TakenOver(EngineError):
 
 
 class RayDriver:
-    """One driver. `setup`: address, hive, gateway (the name of this one), key, policy, abandoned_after_s."""
+    """One driver."""
 
-    def __init__(self, link: JsonPipe, setup: Message) -> None:
+    def __init__(self, link: JsonPipe[ToDriver], setup: DriverSetup) -> None:
         self._link = link
         self._setup = setup
-        self._hive: str = setup["hive"]
-        self._gateway: str = setup["gateway"]
-        self._policy: Message = setup["policy"]
+        self._policy = setup.policy
         self._registry: Any = None
         self._actors: ActorManager | None = None
         self._wanted: dict[str, Launch] | None = None  # None: not received yet
-        self._rows: dict[str, Message] = {}
-        self._said: dict[str, Message] = {}  # states of replicas that have no actor yet
+        self._rows: dict[str, Message] = {}  # documents of a `ReplicaReport`
+        self._said: dict[str, Message] = {}  # of of replicas that have no actor yet
         self._told: dict[str, Message] = {}  # what the supervisor knows of each
         self._turns: dict[str, asyncio.Lock] = {}  # a replica is never placed while it is being ended
         self._placing: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
-        self._head = HeadWatch(setup["address"], self._tell_head)
+        self._head = HeadWatch(setup.address, self._tell_head)
         self._lookup = ThreadPoolExecutor(1, "lookup")  # without a head a lookup takes a minute: never two at once
 
     async def run(self) -> None:
-        await asyncio.to_thread(join, self._setup["address"])
+        await asyncio.to_thread(join, self._setup.address)
         await self._enter()
         works = (self._follow_link(), self._follow_table(), self._head.run(), self._repair_loop())
         tasks = [asyncio.create_task(work) for work in works]
@@ -134,71 +153,74 @@ class RayDriver:
 
         self._registry = await asyncio.to_thread(self._make_registry)
         await self._claim(CLAIM_S)
-        self._actors = ActorManager(self._hive, self._setup["key"], self._policy)
-        address = ray.get_runtime_context().gcs_address
-        self._link.send({"event": "joined", "address": address, "ray": ray.__version__})
+        self._actors = ActorManager(self._setup.hive, self._setup.key, self._policy)
+        self._link.send(Joined(ray.get_runtime_context().gcs_address))
 
     def _make_registry(self) -> Any:
-        return make_registry(self._hive, abandoned_after_s=self._setup["abandoned_after_s"])
+        return make_registry(self._setup.hive, abandoned_after_s=self._setup.abandoned_after_s)
 
     async def _claim(self, timeout_s: float = ASK_S) -> None:
         """Claim the hive and publish the restart policy. Raise TakenOver if another gateway owns it."""
-        self._check(await asyncio.wait_for(self._registry.claim.remote(self._gateway, self._policy), timeout_s))
+        claim = self._registry.claim.remote(self._setup.gateway, to_document(self._policy))
+        self._check(await asyncio.wait_for(claim, timeout_s))
 
     def _check(self, owner: str) -> None:
-        if owner != self._gateway:
+        if owner != self._setup.gateway:
             where = owner.rpartition(":")[0]  # its machine and process
             hint = f"`--hive NAME` starts another hive; if the other skep was killed, try again in {OWNED_S:g} s"
-            raise TakenOver(f"a hive `{self._hive}` runs in this cluster already (from {where})", hint=hint)
+            raise TakenOver(f"a hive `{self._setup.hive}` runs in this cluster already (from {where})", hint=hint)
 
     # Commands of the supervisor
 
     async def _follow_link(self) -> None:
-        while (message := await self._link.receive()) is not None and message.get("op") != "exit":
-            order = asyncio.create_task(self._safely(message.get("id"), self._carry_out(message)))
-            self._orders.add(order)
-            order.add_done_callback(self._orders.discard)
+        while (message := await self._link.receive()) is not None and not isinstance(message, DriverExit):
+            if not isinstance(message, DriverSetup):
+                order = asyncio.create_task(self._safely(message))
+                self._orders.add(order)
+                order.add_done_callback(self._orders.discard)
 
-    async def _safely(self, number: Any, work: Coroutine[Any, Any, Message | None]) -> None:
+    async def _safely(self, order: Order) -> None:
         """Carry out one command and answer it; its failure does not affect the others."""
+        log, failed = None, None
         try:
-            answer = await work
+            log = await self._carry_out(order)
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
-        if number is not None:
-            self._link.send({**(answer or {}), "id": number})
+            failed = f"{type(error).__name__}: {error}"[:300]
+        if isinstance(order, Question):
+            self._link.send(Answer(order.id, failed, log))
+        elif isinstance(order, RestartReplica):
+            self._link.send(Restarted(order.name, failed))
 
-    async def _carry_out(self, message: Message) -> Message | None:
+    async def _carry_out(self, order: Order) -> LogPart | None:
         assert self._actors is not None
-        name = str(message.get("name"))
-        match message["op"]:
-            case "wanted":
-                self._wanted = {launch.name: launch for launch in map(launch_of, message["launches"])}
-                for launch in self._wanted.values():
+        match order:
+            case WantReplicas(launches):
+                self._wanted = {launch.name: launch for launch in launches}
+                for launch in launches:
                     self._place(launch)
-            case "place":
-                launch = launch_of(message["launch"])
+            case PlaceReplica(launch):
                 if self._wanted is not None:
                     self._wanted[launch.name] = launch
                 self._place(launch)
                 self._told.pop(launch.name, None)  # the supervisor knows nothing of it yet
                 self._tell()
-            case "policy":
-                self._policy = self._actors.policy = message["policy"]
+            case SetPolicy(policy):
+                self._policy = self._actors.policy = policy
                 await self._claim()
-            case "avoid":
-                self._actors.avoid = tuple(message["nodes"])
-            case "end":
+            case AvoidNodes(nodes):
+                self._actors.avoid = nodes
+            case EndReplica(name):
                 (self._wanted or {}).pop(name, None)
                 if await self._is_ours():
                     await self._end(name)
-            case "restart":
+            case RestartReplica(name):
                 await self._actors.ask(name, "restart")
-            case "log":
-                return await self._actors.ask(name, "log_since", message["offset"], message["lines"]) or {}
-            case "leave":
+            case ReadLog(name, offset, lines):
+                told = await self._actors.ask(name, "log_since", offset, lines)
+                return None if told is None else from_document(told, LogPart)
+            case Leave():
                 await self._leave()
-        return {}
+        return None
 
     async def _is_ours(self) -> bool:
         """Return whether this gateway still owns the hive; checked before anything is placed or ended.
@@ -220,7 +242,7 @@ class RayDriver:
             return
 
         def say(state: str, why: str | None) -> None:
-            self._said[launch.name] = {"state": state, "why": why}
+            self._said[launch.name] = to_document(ReplicaReport(launch.name, state, why))
             self._tell()
 
         standing = {name: row["node_id"] for name, row in self._rows.items() if row.get("node_id")}
@@ -281,7 +303,7 @@ class RayDriver:
         version = 0
         while True:
             try:
-                asked = self._registry.table.remote(self._gateway, version, TABLE_S)
+                asked = self._registry.table.remote(self._setup.gateway, version, TABLE_S)
                 told = await asyncio.wait_for(asked, TABLE_S + ASK_S)
                 if told["owner"] is None:  # a restarted registry
                     await self._claim()
@@ -304,29 +326,23 @@ class RayDriver:
         """Find the restarted registry, or create it again if it is gone."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(Exception):  # there is no head: tried again after LATE_S
-            found: Any = await loop.run_in_executor(self._lookup, find_registry, self._hive)
+            found: Any = await loop.run_in_executor(self._lookup, find_registry, self._setup.hive)
             if found is not None:
                 self._registry = found
             else:
                 self._registry = await loop.run_in_executor(self._lookup, self._make_registry)
 
     def _tell_head(self) -> None:
-        self._link.send({"event": "head", "lost": self._head.lost})
+        self._link.send(HeadState(self._head.lost))
 
     def _tell(self) -> None:
         """Send the rows that changed and the names of all replicas."""
-        rows = {**self._said_rows(), **self._rows}
+        rows = {**self._said, **self._rows}
         news = [row for name, row in rows.items() if self._told.get(name) != row]
         if not news and rows.keys() == self._told.keys():
             return
         self._told = rows
-        self._link.send({"event": "replicas", "rows": news, "names": list(rows)})
-
-    def _said_rows(self) -> dict[str, Message]:
-        return {
-            name: {"name": name, "node": None, "url": None, "pid": None, "restarts": 0, "engine": None, **said}
-            for name, said in self._said.items()
-        }
+        self._link.send(ReplicaRows(tuple(news), tuple(rows)))
 
     async def _repair_loop(self) -> None:
         """Recreate actors that Ray gave up and end unwanted ones. Ray itself moves those whose node is away."""
@@ -355,13 +371,14 @@ class RayDriver:
 
 async def serve(link_fd: int) -> NoReturn:
     """Run the driver, then exit at once: Ray's own shutdown takes seconds, and threads may wait for a lost head."""
-    code, link = 0, await JsonPipe.over(socket.socket(fileno=link_fd))
+    code = 0
+    link: JsonPipe[ToDriver] = await JsonPipe.over(socket.socket(fileno=link_fd), ToDriver)
     try:
         setup = await link.receive()
-        if setup is not None:
+        if isinstance(setup, DriverSetup):
             await RayDriver(link, setup).run()
     except SkepError as error:
-        link.send({"event": "failed", **words_of(error), "taken_over": isinstance(error, TakenOver)})
+        link.send(DriverFailed(error.message, error.hint, error.exit_code, isinstance(error, TakenOver)))
         code = error.exit_code
     except NewHead:
         print("there is a new head; this driver ends", file=sys.stderr)  # noqa: T201 - its log

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from skep.cluster.values import launch_of
+from skep.cluster.messages import LogPart, ReplicaReport
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError
 from skep.supervisor.lifecycle import ReplicaState
-from skep.wire.json_pipe import Message
 
-_STATES = {state.value: state for state in ReplicaState}
-AWAY = "away"  # its node does not report
-FETCHING = "fetching"
+# A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
+_STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
 
 
 class ReplicaHost(Protocol):
@@ -24,7 +22,7 @@ class ReplicaHost(Protocol):
     def came(self, member: RemoteReplica) -> None: ...
     def went(self, member: RemoteReplica) -> Awaitable[None]: ...
     def restart(self, member: RemoteReplica) -> bool: ...
-    async def log_since(self, name: str, offset: int | None, lines: int) -> Message: ...
+    async def log_since(self, name: str, offset: int | None, lines: int) -> LogPart: ...
 
 
 @dataclass(slots=True)
@@ -108,27 +106,25 @@ class RemoteReplica:
         self.life.url = self.pid = None
         self._become(ReplicaState.STOPPED, self.life.why)
 
-    async def log_since(self, offset: int | None, lines: int) -> Message:
+    async def log_since(self, offset: int | None, lines: int) -> LogPart:
         return await self._host.log_since(self.launch.name, offset, lines)
 
     # Called by the cluster client
 
-    def hear(self, row: dict[str, Any]) -> None:
+    def hear(self, report: ReplicaReport) -> None:
         """Take the report of its actor, or of the driver while there is no actor."""
         if self._stopping.is_set():
             return
         before = (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self.life.moves)
-        incarnation = row.get("incarnation")
-        if incarnation is not None and incarnation != self._incarnation:
+        if report.incarnation is not None and report.incarnation != self._incarnation:
             self.life.moves += self._incarnation is not None
-            self._incarnation = incarnation
-        self.life.state, self._said = _state(row)
+            self._incarnation = report.incarnation
+        self.life.state, self._said = _STATES.get(report.state, ReplicaState.STARTING), report.why
         self._explain()
-        self.life.url, self.pid, self.node = row["url"], row["pid"], row["node"]
-        self.life.restarts = row["restarts"] + self.life.moves
-        self.engine.told = row["engine"]
-        if row.get("launch") is not None:
-            self._as_started = launch_of(row["launch"])
+        self.life.url, self.pid, self.node = report.url, report.pid, report.node
+        self.life.restarts = report.restarts + self.life.moves
+        self.engine.told = report.engine
+        self._as_started = report.launch or self._as_started
         now = (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self.life.moves)
         if now != before:
             self._changed()
@@ -146,12 +142,3 @@ class RemoteReplica:
     def _become(self, state: ReplicaState, why: str | None) -> None:
         self.life.state, self.life.why = state, why
         self._changed()
-
-
-def _state(row: dict[str, Any]) -> tuple[ReplicaState, str | None]:
-    """Return state and reason. A silent node gets no requests: Ray moves its replicas."""
-    if row["state"] == AWAY:
-        return ReplicaState.BACKOFF, row["why"]
-    if row["state"] == FETCHING:
-        return ReplicaState.STARTING, row["why"]
-    return _STATES.get(row["state"], ReplicaState.STARTING), row["why"]

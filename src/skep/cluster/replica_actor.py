@@ -14,15 +14,17 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from msgspec import structs
+
+from skep.cluster.messages import LogPart, ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.placement_groups import registry_name
 from skep.cluster.ray_command import engine_ports
 from skep.cluster.replica_registry import ANNOUNCE_EVERY_S, Row
-from skep.cluster.values import launch_document, launch_of
 from skep.deploy.gpus import DEFAULT_SHARES, GpuCard, check_free, room_of
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import Launch, engine_named
@@ -34,6 +36,7 @@ from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
 from skep.supervisor.start_order import StartOrder
 from skep.weights.pull import pull
+from skep.wire.json_pipe import from_document, to_document
 
 TELL_TIMEOUT_S = 2.5  # a lost report leaves time for the next before the replica counts as away
 
@@ -115,7 +118,7 @@ TAIL_BYTES = 4 << 20  # at most so much of the end is searched for the last line
 PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a message may have 4 MiB
 
 
-def log_part(file: BinaryIO, offset: int | None, lines: int) -> dict[str, Any]:
+def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
     """Return the last lines, or what came since `offset`, as much as fits, with its end and the size of the log.
 
     A part ends at the end of a line if it holds one. A log that has shrunk is read from its beginning.
@@ -126,7 +129,7 @@ def log_part(file: BinaryIO, offset: int | None, lines: int) -> dict[str, Any]:
     data = file.read(min(PART_BYTES, size - begin))
     if begin + len(data) < size:
         data = data[: data.rfind(b"\n") + 1] or data
-    return {"text": data.decode(errors="replace"), "offset": begin + len(data), "size": size}
+    return LogPart(data.decode(errors="replace"), begin + len(data), size)
 
 
 def _begin_of(file: BinaryIO, size: int, lines: int) -> int:
@@ -172,25 +175,24 @@ CARDS_AGAIN_S = 1.0
 AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
 AGAIN_MOST_S = 300.0
 INSTRUCTED_S = 5.0  # without an answer of the registry for so long, the creation arguments count
-ReplicaRow = dict[str, Any]
 
 
 class ReplicaActor:
     """One replica. Its arguments are plain documents, which outlive the process that created it."""
 
-    def __init__(self, hive: str, launch: ReplicaRow, policy: ReplicaRow, key: str) -> None:
+    def __init__(self, hive: str, launch: Row, policy: Row, key: str) -> None:
         self._hive = hive
         self._wanted = launch
-        self._policy = RestartPolicy(**policy)
+        self._policy: RestartPolicy = from_document(policy, RestartPolicy)
         self._key = key
         self._incarnation = secrets.token_hex(8)
         self._life = _own_life()
-        self._state: ReplicaRow = {"state": "starting", "why": None}
-        self._asked: Launch = launch_of(launch)
+        self._state: Row = {"state": "starting", "why": None}
+        self._asked: Launch = from_document(launch, Launch)
         self._launch = self._asked  # with the address, GPUs and weights of this node
         self._replica: Replica | None = None
         self._log: Path | None = None
-        self._node: ReplicaRow = {}
+        self._node: Row = {}
         self._over = False
         self._ended = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -207,11 +209,11 @@ class ReplicaActor:
     def ping(self) -> bool:
         return True
 
-    def describe(self) -> ReplicaRow:
+    def describe(self) -> Row:
         """Return the launch that it was created with."""
         return {"over": True} if self._over else self._wanted
 
-    def row(self) -> ReplicaRow:
+    def row(self) -> Row:
         return self._row()
 
     def restart(self) -> None:
@@ -223,12 +225,12 @@ class ReplicaActor:
         self._loop.call_soon_threadsafe(self._stop_now)
         return self._ended.wait(timeout_s)
 
-    def log_since(self, offset: int | None, lines: int) -> ReplicaRow:
+    def log_since(self, offset: int | None, lines: int) -> Row:
         """Return a part of the engine's log, see `log_part`."""
         if self._log is None or not self._log.is_file():
-            return {"text": "", "offset": 0, "size": 0}
+            return to_document(LogPart())
         with self._log.open("rb") as file:
-            return log_part(file, offset, lines)
+            return to_document(log_part(file, offset, lines))
 
     # Its thread
 
@@ -304,11 +306,11 @@ class ReplicaActor:
             async with asyncio.timeout(INSTRUCTED_S):
                 await self._instructed.wait()
 
-    def _heed(self, answer: ReplicaRow) -> None:
+    def _heed(self, answer: Row) -> None:
         """Apply the registry's restart policy. A start in progress keeps its deadline."""
         self._instructed.set()
-        with contextlib.suppress(TypeError):  # of another version of skep
-            self._policy = RestartPolicy(**(answer.get("policy") or asdict(self._policy)))
+        with contextlib.suppress(ValueError):  # of another version of skep
+            self._policy = from_document(answer.get("policy") or to_document(self._policy), RestartPolicy)
         if self._replica is not None:
             self._replica.life.policy = self._policy
 
@@ -337,35 +339,32 @@ class ReplicaActor:
         await self._announcer.run()
         self._stop_now()
 
-    def _row(self) -> ReplicaRow:
+    def _row(self) -> Row:
         replica, launch = self._replica, self._launch
-        row = {
-            "name": launch.name,
-            "model": launch.model,
-            "slots": launch.slots,
-            "node": self._node.get("name"),
-            "node_id": self._node.get("id"),
-            "launch": launch_document(launch),
-            "incarnation": self._incarnation,
+        report = ReplicaReport(
+            name=launch.name,
+            model=launch.model,
+            slots=launch.slots,
+            node=self._node.get("name"),
+            node_id=self._node.get("id"),
+            launch=launch,
+            incarnation=self._incarnation,
             **self._life,
-            "pid": None,
-            "url": None,
-            "restarts": 0,
-            "engine": None,
             **self._state,
-        }
+        )
         if replica is not None and replica.life.state is not ReplicaState.STOPPED:
-            row |= {
-                "state": replica.life.state.value,
-                "why": replica.life.why,
-                "pid": replica.pid,
-                "url": replica.life.url,
-                "restarts": replica.life.restarts,
-                "slots": replica.started.slots,
-                "launch": launch_document(replica.started),
-                "engine": replica.engine.version(),
-            }
-        return row
+            report = structs.replace(
+                report,
+                state=replica.life.state.value,
+                why=replica.life.why,
+                pid=replica.pid,
+                url=replica.life.url,
+                restarts=replica.life.restarts,
+                slots=replica.started.slots,
+                launch=replica.started,
+                engine=replica.engine.version(),
+            )
+        return to_document(report)
 
 
 def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
@@ -401,7 +400,7 @@ def _own_handle() -> Any:
     return ray.get_runtime_context().current_actor
 
 
-def _own_life() -> ReplicaRow:
+def _own_life() -> Row:
     """Return the id of this actor and how often Ray has restarted it; empty if Ray does not say.
 
     Read while the actor is created: a later restart has another process.
@@ -421,7 +420,7 @@ def _find_registry(hive: str) -> Any:
     return ray.get_actor(registry_name(hive))
 
 
-def _own_node() -> ReplicaRow:
+def _own_node() -> Row:
     """Return this node and the GPUs that Ray assigned to this actor."""
     import ray
 

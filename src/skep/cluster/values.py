@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, cast
-
-import msgspec
 
 from skep.engines.base import Launch
 from skep.units import format_bytes
@@ -89,27 +85,6 @@ class ClusterSurvey:
         for node in self.nodes:
             found.setdefault(node.kind, []).append(node)
         return found
-
-
-def survey_document(survey: ClusterSurvey) -> dict[str, Any]:
-    return cast(dict[str, Any], msgspec.to_builtins(survey, enc_hook=str))
-
-
-def survey_of(document: Mapping[str, Any]) -> ClusterSurvey:
-    return msgspec.convert(document, ClusterSurvey, dec_hook=_path)
-
-
-def launch_document(launch: Launch) -> dict[str, Any]:
-    """Return the JSON form; `launch_of` is its inverse."""
-    return cast(dict[str, Any], msgspec.to_builtins(launch, enc_hook=str))
-
-
-def launch_of(document: Mapping[str, Any]) -> Launch:
-    return msgspec.convert(document, Launch, dec_hook=_path)
-
-
-def _path(_kind: type, text: str) -> Path:
-    return Path(text)
 
 
 def can_keep_actor(old: Launch, new: Launch) -> bool:

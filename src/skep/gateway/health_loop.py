@@ -7,9 +7,9 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
+from skep.config.gateway_messages import HealthTimes
 from skep.gateway.proxy import Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.values import ReplicaSpec
@@ -24,13 +24,6 @@ CONFIRM_TIMEOUT_S = 5.0
 _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 
 Ask = Callable[[ReplicaSpec], Coroutine[Any, Any, None]]
-
-
-@dataclass(frozen=True, slots=True)
-class HealthTimes:
-    health_every_s: float = 5.0
-    health_soon_s: float = 0.5  # while the breaker is not closed
-    health_timeout_s: float = 5.0
 
 
 class HealthLoop:

@@ -15,13 +15,13 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 
-from skep.gateway.batch.api import QUOTA_BYTES, BatchApi
+from skep.config.gateway_messages import GatewaySetup
+from skep.gateway.batch.api import BatchApi
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer
 from skep.gateway.process import Gateway, exit_now, main
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.proxy import Proxy
 from skep.units import MIB
-from skep.wire.json_pipe import Message
 from skep.wire.server_request import ServerRequest
 
 READY_POLL_S = 0.05
@@ -156,7 +156,7 @@ def parse_answer(received: bytes) -> BatchAnswer:
     )
 
 
-def mount_batches(gateway: Gateway, setup: Message) -> BatchApi:
+def mount_batches(gateway: Gateway, setup: GatewaySetup) -> BatchApi:
     said = ""
 
     def say(text: str) -> None:
@@ -167,13 +167,14 @@ def mount_batches(gateway: Gateway, setup: Message) -> BatchApi:
             sys.stderr.write(f"batches: {text}\n")
             sys.stderr.flush()
 
-    places = setup["batches"]
+    places = setup.batches
+    assert places is not None, "a hive says where the batch API keeps its files"
     return BatchApi(
         BatchGatewayPort(gateway.proxy),
-        store=Path(places["store"]),
-        folder=Path(places["files"]),
+        store=Path(places.store),
+        folder=Path(places.files),
         say=say,
-        quota_bytes=places.get("quota_bytes", QUOTA_BYTES),
+        quota_bytes=places.quota_bytes,
     )
 
 

@@ -17,25 +17,41 @@ import signal
 import socket
 import ssl
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from urllib.parse import parse_qs, unquote
 
 from skep import __version__
+from skep.config.gateway_messages import (
+    AskDrain,
+    AskStatus,
+    Drained,
+    Exit,
+    GatewaySetup,
+    GatewayStatus,
+    Listening,
+    LoadFailed,
+    ModelUsage,
+    ModelWanted,
+    ReplicaFigures,
+    ReplicaTable,
+    StatusAnswer,
+    TlsFiles,
+    ToGateway,
+)
 from skep.config.keys import KeySpec, Priority, digest_of
 from skep.gateway.admission import Admission
 from skep.gateway.error_format import JSON, RequestRefused
-from skep.gateway.health_loop import HealthLoop, HealthTimes
+from skep.gateway.health_loop import HealthLoop
 from skep.gateway.metrics import Metrics
-from skep.gateway.proxied_request import Timeouts
 from skep.gateway.proxy import Policy, Proxy, Route
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import RequestAccounting, RequestLog
-from skep.gateway.values import AdmissionLimits, ReplicaSpec
-from skep.wire.json_pipe import JsonPipe, Message
+from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import Labels, label_samples
-from skep.wire.server import HttpServer, ServerLimits, ServerRequest
+from skep.wire.server import HttpServer, ServerRequest
 
 
 def models_document(proxy: Proxy) -> dict[str, Any]:
@@ -59,22 +75,22 @@ def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
 
 
-def status_document(proxy: Proxy, metrics: Metrics, now: float) -> dict[str, Any]:
-    """Answers the supervisor. Counters are since this process began; who asks twice can tell the rates."""
+def status_of(proxy: Proxy, metrics: Metrics, now: float) -> GatewayStatus:
+    """Return the answer to the supervisor."""
     admission = proxy.admission
     busy: dict[str, int] = {}
     for replica in admission.replicas():
         busy[replica.name] = busy.get(replica.name, 0) + replica.busy
-    return {
-        "queued": admission.queued,
-        "in_flight": admission.in_flight,
-        "busy": busy,
-        "models": figures(proxy, now),
-        "queues": {model: admission.waiting(model) for model in admission.models},
-        "replicas": [_replica(replica, now) for replica in admission.table()],
-        "tokens": tokens_so_far(proxy, metrics),
-        "ended": metrics.requests.by("outcome"),
-    }
+    return GatewayStatus(
+        queued=admission.queued,
+        in_flight=admission.in_flight,
+        busy=busy,
+        models=figures(proxy, now),
+        queues={model: admission.waiting(model) for model in admission.models},
+        replicas=[_replica(replica, now) for replica in admission.table()],
+        tokens=tokens_so_far(proxy, metrics),
+        ended=metrics.requests.by("outcome"),
+    )
 
 
 def tokens_so_far(proxy: Proxy, metrics: Metrics) -> dict[str, float]:
@@ -89,31 +105,29 @@ def tokens_so_far(proxy: Proxy, metrics: Metrics) -> dict[str, float]:
     return sums
 
 
-def figures(proxy: Proxy, now: float) -> dict[str, dict[str, Any]]:
+def figures(proxy: Proxy, now: float) -> dict[str, ModelUsage]:
     """By model: requests that wait, answers under way, seconds since the last one ended."""
     ended = proxy.accounts.last_ended
-    counts: dict[str, dict[str, Any]] = {
-        model: {"queued": 0, "busy": 0, "idle_s": now - ended[model] if model in ended else None}
+    counts = Counter((exchange.model, exchange.under_way) for exchange in proxy.exchanges.values())
+    return {
+        model: ModelUsage(counts[model, True], counts[model, False], now - ended[model] if model in ended else None)
         for model in proxy.admission.models
     }
-    for exchange in proxy.exchanges.values():
-        if (told := counts.get(exchange.model)) is not None:
-            told["busy" if exchange.under_way else "queued"] += 1
-    return counts
 
 
-def _replica(replica: GatewayReplica, now: float) -> dict[str, Any]:
-    return {
-        "name": replica.name,
-        "model": replica.spec.model,
-        "url": replica.spec.url,
-        "engine": replica.spec.engine,
-        "simulated": replica.spec.simulated,
-        "slots": replica.slots,
-        "active": replica.active,
-        "releasing": replica.busy - replica.active,
-        "state": state_of(replica, now),
-    }
+def _replica(replica: GatewayReplica, now: float) -> ReplicaFigures:
+    spec = replica.spec
+    return ReplicaFigures(
+        name=replica.name,
+        model=spec.model,
+        url=spec.url,
+        engine=spec.engine,
+        simulated=spec.simulated,
+        slots=replica.slots,
+        active=replica.active,
+        releasing=replica.busy - replica.active,
+        state=state_of(replica, now),
+    )
 
 
 def state_of(replica: GatewayReplica, now: float) -> str:
@@ -167,24 +181,22 @@ class Extension(Protocol):
         """This gateway is to end: finish what is under way, begin nothing new."""
 
 
-MakeExtension = Callable[["Gateway", Message], Extension]
+MakeExtension = Callable[["Gateway", GatewaySetup], Extension]
 
 
 class Gateway:
     """One gateway: built from the supervisor's first message, told of changes by later ones."""
 
-    def __init__(self, setup: Message, mounts: Sequence[MakeExtension] = ()) -> None:
-        store = setup.get("store")
-        log = setup.get("log")
-        self.journal = RequestLog(Path(store) if store else None, sys.stderr, log_path=Path(log) if log else None)
+    def __init__(self, setup: GatewaySetup, mounts: Sequence[MakeExtension] = ()) -> None:
+        store, log = (Path(one) if one else None for one in (setup.store, setup.log))
+        self.journal = RequestLog(store, sys.stderr, log_path=log)
         self.metrics = Metrics()
-        admission = Admission(AdmissionLimits(**setup.get("limits", {})))
+        admission = Admission(setup.limits)
         self.accounts = RequestAccounting(self.metrics, self.journal.add, admission.knows)
-        self.proxy = Proxy(admission, self.accounts, policy_of(setup), keys_wanted=bool(setup.get("keys_wanted")))
-        limits = ServerLimits(**setup.get("server", {}))
-        self.server = HttpServer(self.proxy.handle, limits, self.proxy.check_head)
-        self.watch = HealthLoop(self.proxy, HealthTimes(**setup.get("watch", {})))
-        self.tls = _tls(setup.get("tls"))
+        self.proxy = Proxy(admission, self.accounts, policy_of(setup), keys_wanted=setup.keys_wanted)
+        self.server = HttpServer(self.proxy.handle, setup.server, self.proxy.check_head)
+        self.watch = HealthLoop(self.proxy, setup.watch)
+        self.tls = _tls(setup.tls)
         for path in ("/health", "/healthz"):
             self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')
         for path in ("/v1/models", "/models"):
@@ -228,12 +240,12 @@ class Gateway:
         parts = [label_samples(text, spec.name) for spec, text in zip(specs, texts, strict=True) if text]
         request.respond(200, [PROMETHEUS], "".join(parts).encode())
 
-    async def serve(self, listener: socket.socket, link: JsonPipe) -> None:
+    async def serve(self, listener: socket.socket, link: JsonPipe[ToGateway]) -> None:
         self.journal.start()
         beside = [asyncio.create_task(annex.run()) for annex in self.extensions]
         await self.server.listen(listener, self.tls)
-        self.proxy.on_wanted = lambda model: link.send({"event": "wanted", "model": model})
-        link.send({"event": "listening"})
+        self.proxy.on_wanted = lambda model: link.send(ModelWanted(model))
+        link.send(Listening())
         clock = asyncio.create_task(self.watch.run())
         messages = asyncio.create_task(self._follow(link))
         try:
@@ -253,73 +265,58 @@ class Gateway:
             self.accounts.settle()
             self.journal.close()
 
-    async def _follow(self, link: JsonPipe) -> None:
+    async def _follow(self, link: JsonPipe[ToGateway]) -> None:
         """Carry out the supervisor's messages until it says `exit` or is gone."""
         async with asyncio.TaskGroup() as tasks:
             drains = []
-            while (message := await link.receive()) is not None and message.get("op") != "exit":
-                match message.get("op"):
-                    case "replicas":
-                        specs = tuple(replica_spec(spec) for spec in message["replicas"])
-                        self.proxy.set_replicas(specs, tuple(message["models"]), message.get("dormant"))
-                    case "load_failed":
-                        self.proxy.load_failed(message["model"], message["why"], message["retry_after_s"])
-                    case "settings":
-                        limits = AdmissionLimits(**message.get("limits", {}))
+            while (message := await link.receive()) is not None and not isinstance(message, Exit):
+                match message:
+                    case ReplicaTable(replicas, models, dormant):
+                        self.proxy.set_replicas(replicas, models, dormant)
+                    case LoadFailed(model, why, retry_after_s):
+                        self.proxy.load_failed(model, why, retry_after_s)
+                    case GatewaySetup():
                         self.proxy.set_policy(policy_of(message))
-                        self.proxy.carry_out(self.proxy.admission.set_limits(limits, self.proxy.now()))
-                    case "status":
+                        self.proxy.carry_out(self.proxy.admission.set_limits(message.limits, self.proxy.now()))
+                    case AskStatus(number):
                         self.accounts.settle()
-                        status = status_document(self.proxy, self.metrics, self.proxy.now())
-                        link.send({"id": message.get("id"), **status})
-                    case "drain":
+                        link.send(StatusAnswer(number, status_of(self.proxy, self.metrics, self.proxy.now())))
+                    case AskDrain():
                         drains.append(tasks.create_task(self._drain(link, message)))
             for drain in drains:
                 drain.cancel()
 
-    async def _drain(self, link: JsonPipe, message: Message) -> None:
-        """`hand_over`: a new gateway takes the connections from now on; else new requests are told to come back."""
+    async def _drain(self, link: JsonPipe[ToGateway], message: AskDrain) -> None:
         admission = self.proxy.admission
         for annex in self.extensions:
             annex.leave()
-        if message.get("hand_over"):
+        if message.hand_over:
             self.server.stop_accepting()
         else:
             self.proxy.carry_out(admission.close())
         try:
-            async with asyncio.timeout(message["timeout_s"]):
+            async with asyncio.timeout(message.timeout_s):
                 while self.server.active or not self.proxy.drained.is_set() or any(one.busy for one in self.extensions):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self.proxy.carry_out(admission.close())
-        link.send({"id": message.get("id"), "event": "drained", "left": admission.in_flight})
+        link.send(Drained(message.id, admission.in_flight))
 
 
-def policy_of(message: Message) -> Policy:
-    keys = [KeySpec(**spec) for spec in message.get("keys", ())]
-    if message.get("api_key"):
+def policy_of(setup: GatewaySetup) -> Policy:
+    keys = setup.keys
+    if setup.api_key:
         names = {key.name for key in keys}  # a key of the file may be called so too
         name = "SKEP_API_KEY" if "SKEP_API_KEY" not in names else "$SKEP_API_KEY"
-        keys.append(KeySpec(name, digest_of(message["api_key"])))
-    return Policy(
-        keys=tuple(keys),
-        aliases=message.get("aliases", {}),
-        origins=tuple(message.get("origins", ())),
-        hosts=frozenset(message["hosts"]) if message.get("hosts") else None,
-        timeouts=Timeouts(**message.get("timeouts", {})),
-    )
+        keys = (*keys, KeySpec(name, digest_of(setup.api_key)))
+    return Policy(keys, setup.aliases, setup.origins, setup.hosts or None, setup.timeouts)
 
 
-def replica_spec(document: dict[str, Any]) -> ReplicaSpec:
-    confirms = document.get("confirms", "")
-    return ReplicaSpec(**{**document, "confirms": "slots" if confirms is True else confirms or ""})
-
-
-def _tls(files: dict[str, str] | None) -> ssl.SSLContext | None:
-    if not files:
+def _tls(files: TlsFiles | None) -> ssl.SSLContext | None:
+    if files is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files["certificate"], files["key"])
+    context.load_cert_chain(files.certificate, files.key)
     return context
 
 
@@ -334,9 +331,9 @@ def main(mounts: Sequence[MakeExtension] = ()) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and 1024 are few
 
     async def run() -> None:
-        link = await JsonPipe.over(socket.socket(fileno=args.link_fd))
+        link: JsonPipe[ToGateway] = await JsonPipe.over(socket.socket(fileno=args.link_fd), ToGateway)
         setup = await link.receive()
-        if setup is not None:
+        if isinstance(setup, GatewaySetup):
             gateway = Gateway(setup, mounts)
             gc.freeze()  # what is there now stays: collections look only at what requests leave behind
             await gateway.serve(socket.socket(fileno=args.listen_fd), link)

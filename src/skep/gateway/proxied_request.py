@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
+from skep.config.gateway_messages import Timeouts
 from skep.gateway.admission import Admission
 from skep.gateway.error_format import ERRORS, error_body, error_event, event_of, rejection, retry_headers
 from skep.gateway.request_policy import RequestPlan
@@ -30,16 +30,6 @@ Piece = bytes | tuple[bytes]  # of an answer: whole chunks with their framing, o
 _LEAVE = b"access-control-"  # for web pages: given by the gateway, not by engines, which give it to anybody
 _NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
 _OWN_LINES = b"x-skep-replica: %b\r\nx-skep-queue-ms: %.1f\r\nx-skep-request-id: %b\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Of one attempt at a replica. The time in the queue is not among them."""
-
-    first_byte_s: float = 1800.0
-    idle_s: float = 300.0  # between two bytes of an answer
-    total_s: float = 7200.0
-    comment_every_s: float = 5.0  # in a stream that waits for its model to be loaded
 
 
 class ProxyPort(Protocol):

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
 
+from skep.config.gateway_messages import Timeouts, UnloadedModel
 from skep.config.keys import PRIORITIES, KeyRing, KeySpec, class_for, given_keys
 from skep.gateway.admission import Admission
 from skep.gateway.body_inspection import (
@@ -35,7 +35,7 @@ from skep.gateway.error_format import (
     preflight_headers,
     retry_headers,
 )
-from skep.gateway.proxied_request import Exchange, Timeouts
+from skep.gateway.proxied_request import Exchange
 from skep.gateway.request_log import RequestAccounting
 from skep.gateway.request_policy import (
     AMBIGUOUS,
@@ -171,7 +171,7 @@ class Proxy:
         self,
         specs: tuple[ReplicaSpec, ...],
         models: tuple[str, ...],
-        dormant: Mapping[str, Mapping[str, Any]] | None = None,
+        dormant: Mapping[str, UnloadedModel] | None = None,
     ) -> None:
         """`dormant`: those of the models that are not loaded, with their state."""
         self._several = len({spec.model for spec in specs}) < len(specs)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from skep.config.gateway_messages import UnloadedModel
 
 NOT_COMING = ("unloaded", "unloading")  # unless somebody says that it is wanted
 GIVEN_UP = "failed"  # it is not tried again before the user says so
@@ -35,20 +36,20 @@ class UnloadedModels:
         return f"<UnloadedModels {self.states}>"
 
     def become(
-        self, table: Mapping[str, Mapping[str, Any]], serving: Iterable[str], models: Iterable[str] = ()
+        self, table: Mapping[str, UnloadedModel], serving: Iterable[str], models: Iterable[str] = ()
     ) -> list[str]:
         """What the supervisor says; the models that have just been loaded. Those on their way have not failed.
 
         One of the `models` that failed, and of which nothing else is said, has been given up.
         """
         before, served = self.states, set(serving)
-        self.states = {model: str(said["state"]) for model, said in table.items()}
+        self.states = {model: said.state for model, said in table.items()}
         self._told = {model for model in self._told if self.states.get(model) in NOT_COMING}
         moving = {model for model, state in self.states.items() if state not in (*NOT_COMING, GIVEN_UP)} | served
         self._failures = {model: found for model, found in self._failures.items() if model not in moving}
         for model, state in self.states.items():
             if state == GIVEN_UP and model not in self._failures:
-                self._failures[model] = LoadFailure(table[model].get("why") or "it did not start", float("-inf"))
+                self._failures[model] = LoadFailure(table[model].why or "it did not start", float("-inf"))
         self.states |= dict.fromkeys(self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP)
         return [model for model, state in before.items() if state == "loading" and model in served - self.states.keys()]
 

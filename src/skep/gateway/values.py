@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
+from skep.config.gateway_messages import AdmissionLimits as AdmissionLimits  # noqa: PLC0414 - it is told them
+from skep.config.gateway_messages import ReplicaSpec as ReplicaSpec  # noqa: PLC0414
 from skep.config.keys import Priority
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSpec:
-    """What the gateway is told of a replica. `reserve` and `soft_slots` are of this replica's slots."""
-
-    name: str
-    model: str
-    url: str
-    slots: int
-    confirms: str = ""  # how it says that slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not at all
-    engine: str = ""  # name and version, for those who ask what serves
-    simulated: bool = False
-    release_bound_s: float = 30.0  # a slot whose client left is free after so long, whatever the engine says
-    health_path: str = "/health"
-    draining: bool = False  # finishes what it has, gets nothing new
-    reserve: int = 0  # slots that only interactive requests may take
-    soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
-    context: int | None = None  # tokens of one sequence; None: not known
-    authorization: str = field(default="", repr=False)  # what the replica wants to read in that header
-    own_engine: bool = False  # skep started it: clients may ask for known paths alone
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    max_queue: int = 256  # per model
-    max_wait_s: float = 900.0
-    attempts: int = 2  # replicas tried per request while nothing has reached its client
-    aging_s: float = 30.0  # a request goes before one of the next higher class that arrived so much later
-    dead_after_s: float = 60.0  # without a sign of life: what is under way in a replica is taken back
 
 
 @dataclass(slots=True)

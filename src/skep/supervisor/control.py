@@ -188,11 +188,6 @@ class ReplicaStatus:
     node: str = ""  # empty: here
 
 
-def unanswered(gateway: Status) -> frozenset[str]:
-    """Return the replicas whose circuit breaker in the gateway is open."""
-    return frozenset(row["name"] for row in gateway.get("replicas", ()) if row["state"] in ("open", "half-open"))
-
-
 def replicas_of(status: Status) -> list[ReplicaStatus]:
     gateway = status.get("gateway") or {}
     rows = {row["name"]: row for row in status["rows"] if row["kind"] not in NO_REPLICAS}

@@ -7,6 +7,9 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
 
 from skep.errors import EngineError, SkepError, UserError
 from skep.supervisor.gateway_child import GatewayChild
@@ -15,7 +18,91 @@ from skep.supervisor.reload import Reloader
 from skep.supervisor.replica_protocol import RemoteLog
 from skep.supervisor.replica_set import ReplicaSet
 from skep.units import MIB
-from skep.wire.json_pipe import JsonPipe, Message
+from skep.wire.json_pipe import JsonPipe, Message, to_document
+
+
+class ControlRequest(Struct, frozen=True, tag_field="op", tag=str.lower):
+    """What a client of the control socket asks. The tag is the name of the class in small letters."""
+
+
+class Status(ControlRequest, frozen=True):
+    pass
+
+
+class Origin(ControlRequest, frozen=True):
+    """What the command line asked for when skep was started."""
+
+
+class Down(ControlRequest, frozen=True):
+    drain_s: float | None = None  # None: as configured
+
+
+class Monitor(ControlRequest, frozen=True):
+    """There is something to watch: the monitor is to run."""
+
+
+class Pause(ControlRequest, frozen=True):
+    """End the engines as long as this connection lasts."""
+
+    pid: int | None = None  # of who asks
+
+
+class Resume(ControlRequest, frozen=True):
+    pass
+
+
+class Restart(ControlRequest, frozen=True):
+    name: str
+
+
+class Drain(ControlRequest, frozen=True):
+    name: str
+    wait: bool = False
+
+
+class Undrain(ControlRequest, frozen=True):
+    name: str
+
+
+class Log(ControlRequest, frozen=True):
+    name: str
+    lines: int = 100
+    offset: int | None = None
+
+
+class Scale(ControlRequest, frozen=True):
+    model: str | None = None
+    replicas: int | None = None
+    wait: bool = False
+
+
+class Load(ControlRequest, frozen=True):
+    model: str
+    wait: bool = False
+
+
+class Unload(ControlRequest, frozen=True):
+    model: str
+    wait: bool = False
+    drain_s: float | None = None
+
+
+class Swap(ControlRequest, frozen=True):
+    out: str
+    come: str = field(name="in")
+    wait: bool = False
+    drain_s: float | None = None
+
+
+class Reload(ControlRequest, frozen=True):
+    settings: dict[str, Any]  # a document of the settings, which another version of skep may have made
+    wait: bool = False
+
+
+Request = (
+    Status | Origin | Down | Monitor | Pause | Resume | Restart | Drain | Undrain | Log | Scale | Load | Unload | Swap
+    | Reload
+)  # fmt: skip
 
 
 class ControlCommands:
@@ -29,37 +116,30 @@ class ControlCommands:
         self._loader = loader
         self._reloader = reloader
 
-    async def answer(self, message: Message) -> Message:
-        match message.get("op"):
-            case "restart":
-                return await self._restart(str(message.get("name")))
-            case "drain":
-                return await self._drain_some(str(message.get("name")), wait=bool(message.get("wait")))
-            case "undrain":
-                return self._undrain(str(message.get("name")))
-            case "log":
-                offset, lines = message.get("offset"), int(message.get("lines", 100))
-                told = await self.log_of(str(message.get("name")), lines, None if offset is None else int(offset))
-                return {"ok": True, **(told or {})}
-            case "scale":
-                return await self._scale(message)
-            case "load":
-                return await self._loader.load(str(message.get("model")), wait=bool(message.get("wait")))
-            case "unload":
-                model, wait = str(message.get("model")), bool(message.get("wait"))
-                return await self._loader.unload(model, wait=wait, drain_s=message.get("drain_s"))
-            case "swap":
-                out, come, wait = str(message.get("out")), str(message.get("in")), bool(message.get("wait"))
-                return await self._loader.swap(out, come, wait=wait, drain_s=message.get("drain_s"))
-            case "reload":
-                return await self._reloader.reload(message)
-            case other:
-                return {"error": f"unknown request {other!r}"}
-
-    async def log_of(self, name: str, lines: int, offset: int | None = None) -> Message | None:
-        """Return the log of a replica as `RemoteLog` has it; None where the log is a file here, or not known."""
-        member = self._replica_set.find(name)
-        return await member.log_since(offset, lines) if isinstance(member, RemoteLog) else None
+    async def answer(self, request: Request) -> Message:
+        match request:
+            case Restart(name):
+                return await self._restart(name)
+            case Drain(name, wait):
+                return await self._drain_some(name, wait=wait)
+            case Undrain(name):
+                return self._undrain(name)
+            case Log(name, lines, offset):
+                member = self._replica_set.find(name)  # where it is a file here, the client reads it
+                told = await member.log_since(offset, lines) if isinstance(member, RemoteLog) else None
+                return {"ok": True, **({} if told is None else to_document(told))}
+            case Scale(model, replicas, wait):
+                return await self._scale(model, replicas, wait=wait)
+            case Load(model, wait):
+                return await self._loader.load(model, wait=wait)
+            case Unload(model, wait, drain_s):
+                return await self._loader.unload(model, wait=wait, drain_s=drain_s)
+            case Swap(out, come, wait, drain_s):
+                return await self._loader.swap(out, come, wait=wait, drain_s=drain_s)
+            case Reload(settings, wait):
+                return await self._reloader.reload(settings, wait=wait)
+            case _:
+                raise AssertionError(request)
 
     # Inside
 
@@ -104,11 +184,11 @@ class ControlCommands:
         self._replica_set.undrain(name)
         return {"ok": True, "replicas": meant or [name]}
 
-    async def _scale(self, message: Message) -> Message:
+    async def _scale(self, model: str | None, replicas: int | None, *, wait: bool) -> Message:
         """Change the number of replicas. Without a number, return the counts; without a model, those of all."""
-        model, replicas, known = message.get("model"), message.get("replicas"), self._reloader.models
+        known = self._reloader.models
         if model is not None and replicas is not None:
-            return await self._reloader.scale(str(model), int(replicas), wait=bool(message.get("wait")))
+            return await self._reloader.scale(model, replicas, wait=wait)
         if model is not None and model not in known:
             hint = f"known: {', '.join(known) or 'none'}"
             raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
@@ -144,7 +224,7 @@ async def control_socket(
         assert task is not None
         connections.add(task)
         try:
-            await _serve(JsonPipe(reader, writer), answer, last_words, released)
+            await _serve(JsonPipe(reader, writer, Message), answer, last_words, released)
         finally:
             connections.discard(task)
 
@@ -162,7 +242,7 @@ async def control_socket(
 
 
 async def _serve(
-    link: JsonPipe, answer: CommandHandler, last_words: Callable[[], Message], released: Callable[[], None]
+    link: JsonPipe[Message], answer: CommandHandler, last_words: Callable[[], Message], released: Callable[[], None]
 ) -> None:
     told: Message = {}
     holds = False

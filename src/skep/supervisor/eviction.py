@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from skep.config.gateway_messages import ModelUsage
 from skep.engines.base import Launch
 from skep.units import format_bytes
 
@@ -46,15 +47,6 @@ class MemoryBudget:
     turn_s: float = 30.0  # a busy model stays loaded for at least this long
     quiet_s: float = 1.0  # idle: not used for so long since it was loaded
     pause_s: float = 5.0  # idle: used, then without a request for so long; agents think between two turns
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUsage:
-    """The gateway's figures of a model."""
-
-    busy: int  # answers under way
-    queued: int
-    idle_s: float | None  # since the last answer ended; None: it had none
 
 
 class Residency(Enum):

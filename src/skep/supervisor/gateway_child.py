@@ -13,8 +13,26 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
+from skep.config.gateway_messages import (
+    AskDrain,
+    AskStatus,
+    Drained,
+    Exit,
+    FromGateway,
+    GatewaySetup,
+    GatewayStatus,
+    Listening,
+    ModelUsage,
+    ModelWanted,
+    ReplicaFigures,
+    ReplicaTable,
+    StatusAnswer,
+    ToGateway,
+)
 from skep.errors import GatewayError
 from skep.files import open_log
 from skep.wire.json_pipe import JsonPipe, Message
@@ -22,6 +40,8 @@ from skep.wire.json_pipe import JsonPipe, Message
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 LISTEN_DEADLINE_S = 20.0
+
+Number = TypeVar("Number", int, int | float)
 
 
 class GatewayChild:
@@ -32,7 +52,7 @@ class GatewayChild:
         argv: list[str],
         listener: socket.socket,
         *,
-        setup: Message,
+        setup: GatewaySetup,
         log: Path,
         changed: Callable[[], None],
         wanted: Callable[[str], None] = lambda _model: None,
@@ -42,7 +62,7 @@ class GatewayChild:
         self._listener = listener
         self._setup = setup
         self._log = log
-        self._table: Message = {"op": "replicas", "replicas": [], "models": []}  # as last published
+        self._table = ReplicaTable()  # as last published
         self._changed = changed
         self._wanted = wanted
         self._current: _Child | None = None
@@ -98,28 +118,27 @@ class GatewayChild:
                 return
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
-    def publish(self, table: Message) -> None:
+    def publish(self, table: ReplicaTable) -> None:
         """Send the replica table to all processes, including those that only finish their answers."""
-        self._table = {"op": "replicas", **table}
-        self.say(self._table)
+        self._table = table
+        self.say(table)
 
-    def say(self, message: Message) -> None:
+    def say(self, message: ToGateway) -> None:
         """Send a message to all processes; there is no answer."""
         for child in self._children():
             child.link.send(message)
 
-    async def set_up(self, setup: Message) -> None:
+    async def set_up(self, setup: GatewaySetup) -> None:
         """Apply new settings: what a running process can change, at once; the rest with its successor."""
         async with self._one_at_a_time:
             self._setup = setup
-            for child in self._children():
-                child.link.send({"op": "settings", **setup})
+            self.say(setup)
 
-    async def status(self, timeout_s: float = 1.0) -> Message:
-        """Return the merged status of all processes; empty while none answers. `complete`: all have answered."""
-        answers = await asyncio.gather(*(child.ask({"op": "status"}, timeout_s) for child in self._children()))
-        told = merge_status([answer for answer in answers if answer])
-        return {**told, "complete": all(answers)} if told else {}
+    async def status(self, timeout_s: float = 1.0) -> GatewayStatus | None:
+        """Return the merged status of all processes; None while none answers."""
+        answers = await asyncio.gather(*(child.ask(AskStatus(), timeout_s) for child in self._children()))
+        told = [answer.status for answer in answers if isinstance(answer, StatusAnswer)]
+        return merge_status(told, complete=len(told) == len(answers)) if told else None
 
     async def replace(self, drain_s: float) -> None:
         """Start a new process for new connections; the old one finishes its answers, then ends.
@@ -142,9 +161,9 @@ class GatewayChild:
 
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing new and wait for what is under way. Return how many requests were left after the timeout."""
-        ask = {"op": "drain", "timeout_s": timeout_s}
+        ask = AskDrain(timeout_s)
         answers = await asyncio.gather(*(child.ask(ask, timeout_s + 5) for child in self._children()))
-        return sum(int(answer["left"]) for answer in answers if answer)
+        return sum(answer.left for answer in answers if isinstance(answer, Drained))
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -186,7 +205,7 @@ class GatewayChild:
     def _retire(self, child: _Child, drain_s: float) -> None:
         async def finish() -> None:
             try:
-                await child.ask({"op": "drain", "hand_over": True, "timeout_s": drain_s}, drain_s + 5)
+                await child.ask(AskDrain(drain_s, hand_over=True), drain_s + 5)
             finally:
                 await child.end()
                 self._retired.discard(child)
@@ -197,52 +216,49 @@ class GatewayChild:
         task.add_done_callback(self._retiring.discard)
 
 
-def merge_status(told: Sequence[Message]) -> Message:
+def merge_status(told: Sequence[GatewayStatus], *, complete: bool = True) -> GatewayStatus:
     """Merge the status of several gateway processes. States are those of the first, which takes the connections."""
-    if not told:
-        return {}
-    replicas: dict[str, Message] = {}
-    for row in (row for answer in told for row in answer["replicas"]):
-        known = replicas.setdefault(row["name"], {**row, "active": 0, "releasing": 0})
-        known["active"] += row["active"]
-        known["releasing"] += row["releasing"]
-    queues: dict[str, dict[str, int]] = {}
-    for model, classes in (item for answer in told for item in answer["queues"].items()):
-        queues[model] = added(queues.get(model, {}), classes)
-    models: dict[str, Message] = {}
-    for model, figures in (item for answer in told for item in answer.get("models", {}).items()):
-        models[model] = merge_model_usage(models.get(model), figures)
-    sums: dict[str, dict[str, int]] = {"busy": {}, "tokens": {}, "ended": {}}
-    for key, answer in itertools.product(sums, told):
-        sums[key] = added(sums[key], answer[key])
-    counts = {key: sum(answer[key] for answer in told) for key in ("queued", "in_flight")}
-    return {**counts, **sums, "queues": queues, "replicas": list(replicas.values()), "models": models}
+    replicas: dict[str, ReplicaFigures] = {}
+    for row in (row for one in told for row in one.replicas):
+        known = replicas.get(row.name)
+        more = (0, 0) if known is None else (known.active, known.releasing)
+        replicas[row.name] = replace(known or row, active=row.active + more[0], releasing=row.releasing + more[1])
+    models = dict.fromkeys(model for one in told for model in one.models)
+    queues = dict.fromkeys(model for one in told for model in one.queues)
+    return GatewayStatus(
+        queued=sum(one.queued for one in told),
+        in_flight=sum(one.in_flight for one in told),
+        busy=added([one.busy for one in told]),
+        tokens=added([one.tokens for one in told]),
+        ended=added([one.ended for one in told]),
+        queues={model: added([one.queues.get(model, {}) for one in told]) for model in queues},
+        replicas=list(replicas.values()),
+        models={model: merge_model_usage([one.models.get(model, ModelUsage()) for one in told]) for model in models},
+        complete=complete,
+    )
 
 
-def merge_model_usage(one: Message | None, other: Message) -> Message:
-    """Merge the figures of one model from two gateway processes."""
-    if one is None:
-        return other
-    idle = [figures["idle_s"] for figures in (one, other) if figures["idle_s"] is not None]
-    counts = {key: one[key] + other[key] for key in ("queued", "busy")}
-    return {**counts, "idle_s": min(idle) if idle else None}
+def merge_model_usage(told: Sequence[ModelUsage]) -> ModelUsage:
+    """Merge the figures of one model from several gateway processes."""
+    idle = [one.idle_s for one in told if one.idle_s is not None]
+    return ModelUsage(sum(one.busy for one in told), sum(one.queued for one in told), min(idle, default=None))
 
 
-def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+def added(counts: Sequence[Mapping[str, Number]]) -> dict[str, Number]:
+    return {key: sum(one.get(key, 0) for one in counts) for key in dict.fromkeys(key for one in counts for key in one)}
 
 
 class _Child:
     """One gateway process and the link to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, link: JsonPipe) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, link: JsonPipe[FromGateway]) -> None:
         self.process = process
         self.link = link
         self.listening = asyncio.Event()
         self.on_listening: Callable[[], None] = lambda: None
         self.on_wanted: Callable[[str], None] = lambda _model: None
         self._ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Message | None]] = {}
+        self._asked: dict[int, asyncio.Future[StatusAnswer | Drained]] = {}
         self.ended: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._follow())
 
     @property
@@ -267,7 +283,7 @@ class _Child:
             ours.close()
             theirs.close()
             raise
-        return cls(process, await JsonPipe.over(ours))
+        return cls(process, await JsonPipe.over(ours, FromGateway))
 
     async def came_to_listen(self, timeout_s: float) -> bool:
         waiting = asyncio.get_running_loop().create_task(self.listening.wait())
@@ -276,19 +292,19 @@ class _Child:
         return self.listening.is_set() and not self.ended.done()
 
     async def end(self) -> None:
-        self.link.send({"op": "exit"})
+        self.link.send(Exit())
         await asyncio.wait({self.ended}, timeout=3.0)
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
             await asyncio.wait({self.ended})
 
-    async def ask(self, message: dict[str, Any], timeout_s: float) -> Message | None:
+    async def ask(self, message: AskStatus | AskDrain, timeout_s: float) -> StatusAnswer | Drained | None:
         """Return its answer; None if it ends or does not answer in time."""
         number = next(self._ids)
-        answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[StatusAnswer | Drained] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
-        self.link.send({"id": number, **message})
+        self.link.send(replace(message, id=number))
         try:
             ends: set[asyncio.Future[Any]] = {answer, self.ended}
             await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -298,14 +314,16 @@ class _Child:
 
     async def _follow(self) -> int:
         while (message := await self.link.receive()) is not None:
-            if message.get("event") == "listening":
-                self.listening.set()
-                self.on_listening()
-            elif message.get("event") == "wanted":
-                self.on_wanted(str(message.get("model")))
-            asked = self._asked.get(message.get("id", 0))
-            if asked is not None and not asked.done():
-                asked.set_result(message)
+            match message:
+                case Listening():
+                    self.listening.set()
+                    self.on_listening()
+                case ModelWanted(model):
+                    self.on_wanted(model)
+                case StatusAnswer() | Drained():
+                    asked = self._asked.get(message.id)
+                    if asked is not None and not asked.done():
+                        asked.set_result(message)
         self.listening.clear()
         await self.link.close()
         return await self.process.wait()

@@ -9,12 +9,11 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
+from skep.config.gateway_messages import AdmissionLimits, BatchPlaces, GatewaySetup, Timeouts, TlsFiles
 from skep.config.keys import keys_path, loose_mode, read_keys
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
 from skep.deploy.launches import LocalMachine, PullProgress, plan_launches, read_machine
@@ -26,6 +25,7 @@ from skep.supervisor.control import hold_instance_lock
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.supervisor.replica_protocol import RemoteReplicaFactory
 from skep.supervisor.supervisor import BackgroundService, Hive, Rebuild, Supervisor
+from skep.wire.limits import ServerLimits
 from skep.wire.listen import bind
 
 
@@ -82,12 +82,9 @@ def build_hive(
         log_dir=paths.logs,
         policy=_policy(settings),
         drain_s=settings.drain_s,
-        settings=asdict(settings),
-        overrides=asdict(settings.overrides),
+        settings=settings,
         room=machine.room,
-        max_loaded=settings.max_loaded,
         monitor_argv=monitor_argv(settings),
-        monitor_setup=asdict(settings.monitor),
         monitor_due=something_to_watch(paths.store),
         engine_key=engine_key,
     )
@@ -163,12 +160,12 @@ def rebuild_hive(
         "host": (old.host, new.host),
         "port": (old.port, new.port),
         "tls": ((old.tls_certificate, old.tls_key), (new.tls_certificate, new.tls_key)),
-        "body_limit": (hive.gateway_setup["server"], setup["server"]),
-        "files_quota": (hive.gateway_setup["batches"], setup["batches"]),
+        "body_limit": (hive.gateway_setup.server, setup.server),
+        "files_quota": (hive.gateway_setup.batches, setup.batches),
         "cluster": clusters,
-        "store_requests": (hive.gateway_setup["store"], setup["store"]),
+        "store_requests": (hive.gateway_setup.store, setup.store),
     }
-    locked_out = setup["keys_wanted"] and not setup["keys"] and not setup["api_key"]
+    locked_out = setup.keys_wanted and not setup.keys and not setup.api_key
     locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if locked_out else []
     loose = loose_mode(keys_path(paths))
     options: dict[str, Any] = {"running": running, "starting": False, "avoid": hive.avoid}
@@ -179,52 +176,37 @@ def rebuild_hive(
         gateway_setup=setup,
         policy=_policy(settings),
         drain_s=settings.drain_s,
-        settings=asdict(settings),
-        overrides=asdict(settings.overrides),
-        max_loaded=settings.max_loaded,
+        settings=settings,
         monitor_argv=monitor_argv(settings),
-        monitor_setup=asdict(settings.monitor),
         monitor_due=something_to_watch(paths.store),
         left_out=tuple(key for key, (before, after) in pairs.items() if before != after),
         warnings=(*locked, *([loose] if loose else [])),
     )
 
 
-def gateway_setup(settings: Settings, paths: Paths) -> dict[str, Any]:
-    """Return what the gateway process is told before it listens. docs/architecture.md names the parts."""
+def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
+    """Return what the gateway process is told before it listens."""
     gateway = settings.gateway
-    tls = check_tls(gateway)
-    return {
-        "limits": {
-            "max_queue": gateway.max_queue,
-            "max_wait_s": gateway.max_wait_s,
-            "aging_s": gateway.aging_s,
-            "dead_after_s": gateway.dead_after_s,
-        },
-        "timeouts": {
-            "first_byte_s": gateway.first_byte_timeout_s,
-            "idle_s": gateway.idle_timeout_s,
-            "total_s": gateway.total_timeout_s,
-        },
-        "api_key": gateway.api_key,
-        "keys": [asdict(key) for key in read_keys(keys_path(paths))],
-        "keys_wanted": gateway.open_to_others,
-        "aliases": dict(settings.aliases),
-        "origins": list(gateway.cors_origins),
-        "hosts": None if gateway.open_to_others else [*LOOPBACK, gateway.host],
-        "server": {"body_bytes": gateway.body_limit_bytes},
-        "tls": tls,
-        "store": str(paths.store) if gateway.store_requests else None,
-        "batches": {  # kept whether or not requests are
-            "store": str(paths.store),
-            "files": str(paths.data / "files"),
-            "quota_bytes": gateway.files_quota_bytes,
-        },
-        "log": str(paths.logs / "requests.log"),
-    }
+    return GatewaySetup(
+        limits=AdmissionLimits(
+            gateway.max_queue, gateway.max_wait_s, aging_s=gateway.aging_s, dead_after_s=gateway.dead_after_s
+        ),
+        timeouts=Timeouts(gateway.first_byte_timeout_s, gateway.idle_timeout_s, gateway.total_timeout_s),
+        api_key=gateway.api_key,
+        keys=read_keys(keys_path(paths)),
+        keys_wanted=gateway.open_to_others,
+        aliases=settings.aliases,
+        origins=gateway.cors_origins,
+        hosts=None if gateway.open_to_others else frozenset((*LOOPBACK, gateway.host)),
+        server=ServerLimits(body_bytes=gateway.body_limit_bytes),
+        tls=check_tls(gateway),
+        store=str(paths.store) if gateway.store_requests else None,
+        batches=BatchPlaces(str(paths.store), str(paths.data / "files"), gateway.files_quota_bytes),
+        log=str(paths.logs / "requests.log"),
+    )
 
 
-def check_tls(gateway: GatewaySettings) -> dict[str, str] | None:
+def check_tls(gateway: GatewaySettings) -> TlsFiles | None:
     """Return the paths of certificate and key. Raise where they cannot be read or do not belong together."""
     if gateway.tls_certificate is None or gateway.tls_key is None:
         return None
@@ -248,7 +230,7 @@ def check_tls(gateway: GatewaySettings) -> dict[str, str] | None:
             raise UserError(what, hint="name the key that the certificate was made with") from None
         what = f"`{gateway.tls_certificate}` and `{gateway.tls_key}` are no certificate and key: {error.reason}"
         raise UserError(what, hint="both are PEM files; the certificate comes first in its file") from None
-    return {"certificate": gateway.tls_certificate, "key": gateway.tls_key}
+    return TlsFiles(gateway.tls_certificate, gateway.tls_key)
 
 
 def run_hive(
@@ -272,12 +254,7 @@ def run_hive(
             paths.socket.unlink(missing_ok=True)  # left by a process that was killed: we hold its lock
             hive = build_hive(settings, paths, listener, progress, tell, nodes)
 
-            def rebuild(document: dict[str, Any], now: Hive, running: Sequence[Launch]) -> Hive:
-                try:
-                    wanted = msgspec.convert(document, Settings)
-                except msgspec.ValidationError as error:
-                    hint = "`skep down && skep up -d` starts the new one"
-                    raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
+            def rebuild(wanted: Settings, now: Hive, running: Sequence[Launch]) -> Hive:
                 return rebuild_hive(settings, wanted, now, paths, running, nodes)
 
             with kept_key(paths.state, hive.engine_key):

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
+from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.supervisor.eviction import (
@@ -18,7 +19,6 @@ from skep.supervisor.eviction import (
     Eviction,
     LoadModel,
     MemoryBudget,
-    ModelUsage,
     ReadmitModel,
     RefuseModel,
     Residency,
@@ -36,7 +36,6 @@ STATES = {
     Residency.OUT: "unloaded",
     Residency.GIVEN_UP: "failed",
 }  # as the gateway is told
-NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
 
 Futures = dict[str, list[asyncio.Future[None]]]  # by model
 
@@ -49,8 +48,8 @@ class ModelLoader:
         replica_set: ReplicaSet,
         tasks: asyncio.TaskGroup,
         *,
-        status: Callable[[], Awaitable[Message]],
-        say: Callable[[Message], None],
+        status: Callable[[], Awaitable[GatewayStatus | None]],
+        say: Callable[[LoadFailed], None],
         changed: Callable[[], None],
     ) -> None:
         self._replica_set = replica_set
@@ -66,7 +65,7 @@ class ModelLoader:
         self._unloading: set[asyncio.Task[None]] = set()
         self._on_demand: set[str] = set()
         self._restart_pending: set[str] = set()  # replicas that were given up and are about to start again
-        self.unloaded: dict[str, Message] = {}  # what the gateway was last told about models that are not loaded
+        self.unloaded: dict[str, UnloadedModel] = {}  # what the gateway was last told about models that are not loaded
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -109,13 +108,10 @@ class ModelLoader:
         residencies = self._eviction.residencies().values()
         return not {*residencies}.isdisjoint((Residency.LOADING, Residency.DRAINING, Residency.LEAVING))
 
-    def dormant(self) -> dict[str, Message]:
+    def dormant(self) -> dict[str, UnloadedModel]:
         """Return, for the gateway, the models that must be loaded before they can answer."""
-        return self._dormant(self._eviction.residencies())
-
-    def _dormant(self, residencies: dict[str, Residency]) -> dict[str, Message]:
-        told: dict[str, Message] = {}
-        for model, residency in residencies.items():
+        told: dict[str, UnloadedModel] = {}
+        for model, residency in self._eviction.residencies().items():
             given_up = residency is Residency.GIVEN_UP
             if (
                 residency is Residency.IN
@@ -125,7 +121,7 @@ class ModelLoader:
                 continue
             state = STATES.get(residency, "unloading")
             waits = self._eviction.is_queued(model)
-            told[model] = {"state": "waiting" if waits else state, "why": self._eviction.why(model)}
+            told[model] = UnloadedModel("waiting" if waits else state, self._eviction.why(model))
         return told
 
     async def run(self) -> None:
@@ -179,9 +175,8 @@ class ModelLoader:
                 self._replica_set.hold(model, back=True)
                 actions += self._eviction.running(model, _now())
         self._carry_out(actions)
-        residencies = self._eviction.residencies()
-        self._tell_users(residencies)
-        self.unloaded = self._dormant(residencies)
+        self._tell_users()
+        self.unloaded = self.dormant()
         self._wakeup.set()
 
     # Commands
@@ -245,8 +240,8 @@ class ModelLoader:
             self._do(self._eviction.hurry(model, _now()))
             await asyncio.wait({gone})
 
-    def _tell_users(self, residencies: dict[str, Residency]) -> None:
-        for model, residency in residencies.items():
+    def _tell_users(self) -> None:
+        for model, residency in self._eviction.residencies().items():
             if residency is Residency.IN:
                 self._resolve(self._waiting, model)
             elif residency in (Residency.OUT, Residency.GIVEN_UP):
@@ -263,7 +258,7 @@ class ModelLoader:
         """Carry the actions out, and publish what they change."""
         self._carry_out(actions)
         if actions:
-            self._tell_users(self._eviction.residencies())
+            self._tell_users()
         if actions or self.dormant() != self.unloaded:
             self._publish()
         self._wakeup.set()
@@ -295,32 +290,18 @@ class ModelLoader:
         return ReplicaState.STARTING if member.launch.name in self._restart_pending else member.life.state
 
     def _refuse(self, model: str, why: str, retry_after_s: float) -> None:
-        self._say({"op": "load_failed", "model": model, "why": why, "retry_after_s": retry_after_s})
+        self._say(LoadFailed(model, why, retry_after_s))
         error = EngineError(f"`{model}` cannot be loaded: {why}", hint="`skep logs NAME` shows what its replicas said")
         self._resolve(self._waiting, model, error)
 
     async def _ask(self) -> None:
         asked_at = _now()
-        try:
-            status = await self._status()
-            figures = usage_by_model(status)
-        except NOT_UNDERSTOOD:  # a gateway of another version
-            status, figures = {}, {}
+        status = await self._status()
         now = _now()
-        if figures and status.get("complete"):
-            self._do(self._eviction.told(figures, asked_at, now))
+        if status is not None and status.models and status.complete:
+            self._do(self._eviction.told(status.models, asked_at, now))
         else:
             self._do(self._eviction.tick(now))
-
-
-def usage_by_model(status: Message) -> dict[str, ModelUsage]:
-    """Return the figures by model; fields of other gateway versions are ignored."""
-    return {
-        model: ModelUsage(
-            int(said["busy"]), int(said["queued"]), None if said["idle_s"] is None else float(said["idle_s"])
-        )
-        for model, said in status.get("models", {}).items()
-    }
 
 
 def _now() -> float:

@@ -22,6 +22,9 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, REPORT_FD, write_secret
 from skep.files import RotatingLog
 from skep.host.processes import MARK
@@ -30,6 +33,28 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.2
 TELL_S = 5.0
+
+
+class Terminate(Struct, frozen=True, tag_field="op", tag="term"):
+    """The only message to a guard: TERM, then KILL after the grace."""
+
+    grace_s: float
+
+
+class Spawned(Struct, frozen=True, tag_field="event", tag="spawned"):
+    pid: int  # of the engine
+
+
+class EngineAddress(Struct, frozen=True, tag_field="event", tag="address"):
+    url: str
+
+
+class Exited(Struct, frozen=True, tag_field="event", tag="exit"):
+    code: int
+    tail: list[str]  # its last words
+
+
+FromGuard = Spawned | EngineAddress | Exited
 
 
 class ProcessGuard:
@@ -52,12 +77,12 @@ class ProcessGuard:
             engine = self._spawn(report_write)
         except OSError as error:
             self._key_file.unlink(missing_ok=True)
-            self._tell(event="exit", code=127, tail=[f"error: cannot start {self._argv[0]}: {error.strerror}"])
+            self._tell(Exited(127, [f"error: cannot start {self._argv[0]}: {error.strerror}"]))
             return 1
         finally:
             os.close(report_write)
         self._log.remark(f"started, pid {engine.pid}")
-        self._tell(event="spawned", pid=engine.pid)
+        self._tell(Spawned(engine.pid))
         assert engine.stdout is not None
         os.set_blocking(report_read, False)
         os.set_blocking(engine.stdout.fileno(), False)
@@ -71,7 +96,7 @@ class ProcessGuard:
         kill_descendants()
         self._key_file.unlink(missing_ok=True)
         self._last_words(engine.stdout.fileno())
-        self._tell(event="exit", code=engine.returncode, tail=self._log.tail)
+        self._tell(Exited(engine.returncode, self._log.tail))
         self._log.remark(f"ended, code {engine.returncode}")
         return 0
 
@@ -111,17 +136,16 @@ class ProcessGuard:
             return
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
-            message = json.loads(line)
-            if message.get("op") == "term":
-                signal_descendants(signal.SIGTERM)
-                self._kill_at = time.monotonic() + float(message.get("grace_s", 2.0))
+            grace_s = msgspec.json.decode(line, type=Terminate).grace_s
+            signal_descendants(signal.SIGTERM)
+            self._kill_at = time.monotonic() + grace_s
 
     def _read_report(self, fd: int) -> None:
         data = os.read(fd, 65536)
         self._report += data
         if self._report.endswith(b"\n"):
             with contextlib.suppress(ValueError):
-                self._tell(event="address", url=json.loads(self._report)["url"])
+                self._tell(EngineAddress(json.loads(self._report)["url"]))
             self._report = b""
         if not data:
             self._selector.unregister(fd)
@@ -143,10 +167,10 @@ class ProcessGuard:
             while data := os.read(fd, 1 << 20):
                 self._log.write(data)
 
-    def _tell(self, **message: object) -> None:
+    def _tell(self, message: FromGuard) -> None:
         self._link.settimeout(TELL_S)
         with contextlib.suppress(OSError):
-            self._link.sendall(json.dumps(message).encode() + b"\n")
+            self._link.sendall(msgspec.json.encode(message) + b"\n")
         self._link.setblocking(False)
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import islice
-from typing import Any
+
+import msgspec
 
 from skep.catalog.names import model_id
+from skep.config.settings import Settings
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.supervisor.gateway_child import GatewayChild
@@ -62,34 +64,34 @@ def _remedy(replica_set: ReplicaSet, member: ReplicaMember) -> str:
 
 
 MOST = 1024  # replicas of a model
-Document = Mapping[str, Any]  # settings, as `asdict` has them
 
 
-def tables_of(document: Document, model: str) -> list[int]:
-    """Return the indexes of the model's [[serve]] tables: one, or one for each kind of node."""
-    return [place for place, table in enumerate(document.get("serve", ())) if model_id(table["model"]) == model]
+def replicas_of(settings: Settings, model: str) -> list[int]:
+    """Return the replicas of the model's [[serve]] tables: one table, or one for each kind of node."""
+    return [serve.replicas for serve in settings.serve if model_id(serve.model) == model]
 
 
-def models_of(document: Document) -> tuple[str, ...]:
+def models_of(settings: Settings) -> tuple[str, ...]:
     """Return every model that skep starts."""
-    return tuple(dict.fromkeys(model_id(table["model"]) for table in document.get("serve", ())))
+    return tuple(dict.fromkeys(model_id(serve.model) for serve in settings.serve))
 
 
-def rescaled(document: Document, model: str, replicas: int) -> Iterator[Document]:
+def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings]:
     """Yield settings with that many replicas of the model, the preferred split first: the next may fit."""
-    places = tables_of(document, model)
-    tables = [document["serve"][place] for place in places]
-    if not tables:
-        known = ", ".join(models_of(document))
+    have = replicas_of(settings, model)
+    if not have:
+        known = ", ".join(models_of(settings))
         hint = f"known: {known}" if known else "its replicas are not started from here"
         raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
     if not 1 <= replicas <= MOST:
-        away = "`skep down` takes" if document.get("cluster") else f"`skep unload {model}` and `skep down` take"
+        away = "`skep down` takes" if settings.cluster is not None else f"`skep unload {model}` and `skep down` take"
         hint = f"from 1 to {MOST}; {away} it away"
         raise UserError(f"`{model}` cannot have {replicas} replicas", hint=hint)
-    for counts in _splits([table["replicas"] for table in tables], replicas):
-        changed = {place: {**table, "replicas": n} for place, table, n in zip(places, tables, counts, strict=True)}
-        yield {**document, "serve": [changed.get(place, table) for place, table in enumerate(document["serve"])]}
+    served = settings.serve
+    for split in _splits(have, replicas):
+        counts = iter(split)
+        tables = (replace(one, replicas=next(counts)) if model_id(one.model) == model else one for one in served)
+        yield replace(settings, serve=tuple(tables))
 
 
 def _splits(have: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
@@ -162,27 +164,31 @@ class Reloader:
 
     # Commands
 
-    async def reload(self, message: Message) -> Message:
+    async def reload(self, document: Message, *, wait: bool) -> Message:
         """Apply settings before the answer; change replicas after it, or before it with `wait`."""
-        hive, plan = await self._become(lambda: [message["settings"]], all_of_it=True)
-        await self._outcome(wait=bool(message.get("wait")))
-        return {"ok": True, **plan.document(), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
+        try:
+            settings = msgspec.convert(document, Settings)
+        except msgspec.ValidationError as error:
+            hint = "`skep down && skep up -d` starts the new one"
+            raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
+        hive, plan = await self._become(lambda: [settings], all_of_it=True)
+        await self._outcome(wait=wait)
+        return {"ok": True, **asdict(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
     async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
         """Change the number of replicas of a model."""
-        now = self.hive.settings
-        before = sum(now["serve"][place]["replicas"] for place in tables_of(now, model))
+        before = sum(replicas_of(self.hive.settings, model))
         _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
         await self._outcome(wait=wait)
         for name in plan.added if wait else ():
             hint = f"`skep logs {name}` shows more; `skep scale {model}={before}` takes it back"
             await self._replica_set.until_up(name, hint=hint)
-        return {"ok": True, "model": model, "before": before, "replicas": replicas, **plan.document()}
+        return {"ok": True, "model": model, "before": before, "replicas": replicas, **asdict(plan)}
 
     # Inside
 
     async def _become(
-        self, ways: Callable[[], Iterable[Document]], *, all_of_it: bool = False
+        self, ways: Callable[[], Iterable[Settings]], *, all_of_it: bool = False
     ) -> tuple[Hive, ReplicaChanges]:
         """Apply the first of these settings that fits. Without `all_of_it`, only the replicas change."""
         if not self.possible:
@@ -206,12 +212,12 @@ class Reloader:
             raise
         return hive, changes(running, hive.replicas)
 
-    def _built(self, ways: Callable[[], Iterable[Document]], now: Hive, running: Sequence[Launch]) -> Hive:
+    def _built(self, ways: Callable[[], Iterable[Settings]], now: Hive, running: Sequence[Launch]) -> Hive:
         assert self._rebuild is not None
         refused: DoesNotFit | None = None
-        for document in islice(ways(), MOST_WAYS):
+        for settings in islice(ways(), MOST_WAYS):
             try:
-                return replace(self._rebuild(dict(document), now, running), settings=document)
+                return replace(self._rebuild(settings, now, running), settings=settings)
             except DoesNotFit as error:
                 refused = refused or error
         assert refused is not None
@@ -229,7 +235,7 @@ class Reloader:
         await self._gateway_child.set_up(hive.gateway_setup)
         self._set_policy(hive.policy)
         before = self.hive
-        if (before.monitor_argv, before.monitor_setup) != (hive.monitor_argv, hive.monitor_setup):
+        if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
             await self._monitor.become(hive.monitor_argv, begin=hive.monitor_due)
 
     def _given_up(self) -> bool:

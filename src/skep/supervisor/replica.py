@@ -18,6 +18,7 @@ from skep.engines.base import EXIT_FINAL, Diagnosis, Engine, Launch, key_headers
 from skep.errors import EngineError
 from skep.host.processes import kill_marked
 from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy
+from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
 from skep.supervisor.start_order import StartOrder
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
@@ -93,7 +94,7 @@ class Replica:
         self._log = log
         self._changed = changed
         self._start_order = start_order or StartOrder()
-        self._link: JsonPipe | None = None  # to the guard of the present process
+        self._link: JsonPipe[FromGuard] | None = None  # to the guard of the present process
         self._turn: asyncio.Task[None] | None = None  # waits for other replicas that start on its cards
         self._watching: asyncio.Task[None] | None = None
         self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
@@ -207,7 +208,7 @@ class Replica:
                     tasks.create_task(self._warm_up(self._link))
                 case LifecycleAction.TERMINATE:
                     if self._link is not None:
-                        self._link.send({"op": "term", "grace_s": self.life.policy.grace_s})
+                        self._link.send(Terminate(self.life.policy.grace_s))
                 case LifecycleAction.PUBLISH:
                     self._watching = tasks.create_task(self._watch(self.life.url))
                 case LifecycleAction.RETRACT:
@@ -269,25 +270,25 @@ class Replica:
             return
         finally:
             theirs.close()
-        self._link = await JsonPipe.over(ours)
+        self._link = await JsonPipe.over(ours, FromGuard)
         tasks.create_task(self._follow(guard, self._link))
         if not self.engine.reports_address:
             self._events.put_nowait(("address", str(Origin(launch.host, launch.port))))
 
-    async def _follow(self, guard: asyncio.subprocess.Process, link: JsonPipe) -> None:
+    async def _follow(self, guard: asyncio.subprocess.Process, link: JsonPipe[FromGuard]) -> None:
         """Turn the guard's messages into events. If the guard itself is killed, end its engine from here."""
         engine_pid: int | None = None
-        ended = (-signal.SIGKILL, ["the guard process was killed"])
+        ended: tuple[int, list[str]] = (-signal.SIGKILL, ["the guard process was killed"])
         try:
             while (message := await link.receive()) is not None:
-                match message["event"]:
-                    case "spawned":
-                        self.pid = engine_pid = message["pid"]
+                match message:
+                    case Spawned(pid):
+                        self.pid = engine_pid = pid
                         self._changed()
-                    case "address":
-                        self._events.put_nowait(("address", message["url"]))
-                    case "exit":
-                        ended = (message["code"], message["tail"])
+                    case EngineAddress(url):
+                        self._events.put_nowait(("address", url))
+                    case Exited(code, tail):
+                        ended = (code, tail)
                         engine_pid = None
         finally:
             if engine_pid is not None:
@@ -298,7 +299,7 @@ class Replica:
             await guard.wait()
             self._events.put_nowait(("exit", *ended))
 
-    async def _probe(self, url: str | None, link: JsonPipe | None) -> None:
+    async def _probe(self, url: str | None, link: JsonPipe[FromGuard] | None) -> None:
         """Ask the health endpoint until it answers 200 or the process is replaced."""
         assert url is not None
         origin, _ = parse_url(url)
@@ -336,7 +337,7 @@ class Replica:
                 self._events.put_nowait(("unresponsive",))
                 return
 
-    async def _warm_up(self, link: JsonPipe | None) -> None:
+    async def _warm_up(self, link: JsonPipe[FromGuard] | None) -> None:
         """Generate once before traffic is let in: the first generation is slow (graphs, caches, page faults)."""
         origin, _ = parse_url(self.life.url or "")
         body = {

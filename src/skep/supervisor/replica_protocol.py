@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from skep.config.gateway_messages import GatewaySetup
+from skep.config.settings import Settings
 from skep.engines.base import EngineApi, Launch
 from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.wire.json_pipe import Message
 
 
 class Life(Protocol):
@@ -67,7 +68,7 @@ RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # 
 class RemoteLog(Protocol):
     """A replica whose log is on another machine."""
 
-    async def log_since(self, offset: int | None, lines: int) -> Message:
+    async def log_since(self, offset: int | None, lines: int) -> object:
         """Return `text` (the last lines, or what came since `offset`), its end as `offset`, and the log's `size`."""
 
 
@@ -77,32 +78,25 @@ class Hive:
 
     replicas: tuple[Launch, ...]
     gateway_argv: tuple[str, ...]
-    gateway_setup: Message
+    gateway_setup: GatewaySetup
     url: str
     socket_path: Path | None  # the control socket; None: there is none
     log_dir: Path
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     drain_s: float = 30.0
-    settings: Mapping[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # the settings it was built from; empty: not known
-    overrides: Message = field(default_factory=dict)  # what the command line asked for; `skep reload` reads it
+    settings: Settings = field(default_factory=lambda: Settings(serve=()), repr=False)  # that it was built from
     left_out: tuple[str, ...] = ()  # settings that only a restart would apply
     warnings: tuple[str, ...] = ()  # shown to the user who asked for the reload
     room: tuple[tuple[str, int], ...] = ()  # bytes that the machine has of "ram", "gpu0", ...
-    max_loaded: int | None = None  # models loaded at once, where some are on demand
     turn_s: float = 30.0  # a busy model that others wait for stays loaded for at least this long
     monitor_argv: tuple[str, ...] = ()  # the command of the monitor; empty: none
-    monitor_setup: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # settings that the monitor reads itself; a change restarts it
     monitor_due: bool = False  # the store has targets: start the monitor at once
     engine_key: str = field(default="", repr=False)  # the key of the engines on this machine; empty: none
     avoid: frozenset[str] = frozenset()  # drained nodes of a cluster: nothing new is placed there
 
     @property
     def memory_budget(self) -> MemoryBudget:
-        return MemoryBudget(dict(self.room), self.max_loaded, self.turn_s)
+        return MemoryBudget(dict(self.room), self.settings.max_loaded, self.turn_s)
 
 
-Rebuild = Callable[[Message, Hive, Sequence[Launch]], Hive]  # from settings, the present hive, and what runs
+Rebuild = Callable[[Settings, Hive, Sequence[Launch]], Hive]  # from settings, the present hive, and what runs

@@ -7,10 +7,11 @@ other: see `start_order`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from skep.config.gateway_messages import ReplicaSpec, ReplicaTable, UnloadedModel
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError, SkepError
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
@@ -18,7 +19,6 @@ from skep.supervisor.remote_replica import UpstreamReplica
 from skep.supervisor.replica import Replica
 from skep.supervisor.replica_protocol import RemoteReplicaFactory, ReplicaMember
 from skep.supervisor.start_order import StartOrder
-from skep.wire.json_pipe import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,6 @@ class ReplicaChanges:
     changed: tuple[str, ...] = ()
     adjusted: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
-
-    def document(self) -> dict[str, list[str]]:
-        return {key: list(names) for key, names in asdict(self).items()}
 
 
 def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChanges:
@@ -71,26 +68,26 @@ class ReplicaView:
     settled: bool
     dormant: bool
 
-    def table_row(self) -> Message:
+    def spec(self) -> ReplicaSpec:
         """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
         launch, engine, started = self.member.launch, self.member.engine, self.started
-        return {
-            "name": launch.name,
-            "model": self.model,
-            "url": self.member.life.url,
-            "slots": started.slots,
-            "reserve": min(started.reserve, started.slots - 1),
-            "soft_slots": None if started.soft_slots is None else min(started.soft_slots, started.slots),
-            "confirms": engine.confirms,
-            "engine": self.engine,
-            "simulated": engine.simulated,
-            "own_engine": launch.engine != "remote",
-            "release_bound_s": engine.release_bound_s,
-            "health_path": launch.health_path or engine.health_path,
-            "draining": self.closed,
-            "context": started.context_tokens or None,
-            "authorization": started.authorization,
-        }
+        return ReplicaSpec(
+            name=launch.name,
+            model=self.model,
+            url=self.member.life.url or "",
+            slots=started.slots,
+            reserve=min(started.reserve, started.slots - 1),
+            soft_slots=None if started.soft_slots is None else min(started.soft_slots, started.slots),
+            confirms=engine.confirms,
+            engine=self.engine,
+            simulated=engine.simulated,
+            own_engine=launch.engine != "remote",
+            release_bound_s=engine.release_bound_s,
+            health_path=launch.health_path or engine.health_path,
+            draining=self.closed,
+            context=started.context_tokens or None,
+            authorization=started.authorization,
+        )
 
 
 REST_POLL_S = 0.1
@@ -191,10 +188,10 @@ class ReplicaSet:
             member.model == model and member.life.serving and not self._gets_nothing(member) for member in self.members
         )
 
-    def table(self, views: Iterable[ReplicaView]) -> Message:
+    def table(self, views: Iterable[ReplicaView], dormant: Mapping[str, UnloadedModel]) -> ReplicaTable:
         """Return the replica table for the gateway."""
         models = {view.model for view in views if view.model} | self._promised
-        return {"replicas": [view.table_row() for view in views if view.serving], "models": sorted(models)}
+        return ReplicaTable(tuple(view.spec() for view in views if view.serving), tuple(sorted(models)), dormant)
 
     # Adding and removing
 

@@ -12,9 +12,23 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
+from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.errors import EngineError, GatewayError, SkepError
-from skep.supervisor.control import NO_ANSWER, STOP_S, unanswered
-from skep.supervisor.control_commands import ControlCommands, control_socket
+from skep.supervisor.control import NO_ANSWER, STOP_S
+from skep.supervisor.control_commands import (
+    ControlCommands,
+    Down,
+    Log,
+    Monitor,
+    Origin,
+    Pause,
+    Request,
+    Resume,
+    Status,
+    control_socket,
+)
 from skep.supervisor.gateway_child import GatewayChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
@@ -24,7 +38,7 @@ from skep.supervisor.replica_protocol import Hive as Hive  # noqa: PLC0414 - who
 from skep.supervisor.replica_protocol import Rebuild as Rebuild  # noqa: PLC0414
 from skep.supervisor.replica_protocol import RemoteReplicaFactory
 from skep.supervisor.replica_set import ReplicaSet, ReplicaView
-from skep.wire.json_pipe import Message
+from skep.wire.json_pipe import Message, from_document, to_document
 
 SERVICES_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 PAUSED_RETRY_S = 5.0  # for clients that wait when a pause begins
@@ -188,13 +202,13 @@ class Supervisor:
             self._service_failed = error
             self._stop_asked.set()
 
-    def rows(self, status: Message) -> list[Message]:
+    def rows(self, status: GatewayStatus | None) -> list[Message]:
         """Return the rows of `skep ps`: one a replica, and one for the gateway. `status` is the gateway's answer."""
         self._views = self.replica_set.views()
-        return self._rows(status)
+        return self._rows(status or GatewayStatus())
 
-    def _rows(self, status: Message) -> list[Message]:
-        busy, silent = status.get("busy", {}), unanswered(status) if status else ()
+    def _rows(self, status: GatewayStatus) -> list[Message]:
+        silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}  # the circuit breaker
         rows: list[Message] = []
         for view in self._views:
             member = view.member
@@ -208,7 +222,7 @@ class Supervisor:
                     "pid": member.pid,
                     "url": member.life.url,
                     "slots": view.started.slots,
-                    "busy": busy.get(name, 0),
+                    "busy": status.busy.get(name, 0),
                     "model": view.model or None,
                     "engine": view.engine,
                     "simulated": member.engine.simulated,
@@ -223,8 +237,8 @@ class Supervisor:
             **self._gateway_child.row(stopping=self.phase == "stopping"),
             "url": self.hive.url,
             "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
-            "busy": status.get("in_flight", 0),
-            "queued": status.get("queued", 0),
+            "busy": status.in_flight,
+            "queued": status.queued,
         }
         rows.append(gateway)
         return rows + [{**NO_FIGURES, **row} for service in self._services if (row := service.row()) is not None]
@@ -249,7 +263,7 @@ class Supervisor:
     async def _busy(self, name: str) -> int:
         """Return the busy slots of a replica. A gateway that does not answer may have streams: it counts as one."""
         status = await self._gateway_child.status()
-        return int(status["busy"].get(name, 0)) if status else int(self._gateway_child.listening)
+        return status.busy.get(name, 0) if status is not None else int(self._gateway_child.listening)
 
     def _wanted(self, model: str) -> None:
         self.loader.wanted(model)
@@ -261,7 +275,7 @@ class Supervisor:
     def _published(self) -> None:
         """Tell the gateway which replicas there are, then everybody what changed."""
         self._views = self.replica_set.views()
-        self._gateway_child.publish({**self.replica_set.table(self._views), "dormant": self._dormant()})
+        self._gateway_child.publish(self.replica_set.table(self._views, self._dormant()))
         self._changed()
 
     def _changed(self) -> None:
@@ -279,7 +293,7 @@ class Supervisor:
 
     def _tell(self) -> None:
         """Notify. A closed terminal or pipe is no reason to stop serving."""
-        self.last_rows = self._rows({})
+        self.last_rows = self._rows(GatewayStatus())
         with contextlib.suppress(OSError):
             self._notify(self)
 
@@ -313,7 +327,7 @@ class Supervisor:
 
     # A pause lasts as long as the connection that asked for it
 
-    async def _pause(self, pid: object) -> Message:
+    async def _pause(self, pid: int | None) -> Message:
         """End all engines once their answers are finished. Gateway, port and settings stay."""
         if not self._reloader.possible or self.loader.is_moving:
             hint = "try again when `skep ps` shows every replica ready or unloaded"
@@ -329,7 +343,7 @@ class Supervisor:
             self._release()
             raise
         for model in self._dormant():  # refuse the requests that wait
-            self._gateway_child.say({"op": "load_failed", "model": model, "why": why, "retry_after_s": PAUSED_RETRY_S})
+            self._gateway_child.say(LoadFailed(model, why, PAUSED_RETRY_S))
         return {"ok": True, "holds": True}
 
     def _release(self) -> None:
@@ -354,12 +368,12 @@ class Supervisor:
                 raise failure
         return {"ok": True}
 
-    def _dormant(self) -> dict[str, Message]:
+    def _dormant(self) -> dict[str, UnloadedModel]:
         """Return, for the gateway, the models that no replica serves, with the reason."""
         if self._paused_for is None:
             return self.loader.unloaded
         silent = [model for model in self.replica_set.models if not self.replica_set.serves(model)]
-        return {model: {"state": "failed", "why": self._paused_for} for model in silent}
+        return {model: UnloadedModel("failed", self._paused_for) for model in silent}
 
     def _last_words(self) -> Message:
         return {"left_behind": list(self.left_behind)}
@@ -367,25 +381,30 @@ class Supervisor:
     # The control socket
 
     async def _control(self, message: Message) -> Message:
-        match message.get("op"):
-            case "status":
+        try:
+            request: Request = from_document(message, Request)
+        except msgspec.ValidationError as error:
+            return {"error": f"unknown request {message.get('op')!r}: {error}"}
+        match request:
+            case Status():
                 status = await self._gateway_child.status()
                 here = {"phase": self.phase, "url": self.hive.url, "pid": os.getpid()}
-                return {**here, "rows": self.rows(status), "gateway": status}
-            case "origin":
-                return {"overrides": self.hive.overrides, "on_cluster": self.hive.settings.get("cluster") is not None}
-            case "down":
-                self.stop(message.get("drain_s"))
+                return {**here, "rows": self.rows(status), "gateway": to_document(status) if status is not None else {}}
+            case Origin():
+                settings = self.hive.settings
+                return {"overrides": to_document(settings.overrides), "on_cluster": settings.cluster is not None}
+            case Down(drain_s):
+                self.stop(drain_s)
                 stop_s = SERVICES_STOP_S if self._services else STOP_S
                 return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
-            case "monitor":
+            case Monitor():
                 return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
-            case "resume":
+            case Resume():
                 return await self._resumed()
-            case op if self._paused_for is not None and op != "log":
+            case _ if self._paused_for is not None and not isinstance(request, Log):
                 hint = "try again when that has ended, or `skep down`"
                 raise EngineError(f"skep is paused: {self._paused_for}", hint=hint)
-            case "pause":
-                return await self._pause(message.get("pid"))
+            case Pause(pid):
+                return await self._pause(pid)
             case _:
-                return await self._commands.answer(message)
+                return await self._commands.answer(request)

@@ -1,7 +1,7 @@
 """A real gateway process for tests and benchmarks, told its replicas over its link as the supervisor would.
 
 with GatewayProcess(log, limits={"max_queue": 8}) as door:
-    door.serve([{"name": "r0", "model": "m", "url": engine.url, "slots": 2, "confirms": True}])
+    door.serve([{"name": "r0", "model": "m", "url": engine.url, "slots": 2, "confirms": "slots"}])
     ...  # door.url
 """
 
@@ -36,7 +36,7 @@ class GatewayProcess:
         with log.open("wb") as output, theirs:
             self.process = subprocess.Popen([python, *argv], pass_fds=fds, stderr=output)
         self._lines = self.link.makefile("r")
-        self.send(setup)
+        self.send({"op": "settings", **setup})
         assert self.read() == {"event": "listening"}
 
     def __enter__(self) -> Self:
@@ -56,10 +56,11 @@ class GatewayProcess:
 
     def ask(self, **message: Any) -> dict[str, Any]:
         self.send({"id": 1, **message})
-        return self.read()
+        answer = self.read()
+        return {"id": answer["id"], **answer["status"]} if "status" in answer else answer
 
     def serve(self, replicas: Sequence[dict[str, Any]], models: Sequence[str] = ()) -> None:
-        """The whole table: the fields of `skep.gateway.admission.ReplicaSpec`."""
+        """The whole table: the fields of `skep.config.gateway_messages.ReplicaSpec`."""
         self.send({"op": "replicas", "replicas": list(replicas), "models": list(models)})
 
     def close(self) -> None:

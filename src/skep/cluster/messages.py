@@ -1,0 +1,147 @@
+"""What the supervisor and the Ray driver process say to each other, and what a replica actor reports. No Ray here.
+
+Through Ray itself go documents (`to_document`): a node may run another version of skep.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from skep.engines.base import Launch
+from skep.supervisor.lifecycle import RestartPolicy
+
+
+class ReplicaReport(Struct, frozen=True):
+    """A replica as its actor reports it; or as the driver does while it has no actor."""
+
+    name: str
+    state: str
+    why: str | None
+    node: str | None = None
+    url: str | None = None
+    pid: int | None = None
+    restarts: int = 0
+    engine: str | None = None  # its version
+    model: str = ""
+    slots: int = 0
+    node_id: str | None = None
+    launch: Launch | None = None  # as started
+    incarnation: str | None = None  # of its actor; None: there is no actor
+    actor: str | None = None  # its id; None: Ray does not say
+    life: int = 0  # how often Ray has restarted the actor
+
+
+class LogPart(Struct, frozen=True):
+    """A part of a log, where it ends, and the size of the whole."""
+
+    text: str = ""
+    offset: int = 0
+    size: int = 0
+
+
+# To the driver
+
+
+class DriverSetup(Struct, frozen=True, tag_field="op", tag="setup"):
+    """The first message."""
+
+    address: str
+    hive: str
+    policy: RestartPolicy
+    abandoned_after_s: float
+    gateway: str  # the name of this one
+    key: str  # of the engines
+
+
+class WantReplicas(Struct, frozen=True, tag_field="op", tag="wanted"):
+    """All that are wanted; others are ended."""
+
+    launches: tuple[Launch, ...]
+
+
+class PlaceReplica(Struct, frozen=True, tag_field="op", tag="place"):
+    launch: Launch
+
+
+class SetPolicy(Struct, frozen=True, tag_field="op", tag="policy"):
+    policy: RestartPolicy
+
+
+class AvoidNodes(Struct, frozen=True, tag_field="op", tag="avoid"):
+    nodes: tuple[str, ...]
+
+
+class RestartReplica(Struct, frozen=True, tag_field="op", tag="restart"):
+    """Answered by `Restarted`."""
+
+    name: str
+
+
+class EndReplica(Struct, frozen=True, tag_field="op", tag="end"):
+    name: str
+    id: int = 0
+
+
+class ReadLog(Struct, frozen=True, tag_field="op", tag="log"):
+    """The last lines, or what came since `offset`."""
+
+    name: str
+    offset: int | None
+    lines: int
+    id: int = 0
+
+
+class Leave(Struct, frozen=True, tag_field="op", tag="leave"):
+    """End all replicas and the registry."""
+
+    id: int = 0
+
+
+class DriverExit(Struct, frozen=True, tag_field="op", tag="exit"):
+    pass
+
+
+Question = EndReplica | ReadLog | Leave
+Order = WantReplicas | PlaceReplica | SetPolicy | AvoidNodes | RestartReplica | Question
+ToDriver = DriverSetup | Order | DriverExit
+
+
+# From the driver
+
+
+class Joined(Struct, frozen=True, tag_field="event", tag="joined"):
+    address: str
+
+
+class ReplicaRows(Struct, frozen=True, tag_field="event", tag="replicas"):
+    """The reports that changed, as documents of a `ReplicaReport`, and the names of all replicas."""
+
+    rows: tuple[dict[str, Any], ...]
+    names: tuple[str, ...]
+
+
+class HeadState(Struct, frozen=True, tag_field="event", tag="head"):
+    lost: bool
+
+
+class Restarted(Struct, frozen=True, tag_field="event", tag="restarted"):
+    name: str
+    error: str | None = None
+
+
+class Answer(Struct, frozen=True, tag_field="event", tag="answer"):
+    id: int
+    error: str | None = None
+    log: LogPart | None = None
+
+
+class DriverFailed(Struct, frozen=True, tag_field="event", tag="failed"):
+    error: str
+    hint: str | None
+    exit_code: int
+    taken_over: bool = False
+
+
+FromDriver = Joined | ReplicaRows | HeadState | Restarted | Answer | DriverFailed

@@ -1,0 +1,195 @@
+"""What the supervisor and the gateway process say to each other, as values. `skep.wire.json_pipe` carries them.
+
+Every field that a gateway of another version may lack has a default: `skep restart gateway` can start a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from skep.config.keys import KeySpec
+from skep.units import GIB
+from skep.wire.limits import ServerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What the gateway is told of a replica. `reserve` and `soft_slots` are of this replica's slots."""
+
+    name: str
+    model: str
+    url: str
+    slots: int
+    confirms: str = ""  # how it says that slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not at all
+    engine: str = ""  # name and version, for those who ask what serves
+    simulated: bool = False
+    release_bound_s: float = 30.0  # a slot whose client left is free after so long, whatever the engine says
+    health_path: str = "/health"
+    draining: bool = False  # finishes what it has, gets nothing new
+    reserve: int = 0  # slots that only interactive requests may take
+    soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
+    context: int | None = None  # tokens of one sequence; None: not known
+    authorization: str = field(default="", repr=False)  # what the replica wants to read in that header
+    own_engine: bool = False  # skep started it: clients may ask for known paths alone
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    max_queue: int = 256  # per model
+    max_wait_s: float = 900.0
+    attempts: int = 2  # replicas tried per request while nothing has reached its client
+    aging_s: float = 30.0  # a request goes before one of the next higher class that arrived so much later
+    dead_after_s: float = 60.0  # without a sign of life: what is under way in a replica is taken back
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Of one attempt at a replica. The time in the queue is not among them."""
+
+    first_byte_s: float = 1800.0
+    idle_s: float = 300.0  # between two bytes of an answer
+    total_s: float = 7200.0
+    comment_every_s: float = 5.0  # in a stream that waits for its model to be loaded
+
+
+@dataclass(frozen=True, slots=True)
+class HealthTimes:
+    health_every_s: float = 5.0
+    health_soon_s: float = 0.5  # while the breaker is not closed
+    health_timeout_s: float = 5.0
+
+
+class TlsFiles(Struct, frozen=True):
+    certificate: str
+    key: str
+
+
+class BatchPlaces(Struct, frozen=True):
+    """Where the batch API keeps its files; kept whether or not requests are."""
+
+    store: str
+    files: str
+    quota_bytes: int = 4 * GIB  # of one owner's files together
+
+
+class UnloadedModel(Struct, frozen=True):
+    """A model that must be loaded before anybody answers."""
+
+    state: str
+    why: str | None = None
+
+
+class ModelUsage(Struct, frozen=True):
+    """The gateway's figures of a model."""
+
+    busy: int = 0  # answers under way
+    queued: int = 0
+    idle_s: float | None = None  # since the last answer ended; None: it had none
+
+
+class ReplicaFigures(Struct, frozen=True):
+    name: str
+    slots: int
+    active: int
+    releasing: int
+    state: str
+    model: str = ""
+    url: str = ""
+    engine: str = ""
+    simulated: bool = False
+
+
+class GatewayStatus(Struct, frozen=True):
+    """The gateway as it is. Counters are since its process began; who asks twice can tell the rates."""
+
+    queued: int = 0
+    in_flight: int = 0
+    busy: dict[str, int] = {}  # by replica
+    tokens: dict[str, int | float] = {}
+    ended: dict[str, int | float] = {}  # by outcome
+    queues: dict[str, dict[str, int]] = {}  # by model and class
+    replicas: list[ReplicaFigures] = []
+    models: dict[str, ModelUsage] = {}
+    complete: bool = True  # every process of this hive's gateway has answered
+
+
+# To the gateway
+
+
+class GatewaySetup(Struct, frozen=True, tag_field="op", tag="settings"):
+    """The first message. A later one changes limits, keys and the rest of what may change while it runs."""
+
+    limits: AdmissionLimits = AdmissionLimits()
+    timeouts: Timeouts = Timeouts()
+    watch: HealthTimes = HealthTimes()
+    server: ServerLimits = ServerLimits()
+    api_key: str | None = None
+    keys: tuple[KeySpec, ...] = ()
+    keys_wanted: bool = False
+    aliases: Mapping[str, str] = {}
+    origins: tuple[str, ...] = ()
+    hosts: frozenset[str] | None = None
+    tls: TlsFiles | None = None
+    store: str | None = None
+    batches: BatchPlaces | None = None
+    log: str | None = None
+
+
+class ReplicaTable(Struct, frozen=True, tag_field="op", tag="replicas"):
+    replicas: tuple[ReplicaSpec, ...] = ()
+    models: tuple[str, ...] = ()
+    dormant: Mapping[str, UnloadedModel] = {}
+
+
+class LoadFailed(Struct, frozen=True, tag_field="op", tag="load_failed"):
+    model: str
+    why: str
+    retry_after_s: float
+
+
+class AskStatus(Struct, frozen=True, tag_field="op", tag="status"):
+    id: int = 0
+
+
+class AskDrain(Struct, frozen=True, tag_field="op", tag="drain"):
+    """`hand_over`: a new gateway takes the connections from now on; else new requests are told to come back."""
+
+    timeout_s: float
+    hand_over: bool = False
+    id: int = 0
+
+
+class Exit(Struct, frozen=True, tag_field="op", tag="exit"):
+    pass
+
+
+ToGateway = GatewaySetup | ReplicaTable | LoadFailed | AskStatus | AskDrain | Exit
+
+
+# From the gateway
+
+
+class Listening(Struct, frozen=True, tag_field="event", tag="listening"):
+    pass
+
+
+class ModelWanted(Struct, frozen=True, tag_field="event", tag="wanted"):
+    """Requests wait for a model that is not loaded."""
+
+    model: str
+
+
+class StatusAnswer(Struct, frozen=True, tag_field="event", tag="status"):
+    id: int
+    status: GatewayStatus
+
+
+class Drained(Struct, frozen=True, tag_field="event", tag="drained"):
+    id: int
+    left: int  # requests that were under way when the time was over
+
+
+FromGateway = Listening | ModelWanted | StatusAnswer | Drained
