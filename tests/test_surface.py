@@ -123,10 +123,10 @@ def metrics(_skep, _folder):
 
 def config(_skep, _folder):
     from skep.catalog.presets import Preset
-    from skep.config.keys import KeyTable
+    from skep.config.keys import KeyEntry
     from skep.config.settings import Settings
 
-    for file, table in (("skep.toml", Settings), ("keys.toml", KeyTable), ("preset", Preset)):
+    for file, table in (("skep.toml", Settings), ("keys.toml", KeyEntry), ("preset", Preset)):
         yield from (f"{file} {key}" for key in sorted(keys_of(table)))
     yield from (f"environment {name}" for name in written(r'"(SKEP_[A-Z_]+)"'))
 

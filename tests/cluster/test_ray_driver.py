@@ -8,22 +8,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
+from skep.cluster import messages
 from skep.cluster.client import ClusterClient
-from skep.cluster.messages import (
-    Answer,
-    AvoidNodes,
-    DriverSetup,
-    EndReplica,
-    Joined,
-    Leave,
-    PlaceReplica,
-    ReplicaReport,
-    ReplicaRows,
-    Restarted,
-    RestartReplica,
-    SetPolicy,
-    WantReplicas,
-)
 from skep.cluster.ray_driver import RayDriver, TakenOver
 from skep.cluster.replica_registry import OWNED_S, ReplicaRegistry
 from skep.config.settings import Cluster
@@ -31,13 +17,13 @@ from skep.engines.base import Launch, PlacementRequest
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.wire.json_pipe import to_document
 
-SETUP = DriverSetup("10.0.0.1:6379", "h", RestartPolicy(), 60.0, "g", "k")
+SETUP = messages.DriverSetup("10.0.0.1:6379", "h", RestartPolicy(), 60.0, "g", "k")
 ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=PlacementRequest())
 
 
 def row(launch, **more):
     told = {"state": "ready", "why": None, "node": "b", "url": "http://b:1", "pid": 7, **more}
-    return to_document(ReplicaReport(launch.name, engine="fake", incarnation="one", launch=launch, **told))
+    return to_document(messages.ReplicaReport(launch.name, engine="fake", incarnation="one", launch=launch, **told))
 
 
 class Wire(list):
@@ -108,7 +94,7 @@ async def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with
     await until(lambda: actors.story)
     ((_, first),) = actors.story
     other = {"a": "b", "b": "a"}[first]
-    await driver._carry_out(PlaceReplica(replace(ONE, name=other)))
+    await driver._carry_out(messages.PlaceReplica(replace(ONE, name=other)))
     actors.may_end.set()
     await mending
     assert [name for what, name in actors.story if what == "ended"] == [first]
@@ -119,9 +105,9 @@ async def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
     """The end takes its place in the cluster away by its name, whoever has that by then."""
     actors = Actors()
     driver = driver_of(Wire(), actors)
-    ending = asyncio.create_task(driver._carry_out(EndReplica("m-0")))
+    ending = asyncio.create_task(driver._carry_out(messages.EndReplica("m-0")))
     await until(lambda: actors.story)
-    await driver._carry_out(PlaceReplica(ONE))
+    await driver._carry_out(messages.PlaceReplica(ONE))
     await asyncio.sleep(0.02)
     assert actors.story == [("ends", "m-0")]
     actors.may_end.set()
@@ -137,7 +123,7 @@ async def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is(
     driver._tell()
     driver._tell()
     assert len(wire) == 1
-    await driver._carry_out(PlaceReplica(ONE))
+    await driver._carry_out(messages.PlaceReplica(ONE))
     assert [told.rows for told in wire] == [(row(ONE),)] * 2
 
 
@@ -148,7 +134,7 @@ def ready(client, launch=ONE):
     """A member that serves."""
     member = client.member(launch, lambda: None)
     client.came(member)
-    client._hear(ReplicaRows((row(launch),), (launch.name,)))
+    client._hear(messages.ReplicaRows((row(launch),), (launch.name,)))
     return member
 
 
@@ -156,13 +142,13 @@ def client_of(tmp_path):
     """A client of a driver that has joined, and the link to it."""
     made, wire = ClusterClient(Cluster(SETUP.address, "h"), RestartPolicy(), tmp_path / "driver.log"), Wire()
     made._link = wire
-    made._hear(Joined(SETUP.address))
+    made._hear(messages.Joined(SETUP.address))
     wire.clear()
     return made, wire
 
 
 def restarts(wire):
-    return [message.name for message in wire if isinstance(message, RestartReplica)]
+    return [message.name for message in wire if isinstance(message, messages.RestartReplica)]
 
 
 async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp_path):
@@ -175,10 +161,10 @@ async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp
     client._restarts.lose()
     client._restarts.again(client._members)
     assert len(restarts(wire)) == 2
-    client._hear(Restarted("m-0", "TimeoutError: "))
+    client._hear(messages.Restarted("m-0", "TimeoutError: "))
     client._restarts.again(client._members)
     assert len(restarts(wire)) == 3
-    client._hear(Restarted("m-0"))
+    client._hear(messages.Restarted("m-0"))
     client._restarts.again(client._members)
     assert len(restarts(wire)) == 3
 
@@ -197,7 +183,7 @@ async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_
     ready(client).restart()
     client._restarts.lose()
     for said in meanwhile:
-        client._hear(ReplicaRows((row(ONE, **said),), ("m-0",)))
+        client._hear(messages.ReplicaRows((row(ONE, **said),), ("m-0",)))
         client._restarts.again(client._members)
     assert len(restarts(wire)) == 1 + again
 
@@ -208,11 +194,11 @@ async def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
     two = replace(ONE, name="m-1")
     one, other = ready(client), ready(client, two)
     bad = {"name": "m-0", "state": "failed"}
-    client._hear(ReplicaRows((bad, row(two, pid=9)), ("m-0", "m-1")))
+    client._hear(messages.ReplicaRows((bad, row(two, pid=9)), ("m-0", "m-1")))
     assert (one.pid, other.pid) == (7, 9)
     assert "cannot be read" in client.row()["why"]
     client.came(client.member(ONE, lambda: None))
-    client._hear(ReplicaRows((row(ONE),), ("m-0", "m-1")))
+    client._hear(messages.ReplicaRows((row(ONE),), ("m-0", "m-1")))
     assert client.row()["why"] is None
 
 
@@ -220,15 +206,15 @@ async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tm
     client, wire = client_of(tmp_path)
     policy = RestartPolicy(start_deadline_s=9.0)
     client.set_policy(policy)
-    assert wire == [SetPolicy(policy)]
+    assert wire == [messages.SetPolicy(policy)]
     assert client._setup.policy == policy
 
 
 async def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
     client, wire = client_of(tmp_path)
     client._hive = SimpleNamespace(avoided=frozenset({"n2", "n1"}))
-    client._hear(Joined(SETUP.address))
-    assert wire == [AvoidNodes(("n1", "n2")), WantReplicas(())]
+    client._hear(messages.Joined(SETUP.address))
+    assert wire == [messages.AvoidNodes(("n1", "n2")), messages.WantReplicas(())]
     driver = driver_of(Wire(), Actors())
     await driver._carry_out(wire[0])
     assert driver._actors.avoid == ("n1", "n2")
@@ -245,7 +231,7 @@ async def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engin
 async def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_path):
     for error, left in (None, None), ("the driver is gone", "the cluster cannot be reached"):
         client, wire = client_of(tmp_path)
-        wire.answer = lambda said, to=client, what=error: to._hear(Answer(getattr(said, "id", 0), what))
+        wire.answer = lambda said, to=client, what=error: to._hear(messages.Answer(getattr(said, "id", 0), what))
         told = await client.stop()
         assert told is None if left is None else left in told
 
@@ -298,7 +284,7 @@ async def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and
         lambda old: old._repair(old._wanted),
         lambda old: old._ensure(ONE, {}, lambda *_: None),
         *(partial(lambda order, old: old._carry_out(order), order) for order in (
-            EndReplica("m-0"), Leave(), PlaceReplica(ONE),
+            messages.EndReplica("m-0"), messages.Leave(), messages.PlaceReplica(ONE),
         )),
     ):  # fmt: skip
         hive = Ownership()
@@ -314,7 +300,7 @@ async def test_where_no_registry_answers_a_gateway_ends_what_it_placed():
     hive = Ownership()
     gateway = await hive.gateway(OLD, "m-0")
     hive.silent = True
-    await gateway._carry_out(EndReplica("m-0"))
+    await gateway._carry_out(messages.EndReplica("m-0"))
     assert gateway._actors.story == [("ends", "m-0"), ("ended", "m-0")]
 
 

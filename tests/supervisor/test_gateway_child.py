@@ -6,15 +6,7 @@ import sys
 
 from supervised import until
 
-from skep.config.gateway_messages import (
-    FromGateway,
-    GatewaySetup,
-    GatewayStatus,
-    ModelUsage,
-    ModelWanted,
-    ReplicaFigures,
-    ReplicaTable,
-)
+from skep.config import gateway_messages as messages
 from skep.supervisor.gateway_child import GatewayChild, merge_model_usage, merge_status
 from skep.wire.json_pipe import JsonPipe
 
@@ -46,16 +38,19 @@ for line in link:
 async def test_a_new_gateway_has_the_newest_table(tmp_path):
     """A model was loaded or unloaded between its start and its listening: `skep restart gateway`."""
     listener = socket.socket()
-    argv, told = [sys.executable, "-S", "-c", CHILD, str(tmp_path)], {"setup": GatewaySetup(), "log": tmp_path / "log"}
+    argv, told = (
+        [sys.executable, "-S", "-c", CHILD, str(tmp_path)],
+        {"setup": messages.GatewaySetup(), "log": tmp_path / "log"},
+    )
     gateway = GatewayChild(argv, listener, **told, changed=lambda: None)
-    gateway.publish(ReplicaTable(models=("old",)))
+    gateway.publish(messages.ReplicaTable(models=("old",)))
     (tmp_path / "go").touch()
     running = asyncio.get_running_loop().create_task(gateway.run())
     await until(lambda: gateway.listening)
     (tmp_path / "go").unlink()
     replacing = asyncio.get_running_loop().create_task(gateway.replace(0.1))
     await until(lambda: len(list(tmp_path.glob("told-*"))) == 2)
-    gateway.publish(ReplicaTable(models=("new",)))
+    gateway.publish(messages.ReplicaTable(models=("new",)))
     (tmp_path / "go").touch()
     await replacing
     await gateway.status()  # it has read all that was sent before
@@ -67,12 +62,12 @@ async def test_a_new_gateway_has_the_newest_table(tmp_path):
 
 
 def status(name="m-0", *, state="up", active=1, queued=2):
-    return GatewayStatus(
+    return messages.GatewayStatus(
         queued=queued,
         in_flight=active,
         busy={name: active + 1},
         queues={"m": {"interactive": 0, "normal": queued, "batch": 0}},
-        replicas=[ReplicaFigures(name, 4, active, 1, state)],
+        replicas=[messages.ReplicaFigures(name, 4, active, 1, state)],
         tokens={name: 100},
         ended={"answered": 7},
     )
@@ -93,17 +88,17 @@ def test_a_gateway_and_the_one_it_replaces_are_told_as_one():
 
 
 def test_a_model_is_idle_since_the_last_answer_of_all_gateways():
-    told = [ModelUsage(2, 1, None), ModelUsage(0, 2, 4.0), ModelUsage(1, 0, 1.0)]
+    told = [messages.ModelUsage(2, 1, None), messages.ModelUsage(0, 2, 4.0), messages.ModelUsage(1, 0, 1.0)]
     assert merge_model_usage(told[:1]) == told[0]
-    assert merge_model_usage(told) == ModelUsage(3, 3, 1.0)
+    assert merge_model_usage(told) == messages.ModelUsage(3, 3, 1.0)
 
 
 async def test_what_a_newer_gateway_says_is_taken_as_far_as_it_is_understood():
     """`skep restart gateway` after an upgrade: the supervisor is the older one. Nonsense is as silence."""
-    ours, theirs = [await JsonPipe.over(end, FromGateway) for end in socket.socketpair()]
+    ours, theirs = [await JsonPipe.over(end, messages.FromGateway) for end in socket.socketpair()]
     for message in ({"event": "sings"}, {"event": "wanted"}, {"event": "wanted", "model": "m", "since_s": 3}):
         theirs.send(message)
-    assert await ours.receive() == ModelWanted("m")
+    assert await ours.receive() == messages.ModelWanted("m")
     await theirs.close()
     assert await ours.receive() is None
     await ours.close()

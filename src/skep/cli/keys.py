@@ -32,15 +32,12 @@ def add(
     ] = None,
 ) -> None:
     """Make a key and print it, this once: only its digest is kept."""
-    from skep.config.keys import add_entry, digest_of, keys_path, make_entry, new_key, remove_entry
+    from skep.config.keys import KeyEntry, add_entry, checked, digest_of, keys_path, new_key, remove_entry
 
     path = keys_path(user_paths(os.environ))
     key = new_key()
     created = datetime.now(UTC).replace(microsecond=0)
-    entry = make_entry(
-        name, digest_of(key), priority=priority, max_concurrent=max_concurrent, rate=rate, created=created
-    )
-    add_entry(path, entry)
+    add_entry(path, checked(KeyEntry(name, digest_of(key), priority, max_concurrent, rate, created)))
     try:
         print(key, flush=True)  # noqa: T201
     except OSError:
@@ -64,9 +61,9 @@ def list_keys(as_json: JsonOption = False) -> None:
 
 
 def _document(entry: KeyEntry) -> dict[str, Any]:
-    spec, created = entry.spec, entry.created.isoformat() if entry.created else None
-    limits = {"class": spec.priority, "max_concurrent": spec.max_concurrent, "rate": entry.rate}
-    return {"name": spec.name, **limits, "created": created, "sha256": spec.sha256}
+    created = entry.created.isoformat() if entry.created else None
+    limits = {"class": entry.priority, "max_concurrent": entry.max_concurrent, "rate": entry.rate}
+    return {"name": entry.name, **limits, "created": created, "sha256": entry.sha256}
 
 
 def _cells(entry: KeyEntry) -> list[Any]:

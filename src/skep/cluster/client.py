@@ -21,30 +21,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from skep.cluster import messages
 from skep.cluster.discover import SPARED_S, SURVEY_S, SurveyCache
-from skep.cluster.messages import (
-    Answer,
-    AvoidNodes,
-    DriverExit,
-    DriverFailed,
-    DriverSetup,
-    EndReplica,
-    FromDriver,
-    HeadState,
-    Joined,
-    Leave,
-    LogPart,
-    Order,
-    PlaceReplica,
-    Question,
-    ReadLog,
-    ReplicaReport,
-    ReplicaRows,
-    Restarted,
-    RestartReplica,
-    SetPolicy,
-    WantReplicas,
-)
 from skep.cluster.placement import kept_launches, place_launches, shared_paths
 from skep.cluster.ray_subprocess import error_of
 from skep.cluster.remote_replica import RemoteReplica
@@ -62,7 +40,7 @@ from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 class PendingRestarts:
     """Restarts that no driver has confirmed yet. `send` returns False if there is no driver."""
 
-    def __init__(self, send: Callable[[RestartReplica], bool]) -> None:
+    def __init__(self, send: Callable[[messages.RestartReplica], bool]) -> None:
         self._send = send
         self._before: dict[str, tuple[int | None, int]] = {}  # by replica: its process and its number of restarts
         self._unanswered: set[str] = set()  # sent to the driver, not answered yet
@@ -77,7 +55,7 @@ class PendingRestarts:
         self._before[name] = member.pid, member.life.restarts
         return True
 
-    def hear(self, answer: Restarted) -> None:
+    def hear(self, answer: messages.Restarted) -> None:
         if answer.name in self._unanswered:
             self._unanswered.discard(answer.name)
             if answer.error is None:
@@ -98,7 +76,7 @@ class PendingRestarts:
                 self._tell(name)
 
     def _tell(self, name: str) -> bool:
-        if not self._send(RestartReplica(name)):
+        if not self._send(messages.RestartReplica(name)):
             return False
         self._unanswered.add(name)
         return True
@@ -133,12 +111,12 @@ class ClusterClient:
         self.address = cluster.address
         self.head_lost = False
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._setup = DriverSetup(cluster.address, cluster.hive, policy, abandoned_after_s, name, new_key())
+        self._setup = messages.DriverSetup(cluster.address, cluster.hive, policy, abandoned_after_s, name, new_key())
         self._log = log
         self._hive: NodeAvoidance | None = None
         self._members: dict[str, RemoteReplica] = {}
         self._rows: dict[str, Message] = {}
-        self._link: JsonPipe[FromDriver] | None = None
+        self._link: JsonPipe[messages.FromDriver] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._joined = asyncio.Event()
         self._was_joined = False
@@ -146,7 +124,7 @@ class ClusterClient:
         self._taken_over = False  # another gateway owns the hive
         self._misread: dict[str, str] = {}  # by replica, whose newest report cannot be read
         self._ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
         self._restarts = PendingRestarts(self.order)
         self._closing = False
 
@@ -187,20 +165,20 @@ class ClusterClient:
     def set_policy(self, policy: RestartPolicy) -> None:
         """Change the restart policy of all replicas, running ones included. The next driver receives it too."""
         self._setup = replace(self._setup, policy=policy)
-        self.order(SetPolicy(policy))
+        self.order(messages.SetPolicy(policy))
 
     async def stop(self) -> str | None:
         """Leave the cluster and end its registry, after the replicas. Return what is left behind, if anything."""
         self._closing = True
         left = answer = None
         if self._joined.is_set():
-            answer = await self._ask(Leave(), HEADLESS_END_S if self.head_lost else END_S)
+            answer = await self._ask(messages.Leave(), HEADLESS_END_S if self.head_lost else END_S)
         done = self.head_lost or (answer is not None and answer.error is None)
         if self._was_joined and not done and not self._taken_over:
             after_s = self._setup.abandoned_after_s
             left = f"the cluster cannot be reached; replicas left on its nodes end within {after_s:g} s"
         if self._link is not None:
-            self._link.send(DriverExit())
+            self._link.send(messages.DriverExit())
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 3.0)
@@ -215,13 +193,13 @@ class ClusterClient:
         self._members[member.launch.name] = member
         self._inform(member)
         if self._joined.is_set():
-            self.order(PlaceReplica(member.launch))
+            self.order(messages.PlaceReplica(member.launch))
 
     async def went(self, member: RemoteReplica) -> None:
         """End a replica. If no driver can do it now, the next one ends it, because it is no longer wanted."""
         name = member.launch.name
         if self._joined.is_set():
-            await self._ask(EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
+            await self._ask(messages.EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
         if self._members.get(name) is member:
             del self._members[name]
             self._misread.pop(name, None)
@@ -230,15 +208,15 @@ class ClusterClient:
     def restart(self, member: RemoteReplica) -> bool:
         return self._restarts.ask(member)
 
-    def order(self, message: Order) -> bool:
+    def order(self, message: messages.Order) -> bool:
         """Send a command. Return False if there is no driver."""
         if self._link is None:
             return False
         self._link.send(message)
         return True
 
-    async def log_since(self, name: str, offset: int | None, lines: int) -> LogPart:
-        answer = await self._ask(ReadLog(name, offset, lines), 15.0)
+    async def log_since(self, name: str, offset: int | None, lines: int) -> messages.LogPart:
+        answer = await self._ask(messages.ReadLog(name, offset, lines), 15.0)
         if answer is None or answer.log is None:
             why = (answer and answer.error) or "its node does not answer"
             raise EngineError(f"the log of `{name}` cannot be read: {why}", hint="`skep ps` shows its node and state")
@@ -275,11 +253,11 @@ class ClusterClient:
         except OSError as error:
             ours.close()
             return EngineError(f"the Ray driver process cannot be started: {error.strerror}")
-        link = self._link = await JsonPipe.over(ours, FromDriver)
+        link = self._link = await JsonPipe.over(ours, messages.FromDriver)
         link.send(self._setup)
         failed: SkepError | None = None
         while (message := await link.receive()) is not None:
-            if isinstance(message, DriverFailed):
+            if isinstance(message, messages.DriverFailed):
                 failed, self._taken_over = error_of(to_document(message)), message.taken_over
             else:
                 self._hear(message)
@@ -288,7 +266,7 @@ class ClusterClient:
         self._restarts.lose()
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_result(Answer(0, "the Ray driver process is gone"))
+                asked.set_result(messages.Answer(0, "the Ray driver process is gone"))
         await link.close()
         code = await self._process.wait()
         if failed is None and not self._was_joined:
@@ -300,30 +278,30 @@ class ClusterClient:
         self._misread.pop(name, None)
         try:
             if name in self._rows:
-                member.hear(from_document(self._rows[name], ReplicaReport))
+                member.hear(from_document(self._rows[name], messages.ReplicaReport))
         except ValueError as error:  # its node may run another version of skep
             self._misread[name] = f"a message of the cluster cannot be read ({error})"
 
-    def _hear(self, message: FromDriver) -> None:
+    def _hear(self, message: messages.FromDriver) -> None:
         match message:
-            case Joined(address):
+            case messages.Joined(address):
                 self.address, self._trouble = address, None
                 self._joined.set()
                 self._was_joined = True
                 self._set_head(lost=False)
                 self._remind()
-                self.order(WantReplicas(tuple(member.launch for member in self._members.values())))
-            case ReplicaRows(rows, names):
+                self.order(messages.WantReplicas(tuple(member.launch for member in self._members.values())))
+            case messages.ReplicaRows(rows, names):
                 told = {row.get("name", ""): row for row in rows}
                 known = self._rows | told
                 self._rows = {name: known[name] for name in names if name in known}
                 for name in told.keys() & self._members.keys():
                     self._inform(self._members[name])
-            case HeadState(lost):
+            case messages.HeadState(lost):
                 self._set_head(lost=lost)
-            case Restarted():
+            case messages.Restarted():
                 self._restarts.hear(message)
-            case Answer(number):
+            case messages.Answer(number):
                 asked = self._asked.get(number)
                 if asked is not None and not asked.done():
                     asked.set_result(message)
@@ -333,12 +311,12 @@ class ClusterClient:
         for member in self._members.values():
             member.remark(LOST if lost else None)
 
-    async def _ask(self, question: Question, timeout_s: float) -> Answer | None:
+    async def _ask(self, question: messages.Question, timeout_s: float) -> messages.Answer | None:
         """Return the driver's answer, or None if it does not come in time."""
         if self._link is None:
             return None
         number = next(self._ids)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[messages.Answer] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         self._link.send(replace(question, id=number))
         try:
@@ -356,7 +334,7 @@ class ClusterClient:
     def _remind(self) -> None:
         """Repeat what a new driver does not know: drained nodes and unanswered restarts."""
         if self._hive is not None:
-            self.order(AvoidNodes(tuple(sorted(self._hive.avoided))))
+            self.order(messages.AvoidNodes(tuple(sorted(self._hive.avoided))))
         self._restarts.again(self._members)
 
 

@@ -19,31 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, NoReturn
 
+from skep.cluster import messages
 from skep.cluster.actor_manager import ActorManager, Say
 from skep.cluster.connect import join
-from skep.cluster.messages import (
-    Answer,
-    AvoidNodes,
-    DriverExit,
-    DriverFailed,
-    DriverSetup,
-    EndReplica,
-    HeadState,
-    Joined,
-    Leave,
-    LogPart,
-    Order,
-    PlaceReplica,
-    Question,
-    ReadLog,
-    ReplicaReport,
-    ReplicaRows,
-    Restarted,
-    RestartReplica,
-    SetPolicy,
-    ToDriver,
-    WantReplicas,
-)
 from skep.cluster.node_file import connection_to
 from skep.cluster.registry_actor import find_registry, make_registry
 from skep.cluster.replica_registry import OWNED_S
@@ -117,7 +95,7 @@ class TakenOver(EngineError):
 class RayDriver:
     """One driver."""
 
-    def __init__(self, link: JsonPipe[ToDriver], setup: DriverSetup) -> None:
+    def __init__(self, link: JsonPipe[messages.ToDriver], setup: messages.DriverSetup) -> None:
         self._link = link
         self._setup = setup
         self._policy = setup.policy
@@ -154,7 +132,7 @@ class RayDriver:
         self._registry = await asyncio.to_thread(self._make_registry)
         await self._claim(CLAIM_S)
         self._actors = ActorManager(self._setup.hive, self._setup.key, self._policy)
-        self._link.send(Joined(ray.get_runtime_context().gcs_address))
+        self._link.send(messages.Joined(ray.get_runtime_context().gcs_address))
 
     def _make_registry(self) -> Any:
         return make_registry(self._setup.hive, abandoned_after_s=self._setup.abandoned_after_s)
@@ -173,52 +151,52 @@ class RayDriver:
     # Commands of the supervisor
 
     async def _follow_link(self) -> None:
-        while (message := await self._link.receive()) is not None and not isinstance(message, DriverExit):
-            if not isinstance(message, DriverSetup):
+        while (message := await self._link.receive()) is not None and not isinstance(message, messages.DriverExit):
+            if not isinstance(message, messages.DriverSetup):
                 order = asyncio.create_task(self._safely(message))
                 self._orders.add(order)
                 order.add_done_callback(self._orders.discard)
 
-    async def _safely(self, order: Order) -> None:
+    async def _safely(self, order: messages.Order) -> None:
         """Carry out one command and answer it; its failure does not affect the others."""
         log, failed = None, None
         try:
             log = await self._carry_out(order)
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"[:300]
-        if isinstance(order, Question):
-            self._link.send(Answer(order.id, failed, log))
-        elif isinstance(order, RestartReplica):
-            self._link.send(Restarted(order.name, failed))
+        if isinstance(order, messages.Question):
+            self._link.send(messages.Answer(order.id, failed, log))
+        elif isinstance(order, messages.RestartReplica):
+            self._link.send(messages.Restarted(order.name, failed))
 
-    async def _carry_out(self, order: Order) -> LogPart | None:
+    async def _carry_out(self, order: messages.Order) -> messages.LogPart | None:
         assert self._actors is not None
         match order:
-            case WantReplicas(launches):
+            case messages.WantReplicas(launches):
                 self._wanted = {launch.name: launch for launch in launches}
                 for launch in launches:
                     self._place(launch)
-            case PlaceReplica(launch):
+            case messages.PlaceReplica(launch):
                 if self._wanted is not None:
                     self._wanted[launch.name] = launch
                 self._place(launch)
                 self._told.pop(launch.name, None)  # the supervisor knows nothing of it yet
                 self._tell()
-            case SetPolicy(policy):
+            case messages.SetPolicy(policy):
                 self._policy = self._actors.policy = policy
                 await self._claim()
-            case AvoidNodes(nodes):
+            case messages.AvoidNodes(nodes):
                 self._actors.avoid = nodes
-            case EndReplica(name):
+            case messages.EndReplica(name):
                 (self._wanted or {}).pop(name, None)
                 if await self._is_ours():
                     await self._end(name)
-            case RestartReplica(name):
+            case messages.RestartReplica(name):
                 await self._actors.ask(name, "restart")
-            case ReadLog(name, offset, lines):
+            case messages.ReadLog(name, offset, lines):
                 told = await self._actors.ask(name, "log_since", offset, lines)
-                return None if told is None else from_document(told, LogPart)
-            case Leave():
+                return None if told is None else from_document(told, messages.LogPart)
+            case messages.Leave():
                 await self._leave()
         return None
 
@@ -242,7 +220,7 @@ class RayDriver:
             return
 
         def say(state: str, why: str | None) -> None:
-            self._said[launch.name] = to_document(ReplicaReport(launch.name, state, why))
+            self._said[launch.name] = to_document(messages.ReplicaReport(launch.name, state, why))
             self._tell()
 
         standing = {name: row["node_id"] for name, row in self._rows.items() if row.get("node_id")}
@@ -333,7 +311,7 @@ class RayDriver:
                 self._registry = await loop.run_in_executor(self._lookup, self._make_registry)
 
     def _tell_head(self) -> None:
-        self._link.send(HeadState(self._head.lost))
+        self._link.send(messages.HeadState(self._head.lost))
 
     def _tell(self) -> None:
         """Send the rows that changed and the names of all replicas."""
@@ -342,7 +320,7 @@ class RayDriver:
         if not news and rows.keys() == self._told.keys():
             return
         self._told = rows
-        self._link.send(ReplicaRows(tuple(news), tuple(rows)))
+        self._link.send(messages.ReplicaRows(tuple(news), tuple(rows)))
 
     async def _repair_loop(self) -> None:
         """Recreate actors that Ray gave up and end unwanted ones. Ray itself moves those whose node is away."""
@@ -372,13 +350,13 @@ class RayDriver:
 async def serve(link_fd: int) -> NoReturn:
     """Run the driver, then exit at once: Ray's own shutdown takes seconds, and threads may wait for a lost head."""
     code = 0
-    link: JsonPipe[ToDriver] = await JsonPipe.over(socket.socket(fileno=link_fd), ToDriver)
+    link: JsonPipe[messages.ToDriver] = await JsonPipe.over(socket.socket(fileno=link_fd), messages.ToDriver)
     try:
         setup = await link.receive()
-        if isinstance(setup, DriverSetup):
+        if isinstance(setup, messages.DriverSetup):
             await RayDriver(link, setup).run()
     except SkepError as error:
-        link.send(DriverFailed(error.message, error.hint, error.exit_code, isinstance(error, TakenOver)))
+        link.send(messages.DriverFailed(error.message, error.hint, error.exit_code, isinstance(error, TakenOver)))
         code = error.exit_code
     except NewHead:
         print("there is a new head; this driver ends", file=sys.stderr)  # noqa: T201 - its log

@@ -11,6 +11,7 @@ from skep.cluster.messages import LogPart, ReplicaReport
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError
 from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.remote_replica import UpstreamLife
 
 # A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
 _STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
@@ -23,19 +24,6 @@ class ReplicaHost(Protocol):
     def went(self, member: RemoteReplica) -> Awaitable[None]: ...
     def restart(self, member: RemoteReplica) -> bool: ...
     async def log_since(self, name: str, offset: int | None, lines: int) -> LogPart: ...
-
-
-@dataclass(slots=True)
-class RemoteLife:
-    state: ReplicaState = ReplicaState.STARTING
-    url: str | None = None
-    why: str | None = None
-    restarts: int = 0
-    moves: int = 0  # restarts by Ray, on the same or another node
-
-    @property
-    def serving(self) -> bool:
-        return self.state is ReplicaState.READY
 
 
 @dataclass(slots=True)
@@ -57,7 +45,7 @@ class RemoteReplica:
 
     def __init__(self, launch: Launch, host: ReplicaHost, changed: Callable[[], None]) -> None:
         self.launch = launch
-        self.life = RemoteLife()
+        self.life = UpstreamLife(None, ReplicaState.STARTING)
         self.pid: int | None = None
         self.node: str | None = None
         adapter = engine_named(launch.engine, launch.binary)
@@ -66,6 +54,7 @@ class RemoteReplica:
         self._changed = changed
         self._as_started = launch
         self._incarnation: str | None = None
+        self._moves = 0  # restarts by Ray, on the same or another node
         self._note: str | None = None  # a remark while it serves
         self._said: str | None = None
         self._stopping = asyncio.Event()
@@ -115,18 +104,17 @@ class RemoteReplica:
         """Take the report of its actor, or of the driver while there is no actor."""
         if self._stopping.is_set():
             return
-        before = (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self.life.moves)
+        before = self._shown()
         if report.incarnation is not None and report.incarnation != self._incarnation:
-            self.life.moves += self._incarnation is not None
+            self._moves += self._incarnation is not None
             self._incarnation = report.incarnation
         self.life.state, self._said = _STATES.get(report.state, ReplicaState.STARTING), report.why
         self._explain()
         self.life.url, self.pid, self.node = report.url, report.pid, report.node
-        self.life.restarts = report.restarts + self.life.moves
+        self.life.restarts = report.restarts + self._moves
         self.engine.told = report.engine
         self._as_started = report.launch or self._as_started
-        now = (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self.life.moves)
-        if now != before:
+        if self._shown() != before:
             self._changed()
 
     def remark(self, note: str | None) -> None:
@@ -135,6 +123,9 @@ class RemoteReplica:
             self._note = note
             self._explain()
             self._changed()
+
+    def _shown(self) -> tuple[object, ...]:
+        return (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self._moves)
 
     def _explain(self) -> None:
         self.life.why = (self._note if self.life.serving else None) or self._said

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import json
 import os
 import re
 import secrets
@@ -19,7 +20,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -27,7 +28,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from skep.config.load import FileProblem, TableReader, file_keys
+from skep.config.load import FileProblem, TableReader, file_keys, rules_of
 from skep.errors import UserError
 from skep.paths import Paths
 
@@ -221,16 +222,7 @@ _BLOCK = re.compile(r"\s*\[\[\s*key\s*\]\]")
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """A key as it stands in the file."""
-
-    spec: KeySpec
-    rate: str | None = None  # as written; `spec` has it as numbers
-    created: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KeyTable:
-    """Types only: `make_entry` checks values, whether they come from the file or from the command line."""
+    """A key as it stands in the file. `checked` says whether its values are valid."""
 
     name: str
     sha256: str
@@ -239,10 +231,16 @@ class KeyTable:
     rate: str | None = None
     created: datetime | None = None
 
+    @property
+    def spec(self) -> KeySpec:
+        """A rate of `60/m` is a token bucket of 60 that refills one a second."""
+        count, rate_per_s = _parse_rate(self.rate) if self.rate is not None else (1, None)
+        return KeySpec(self.name, self.sha256, self.priority, self.max_concurrent, rate_per_s, count)
+
 
 @dataclass(frozen=True, slots=True)
 class KeysFile:
-    key: tuple[KeyTable, ...] = ()
+    key: tuple[KeyEntry, ...] = ()
 
 
 def keys_path(paths: Paths) -> Path:
@@ -253,27 +251,21 @@ def new_key() -> str:
     return f"sk-skep-{secrets.token_urlsafe(24)}"  # 24 bytes are 32 characters
 
 
-def make_entry(
-    name: str,
-    sha256: str,
-    *,
-    priority: str | None = None,
-    max_concurrent: int | None = None,
-    rate: str | None = None,
-    created: datetime | None = None,
-) -> KeyEntry:
-    """Return a checked entry. A rate of `60/m` is a token bucket of 60 that refills one a second."""
+def checked(entry: KeyEntry) -> KeyEntry:
+    """Return the entry, whether it comes from the file or from the command line. Raise where a value is not valid."""
+    name, sha256 = entry.name, entry.sha256.lower()
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} is not a name for a key", hint="use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
-    if not _SHA256.fullmatch(sha256.lower()):  # not shown: it may be a key that was put in the wrong place
+    if not _SHA256.fullmatch(sha256):  # not shown: it may be a key that was put in the wrong place
         hint = "`printf %s KEY | sha256sum` makes one, `skep key add` a key and its digest"
         raise UserError(f"the sha256 of `{name}` is not 64 hexadecimal digits", hint=hint)
-    if priority is not None and priority not in PRIORITIES:
-        raise UserError(f"the class {priority!r} is unknown", hint=f"one of {', '.join(PRIORITIES)}, or none")
-    if max_concurrent is not None and max_concurrent < 1:
-        raise UserError(f"max_concurrent {max_concurrent} is below 1", hint="leave it out for no limit")
-    count, rate_per_s = _parse_rate(rate) if rate is not None else (1, None)
-    return KeyEntry(KeySpec(name, sha256.lower(), priority, max_concurrent, rate_per_s, count), rate, created)
+    if entry.priority is not None and entry.priority not in PRIORITIES:
+        raise UserError(f"the class {entry.priority!r} is unknown", hint=f"one of {', '.join(PRIORITIES)}, or none")
+    if entry.max_concurrent is not None and entry.max_concurrent < 1:
+        raise UserError(f"max_concurrent {entry.max_concurrent} is below 1", hint="leave it out for no limit")
+    if entry.rate is not None:
+        _parse_rate(entry.rate)
+    return replace(entry, sha256=sha256)
 
 
 def _parse_rate(text: str) -> tuple[int, float]:
@@ -306,9 +298,9 @@ def add_entry(path: Path, entry: KeyEntry) -> None:
     with _locked(path) as real:
         text = _read(path)
         entries = _parse(text, path)
-        if any(known.spec.name == entry.spec.name for known in entries):
-            hint = f"`skep key remove {entry.spec.name}` first, or choose another name"
-            raise UserError(f"there is a key named `{entry.spec.name}`", hint=hint)
+        if any(known.name == entry.name for known in entries):
+            hint = f"`skep key remove {entry.name}` first, or choose another name"
+            raise UserError(f"there is a key named `{entry.name}`", hint=hint)
         _write(real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path))
 
 
@@ -317,11 +309,11 @@ def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
     with _locked(path) as real:
         text = _read(path)
         entries = _parse(text, path)
-        stay = tuple(entry for entry in entries if entry.spec.name != name)
+        stay = tuple(entry for entry in entries if entry.name != name)
         if len(stay) == len(entries):
-            known = ", ".join(entry.spec.name for entry in entries) or "none"
+            known = ", ".join(entry.name for entry in entries) or "none"
             raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
-        place = next(i for i, entry in enumerate(entries) if entry.spec.name == name)
+        place = next(i for i, entry in enumerate(entries) if entry.name == name)
         _write(real, _edited(_without_block(text, place), stay, path))
         return stay
 
@@ -341,14 +333,14 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
     entries: list[KeyEntry] = []
     for number, table in enumerate(found.key, 1):
         try:
-            entry = make_entry(**asdict(table))
+            entry = checked(table)
         except UserError as error:
             raise UserError(f"{path}: key {number}: {error.message}", hint=error.hint) from None
         for known in entries:
-            if known.spec.name == entry.spec.name:
-                raise UserError(f"{path}: two keys are named `{entry.spec.name}`", hint="rename or delete one")
-            if known.spec.sha256 == entry.spec.sha256:
-                names = f"`{known.spec.name}` and `{entry.spec.name}`"
+            if known.name == entry.name:
+                raise UserError(f"{path}: two keys are named `{entry.name}`", hint="rename or delete one")
+            if known.sha256 == entry.sha256:
+                names = f"`{known.name}` and `{entry.name}`"
                 raise UserError(f"{path}: {names} have the same sha256", hint="delete one: whose limits would count?")
         entries.append(entry)
     return tuple(entries)
@@ -357,7 +349,7 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
 def _complaint(found: FileProblem, path: Path) -> UserError:
     """Return the error without the value, which may be a key."""
     place = found.place
-    known = ", ".join(file_keys(KeyTable))
+    known = ", ".join(file_keys(KeyEntry))
     where = f"key {int(place[1]) + 1}: `{place[2]}`" if len(place) > 2 else f"`{place[0]}`"
     if found.kind == "unknown":
         hint = f"known in a [[key]]: {known}" if len(place) > 1 else "each key is a [[key]] table of its own"
@@ -377,17 +369,13 @@ def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:
 
 
 def _block(entry: KeyEntry) -> str:
-    spec = entry.spec
-    lines = ["[[key]]", f'name = "{spec.name}"', f'sha256 = "{spec.sha256}"']
-    if spec.priority is not None:
-        lines.append(f'class = "{spec.priority}"')
-    if spec.max_concurrent is not None:
-        lines.append(f"max_concurrent = {spec.max_concurrent}")
-    if entry.rate is not None:
-        lines.append(f'rate = "{entry.rate}"')
-    if entry.created is not None:
-        lines.append(f"created = {entry.created.isoformat()}")
-    return "\n".join(lines) + "\n"
+    values = {rule.get("key", name): getattr(entry, name) for name, rule in rules_of(KeyEntry).items()}
+    told = {key: value for key, value in values.items() if value is not None}
+    lines = [
+        f"{key} = {value.isoformat() if isinstance(value, datetime) else json.dumps(value)}"
+        for key, value in told.items()
+    ]
+    return "\n".join(("[[key]]", *lines)) + "\n"
 
 
 def _without_block(text: str, place: int) -> str:

@@ -24,23 +24,7 @@ from typing import Any, NoReturn, Protocol
 from urllib.parse import parse_qs, unquote
 
 from skep import __version__
-from skep.config.gateway_messages import (
-    AskDrain,
-    AskStatus,
-    Drained,
-    Exit,
-    GatewaySetup,
-    GatewayStatus,
-    Listening,
-    LoadFailed,
-    ModelUsage,
-    ModelWanted,
-    ReplicaFigures,
-    ReplicaTable,
-    StatusAnswer,
-    TlsFiles,
-    ToGateway,
-)
+from skep.config import gateway_messages as messages
 from skep.config.keys import KeySpec, Priority, digest_of
 from skep.gateway.admission import Admission
 from skep.gateway.error_format import JSON, RequestRefused
@@ -75,13 +59,13 @@ def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
 
 
-def status_of(proxy: Proxy, metrics: Metrics, now: float) -> GatewayStatus:
+def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewayStatus:
     """Return the answer to the supervisor."""
     admission = proxy.admission
     busy: dict[str, int] = {}
     for replica in admission.replicas():
         busy[replica.name] = busy.get(replica.name, 0) + replica.busy
-    return GatewayStatus(
+    return messages.GatewayStatus(
         queued=admission.queued,
         in_flight=admission.in_flight,
         busy=busy,
@@ -105,19 +89,21 @@ def tokens_so_far(proxy: Proxy, metrics: Metrics) -> dict[str, float]:
     return sums
 
 
-def figures(proxy: Proxy, now: float) -> dict[str, ModelUsage]:
+def figures(proxy: Proxy, now: float) -> dict[str, messages.ModelUsage]:
     """By model: requests that wait, answers under way, seconds since the last one ended."""
     ended = proxy.accounts.last_ended
     counts = Counter((exchange.model, exchange.under_way) for exchange in proxy.exchanges.values())
     return {
-        model: ModelUsage(counts[model, True], counts[model, False], now - ended[model] if model in ended else None)
+        model: messages.ModelUsage(
+            counts[model, True], counts[model, False], now - ended[model] if model in ended else None
+        )
         for model in proxy.admission.models
     }
 
 
-def _replica(replica: GatewayReplica, now: float) -> ReplicaFigures:
+def _replica(replica: GatewayReplica, now: float) -> messages.ReplicaFigures:
     spec = replica.spec
-    return ReplicaFigures(
+    return messages.ReplicaFigures(
         name=replica.name,
         model=spec.model,
         url=spec.url,
@@ -181,13 +167,13 @@ class Extension(Protocol):
         """This gateway is to end: finish what is under way, begin nothing new."""
 
 
-MakeExtension = Callable[["Gateway", GatewaySetup], Extension]
+MakeExtension = Callable[["Gateway", messages.GatewaySetup], Extension]
 
 
 class Gateway:
     """One gateway: built from the supervisor's first message, told of changes by later ones."""
 
-    def __init__(self, setup: GatewaySetup, mounts: Sequence[MakeExtension] = ()) -> None:
+    def __init__(self, setup: messages.GatewaySetup, mounts: Sequence[MakeExtension] = ()) -> None:
         store, log = (Path(one) if one else None for one in (setup.store, setup.log))
         self.journal = RequestLog(store, sys.stderr, log_path=log)
         self.metrics = Metrics()
@@ -240,22 +226,22 @@ class Gateway:
         parts = [label_samples(text, spec.name) for spec, text in zip(specs, texts, strict=True) if text]
         request.respond(200, [PROMETHEUS], "".join(parts).encode())
 
-    async def serve(self, listener: socket.socket, link: JsonPipe[ToGateway]) -> None:
+    async def serve(self, listener: socket.socket, link: JsonPipe[messages.ToGateway]) -> None:
         self.journal.start()
         beside = [asyncio.create_task(annex.run()) for annex in self.extensions]
         await self.server.listen(listener, self.tls)
-        self.proxy.on_wanted = lambda model: link.send(ModelWanted(model))
-        link.send(Listening())
+        self.proxy.on_wanted = lambda model: link.send(messages.ModelWanted(model))
+        link.send(messages.Listening())
         clock = asyncio.create_task(self.watch.run())
-        messages = asyncio.create_task(self._follow(link))
+        orders = asyncio.create_task(self._follow(link))
         try:
-            await asyncio.wait({clock, messages}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (clock, messages):
+            await asyncio.wait({clock, orders}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (clock, orders):
                 if task.done():
                     task.result()
         finally:
             clock.cancel()
-            messages.cancel()
+            orders.cancel()
             for work in beside:
                 work.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
@@ -265,28 +251,28 @@ class Gateway:
             self.accounts.settle()
             self.journal.close()
 
-    async def _follow(self, link: JsonPipe[ToGateway]) -> None:
+    async def _follow(self, link: JsonPipe[messages.ToGateway]) -> None:
         """Carry out the supervisor's messages until it says `exit` or is gone."""
         async with asyncio.TaskGroup() as tasks:
             drains = []
-            while (message := await link.receive()) is not None and not isinstance(message, Exit):
+            while (message := await link.receive()) is not None and not isinstance(message, messages.Exit):
                 match message:
-                    case ReplicaTable(replicas, models, dormant):
+                    case messages.ReplicaTable(replicas, models, dormant):
                         self.proxy.set_replicas(replicas, models, dormant)
-                    case LoadFailed(model, why, retry_after_s):
+                    case messages.LoadFailed(model, why, retry_after_s):
                         self.proxy.load_failed(model, why, retry_after_s)
-                    case GatewaySetup():
+                    case messages.GatewaySetup():
                         self.proxy.set_policy(policy_of(message))
                         self.proxy.carry_out(self.proxy.admission.set_limits(message.limits, self.proxy.now()))
-                    case AskStatus(number):
+                    case messages.AskStatus(number):
                         self.accounts.settle()
-                        link.send(StatusAnswer(number, status_of(self.proxy, self.metrics, self.proxy.now())))
-                    case AskDrain():
+                        link.send(messages.StatusAnswer(number, status_of(self.proxy, self.metrics, self.proxy.now())))
+                    case messages.AskDrain():
                         drains.append(tasks.create_task(self._drain(link, message)))
             for drain in drains:
                 drain.cancel()
 
-    async def _drain(self, link: JsonPipe[ToGateway], message: AskDrain) -> None:
+    async def _drain(self, link: JsonPipe[messages.ToGateway], message: messages.AskDrain) -> None:
         admission = self.proxy.admission
         for annex in self.extensions:
             annex.leave()
@@ -300,10 +286,10 @@ class Gateway:
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self.proxy.carry_out(admission.close())
-        link.send(Drained(message.id, admission.in_flight))
+        link.send(messages.Drained(message.id, admission.in_flight))
 
 
-def policy_of(setup: GatewaySetup) -> Policy:
+def policy_of(setup: messages.GatewaySetup) -> Policy:
     keys = setup.keys
     if setup.api_key:
         names = {key.name for key in keys}  # a key of the file may be called so too
@@ -312,7 +298,7 @@ def policy_of(setup: GatewaySetup) -> Policy:
     return Policy(keys, setup.aliases, setup.origins, setup.hosts or None, setup.timeouts)
 
 
-def _tls(files: TlsFiles | None) -> ssl.SSLContext | None:
+def _tls(files: messages.TlsFiles | None) -> ssl.SSLContext | None:
     if files is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -331,9 +317,9 @@ def main(mounts: Sequence[MakeExtension] = ()) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and 1024 are few
 
     async def run() -> None:
-        link: JsonPipe[ToGateway] = await JsonPipe.over(socket.socket(fileno=args.link_fd), ToGateway)
+        link: JsonPipe[messages.ToGateway] = await JsonPipe.over(socket.socket(fileno=args.link_fd), messages.ToGateway)
         setup = await link.receive()
-        if isinstance(setup, GatewaySetup):
+        if isinstance(setup, messages.GatewaySetup):
             gateway = Gateway(setup, mounts)
             gc.freeze()  # what is there now stays: collections look only at what requests leave behind
             await gateway.serve(socket.socket(fileno=args.listen_fd), link)

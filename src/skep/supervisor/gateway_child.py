@@ -17,22 +17,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from skep.config.gateway_messages import (
-    AskDrain,
-    AskStatus,
-    Drained,
-    Exit,
-    FromGateway,
-    GatewaySetup,
-    GatewayStatus,
-    Listening,
-    ModelUsage,
-    ModelWanted,
-    ReplicaFigures,
-    ReplicaTable,
-    StatusAnswer,
-    ToGateway,
-)
+from skep.config import gateway_messages as messages
 from skep.errors import GatewayError
 from skep.files import open_log
 from skep.wire.json_pipe import JsonPipe, Message
@@ -52,7 +37,7 @@ class GatewayChild:
         argv: list[str],
         listener: socket.socket,
         *,
-        setup: GatewaySetup,
+        setup: messages.GatewaySetup,
         log: Path,
         changed: Callable[[], None],
         wanted: Callable[[str], None] = lambda _model: None,
@@ -62,7 +47,7 @@ class GatewayChild:
         self._listener = listener
         self._setup = setup
         self._log = log
-        self._table = ReplicaTable()  # as last published
+        self._table = messages.ReplicaTable()  # as last published
         self._changed = changed
         self._wanted = wanted
         self._current: _Child | None = None
@@ -118,26 +103,26 @@ class GatewayChild:
                 return
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
-    def publish(self, table: ReplicaTable) -> None:
+    def publish(self, table: messages.ReplicaTable) -> None:
         """Send the replica table to all processes, including those that only finish their answers."""
         self._table = table
         self.say(table)
 
-    def say(self, message: ToGateway) -> None:
+    def say(self, message: messages.ToGateway) -> None:
         """Send a message to all processes; there is no answer."""
         for child in self._children():
             child.link.send(message)
 
-    async def set_up(self, setup: GatewaySetup) -> None:
+    async def set_up(self, setup: messages.GatewaySetup) -> None:
         """Apply new settings: what a running process can change, at once; the rest with its successor."""
         async with self._one_at_a_time:
             self._setup = setup
             self.say(setup)
 
-    async def status(self, timeout_s: float = 1.0) -> GatewayStatus | None:
+    async def status(self, timeout_s: float = 1.0) -> messages.GatewayStatus | None:
         """Return the merged status of all processes; None while none answers."""
-        answers = await asyncio.gather(*(child.ask(AskStatus(), timeout_s) for child in self._children()))
-        told = [answer.status for answer in answers if isinstance(answer, StatusAnswer)]
+        answers = await asyncio.gather(*(child.ask(messages.AskStatus(), timeout_s) for child in self._children()))
+        told = [answer.status for answer in answers if isinstance(answer, messages.StatusAnswer)]
         return merge_status(told, complete=len(told) == len(answers)) if told else None
 
     async def replace(self, drain_s: float) -> None:
@@ -161,9 +146,9 @@ class GatewayChild:
 
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing new and wait for what is under way. Return how many requests were left after the timeout."""
-        ask = AskDrain(timeout_s)
+        ask = messages.AskDrain(timeout_s)
         answers = await asyncio.gather(*(child.ask(ask, timeout_s + 5) for child in self._children()))
-        return sum(answer.left for answer in answers if isinstance(answer, Drained))
+        return sum(answer.left for answer in answers if isinstance(answer, messages.Drained))
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -205,7 +190,7 @@ class GatewayChild:
     def _retire(self, child: _Child, drain_s: float) -> None:
         async def finish() -> None:
             try:
-                await child.ask(AskDrain(drain_s, hand_over=True), drain_s + 5)
+                await child.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
             finally:
                 await child.end()
                 self._retired.discard(child)
@@ -216,16 +201,16 @@ class GatewayChild:
         task.add_done_callback(self._retiring.discard)
 
 
-def merge_status(told: Sequence[GatewayStatus], *, complete: bool = True) -> GatewayStatus:
+def merge_status(told: Sequence[messages.GatewayStatus], *, complete: bool = True) -> messages.GatewayStatus:
     """Merge the status of several gateway processes. States are those of the first, which takes the connections."""
-    replicas: dict[str, ReplicaFigures] = {}
+    replicas: dict[str, messages.ReplicaFigures] = {}
     for row in (row for one in told for row in one.replicas):
         known = replicas.get(row.name)
         more = (0, 0) if known is None else (known.active, known.releasing)
         replicas[row.name] = replace(known or row, active=row.active + more[0], releasing=row.releasing + more[1])
     models = dict.fromkeys(model for one in told for model in one.models)
     queues = dict.fromkeys(model for one in told for model in one.queues)
-    return GatewayStatus(
+    return messages.GatewayStatus(
         queued=sum(one.queued for one in told),
         in_flight=sum(one.in_flight for one in told),
         busy=added([one.busy for one in told]),
@@ -233,15 +218,17 @@ def merge_status(told: Sequence[GatewayStatus], *, complete: bool = True) -> Gat
         ended=added([one.ended for one in told]),
         queues={model: added([one.queues.get(model, {}) for one in told]) for model in queues},
         replicas=list(replicas.values()),
-        models={model: merge_model_usage([one.models.get(model, ModelUsage()) for one in told]) for model in models},
+        models={
+            model: merge_model_usage([one.models.get(model, messages.ModelUsage()) for one in told]) for model in models
+        },
         complete=complete,
     )
 
 
-def merge_model_usage(told: Sequence[ModelUsage]) -> ModelUsage:
+def merge_model_usage(told: Sequence[messages.ModelUsage]) -> messages.ModelUsage:
     """Merge the figures of one model from several gateway processes."""
     idle = [one.idle_s for one in told if one.idle_s is not None]
-    return ModelUsage(sum(one.busy for one in told), sum(one.queued for one in told), min(idle, default=None))
+    return messages.ModelUsage(sum(one.busy for one in told), sum(one.queued for one in told), min(idle, default=None))
 
 
 def added(counts: Sequence[Mapping[str, Number]]) -> dict[str, Number]:
@@ -251,14 +238,14 @@ def added(counts: Sequence[Mapping[str, Number]]) -> dict[str, Number]:
 class _Child:
     """One gateway process and the link to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, link: JsonPipe[FromGateway]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, link: JsonPipe[messages.FromGateway]) -> None:
         self.process = process
         self.link = link
         self.listening = asyncio.Event()
         self.on_listening: Callable[[], None] = lambda: None
         self.on_wanted: Callable[[str], None] = lambda _model: None
         self._ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[StatusAnswer | Drained]] = {}
+        self._asked: dict[int, asyncio.Future[messages.StatusAnswer | messages.Drained]] = {}
         self.ended: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._follow())
 
     @property
@@ -283,7 +270,7 @@ class _Child:
             ours.close()
             theirs.close()
             raise
-        return cls(process, await JsonPipe.over(ours, FromGateway))
+        return cls(process, await JsonPipe.over(ours, messages.FromGateway))
 
     async def came_to_listen(self, timeout_s: float) -> bool:
         waiting = asyncio.get_running_loop().create_task(self.listening.wait())
@@ -292,17 +279,19 @@ class _Child:
         return self.listening.is_set() and not self.ended.done()
 
     async def end(self) -> None:
-        self.link.send(Exit())
+        self.link.send(messages.Exit())
         await asyncio.wait({self.ended}, timeout=3.0)
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
             await asyncio.wait({self.ended})
 
-    async def ask(self, message: AskStatus | AskDrain, timeout_s: float) -> StatusAnswer | Drained | None:
+    async def ask(
+        self, message: messages.AskStatus | messages.AskDrain, timeout_s: float
+    ) -> messages.StatusAnswer | messages.Drained | None:
         """Return its answer; None if it ends or does not answer in time."""
         number = next(self._ids)
-        answer: asyncio.Future[StatusAnswer | Drained] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[messages.StatusAnswer | messages.Drained] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         self.link.send(replace(message, id=number))
         try:
@@ -315,12 +304,12 @@ class _Child:
     async def _follow(self) -> int:
         while (message := await self.link.receive()) is not None:
             match message:
-                case Listening():
+                case messages.Listening():
                     self.listening.set()
                     self.on_listening()
-                case ModelWanted(model):
+                case messages.ModelWanted(model):
                     self.on_wanted(model)
-                case StatusAnswer() | Drained():
+                case messages.StatusAnswer() | messages.Drained():
                     asked = self._asked.get(message.id)
                     if asked is not None and not asked.done():
                         asked.set_result(message)

@@ -42,7 +42,7 @@ class UpstreamUnavailable(Exception):
 
 @dataclass(slots=True)
 class UpstreamLife:
-    """The part of a `Lifecycle` that a process of others has."""
+    """The part of a `Lifecycle` that a process has which is not started from here."""
 
     url: str | None
     state: ReplicaState = ReplicaState.STOPPED

@@ -15,16 +15,13 @@ from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 
 
 class Life(Protocol):
-    """The state of a replica, read-only."""
+    """The state of a replica."""
 
-    @property
-    def state(self) -> ReplicaState: ...
-    @property
-    def url(self) -> str | None: ...
-    @property
-    def why(self) -> str | None: ...
-    @property
-    def restarts(self) -> int: ...
+    state: ReplicaState
+    url: str | None
+    why: str | None
+    restarts: int
+
     @property
     def serving(self) -> bool: ...
 

@@ -16,19 +16,8 @@ import msgspec
 
 from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.errors import EngineError, GatewayError, SkepError
+from skep.supervisor import control_commands as control
 from skep.supervisor.control import NO_ANSWER, STOP_S
-from skep.supervisor.control_commands import (
-    ControlCommands,
-    Down,
-    Log,
-    Monitor,
-    Origin,
-    Pause,
-    Request,
-    Resume,
-    Status,
-    control_socket,
-)
 from skep.supervisor.gateway_child import GatewayChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
@@ -124,7 +113,9 @@ class Supervisor:
             phase=lambda: self.phase,
             set_policy=self._set_policy,
         )
-        self._commands = ControlCommands(self.replica_set, self._gateway_child, self.loader, reloader=self._reloader)
+        self._commands = control.ControlCommands(
+            self.replica_set, self._gateway_child, self.loader, reloader=self._reloader
+        )
 
     def __repr__(self) -> str:
         return f"<Supervisor {self.phase} {self.replica_set!r}>"
@@ -152,7 +143,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve until stopped. Raise if a replica does not start, or if all are given up later."""
-        async with control_socket(self.hive.socket_path, self._control, self._last_words, self._release):
+        async with control.control_socket(self.hive.socket_path, self._control, self._last_words, self._release):
             failure = await self._serve()
         if failure is not None:
             raise failure
@@ -382,29 +373,29 @@ class Supervisor:
 
     async def _control(self, message: Message) -> Message:
         try:
-            request: Request = from_document(message, Request)
+            request: control.Request = from_document(message, control.Request)
         except msgspec.ValidationError as error:
             return {"error": f"unknown request {message.get('op')!r}: {error}"}
         match request:
-            case Status():
+            case control.Status():
                 status = await self._gateway_child.status()
                 here = {"phase": self.phase, "url": self.hive.url, "pid": os.getpid()}
                 return {**here, "rows": self.rows(status), "gateway": to_document(status) if status is not None else {}}
-            case Origin():
+            case control.Origin():
                 settings = self.hive.settings
                 return {"overrides": to_document(settings.overrides), "on_cluster": settings.cluster is not None}
-            case Down(drain_s):
+            case control.Down(drain_s):
                 self.stop(drain_s)
                 stop_s = SERVICES_STOP_S if self._services else STOP_S
                 return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
-            case Monitor():
+            case control.Monitor():
                 return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
-            case Resume():
+            case control.Resume():
                 return await self._resumed()
-            case _ if self._paused_for is not None and not isinstance(request, Log):
+            case _ if self._paused_for is not None and not isinstance(request, control.Log):
                 hint = "try again when that has ended, or `skep down`"
                 raise EngineError(f"skep is paused: {self._paused_for}", hint=hint)
-            case Pause(pid):
+            case control.Pause(pid):
                 return await self._pause(pid)
             case _:
                 return await self._commands.answer(request)
