@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -253,27 +253,19 @@ BUSY_S = 60.0  # another process may hold the store for so long
 PAUSE_S = 0.2
 
 
+@dataclass(eq=False)
 class ResultsWriter:
     """`put` and `fact` return at once. After a fault nothing more is written: `fault` says what it was."""
 
-    def __init__(
-        self,
-        swarm: SwarmStore,
-        run_id: str,
-        session: int,
-        *,
-        tasks: Mapping[str, Task],
-        output: ResultsFile | None = None,
-        on_result: Callable[[TaskResult], None] = lambda _: None,
-    ) -> None:
-        """`tasks` may grow meanwhile."""
-        self.fault: Exception | None = None
-        self._swarm = swarm
-        self._run_id = run_id
-        self._session = session
-        self._tasks = tasks
-        self._output = output
-        self._on_result = on_result
+    swarm: SwarmStore
+    run_id: str
+    session: int
+    tasks: Mapping[str, Task]  # may grow meanwhile
+    output: ResultsFile | None
+    on_result: Callable[[TaskResult], None]
+    fault: Exception | None = None
+
+    def __post_init__(self) -> None:
         self._rows: list[Recorded] = []
         self._facts: list[tuple[str, float, Mapping[str, Any]]] = []
         self._wanted = asyncio.Event()
@@ -322,7 +314,7 @@ class ResultsWriter:
             if (rows or facts) and self.fault is None:
                 try:
                     for result in await asyncio.to_thread(self._commit, rows, facts):
-                        self._on_result(result)
+                        self.on_result(result)
                 except Exception as error:  # the disk, the store, or who is told of results: all end the run
                     self.fault = error
             if not self._rows and not self._facts:
@@ -335,15 +327,15 @@ class ResultsWriter:
     ) -> list[TaskResult]:
         """In a thread. The results that were written now."""
         fresh = _patiently(lambda: self._record(rows))
-        if self._output is not None and fresh:
-            self._output.append(result_line(self._tasks[result.task], result) for result in fresh)
+        if self.output is not None and fresh:
+            self.output.append(result_line(self.tasks[result.task], result) for result in fresh)
         for name, at, fact in facts:
-            _patiently(partial(self._swarm.append_fact, self._run_id, self._session, name, at, fact))
+            _patiently(partial(self.swarm.append_fact, self.run_id, self.session, name, at, fact))
         return fresh
 
     def _record(self, rows: Sequence[Recorded]) -> list[TaskResult]:
         try:
-            return self._swarm.record(self._run_id, rows)
+            return self.swarm.record(self.run_id, rows)
         except (StoreError, OverflowError) as error:
             if not is_about_a_row(error):
                 raise
@@ -354,7 +346,7 @@ class ResultsWriter:
                 return []  # an attempt that cannot be told of is no reason to stop
             why = f"the answer cannot be stored: {error}"
             kept = replace(result, ending=TaskEnding.FAILED, answer=None, value=None, error_kind="storage", error=why)
-            return self._swarm.record(self._run_id, [Recorded(None, kept)])
+            return self.swarm.record(self.run_id, [Recorded(None, kept)])
 
 
 def _patiently(write: Callable[[], T]) -> T:

@@ -58,29 +58,20 @@ def endpoint_slots_of(endpoint: Endpoint) -> EndpointSlots:
     return EndpointSlots(known, is_gateway="replicas" in endpoint.engine)
 
 
+@dataclass(eq=False, kw_only=True)
 class SwarmRunner:
     """Runs attempts as the schedule says. `run_tasks` may be called again when the schedule has more tasks."""
 
-    def __init__(
-        self,
-        *,
-        line: SwarmClient,
-        work: TaskWorker,
-        schedule: TaskSchedule,
-        pace: ConcurrencyLimit,
-        writer: ResultsWriter,
-        tally: ProgressTracker,
-        find: Find,
-        is_cancelled: Callable[[], bool],
-    ) -> None:
-        self.schedule = schedule
-        self._line = line
-        self._work = work
-        self._pace = pace
-        self._writer = writer
-        self._tally = tally
-        self._find = find
-        self._is_cancelled = is_cancelled
+    line: SwarmClient
+    work: TaskWorker
+    schedule: TaskSchedule
+    pace: ConcurrencyLimit
+    writer: ResultsWriter
+    tally: ProgressTracker
+    find: Find
+    is_cancelled: Callable[[], bool]
+
+    def __post_init__(self) -> None:
         self._fault: BaseException | None = None
         self._attempts: dict[int, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -90,7 +81,7 @@ class SwarmRunner:
         self._begun: set[int] = set()  # leases whose answer has begun
         self._sent: set[tuple[str, int]] = set()  # attempts under way
         self._whole: set[tuple[str, int]] = set()  # attempts whose answer is here, and not yet read and checked
-        line.on_whole = self._answer_is_here
+        self.line.on_whole = self._answer_is_here
         self._ask_at = self._cancelled_at = 0.0
         self._limit_told: tuple[int, str] | None = None
         self._was_away = False
@@ -123,18 +114,18 @@ class SwarmRunner:
                 await self._wake.wait()
         except TimeoutError:
             pass
-        if self._writer.fault is not None:
-            self._fault = self._writer.fault
+        if self.writer.fault is not None:
+            self._fault = self.writer.fault
             return
         now = time.monotonic()
         self._look(now)
         self._step()
         self._start_checks(now)
-        self._tally.show(self.schedule, self._pace, self._heard(), now)
+        self.tally.show(self.schedule, self.pace, self._heard(), now)
 
     def _step(self) -> None:
         now = time.monotonic()
-        limit = self._pace.may_start(now, len(self.schedule.leases) - len(self._whole))
+        limit = self.pace.may_start(now, len(self.schedule.leases) - len(self._whole))
         more = min(len(self._whole), limit)  # when answers are checked slower than they come, fewer are asked for
         self._carry_out(self.schedule.step(now, limit + more, self._heard()))
 
@@ -145,7 +136,7 @@ class SwarmRunner:
             self._step()
 
     def _heard(self) -> dict[int, int]:
-        return {one.id: self._line.heard(one.task.id, one.number) for one in self.schedule.leases.values()}
+        return {one.id: self.line.heard(one.task.id, one.number) for one in self.schedule.leases.values()}
 
     def _look(self, now: float) -> None:
         heard = self._heard()
@@ -154,11 +145,11 @@ class SwarmRunner:
                 self._begun.add(lease.id)
                 self._first.append(now - lease.started)
         streaming = sum(1 for count in heard.values() if count)
-        self._tally.heard(now, self._line.total)
-        self._pace.look(
+        self.tally.heard(now, self.line.total)
+        self.pace.look(
             ConcurrencySample(
                 now,
-                tokens=self._line.total,
+                tokens=self.line.total,
                 in_flight=len(heard),
                 streaming=streaming,
                 waiting=self.schedule.waiting,
@@ -170,17 +161,17 @@ class SwarmRunner:
 
     def _tell(self, now: float) -> None:
         """Record changes of the limit and of the endpoint, for the report."""
-        limit = (self._pace.limit, self._pace.why)
+        limit = (self.pace.limit, self.pace.why)
         if limit != self._limit_told:
             self._limit_told = limit
-            self._writer.fact("limit", {"limit": limit[0], "why": limit[1]})
+            self.writer.fact("limit", {"limit": limit[0], "why": limit[1]})
         outage = self.schedule.outage
         if outage.is_away != self._was_away:
             self._was_away = outage.is_away
-            self._writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
-            self._tally.say(f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back")
+            self.writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
+            self.tally.say(f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back")
             if not outage.is_away:
-                self._pace.forgive()
+                self.pace.forgive()
                 self._ask_at = now
 
     # Actions
@@ -188,7 +179,7 @@ class SwarmRunner:
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self._tally.began(action)
+                self.tally.began(action)
                 self._sent.add((action.task.id, action.number))
                 self._attempts[action.lease] = self._group.create_task(self._attempt(action))
             elif isinstance(action, Cancel):
@@ -205,18 +196,18 @@ class SwarmRunner:
 
     def _record(self, record: Record) -> None:
         attempt = record.attempt
-        self._line.forget(attempt.task, attempt.number)
+        self.line.forget(attempt.task, attempt.number)
         self._whole.discard((attempt.task, attempt.number))
         self._sent.discard((attempt.task, attempt.number))
-        self._writer.put(Recorded(attempt, record.result))
-        self._tally.ended(attempt, record.result)
+        self.writer.put(Recorded(attempt, record.result))
+        self.tally.ended(attempt, record.result)
         if record.result is not None and record.result.ending is TaskEnding.FAILED:
-            self._tally.say(f"`{attempt.task}` is set aside: {record.result.error}")
+            self.tally.say(f"`{attempt.task}` is set aside: {record.result.error}")
 
     async def _attempt(self, start: Start) -> None:
         began = time.monotonic()
         try:
-            came = await self._work.attempt(start.task, start.number, start.complaint)
+            came = await self.work.attempt(start.task, start.number, start.complaint)
         except SkepError as error:
             came = AttemptResult(error_kind="unworkable", error=error.message)
         except Exception as error:  # one task's oddity must not end the others
@@ -226,14 +217,14 @@ class SwarmRunner:
         self._begun.discard(start.lease)
         mishap = classify_error(came.error_kind, came.status)
         if mishap is ErrorKind.REFUSED:
-            self._pace.refused(now, len(self.schedule.leases), came.retry_after_s)
+            self.pace.refused(now, len(self.schedule.leases), came.retry_after_s)
         elif mishap is None or came.error_kind == REJECTED:
             self._took.append(now - began)
-            self._pace.answered(queued_ms=came.queued_ms, took_s=now - began)
+            self.pace.answered(queued_ms=came.queued_ms, took_s=now - began)
         if mishap is not None:
-            self._tally.say(f"`{start.task.id}`: {came.error}")
-        if not self._line.heard(start.task.id, start.number) and came.output_tokens:
-            self._line.took((start.task.id, start.number), came.output_tokens)  # it came in one piece
+            self.tally.say(f"`{start.task.id}`: {came.error}")
+        if not self.line.heard(start.task.id, start.number) and came.output_tokens:
+            self.line.took((start.task.id, start.number), came.output_tokens)  # it came in one piece
         self._carry_out(self.schedule.ended(start.lease, came, now))
         if self._fault is None:
             self._step()
@@ -246,7 +237,7 @@ class SwarmRunner:
         if now >= self._cancelled_at:
             self._cancelled_at = now + CANCELLED_EVERY_S
             self._run_in_background(self._check_cancelled())
-        if now >= self._ask_at and self._line.is_gateway and not self.schedule.outage.is_away:
+        if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
             self._ask_at = now + ASK_EVERY_S
             self._run_in_background(self._ask_for_slots())
 
@@ -258,7 +249,7 @@ class SwarmRunner:
     async def _probe(self) -> None:
         why: str | None = None
         try:
-            self._pace.told(endpoint_slots_of(await self._find()))
+            self.pace.told(endpoint_slots_of(await self.find()))
         except SkepError as error:
             why = error.message
         self._carry_out(self.schedule.probed(why, time.monotonic()))
@@ -266,14 +257,14 @@ class SwarmRunner:
 
     async def _ask_for_slots(self) -> None:
         try:
-            self._pace.told(endpoint_slots_of(await self._find()))
+            self.pace.told(endpoint_slots_of(await self.find()))
         except SkepError:
             return  # the attempts will tell
         self._step()
 
     async def _check_cancelled(self) -> None:
         try:
-            cancelled = await asyncio.to_thread(self._is_cancelled)
+            cancelled = await asyncio.to_thread(self.is_cancelled)
         except SkepError:
             return  # the writer says what is wrong with the store
         if cancelled and self._fault is None:
@@ -461,14 +452,8 @@ class _Session:
             why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
             raise
         finally:
-            self._close(number, outcome, why)
-
-    def _close(self, number: int, outcome: SessionOutcome, why: str | None) -> None:
-        try:
-            self._swarm.close_session(self._run.id, number, at=time.time(), outcome=outcome, error=why)
-        except SkepError:
-            if outcome == "done":
-                raise  # otherwise what went wrong first is the better word
+            with suppress(*(() if outcome == "done" else (SkepError,))):  # what went wrong first is the better word
+                self._swarm.close_session(self._run.id, number, at=time.time(), outcome=outcome, error=why)
 
     async def _work_off(self, endpoint: Endpoint, number: int, pending: list[Pending]) -> None:
         order = self._order
@@ -488,14 +473,7 @@ class _Session:
                 deadline_s=order.deadline_s,
                 stragglers=order.stragglers,
             )
-            writer = ResultsWriter(
-                self._swarm,
-                self._run.id,
-                number,
-                tasks=self._tasks,
-                output=self._output,
-                on_result=self._on_result,
-            )
+            writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output, self._on_result)
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
             runner = SwarmRunner(

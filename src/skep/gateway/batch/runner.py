@@ -61,23 +61,18 @@ class Halt(Enum):
     LEAVING = "leaving"  # it goes on later, or in another process
 
 
+@dataclass(eq=False)
 class BatchSender:
-    def __init__(
-        self,
-        order: BatchOrder,
-        course: BatchSchedule,
-        *,
-        store: BatchStore,
-        room: FileStorage,
-        gateway: GatewayPort,
-        say: Callable[[str], None],
-    ) -> None:
-        self._order = order
-        self._schedule = course
-        self._store = store
-        self._room = room
-        self._gateway = gateway
-        self._say = say
+    """Sends the requests of one batch as its schedule says, and records what came."""
+
+    order: BatchOrder
+    schedule: BatchSchedule
+    store: BatchStore
+    room: FileStorage
+    gateway: GatewayPort
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._halt: Halt | None = None
         self._ends = False  # nothing more is sent, whatever is said
         self._calls: dict[int, GatewayCall] = {}
@@ -91,7 +86,7 @@ class BatchSender:
         self._to_record = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<BatchSender {self._order.id} {self._schedule!r}, {len(self._unrecorded)} unrecorded>"
+        return f"<BatchSender {self.order.id} {self.schedule!r}, {len(self._unrecorded)} unrecorded>"
 
     @property
     def waits(self) -> bool:
@@ -117,7 +112,7 @@ class BatchSender:
 
     async def run(self) -> Halt | None:
         """None: every request has its result, in the store."""
-        for request in self._schedule.set_aside:
+        for request in self.schedule.set_aside:
             self._keep(without_answer(request, "gateway_died", _name(), time.time()))
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -125,36 +120,36 @@ class BatchSender:
                 while not self._ends:
                     await self._send_all(tasks)
                     await self._quiet()
-                    self._ends = self._schedule.done or self._halt is not None
+                    self._ends = self.schedule.done or self._halt is not None
                 while self._unrecorded or self._begun or self._over:
                     self._to_record.set()
                     await asyncio.sleep(SENDING_LOOK_S / 10)
                 recording.cancel()
         finally:
             self._ends = True
-            self._schedule.leave()
+            self.schedule.leave()
             for call in self._calls.values():
                 call.give_up()
             if self._unrecorded or self._begun or self._over:  # an end in order is no death of the gateway
                 with contextlib.suppress(StoreError):
                     await asyncio.to_thread(self._write)
-        return None if self._schedule.done else self._halt
+        return None if self.schedule.done else self._halt
 
     async def _send_all(self, tasks: asyncio.TaskGroup) -> None:
-        while not self._schedule.done and self._halt is None:
+        while not self.schedule.done and self._halt is None:
             now = time.monotonic()
-            left_s = self._order.expires_at - time.time()
+            left_s = self.order.expires_at - time.time()
             if left_s <= 0:
                 self.halt(Halt.EXPIRED)
                 return
             while (call := self._open_call()) is not None:
-                if (request := self._schedule.next(now)) is None:
+                if (request := self.schedule.next(now)) is None:
                     call.give_up()
                     break
                 self._calls[request.index] = call
                 self._out[request.index] = tasks.create_task(self._one(request, call))
             self._wake.clear()
-            due_s = self._schedule.due_in_s(now)
+            due_s = self.schedule.due_in_s(now)
             pause_s = min(left_s, max(SENDING_LOOK_S, due_s) if due_s is not None else CLOCK_S)
             if self._note_beginnings():
                 pause_s = min(pause_s, SENDING_LOOK_S)
@@ -185,7 +180,7 @@ class BatchSender:
         unrecorded_bytes = sum(len(result.line) for result in self._unrecorded)
         if waiting >= BACKLOG or len(self._unrecorded) >= UNRECORDED or unrecorded_bytes >= UNRECORDED_BYTES:
             return None
-        return self._gateway.open_call(self._order.owner)
+        return self.gateway.open_call(self.order.owner)
 
     def _note_beginnings(self) -> bool:
         """Return whether there are requests that no replica has yet: one may get them at any moment."""
@@ -204,10 +199,10 @@ class BatchSender:
         try:
             answer = await self._ask(request, call)
         except asyncio.CancelledError:
-            self._schedule.take_back(index)
+            self.schedule.take_back(index)
             raise
         except (FileNotFoundError, ValueError):
-            self._schedule.answered(index, BatchAnswer(0), time.monotonic())
+            self.schedule.answered(index, BatchAnswer(0), time.monotonic())
             self._keep(without_answer(request, "input_file_missing", _name(), time.time()))
         finally:
             call.give_up()
@@ -217,12 +212,12 @@ class BatchSender:
             beginning = self._beginnings.pop(index, None)
             if beginning is not None:
                 self._over.append(beginning)
-        if answer is not None and self._schedule.answered(index, answer, time.monotonic()):
+        if answer is not None and self.schedule.answered(index, answer, time.monotonic()):
             self._keep(result_of(request, answer, _name(), time.time()))
 
     async def _ask(self, request: BatchRequest, call: GatewayCall) -> BatchAnswer:
-        order = self._order
-        line = await asyncio.to_thread(self._room.read, order.input_file_id, request.start, request.length)
+        order = self.order
+        line = await asyncio.to_thread(self.room.read, order.input_file_id, request.start, request.length)
         got: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
 
         def answered(answer: BatchAnswer) -> None:
@@ -245,7 +240,7 @@ class BatchSender:
             try:
                 await asyncio.to_thread(self._write)
             except StoreError as error:
-                self._say(f"{self._order.id}: results wait to be recorded: {error.message}")
+                self.say(f"{self.order.id}: results wait to be recorded: {error.message}")
                 await asyncio.sleep(STORE_AGAIN_S)
                 self._to_record.set()
             else:
@@ -255,7 +250,7 @@ class BatchSender:
         """In a thread. The lists may grow meanwhile."""
         with self._writing:
             results, begun, over = self._unrecorded[:], self._begun[:], self._over[:]
-            self._store.record(self._order.id, results, begun=begun, over=over)
+            self.store.record(self.order.id, results, begun=begun, over=over)
             del self._unrecorded[: len(results)], self._begun[: len(begun)], self._over[: len(over)]
 
 
@@ -300,10 +295,7 @@ class _ActiveBatch:
 
 class BatchRunner:
     def __init__(self, store: BatchStore, room: FileStorage, gateway: GatewayPort, say: Callable[[str], None]) -> None:
-        self._store = store
-        self._room = room
-        self._gateway = gateway
-        self._say = say
+        self._store, self._room, self._gateway, self._say = store, room, gateway, say
         self._wake = asyncio.Event()
         self._under_way: dict[str, _ActiveBatch] = {}
         self._resting: dict[str, float] = {}
@@ -432,9 +424,7 @@ class BatchRunner:
         pending = await asyncio.to_thread(self._store.pending, batch_id)
         lost = await asyncio.to_thread(self._store.lost, batch_id)
         course = BatchSchedule(pending, lost, self._turn, self._tried.setdefault(batch_id, {}))
-        sending = BatchSender(
-            batch.order, course, store=self._store, room=self._room, gateway=self._gateway, say=self._say
-        )
+        sending = BatchSender(batch.order, course, self._store, self._room, self._gateway, self._say)
         carried.sending = sending
         if cancelled or batch_id in self._cancelled:
             sending.halt(Halt.CANCELLED)
