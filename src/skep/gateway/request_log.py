@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -223,24 +224,18 @@ class RequestLog:
             )  # fmt: skip
 
 
+@dataclass(eq=False)
 class RequestLogWriter:
     """Writes batches to the log and the store. Used by one thread; raises nothing."""
 
-    def __init__(
-        self,
-        store_path: Path | None,
-        stream: TextSink,
-        *,
-        log_path: Path | None = None,
-        log_bytes: int = LOG_BYTES,
-        pause: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.unwritten = 0
-        self._store_path = store_path
-        self._stream = stream
-        self._log_path = log_path
-        self._log_bytes = log_bytes
-        self._pause = pause
+    store_path: Path | None
+    stream: TextSink
+    log_path: Path | None = None
+    log_bytes: int = LOG_BYTES
+    pause: Callable[[], None] = lambda: None
+    unwritten: int = 0
+
+    def __post_init__(self) -> None:
         self._store: Store | None = None
         self._log: RotatingLog | None = None
         self._store_retry_at = self._log_retry_at = float("-inf")
@@ -252,8 +247,8 @@ class RequestLogWriter:
             lines, rows = self._formatted(batch)
             if lines:
                 self._write_lines("".join(lines), now)
-            if self._store_path is not None and (rows or self._held):
-                self._write_rows(self._store_path, rows, now)
+            if self.store_path is not None and (rows or self._held):
+                self._write_rows(self.store_path, rows, now)
         except Exception as error:  # ours, and no reason to harm the gateway
             self.unwritten += len(batch)
             self.say_failed(f"bug {type(error).__name__}", repr(error), "please report it")
@@ -286,24 +281,24 @@ class RequestLogWriter:
                     rows.append(row)
                 except (TypeError, ValueError, OverflowError, OSError) as error:
                     self._refuse_row(error)
-            self._pause()
+            self.pause()
         return lines, rows
 
     def _write_lines(self, text: str, now: float) -> None:
-        if self._log_path is None:
+        if self.log_path is None:
             self._write_stream(text)
-        elif (log := self._opened_log(self._log_path, now)) is not None:
+        elif (log := self._opened_log(self.log_path, now)) is not None:
             log.write(text.encode("utf-8", "replace"))
 
     def _write_stream(self, text: str) -> None:
         with suppress(Exception):  # a full disk, a closed stream, whatever: there is nowhere to say it
-            self._stream.write(text)
-            self._stream.flush()
+            self.stream.write(text)
+            self.stream.flush()
 
     def _opened_log(self, path: Path, now: float) -> RotatingLog | None:
         if self._log is None and now >= self._log_retry_at:
             try:
-                self._log = RotatingLog(path, max_bytes=self._log_bytes, tail_lines=0)
+                self._log = RotatingLog(path, max_bytes=self.log_bytes, tail_lines=0)
             except OSError as error:
                 self._log_retry_at = now + RETRY_S
                 self.say_failed(f"log {error.errno}", f"`{path}` cannot be opened: {error.strerror}", TRIED_LATER)

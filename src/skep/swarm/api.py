@@ -15,8 +15,9 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
@@ -152,6 +153,7 @@ def _place(path: tuple[int | str, ...]) -> str:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Options(TypedDict, total=False):
@@ -390,44 +392,6 @@ async def map(  # noqa: A001 - `swarm.map` says what it is
     return made.values
 
 
-@overload
-def map_sync(
-    prompt: Prompt, items: Items, *, schema: None = None, failures: Raise = "raise", **options: Unpack[Options]
-) -> list[str]: ...
-@overload
-def map_sync(
-    prompt: Prompt, items: Items, *, schema: type[T], failures: Raise = "raise", **options: Unpack[Options]
-) -> list[T]: ...
-@overload
-def map_sync(
-    prompt: Prompt, items: Items, *, schema: Mapping[str, Any], failures: str = "raise", **options: Unpack[Options]
-) -> list[Any]: ...
-@overload
-def map_sync(
-    prompt: Prompt, items: Items, *, schema: None = None, failures: Return, **options: Unpack[Options]
-) -> list[str | Failure]: ...
-@overload
-def map_sync(
-    prompt: Prompt, items: Items, *, schema: type[T], failures: Return, **options: Unpack[Options]
-) -> list[T | Failure]: ...
-def map_sync(
-    prompt: Prompt, items: Items, *, schema: Any = None, failures: str = "raise", **options: Unpack[Options]
-) -> list[Any]:
-    """`map` for plain code, and for a notebook, where a loop runs already. Ctrl-C keeps what is done."""
-    return _finished(map(prompt, items, schema=schema, failures=failures, **options))
-
-
-@overload
-def run_sync(prompt: Prompt, items: Items, *, schema: None = None, **options: Unpack[Options]) -> Run[str]: ...
-@overload
-def run_sync(prompt: Prompt, items: Items, *, schema: type[T], **options: Unpack[Options]) -> Run[T]: ...
-@overload
-def run_sync(prompt: Prompt, items: Items, *, schema: Mapping[str, Any], **options: Unpack[Options]) -> Run[Any]: ...
-def run_sync(prompt: Prompt, items: Items, *, schema: Any = None, **options: Unpack[Options]) -> Run[Any]:
-    """`run` for plain code, as `map_sync` is `map`."""
-    return _finished(run(prompt, items, schema=schema, **options))
-
-
 def _finished(work: Coroutine[Any, Any, T]) -> T:
     """Run it; where a loop runs in this thread, in a thread beside it: a loop does not run within another.
 
@@ -455,3 +419,17 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
                 loop, task = loops.result()
                 loop.call_soon_threadsafe(task.cancel)
         return done.result()
+
+
+def _in_plain_code(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Return the same for plain code, and for a notebook, where a loop runs already. Ctrl-C keeps what is done."""
+
+    @wraps(work)
+    def run(*args: P.args, **options: P.kwargs) -> T:
+        return _finished(work(*args, **options))
+
+    return run
+
+
+map_sync = _in_plain_code(map)
+run_sync = _in_plain_code(run)

@@ -18,7 +18,15 @@ from skep.bench.summary import JOULES_PER_KWH
 from skep.errors import UserError
 from skep.paths import LOOPBACK
 from skep.stats.percentiles import Percentiles, median, percentiles
-from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
+from skep.swarm.records import (
+    Attempt,
+    AttemptOutcome,
+    SwarmRun,
+    SwarmRunState,
+    TaskEnding,
+    TaskResult,
+    run_options_from_json,
+)
 from skep.swarm.store import SwarmSession, SwarmStore
 from skep.wire.heads import parse_url
 
@@ -160,18 +168,12 @@ def same_place(one: str, other: str) -> bool:
     return hosts[0] == hosts[1] and len({path.removesuffix("/v1") for _, path in places}) == 1
 
 
-def paused_between(spans: Sequence[SessionSpan], begin: float, end: float) -> float:
-    """Return how much of the time from `begin` to `end` lay between two sessions."""
-    paused = 0.0
-    for earlier, later in pairwise(spans):
-        paused += max(0.0, min(end, later.started_at) - max(begin, earlier.ended_at))
-    return paused
-
-
 def task_seconds(result: TaskResult, spans: Sequence[SessionSpan]) -> float:
     """From the first attempt's start to the result, without the pauses between sessions."""
-    paused = paused_between(spans, result.started_at, result.ended_at)
-    return max(0.0, result.ended_at - result.started_at - paused)
+    begin, end = result.started_at, result.ended_at
+    pauses = ((earlier.ended_at, later.started_at) for earlier, later in pairwise(spans))
+    paused = sum(max(0.0, min(end, until) - max(begin, since)) for since, until in pauses)
+    return max(0.0, end - begin - paused)
 
 
 Fact = tuple[int, str, float, dict[str, Any]]  # session, name, at, what
@@ -218,7 +220,8 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
     found: list[Down] = []
     for span in spans:
         began: tuple[float, str | None] | None = None
-        for _, _, at, fact in sorted(_named(facts, "endpoint", span.session), key=lambda one: one[2]):
+        own = [one for one in facts if one[:2] == (span.session, "endpoint")]
+        for _, _, at, fact in sorted(own, key=lambda one: one[2]):
             if not fact.get("up", True):
                 began = began or (at, _words(fact))
             elif began is not None:
@@ -255,10 +258,6 @@ def at_once(attempts: Sequence[Attempt]) -> int:
 
 def busy_s(attempts: Sequence[Attempt]) -> float:
     return sum(max(0.0, one.ended_at - one.started_at) for one in attempts)
-
-
-def _named(facts: Sequence[Fact], name: str, session: int) -> list[Fact]:
-    return [one for one in facts if one[1] == name and one[0] == session]
 
 
 def _words(fact: Mapping[str, Any]) -> str | None:
@@ -314,7 +313,7 @@ def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> Swa
     spans = spans_of(rows.sessions, rows.attempts, rows.facts, now=now, finished=rows.run.counts.left == 0)
     downs = downs_of(rows.facts, spans)
     limits: list[AgentLimit] = limits_of(rows.facts, spans)
-    price = price_kwh if price_kwh is not None else _price(rows.run.config)
+    price = price_kwh if price_kwh is not None else run_options_from_json(rows.run.config).price_kwh
     account = _account(rows, spans, downs, price)
     urls = [str(one.endpoint["url"]) for one in rows.sessions if "url" in one.endpoint]
     moved = urls[-1] if urls and not same_place(urls[-1], rows.run.url) else None
@@ -398,11 +397,15 @@ def _queued_share(attempts: Sequence[Attempt]) -> float | None:
     return min(1.0, sum(one.queued_ms or 0.0 for one in told) / 1000 / whole) if whole > 0 else None
 
 
-def _agents(attempts: Sequence[Attempt], wall_s: float | None) -> Iterable[AgentRow]:
-    by_agent: dict[int, list[Attempt]] = {}
+def _grouped(attempts: Sequence[Attempt], name: str) -> dict[Any, list[Attempt]]:
+    groups: dict[Any, list[Attempt]] = {}
     for one in attempts:
-        by_agent.setdefault(one.agent, []).append(one)
-    for agent, own in sorted(by_agent.items()):
+        groups.setdefault(getattr(one, name), []).append(one)
+    return groups
+
+
+def _agents(attempts: Sequence[Attempt], wall_s: float | None) -> Iterable[AgentRow]:
+    for agent, own in sorted(_grouped(attempts, "agent").items()):
         done = [one for one in own if one.outcome is AttemptOutcome.DONE]
         busy = busy_s(own)
         share = min(1.0, busy / wall_s) if wall_s else None
@@ -410,9 +413,7 @@ def _agents(attempts: Sequence[Attempt], wall_s: float | None) -> Iterable[Agent
 
 
 def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
-    by_name: dict[str | None, list[Attempt]] = {}
-    for one in attempts:
-        by_name.setdefault(one.replica, []).append(one)
+    by_name = _grouped(attempts, "replica")
     for name in sorted(by_name, key=lambda name: (name is None, name or "")):
         own = by_name[name]
         done = [one for one in own if one.outcome is AttemptOutcome.DONE]
@@ -457,11 +458,6 @@ def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:
     )
     kwh = joules / JOULES_PER_KWH
     return EnergyAccount(energy, kwh, None if price is None else kwh * price, price)
-
-
-def _price(config: Mapping[str, Any]) -> float | None:
-    price = config.get("price_kwh")
-    return float(price) if isinstance(price, int | float) and not isinstance(price, bool) else None
 
 
 def _told(values: Iterable[int | None]) -> int | None:

@@ -12,6 +12,7 @@ from string import Formatter
 from typing import Any
 
 from skep.errors import UserError
+from skep.units import shortened
 
 MOST_NAMED = 12  # columns in a message
 
@@ -46,17 +47,17 @@ def parse_template(text: str) -> Template:
         found = list(Formatter().parse(text))
     except ValueError as error:
         hint = "literal braces are doubled: `{{` and `}}`"
-        raise UserError(f"`{_short(text)}` is no template: {error}", hint=hint) from None
+        raise UserError(f"`{shortened(text, 60)}` is no template: {error}", hint=hint) from None
     parts: list[tuple[str, str | None]] = []
     for literal, name, form, conversion in found:
         if form or conversion or (name and any(sign in name for sign in ".[]!")):
             hint = "a place is a name in braces; literal braces are doubled: `{{` and `}}`"
-            raise UserError(f"`{{{_short(name or '')}}}` in the template is more than a name", hint=hint)
+            raise UserError(f"`{{{shortened(name or '', 60)}}}` in the template is more than a name", hint=hint)
         parts.append((literal, name))
     template = Template(tuple(parts))
     if not template.names:
         hint = "name a column or a field in braces: `Summarise {text}`"
-        raise UserError(f"the template `{_short(text)}` has no place to fill in", hint=hint)
+        raise UserError(f"the template `{shortened(text, 60)}` has no place to fill in", hint=hint)
     return template
 
 
@@ -67,11 +68,6 @@ def _written(value: Any) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(f"`{_short(name)}`" for name in names[:MOST_NAMED] if name)
+    shown = ", ".join(f"`{shortened(name, 60)}`" for name in names[:MOST_NAMED] if name)
     more = len([name for name in names if name]) - MOST_NAMED
     return (shown or "nothing") + (f" and {more} more" if more > 0 else "")
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 60 else f"{text[:59]}…"
