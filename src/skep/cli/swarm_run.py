@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skep.bench.endpoint import Endpoint
 from skep.cli.bench_common import Interrupted, positive_seconds, run_measuring
@@ -21,11 +22,14 @@ from skep.paths import user_paths
 from skep.report.swarm import split_lines
 from skep.store.database import open_store
 from skep.swarm.ask.merging import answer_of, ask_document, plan_document
-from skep.swarm.ask.split import PreparedAsk, Sources, find_sources, split_goal
+from skep.swarm.ask.split import PreparedAsk, check_goal, find_sources, split_goal
 from skep.swarm.journal import check_output_free, create_run, failed_tasks, run_to_resume
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, given_fields
 from skep.swarm.results_file import ResultsFile, check_place, complete_output
 from skep.swarm.task_file import read_schema, read_tasks
+
+T = TypeVar("T")
+LONGEST_NAME = 80
 
 
 def tasks_of(options: TaskRunOptions) -> list[Task]:
@@ -34,70 +38,53 @@ def tasks_of(options: TaskRunOptions) -> list[Task]:
         return _failed_tasks(options, options.failed_of, schema)
     if options.tasks is None:
         raise UserError("there are no tasks", hint="name a file of tasks, or `-` for stdin: docs/swarm.md")
-    names = ("template", "form", "system", "max_tokens", "temperature", "priority")
-    told: dict[str, Any] = {name: getattr(options, name) for name in names}
+    told = _taken(options, "template form system max_tokens temperature priority")
     return read_tasks(options.tasks, schema=schema, **told)
 
 
 def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | None) -> list[Task]:
     """As they were, but for what is asked for otherwise this time."""
-    given = {
-        "TASKS": options.tasks,
-        "--template": options.template,
-        "--form": options.form,
-        "--system": options.system,
-    }
-    if beside := [name for name, value in given.items() if value is not None]:
-        raise UserError(f"{beside[0]} does not go with --failed-of", hint="those tasks are in the journal already")
+    if beside := [name for name, value in _taken(options, "tasks template form system").items() if value is not None]:
+        what = "TASKS" if beside[0] == "tasks" else f"--{beside[0]}"
+        raise UserError(f"{what} does not go with --failed-of", hint="those tasks are in the journal already")
     with journal() as swarm:
         tasks = failed_tasks(swarm, name)
-    wanted = {"schema": schema, "max_tokens": options.max_tokens, "temperature": options.temperature}
-    changed: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-    return [replace(task, **changed, priority=options.priority or task.priority) for task in tasks]
+    wanted = {"schema": schema, **_taken(options, "max_tokens temperature priority")}
+    changed = {name: value for name, value in wanted.items() if value is not None}
+    return [replace(task, **changed) for task in tasks]
 
 
-def _run_name(options: TaskRunOptions) -> str:
-    if options.failed_of is not None:
-        return f"failed of {options.failed_of}"
-    source = _source(options)
-    return "stdin" if source is None else source.name
-
-
-def _source(options: TaskRunOptions) -> Path | None:
-    """Return the file of the tasks; None: stdin, or the journal."""
-    return None if options.tasks in (None, "-") else Path(str(options.tasks))
-
-
-def output_path(options: TaskRunOptions) -> Path | None:
+def output_path(options: TaskRunOptions, source: Path | None) -> Path | None:
     """Return the results file; None is stdout."""
     if options.output is not None:
         return None if options.output == "-" else Path(options.output).absolute()
-    source = _source(options)
     return None if source is None else source.absolute().with_name(f"{source.stem or source.name}.results.jsonl")
 
 
 def _order_of(options: SwarmOptions, **more: Any) -> SwarmRunOptions:
-    return SwarmRunOptions(
-        agents=options.agents,
-        tries=options.tries,
-        timeout_s=positive_seconds(options.timeout, "--timeout", "10m"),
-        deadline_s=positive_seconds(options.deadline, "--deadline", "10m"),
-        key_env=options.key_env,
-        **more,
-    )
+    more["timeout_s"] = positive_seconds(options.timeout, "--timeout", "10m")
+    more["deadline_s"] = positive_seconds(options.deadline, "--deadline", "10m")
+    return SwarmRunOptions(**_taken(options, "agents tries key_env"), **more)
+
+
+def _taken(options: SwarmOptions, names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names.split()}
+
+
+def _before_sending(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    try:
+        return run_measuring(work)
+    except Interrupted:
+        raise SwarmStopped("stopped before anything was sent") from None
 
 
 def run_tasks(options: TaskRunOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
-    paths, output, as_json = user_paths(os.environ), output_path(options), options.as_json
-    order = _order_of(
-        options,
-        stragglers=options.stragglers,
-        priority=options.priority,
-        max_tokens=options.max_tokens,
-        price_kwh=options.price_kwh,
-        output=None if output is None else str(output),
-    )
+    paths, as_json = user_paths(os.environ), options.as_json
+    source = None if options.tasks in (None, "-") else Path(str(options.tasks))
+    output = output_path(options, source)
+    own = _taken(options, "stragglers priority max_tokens price_kwh")
+    order = _order_of(options, **own, output=None if output is None else str(output))
     if options.report is not None:
         check_output(options.report)
     key = options.key()
@@ -105,14 +92,16 @@ def run_tasks(options: TaskRunOptions) -> int:
         raise UserError("--json and the results would both go to stdout", hint="name a file for the results with -o")
     tasks = tasks_of(options)
     if output is not None:
-        check_output_free(paths, output, _source(options), overwrite=options.overwrite)
-    endpoint = _look(options)
+        check_output_free(paths, output, source, overwrite=options.overwrite)
+    endpoint, down = _before_sending(lambda: _found(options))
     if options.dry_run:
-        _show_dry(options, tasks, output, endpoint)
+        _show_dry(options, tasks, output, endpoint, down)
         return 0
+    name = "stdin" if source is None else source.name
+    name = name if options.failed_of is None else f"failed of {options.failed_of}"
     with open_store(paths.store) as store:
-        model = endpoint.model if isinstance(endpoint, Endpoint) else options.model
-        run_id = create_run(store, tasks, order, url=options.address, model=model, name=_run_name(options))
+        model = endpoint.model if endpoint is not None else options.model
+        run_id = create_run(store, tasks, order, url=options.address, model=model, name=name)
     if output is not None:
         with closing(ResultsFile(output, run_id)) as file:
             file.clear()  # --overwrite: the old lines go when the new run is in the journal, not before
@@ -171,41 +160,37 @@ def _results_file(run: SwarmRun, wanted: Path | None) -> Path | None:
     return wanted.absolute()
 
 
-def _look(target: EndpointOptions) -> Endpoint | EndpointError:
-    """One that is down will be waited for; one that answers and does not serve the model is an error now."""
+async def _found(options: SwarmOptions) -> tuple[Endpoint | None, str | None]:
+    """Return the endpoint, or why it does not answer: it will be waited for. UserError: it does not serve the model."""
     try:
-        return run_measuring(target.find)
-    except Interrupted:
-        raise SwarmStopped("stopped before anything was sent") from None
+        return await options.find(), None
     except EndpointError as error:
-        return error
+        return None, error.message
 
 
-def _show_dry(options: TaskRunOptions, tasks: list[Task], output: Path | None, found: Endpoint | EndpointError) -> None:
+def _show_dry(
+    options: TaskRunOptions, tasks: list[Task], output: Path | None, endpoint: Endpoint | None, down: str | None
+) -> None:
     document = {
         "tasks": len(tasks),
-        "first": given_fields(tasks[0]) if tasks else None,
+        "first": given_fields(tasks[0]),
         "output": None if output is None else str(output),
         "url": options.address,
-        "model": found.model if isinstance(found, Endpoint) else options.model,
-        "endpoint": dict(found.engine) if isinstance(found, Endpoint) else None,
-        "error": None if isinstance(found, Endpoint) else found.message,
+        "model": options.model if endpoint is None else endpoint.model,
+        "endpoint": None if endpoint is None else dict(endpoint.engine),
+        "error": down,
     }
     if options.as_json:
         print_json(document)
         return
     note(f"{len(tasks)} tasks would go to {options.address}, their results to {output or 'stdout'}; nothing was sent")
-    if isinstance(found, Endpoint):
-        slots = found.engine.get("slots")
-        note(f"it serves {found.model}" + (f" with {slots} slots" if slots is not None else ", and tells no slots"))
+    if endpoint is None:
+        note(f"it does not answer at this moment: {down}")
     else:
-        note(f"it does not answer at this moment: {found.message}")
+        slots = endpoint.engine.get("slots")
+        note(f"it serves {endpoint.model}" + (f" with {slots} slots" if slots is not None else ", and tells no slots"))
     note("the first task:")
     print_json(document["first"])
-
-
-LONGEST_GOAL = 20_000  # characters; what is longer belongs into a file
-LONGEST_NAME = 80
 
 
 def run_ask(options: AskOptions) -> int:
@@ -216,24 +201,22 @@ def run_ask(options: AskOptions) -> int:
         check_output(options.report)
     if options.output is not None:
         check_place(options.output)
-    example = 'skep swarm ask "Summarise each file" "docs/*.md"'
-    if not goal:
-        raise UserError("there is no goal", hint=example)
-    if len(goal) > LONGEST_GOAL:
-        hint = "put the material into files, and name them"
-        raise UserError(f"the goal has {len(goal):,} characters, more than {LONGEST_GOAL:,}", hint=hint)
-    if not files:
-        raise UserError("no files are named", hint=f"{example}; for a list of prompts: `skep swarm run`")
+    check_goal(goal, files)
     key = options.key()
     sources = find_sources(options.root, files)
-    for name, why in sources.left_out[:5]:
-        note(f"left out: {name} ({why})")
+    note(*(f"left out: {name} ({why})" for name, why in sources.left_out[:5]))
     if len(sources.left_out) > 5:
         note(f"left out: {len(sources.left_out) - 5} files more")
-    try:
-        ready = run_measuring(lambda: _prepared(options, goal, plan_timeout_s, sources))
-    except Interrupted:
-        raise SwarmStopped("stopped before anything was sent") from None
+
+    async def prepared() -> PreparedAsk:
+        """A plan has to be had before the tasks run."""
+        endpoint, down = await _found(options) if options.by_rule else (await options.find(), None)
+        if down is not None:
+            note(f"{down}; it will be waited for")
+        told = _taken(options, "by_rule merge chunk_tokens max_tokens")
+        return await split_goal(goal, sources, endpoint, **told, plan_timeout_s=plan_timeout_s, say=note)
+
+    ready = _before_sending(prepared)
     note(*split_lines(ready))
     plan = plan_document(goal, ready.split, merge=ready.merge)
     if options.dry_run:
@@ -241,16 +224,11 @@ def run_ask(options: AskOptions) -> int:
             print_json(plan)
         return 0
     answer = None if options.output is None else str(options.output.absolute())
+    order = replace(order, ask=ask_document(plan, ready.sizes, answer))
+    tasks = [part.task(ready.sizes) for part in ready.split.parts]
+    model, name = ready.model or options.model, one_line(goal, LONGEST_NAME)
     with open_store(user_paths(os.environ).store) as store:
-        run_id = create_run(
-            store,
-            [part.task(ready.sizes) for part in ready.split.parts],
-            replace(order, ask=ask_document(plan, ready.sizes, answer)),
-            url=options.address,
-            model=ready.model or options.model,
-            kind="ask",
-            name=one_line(goal, LONGEST_NAME),
-        )
+        run_id = create_run(store, tasks, order, url=options.address, model=model, kind="ask", name=name)
     code = carry_out_here(run_id, key=key, report=options.report)
     give_answer(run_id, as_json=options.as_json)
     return code
@@ -273,25 +251,3 @@ def give_answer(run_id: str, *, as_json: bool) -> None:
     elif not ask.get("answer"):
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-async def _prepared(options: AskOptions, goal: str, plan_timeout_s: float, sources: Sources) -> PreparedAsk:
-    """An endpoint that is down is waited for when the tasks run; a plan has to be had before."""
-    endpoint = None
-    try:
-        endpoint = await options.find()
-    except EndpointError as error:
-        if not options.by_rule:
-            raise
-        note(f"{error.message}; it will be waited for")
-    return await split_goal(
-        goal,
-        sources,
-        endpoint,
-        by_rule=options.by_rule,
-        merge=options.merge,
-        chunk_tokens=options.chunk_tokens,
-        max_tokens=options.max_tokens,
-        plan_timeout_s=plan_timeout_s,
-        say=note,
-    )

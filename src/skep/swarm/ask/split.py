@@ -104,6 +104,7 @@ def _parts(text: str, parts: int) -> list[str]:
     return [*found, text[start:]]
 
 
+LONGEST_GOAL = 20_000  # characters; what is longer belongs into a file
 LARGEST_BYTES = 2 << 20
 MOST_FILES = 5_000
 MOST_LOOKED_AT = 200_000  # names, before a root is called too large
@@ -117,6 +118,18 @@ class Sources:
 
     texts: Mapping[str, str]
     left_out: tuple[tuple[str, str], ...] = ()
+
+
+def check_goal(goal: str, files: Sequence[str]) -> None:
+    """UserError for a goal that is empty or too long, and where no files are named."""
+    example = 'skep swarm ask "Summarise each file" "docs/*.md"'
+    if not goal:
+        raise UserError("there is no goal", hint=example)
+    if len(goal) > LONGEST_GOAL:
+        hint = "put the material into files, and name them"
+        raise UserError(f"the goal has {len(goal):,} characters, more than {LONGEST_GOAL:,}", hint=hint)
+    if not files:
+        raise UserError("no files are named", hint=f"{example}; for a list of prompts: `skep swarm run`")
 
 
 def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
