@@ -120,7 +120,7 @@ def test_unknown_form_is_the_callers_mistake():
 
 def test_whole_answer_has_the_same_words():
     """A chat answer has a message, a completion has text."""
-    body = json.loads(whole_answer(HEAD, parse_form("reasoning"), TOKENS, "stop", None))
+    body = json.loads(whole_answer(HEAD, parse_form("reasoning"), TOKENS, "stop", {}))
     message = body["choices"][0]["message"]
     assert message["reasoning_content"] + message["content"] == "".join(TOKENS)
     assert body["usage"]["total_tokens"] == 5 + len(TOKENS)

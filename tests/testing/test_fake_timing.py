@@ -9,7 +9,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.testing.fake_options import LATE_S, DecodeClock, Speed, TokenTimeCurve, parse_options
-from skep.testing.fake_server import SlotEntry, SlotTable
+from skep.testing.fake_server import SlotTable
 
 
 @pytest.mark.parametrize(("busy", "ms"), [(0, 10), (1, 10), (2, 12), (3, 14), (4, 16), (9, 16)])
@@ -73,7 +73,7 @@ def virtual_rate(agents: int, *, limit: int | None = None, each: int = 8, tokens
         job = next(jobs)
         if job in left:
             place[job] = min(tables, key=lambda table: table.running + table.waiting)
-            if place[job].enter(job) is SlotEntry.RUNS:
+            if place[job].enter(job):
                 start(job)
 
     for _ in range(min(agents, limit or agents)):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from skep.catalog.gpus import Gpu
 from skep.units import MIB
@@ -20,6 +21,7 @@ FIELDS = (
     "pcie.link.width.current", "pcie.link.width.max", "power.limit", "driver_version",
 )  # fmt: skip
 
+T = TypeVar("T")
 Links = tuple[tuple[int, int, str], ...]
 
 
@@ -181,17 +183,8 @@ class GpuMemory:
 
 def read_gpu_memory(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> tuple[GpuMemory, ...]:
     """Empty without nvidia-smi, or where it fails; never raises. Unified memory is told by neither number."""
-    try:
-        status, text = ask_smi(
-            nvidia_smi, timeout_s, "--query-gpu=index,memory.total,memory.used", "--format=csv,noheader,nounits"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    rows = csv.reader(text.splitlines()) if status == 0 else ()
-    cells = ([cell.strip() for cell in row] for row in rows)
-    return tuple(
-        GpuMemory(int(row[0]), _mib(row[1]), _mib(row[2])) for row in cells if len(row) == 3 and row[0].isdecimal()
-    )
+    rows = _cells(nvidia_smi, timeout_s, "index,memory.total,memory.used", "--format=csv,noheader,nounits")
+    return tuple(GpuMemory(int(row[0]), _mib(row[1]), _mib(row[2])) for row in rows)
 
 
 def visible_gpus(
@@ -201,27 +194,35 @@ def visible_gpus(
     if visible is None or not gpus:
         return tuple(gpus)
     by_name = {str(gpu.index): gpu for gpu in gpus}
-    words = [word.strip() for word in visible.split(",")]
-    if any(not word.isdecimal() for word in words):
-        by_name |= _by_uuid(gpus, nvidia_smi)
-    found: list[GpuMemory] = []
-    for word in words:
-        fits = (gpu for name, gpu in by_name.items() if name == word or (len(word) > 4 and name.startswith(word)))
-        gpu = next(fits, None)
-        if gpu is None:
-            break  # as CUDA does: what comes after one that is not there is not there
-        found.append(gpu)
-    return tuple(found)
+    if any(not word.strip().isdecimal() for word in visible.split(",")):
+        rows = _cells(nvidia_smi, 10.0, "index,uuid", "--format=csv,noheader")
+        by_name |= {row[1]: by_name[row[0]] for row in rows if row[0] in by_name}
+    return named_cards(visible, by_name)
 
 
-def _by_uuid(gpus: Sequence[GpuMemory], nvidia_smi: str) -> dict[str, GpuMemory]:
+def named_cards(visible: str, by_name: Mapping[str, T]) -> tuple[T, ...]:
+    """Return the cards that CUDA_VISIBLE_DEVICES names, by number or the beginning of a UUID.
+
+    What comes after one that is not there, or that was named before, is not there either, as CUDA has it.
+    """
+    chosen: list[T] = []
+    for word in (word.strip() for word in visible.split(",")):
+        numbered = word.isdecimal()
+        found = [card for name, card in by_name.items() if name == word or (not numbered and name.startswith(word))]
+        if len(found) != 1 or not word or found[0] in chosen:
+            break
+        chosen += found
+    return tuple(chosen)
+
+
+def _cells(nvidia_smi: str, timeout_s: float, fields: str, form: str) -> list[list[str]]:
+    """Return a row for each card that tells all fields, of which the first is its number; none where it fails."""
     try:
-        _, text = ask_smi(nvidia_smi, 10.0, "--query-gpu=index,uuid", "--format=csv,noheader")
+        status, text = ask_smi(nvidia_smi, timeout_s, f"--query-gpu={fields}", form)
     except (OSError, subprocess.TimeoutExpired):
-        return {}
-    numbers = {str(gpu.index): gpu for gpu in gpus}
-    rows = ([cell.strip() for cell in row] for row in csv.reader(text.splitlines()))
-    return {row[1]: numbers[row[0]] for row in rows if len(row) == 2 and row[0] in numbers}
+        return []
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines() if status == 0 else ())]
+    return [row for row in rows if len(row) == fields.count(",") + 1 and row[0].isdecimal()]
 
 
 def _mib(cell: str) -> int | None:

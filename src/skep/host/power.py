@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from skep.host.nvidia import named_cards
+
 SAMPLE_EVERY_S = 0.1
 CLEAR_WITHIN_BYTES = 64 << 20  # a driver's own use moves by a few MiB
 LOOK_EVERY_S = 0.5
@@ -299,17 +301,7 @@ def visible_cards(cards: Sequence[NvmlGpu], visible: str | None) -> tuple[NvmlGp
     """
     if visible is None:
         return tuple(cards)
-    chosen: list[NvmlGpu] = []
-    for word in visible.split(","):
-        name = word.strip()
-        if name.isdecimal():
-            found = [card for card in cards if card.index == int(name)]
-        else:
-            found = [card for card in cards if name.startswith("GPU-") and card.uuid.startswith(name)]
-        if len(found) != 1 or found[0] in chosen:
-            break
-        chosen += found
-    return tuple(chosen)
+    return named_cards(visible, {name: card for card in cards for name in (str(card.index), card.uuid)})
 
 
 def open_meter(visible: str | None = None) -> PowerMeter | None:

@@ -114,13 +114,10 @@ class FakeOptions:
     slots: int
     ctx: int
     default_tokens: int
-    inner_queue: int | None
     speed: Speed
     load_s: float
     deaf_s: float
     idle_close_s: float | None
-    accept_delay_s: float
-    timings: bool
     form: StreamForm
     faults: tuple[InjectedFault, ...]
     crash_at_start: str | None
@@ -162,7 +159,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--slots", type=int, default=1)
     add("--ctx", type=int, default=8192, help="tokens of one slot, prompt and answer together")
     add("--default-tokens", type=int, default=64)
-    add("--inner-queue", type=int, help="requests that may wait inside; more get 503. Without it all wait")
     add("--ttft-ms", type=float, default=0.0)
     add("--prefill-tok-s", type=float)
     add("--token-ms", type=float, default=1.0, help="at any load, where no curve is given")
@@ -172,8 +168,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--load-s", type=float, default=0.0, help="answer 503 `Loading model` this long after the start")
     add("--deaf-ms", type=float, default=0.0, help="a slot stays busy this long after its client has gone")
     add("--idle-close-s", type=float, help="close connections idle for this long")
-    add("--accept-delay-ms", type=float, default=0.0)
-    add("--no-timings", action="store_true")
     add("--stream-form", default="normal", help="names joined by commas")
     add("--fault", action="append", default=[], help="a kind, or a JSON object as for POST /fake/fault")
     add("--crash-at-start", metavar="MESSAGE")
@@ -206,8 +200,6 @@ def _options(args: argparse.Namespace) -> FakeOptions:
         "load_s": args.load_s * scale,
         "deaf_s": args.deaf_ms / 1000 * scale,
         "idle_close_s": None if args.idle_close_s is None else args.idle_close_s * scale,
-        "accept_delay_s": args.accept_delay_ms / 1000 * scale,
-        "timings": not args.no_timings,
         "form": form if args.reasoning is None else replace(form, reasoning=True),
         "faults": tuple(InjectedFault.parse(text) for text in args.fault),
         "grandchildren": args.grandchild,

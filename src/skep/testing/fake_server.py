@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from skep.errors import UserError
@@ -27,19 +26,12 @@ from skep.testing.fake_streams import AnswerHead, StreamEncoder, StreamForm, who
 J = TypeVar("J")
 
 
-class SlotEntry(Enum):
-    RUNS = "runs"
-    WAITS = "waits"
-    TURNED_AWAY = "turned away"
-
-
 class SlotTable(Generic[J]):
     """Jobs in slots and in a queue. A job is in one of them or unknown; a slot is free only if the queue is empty."""
 
-    def __init__(self, slots: int, max_waiting: int | None = None) -> None:
+    def __init__(self, slots: int) -> None:
         self._slots: list[J | None] = [None] * slots
         self._queue: deque[J] = deque()
-        self._max_waiting = max_waiting
         self.running = 0
         self.max_running = 0
         self.max_inside = 0
@@ -51,19 +43,16 @@ class SlotTable(Generic[J]):
     def slots(self) -> tuple[J | None, ...]:
         return tuple(self._slots)
 
-    def enter(self, job: J) -> SlotEntry:
-        if None in self._slots:
+    def enter(self, job: J) -> bool:
+        """Return whether the job has a slot; else it waits for one."""
+        if runs := None in self._slots:
             self._slots[self._slots.index(None)] = job
             self.running += 1
-            entry = SlotEntry.RUNS
-        elif self._max_waiting is not None and self.waiting >= self._max_waiting:
-            return SlotEntry.TURNED_AWAY
         else:
             self._queue.append(job)
-            entry = SlotEntry.WAITS
         self.max_running = max(self.max_running, self.running)
         self.max_inside = max(self.max_inside, self.running + self.waiting)
-        return entry
+        return runs
 
     def leave(self, job: J) -> J | None:
         """Remove a job and return the one that may start in its slot. Leaving twice changes nothing."""
@@ -92,7 +81,6 @@ class FakeJobSpec:
     head: AnswerHead
     form: StreamForm
     fault: InjectedFault | None
-    timings: bool
 
 
 class FakeJob:
@@ -190,8 +178,7 @@ class FakeJob:
         return True
 
     def _finish(self) -> None:
-        timings = self._timings() if self._work.timings else None
-        finish = self._work.answer.finish_reason
+        timings, finish = self._timings(), self._work.answer.finish_reason
         self._left(self)
         if self._stream is None:
             work = self._work
@@ -233,7 +220,7 @@ class FakeServer:
 
     def __init__(self, options: FakeOptions, *, control: Route, changed: Callable[[], None]) -> None:
         self.options = options
-        self.table: SlotTable[FakeJob] = SlotTable(options.slots, options.inner_queue)
+        self.table: SlotTable[FakeJob] = SlotTable(options.slots)
         self.faults = FaultPlan()
         self._mind = QualityPolicy(options.answers, options.quality)
         self.connections: set[FakeConnection] = set()
@@ -264,9 +251,8 @@ class FakeServer:
         self.connections.add(connection)
         self.connections_total += 1
         fault = self.faults.for_connection()
-        delay_s = fault.delay_ms / 1000 if fault else self.options.accept_delay_s
-        if delay_s:
-            connection.pause(delay_s)
+        if fault is not None:
+            connection.pause(fault.delay_ms / 1000)
         self._changed()
 
     def closed(self, connection: FakeConnection) -> None:
@@ -332,16 +318,12 @@ class FakeServer:
         words = self._words(ask, decision)
         kind = "chatcmpl" if ask.chat else "cmpl"
         head = AnswerHead(f"{kind}-{self.requests}", options.model, int(time.time()), ask.chat, ask.prompt_tokens)
-        work = FakeJobSpec(ask, words, head, options.form, fault, options.timings)
+        work = FakeJobSpec(ask, words, head, options.form, fault)
         return FakeJob(work, options.speed, connection, deaf_s=options.deaf_s, left=self._left)
 
     def _enter(self, job: FakeJob, connection: FakeConnection) -> None:
-        entry = self.table.enter(job)
-        if entry is SlotEntry.TURNED_AWAY:
-            _send_error(connection, 503, "the engine's queue is full", "unavailable_error", retry_after_s=1)
-            return
         connection.on_hang_up = lambda: self._hung_up(job)
-        if entry is SlotEntry.RUNS:
+        if self.table.enter(job):
             job.start(self.table)
 
     def _hung_up(self, job: FakeJob) -> None:

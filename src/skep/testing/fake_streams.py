@@ -82,7 +82,7 @@ def reasoning_tokens(form: StreamForm, *, chat: bool, total: int) -> int:
 
 
 def whole_answer(
-    head: AnswerHead, form: StreamForm, tokens: tuple[str, ...], finish: str, timings: dict[str, Any] | None
+    head: AnswerHead, form: StreamForm, tokens: tuple[str, ...], finish: str, timings: dict[str, Any]
 ) -> bytes:
     thought = reasoning_tokens(form, chat=head.chat, total=len(tokens))
     text = "".join(tokens[thought:])
@@ -96,9 +96,7 @@ def whole_answer(
     body = head.fields(whole=True) | {"choices": [choice]}
     if form.usage != "never":
         body["usage"] = head.usage(len(tokens))
-    if timings is not None:
-        body["timings"] = timings
-    return to_json(body)
+    return to_json({**body, "timings": timings})
 
 
 class StreamEncoder:
@@ -134,15 +132,14 @@ class StreamEncoder:
             return []
         return self._writes(self._content())
 
-    def ending(self, finish: str, timings: dict[str, Any] | None) -> list[bytes]:
+    def ending(self, finish: str, timings: dict[str, Any]) -> list[bytes]:
         events = self._content() if self._tokens else []
         if self._form.empty_choices:
             events.append(self._event({"choices": []}))
         last: list[dict[str, Any]] = [{"choices": [self._choice({}, finish)]}]
         if self._include_usage:
             last.append({"choices": [], "usage": self._head.usage(self._seen)})
-        if timings is not None:
-            last[-1]["timings"] = timings
+        last[-1]["timings"] = timings
         events += [self._event(fields) for fields in last]
         if self._form.done:
             events.append(f"data: [DONE]{self._newline * 2}".encode())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,19 +85,15 @@ class ModelConfig:
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
+        if not isinstance(value, bool | None):
             raise self.wrong(key, value, "true or false")
-        return value
+        return default if value is None else value
 
     def text(self, key: str) -> str:
         value = self.get(key)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
+        if not isinstance(value, str | None):
             raise self.wrong(key, value, "a text")
-        return value
+        return value or ""
 
     def list_of(self, key: str, length: int | None = None) -> Sequence[Any] | None:
         value = self.get(key)
@@ -125,21 +121,6 @@ _SLIDING = ("sliding", "chunked", "local")
 _NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCounts:
-    """Layers by kind, and the widths of the linear ones; fields are named as those of `Geometry`."""
-
-    full_layers: int
-    sliding_layers: int = 0
-    sliding_window: int = 0
-    linear_layers: int = 0
-    linear_k_heads: int = 0
-    linear_v_heads: int = 0
-    linear_k_dim: int = 0
-    linear_v_dim: int = 0
-    conv_kernel: int = 0
-
-
 def block_pattern(settings: ModelConfig) -> str:
     """Nemotron-H: a letter for each layer, which is either Mamba, attention, an MLP or experts. Empty for others."""
     blocks = settings.list_of("layers_block_type")
@@ -148,7 +129,8 @@ def block_pattern(settings: ModelConfig) -> str:
     return "".join(_LETTERS.get(str(block), "?") for block in blocks)
 
 
-def layers_of(settings: ModelConfig, layers: int) -> LayerCounts:
+def layers_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
+    """Return the layers by kind, and the widths of the linear ones, by the names of `Geometry`."""
     window = settings.whole(
         "sliding_window", "attention_chunk_size", "sliding_window_size", low=0, high=_MAX_WINDOW, default=0
     )
@@ -157,10 +139,10 @@ def layers_of(settings: ModelConfig, layers: int) -> LayerCounts:
         raise settings.wrong(
             "sliding_window", settings.get("sliding_window"), "a window, which some of its layers need"
         )
-    if not linear:
-        return LayerCounts(full, sliding, window if sliding else 0)
-    k_heads, v_heads, k_dim, v_dim, conv = _linear_widths(settings)
-    return LayerCounts(full, sliding, window if sliding else 0, linear, k_heads, v_heads, k_dim, v_dim, conv)
+    found = {"full_layers": full, "sliding_layers": sliding, "sliding_window": window if sliding else 0}
+    names = ("linear_k_heads", "linear_v_heads", "linear_k_dim", "linear_v_dim", "conv_kernel")
+    widths = dict(zip(names, _linear_widths(settings), strict=True)) if linear else {}
+    return {**found, "linear_layers": linear, **widths}
 
 
 def _counts(settings: ModelConfig, layers: int, window: int) -> tuple[int, int, int]:
@@ -265,39 +247,30 @@ _SHARED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The widths of the MLPs; fields are named as those of `Geometry`."""
-
-    intermediate: int
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_intermediate: int = 0
-    expert_layers: int = 0
-    shared_intermediate: int = 0
-
-
-def experts_of(settings: ModelConfig, layers: int) -> Experts:
+def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
+    """Return the widths of the MLPs, by the names of `Geometry`."""
     count = settings.whole(*_COUNT, low=0, high=_MAX_EXPERTS, default=0)
     pattern = block_pattern(settings)
     gated = 1.0 if settings.text("mlp_hidden_act") != "relu2" else 2 / 3
     if count < 2 or (pattern and "E" not in pattern):
         dense = _width(settings) * gated
-        return Experts(round(dense * pattern.count("-") / layers) if pattern else round(dense))
+        return {"intermediate": round(dense * pattern.count("-") / layers) if pattern else round(dense)}
     with_experts = pattern.count("E") if pattern else _expert_layers(settings, layers)
     if not with_experts:
-        return Experts(_dense_width(settings))
-    width = settings.whole("moe_intermediate_size", "moe_ffn_hidden_size", high=_MAX_WIDTH, default=0) or _width(
-        settings
-    )
+        return {"intermediate": _dense_width(settings)}
+    width = settings.whole("moe_intermediate_size", "moe_ffn_hidden_size", high=_MAX_WIDTH, default=0)
+    width = width or _width(settings)
     per_token = settings.whole(*_PER_TOKEN, high=count)
     latent = settings.whole("moe_latent_size", "routed_expert_hidden_size", low=0, high=_MAX_WIDTH, default=0)
     narrow = latent / settings.whole("hidden_size", high=_MAX_WIDTH) if latent else 1.0
-    shared = _shared(settings, width)
-    dense = 0 if with_experts >= layers or pattern else _dense_width(settings)
-    return Experts(
-        dense, count, per_token, max(1, round(width * gated * narrow)), with_experts, round(shared * gated)
-    )  # fmt: skip
+    return {
+        "shared_intermediate": round(_shared(settings, width) * gated),
+        "intermediate": 0 if with_experts >= layers or pattern else _dense_width(settings),
+        "experts": count,
+        "experts_per_token": per_token,
+        "expert_intermediate": max(1, round(width * gated * narrow)),
+        "expert_layers": with_experts,
+    }
 
 
 def _width(settings: ModelConfig) -> int:
@@ -408,8 +381,8 @@ def geometry_from_config(
         params_total=0.0,
         params_active=0.0,
         **_attention(settings, hidden),
-        **asdict(layers_of(settings, layers)),
-        **asdict(experts_of(settings, layers)),
+        **layers_of(settings, layers),
+        **experts_of(settings, layers),
         mtp_layers=_draft_layers(settings),
         vision_params=_vision(settings),
         tied_embeddings=settings.flag("tie_word_embeddings", default=_tied_by_default(settings)),
