@@ -17,7 +17,7 @@ from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Serve, Settings
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, UserError
-from skep.host.nvidia import GpuMemory
+from skep.host.nvidia import GpuCard
 from skep.paths import user_paths
 from skep.supervisor.replica_set import changes
 from skep.units import GIB
@@ -200,7 +200,7 @@ def test_full_cards_are_named_so_that_nobody_ends_the_wrong_program(used_gib, fr
 def test_cards_are_in_the_order_in_which_ray_lends_them():
     """Ray with one GPU and CUDA_VISIBLE_DEVICES=2,0 lends card 2; the others of the node are not looked at."""
     gpus = [Gpu(number, "NVIDIA GeForce RTX 3090", 24 * GIB) for number in range(3)]
-    memory = [GpuMemory(number, 24 * GIB, 0) for number in range(3)]
+    memory = [GpuCard(number, 24 * GIB, 0) for number in range(3)]
     assert [gpu.index for gpu in lendable(gpus, memory, "2,0")] == [2, 0]
     assert [gpu.index for gpu in lendable(gpus, memory, None)] == [0, 1, 2]
     assert [gpu.index for gpu in lendable(gpus, (), "2,0")] == [0, 1, 2], "nvidia-smi did not tell"

@@ -12,9 +12,9 @@ from skep.catalog.presets import Need
 from skep.config.load import parse_settings
 from skep.config.presets import preset, serve_of
 from skep.config.settings import Serve, Settings
-from skep.deploy.gpus import GpuCard
 from skep.deploy.launches import LocalMachine, plan_launches, read_machine
 from skep.errors import DoesNotFit, UserError
+from skep.host.nvidia import GpuCard
 from skep.paths import user_paths
 from skep.units import GIB
 

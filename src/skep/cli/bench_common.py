@@ -16,7 +16,7 @@ from skep.bench.sweep import SweepProgress
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
 from skep.cli.bench import WorkloadOptions
-from skep.cli.liveview import Line, Page, progress_view
+from skep.cli.liveview import Line, Page, progress_bar, progress_view
 from skep.cli.output import note, number
 from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter
@@ -28,7 +28,6 @@ from skep.workload.prompts import Size
 
 T = TypeVar("T")
 MAX_CONCURRENCY = 4096
-BAR = 24
 NEEDS_LENGTHS = ("conversation", "shared-prefix", "prefill")
 
 
@@ -151,11 +150,6 @@ def level_frame(progress: SweepProgress, _page: Page) -> list[Line]:
         rows.append([str(level), str(len(figures)), number(sum(figures) / len(figures)), spread])
     table = table_lines(("C", "runs", "eff tok/s", "95 %"), rows, [True] * 4, [0] * 4) if rows else []
     return [[(line, "")] for line in (*table, now_line(progress))]
-
-
-def progress_bar(done: int, total: int | None) -> str:
-    filled = min(BAR, round(BAR * done / total)) if total else 0
-    return "━" * filled + "─" * (BAR - filled)
 
 
 def now_line(progress: SweepProgress) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 P = TypeVar("P")
-REFRESH_PER_S, FEWEST_LINES = 4, 10
+REFRESH_PER_S, FEWEST_LINES, BAR = 4, 10, 24
 UP, DOWN = b"\x1b[A", b"\x1b[B"
 BETWEEN = "yellow"  # neither good nor bad
 
@@ -170,3 +170,8 @@ def sparkline(values: Iterable[float], room: int, digits: int = 0) -> str:
     most = max(shown, default=0.0)
     heights = (0 if value <= 0 else max(1, round(7 * value / most)) for value in shown)
     return "".join("▁▂▃▄▅▆▇█"[height] for height in heights) + f"  max {most:,.{digits}f}"
+
+
+def progress_bar(done: int, total: int | None) -> str:
+    filled = min(BAR, round(BAR * done / total)) if total else 0
+    return "━" * filled + "─" * (BAR - filled)

@@ -14,20 +14,12 @@ from typing import Any
 
 import msgspec
 
-from skep.bench.sweep import SweepPlan
-from skep.bench.tasks import Workload
-from skep.cli.hive import start_detached
 from skep.cli.options import EndpointOptions, existing
 from skep.cli.output import byte_progress, check_output, note, print_json
-from skep.cli.run_list import write_reports
-from skep.cli.summaries import print_summary
-from skep.cli.sweep import measure
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
-from skep.deploy.doctor import examine_here
 from skep.host.checks import CheckResult, HostFinding
 from skep.host.facts import host_json
 from skep.paths import Paths, user_paths
-from skep.quality.banks import pull_humaneval
 from skep.store.database import Store, open_store
 from skep.store.records import RunState
 from skep.supervisor.control import NotRunning, ask_down
@@ -36,16 +28,16 @@ from skep.swarm.records import SwarmRunState
 from skep.swarm.store import SwarmStore
 from skep.tuner.store import TuningState, TuningStore
 from skep.units import format_bytes, format_seconds, parse_seconds
-from skep.weights.pull import pull
 
 HUMANEVAL = "humaneval"
 SLOTS = 2
-WORKLOAD = Workload(max_tokens=20, fixed_output=True, size="short", seed=1)
-PLAN = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, workload=WORKLOAD, quick_warm_up=True)
 COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.PROBLEM: "red"}
 
 
 def pull_model(source: str, *, as_json: bool) -> None:
+    from skep.quality.banks import pull_humaneval
+    from skep.weights.pull import pull
+
     fetch = pull_humaneval if source == HUMANEVAL else pull  # the bank of tasks; fetched with the first use as well
     said: list[str] = []
 
@@ -66,8 +58,17 @@ def pull_model(source: str, *, as_json: bool) -> None:
 
 def run_demo(output: Path) -> None:
     """In folders of its own where it serves, so that a running skep is not disturbed; runs go to the user's store."""
+    from skep.bench.sweep import SweepPlan
+    from skep.bench.tasks import Workload
+    from skep.cli.hive import start_detached
+    from skep.cli.run_list import write_reports
+    from skep.cli.summaries import print_summary
+    from skep.cli.sweep import measure
+
     check_output(output)
     began = time.monotonic()
+    workload = Workload(max_tokens=20, fixed_output=True, size="short", seed=1)
+    plan = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, workload=workload, quick_warm_up=True)
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
     env = {**os.environ, "XDG_STATE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
     paths = user_paths(env)
@@ -80,7 +81,7 @@ def run_demo(output: Path) -> None:
         ready = start_detached(settings, paths, env, parent_fd=alive_read)
         note(f"    {ready['openai_base_url']}")
         note("3/4 the swarm benchmark: C=4 is twice the slots, so half of it waits in the gateway")
-        summary = measure(PLAN, EndpointOptions(url=ready["url"], model=EMBEDDED_MODEL))
+        summary = measure(plan, EndpointOptions(url=ready["url"], model=EMBEDDED_MODEL))
     finally:
         with contextlib.suppress(NotRunning):
             ask_down(paths.socket, 0.0)
@@ -94,6 +95,8 @@ def run_demo(output: Path) -> None:
 
 
 def run_doctor(*, as_json: bool) -> int:
+    from skep.deploy.doctor import examine_here
+
     facts, findings = examine_here(user_paths(os.environ))
     if as_json:
         print_json({"findings": msgspec.to_builtins(findings), "host": host_json(facts)})

@@ -121,22 +121,6 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 @contextmanager
-def progress_of(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar of `total` steps on a terminal, nothing elsewhere. Call it with the number done."""
-    if not sys.stderr.isatty():
-        yield lambda _done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    with Progress(
-        TextColumn(label), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-@contextmanager
 def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar of bytes on a terminal; elsewhere, print a line for each quarter."""
     if not sys.stderr.isatty():

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import RunProgress
 from skep.cli.bench import MixedOptions, QualityOptions
-from skep.cli.bench_common import meter_for, positive_seconds, progress_bar, run_measuring, seed_of
-from skep.cli.liveview import progress_view
+from skep.cli.bench_common import meter_for, positive_seconds, run_measuring, seed_of
+from skep.cli.liveview import progress_bar, progress_view
 from skep.cli.options import EndpointOptions
 from skep.cli.output import byte_progress, note, number, plain, print_json
 from skep.cli.sweep import levels_of

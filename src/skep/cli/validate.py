@@ -6,19 +6,25 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skep.cli.output import note, print_json, progress_of
+from skep.cli.output import note, print_json
 
 if TYPE_CHECKING:
+    from skep.cli.liveview import Line, Page
     from skep.planner.validation import Spread, ValidationReport
 
 
 def validate(points: Path, as_json: bool) -> None:
     from skep.cli.bench_common import text_of
+    from skep.cli.liveview import progress_bar, progress_view
     from skep.planner.validation import read_rows
     from skep.planner.validation import validate as compare
 
     rows = read_rows(text_of(points), str(points))
-    with progress_of("predicting", len(rows)) as tick:
+
+    def bar(done: int, _page: Page) -> list[Line]:
+        return [[(f"predicting  {progress_bar(done, len(rows))}  {done}/{len(rows)}", "")]]
+
+    with progress_view(lambda _done: None, bar) as tick:
         report = compare(rows, tick=tick)
     if as_json:
         print_json(report.document())

@@ -29,7 +29,7 @@ from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program, version_of
 from skep.errors import UserError
 from skep.host.facts import read_host
-from skep.host.nvidia import GpuMemory, read_gpu_memory, read_nvidia, visible_gpus
+from skep.host.nvidia import GpuCard, read_gpu_memory, read_nvidia, visible_gpus
 from skep.wire.json_pipe import from_document, to_document
 
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
@@ -68,7 +68,7 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
     return asdict(facts)
 
 
-def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuMemory], visible: str | None) -> list[Gpu]:
+def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuCard], visible: str | None) -> list[Gpu]:
     """Return the GPUs in the order in which Ray assigns them, that of CUDA_VISIBLE_DEVICES."""
     if not memory:
         return list(gpus)

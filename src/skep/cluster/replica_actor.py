@@ -25,7 +25,7 @@ from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.placement_groups import registry_name
 from skep.cluster.ray_command import engine_ports
 from skep.cluster.replica_registry import ANNOUNCE_EVERY_S, Row
-from skep.deploy.gpus import DEFAULT_SHARES, GpuCard, check_free, room_of
+from skep.deploy.gpus import DEFAULT_SHARES, check_free, room_of
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import Launch, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
@@ -387,7 +387,7 @@ def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
 
 
 def _check_cards_now(launch: Launch) -> None:
-    cards = [GpuCard(card.index, card.total_bytes, card.used_bytes) for card in read_gpu_memory()]
+    cards = read_gpu_memory()
     try:
         check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
     except DoesNotFit as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, UserError
+from skep.host.nvidia import GpuCard
 from skep.units import format_bytes
 
 RAM = "ram"
@@ -27,19 +27,6 @@ NOT_ON_CARDS = (
     "-ot",
     "--override-tensor",
 )  # flags of llama.cpp that keep part of a model in memory
-
-
-@dataclass(frozen=True, slots=True)
-class GpuCard:
-    """One GPU of this machine. None: the driver does not say."""
-
-    index: int
-    total_bytes: int | None = None
-    used_bytes: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"gpu{self.index}"
 
 
 def assign_cards(

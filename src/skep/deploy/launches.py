@@ -12,7 +12,6 @@ from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.names import model_id
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Serve, Settings, Upstream
 from skep.deploy.gpus import (
-    GpuCard,
     assign_cards,
     check_free,
     check_on_demand,
@@ -25,7 +24,7 @@ from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program
 from skep.errors import SkepError, UserError
 from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport, read_gpu_memory, visible_gpus
+from skep.host.nvidia import GpuCard, NvidiaReport, read_gpu_memory, visible_gpus
 from skep.paths import LOOPBACK, Paths
 from skep.units import parse_bytes
 from skep.weights.config_json import read_config
@@ -55,8 +54,7 @@ class LocalMachine:
 
 def read_machine() -> LocalMachine:
     """Read cores, memory and the cards that CUDA_VISIBLE_DEVICES leaves visible."""
-    seen = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    cards = tuple(GpuCard(gpu.index, gpu.total_bytes, gpu.used_bytes) for gpu in seen)
+    cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     host = read_host() if cards else read_host(NvidiaReport())
     return LocalMachine(host.cpu_cores, cards, machine_resources(cards, host.memory_bytes), _devices(host, cards))
 

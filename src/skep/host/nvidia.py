@@ -175,21 +175,25 @@ def _gpu_number(word: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuMemory:
+class GpuCard:
+    """One GPU of this machine. None: the driver does not say."""
+
     index: int
-    total_bytes: int | None
-    used_bytes: int | None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"gpu{self.index}"
 
 
-def read_gpu_memory(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> tuple[GpuMemory, ...]:
+def read_gpu_memory(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> tuple[GpuCard, ...]:
     """Empty without nvidia-smi, or where it fails; never raises. Unified memory is told by neither number."""
     rows = _cells(nvidia_smi, timeout_s, "index,memory.total,memory.used", "--format=csv,noheader,nounits")
-    return tuple(GpuMemory(int(row[0]), _mib(row[1]), _mib(row[2])) for row in rows)
+    return tuple(GpuCard(int(row[0]), _mib(row[1]), _mib(row[2])) for row in rows)
 
 
-def visible_gpus(
-    gpus: Sequence[GpuMemory], visible: str | None, nvidia_smi: str = "nvidia-smi"
-) -> tuple[GpuMemory, ...]:
+def visible_gpus(gpus: Sequence[GpuCard], visible: str | None, nvidia_smi: str = "nvidia-smi") -> tuple[GpuCard, ...]:
     """Return those that CUDA_VISIBLE_DEVICES names, by number or UUID, in its order; None: all."""
     if visible is None or not gpus:
         return tuple(gpus)
