@@ -25,7 +25,7 @@ from skep.bench.load_shapes import (
 )
 from skep.bench.open_loop import classes_part, open_part
 from skep.bench.request import BenchTask
-from skep.bench.tasks import TaskMaker, Workload, conversation_stream
+from skep.bench.tasks import TaskMaker, Workload
 from skep.errors import UserError
 from skep.wire.heads import parse_url
 from skep.workload.calibration import TokenCalibration
@@ -111,7 +111,7 @@ def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
 
 def test_conversations_of_a_level_are_had_once_each():
     maker = TaskMaker(Workload(shape="conversation", turns=3, seed=1))
-    stream = conversation_stream(maker, 4, 0, 30)
+    stream = maker.conversation_stream(4, 0, 30)
     sessions = [
         [talk.first.session for share in split_between_workers([stream], 3) for talk in conversations(share[0])]
     ]

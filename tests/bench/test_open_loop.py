@@ -16,7 +16,7 @@ from skep.bench.open_loop import CLASS_STEP, TimedPlan, classes_part, open_part,
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import Sender
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload, conversation_stream
+from skep.bench.tasks import TaskMaker, Workload
 from skep.errors import EndpointError, StoreError
 from skep.store.database import Store, open_store
 from skep.store.records import Request, RunState
@@ -102,7 +102,7 @@ def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversa
     assert totals(1) == totals(1) != totals(2)
     first, second = (next(TaskMaker(Workload(), salt=salt).scripts(1, 0)).system for salt in "ab")
     assert first != second
-    stream = conversation_stream(TaskMaker(Workload(shape="conversation", turns=4)), 8, 0, 2)
+    stream = TaskMaker(Workload(shape="conversation", turns=4)).conversation_stream(8, 0, 2)
     assert (stream.width, len(stream.scripts)) == (8, 8), "there is a conversation for every agent"
 
 

@@ -1,5 +1,6 @@
 """A promise as it is written, held against rows made by hand."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -98,9 +99,10 @@ def test_five_failures_in_a_hundred_are_tolerated_and_six_are_not(failures, shar
 )
 def test_the_highest_level_that_kept_it_and_the_lowest_that_did_not(runs, met, failed, safe):
     """Level → a run for each time to first token in seconds; None: all failed."""
-    rows = {
-        level: [[row(error_kind="timeout") if ttft is None else row(ttft_s=ttft)] for ttft in some]
+    rows = [
+        replace(row(error_kind="timeout") if ttft is None else row(ttft_s=ttft), level=level, repeat=repeat)
         for level, some in runs.items()
-    }
+        for repeat, ttft in enumerate(some)
+    ]
     found = promise_of(SloLimits.parse("ttft=1s"), rows)
     assert (found.highest_met, found.lowest_failed, found.safe, found.limits) == (met, failed, safe, "ttft_p95=1000ms")

@@ -13,7 +13,6 @@ from itertools import islice
 
 import pytest
 
-from skep.errors import UserError
 from skep.workload.conversations import conversations
 from skep.workload.filling import FIELDS, FULL, THINGS, TINY
 from skep.workload.items import VERSION
@@ -75,20 +74,6 @@ def test_prompts_of_one_size_are_of_one_length(size, seed):
     for kind in KINDS:
         lengths = [len(prompt.text) for prompt in prompts if prompt.kind == kind]
         assert sum(lengths) / len(lengths) == pytest.approx(TARGETS[size], rel=0.03)
-
-
-@pytest.mark.parametrize("words", [30, 45, 119, 120, 500])
-def test_length_may_be_asked_for_in_words(words):
-    """About that many, system message included."""
-    for prompt in some(100, words=words):
-        assert len(prompt.text.split()) == pytest.approx(words, rel=0.15)
-
-
-def test_too_few_words_are_refused_at_once():
-    """Before the first prompt is taken, with the least that works."""
-    with pytest.raises(UserError, match="`29` words are too few") as caught:
-        coding_prompts(random.Random(1), words=29)
-    assert "30" in caught.value.hint
 
 
 @sizes

@@ -262,26 +262,16 @@ def complete_rows(rows: Sequence[Request], ended: Collection[Key]) -> list[Reque
     return [row for row in rows if not row.level or (row.level, row.repeat) in ended]
 
 
-def task_tok_s(rows: Iterable[Request]) -> float | None:
-    """Median over tasks of output tokens over the time from the first token to the last."""
-    speeds = [
-        row.output_tokens / (row.last_token_s - row.first_token_s)
-        for row in rows
-        if row.ok
-        and row.output_tokens
-        and row.first_token_s is not None
-        and row.last_token_s is not None
-        and row.last_token_s > row.first_token_s
-    ]
-    return median(speeds) if speeds else None
+def task_tok_s(rows: Iterable[Request], *, whole: bool = False) -> float | None:
+    """Median over tasks of output tokens over the time from the first token to the last.
 
-
-def task_tok_s_whole(rows: Iterable[Request]) -> float | None:
-    """Median over tasks of output tokens over the time from sending (or when due) to the last token."""
+    `whole`: over that from sending (or when due) to the last.
+    """
     speeds = [
-        row.output_tokens / (row.last_token_s - row.due_s)
+        row.output_tokens / (row.last_token_s - begin)
         for row in rows
-        if row.ok and row.output_tokens and row.last_token_s is not None and row.last_token_s > row.due_s
+        if row.ok and row.output_tokens and (begin := row.due_s if whole else row.first_token_s) is not None
+        if row.last_token_s is not None and row.last_token_s > begin
     ]
     return median(speeds) if speeds else None
 
@@ -350,7 +340,7 @@ def _level(
         ttft_interval=_of_medians(rows, ttft_values),
         tpot_interval=_of_medians(rows, tpot_values),
         plateau_tok_s=median(plateaus) if plateaus else None,
-        task_tok_s_whole=task_tok_s_whole(rows),
+        task_tok_s_whole=task_tok_s(rows, whole=True),
         first_byte_ms=_from_due(answered, [row.first_byte_s for row in answered]),
         gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
         total_ms=_from_due(answered, [row.ended_s for row in answered]),

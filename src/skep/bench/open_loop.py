@@ -25,7 +25,7 @@ from skep.errors import UserError
 from skep.store.database import Store
 from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import TokenCalibration
-from skep.workload.conversations import ConversationScript, conversations
+from skep.workload.conversations import conversations
 from skep.workload.mix import TrafficClass
 from skep.workload.prompts import Prompt, coding_prompts, messages, shared_prefix
 from skep.workload.traces import TraceItem, trace_messages
@@ -95,11 +95,7 @@ async def run_timed(
 
 def open_part(maker: TaskMaker, level: int, repeat: int, *, rate: float, arrivals: str, for_s: float) -> LevelRun:
     """Requests at a rate, for a time."""
-    if rate * for_s > MOST_REQUESTS:
-        raise UserError(
-            f"{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}",
-            hint=f"at most {MOST_REQUESTS:,} at each rate: choose a shorter --for",
-        )
+    _check_number(rate, for_s, "", "at each rate")
     rng = Random(f"{maker.workload.seed}/arrivals/{level}/{repeat}")
     offsets = list(takewhile(lambda at: at < for_s, parse_arrivals(arrivals)(rate, rng)))
     tasks = maker.tasks(level, repeat, min(len(offsets), MADE_BEFOREHAND))
@@ -122,7 +118,7 @@ def classes_part(
 ) -> LevelRun:
     """All of them at once, for a time; what is under way then is waited for."""
     for one in classes:
-        _check_number(one, for_s)
+        _check_number(one.rate or 0.0, for_s, f"class `{one.name}`: ", "of a class")
     streams = [
         _class_stream(one, calibration, repeat, f"{seed}/{one.name}/{repeat}", place * CLASS_STEP, for_s)
         for place, one in enumerate(classes)
@@ -138,7 +134,15 @@ def _class_stream(
     base = BenchTask(1, repeat, first, "", [], one.max_tokens, traffic=one.name, priority=one.priority)
     pool = max(MADE_BEFOREHAND, 2 * width)
     if one.shape == "conversation":
-        scripts = [*islice(_scripts(one, calibration, rng), pool)]
+        talks = conversations(
+            rng,
+            turns=one.turns,
+            tokens_first=one.prompt_tokens,
+            tokens_turn=one.turn_tokens,
+            think_s=one.think_s,
+            **calibration.lengths,
+        )
+        scripts = [*islice(talks, pool)]
         firsts = [
             replace(base, kind=script.kind, session=place, index=first + place * one.turns)
             for place, script in enumerate(scripts)
@@ -154,37 +158,22 @@ def _class_stream(
     return TrafficStream(tasks, width, again=repetition_of(tasks), think_s=one.think_s, seed=f"{seed}/think")
 
 
-def _check_number(one: TrafficClass, for_s: float) -> None:
-    if (one.rate or 0.0) * for_s > MOST_REQUESTS:
+def _check_number(rate: float, for_s: float, whose: str, of_what: str) -> None:
+    if rate * for_s > MOST_REQUESTS:
         raise UserError(
-            f"class `{one.name}`: {one.rate:g} requests a second for {for_s:g} s are {(one.rate or 0.0) * for_s:,.0f}",
-            hint=f"at most {MOST_REQUESTS:,} of a class: choose a shorter --for",
+            f"{whose}{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}",
+            hint=f"at most {MOST_REQUESTS:,} {of_what}: choose a shorter --for",
         )
 
 
-def _scripts(one: TrafficClass, calibration: TokenCalibration, rng: Random) -> Iterator[ConversationScript]:
-    return conversations(
-        rng,
-        turns=one.turns,
-        tokens_first=one.prompt_tokens,
-        tokens_turn=one.turn_tokens,
-        think_s=one.think_s,
-        **_measure(calibration),
-    )
-
-
 def _prompts(one: TrafficClass, calibration: TokenCalibration, rng: Random) -> Iterator[Prompt]:
-    measure = _measure(calibration)
     if one.prefix_tokens:
-        return shared_prefix(rng, tokens=one.prefix_tokens, task_tokens=one.prompt_tokens, **measure)
-    return coding_prompts(rng, tokens=one.prompt_tokens, **measure)
-
-
-def _measure(calibration: TokenCalibration) -> dict[str, Any]:
-    return {"chars_per_token": calibration.chars_per_token, "overhead_tokens": calibration.overhead_tokens}
+        wanted = {"tokens": one.prefix_tokens, "task_tokens": one.prompt_tokens}
+        return shared_prefix(rng, **wanted, **calibration.lengths)
+    return coding_prompts(rng, tokens=one.prompt_tokens, **calibration.lengths)
 
 
 def _replayed(place: int, item: TraceItem, calibration: TokenCalibration, seed: int, default_tokens: int) -> BenchTask:
-    said: Any = trace_messages(item, seed=seed, **_measure(calibration))
+    said: Any = trace_messages(item, seed=seed, **calibration.lengths)
     fixed = bool(item.blocks)  # the trace says how long the answer was; a batch line only how long it may be
     return BenchTask(1, 0, place, "replay", said, item.max_tokens or default_tokens, fixed, body=dict(item.extras))

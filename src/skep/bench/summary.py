@@ -40,9 +40,12 @@ def _figure(limit: SloLimit, rows: Sequence[Request]) -> float | None:
     return percentile(values, limit.percent) if values else None
 
 
-def promise_of(limits: SloLimits, runs: Mapping[int, Sequence[Sequence[Request]]]) -> Promise:
+def promise_of(limits: SloLimits, rows: Sequence[Request]) -> Promise:
     """Return which levels kept the limits; the median run of a level decides."""
-    shares = {level: median(worst_share(limits, rows) for rows in some) for level, some in runs.items()}
+    shares = {}
+    for level in sorted({row.level for row in rows if row.level}):
+        runs = by_repeat(row for row in rows if row.level == level)
+        shares[level] = median(worst_share(limits, run) for run in runs.values())
     met = [level for level, share in shares.items() if share <= 1]
     failed = min((level for level, share in shares.items() if share > 1), default=None)
     safe = max((level for level in met if failed is None or level < failed), default=None)
@@ -80,17 +83,10 @@ def summarise(
         classes=_with_every_run(classes_of(counted, limited, closed=closed), rows, limited, closed=closed),
         turning=find_turning([_point(level) for level in levels]) if closed and len(levels) > 1 else None,
         speedups=speedups,
-        promise=_promise(slo, counted) if slo is not None else None,
+        promise=promise_of(slo, counted) if slo is not None else None,
         drift=_drift([row for row in counted if row.level == 1]) if closed else None,
         simulated=simulated,
     )
-
-
-def _promise(limits: SloLimits, rows: Sequence[Request]) -> Promise:
-    measured = [row for row in rows if row.level]
-    levels = sorted({row.level for row in measured})
-    runs = {level: list(by_repeat(row for row in measured if row.level == level).values()) for level in levels}
-    return promise_of(limits, runs)
 
 
 def repeat_figure(level: LevelSummary) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from skep.bench.recording import Identity, Recording
 from skep.bench.records import SweepSummary
 from skep.bench.session import OnProgress, RunProgress, RunSession
 from skep.bench.summary import worst_share
-from skep.bench.tasks import Shape, TaskMaker, Workload, conversation_stream
+from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.host.facts import lasting_json
 from skep.stats.precision import Precision, PrecisionGoal
@@ -93,7 +93,20 @@ class LevelRounds:
         return float(fewest if more is None else more)
 
 
-class ToSaturation:
+class _Search:
+    """A search that says which level it needs next, and about how many more."""
+
+    _search: SaturationSearch | SloSearch
+
+    def following(self) -> int | None:
+        return self._search.next_level()
+
+    def remaining(self) -> dict[int, float]:
+        level = self._search.next_level()
+        return {} if level is None else {level: float(self._search.remaining())}
+
+
+class ToSaturation(_Search):
     """Doubles C until nothing more is gained, then narrows the knee and, where it falls, the cliff."""
 
     def __init__(self, most: int) -> None:
@@ -112,27 +125,16 @@ class ToSaturation:
         if self._closing:
             self._search.measured(level, figure_of(rows, level), limited=limited)
 
-    def remaining(self) -> dict[int, float]:
-        level = self._search.next_level()
-        return {} if level is None else {level: float(self._search.remaining())}
 
-
-class WithinLimits:
+class WithinLimits(_Search):
     """The highest C that keeps a promise."""
 
     def __init__(self, limits: SloLimits, most: int) -> None:
         self._limits = limits
         self._search = SloSearch(max_concurrency=most)
 
-    def following(self) -> int | None:
-        return self._search.next_level()
-
     def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
         self._search.measured(level, worst_share(self._limits, rows), limited=limited)
-
-    def remaining(self) -> dict[int, float]:
-        level = self._search.next_level()
-        return {} if level is None else {level: float(self._search.remaining())}
 
 
 def figure_of(rows: Sequence[Request], level: int) -> float:
@@ -301,7 +303,7 @@ class Sweep:
         session.begin(level=level, repeat=repeat, done=0, total=total)
         began, took = time.monotonic(), session.took
         if self.plan.shape == "conversation":
-            talks = [conversation_stream(self._maker, level, repeat, total)]
+            talks = [self._maker.conversation_stream(level, repeat, total)]
             rows, limited = await driver.run_streams_at_level(level, repeat, talks, took, TimeWindow())
         else:
             tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 from skep.bench.load_shapes import TrafficStream
 from skep.bench.request import BenchTask
@@ -50,8 +50,7 @@ class TaskMaker:
     def lengths(self) -> dict[str, float | None]:
         """As measured on this engine, for the record; None where nothing was."""
         known = self._calibration
-        measured = {"chars_per_token": known.chars_per_token, "overhead_tokens": known.overhead_tokens}
-        return {name: value if known.samples else None for name, value in measured.items()}
+        return {name: value if known.samples else None for name, value in known.lengths.items()}
 
     def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[BenchTask]:
         """`same`: those that every other level has too, each behind another first line."""
@@ -77,27 +76,22 @@ class TaskMaker:
             turns=load.turns,
             tokens_first=load.prompt_tokens or FIRST_TURN_TOKENS,
             think_s=load.think_s,
-            **self._measure(),
+            **self._calibration.lengths,
         )
         if not self._salt:
             return found
         return (replace(script, system=f"{self._salt} {script.system}") for script in found)
 
     def _prompts(self, place: str) -> Iterator[Prompt]:
-        load, rng = self.workload, self._rng(place)
+        load, rng, measure = self.workload, self._rng(place), self._calibration.lengths
         if load.shape == "shared-prefix":
-            measure = self._measure()
-            least = math.ceil(TASK_TOKENS + measure["overhead_tokens"])
+            least = math.ceil(TASK_TOKENS + self._calibration.overhead_tokens)
             return shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure)
         if load.shape == "prefill":
-            return prefill_heavy(rng, tokens=load.prompt_tokens or PREFILL_TOKENS, **self._measure())
+            return prefill_heavy(rng, tokens=load.prompt_tokens or PREFILL_TOKENS, **measure)
         if load.prompt_tokens is None:
             return coding_prompts(rng, size=load.size)
-        return coding_prompts(rng, tokens=load.prompt_tokens, **self._measure())
-
-    def _measure(self) -> dict[str, Any]:
-        known = self._calibration
-        return {"chars_per_token": known.chars_per_token, "overhead_tokens": known.overhead_tokens}
+        return coding_prompts(rng, tokens=load.prompt_tokens, **measure)
 
     def _rng(self, place: str) -> Random:
         return Random(f"{self.workload.seed}/{place}")
@@ -106,36 +100,18 @@ class TaskMaker:
         said = messages(prompt)
         if first:
             said[0]["content"] = f"{first} {said[0]['content']}"
+        return self._base_task(level, repeat, index, prompt.kind, said)
+
+    def _base_task(self, level: int, repeat: int, index: int, kind: str, said: list[dict[str, str]]) -> BenchTask:
         load = self.workload
-        return BenchTask(
-            level=level,
-            repeat=repeat,
-            index=index,
-            kind=prompt.kind,
-            messages=said,
-            max_tokens=load.max_tokens,
-            fixed_output=load.fixed_output,
-            temperature=load.temperature,
-        )
+        return BenchTask(level, repeat, index, kind, said, load.max_tokens, load.fixed_output, load.temperature)
 
-
-def conversation_stream(maker: TaskMaker, level: int, repeat: int, count: int) -> TrafficStream:
-    """`level` agents in conversation until about `count` turns were had."""
-    load = maker.workload
-    number = max(level, -(-count // load.turns))
-    scripts = [*islice(maker.scripts(level, repeat), number)]
-    firsts = [
-        BenchTask(
-            level=level,
-            repeat=repeat,
-            index=place * load.turns,
-            kind=script.kind,
-            messages=[],
-            max_tokens=load.max_tokens,
-            fixed_output=load.fixed_output,
-            temperature=load.temperature,
-            session=place,
-        )
-        for place, script in enumerate(scripts)
-    ]
-    return TrafficStream(firsts, level, scripts=scripts)
+    def conversation_stream(self, level: int, repeat: int, count: int) -> TrafficStream:
+        """`level` agents in conversation until about `count` turns were had."""
+        turns = self.workload.turns
+        scripts = [*islice(self.scripts(level, repeat), max(level, -(-count // turns)))]
+        firsts = [
+            replace(self._base_task(level, repeat, place * turns, script.kind, []), session=place)
+            for place, script in enumerate(scripts)
+        ]
+        return TrafficStream(firsts, level, scripts=scripts)

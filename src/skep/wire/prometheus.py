@@ -24,14 +24,22 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?=.*\})| (?=\S))", re.MU
 _COMMENT = re.compile(r"^(?:#.*)?\n", re.MULTILINE)
 
 
-class Counter:
-    kind = "counter"
+class _Values:
+    """One value for each set of labels."""
 
     def __init__(
         self, name: str, help_text: str, labels: Labels = (), values: dict[Labels, float] | None = None
     ) -> None:
         self.name, self.help, self.labels = name, help_text, labels
         self._values = {} if values is None else values
+
+    def lines(self) -> Iterable[str]:
+        for values, value in self._values.items():
+            yield f"{self.name}{_braces(self.labels, values)} {_number(value)}"
+
+
+class Counter(_Values):
+    kind = "counter"
 
     def add(self, values: Labels, amount: float = 1) -> None:
         if values not in self._values and len(self._values) >= LABEL_SETS:
@@ -44,10 +52,6 @@ class Counter:
         for values, value in self._values.items():
             sums[values[place]] = sums.get(values[place], 0) + value
         return sums
-
-    def lines(self) -> Iterable[str]:
-        for values, value in self._values.items():
-            yield f"{self.name}{_braces(self.labels, values)} {_number(value)}"
 
 
 class Histogram:
@@ -84,16 +88,10 @@ class Histogram:
             yield f"{self.name}_count{braces} {running[-1]}"
 
 
-class Gauge:
+class Gauge(_Values):
     """Read when asked for: `set_all` replaces every value."""
 
     kind = "gauge"
-
-    def __init__(
-        self, name: str, help_text: str, labels: Labels = (), values: dict[Labels, float] | None = None
-    ) -> None:
-        self.name, self.help, self.labels = name, help_text, labels
-        self._values = {} if values is None else values
 
     def set(self, values: Labels, value: float | None) -> None:
         """Unknown is no line, never a zero."""
@@ -102,10 +100,6 @@ class Gauge:
 
     def set_all(self, values: dict[Labels, float]) -> None:
         self._values = values
-
-    def lines(self) -> Iterable[str]:
-        for values, value in self._values.items():
-            yield f"{self.name}{_braces(self.labels, values)} {_number(value)}"
 
 
 Metric = Counter | Histogram | Gauge

@@ -1,5 +1,7 @@
 """When requests arrive: endless offsets in seconds from the beginning of a load, never falling.
 
+The first of a random process comes after a gap as well: it has no beginning of its own.
+
 The gaps of a gamma process have a coefficient of variation of their own: 1 is Poisson, above it is burstier.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import accumulate, count
 from random import Random
 
 from skep.errors import UserError
@@ -22,19 +25,12 @@ _LARGEST_CV = 20.0
 def constant(rate: float) -> Iterator[float]:
     """0, 1/rate, 2/rate, ...: not summed up, so that nothing drifts."""
     _check_rate(rate)
-    return _constant(rate)
-
-
-def _constant(rate: float) -> Iterator[float]:
-    place = 0
-    while True:
-        yield place / rate
-        place += 1
+    return (place / rate for place in count())
 
 
 def poisson(rate: float, rng: Random) -> Iterator[float]:
     _check_rate(rate)
-    return _summed(lambda: exponential(rng, 1.0 / rate))
+    return accumulate(exponential(rng, 1.0 / rate) for _ in count())
 
 
 def gamma(rate: float, cv: float, rng: Random) -> Iterator[float]:
@@ -44,7 +40,7 @@ def gamma(rate: float, cv: float, rng: Random) -> Iterator[float]:
     if cv == 0:
         return constant(rate)
     shape = 1.0 / (cv * cv)
-    return _summed(lambda: draw_gamma(rng, shape) / (shape * rate))
+    return accumulate(draw_gamma(rng, shape) / (shape * rate) for _ in count())
 
 
 def parse_arrivals(text: str) -> Arrivals:
@@ -62,14 +58,6 @@ def parse_arrivals(text: str) -> Arrivals:
         _check_cv(cv, text)
         return lambda rate, rng: gamma(rate, cv, rng)
     raise UserError(f"arrivals `{text}` are not known", hint=_HINT)
-
-
-def _summed(gap: Callable[[], float]) -> Iterator[float]:
-    """The first arrival comes after a gap as well: a process has no beginning of its own."""
-    at_s = 0.0
-    while True:
-        at_s += gap()
-        yield at_s
 
 
 def _check_rate(rate: float) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 from random import Random
+from typing import Any
 
 from skep.errors import UserError
 from skep.workload.filling import CHARS_PER_PIECE, TYPICAL_CHARS_PER_TOKEN, pieces
@@ -36,6 +37,11 @@ class TokenCalibration:
     error: float | None = None  # median miss of the samples, as a share of their tokens; None: nothing was measured
     worst: float | None = None  # largest miss
     samples: int = 0
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """As whatever makes prompts takes them."""
+        return {"chars_per_token": self.chars_per_token, "overhead_tokens": self.overhead_tokens}
 
     def tokens(self, text: str) -> float:
         """Return how many an engine would count, as far as this can tell."""

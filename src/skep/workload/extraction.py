@@ -61,12 +61,12 @@ def code_run(text: str) -> str | None:
     best_size = 0
     run: list[str] = []
     size = 0
-    for line in [*_without_prompts(text).split("\n"), "."]:
+    for line in [*session_code(text).split("\n"), "."]:
         if _goes_on(line, run):
             run.append(line)
             size += len(line)
             continue
-        if size > best_size and _has_code(run):
+        if size > best_size and looks_like_code("\n".join(run)):
             best, best_size = run, size
         run, size = [], 0
     while best and (not best[-1].strip() or best[-1].startswith("#")):
@@ -78,20 +78,12 @@ def code_run(text: str) -> str | None:
     return dedented if top_level_names(dedented) else code
 
 
-def _without_prompts(text: str) -> str:
-    return session_code(text) if is_session(text) else text
-
-
 def _goes_on(line: str, run: list[str]) -> bool:
     if not line.strip():
         return bool(run)
     if line[0] in " \t":
         return bool(run) or bool(_STRONG.match(line.strip()[:400]) or _WEAK.match(line.strip()[:400]))
     return bool(_STRONG.match(line[:400]) or (_WEAK.match(line[:400]) and (run or not line.startswith("#"))))
-
-
-def _has_code(run: list[str]) -> bool:
-    return looks_like_code("\n".join(run))
 
 
 # Tags of DeepSeek, Qwen and others, Mistral's, Gemma's

@@ -2,7 +2,7 @@
 
 Each prompt begins with a tag of its own, so that a prefix cache saves nothing beyond the chat template's first
 tokens: every request pays for its prompt. Prompts of one size differ little in length, so that the levels of a
-sweep are comparable. A length may be asked for as a size, in words, or in an engine's tokens.
+sweep are comparable. A length may be asked for as a size, or in an engine's tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from itertools import count
 from random import Random
 from typing import Literal
 
-from skep.errors import UserError
 from skep.workload.chance import pick, shuffled
 from skep.workload.filling import (
     FULL,
@@ -37,9 +36,7 @@ KINDS: tuple[Kind, ...] = ("implement", "test", "fix", "refactor", "document")
 
 # In characters, system and user message together: about 50, 250 and 1000 tokens, fewer or more by tokenizer.
 TARGETS: Mapping[Size, int] = {"short": 155, "medium": 900, "long": 3600}
-FEWEST_WORDS = 30
 FEWEST_PIECES = 28
-_WORDS_FOR_FULL_IDEAS = 120
 _PIECES_FOR_CODE = 80
 _PIECES_FOR_FULL_IDEAS = 170
 _FOR_REQUIREMENTS = 24  # pieces, kept free by the module
@@ -72,23 +69,17 @@ def coding_prompts(
     rng: Random,
     *,
     size: Size = "medium",
-    words: int | None = None,
     tokens: int | None = None,
     chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
     overhead_tokens: float = 0.0,
 ) -> Iterator[Prompt]:
     """Endless; the kinds take turns in an order drawn once, so that any five in a row hold each kind.
 
-    `words`, if given, asks for about that many words in all instead of a size; `tokens` for so many tokens, of which
-    `overhead_tokens` are the chat template's, with `chars_per_token` as a `Calibration` found it.
+    `tokens`, if given, asks for so many tokens instead of a size, of which `overhead_tokens` are the chat template's,
+    with `chars_per_token` as a `Calibration` found it.
     """
-    if words is not None and words < FEWEST_WORDS:
-        raise UserError(f"`{words}` words are too few for a coding prompt", hint=f"ask for {FEWEST_WORDS} or more")
     if tokens is not None:
         budget, form = token_budget(tokens, chars_per_token, overhead_tokens)
-    elif words is not None:
-        budget = Budget(lambda text: len(text.split()), words)
-        form = "full" if words >= _WORDS_FOR_FULL_IDEAS else "plain"
     else:
         budget, form = Budget(len, TARGETS[size]), "plain" if size == "short" else "full"
     order = shuffled(rng, KINDS)
