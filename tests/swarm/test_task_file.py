@@ -111,7 +111,7 @@ def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
         ('{"prompt": "x", "checker": {"kind": "number"}}', "lacks `answer`: a number"),
         ('{"prompt": "x", "checker": {"kind": "contains", "all": "x"}}', "`checker.all` must be a list"),
         ('{"prompt": "x", "checker": {"kind": "exact", "answer": 1, "fold": 1}}', "has no `fold`"),
-        ('{"prompt": "x", "checker": {"kind": "choice", "answer": "c", "options": ["a"]}}', "none of its options"),
+        ('{"prompt": "x", "checker": {"kind": "choice", "answer": "c", "options": ["a", "b"]}}', "none of its options"),
         ('{"prompt": "x", "checker": {"kind": "regex", "pattern": "("}}', "a regular expression"),
         ("[" * 100_000, "nested too deeply"),
         ('{"prompt": "x", "extra": {"a": ' + "[" * 80 + "]" * 80 + "}}", "64 levels deep"),

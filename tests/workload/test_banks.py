@@ -5,8 +5,8 @@ import json
 import pytest
 
 from skep.errors import UserError
-from skep.workload.banks import KINDS, LONGEST_LINE, parse_bank
-from skep.workload.items import EXECUTED, READ, Checker, item_from_json, item_json
+from skep.workload.banks import LONGEST_LINE, parse_bank
+from skep.workload.items import Checker, item_from_json, item_json
 
 GOOD = {"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 56}}
 
@@ -56,10 +56,6 @@ def test_every_kind_for_users_is_taken(checker):
     assert set(item.checker.values) == set(checker) - {"kind"}
 
 
-def test_kinds_for_users_are_kinds():
-    assert set(KINDS) <= {*READ, *EXECUTED}
-
-
 def with_checker(**values):
     return {"prompt": "Do.", "checker": values}
 
@@ -89,33 +85,39 @@ def with_checker(**values):
         ({"messages": [{"role": "boss", "content": "Hi"}], "checker": {}}, "`messages\\[0\\].role` is `boss`"),
         ({"messages": [{"role": "user"}], "checker": {}}, "`messages\\[0\\].content` is missing"),
         ({"messages": [{"role": "system", "content": "Hi"}], "checker": {}}, "`messages\\[0\\].role` is `system`"),
-        ({"prompt": "Do."}, "`checker` is missing"),
-        ({"prompt": "Do.", "checker": "number"}, "`checker` is `number`"),
-        ({"prompt": "Do.", "checker": {"answer": 1}}, "`checker.kind` is missing"),
-        (with_checker(kind=["number"]), "`checker.kind` is"),
-        (with_checker(kind="mutants"), "`checker.kind` is `mutants`"),
-        (with_checker(kind="number"), "`checker.answer` is missing"),
-        (with_checker(kind="number", answer="many"), "`checker.answer` is `many`"),
-        (with_checker(kind="number", answer=True), "`checker.answer` is `true`"),
-        (with_checker(kind="number", answer=1, tolerance=-1), "`checker.tolerance` is `-1`"),
-        (with_checker(kind="number", answer=1, pattern="x"), "`pattern` is not known"),
+        ({"prompt": "Do."}, "`checker` must be an object .* not `null`"),
+        ({"prompt": "Do.", "checker": "number"}, "`checker` must be an object .* not `number`"),
+        ({"prompt": "Do.", "checker": {"answer": 1}}, "has no `kind`"),
+        (with_checker(kind=["number"]), "has the unknown kind"),
+        (with_checker(kind="mutants"), "has the unknown kind `mutants`"),
+        (with_checker(kind="number"), "lacks `answer`"),
+        (with_checker(kind="number", answer="many"), "`checker.answer` must be a number.* not `many`"),
+        (with_checker(kind="number", answer=True), "`checker.answer` must be a number.* not `true`"),
+        (with_checker(kind="number", answer=1, tolerance=-1), "`checker.tolerance` must be .* not `-1`"),
+        (with_checker(kind="number", answer=1, pattern="x"), "has no `pattern`"),
         (with_checker(kind="exact", answer=""), "`checker.answer`"),
-        (with_checker(kind="exact", answer="a", ignore_case="no"), "`checker.ignore_case` is `no`"),
-        (with_checker(kind="choice", answer="c", options=["a", "b"]), "`checker.answer` is `c`"),
+        (
+            with_checker(kind="exact", answer="a", ignore_case="no"),
+            "`checker.ignore_case` must be true or false, not `no`",
+        ),
+        (with_checker(kind="choice", answer="c", options=["a", "b"]), "`checker.answer` is none of its options"),
         (with_checker(kind="choice", answer="a", options=["a"]), "`checker.options`"),
         (with_checker(kind="choice", answer="a", options=["a", "A"]), "`checker.options`"),
-        (with_checker(kind="contains", all="a"), "`checker.all` is `a`"),
-        (with_checker(kind="contains", all=[""]), "`checker.all\\[0\\]`"),
-        (with_checker(kind="regex", pattern="("), "`checker.pattern` is `\\(`"),
+        (with_checker(kind="contains", all="a"), "`checker.all` must be .* not `a`"),
+        (with_checker(kind="contains", all=[""]), "`checker.all` must be"),
+        (with_checker(kind="regex", pattern="("), "`checker.pattern` must be .* not `\\(`"),
         (with_checker(kind="regex", pattern="a{99999999999999999999}"), "`checker.pattern`"),
         (with_checker(kind="regex", pattern="(" * 1900), "`checker.pattern`"),
         (with_checker(kind="regex", pattern="a" * 2001), "`checker.pattern`"),
-        (with_checker(kind="python"), "`checker.tests` is missing"),
-        (with_checker(kind="python", tests="1", entry_point="a b"), "`checker.entry_point` is `a b`"),
-        (with_checker(kind="cases", entry_point="f"), "`checker.cases` is missing"),
-        (with_checker(kind="cases", entry_point="f", cases=[[1, 2]]), "`checker.cases\\[0\\]\\[0\\]` is `1`"),
+        (with_checker(kind="nummber", answer=1), "did you mean `number`?"),
+        (with_checker(kind="number", answer=1, tolerence=1), "did you mean `tolerance`?"),
+        (with_checker(kind=1), "there is `exact`, `choice`, `number`, `contains`, `regex`, `python`"),
+        (with_checker(kind="python"), "lacks `tests`"),
+        (with_checker(kind="python", tests="1", entry_point="a b"), "`checker.entry_point` must be .* not `a b`"),
+        (with_checker(kind="cases", entry_point="f"), "has neither `cases` nor `raises`"),
+        (with_checker(kind="cases", entry_point="f", cases=[[1, 2]]), "`checker.cases` must be"),
         (with_checker(kind="cases", entry_point="f", cases=[[[1]]]), "`checker.cases`"),
-        (with_checker(kind="cases", entry_point="f", raises=[0]), "`checker.raises\\[0\\]`"),
+        (with_checker(kind="cases", entry_point="f", raises=[0]), "`checker.raises` must be"),
         ({**GOOD, "max_tokens": 0}, "`max_tokens` is `0`"),
         ({**GOOD, "max_tokens": "many"}, "`max_tokens` is `many`"),
         ({**GOOD, "max_tokens": True}, "`max_tokens` is `true`"),
@@ -137,9 +139,6 @@ def test_wrong_lines_are_named(line, problem):
     ("line", "hint"),
     [
         ({**GOOD, "promt": "x"}, "did you mean `prompt`?"),
-        (with_checker(kind="nummber", answer=1), "did you mean `number`?"),
-        (with_checker(kind="number", answer=1, tolerence=1), "did you mean `tolerance`?"),
-        (with_checker(kind=1), "known are: exact, choice, number, contains, regex, python, cases"),
     ],
     ids=lambda value: str(value)[:60],
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from skep.catalog.pullable import PullableModel
 from skep.errors import UserError, WeightsError

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, TypedDict, Unpack
@@ -24,7 +22,7 @@ from skep.swarm.checking.schemas import check_schema, schema_fault
 from skep.swarm.records import Task
 from skep.swarm.templates import Template, parse_template
 from skep.units import shortened
-from skep.workload.reading_checks import value_of
+from skep.workload.checkers import checker_faults, like
 
 __all__ = ["FORMS", "TaskDefaults", "read_schema", "read_tasks", "tasks_of"]
 
@@ -48,33 +46,8 @@ RESERVED = {
 }
 
 
-def _is_number(value: Any) -> bool:
-    number = value_of(value)
-    return number is not None and number.is_finite()
-
-
-def _is_pattern(value: Any) -> bool:
-    try:
-        re.compile(value)
-    except (re.error, RecursionError, OverflowError):
-        return False
-    return True
-
-
 # What a value must be: a type, in words, and a test of its own where the type does not say it all.
-_SomeText = Annotated[str, Meta(min_length=1)]
 _Text = Annotated[str, Meta(description="a text")]
-_Name = Annotated[str, Meta(description="a name"), str.isidentifier]
-_YesNo = Annotated[bool, Meta(description="true or false")]
-_Texts = Annotated[list[_SomeText], Meta(min_length=1, description="a list of texts")]
-_Answer = Annotated[_SomeText | int | float, Meta(description="a text or a number")]
-_Number = Annotated[str | int | float, Meta(description="a number"), _is_number]
-_Tolerance = Annotated[
-    str | int | float, Meta(description="a number from 0 on"), lambda value: _is_number(value) and value_of(value) >= 0
-]
-_Pattern = Annotated[str, Meta(description="a regular expression"), _is_pattern]
-_Calls = Annotated[list[list[Any]], Meta(description="a list of [arguments]")]
-_Cases = Annotated[list[tuple[list[Any], Any]], Meta(description="a list of [[arguments], result]")]
 _Id = Annotated[
     str | int,
     Meta(description=f"a whole number or 1 to {LONGEST_ID} printable characters"),
@@ -95,17 +68,6 @@ _VALUES = {
     "extra": _Object,
 }
 FIELDS = ("id", "prompt", "messages", "system", "schema", "max_tokens", "temperature", "priority", "checker", "extra")
-# Of each kind of checker: what it needs, and what it may have besides.
-_CHECKERS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-    "exact": ({"answer": _Answer}, {"ignore_case": _YesNo}),
-    "choice": ({"answer": _Answer, "options": _Texts}, {}),
-    "number": ({"answer": _Number}, {"tolerance": _Tolerance}),
-    "contains": ({"all": _Texts}, {"ignore_case": _YesNo}),
-    "regex": ({"pattern": _Pattern}, {}),
-    "python": ({"tests": _Text}, {"entry_point": _Name}),
-    "completion": ({"prompt": _Text, "entry_point": _Name, "tests": _Text}, {}),
-    "cases": ({"entry_point": _Name}, {"cases": _Cases, "raises": _Calls}),
-}
 
 
 def _wanted(value: Any, kind: Any) -> str | None:
@@ -116,41 +78,6 @@ def _wanted(value: Any, kind: Any) -> str | None:
     except msgspec.ValidationError:
         return str(words.description)
     return None if all(test(value) for test in tests) else str(words.description)
-
-
-def like(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean `{near[0]}`?"
-    return f"there is {', '.join(f'`{one}`' for one in known)}"
-
-
-def checker_faults(checker: Any) -> Iterator[str]:
-    """Yield what is wrong with it, each in a line; none: it is sound."""
-    if not isinstance(checker, Mapping):
-        yield '`checker` must be an object such as {"kind": "contains", "all": ["x"]}'
-        return
-    kind = checker.get("kind")
-    if kind not in _CHECKERS:
-        said = "has no `kind`" if kind is None else f"has the unknown kind `{str(kind)[:40]}`"
-        yield f"`checker` {said}; {like(str(kind or ''), [*_CHECKERS])}"
-        return
-    needed, allowed = _CHECKERS[str(kind)]
-    known = {**needed, **allowed}
-    faults = []
-    for name, wanted in known.items():
-        if name in checker and (words := _wanted(checker[name], wanted)) is not None:
-            faults.append(f"`checker.{name}` must be {words}")
-        elif name in needed and name not in checker:
-            faults.append(f"`checker` of kind `{kind}` lacks `{name}`: {wanted.__metadata__[0].description}")
-    unknown = [name for name in checker if name not in ("kind", *known)]
-    faults += [f"`checker` of kind `{kind}` has no `{name[:40]}`; {like(name, ['kind', *known])}" for name in unknown]
-    if kind == "choice" and not faults:
-        given = {one.casefold() for one in checker["options"]}
-        faults += [] if str(checker["answer"]).casefold() in given else ["`checker.answer` is none of its options"]
-    if kind == "cases" and not checker.get("cases") and not checker.get("raises"):
-        faults.append("`checker` of kind `cases` has neither `cases` nor `raises`")
-    yield from faults
 
 
 class TaskDefaults(TypedDict, total=False):
