@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.load_shapes import Conversation, burst, run_conversations, run_together, scheduled, steady
+from skep.bench.load_shapes import Conversation, run_conversations, run_together, scheduled, steady
 from skep.bench.request import BenchTask, Sender, body_of
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
@@ -55,7 +55,7 @@ def indexes(rows):
 
 def test_a_burst_is_there_all_at_once():
     with FakeEngine(slots=24, ttft_ms=50) as engine:
-        rows = run(engine, lambda sender, took: burst(sender, took, tasks(24)))
+        rows = run(engine, lambda sender, took: steady(sender, took, tasks(24), 24))
         assert engine.state()["max_inside"] == 24
     assert indexes(rows) == list(range(24))
     assert max(row.started_s for row in rows) < min(row.ended_s for row in rows)
@@ -193,7 +193,7 @@ def test_connections_that_the_server_closed_meanwhile_are_made_again_unseen():
             await asyncio.to_thread(engine.wait_for, connections_open=0)
             while " 0 open" not in repr(sender.pool):  # it is closed there before that is seen here
                 await asyncio.sleep(0.001)
-            await burst(sender, took, tasks(8))
+            await steady(sender, took, tasks(8), 8)
 
         rows = run(engine, load, ready=8)
         assert engine.state()["requests"] == 8
@@ -204,7 +204,7 @@ def test_a_request_that_the_server_drops_is_a_failed_one_and_not_made_twice():
     """Prepared connections are fresh: one that is closed on a request is no stale one, and the engine fails visibly."""
     with FakeEngine(slots=8) as engine:
         engine.fault(kind="close-first", times=1)
-        rows = run(engine, lambda sender, took: burst(sender, took, tasks(4)), ready=4)
+        rows = run(engine, lambda sender, took: steady(sender, took, tasks(4), 4), ready=4)
         assert engine.state()["requests"] == 4
     assert [row.error_kind for row in rows].count("closed") == 1
 
@@ -237,7 +237,7 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
                 took(row)
                 first.set()
 
-            work = asyncio.create_task(burst(sender, on_row, tasks(100)))
+            work = asyncio.create_task(steady(sender, on_row, tasks(100), 100))
             await asyncio.to_thread(engine.wait_for, requests=100)
             engine.wait_for(running=0)  # blocks the loop: every answer lies in the kernel when it goes on
             await first.wait()

@@ -1,6 +1,6 @@
 """Shapes of load: who sends when. Each runs one level once and hands every row on as it ends.
 
-*burst* sends all at once and waits for all; *steady* keeps a number in flight; *open* follows a schedule, whatever the
+*steady* keeps a number in flight; *open* follows a schedule, whatever the
 server does; *talks* are agents in conversation, whose context grows by the answers they got.
 """
 
@@ -42,11 +42,6 @@ async def _kept(sender: Sender) -> AsyncIterator[None]:
     except BaseException:
         sender.flush_rows()
         raise
-
-
-async def burst(sender: Sender, on_row: OnRow, tasks: Sequence[BenchTask]) -> None:
-    """All at once; ends with the last."""
-    await steady(sender, on_row, tasks, len(tasks))
 
 
 async def steady(

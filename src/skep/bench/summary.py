@@ -223,14 +223,21 @@ def _speeds(rows: Sequence[Request]) -> list[float]:
     return [row.output_tokens / (row.ended_s - row.started_s) for row in rows if row.ok and row.output_tokens]
 
 
+def _facts(
+    name: str, facts: Sequence[LevelFact], rows: Sequence[Request]
+) -> dict[int, list[tuple[int, Mapping[str, Any]]]]:
+    """Return the facts of that name by level, each with its run, of the runs that are counted."""
+    kept = {(row.level, row.repeat) for row in rows}
+    found: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
+    for fact in facts:
+        if fact.name == name and (fact.level, fact.repeat) in kept:
+            found.setdefault(fact.level, []).append((fact.repeat, fact.fact))
+    return found
+
+
 def _counters(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, dict[str, float]]:
     """Over the runs of a level that are counted: totals summed, means averaged."""
-    kept = {(row.level, row.repeat) for row in rows}
-    found: dict[int, list[Mapping[str, float]]] = {}
-    for fact in facts:
-        if fact.name == "counters" and (fact.level, fact.repeat) in kept:
-            found.setdefault(fact.level, []).append(fact.fact)
-    return {level: _combined(some) for level, some in found.items()}
+    return {level: _combined([fact for _, fact in some]) for level, some in _facts("counters", facts, rows).items()}
 
 
 def _combined(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -256,24 +263,19 @@ def _latest(level: LevelSummary, late: Mapping[Key, float]) -> float | None:
 
 def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, Energy]:
     """Over the runs of a level; tokens are those of the same runs."""
-    drawn: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
-    kept = {(row.level, row.repeat) for row in rows}
-    for fact in facts:
-        if fact.name == "energy" and (fact.level, fact.repeat) in kept:
-            drawn.setdefault(fact.level, []).append((fact.repeat, fact.fact))
     found: dict[int, Energy] = {}
-    for level, some in drawn.items():
-        repeats = {repeat for repeat, _ in some}
+    for level, runs in _facts("energy", facts, rows).items():
+        some, repeats = [fact for _, fact in runs], {repeat for repeat, _ in runs}
         tokens = sum(row.output_tokens or 0 for row in rows if row.level == level and row.repeat in repeats and row.ok)
-        joules, seconds = sum(fact["joules"] for _, fact in some), sum(fact["seconds"] for _, fact in some)
+        joules, seconds = sum(fact["joules"] for fact in some), sum(fact["seconds"] for fact in some)
         found[level] = Energy(
             joules=joules,
             seconds=seconds,
             joules_per_token=joules / tokens if tokens else None,
             mean_w=joules / seconds if seconds else 0.0,
-            max_w=max(fact["max_w"] for _, fact in some),
-            throttled=tuple(sorted({reason for _, fact in some for reason in fact.get("throttled", ())})),
-            source=str(some[0][1].get("source", "NVML")),
+            max_w=max(fact["max_w"] for fact in some),
+            throttled=tuple(sorted({reason for fact in some for reason in fact.get("throttled", ())})),
+            source=str(some[0].get("source", "NVML")),
         )
     return found
 

@@ -107,16 +107,14 @@ def bank_of(options: QualityOptions, plan: TrialPlan) -> Bank:
 
 
 async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> QualitySummary:
-    if missing := missing_packages(bank.items):
-        hint = "pip install 'skep[quality]'"
-        raise UserError(f"answers may use what is not installed: {', '.join(missing)}", hint=hint)
+    need_packages(missing_packages(bank.items))
     sandbox = open_sandbox() if needs_sandbox(bank.items) else None
     try:
         endpoint = await target.find()
         simulated = " (simulated)" if endpoint.simulated else ""
         note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
         note(*outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available))
-        meter, told = meter_for(endpoint), QualityOutput(plan, bank)
+        meter, told = meter_for(endpoint), level_notes(plan, bank)
         with open_store(user_paths(os.environ).store) as store, trial_view() as show:
             return await run_trial(
                 plan, bank, endpoint, store, read_host(), Judge(sandbox), show, on_level=told, meter=meter
@@ -136,30 +134,21 @@ def headline(plan: TrialPlan, bank: Bank) -> str:
     )
 
 
-class QualityOutput:
-    """Says after each level what was found; after the first also what it takes, by the verdicts that changed there."""
+def level_notes(plan: TrialPlan, bank: Bank) -> Callable[[QualitySummary], None]:
+    """Say after each level what was found; after the first also what it takes, by the verdicts that changed there."""
+    said: set[str] = set()
 
-    def __init__(self, plan: TrialPlan, bank: Bank) -> None:
-        self._plan = plan
-        self._bank = bank
-        self._printed_needs = False
-
-    def __call__(self, summary: QualitySummary) -> None:
+    def show(summary: QualitySummary) -> None:
         if not summary.levels:
             return
         level = summary.levels[-1]
         note(f"C={level.concurrency}: {claim_words(level, summary.delta)}")
-        goes_on = level.claim is Claim.HOLDS and level.concurrency != self._plan.levels[-1]
-        if goes_on and not self._printed_needs:
-            self._printed_needs = True
-            expected = outlook(
-                len(self._bank.items),
-                self._plan.delta,
-                self._plan.repeats,
-                seen=level,
-                available=self._bank.available,
-            )
-            note(*expected)
+        goes_on = level.claim is Claim.HOLDS and level.concurrency != plan.levels[-1]
+        if goes_on and "needs" not in said:
+            said.add("needs")
+            note(*outlook(len(bank.items), plan.delta, plan.repeats, seen=level, available=bank.available))
+
+    return show
 
 
 def late_levels(run_id: str) -> list[str]:

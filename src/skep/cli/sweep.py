@@ -42,7 +42,7 @@ from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import TokenCalibration
 from skep.workload.items import workload_fingerprint
 from skep.workload.mix import TrafficClass, parse_classes, with_agents
-from skep.workload.traces import TraceItem, read_trace
+from skep.workload.traces import read_trace
 
 MOST_TASKS = 100_000
 
@@ -266,7 +266,8 @@ def run_classes_command(options: ClassesOptions) -> None:
 
 
 def run_replay_command(options: ReplayOptions) -> None:
-    items, seed = read_items(options.trace, options.speed, options.limit), seed_of(options.seed)
+    items = read_trace(text_of(options.trace).splitlines(), speed=options.speed, limit=options.limit)
+    seed = seed_of(options.seed)
     name, speed, max_tokens = options.trace.name, options.speed, options.max_tokens
     config = {"trace": name, "requests": len(items), "speed": speed, "max_tokens": max_tokens, "seed": seed}
 
@@ -302,10 +303,6 @@ def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
     if agents is None and any(one.share is not None for one in classes):
         raise UserError(f"`{path}` gives shares of agents", hint="say how many there are in all with --agents")
     return classes if agents is None else with_agents(classes, agents)
-
-
-def read_items(path: Path, speed: float, limit: int | None) -> tuple[TraceItem, ...]:
-    return read_trace(text_of(path).splitlines(), speed=speed, limit=limit)
 
 
 async def _measure_timed(

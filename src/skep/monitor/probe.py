@@ -169,27 +169,19 @@ class FreshPrompts:
     def __init__(self, tokens: int, nonce: str, lengths: Lengths) -> None:
         self._tokens = tokens
         self._rng = Random(nonce)
-        self._lengths = lengths
+        self.lengths = lengths
 
     def next(self) -> Prompt:
         """Return a prompt of the length asked for, or the shortest possible one."""
-        known = self._lengths.calibration
+        known = self.lengths.calibration
         fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / known.chars_per_token + known.overhead_tokens)
         return next(
             coding_prompts(
                 self._rng,
                 tokens=max(self._tokens, fewest),
-                chars_per_token=known.chars_per_token,
-                overhead_tokens=known.overhead_tokens,
+                **known.lengths,
             )
         )
-
-    def learn(self, prompt: Prompt, tokens: int | None) -> None:
-        self._lengths.learn(prompt, tokens)
-
-
-def task_of(prompt: Prompt, index: int, max_tokens: int, *, fixed_output: bool) -> BenchTask:
-    return BenchTask(1, 0, index, prompt.kind, messages(prompt), max_tokens, fixed_output=fixed_output)
 
 
 FIND_S = 10.0  # to tell which models it serves
@@ -340,14 +332,16 @@ class _ProbeRun:
     async def _timed(self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int) -> None:
         tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
         prompts = [self._prompts.next() for _ in range(concurrency)]
-        tasks = [task_of(one, place, tokens, fixed_output=self._fixed) for place, one in enumerate(prompts)]
+        tasks = [
+            BenchTask(1, 0, place, one.kind, messages(one), tokens, self._fixed) for place, one in enumerate(prompts)
+        ]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
         rows = [row for row, _ in await asyncio.gather(*(sender.ask(task) for task in tasks))]
         self._count(rows)
         self._found.samples.append(sample_of(rows, at, heat, shape, concurrency))
         for prompt, row in zip(prompts, rows, strict=True):
-            self._prompts.learn(prompt, row.prompt_tokens)
+            self._prompts.lengths.learn(prompt, row.prompt_tokens)
             self._thinks = self._thinks or bool(row.reasoning)
         _stop_at_fault(rows)
 

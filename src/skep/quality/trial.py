@@ -141,9 +141,9 @@ class _QualityTrial:
         self._cold = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8))
         self._verdicts: list[Verdict] = []
         self._began = time.monotonic()
-        self._block = (0.0, 0)  # when the one under way began, and how many of it have ended
+        self._block_began = 0.0  # the one under way
         self._last_load = (0, 0, 0)  # level, failed and all requests of the last block under load
-        self._spent: dict[int, tuple[int, float]] = {}  # by width: requests and seconds, of this level
+        self._spent_s = 0.0  # in whole blocks of this level
 
     async def run(self) -> None:
         self._began = time.monotonic()
@@ -175,7 +175,7 @@ class _QualityTrial:
         """All rounds of a level. False: the budget ended it after a block."""
         is_first = level == self._plan.levels[0]
         arms = 3 if is_first else 2
-        self._spent.clear()
+        self._spent_s = 0.0
         total = arms * self._plan.repeats * len(self._items)
         self._session.now = replace(self._session.now, stage="asking", level=level, done=0, total=total)
         blocks = blocks_of(len(self._items), level)
@@ -199,12 +199,9 @@ class _QualityTrial:
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=one.arm)
         tasks = [self._task(one, index) for index in range(begin, end)]
-        began = time.monotonic()
-        self._block = (began, 0)
-        rows, _ = await self._session.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._took)
-        self._block = (began, 0)
-        count, seconds = self._spent.get(one.level, (0, 0.0))
-        self._spent[one.level] = (count + len(rows), seconds + time.monotonic() - began)
+        self._block_began = time.monotonic()
+        rows, _ = await self._session.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._session.took)
+        self._spent_s += time.monotonic() - self._block_began
         self._recording.check()
         failed = sum(not row.ok for row in rows)
         if one.arm == LOAD:
@@ -261,18 +258,13 @@ class _QualityTrial:
         why = f"the budget of {budget} ended at C={level} after {items} of {len(self._items)} items{repeat}"
         self._recording.found(LevelFact(level, 0, CUT_SHORT, {"why": why}))
 
-    def _took(self, row: Request) -> None:
-        self._block = (self._block[0], self._block[1] + 1)
-        self._session.took(row)
-
     def _outlook(self) -> dict[str, float | None]:
         """Return the time left of this level, by what its requests took so far: rough until every width was tried."""
-        now, (begun, ended) = self._session.now, self._block
-        asked = ended + sum(count for count, _ in self._spent.values())
-        if now.stage != "asking" or not asked:
+        now = self._session.now
+        if now.stage != "asking" or not now.done:
             return {}
-        spent = sum(seconds for _, seconds in self._spent.values()) + (time.monotonic() - begun if ended else 0.0)
-        return {"left_s": spent / asked * (now.total - now.done)}
+        spent_s = self._spent_s + time.monotonic() - self._block_began
+        return {"left_s": spent_s / now.done * (now.total - now.done)}
 
 
 MOST_REPEATS = 10  # that anybody is told to make

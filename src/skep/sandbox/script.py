@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -60,53 +60,41 @@ class ScriptResult:
 
 
 def pack_order(script: SandboxScript, limits: SandboxLimits) -> bytes:
-    head = {
-        "argv": script.argv,
-        "names": list(script.files),
-        "packages": script.packages,
-        "limits": asdict(limits),
-    }
-    return _pack(head, [script.stdin, *script.files.values()])
+    return _pack({"script": asdict(script), "limits": asdict(limits)})
 
 
 def unpack_order(read: Read) -> tuple[SandboxScript, SandboxLimits]:
-    head, (stdin, *contents) = _unpack(read)
-    files = dict(zip(head["names"], contents, strict=True))
-    return SandboxScript(tuple(head["argv"]), files, stdin, packages=head["packages"]), SandboxLimits(**head["limits"])
+    told = _unpack(read)
+    argv, files, stdin, packages = told["script"].values()
+    contents = {name: _bytes(data) for name, data in files.items()}
+    return SandboxScript(tuple(argv), contents, _bytes(stdin), packages), SandboxLimits(**told["limits"])
 
 
 def pack_result(result: ScriptResult | str) -> bytes:
     """A text instead of a result says why the script was never started."""
-    if isinstance(result, str):
-        return _pack({"failure": result}, [])
-    head = {
-        "ending": result.ending.value,
-        "exit_code": result.exit_code,
-        "signal": result.signal,
-        "seconds": result.seconds,
-    }
-    return _pack(head, [result.stdout, result.stderr])
+    return _pack({"failure": result} if isinstance(result, str) else asdict(result))
 
 
 def unpack_result(read: Read) -> ScriptResult | str:
-    head, blobs = _unpack(read)
-    if "ending" not in head:
-        return str(head["failure"])
-    stdout, stderr = blobs
-    return ScriptResult(
-        ScriptEnding(head["ending"]), head["exit_code"], head["signal"], stdout, stderr, head["seconds"]
-    )
+    told = _unpack(read)
+    if "failure" in told:
+        return str(told["failure"])
+    stdout, stderr = _bytes(told["stdout"]), _bytes(told["stderr"])
+    return ScriptResult(**{**told, "ending": ScriptEnding(told["ending"]), "stdout": stdout, "stderr": stderr})
 
 
-def _pack(head: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
-    """Write the length of a JSON head, the head, and the blobs whose lengths the head tells."""
-    text = json.dumps({**head, "blobs": [len(blob) for blob in blobs]}).encode()
-    return b"".join((LENGTH.pack(len(text)), text, *blobs))
+def _pack(document: dict[str, Any]) -> bytes:
+    """Write the length of a JSON document and the document; a byte of a value is a character of its text."""
+    text = json.dumps(document, default=lambda one: one.value if isinstance(one, Enum) else one.decode("latin-1"))
+    return LENGTH.pack(len(text)) + text.encode()
 
 
-def _unpack(read: Read) -> tuple[dict[str, Any], list[bytes]]:
-    head = json.loads(read(LENGTH.unpack(read(LENGTH.size))[0]))
-    return head, [read(length) for length in head["blobs"]]
+def _unpack(read: Read) -> dict[str, Any]:
+    return dict(json.loads(read(LENGTH.unpack(read(LENGTH.size))[0])))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1")
 
 
 def exactly(receive: Read) -> Read:
