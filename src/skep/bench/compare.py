@@ -16,14 +16,16 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
+from skep.bench.stored_run import JUDGED, TIMED
 from skep.bench.summary import summarise
 from skep.bench.sweep import Sweep, SweepPlan, SweepProgress, run_fingerprint
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import HostFacts
+from skep.errors import UserError
 from skep.stats.percentiles import paired_ratio_interval, percentile
 from skep.stats.versus import Judgement, judge
 from skep.store.database import Store
-from skep.store.records import Request
+from skep.store.records import Request, StoredRun
 from skep.units import Interval
 
 Figure = Callable[[Sequence[Request], int], float | None]
@@ -91,6 +93,19 @@ METRICS: tuple[ComparedMetric, ...] = (
         lambda level: level.tpot_ms.p50 if level.tpot_ms else None,
     ),
 )
+
+
+def check_kinds(a: StoredRun, b: StoredRun) -> None:
+    """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
+    for run in (a, b):
+        if run.kind in JUDGED:
+            hint = f"`skep report {a.id} {b.id}` puts two mixed runs side by side; a quality run has its own test in it"
+            raise UserError(f"`{run.id}` ({run.kind}) is about answers, not about levels of speed", hint=hint)
+    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
+        raise UserError(f"`{a.id}` is of the kind {a.kind}, `{b.id}` {b.kind}", hint="compare runs of one kind")
+    if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
+        rates = [", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)]
+        raise UserError(f"the rates differ: {rates[0]} and {rates[1]}", hint="measure both with the same --rate")
 
 
 def compare(a: ComparedRun, b: ComparedRun, *, paired: bool = False, confidence: float = 0.95) -> list[Comparison]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from skep.bench.compare import ABResult, ComparedRun, compare, is_higher_better, loss, regressions, run_ab
+from skep.bench.compare import ABResult, ComparedRun, check_kinds, compare, is_higher_better, loss, regressions, run_ab
 from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix
 from skep.bench.records import Comparison, SweepSummary
-from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
+from skep.bench.stored_run import JUDGED, OF_A_TUNING, load_run
 from skep.bench.sweep import SweepPlan, SweepProgress
 from skep.cli.bench import ABOptions, CompareOptions, WorkloadOptions
 from skep.cli.bench_common import (
@@ -77,7 +77,7 @@ def run_compare_command(options: CompareOptions) -> int:
     note(*(f"warning: {line}" for line in differences(run_a, run_b)))
     outcome = CompareResult(found, regressions(*sides, allowed), allowed)
     if options.output is not None:
-        write_page([(run_a, summary_a), (run_b, summary_b)], outcome, options.output)
+        write_page([(run_a, summary_a), (run_b, summary_b)], options.output, found, outcome.words)
     return tell(outcome, (run_a.id, run_b.id), as_json=options.as_json)
 
 
@@ -109,19 +109,6 @@ def check_lengths(a: StoredRun, b: StoredRun) -> None:
         raise UserError(
             f"the lengths differ: {told}", hint="measure both with the same lengths, or add --anyway to go on"
         )
-
-
-def check_kinds(a: StoredRun, b: StoredRun) -> None:
-    """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
-    for run in (a, b):
-        if run.kind in JUDGED:
-            hint = f"`skep report {a.id} {b.id}` puts two mixed runs side by side; a quality run has its own test in it"
-            raise UserError(f"`{run.id}` ({run.kind}) is about answers, not about levels of speed", hint=hint)
-    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
-        raise UserError(f"`{a.id}` is of the kind {a.kind}, `{b.id}` {b.kind}", hint="compare runs of one kind")
-    if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
-        rates = [", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)]
-        raise UserError(f"the rates differ: {rates[0]} and {rates[1]}", hint="measure both with the same --rate")
 
 
 def run_ab_command(options: ABOptions) -> int:
@@ -306,14 +293,13 @@ def _shown(value: Any) -> str:
     return str(value) if isinstance(value, int | float | str) else "those of its own"
 
 
-def write_page(entries: list[tuple[StoredRun, SweepSummary]], outcome: CompareResult, output: Path) -> None:
+def write_page(
+    entries: list[tuple[StoredRun, SweepSummary]], output: Path, found: Sequence[Comparison] = (), verdict: str = ""
+) -> None:
     from skep.report.comparison import comparison_page, comparison_picture
 
-    if output.suffix == ".svg":
-        text = comparison_picture(entries)
-    else:
-        text = comparison_page(entries, outcome.found, verdict=outcome.words)
-    write_whole(output, text)
+    is_picture = output.suffix == ".svg"
+    write_whole(output, comparison_picture(entries) if is_picture else comparison_page(entries, found, verdict=verdict))
     note(f"written to {output}")
 
 
@@ -419,31 +405,21 @@ async def _measured(plan: SweepPlan, config: MatrixConfig) -> SweepSummary:
 
 
 def _stored(name: str) -> SweepSummary:
-    return _loaded(name)[1]
-
-
-def _loaded(name: str) -> tuple[StoredRun, SweepSummary]:
     with existing() as store:
-        run, summary, _ = load_run(store, name)
-    return run, summary
+        return load_run(store, name)[1]
 
 
 def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: Path) -> None:
     if output.suffix in (".md", ".csv"):
         write_whole(output, "\n".join(one.markdown() if output.suffix == ".md" else one.csv() for one in tables))
-    else:
-        from skep.report.comparison import comparison_page, comparison_picture
-
-        entries = [
-            (replace(_loaded(cell.summary.run_id)[0], model=cell.config.name), cell.summary)
-            for cell in cells
-            if cell.summary is not None
-        ]
-        if not entries:
-            raise UserError("nothing was measured, so there is no picture", hint="write .md: it has the reasons")
-        text = comparison_picture(entries) if output.suffix == ".svg" else comparison_page(entries)
-        write_whole(output, text)
-    note(f"written to {output}")
+        note(f"written to {output}")
+        return
+    measured = [(cell.config.name, cell.summary) for cell in cells if cell.summary is not None]
+    if not measured:
+        raise UserError("nothing was measured, so there is no picture", hint="write .md: it has the reasons")
+    with existing() as store:
+        entries = [(replace(store.run(summary.run_id), model=name), summary) for name, summary in measured]
+    write_page(entries, output)
 
 
 def _cell_json(cell: MatrixResult) -> dict[str, Any]:

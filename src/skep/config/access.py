@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -97,3 +98,19 @@ def _state_of(path: Path) -> _FileState:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def host_of(given: str) -> str:
+    """Return the name in a `Host` header, without its port and brackets."""
+    try:
+        return urlsplit(f"//{given}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_same_origin(origin: str, host: str) -> bool:
+    """Return whether an `Origin` header names the host that was asked."""
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
@@ -17,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from skep.config.access import AcceptedKeys, answer_while
+from skep.config.access import AcceptedKeys, answer_while, host_of, is_same_origin
 from skep.config.keys import given_keys, keys_path
 from skep.errors import UserError
 from skep.mcp_server.context import ServerContext
@@ -57,9 +56,9 @@ class AccessCheck:
 
     def _refusal(self, headers: Headers) -> Response | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._hosts is not None and _name_of(f"//{host}") not in self._hosts:
+        if self._hosts is not None and host_of(host) not in self._hosts:
             return _said(421, f"this server does not answer to the name {host[:100]!r}")
-        if origin is not None and not _same(origin, host):
+        if origin is not None and not is_same_origin(origin, host):
             return _said(403, "pages of other sites may not speak with this server")
         return None
 
@@ -102,17 +101,3 @@ def _keys(place: ServerContext, host: str) -> AcceptedKeys | None:
 def _said(status: int, message: str) -> Response:
     headers = {"www-authenticate": "Bearer"} if status == 401 else None
     return Response(json.dumps({"error": {"message": message}}), status, headers, "application/json")
-
-
-def _name_of(address: str) -> str:
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _same(origin: str, host: str) -> bool:
-    try:
-        return urlsplit(origin).netloc.lower() == host.lower()
-    except ValueError:
-        return False

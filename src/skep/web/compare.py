@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.compare import ComparedRun, compare
+from skep.bench.compare import ComparedRun, check_kinds, compare
 from skep.bench.records import Comparison
-from skep.bench.stored_run import JUDGED, TIMED, check_drawn_together, load_run
+from skep.bench.stored_run import JUDGED, check_drawn_together, load_run
 from skep.errors import UserError
 from skep.monitor.compare import TargetComparison, TargetComparisonRow, compare_targets
 from skep.monitor.history import SeriesHistory, history_of
@@ -64,12 +64,11 @@ def found_runs(store: Store | None, ids: Sequence[str]) -> list[StoredRun]:
 
 def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
     """Of the second against the first; empty where their levels are not of one kind, or there are more than two."""
-    if len(runs) != 2 or any(run.kind in JUDGED for run in runs):
+    if len(runs) != 2:
         return []
-    a, b = runs
-    if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
-        return []
-    if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
+    try:
+        check_kinds(*runs)
+    except UserError:
         return []
     sides = [ComparedRun(summary, rows) for _, summary, rows in (load_run(store, run.id) for run in runs)]
     return compare(*sides)
@@ -301,26 +300,21 @@ def routes(site: Site) -> list[BaseRoute]:
                 return _runs_page(site, store, names)
             return _targets_page(site, store, read_query(request.query_params, site.clock()))
 
-    def as_json(request: Request) -> Response:
+    def as_file(request: Request) -> Response:
+        is_csv = request.url.path.endswith(".csv")
         with site.store() as store:
             if names := request.query_params.get("runs"):
                 runs = found_runs(store, runs_named(names))
                 assert store is not None
+                if is_csv:
+                    return csv_records("compare", COMPARISON_COLUMNS, comparisons_of(store, runs))
                 return json_answer(runs_document(site, store, runs))
             asked = _asked(store, read_query(request.query_params, site.clock()))
+            if is_csv:
+                return csv_answer("compare", TARGET_CSV_COLUMNS, target_rows(site, store, asked) if store else ())
             return json_answer(document(site, store, asked) if store else {"targets": [], "pairs": []})
 
-    def as_csv(request: Request) -> Response:
-        with site.store() as store:
-            if names := request.query_params.get("runs"):
-                runs = found_runs(store, runs_named(names))
-                assert store is not None
-                return csv_records("compare", COMPARISON_COLUMNS, comparisons_of(store, runs))
-            asked = _asked(store, read_query(request.query_params, site.clock()))
-            rows = list(target_rows(site, store, asked)) if store else []
-        return csv_answer("compare", TARGET_CSV_COLUMNS, rows)
-
-    return [Route("/compare", show), Route("/api/compare.json", as_json), Route("/api/compare.csv", as_csv)]
+    return [Route("/compare", show), Route("/api/compare.json", as_file), Route("/api/compare.csv", as_file)]
 
 
 def _asked(store: Store | None, asked: HistoryQuery) -> HistoryQuery:
@@ -345,23 +339,18 @@ def _targets_page(site: Site, store: Store | None, asked: HistoryQuery) -> Respo
     title = f"Compare {', '.join(others)} and {last}" if others else "Compare"
     series = [(series_of(key), in_words(key)) for key in kinds(store, full)]
     frame = page(site, "compare.html", title=title, runs=(), asked=full, known=known, series=series)
-    return streamed(site, frame, _parts(site, full))
-
-
-def _parts(site: Site, asked: HistoryQuery) -> Iterator[str]:
-    with site.store() as store:
-        if store is not None:
-            yield from parts(site, store, asked)
+    return streamed(site, frame, _with_store(site, lambda store: parts(site, store, full)))
 
 
 def _runs_page(site: Site, store: Store | None, names: str) -> Response:
     ids = runs_named(names)
     runs = found_runs(store, ids)
     frame = page(site, "compare.html", title=f"Compare {len(runs)} runs", runs=ids, asked=None)
-    return streamed(site, frame, _run_parts(site, ids))
+    return streamed(site, frame, _with_store(site, lambda store: runs_parts(site, store, found_runs(store, ids))))
 
 
-def _run_parts(site: Site, ids: Sequence[str]) -> Iterator[str]:
+def _with_store(site: Site, make: Callable[[Store], Iterator[str]]) -> Iterator[str]:
+    """Open the store anew: the parts of a page are made once its frame was sent."""
     with site.store() as store:
         if store is not None:
-            yield from runs_parts(site, store, found_runs(store, ids))
+            yield from make(store)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from skep.config.access import answer_while
+from skep.config.access import answer_while, host_of, is_same_origin
 from skep.errors import SkepError, UserError
 from skep.web.auth import Authenticator, source_of
 from skep.web.context import Site
@@ -137,23 +137,12 @@ def _is_open(request: Request) -> bool:
     return bool(request.scope["path"].startswith(OPEN_PATHS))
 
 
-def host_of(given: str) -> str:
-    """Return the name in a `Host` header, without its port and brackets."""
-    try:
-        return urlsplit(f"//{given}").hostname or ""
-    except ValueError:
-        return ""
-
-
 def same_origin(headers: Headers) -> bool:
     """Return whether a form was sent by a page of this site. Browsers always say where a form comes from."""
     origin, host = headers.get("origin"), headers.get("host")
     if not origin or not host or headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False
-    try:
-        return urlsplit(origin).netloc.lower() == host.lower()
-    except ValueError:
-        return False
+    return is_same_origin(origin, host)
 
 
 def as_error(status: int, detail: str) -> UserError:

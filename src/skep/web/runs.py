@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -45,11 +45,9 @@ class RunsQuery:
     sort: str = ""  # "best": by effective tok/s
 
     def query(self, **changed: Any) -> str:
-        asked = replace(self, **changed)
-        told = (("kind", asked.kind), ("model", asked.model), ("state", asked.state), ("simulated", asked.simulated),
-                ("q", asked.text), ("sort", asked.sort),
-                ("page", "" if asked.page == 1 else str(asked.page)))  # fmt: skip
-        return urlencode([(name, value) for name, value in told if value])
+        told = {**asdict(self), **changed}
+        told = {**told, "q": told.pop("text"), "page": "" if told["page"] == 1 else told["page"]}
+        return urlencode({name: value for name, value in told.items() if value != ""})
 
     def address(self, **changed: Any) -> str:
         query = self.query(**changed)
@@ -96,7 +94,7 @@ def read_query(query: QueryParams) -> RunsQuery:
     if sort not in SORTS:
         raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
     return RunsQuery(query.get("kind", ""), query.get("model", ""), state, simulated, query.get("q", "").strip()[:200],
-                 _page(query.get("page", "")), sort)  # fmt: skip
+                 0 if query.get("page") == "all" else _page(query), sort)  # fmt: skip
 
 
 def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, RunFigures] | None = None) -> RunListing:
@@ -129,12 +127,10 @@ class RequestsQuery:
 
 
 def read_requests_query(run_id: str, query: QueryParams) -> RequestsQuery:
-    said, page = query.get("level", ""), query.get("page", "1")
+    said = query.get("level", "")
     if said and not said.isdecimal():
         raise UserError(f"`level={said}` is no level", hint="levels are numbers, as in level=4")
-    if not page.isdecimal() or int(page[:9]) < 1:
-        raise UserError(f"`page={page}` is no page", hint="pages count from 1")
-    return RequestsQuery(run_id, int(said[:9]) if said else None, query.get("failed") == "yes", int(page[:9]))
+    return RequestsQuery(run_id, int(said[:9]) if said else None, query.get("failed") == "yes", _page(query))
 
 
 def where_of(run: StoredRun) -> str:
@@ -178,12 +174,11 @@ def _rank(run: StoredRun, figures: RunFigures | None) -> tuple[bool, bool, float
     return best is None, run.simulated, -(best or 0.0)
 
 
-def _page(said: str) -> int:
-    if said == "all":
-        return 0
-    if said and (not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8):
+def _page(query: QueryParams) -> int:
+    said = query.get("page") or "1"
+    if not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8:
         raise UserError(f"`page={said}` is no page", hint="pages count from 1")
-    return int(said[:9]) if said else 1
+    return int(said[:9])
 
 
 def _haystack(run: StoredRun) -> str:
