@@ -6,12 +6,12 @@ import json
 import socket
 import threading
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe import (
-    FreshPrompts,
     Lengths,
     ProbeMachine,
     TargetLoad,
@@ -132,8 +132,7 @@ def test_prompts_are_of_the_length_asked_for_in_the_targets_own_tokens(engine):
 
 
 def test_no_two_prompts_begin_alike_and_the_shortest_is_short():
-    lengths = Lengths()
-    texts = [FreshPrompts(tokens, f"probe {tokens}", lengths).next().text for tokens in (1, 30, 256, 257, 258)]
+    texts = [Lengths().fresh_prompt(Random(tokens), tokens).text for tokens in (1, 30, 256, 257, 258)]
     assert len({text[:7] for text in texts}) == 5
     assert len(texts[0]) < 200
 

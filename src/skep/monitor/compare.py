@@ -23,6 +23,7 @@ from skep.monitor.records import (
     ProbeTarget,
     SeriesKey,
     SeriesMetric,
+    one_line,
 )
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
@@ -139,7 +140,7 @@ def write_note(
     series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
 ) -> tuple[MonitorEvent, list[AroundEvent]]:
     """Store a note of one target, or of all; return it with what it has brought, where that can be told already."""
-    words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    words = one_line(text)
     if not words:
         raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
     if len(words) > LONGEST_NOTE:

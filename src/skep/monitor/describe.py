@@ -11,11 +11,6 @@ from skep.stats.versus import Judgement, SeriesComparison
 from skep.units import Interval, format_seconds
 
 CAUSES = (EventKind.VERSION, EventKind.NOTE, EventKind.RESTART)  # what may have changed a figure
-_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June",
-    "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
 _NAMES = {"cuda": "CUDA", "skep": "skep", "build": "the engine's build", "weights_bytes": "the size of the weights"}
 _TIMES = 1.5  # from such a ratio on, times are said instead of per cent
 
@@ -23,13 +18,12 @@ _TIMES = 1.5  # from such a ratio on, times are said instead of per cent
 def moment(at: float, zone: tzinfo | None = None) -> str:
     """ "Tuesday 3 November 03:00"."""
     local = datetime.fromtimestamp(at, zone)
-    return f"{_DAYS[local.weekday()]} {local.day} {_MONTHS[local.month - 1]} {local:%H:%M}"
+    return f"{local:%A} {local.day} {local:%B %H:%M}"
 
 
 def clock(at: float, zone: tzinfo | None = None) -> str:
     """ "Tuesday 03:00"."""
-    local = datetime.fromtimestamp(at, zone)
-    return f"{_DAYS[local.weekday()]} {local:%H:%M}"
+    return f"{datetime.fromtimestamp(at, zone):%A %H:%M}"
 
 
 def percent(ratio: float) -> str:

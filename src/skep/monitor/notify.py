@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from skep.config.monitor import Hook, Monitor, Shape, check_webhook
 from skep.errors import UserError
 from skep.monitor.quiet_hours import Notification, What
-from skep.monitor.records import Alert, AlertRule
+from skep.monitor.records import Alert, AlertRule, one_line
 from skep.monitor.status import alert_document
-from skep.units import format_seconds
+from skep.units import format_seconds, shortened
 from skep.wire.client import WireFailure
 from skep.wire.fetch import HttpResponse, fetch_once
 from skep.wire.retry import KINDS
@@ -61,9 +61,7 @@ class Secrets:
         """Return the text as one line of bounded length, without secrets and user names in URLs."""
         for value in self._values:
             text = text.replace(value, "***")
-        text = re.sub(r"(?<=://)[^/\s@]+@", "***@", text)
-        text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-        return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+        return shortened(one_line(re.sub(r"(?<=://)[^/\s@]+@", "***@", text)), MAX_TEXT)
 
     def scrubbed(self, alert: Alert) -> Alert:
         because = None if alert.closed_because is None else self.scrub(alert.closed_because)

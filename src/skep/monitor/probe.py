@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 from typing import Any, Protocol
@@ -162,26 +162,11 @@ class Lengths:
         self._counted.append((prompt.text, tokens))
         self.calibration = calibrate(self._counted)
 
-
-class FreshPrompts:
-    """Prompts that no cache has seen: each begins with a tag of its own. `nonce` differs at each probe."""
-
-    def __init__(self, tokens: int, nonce: str, lengths: Lengths) -> None:
-        self._tokens = tokens
-        self._rng = Random(nonce)
-        self.lengths = lengths
-
-    def next(self) -> Prompt:
-        """Return a prompt of the length asked for, or the shortest possible one."""
-        known = self.lengths.calibration
+    def fresh_prompt(self, rng: Random, tokens: int) -> Prompt:
+        """Return a prompt that no cache has seen, of the length asked for, or the shortest possible one."""
+        known = self.calibration
         fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / known.chars_per_token + known.overhead_tokens)
-        return next(
-            coding_prompts(
-                self._rng,
-                tokens=max(self._tokens, fewest),
-                **known.lengths,
-            )
-        )
+        return next(coding_prompts(rng, tokens=max(tokens, fewest), **known.lengths))
 
 
 FIND_S = 10.0  # to tell which models it serves
@@ -209,19 +194,6 @@ class ProbeMachine:
     meter: Callable[[], ProbeMeter | None] = open_meter
 
 
-@dataclass(slots=True)
-class _ProbeState:
-    """The results of a probe so far, kept where it fails later."""
-
-    endpoint: Endpoint | None = None
-    before: TargetLoad = field(default_factory=TargetLoad)
-    after: TargetLoad | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    host: dict[str, Any] = field(default_factory=dict)
-    samples: list[ProbeSample] = field(default_factory=list)
-    own_tokens: int | None = 0  # None: not all are known
-
-
 async def probe_target(
     target: ProbeTarget,
     *,
@@ -240,20 +212,19 @@ async def probe_target(
     `lengths`: what earlier probes of it have learnt, where they are remembered. `nonce`: of this probe alone.
     """
     started_at, began_s = clock(), time.monotonic()
-    found, fault = _ProbeState(versions={"skep": __version__}), None
-    prompts = FreshPrompts(target.prompt_tokens, nonce or secrets.token_hex(8), lengths or Lengths())
-    course = _ProbeRun(target, found, clock, prompts)
+    fault: ProbeFault | None = None
+    found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or Lengths())
     whole_s = FIND_S + WHOLE * target.timeout_s
     try:
         if target.key_env and not key:
             raise ProbeFailed(ProbeFault("auth", f"the variable `{target.key_env}` with its key is not set"))
         async with asyncio.timeout(whole_s):
-            await course.run(key, machine or ProbeMachine())
+            await found.run(key, machine or ProbeMachine())
     except TimeoutError:
         fault = ProbeFault("timeout", f"the whole probe was not done within {whole_s:g} s")
     except Exception as error:  # nothing that a target says may end the watch over it
         fault = fault_of(error).without(key)
-    running, waiting = other_requests(found.before, found.after or TargetLoad(), found.own_tokens)
+    running, waiting = other_requests(found.before, found.after, found.own_tokens)
     probe = Probe(
         target=target.name,
         era=era,
@@ -262,8 +233,7 @@ async def probe_target(
         started_at=started_at,
         ended_at=started_at + time.monotonic() - began_s,  # a clock that is set meanwhile does not bend it
         outcome=ProbeOutcome.DONE if fault is None else ProbeOutcome.FAILED,
-        error_kind=None if fault is None else fault.kind,
-        error=None if fault is None else fault.text,
+        **_told(fault),
         running=running,
         waiting=waiting,
         idle_s=idle_s,
@@ -272,40 +242,43 @@ async def probe_target(
         host=found.host,
         simulated=found.endpoint is not None and found.endpoint.simulated,
     )
-    return probe, [_without(sample, key) for sample in found.samples]
+    return probe, found.samples
 
 
-def _without(sample: ProbeSample, secret: str | None) -> ProbeSample:
-    if sample.error_kind is None or sample.error is None:
-        return sample
-    return replace(sample, error=ProbeFault(sample.error_kind, sample.error).without(secret).text)
+def _told(fault: ProbeFault | None) -> dict[str, Any]:
+    """Return what a probe or a sample says of a fault."""
+    return {} if fault is None else {"error_kind": fault.kind, "error": fault.text}
 
 
 class _ProbeRun:
-    def __init__(
-        self, target: ProbeTarget, found: _ProbeState, clock: Callable[[], float], prompts: FreshPrompts
-    ) -> None:
-        self._target = target
-        self._found = found
-        self._clock = clock
-        self._prompts = prompts
+    """The requests of a probe, and its results so far, which are kept where it fails later."""
+
+    def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random, lengths: Lengths) -> None:
+        self._target, self._clock, self._rng, self._lengths = target, clock, rng, lengths
+        self._key: str | None = None
         self._fixed = True
         self._thinks = False
+        self.endpoint: Endpoint | None = None
+        self.before, self.after = TargetLoad(), TargetLoad()
+        self.versions = {"skep": __version__}
+        self.host: dict[str, Any] = {}
+        self.samples: list[ProbeSample] = []
+        self.own_tokens: int | None = 0  # None: not all are known
 
     async def run(self, key: str | None, machine: ProbeMachine) -> None:
-        target, found = self._target, self._found
+        target, self._key = self._target, key
         endpoint = await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=FIND_S)
         if target.kind is TargetKind.GATEWAY:
             endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
-        found.endpoint = endpoint
+        self.endpoint = endpoint
         self._fixed = knows_fixed_output(target, endpoint)
         is_here = machine_of(target.url) == HERE
         nvidia = await asyncio.to_thread(machine.nvidia) if is_here else None
         meter = await asyncio.to_thread(machine.meter) if is_here else None
         pool = Pool(endpoint.origin, max_idle=max(4, target.concurrency))
         try:
-            found.versions = await read_versions(endpoint, pool, nvidia)
-            found.before = await read_load(pool, endpoint.headers)
+            self.versions = await read_versions(endpoint, pool, nvidia)
+            self.before = await read_load(pool, endpoint.headers)
             sender = Sender(endpoint, pool, time.monotonic(), timeout_s=target.timeout_s, keep_text=True)
             await self._runs(sender, meter)
             await self._after(pool, endpoint)
@@ -325,25 +298,23 @@ class _ProbeRun:
         if target.concurrency > 1:
             await self._timed(sender, Heat.HOT, ProbeShape.SHORT, target.concurrency)
         if meter is not None:
-            self._found.host |= _host_of(await asyncio.to_thread(meter.end))
+            self.host |= _host_of(await asyncio.to_thread(meter.end))
         if target.quality_items:
             await self._quality(sender)
 
     async def _timed(self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int) -> None:
         tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
-        prompts = [self._prompts.next() for _ in range(concurrency)]
+        prompts = [self._lengths.fresh_prompt(self._rng, self._target.prompt_tokens) for _ in range(concurrency)]
         tasks = [
             BenchTask(1, 0, place, one.kind, messages(one), tokens, self._fixed) for place, one in enumerate(prompts)
         ]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
         rows = [row for row, _ in await asyncio.gather(*(sender.ask(task) for task in tasks))]
-        self._count(rows)
-        self._found.samples.append(sample_of(rows, at, heat, shape, concurrency))
         for prompt, row in zip(prompts, rows, strict=True):
-            self._prompts.lengths.learn(prompt, row.prompt_tokens)
+            self._lengths.learn(prompt, row.prompt_tokens)
             self._thinks = self._thinks or bool(row.reasoning)
-        _stop_at_fault(rows)
+        self._keep(rows, sample_of(rows, at, heat, shape, concurrency))
 
     async def _quality(self, sender: Sender) -> None:
         """Small tasks with known answers, greedy, one after the other."""
@@ -355,38 +326,28 @@ class _ProbeRun:
             right += row.ok and read_check(item.checker, text)[0]
             if not row.ok:
                 break
-        self._count(rows)
-        fault = next((fault for row in rows if (fault := fault_of_row(row))), None)
-        self._found.samples.append(
-            ProbeSample(
-                at=at,
-                heat=Heat.HOT,
-                shape=ProbeShape.QUALITY,
-                concurrency=1,
-                quality=right / len(items) if fault is None else None,
-                output_tokens=_sum(row.output_tokens for row in rows),
-                prompt_tokens=_sum(row.prompt_tokens for row in rows),
-                error_kind=None if fault is None else fault.kind,
-                error=None if fault is None else fault.text,
-            )
-        )
-        _stop_at_fault(rows)
+        share = right / len(items) if first_fault(rows) is None else None
+        asked, answered = (_sum(getattr(row, name) for row in rows) for name in ("prompt_tokens", "output_tokens"))
+        sample = ProbeSample(at, Heat.HOT, ProbeShape.QUALITY, 1, quality=share, prompt_tokens=asked)
+        self._keep(rows, replace(sample, output_tokens=answered))
 
     def _drill(self, place: int, item: Item) -> BenchTask:
         room = item.max_tokens + (THINKING_TOKENS if self._thinks else 0)
         return BenchTask(1, 0, place, item.family, [dict(one) for one in item.messages], room)
 
-    def _count(self, rows: Sequence[Request]) -> None:
-        for row in rows:
-            known = self._found.own_tokens
-            unknown = known is None or row.output_tokens is None
-            self._found.own_tokens = None if unknown or known is None else known + (row.output_tokens or 0)
+    def _keep(self, rows: Sequence[Request], sample: ProbeSample) -> None:
+        """Keep the sample. The first fault ends the probe: a target that hangs is not waited for again and again."""
+        counts = [self.own_tokens, *(row.output_tokens for row in rows)]
+        self.own_tokens = None if None in counts else _sum(counts)
+        fault = first_fault(rows)
+        self.samples.append(replace(sample, **_told(fault and fault.without(self._key))))
+        if fault is not None:
+            raise ProbeFailed(fault)
 
     async def _after(self, pool: Pool, endpoint: Endpoint) -> None:
-        found = self._found
-        found.after = await read_load_after(pool, endpoint.headers)
-        told = {BEGAN_AT: found.after.process_began_at, TOKENS_TOTAL: found.after.tokens_total}
-        found.host |= {name: value for name, value in told.items() if value is not None}
+        self.after = await read_load_after(pool, endpoint.headers)
+        told = {BEGAN_AT: self.after.process_began_at, TOKENS_TOTAL: self.after.tokens_total}
+        self.host |= {name: value for name, value in told.items() if value is not None}
 
 
 def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape, concurrency: int) -> ProbeSample:
@@ -394,7 +355,6 @@ def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape,
 
     An answer of a few words has no speed: a model may end when it likes where it cannot be told to go on.
     """
-    fault = next((fault for row in rows if (fault := fault_of_row(row))), None)
     good = [row for row in rows if row.ok]
     whole = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
     gaps = [gap for row in whole if _came_bit_by_bit(row) and (gap := tpot_ms(row))]
@@ -413,8 +373,7 @@ def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape,
         ttft_ms=median(first) if first else None,
         prompt_tokens=_sum(row.prompt_tokens for row in good),
         output_tokens=tokens,
-        error_kind=None if fault is None else fault.kind,
-        error=None if fault is None else fault.text,
+        **_told(first_fault(rows)),
     )
 
 
@@ -428,12 +387,8 @@ def knows_fixed_output(target: ProbeTarget, endpoint: Endpoint) -> bool:
     return target.kind is not TargetKind.ENDPOINT or engine in _KNOWS_FIXED_OUTPUT or "build" in told
 
 
-def _stop_at_fault(rows: Sequence[Request]) -> None:
-    """The first fault ends the probe: a target that hangs is not waited for again and again."""
-    for row in rows:
-        fault = fault_of_row(row)
-        if fault is not None:
-            raise ProbeFailed(fault)
+def first_fault(rows: Sequence[Request]) -> ProbeFault | None:
+    return next((fault for row in rows if (fault := fault_of_row(row))), None)
 
 
 def _host_of(drawn: Mapping[str, Any] | None) -> dict[str, Any]:

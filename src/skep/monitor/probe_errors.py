@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from skep.errors import EndpointError, SkepError, UserError
-from skep.monitor.records import Probe
+from skep.monitor.records import Probe, one_line
 from skep.store.records import Request
 from skep.wire.client import WireFailure
 
@@ -82,5 +82,4 @@ def _kind_of_status(status: int) -> str:
 
 
 def _line(text: str) -> str:
-    """One line that a terminal can be shown: a server may say anything."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:LONGEST]
+    return one_line(text)[:LONGEST]

@@ -22,6 +22,11 @@ HOUR_S = 3600.0
 DAY_S = 86400.0
 
 
+def one_line(text: str) -> str:
+    """Return one line that a terminal can be shown: a server or a form may say anything."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
 class Heat(StrEnum):
     """COLD: the first request after a pause, which is kept too. SEEN: requests of others, as the gateway saw them."""
 

@@ -11,8 +11,8 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from sqlite3 import Connection, Row
 from typing import Self
 
@@ -61,11 +61,12 @@ _MARK = "gateway"
 _PUT_GATEWAY_MARK = "INSERT OR REPLACE INTO watermarks VALUES (?, ?)"
 # Of each request: whether a replica had it, whether it failed, its first byte and its speed where they can be told.
 _REQUESTS = f"""
-SELECT model, replica IS NOT NULL, outcome IN ('broken', 'refused') OR coalesce(status, 0) >= 500,
-    CASE WHEN told THEN first_byte_s * 1000 END,
+SELECT model, replica IS NOT NULL AS served,
+    outcome IN ('broken', 'refused') OR coalesce(status, 0) >= 500 AS failed,
+    CASE WHEN told THEN first_byte_s * 1000 END AS ttft_ms,
     CASE WHEN told AND output_tokens >= {FEWEST_TOKENS} AND ended_s > first_byte_s
-        THEN output_tokens / (ended_s - first_byte_s) END,
-    arrived_at + ended_s
+        THEN output_tokens / (ended_s - first_byte_s) END AS tok_s,
+    arrived_at + ended_s AS ended_at
 FROM (
     SELECT *, outcome = 'answered' AND streamed AND coalesce(status, 0) < 400 AS told
     FROM gateway_requests WHERE arrived_at >= ? AND arrived_at < ? AND coalesce(flow, '') <> '{PROBES_FLOW}'
@@ -75,33 +76,7 @@ WHERE arrived_at + ended_s >= ? AND ended_s <= {LONGEST_S}
 _KNOWN = "SELECT DISTINCT target FROM series WHERE heat = ?"
 
 
-@dataclass(slots=True)
-class _GatewayHour:
-    """What was seen of one model in one hour."""
-
-    requests: int = 0
-    failed: int = 0
-    served: bool = False  # one of them reached a replica
-    ttft_ms: list[float] = field(default_factory=list)
-    tok_s: list[float] = field(default_factory=list)
-
-    def add(self, served: int, failed: int, ttft_ms: float | None, tok_s: float | None) -> None:
-        self.requests += 1
-        self.failed += failed
-        self.served = self.served or bool(served)
-        if ttft_ms is not None:
-            self.ttft_ms.append(ttft_ms)
-        if tok_s is not None:
-            self.tok_s.append(tok_s)
-
-    def join(self, other: _GatewayHour) -> None:
-        self.requests += other.requests
-        self.failed += other.failed
-        self.ttft_ms += other.ttft_ms
-        self.tok_s += other.tok_s
-
-
-_Hours = dict[float, dict[str | None, _GatewayHour]]  # by the start of the hour and the model
+_Hours = dict[float, list[Row]]  # requests by the start of the hour in which they ended
 
 
 def close_hours(store: Store, until: float) -> int:
@@ -155,47 +130,48 @@ def _whole_day_until(store: Store, at: float) -> _Hours:
 
 
 def _gather(hours: _Hours, rows: Iterable[Row]) -> None:
-    for model, served, failed, ttft_ms, tok_s, end in rows:
-        models = hours.setdefault(start_of(end, HOUR_S), defaultdict(_GatewayHour))
-        models[model].add(served, failed, ttft_ms, tok_s)
+    for row in rows:
+        hours.setdefault(start_of(row["ended_at"], HOUR_S), []).append(row)
 
 
-def _by_target(connection: Connection, models: dict[str | None, _GatewayHour]) -> dict[str, _GatewayHour]:
+def _by_target(connection: Connection, rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the requests of an hour by model; those for a model that nobody served or knows are of none."""
     known = {row["target"] for row in connection.execute(_KNOWN, (Heat.SEEN.value,))}
-    found: dict[str, _GatewayHour] = defaultdict(_GatewayHour)
-    for model, seen in models.items():
-        name = f"gateway:{model}"
-        found[name if seen.served and model else name if name in known else f"gateway:{NO_MODEL}"].join(seen)
+    served = {row["model"] for row in rows if row["served"] and row["model"]}
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        name = f"gateway:{row['model']}"
+        found[name if row["model"] in served or name in known else f"gateway:{NO_MODEL}"].append(row)
     return found
 
 
 def _write_hour(connection: Connection, at: float, hours: _Hours) -> None:
-    for target, seen in _by_target(connection, hours[at]).items():
-        _write(connection, target, SpanKind.HOUR, at, [seen])
+    for target, rows in _by_target(connection, hours[at]).items():
+        _write(connection, target, SpanKind.HOUR, at, [rows])
 
 
 def _write_day(connection: Connection, day: float, hours: _Hours) -> None:
-    by_target: dict[str, list[_GatewayHour]] = defaultdict(list)
+    by_target: dict[str, list[list[Row]]] = defaultdict(list)
     for hour in sorted(hour for hour in hours if day <= hour < day + DAY_S):
-        for target, seen in _by_target(connection, hours[hour]).items():
-            by_target[target].append(seen)
-    for target, seens in by_target.items():
-        _write(connection, target, SpanKind.DAY, day, seens)
+        for target, rows in _by_target(connection, hours[hour]).items():
+            by_target[target].append(rows)
+    for target, seen in by_target.items():
+        _write(connection, target, SpanKind.DAY, day, seen)
 
 
-def _write(connection: Connection, target: str, kind: SpanKind, start: float, hours: list[_GatewayHour]) -> None:
+def _write(connection: Connection, target: str, kind: SpanKind, start: float, hours: list[list[Row]]) -> None:
     """Times and speeds are over all requests; numbers of requests are one for each hour, so a day has a median hour."""
-    for metric, values in _figures(hours):
+    every = [row for rows in hours for row in rows]
+    figures = {
+        SeriesMetric.TTFT_MS: [row["ttft_ms"] for row in every if row["ttft_ms"] is not None],
+        SeriesMetric.TOK_S: [row["tok_s"] for row in every if row["tok_s"] is not None],
+        SeriesMetric.REQUESTS: [float(len(rows)) for rows in hours],
+        SeriesMetric.FAILED: [float(sum(row["failed"] for row in rows)) for rows in hours],
+    }
+    for metric, values in figures.items():
         if values:
             key = SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric)
             put_span(connection, series_id(connection, key), kind, start, values)
-
-
-def _figures(hours: list[_GatewayHour]) -> Iterator[tuple[SeriesMetric, list[float]]]:
-    yield SeriesMetric.TTFT_MS, [value for hour in hours for value in hour.ttft_ms]
-    yield SeriesMetric.TOK_S, [value for hour in hours for value in hour.tok_s]
-    yield SeriesMetric.REQUESTS, [float(hour.requests) for hour in hours]
-    yield SeriesMetric.FAILED, [float(hour.failed) for hour in hours]
 
 
 _DELETED_AT_ONCE = 5000

@@ -91,8 +91,8 @@ class LastSeen:
         self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome  # neither up nor down
         self.ended_at = probe.ended_at
         self.versions |= probe.versions
-        self.began_at = _number(probe.host, BEGAN_AT) or self.began_at
-        self.tokens_total = _number(probe.host, TOKENS_TOTAL) or self.tokens_total
+        self.began_at = number_in(probe.host, BEGAN_AT) or self.began_at
+        self.tokens_total = number_in(probe.host, TOKENS_TOTAL) or self.tokens_total
 
 
 def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
@@ -121,12 +121,12 @@ def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
 
 def _began_anew(seen: LastSeen, probe: Probe) -> bool:
     """By the time its process tells; else by its count of tokens, which only a new process lowers."""
-    began, tokens = _number(probe.host, BEGAN_AT), _number(probe.host, TOKENS_TOTAL)
+    began, tokens = number_in(probe.host, BEGAN_AT), number_in(probe.host, TOKENS_TOTAL)
     if began is not None and seen.began_at is not None:
         return abs(began - seen.began_at) > SAME_BEGIN_S
     return tokens is not None and seen.tokens_total is not None and tokens < seen.tokens_total
 
 
-def _number(facts: Mapping[str, Any], name: str) -> float | None:
+def number_in(facts: Mapping[str, Any], name: str) -> float | None:
     value = facts.get(name)
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

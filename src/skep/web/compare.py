@@ -16,7 +16,7 @@ from skep.bench.stored_run import JUDGED, check_drawn_together, load_run
 from skep.errors import UserError
 from skep.monitor.compare import TargetComparison, TargetComparisonRow, compare_targets
 from skep.monitor.history import SeriesHistory, history_of
-from skep.monitor.records import Heat, ProbeShape, SeriesKey
+from skep.monitor.records import ProbeShape, SeriesKey
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
@@ -33,6 +33,7 @@ from skep.web.history import simulated_words, track_of, value_text
 from skep.web.history_data import (
     HistoryQuery,
     chosen_key,
+    cold_beside,
     first_moment,
     in_order,
     in_words,
@@ -208,15 +209,8 @@ def _speeds(names: set[str]) -> list[str]:
 def _cold(store: Store, hot: Sequence[SeriesHistory]) -> list[SeriesKey]:
     """Return the cold series of the same figure, of those targets that have one."""
     series = SeriesStore(store)
-    found = []
-    for one in hot:
-        if one.key.heat is Heat.HOT:
-            cold = [key for key in series.keys(one.key.target) if key.heat is Heat.COLD]
-            same = [key for key in cold if key.metric is one.key.metric] or [
-                key for key in cold if key.metric.unit == one.key.metric.unit
-            ]
-            found += same[:1]
-    return found
+    found = (cold_beside(one.key, series.keys(one.key.target)) for one in hot)
+    return [key for key in found if key is not None]
 
 
 def _since(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> float:

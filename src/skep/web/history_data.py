@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from statistics import median
-from typing import Any
 from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
@@ -32,6 +31,7 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
+from skep.monitor.versions import number_in
 from skep.report.wall_clock import local, stamp
 from skep.store.database import Store
 
@@ -302,7 +302,7 @@ def complete(store: Store, view: TargetHistory) -> TargetHistory:
     series = SeriesStore(store)
     brief = view.until - view.since <= _IN_DETAIL_S
     probes = series.probes(view.target, view.since, view.until, _MOST_PROBES) if brief else []
-    cold_key = _cold_beside(view.key, view.keys)
+    cold_key = cold_beside(view.key, view.keys)
     cold = history_of(series, cold_key, view.since, view.until) if cold_key else None
     alerts = series.alerts(since=view.since)
     return replace(
@@ -351,7 +351,7 @@ def host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
         points = [
             SeriesPoint(probe.started_at or probe.due_at, value, probe.busy, probe.id)
             for probe in reversed(probes)
-            if (value := _number(probe.host, key)) is not None
+            if (value := number_in(probe.host, key)) is not None
         ]
         if points:
             found.append(HostLine(name, unit, tuple(points)))
@@ -360,11 +360,6 @@ def host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
 
 def throttle_reasons(probes: Iterable[Probe]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(one) for probe in probes for one in probe.host.get("throttled") or ()))
-
-
-def _number(host: Mapping[str, Any], key: str) -> float | None:
-    value = host.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _not_done(
@@ -382,7 +377,7 @@ def simulated_share(store: Store, target: str, since: float, until: float) -> fl
     return row["simulated"] / row["made"] if row["made"] else 0.0
 
 
-def _cold_beside(key: SeriesKey, keys: Sequence[SeriesKey]) -> SeriesKey | None:
+def cold_beside(key: SeriesKey, keys: Sequence[SeriesKey]) -> SeriesKey | None:
     """Return the cold series that tells the same figure."""
     if key.heat is not Heat.HOT:
         return None
