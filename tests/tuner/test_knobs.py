@@ -34,7 +34,7 @@ from skep.tuner.knobs import (
     space_of,
     with_layout,
 )
-from skep.tuner.predictions import predictor_for
+from skep.tuner.predictions import Predictor
 from skep.tuner.records import Knob, KnobConfig, TuneGoal
 
 AIM = TuneGoal("effective_tok_s", 4)
@@ -163,7 +163,7 @@ def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
     assert contradictions(base) == []
     quants = [quant.id for quant in offered_quants(geometry(model), engine, rig.cards)] if rig else ()
     knobs = space_of(base, AIM, box, quants=quants).knobs
-    effects = predictor_for(base, rig, AIM, knobs)
+    effects = Predictor(base, rig, AIM, knobs)
     here = config_of(base, knobs)
     assert effects.refusal(here) is None
     for knob in knobs:

@@ -10,7 +10,7 @@ from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.setup import Layout, Speculation
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
-from skep.tuner.predictions import predictor_for, rig_of, setup_of
+from skep.tuner.predictions import Predictor
 from skep.tuner.reading_size import RUN_S, TOO_LONG_S, tasks_for
 from skep.tuner.records import TuneGoal
 
@@ -23,7 +23,7 @@ HOST = HostFacts("Linux", "x86_64", "3.11", "a CPU", 4, ("avx2",), 16 << 30, 12 
 def dense():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
     knobs = space_of(base, AIM, DUAL, quants=("awq", "gptq")).knobs
-    return predictor_for(base, DUAL.rig, AIM, knobs), config_of(base, knobs)
+    return Predictor(base, DUAL.rig, AIM, knobs), config_of(base, knobs)
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def on_cpu():
     box = TuneMachine(4, cpu_rig(HOST, 30.0, measured=True))
     base = baseline_of("smollm2-135m", AIM, box, engine="embedded")
     knobs = space_of(base, AIM, box).knobs
-    return predictor_for(base, box.rig, AIM, knobs), config_of(base, knobs)
+    return Predictor(base, box.rig, AIM, knobs), config_of(base, knobs)
 
 
 def test_a_configuration_is_the_planners_setup(dense):
     effects, here = dense
     config = here.turned({"layout": "2x TP=1", "mtp": 3, "kv": "fp8_e5m2", "graphs": True, "slots": 2})
-    setup = setup_of(config, effects.ground)
+    setup = effects.setup(config)
     assert setup is not None
     assert setup.layout == Layout(replicas=2)
     assert setup.spec == Speculation("mtp", 3)
@@ -69,7 +69,7 @@ def test_what_the_planner_knows_nothing_of_leaves_the_figure(dense, on_cpu):
 def test_fewer_threads_than_cores_are_slower_and_more_are_in_each_others_way(on_cpu):
     effects, here = on_cpu
     assert effects.predict(here.turned({"threads": 1})) < effects.predict(here)
-    two = rig_of(here.turned({"replicas": 2, "threads": 2}), effects.ground)
+    two = effects.cards(here.turned({"replicas": 2, "threads": 2}))
     assert len(two.cards) == 2
     assert two.cards[0].bandwidth_gbs == pytest.approx(15.0)
     apart = effects.predict(here.turned({"replicas": 2, "threads": 2}))
@@ -80,7 +80,7 @@ def test_four_slots_on_cores_that_compute_all_they_can_gain_little(on_cpu):
     """By the CPU time that a Neoverse-N1 took: decoding gained 8 %, prompts lost 4 %, 128 in and 48 out nothing."""
     effects, here = on_cpu
     rig = cpu_rig(replace(HOST, cpu_cores=2, cpu_features=("asimddp",)), 15.0, measured=True)
-    told = predictor_for(effects.ground.base, rig, TuneGoal("effective_tok_s", 4, 128, 48), effects.knobs)
+    told = Predictor(effects.base, rig, TuneGoal("effective_tok_s", 4, 128, 48), effects.knobs)
     one, four = (told.predict(here.turned({"threads": 1, "slots": slots})) for slots in (1, 4))
     assert 0.94 < four / one < 1.06
 
@@ -131,7 +131,7 @@ def test_a_reading_is_as_long_as_the_bench_makes_it_and_a_start_as_its_weights_t
 def test_where_the_machine_is_not_known_nothing_is_foreseen():
     base = baseline_of("smollm2-135m", AIM, TuneMachine(2), engine="embedded")
     knobs = space_of(base, AIM, TuneMachine(2)).knobs
-    effects, here = predictor_for(base, None, AIM, knobs), config_of(base, knobs)
+    effects, here = Predictor(base, None, AIM, knobs), config_of(base, knobs)
     assert effects.predict(here) is None
     assert effects.refusal(here) is None
     assert effects.refusal(here.turned({"batched_tokens": 1024, "batch": 256})) is not None
@@ -142,11 +142,11 @@ def test_joules_and_single_tasks_have_figures_of_their_own():
     base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
     joules = TuneGoal("tok_per_joule", 4)
     knobs = space_of(base, joules, DUAL).knobs
-    effects, here = predictor_for(base, DUAL.rig, joules, knobs), config_of(base, knobs)
+    effects, here = Predictor(base, DUAL.rig, joules, knobs), config_of(base, knobs)
     assert 0 < effects.predict(here) < 1
     alone = TuneGoal("task_tok_s", 1)
-    assert predictor_for(base, DUAL.rig, alone, knobs).predict(here) == pytest.approx(
-        predictor_for(base, DUAL.rig, alone, knobs).outcome(here).task_tok_s
+    assert Predictor(base, DUAL.rig, alone, knobs).predict(here) == pytest.approx(
+        Predictor(base, DUAL.rig, alone, knobs).outcome(here).task_tok_s
     )
 
 
@@ -154,15 +154,16 @@ def test_checkpoints_are_foreseen_by_the_format_in_their_names():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
     names = ("a/x-AWQ", "a/x")
     knobs = space_of(base, AIM, DUAL, checkpoints=names).knobs
-    effects, here = predictor_for(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
+    effects, here = Predictor(base, DUAL.rig, AIM, knobs, checkpoints=names), config_of(base, knobs)
     assert effects.setup(here).quant.id == "awq"
     assert effects.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"
 
 
 def test_a_cpu_calibrated_with_two_replicas_is_one_machine(on_cpu):
     effects, here = on_cpu
-    halves = replace(effects.ground, rig=cpu_rig(HOST, 30.0, measured=True, replicas=2))
-    whole, again = rig_of(here, effects.ground), rig_of(here, halves)
+    rig = cpu_rig(HOST, 30.0, measured=True, replicas=2)
+    halves = Predictor(effects.base, rig, effects.aim, effects.knobs)
+    whole, again = effects.cards(here), halves.cards(here)
     assert whole is not None
     assert again is not None
     assert again.cards[0].bandwidth_gbs == pytest.approx(whole.cards[0].bandwidth_gbs)

@@ -12,7 +12,7 @@ from skep.planner.rigs import parse_rig
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
 from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
-from skep.tuner.predictions import predictor_for
+from skep.tuner.predictions import Predictor
 from skep.tuner.records import ConfigFailure, KnobConfig, TuneGoal, TuneReading
 from skep.tuner.simulated import START_DEADLINE_S, PlannedTruth, SimulatedBench, SimulatedNoise
 
@@ -158,7 +158,7 @@ DUAL = TuneMachine(16, parse_rig("2x rtx-3090"))
 def ground(aim):
     base = baseline_of("qwen3.6-27b", aim, DUAL, engine="vllm", simulated=True)
     knobs = space_of(base, aim, DUAL, quants=("awq", "gptq")).knobs
-    return predictor_for(base, DUAL.rig, aim, knobs), config_of(base, knobs)
+    return Predictor(base, DUAL.rig, aim, knobs), config_of(base, knobs)
 
 
 @pytest.fixture(scope="module")

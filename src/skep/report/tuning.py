@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import cycle
+from operator import attrgetter
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
@@ -142,14 +143,8 @@ def curve_columns(
     ]
 
 
-def _first(found: TuningRecord) -> float | None:
-    base = baseline_of(found.stages)
-    return None if base is None or base.figure is None else base.figure.estimate
-
-
-def _last(found: TuningRecord) -> float | None:
-    best = best_of(found.stages)
-    return None if best is None or best.figure is None else best.figure.estimate
+def _figure(stage: TuneStage | None) -> float | None:
+    return None if stage is None or stage.figure is None else stage.figure.estimate
 
 
 def _gain(end: str) -> Callable[[TuningRecord], float | None]:
@@ -161,62 +156,40 @@ def _note(found: TuningRecord) -> str:
     return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", reason, *found.saved.presets]))
 
 
-def _last_step(found: TuningRecord) -> str | None:
-    won = accepted(found.stages)
-    return won[-1].title if won else None
-
-
 def _minute(unix_time: float) -> str:
     return datetime.fromtimestamp(unix_time).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-_TUNING: dict[str, Column[TuningRecord]] = {
-    one.key: one
-    for one in (
-        Column("id", "TUNING", lambda one: one.saved.id, right=False),
-        Column("created_at", "WHEN", lambda one: one.tuning.created_at, _minute, right=False, rank=1),
-        Column("state", "STATE", lambda one: one.saved.state.value, right=False),
-        Column("model", "MODEL", lambda one: one.tuning.model, right=False),
-        Column("engine", "ENGINE", lambda one: one.tuning.engine, right=False, rank=2),
-        Column("rig", "ON", lambda one: one.tuning.rig, right=False, rank=2),
-        Column("goal", "GOAL", lambda one: str(one.tuning.aim), right=False),
-        Column("shape", "LOAD", lambda one: one.tuning.aim.shape, right=False, rank=3),
-        Column("from", "FROM", _first, number),
-        Column("to", "TO", _last, number),
-        Column("gain", "TIMES", _gain("estimate"), partial(number, digits=2)),
-        Column("note", "NOTE", _note, right=False, rank=1),
-        Column("machine", "", lambda one: one.tuning.rig),
-        Column("simulated", "", lambda one: one.tuning.simulated),
-        Column("metric", "", lambda one: one.tuning.aim.metric),
-        Column("concurrency", "", lambda one: one.tuning.aim.concurrency),
-        Column("input_tokens", "", lambda one: one.tuning.aim.input_tokens),
-        Column("output_tokens", "", lambda one: one.tuning.aim.output_tokens),
-        Column("slo", "", lambda one: one.tuning.aim.slo),
-        Column("baseline", "", _first),
-        Column("best", "", _last),
-        Column("gain_low", "", _gain("low")),
-        Column("gain_high", "", _gain("high")),
-        Column("step", "", _last_step),
-        Column("stages", "", lambda one: len(one.stages)),
-        Column("accepted", "", lambda one: len(accepted(one.stages))),
-        Column("measured_s", "", lambda one: one.saved.measured_s),
-        Column("presets", "", lambda one: list(one.saved.presets)),
-        Column("skep_version", "", lambda one: one.tuning.skep_version),
-    )
-}
-
-
-def _picked(keys: str) -> list[Column[TuningRecord]]:
-    return [_TUNING[key] for key in keys.split()]
-
-
-TUNING_COLUMNS = _picked("id created_at state model engine rig goal shape from to gain note")  # in the terminal
-LISTED = _picked(  # `skep tune ls --json`
-    "id created_at state model engine rig goal shape slo simulated stages from to presets skep_version"
-)
-DASHBOARD = _picked(  # the dashboard's JSON and CSV
-    "id created_at state model machine simulated engine goal shape metric concurrency input_tokens output_tokens slo "
-    "baseline best gain gain_low gain_high step stages accepted measured_s"
+# The figures of a tuning, for `skep tune ls` and the dashboard; a terminal shows those with a title.
+TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
+    Column("id", "TUNING", lambda one: one.saved.id, right=False),
+    Column("created_at", "WHEN", lambda one: one.tuning.created_at, _minute, right=False, rank=1),
+    Column("state", "STATE", lambda one: one.saved.state.value, right=False),
+    Column("model", "MODEL", lambda one: one.tuning.model, right=False),
+    Column("simulated", "", lambda one: one.tuning.simulated),
+    Column("engine", "ENGINE", lambda one: one.tuning.engine, right=False, rank=2),
+    Column("rig", "ON", lambda one: one.tuning.rig, right=False, rank=2),
+    Column("machine", "", lambda one: one.tuning.rig),
+    Column("goal", "GOAL", lambda one: str(one.tuning.aim), right=False),
+    Column("shape", "LOAD", lambda one: one.tuning.aim.shape, right=False, rank=3),
+    *(
+        Column(name, "", attrgetter(f"tuning.aim.{name}"))
+        for name in ("metric", "concurrency", "input_tokens", "output_tokens", "slo")
+    ),
+    Column("baseline", "", lambda one: _figure(baseline_of(one.stages))),
+    Column("best", "", lambda one: _figure(best_of(one.stages))),
+    Column("from", "FROM", lambda one: _figure(baseline_of(one.stages)), number),
+    Column("to", "TO", lambda one: _figure(best_of(one.stages)), number),
+    Column("gain", "TIMES", _gain("estimate"), partial(number, digits=2)),
+    Column("gain_low", "", _gain("low")),
+    Column("gain_high", "", _gain("high")),
+    Column("step", "", lambda one: won[-1].title if (won := accepted(one.stages)) else None),
+    Column("stages", "", lambda one: len(one.stages)),
+    Column("accepted", "", lambda one: len(accepted(one.stages))),
+    Column("measured_s", "", lambda one: one.saved.measured_s),
+    Column("presets", "", lambda one: list(one.saved.presets)),
+    Column("skep_version", "", lambda one: one.tuning.skep_version),
+    Column("note", "NOTE", _note, right=False, rank=1),
 )
 
 

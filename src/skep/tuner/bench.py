@@ -73,7 +73,7 @@ def _check_service(ready: PreparedTuning, paths: Paths, say: Say) -> None:
     if service is None:
         return
     shared = service.shares(ready.base.gpus)
-    if ready.space.ground.on_cpu or not shared:
+    if ready.space.on_cpu or not shared:
         say(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
         return
     hint = "--in-place stops it meanwhile and puts it back on any exit; --gpus takes others; or `skep down` first"

@@ -303,7 +303,7 @@ class Moves:
         changes = config.changes_from(incumbent)
         if not changes or self._book.refusal(config) is not None:
             return None
-        return Move(config, changes, kind, self._book.gain(config, incumbent), self._book.trust(config))
+        return Move(config, changes, kind, self._book.surrogate.gain(config, incumbent), self._book.trust(config))
 
 
 def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:

@@ -20,7 +20,6 @@ from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace, warm_up
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import BenchTask
 from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload
@@ -34,16 +33,15 @@ from skep.store.database import Store
 from skep.store.records import Request
 from skep.tuner.ports import (
     BenchProgress,
+    ConfigFailed,
     CurveRequest,
-    DidNotStart,
     JudgeRequest,
     MeasureRequest,
     OnProgress,
     ServedConfig,
-    TrialServerPort,
     drop_unusable_remedies,
 )
-from skep.tuner.quality_check import QualityGuardPort, Sheet
+from skep.tuner.quality_check import QualityGuard, Sheet
 from skep.tuner.reading_size import CURVE_RUNS, Waves, run_tasks, tasks_for
 from skep.tuner.records import (
     ConfigFailure,
@@ -56,6 +54,7 @@ from skep.tuner.records import (
     TuneGoal,
     TuneReading,
 )
+from skep.tuner.trial_server import TrialServers
 from skep.workload.calibration import TokenCalibration
 
 
@@ -132,131 +131,6 @@ class MeasureTimeouts:
     request_s: float = 3600.0  # silence ends it before
 
 
-class ConfigRunFailed(Exception):
-    def __init__(self, failure: ConfigFailure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-
-
-class ConfigRun:
-    """`reading` and `readings` are told to who watches."""
-
-    def __init__(
-        self,
-        config: KnobConfig,
-        served: ServedConfig,
-        driver: LoadGenerator,
-        recording: Recording,
-        hang_s: float,
-        on_progress: OnProgress,
-    ) -> None:
-        self.config = config
-        self.recording = recording
-        self._served = served
-        self._driver = driver
-        self._hang_s = hang_s
-        self._on_progress = on_progress
-        self._pace = TokenPace()
-        self._what, self._place = "warming up", (0, 0)
-        self._total = self._done = self._failed = 0
-        self._error: str | None = None
-        self._asked = 0
-
-    def __repr__(self) -> str:
-        return f"<ConfigRun {self.config.key} {self._what}, {self._done}/{self._total}, {self._failed} failed>"
-
-    async def warm_up(self, maker: TaskMaker, width: int, limit_s: float) -> list[Request]:
-        """Return its last batch."""
-        self._begin("warming up", 0, (0, 0))
-        work = warm_up(self._driver, maker, width, on_row=self._took, limit_s=limit_s)
-        try:
-            await self._watched(work)
-        except EndpointError as error:
-            raise await self._errors(error.message) from None
-        return self.recording.rows[-width:]
-
-    async def take(
-        self, level: int, repeat: int, tasks: Sequence[BenchTask], width: int, place: tuple[int, int]
-    ) -> tuple[list[Request], bool]:
-        """The rows, and whether the client was the limit."""
-        self._begin("measuring", len(tasks), place)
-        rows, limited = await self._watched(self._driver.run_tasks(level, repeat, tasks, width, self._took))
-        if self._too_many:
-            raise await self._errors(self._error)
-        if self.recording.broken is not None:
-            raise self.recording.broken
-        return rows, limited
-
-    def joules(self, level: int, repeat: int) -> float | None:
-        facts = [one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat)]
-        return next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
-
-    def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
-        self._what, self._total, self._place = what, total, place
-        self._done = self._failed = 0
-        self._pace.reset()
-        self._tell()
-
-    def _took(self, row: Request) -> None:
-        self._done += 1
-        if not row.ok:
-            self._failed += 1
-            self._error = self._error or row.error or row.error_kind
-        self._pace.ended(len(row.arrivals_s))
-        self._asked += len(row.arrivals_s) + 1
-
-    @property
-    def _too_many(self) -> bool:
-        return self._failed > max(FEW_FAILURES, TOLERATED_FAILURES * self._total)
-
-    async def _watched(self, work: Coroutine[Any, Any, _T]) -> _T:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(self._watch())
-                found = await work
-                watching.cancel()
-        except BaseExceptionGroup as group:
-            raise first_of(group) from None
-        return found
-
-    async def _watch(self) -> None:
-        sender = self._driver.sender
-        seen, since = -1, time.monotonic()
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            now = time.monotonic()
-            if (failure := self._served.trouble()) is not None:
-                raise ConfigRunFailed(drop_unusable_remedies(failure, self.config))
-            if self._too_many:
-                raise await self._errors(self._error)
-            moved = self._asked + sender.reads()
-            if moved != seen:
-                seen, since = moved, now
-            elif now - since > self._hang_s:
-                words = f"no token came for {self._hang_s:g} s with {len(sender.in_flight)} requests under way"
-                raise ConfigRunFailed(ConfigFailure("hang", words, self._served.last_words()))
-            self._pace.seen(sender.reads(), now)
-            self._tell()
-
-    def _tell(self) -> None:
-        with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a reading
-            self._on_progress(BenchProgress(self.config, self._what, *self._place, self._pace.per_s))
-
-    async def _errors(self, said: str | None) -> ConfigRunFailed:
-        """Errors of a dead engine are told as its death, once its log has been read."""
-        until = time.monotonic() + FIND_OUT_S
-        while time.monotonic() < until:
-            if (failure := self._served.trouble()) is not None:
-                return ConfigRunFailed(drop_unusable_remedies(failure, self.config))
-            await asyncio.sleep(LOOK_EVERY_S)
-        of = f"{self._failed} of {self._total} requests" if self._total else "the requests of the warm-up"
-        return ConfigRunFailed(
-            ConfigFailure(
-                "errors-under-load", f"{of} failed: {said or 'no reason was given'}", self._served.last_words()
-            )
-        )
-
-
 WARM_S = 15.0  # of a warm-up, however short the readings are
 LENGTHS_S = 120.0  # for each prompt by which lengths are measured, at least
 FIRST_TOK_S = 50.0  # prompts are read at least so fast, until somebody has shown how fast
@@ -274,21 +148,154 @@ class BenchContext:
     first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
 
 
+@dataclass(slots=True)
+class _ServerRun:
+    """One configuration in one round: its server and the load on it, and what came of it."""
+
+    config: KnobConfig
+    purpose: str
+    round: int
+    width: int
+    readings: int
+    on_progress: OnProgress
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    start_s: float = 0.0
+    run_id: str | None = None
+    failure: ConfigFailure | None = None
+    readings_taken: list[TuneReading] = field(default_factory=list)
+    by_level: dict[int, list[TuneReading]] = field(default_factory=dict)
+    waves: Waves = field(default_factory=Waves)
+    served: ServedConfig = field(init=False)  # this and the next three: once it is up
+    maker: TaskMaker = field(init=False)
+    recording: Recording = field(init=False)
+    driver: LoadGenerator = field(init=False)
+    hang_s: float = 0.0
+    _pace: TokenPace = field(default_factory=TokenPace)
+    _what: str = "starting"
+    _place: tuple[int, int] = (0, 0)
+    _total: int = 0
+    _done: int = 0
+    _failed: int = 0
+    _error: str | None = None
+    _moved: int = 0  # tokens and ends of requests
+
+    async def carry_out(self, work: Awaitable[None]) -> None:
+        """A failure is kept, and what is open for it is closed at once."""
+        try:
+            await work
+        except ConfigFailed as error:
+            self.failure = drop_unusable_remedies(error.failure, self.config)
+            await self.stack.__aexit__(type(error), error, error.__traceback__)
+
+    @property
+    def start(self) -> ServerStart:
+        return ServerStart(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
+
+    async def warm_up(self, width: int, limit_s: float) -> list[Request]:
+        """Return its last batch."""
+        self._begin("warming up", 0, (0, 0))
+        try:
+            await self._watched(warm_up(self.driver, self.maker, width, on_row=self._took, limit_s=limit_s))
+        except EndpointError as error:
+            raise await self._errors(error.message) from None
+        return self.recording.rows[-width:]
+
+    async def take(self, level: int, repeat: int, count: int, place: tuple[int, int]) -> tuple[list[Request], bool]:
+        """Return the rows of so many tasks, and whether the client was the limit."""
+        tasks = self.maker.tasks(level, repeat, count)
+        self._begin("measuring", len(tasks), place)
+        rows, limited = await self._watched(self.driver.run_tasks(level, repeat, tasks, level, self._took))
+        if self._too_many:
+            raise await self._errors(self._error)
+        if self.recording.broken is not None:
+            raise self.recording.broken
+        return rows, limited
+
+    def joules(self, level: int, repeat: int) -> float | None:
+        facts = [one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat)]
+        return next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
+
+    def tell(self, what: str) -> None:
+        self.on_progress(BenchProgress(self.config, what, readings=self.readings))
+
+    def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
+        self._what, self._total, self._place = what, total, place
+        self._done = self._failed = 0
+        self._pace.reset()
+        self._tell()
+
+    def _took(self, row: Request) -> None:
+        self._done += 1
+        if not row.ok:
+            self._failed += 1
+            self._error = self._error or row.error or row.error_kind
+        self._pace.ended(len(row.arrivals_s))
+        self._moved += len(row.arrivals_s) + 1
+
+    @property
+    def _too_many(self) -> bool:
+        return self._failed > max(FEW_FAILURES, TOLERATED_FAILURES * self._total)
+
+    async def _watched(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch())
+                found = await work
+                watching.cancel()
+        except BaseExceptionGroup as group:
+            raise first_of(group) from None
+        return found
+
+    async def _watch(self) -> None:
+        sender = self.driver.sender
+        seen, since = -1, time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
+            if (failure := self.served.trouble()) is not None:
+                raise ConfigFailed(failure)
+            if self._too_many:
+                raise await self._errors(self._error)
+            moved = self._moved + sender.reads()
+            if moved != seen:
+                seen, since = moved, now
+            elif now - since > self.hang_s:
+                words = f"no token came for {self.hang_s:g} s with {len(sender.in_flight)} requests under way"
+                raise ConfigFailed(ConfigFailure("hang", words, self.served.last_words()))
+            self._pace.seen(sender.reads(), now)
+            self._tell()
+
+    def _tell(self) -> None:
+        with suppress(Exception):  # a picture that cannot be drawn is no reason to lose a reading
+            self.on_progress(BenchProgress(self.config, self._what, *self._place, self._pace.per_s))
+
+    async def _errors(self, said: str | None) -> ConfigFailed:
+        """Errors of a dead engine are told as its death, once its log has been read."""
+        until = time.monotonic() + FIND_OUT_S
+        while time.monotonic() < until:
+            if (failure := self.served.trouble()) is not None:
+                return ConfigFailed(failure)
+            await asyncio.sleep(LOOK_EVERY_S)
+        of = f"{self._failed} of {self._total} requests" if self._total else "the requests of the warm-up"
+        words = f"{of} failed: {said or 'no reason was given'}"
+        return ConfigFailed(ConfigFailure("errors-under-load", words, self.served.last_words()))
+
+
 class EngineBench:
     """Carries requests out. One at a time."""
 
     def __init__(
         self,
-        house: TrialServerPort,
+        servers: TrialServers,
         tuned: BenchContext,
         store: Store,
         host: HostFacts,
         *,
-        guard: QualityGuardPort | None = None,
+        guard: QualityGuard | None = None,
         meter: EnergyMeter | None = None,
         patience: MeasureTimeouts | None = None,
     ) -> None:
-        self._house = house
+        self._servers = servers
         self._tuned = tuned
         self._store = store
         self._host = host
@@ -325,12 +332,12 @@ class EngineBench:
         began = time.monotonic()
         try:
             before = await self._sheet(self._guard, request.incumbent, on_progress)
-        except DidNotStart as error:
+        except ConfigFailed as error:
             words = f"its answers could not be held against the baseline's, which did not start: {error.failure}"
             return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began, skipped=True)
         try:
             after = await self._sheet(self._guard, request.challenger, on_progress)
-        except DidNotStart as error:
+        except ConfigFailed as error:
             words = f"it did not start to be asked: {error.failure}"
             return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began)
         return replace(self._guard.compare(before, after), seconds=time.monotonic() - began)
@@ -382,7 +389,7 @@ class EngineBench:
         goal, limit_s = self._tuned.aim.concurrency, self._patience.warm_up_s
         if self._reading_s is not None:
             limit_s = min(limit_s, max(WARM_S, self._reading_s))
-        batch = await run.side.warm_up(run.maker, min(run.width, goal), limit_s)
+        batch = await run.warm_up(min(run.width, goal), limit_s)
         per_s = foreseen_per_s(batch, self._tuned.aim.output_tokens)
         if per_s is not None:
             self._per_s.setdefault(run.config.key, per_s)
@@ -395,7 +402,7 @@ class EngineBench:
         preset, stack = self._preset(run.config), run.stack
         began = time.monotonic()
         try:
-            served = await stack.enter_async_context(self._house.open(preset))
+            served = await stack.enter_async_context(self._servers.open(preset))
         finally:
             run.start_s = time.monotonic() - began
         run.start_s = served.start_s
@@ -404,16 +411,15 @@ class EngineBench:
             run.maker = await self._maker(endpoint, run)
         except EndpointError as error:
             failure = served.trouble() or ConfigFailure("errors-under-load", error.message, served.last_words())
-            raise ConfigRunFailed(drop_unusable_remedies(failure, run.config)) from None
-        recording = await stack.enter_async_context(self._recording(endpoint, run))
-        run.run_id = recording.run_id
-        limit_s = self._patience.request_s
-        driver = LoadGenerator(
-            endpoint, recording, timeout_s=limit_s, keep_text=False, most_connections=run.width, processes=None,
-            meter=self._meter,
+            raise ConfigFailed(failure) from None
+        run.served, run.hang_s = served, self._hang_s(run)
+        run.recording = await stack.enter_async_context(self._recording(endpoint, run))
+        run.run_id = run.recording.run_id
+        run.driver = LoadGenerator(
+            endpoint, run.recording, timeout_s=self._patience.request_s, keep_text=False, most_connections=run.width,
+            processes=None, meter=self._meter,
         )  # fmt: skip
-        stack.push_async_callback(driver.close)
-        run.side = ConfigRun(run.config, served, driver, recording, self._hang_s(run), run.on_progress)
+        stack.push_async_callback(run.driver.close)
         stack.callback(run.tell, "stopping")
 
     async def _maker(self, endpoint: Endpoint, run: _ServerRun) -> TaskMaker:
@@ -454,10 +460,8 @@ class EngineBench:
         return self._count[1]
 
     async def _reading(self, run: _ServerRun, number: int, count: int, readings: int) -> None:
-        level = run.width
-        tasks = run.maker.tasks(level, number, count)
-        rows, limited = await run.side.take(level, number, tasks, level, (number + 1, readings))
-        joules = run.side.joules(level, number)
+        rows, limited = await run.take(run.width, number, count, (number + 1, readings))
+        joules = run.joules(run.width, number)
         found = reading_of(rows, self._tuned.aim, limited=limited, slo=self._slo, joules=joules)
         run.readings_taken.append(found)
         self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
@@ -471,7 +475,7 @@ class EngineBench:
             return
         count = run.by_level[level][0].requests if level in run.by_level else count
         place = sum(map(len, run.by_level.values())) + 1
-        rows, limited = await run.side.take(level, repeat, run.maker.tasks(level, repeat, count), level, (place, total))
+        rows, limited = await run.take(level, repeat, count, (place, total))
         found = reading_of(rows, self._tuned.aim, limited=limited)
         run.by_level.setdefault(level, []).append(found)
         run.waves.took(level, found.requests, found.wall_s)
@@ -492,8 +496,8 @@ class EngineBench:
 
     def _together(self, configs: Sequence[KnobConfig]) -> bool:
         try:
-            return len(configs) == 1 or self._house.together([self._preset(config) for config in configs])
-        except DidNotStart:
+            return len(configs) == 1 or self._servers.together([self._preset(config) for config in configs])
+        except ConfigFailed:
             return False
 
     def _preset(self, config: KnobConfig) -> Preset:
@@ -501,51 +505,15 @@ class EngineBench:
         try:
             return self._tuned.preset_of(config)
         except UserError as error:
-            raise DidNotStart(ConfigFailure("refused", error.message, remedy=error.hint)) from None
+            raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
 
-    async def _sheet(self, guard: QualityGuardPort, config: KnobConfig, on_progress: OnProgress) -> Sheet:
+    async def _sheet(self, guard: QualityGuard, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         known = guard.known(config)
         if known is not None:
             return known
         on_progress(BenchProgress(config, "starting"))
-        async with self._house.open(self._preset(config)) as served:
+        async with self._servers.open(self._preset(config)) as served:
             return await guard.answers(served, config, on_progress)
-
-
-@dataclass(slots=True)
-class _ServerRun:
-    """One configuration in one round: what is open for it, and what came of it."""
-
-    config: KnobConfig
-    purpose: str
-    round: int
-    width: int
-    readings: int
-    on_progress: OnProgress
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    start_s: float = 0.0
-    run_id: str | None = None
-    failure: ConfigFailure | None = None
-    readings_taken: list[TuneReading] = field(default_factory=list)
-    by_level: dict[int, list[TuneReading]] = field(default_factory=dict)
-    waves: Waves = field(default_factory=Waves)
-    maker: TaskMaker = field(init=False)  # once it is up
-    side: ConfigRun = field(init=False)
-
-    async def carry_out(self, work: Awaitable[None]) -> None:
-        """A failure is kept, and what is open for it is closed at once."""
-        try:
-            await work
-        except (ConfigRunFailed, DidNotStart) as error:
-            self.failure = drop_unusable_remedies(error.failure, self.config)
-            await self.stack.__aexit__(type(error), error, error.__traceback__)
-
-    def tell(self, what: str) -> None:
-        self.on_progress(BenchProgress(self.config, what, readings=self.readings))
-
-    @property
-    def start(self) -> ServerStart:
-        return ServerStart(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
 
 
 def _steps(levels: Sequence[int]) -> list[tuple[int, int]]:

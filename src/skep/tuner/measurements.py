@@ -55,7 +55,7 @@ class Surrogate:
         self._pairs = [pair for pair in space.pairs if pair[0] in self._knobs and pair[1] in self._knobs]
         self._prior: dict[KnobConfig, float] = {}
         self._level = self._foreseen(baseline) or 0.0
-        self._reach = {name: self._reaches(knob) for name, knob in self._knobs.items()}
+        self._reach = {knob.name: {value: self._reach_of(knob, value) for value in knob.values} for knob in space.knobs}
         self._places = {name: {value: n for n, value in enumerate(knob.values)} for name, knob in self._knobs.items()}
         self._columns: dict[KnobConfig, dict[KnobConfig, float]] = {}  # the kernel, as far as it was asked for
         self._seen: list[tuple[KnobConfig, int]] = []
@@ -114,9 +114,6 @@ class Surrogate:
     def _foreseen(self, config: KnobConfig) -> float | None:
         found = self._space.predict(config)
         return math.log(found) if found is not None and found > 0 else None
-
-    def _reaches(self, knob: Knob) -> dict[Value, float]:
-        return {value: self._reach_of(knob, value) for value in knob.values}
 
     def _reach_of(self, knob: Knob, value: Value) -> float:
         """Return how far the effect of this value may be from what is foreseen; none at the baseline's."""
@@ -188,14 +185,6 @@ _DOUBT = 0.06  # of a gain that trust is worth, in logarithms of both
 _GROUND = ("layout", "replicas", "checkpoint", "quant")  # memory is comparable only on the same of these
 
 
-@dataclass(frozen=True, slots=True)
-class StartInRound:
-    """A start and the round it was of."""
-
-    round: int
-    start: ServerStart
-
-
 class Measurements:
     def __init__(self, space: SearchSpace, baseline: KnobConfig) -> None:
         self.space = space
@@ -203,20 +192,20 @@ class Measurements:
         self.surrogate = Surrogate(space, baseline)
         self.failures: list[tuple[KnobConfig, ConfigFailure]] = []
         self.rounds = 0
-        self._seats: dict[KnobConfig, list[StartInRound]] = {}
+        self._starts: dict[KnobConfig, list[ServerStart]] = {}
         self._suspicion = FailureSuspects()
         self._refused: dict[KnobConfig, str] = {}
         self._narrow: set[KnobConfig] = set()
         self._looked: dict[KnobConfig, int] = {}  # at so many of the failures
 
     def __repr__(self) -> str:
-        return f"<Measurements {self.rounds} rounds, {len(self._seats)} configurations, {len(self.failures)} failures>"
+        return f"<Measurements {self.rounds} rounds, {len(self._starts)} configurations, {len(self.failures)} failures>"
 
     def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""
         self.rounds += 1
         for start in round_.starts:
-            self._seats.setdefault(start.config, []).append(StartInRound(self.rounds, start))
+            self._starts.setdefault(start.config, []).append(start)
             if start.failure is not None:
                 if start.config != spared:
                     self.failed(start.config, start.failure)
@@ -249,18 +238,12 @@ class Measurements:
         """Return the mean with a 95 % interval; None: nothing counts."""
         return mean_of_starts([speeds(one.readings) for one in starts], self.noise)
 
-    def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
-        return self.surrogate.gain(config, over)
-
     def counted_starts(self, config: KnobConfig) -> int:
         """That gave a figure."""
-        return sum(bool(seat.start.figures) for seat in self._seats.get(config, ()))
+        return sum(bool(start.figures) for start in self.starts(config))
 
-    def readings(self, config: KnobConfig) -> int:
-        return sum(len(seat.start.figures) for seat in self._seats.get(config, ()))
-
-    def starts(self, config: KnobConfig, since: int = 0) -> list[ServerStart]:
-        return [seat.start for seat in self._seats.get(config, ()) if seat.round > since]
+    def starts(self, config: KnobConfig) -> Sequence[ServerStart]:
+        return self._starts.get(config, ())
 
     def refusal(self, config: KnobConfig) -> str | None:
         """Return why it is not to be started: a rule, or a dead end that it would run into again."""

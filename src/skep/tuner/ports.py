@@ -7,11 +7,9 @@ that a stored one is taken up by giving it the stored answers again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from skep.catalog.presets import Preset
 from skep.tuner.records import (
     ConfigFailure,
     CurveResult,
@@ -122,18 +120,12 @@ class ServedConfig:
     last_words: Callable[[], str | None] = lambda: None  # the last line of its logs that complains
 
 
-class DidNotStart(Exception):
+class ConfigFailed(Exception):
+    """A configuration that did not start, or no longer answers."""
+
     def __init__(self, failure: ConfigFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
-
-
-class TrialServerPort(Protocol):
-    def together(self, presets: Sequence[Preset]) -> bool:
-        """Return whether they may be up at the same time without taking memory or cards from each other."""
-
-    def open(self, preset: Preset) -> AbstractAsyncContextManager[ServedConfig]:
-        """Up until the block ends, on any end. Raises DidNotStart."""
 
 
 def drop_unusable_remedies(failure: ConfigFailure, config: KnobConfig) -> ConfigFailure:

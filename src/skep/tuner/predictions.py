@@ -1,15 +1,14 @@
 """What is known of configurations before anything is measured: the planner's rules, its memory and its speeds.
 
-`setup_of(config, ground) -> Setup | None` is the one translation from a configuration to what the planner works on, and
-`rig_of(config, ground) -> Rig | None` the cards (or the share of the CPU) that it runs on. What the planner knows
-nothing of (batch, flash attention, KV layout, prefix cache, how often a text repeats itself, ...) leaves the figure as
-it is. Measures nothing.
+`Predictor.setup` is the one translation from a configuration to what the planner works on, `Predictor.cards` the cards
+(or the share of the CPU) that it runs on. What the planner knows nothing of (batch, flash attention, KV layout, prefix
+cache, how often a text repeats itself, ...) leaves the figure as it is. Measures nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import ceil
 
 from skep.catalog.models import Geometry, find_geometry
@@ -17,7 +16,7 @@ from skep.catalog.presets import Preset
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
 from skep.planner.constants import published_constants
-from skep.planner.fit import fits
+from skep.planner.fit import FitResult, fits
 from skep.planner.memory import memory, usable_bytes, weights_bytes
 from skep.planner.predict import PredictedOutcome, prospect
 from skep.planner.preset_rules import contradictions
@@ -31,21 +30,9 @@ from skep.tuner.records import Knob, KnobConfig, TuneGoal
 from skep.units import GIB
 
 PREDICTED_KNOBS = (
-    "layout",
-    "replicas",
-    "checkpoint",
-    "quant",
-    "slots",
-    "graphs",
-    "memory_share",
-    "kv",
-    "batched_tokens",
-    "threads",
-    "mtp",
-    "eagle",
-    "draft",
-    "dflash",
-)
+    "layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
+    "mtp", "eagle", "draft", "dflash",
+)  # fmt: skip
 READING_S = 15.0  # where nothing is foreseen
 _SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
 _STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
@@ -55,39 +42,185 @@ _ONE_CORE = 0.5  # exponent of the share of cores in the share of bandwidth that
 _DRAWN = 0.85  # of its limit, while it decodes
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionInputs:
-    """What configurations are turned from and on what they run. None: not known, and then nothing is foreseen.
+class Predictor:
+    """A `skep.tuner.ports.SearchSpace`. Answers are remembered: a search asks for the same ones many times.
 
-    `quants`: the format of each checkpoint that may be taken.
+    `model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is foreseen.
     """
 
-    base: Preset
-    aim: TuneGoal
-    model: Geometry | None = None
-    quant: Quant | None = None
-    rig: Rig | None = None
-    basis: Basis = field(default_factory=lambda: Basis(published_constants()))
-    quants: Mapping[str, Quant] = field(default_factory=dict)
+    def __init__(
+        self, base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None, *,
+        model: Geometry | None = None, quant: Quant | None = None, checkpoints: Iterable[str] = (),
+    ) -> None:  # fmt: skip
+        self.base, self.rig, self.aim, self.knobs = base, rig, aim, tuple(knobs)
+        self._basis = basis or Basis(published_constants())
+        self._model = model or find_geometry(base.model)
+        self._quant = quant or quant_of(base, self._model)
+        bare = replace(base, options=replace(base.options, quant=None))
+        formats = {name: quant_of(replace(bare, checkpoint=name), self._model) for name in checkpoints}
+        self._quants = {name: found for name, found in formats.items() if found is not None}
+        if self._quant is not None:
+            self._quants[base.checkpoint] = self._quant
+        self._outcomes: dict[tuple[object, ...], PredictedOutcome | None] = {}
+        self._refusals: dict[KnobConfig, str | None] = {}
+        self._odd = {wrong.message for wrong in contradictions(base)}  # the base's own affair
+        self._known = tuple(sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS)))
+
+    def __repr__(self) -> str:
+        where = self.rig.title if self.rig is not None else "an unknown machine"
+        return f"<Predictor of {self.base.name} on {where}, {len(self.knobs)} knobs>"
 
     @property
-    def need_tokens(self) -> int:
-        return self.aim.input_tokens + self.aim.output_tokens
+    def pairs(self) -> Sequence[tuple[str, str]]:
+        return pairs_of(self.knobs)
 
     @property
     def on_cpu(self) -> bool:
         return self.rig is not None and all(card.vendor == "cpu" for card in self.rig.cards)
 
+    def refusal(self, config: KnobConfig) -> str | None:
+        if config not in self._refusals:
+            self._refusals[config] = self._refused(config)
+        return self._refusals[config]
 
-def setup_of(config: KnobConfig, ground: PredictionInputs) -> Setup | None:
-    """As the planner sees it; None where model or format are not known, or it contradicts itself."""
-    preset = _preset(config, ground)
-    if preset is None:
-        return None
-    quant = ground.quants.get(preset.checkpoint, ground.quant)
-    if "quant" in config.as_dict:
-        quant = QUANTS.get(str(config["quant"]), quant)
-    return None if ground.model is None or quant is None else planned_setup(preset, ground.model, quant)
+    def predict(self, config: KnobConfig) -> float | None:
+        found = self.outcome(config)
+        if found is None or self.aim.metric == "effective_tok_s":
+            return None if found is None else found.effective_tok_s
+        if self.aim.metric == "task_tok_s":
+            return found.task_tok_s
+        watts = self.watts(config)
+        return found.effective_tok_s / watts if watts else None
+
+    def start_s(self, config: KnobConfig) -> float:
+        engine, setup = self.base.engine, self.setup(config)
+        seconds = _STARTS_S.get(engine, 10.0)
+        if config.get("graphs", self.base.options.graphs) is not False:
+            seconds += _GRAPHS_S.get(engine, 0.0)
+        if setup is None:
+            return seconds
+        drafts = setup.spec is not None and setup.spec.method == "mtp"
+        return seconds + weights_bytes(setup.model, setup.quant, with_draft=drafts) / _READ_BYTES_S
+
+    def reading_s(self, config: KnobConfig) -> float:
+        found = self.outcome(config)
+        if found is None or found.effective_tok_s <= 0:
+            return READING_S
+        per_s = found.effective_tok_s / self.aim.output_tokens
+        return tasks_for(self.aim.concurrency, [per_s]) / per_s
+
+    def spare_bytes(self, config: KnobConfig) -> float | None:
+        found = self._placed(config)
+        if found is None:
+            return None
+        setup, rig = found
+        plan = memory(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
+        return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
+
+    # What the planner is asked, for those who want more than one figure of it
+
+    def setup(self, config: KnobConfig) -> Setup | None:
+        """As the planner sees it; None where model or format are not known, or it contradicts itself."""
+        preset = self._preset(config)
+        if preset is None:
+            return None
+        quant = self._quants.get(preset.checkpoint, self._quant)
+        if "quant" in config.as_dict:
+            quant = QUANTS.get(str(config["quant"]), quant)
+        return None if self._model is None or quant is None else planned_setup(preset, self._model, quant)
+
+    def cards(self, config: KnobConfig) -> Rig | None:
+        """Of a CPU what its replicas can use: they share it evenly, and fewer threads than cores leave some of it idle.
+
+        More threads than cores wait for each other at every layer.
+        Calibrated with several replicas, each was a device of its own: the CPU is all of them.
+        """
+        rig = self.rig
+        if rig is None or not self.on_cpu:
+            return rig
+        preset = self._preset(config)
+        if preset is None:
+            return None
+        one, replicas = rig.cards[0], max(1, preset.replicas)
+        cores, each = one.units or 1, len(rig.cards) / replicas
+        asked = (preset.threads or max(1, cores // replicas)) * replicas / cores
+        busy, crowded = min(1.0, asked), max(1.0, asked)
+        share = replace(
+            one, memory_gib=one.memory_gib * each, bandwidth_gbs=one.bandwidth_gbs * busy**_ONE_CORE / crowded * each,
+            fp16_tflops=(one.fp16_tflops or 0.0) * busy / crowded * each,
+        )  # fmt: skip
+        return replace(rig, cards=(share,) * replicas)
+
+    def outcome(self, config: KnobConfig, concurrency: int | None = None) -> PredictedOutcome | None:
+        """Of the goal's load, or of the same with another number of agents; None: it has nothing to say."""
+        agents = concurrency or self.aim.concurrency
+        values = config.as_dict
+        key = (agents, *(values.get(name) for name in self._known))
+        if key not in self._outcomes:
+            self._outcomes[key] = self._played(config, agents)
+        return self._outcomes[key]
+
+    def watts(self, config: KnobConfig) -> float | None:
+        """Return what its cards draw under load, roughly; None: nobody told what they are made for."""
+        found = self._placed(config)
+        drawn = [card.tdp_w for card in found[1].cards[: found[0].layout.cards]] if found is not None else []
+        known = [each for each in drawn if each is not None]
+        return sum(known) * _DRAWN if known and len(known) == len(drawn) else None
+
+    def fit(self, config: KnobConfig) -> FitResult | None:
+        """Return whether it fits its cards, with the sentence that says so; None: nobody knows."""
+        setup, rig = self.setup(config), self.cards(config)
+        if setup is None or rig is None:
+            return None
+        return fits(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
+
+    def _played(self, config: KnobConfig, agents: int) -> PredictedOutcome | None:
+        placed = self._placed(config)
+        if placed is None:
+            return None
+        setup, rig = placed
+        if setup.spec is not None and setup.spec.method == "ngram":
+            setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
+        found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
+        if found.pool_tokens <= 0:
+            return None
+        return found.outcome(PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens))
+
+    def _refused(self, config: KnobConfig) -> str | None:
+        """Return the engine's own rules first: a contradiction has no setup."""
+        said = own_refusal(config, self.base)
+        if said is not None:
+            return said
+        wrong = contradictions(apply_config(self.base, config))
+        odd = next((one.message for one in wrong if one.message not in self._odd), None)
+        setup, rig = self.setup(config), self.cards(config)
+        if odd is not None or setup is None or rig is None:
+            return odd
+        found = refusal(setup, rig)
+        if found is not None:
+            return found.sentence
+        fit, card = self.fit(config), sizing_card(rig, setup.layout)
+        return fit.sentence if fit is not None and fit.over_bytes > _SLACK * usable_bytes(card) else None
+
+    def _placed(self, config: KnobConfig) -> tuple[Setup, Rig] | None:
+        """None: not known, or on more cards than there are."""
+        setup, rig = self.setup(config), self.cards(config)
+        if setup is None or rig is None or setup.layout.cards > len(rig.cards):
+            return None
+        return setup, rig
+
+    @property
+    def _need_tokens(self) -> int:
+        return self.aim.input_tokens + self.aim.output_tokens
+
+    def _context(self, setup: Setup) -> int:
+        return setup.context or ceil(self._need_tokens / 256) * 256
+
+    def _preset(self, config: KnobConfig) -> Preset | None:
+        try:
+            return apply_config(self.base, config)
+        except UserError:
+            return None
 
 
 def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
@@ -101,174 +234,3 @@ def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
         graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
         version=preset.engine_version,
     )  # fmt: skip
-
-
-def rig_of(config: KnobConfig, ground: PredictionInputs) -> Rig | None:
-    """Of a CPU what its replicas can use: they share it evenly, and fewer threads than cores leave some of it idle.
-
-    More threads than cores wait for each other at every layer.
-    Calibrated with several replicas, each was a device of its own: the CPU is all of them.
-    """
-    rig = ground.rig
-    if rig is None or not ground.on_cpu:
-        return rig
-    preset = _preset(config, ground)
-    if preset is None:
-        return None
-    one, replicas = rig.cards[0], max(1, preset.replicas)
-    cores, each = one.units or 1, len(rig.cards) / replicas
-    asked = (preset.threads or max(1, cores // replicas)) * replicas / cores
-    busy, crowded = min(1.0, asked), max(1.0, asked)
-    share = replace(
-        one, memory_gib=one.memory_gib * each, bandwidth_gbs=one.bandwidth_gbs * busy**_ONE_CORE / crowded * each,
-        fp16_tflops=(one.fp16_tflops or 0.0) * busy / crowded * each,
-    )  # fmt: skip
-    return replace(rig, cards=(share,) * replicas)
-
-
-class Predictor:
-    """A `skep.tuner.ports.SearchSpace`. Answers are remembered: a search asks for the same ones many times."""
-
-    def __init__(self, ground: PredictionInputs, knobs: Sequence[Knob]) -> None:
-        self.ground = ground
-        self._knobs = tuple(knobs)
-        self._outcomes: dict[tuple[object, ...], PredictedOutcome | None] = {}
-        self._refusals: dict[KnobConfig, str | None] = {}
-        self._odd = {wrong.message for wrong in contradictions(ground.base)}  # the base's own affair
-        self._known = tuple(sorted(knob.name for knob in self._knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS)))
-
-    def __repr__(self) -> str:
-        where = self.ground.rig.title if self.ground.rig is not None else "an unknown machine"
-        return f"<Predictor of {self.ground.base.name} on {where}, {len(self._knobs)} knobs>"
-
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
-        return self._knobs
-
-    @property
-    def pairs(self) -> Sequence[tuple[str, str]]:
-        return pairs_of(self._knobs)
-
-    def refusal(self, config: KnobConfig) -> str | None:
-        if config not in self._refusals:
-            self._refusals[config] = self._refused(config)
-        return self._refusals[config]
-
-    def predict(self, config: KnobConfig) -> float | None:
-        found = self.outcome(config)
-        if found is None:
-            return None
-        if self.ground.aim.metric == "task_tok_s":
-            return found.task_tok_s
-        if self.ground.aim.metric == "tok_per_joule":
-            watts = self.watts(config)
-            return found.effective_tok_s / watts if watts else None
-        return found.effective_tok_s
-
-    def start_s(self, config: KnobConfig) -> float:
-        engine, setup = self.ground.base.engine, self.setup(config)
-        seconds = _STARTS_S.get(engine, 10.0)
-        if config.get("graphs", self.ground.base.options.graphs) is not False:
-            seconds += _GRAPHS_S.get(engine, 0.0)
-        if setup is None:
-            return seconds
-        drafts = setup.spec is not None and setup.spec.method == "mtp"
-        return seconds + weights_bytes(setup.model, setup.quant, with_draft=drafts) / _READ_BYTES_S
-
-    def reading_s(self, config: KnobConfig) -> float:
-        found, aim = self.outcome(config), self.ground.aim
-        if found is None or found.effective_tok_s <= 0:
-            return READING_S
-        per_s = found.effective_tok_s / aim.output_tokens
-        return tasks_for(aim.concurrency, [per_s]) / per_s
-
-    # What the planner is asked, for those who want more than one figure of it
-
-    def spare_bytes(self, config: KnobConfig) -> float | None:
-        setup, rig = self.setup(config), rig_of(config, self.ground)
-        if setup is None or rig is None or setup.layout.cards > len(rig.cards):
-            return None
-        context = setup.context or _rounded(self.ground.need_tokens)
-        plan = memory(setup, sizing_card(rig, setup.layout), context=context, slots=setup.slots)
-        return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
-
-    def setup(self, config: KnobConfig) -> Setup | None:
-        return setup_of(config, self.ground)
-
-    def outcome(self, config: KnobConfig, concurrency: int | None = None) -> PredictedOutcome | None:
-        """Of the goal's load, or of the same with another number of agents; None: it has nothing to say."""
-        agents = concurrency or self.ground.aim.concurrency
-        values = config.as_dict
-        key = (agents, *(values.get(name) for name in self._known))
-        if key not in self._outcomes:
-            self._outcomes[key] = self._played(config, agents)
-        return self._outcomes[key]
-
-    def watts(self, config: KnobConfig) -> float | None:
-        """Return what its cards draw under load, roughly; None: nobody told what they are made for."""
-        setup, rig = self.setup(config), rig_of(config, self.ground)
-        if setup is None or rig is None:
-            return None
-        drawn = [card.tdp_w for card in rig.cards[: setup.layout.cards]]
-        if not drawn or any(each is None for each in drawn):
-            return None
-        return sum(each or 0.0 for each in drawn) * _DRAWN
-
-    def _played(self, config: KnobConfig, agents: int) -> PredictedOutcome | None:
-        setup, rig, aim = self.setup(config), rig_of(config, self.ground), self.ground.aim
-        if setup is None or rig is None or setup.layout.cards > len(rig.cards):
-            return None
-        if setup.spec is not None and setup.spec.method == "ngram":
-            setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
-        basis = self.ground.basis
-        found = prospect(setup, rig, basis.constants, context=self.ground.need_tokens, tuning=basis.tuning)
-        if found.pool_tokens <= 0:
-            return None
-        return found.outcome(PlannedLoad(agents, aim.input_tokens, aim.output_tokens))
-
-    def _refused(self, config: KnobConfig) -> str | None:
-        """Return the engine's own rules first: a contradiction has no setup."""
-        said = own_refusal(config, self.ground.base)
-        if said is not None:
-            return said
-        preset = apply_config(self.ground.base, config)
-        odd = next((wrong.message for wrong in contradictions(preset) if wrong.message not in self._odd), None)
-        if odd is not None:
-            return odd
-        setup, rig = self.setup(config), rig_of(config, self.ground)
-        if setup is None or rig is None:
-            return None
-        found = refusal(setup, rig)
-        return found.sentence if found is not None else self._too_large(setup, rig)
-
-    def _too_large(self, setup: Setup, rig: Rig) -> str | None:
-        card = sizing_card(rig, setup.layout)
-        context = setup.context or _rounded(self.ground.need_tokens)
-        verdict = fits(setup, card, context=context, slots=setup.slots)
-        return verdict.sentence if verdict.over_bytes > _SLACK * usable_bytes(card) else None
-
-
-def predictor_for(
-    base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None, *,
-    model: Geometry | None = None, quant: Quant | None = None, checkpoints: Iterable[str] = (),
-) -> Predictor:  # fmt: skip
-    """`model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is foreseen."""
-    model = model or find_geometry(base.model)
-    quants = {name: found for name in checkpoints if (found := quant_of(replace(base, checkpoint=name,
-              options=replace(base.options, quant=None)), model)) is not None}  # fmt: skip
-    told = quant or quant_of(base, model)
-    if told is not None:
-        quants[base.checkpoint] = told
-    ground = PredictionInputs(base, aim, model, told, rig, basis or Basis(published_constants()), quants)
-    return Predictor(ground, knobs)
-
-
-def _preset(config: KnobConfig, ground: PredictionInputs) -> Preset | None:
-    try:
-        return apply_config(ground.base, config)
-    except UserError:
-        return None
-
-
-def _rounded(tokens: int) -> int:
-    return ceil(tokens / 256) * 256

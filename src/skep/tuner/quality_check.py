@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_generator import LoadGenerator
@@ -180,17 +180,6 @@ ROOM_TOKENS = 2048  # for an answer, where most were cut: a model that thinks al
 TIMEOUT_S, MOST_S = 600.0, 600.0
 
 
-class QualityGuardPort(Protocol):
-    def known(self, config: KnobConfig) -> Sheet | None:
-        """Return its sheet, where it was asked before: nothing need be started."""
-
-    async def answers(self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress) -> Sheet:
-        """Asked and judged now. The first to be asked is the incumbent, never a challenger."""
-
-    def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
-        """`seconds` are those of asking; who had to start engines for it puts his own."""
-
-
 @dataclass(frozen=True, slots=True)
 class GuardPlan:
     concurrency: int
@@ -235,11 +224,13 @@ class QualityGuard:
         return f"<QualityGuard {self._bank.name}, {len(self._bank.items)} items, {len(self._sheets)} sheets>"
 
     def known(self, config: KnobConfig) -> Sheet | None:
+        """Return its sheet, where it was asked before: nothing need be started."""
         return self._sheets.get(config.key)
 
     async def answers(
         self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress = lambda _: None
     ) -> Sheet:
+        """Ask and judge now. The first to be asked is the incumbent, never a challenger."""
         sheet = await self._asked(served, config, on_progress)
         spent = sheet.seconds
         while not self._settled and not sheet.is_silent and (easier := self._easier(sheet)) is not None:
@@ -255,6 +246,7 @@ class QualityGuard:
         return sheet
 
     def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
+        """`seconds` are those of asking; who had to start engines for it puts his own."""
         return compared(incumbent, challenger, self._plan.delta)
 
     def _easier(self, sheet: Sheet) -> Bank | None:

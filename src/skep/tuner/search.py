@@ -45,7 +45,7 @@ class ConfigTrial:
     ) -> None:
         self.move = move
         self.evidence = Evidence(move.config, incumbent, (), (), 0.0, predicted)
-        self._speed = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
+        self.speeds = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
         self._near = SequentialTest(
             MeasurementNoise(reading=_LATE_NOISE, start=_LATE_NOISE / 2), rounds=grain.rounds, worth=grain.worth
         )
@@ -62,31 +62,23 @@ class ConfigTrial:
     @property
     def ratio(self) -> Interval | None:
         """Of speeds, whatever decided."""
-        standing = self._speed.standing
+        standing = self.speeds.standing
         return standing.ratio if standing is not None else None
-
-    @property
-    def speeds(self) -> SequentialTest:
-        return self._speed
-
-    def spent(self, seconds: float) -> None:
-        self.evidence = self.evidence.also((), (), seconds)
 
     def took(self, first: ServerStart, second: ServerStart, seconds: float) -> None:
         """One round, in which neither failed."""
         self.evidence = self.evidence.also((second,), (first,), seconds)
-        pairs = paired(first.readings, second.readings, speed)
-        self._speed.feed(pairs)
+        self.speeds.feed(paired(first.readings, second.readings, speed))
         self._near.feed(paired(first.readings, second.readings, nearness))
         self.verdict = self._judged()
-        if self.verdict is SequentialVerdict.OPEN and not self._speed.pairs and self.rounds >= STARTS:
+        if self.verdict is SequentialVerdict.OPEN and not self.speeds.pairs and self.rounds >= STARTS:
             self.verdict = SequentialVerdict.SAME
 
     def _judged(self) -> SequentialVerdict:
         here, there = over_limit(self.evidence.starts), over_limit(self.evidence.beside)
         self.late = max(here, there) > 1
         if not self.late:
-            return self._speed.verdict
+            return self.speeds.verdict
         if here <= 1:  # the other one is late
             return SequentialVerdict.BETTER if self.rounds >= STARTS else SequentialVerdict.OPEN
         if there <= 1:
@@ -97,6 +89,7 @@ class ConfigTrial:
 SCREENED = 3  # readings of a start that only sorts
 MOST_ALARMS = 2  # failures of what was accepted, before one goes back
 MOST_JUDGING_S, JUDGING_SHARE = 600.0, 0.1
+_SPENT = "the budget is spent"
 _TURNED_DOWN = {SequentialVerdict.WORSE: StageDecision.WORSE, SequentialVerdict.SAME: StageDecision.SAME}
 
 
@@ -178,9 +171,9 @@ class KnobSearch:
             predicted = self._predicted(chosen.config)
             self._trial = ConfigTrial(chosen, self.incumbent, self._book.noise, self._chooser.grain, predicted)
             return self._confirm(self._trial)
-        while len(chosen) > 1 and not self._affords((self.incumbent, *chosen), SCREENED):
+        while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
-        return self._measure((self.incumbent, *chosen), SCREENED, "screen")
+        return self._measure((self.incumbent, *chosen), SCREENED, "screen") if chosen else self._close(_SPENT)
 
     def _judge(self, trial: ConfigTrial) -> BenchRequest | None:
         """Against the baseline, so that a little worse each time does not add up."""
@@ -195,9 +188,7 @@ class KnobSearch:
             return self._out_of_time("time ran out before it was decided")
         return self._measure(configs, readings, "confirm")
 
-    def _measure(self, configs: tuple[KnobConfig, ...], readings: int, purpose: str) -> BenchRequest | None:
-        if purpose != "baseline" and not self._affords(configs, readings):
-            return self._close("the budget is spent")
+    def _measure(self, configs: tuple[KnobConfig, ...], readings: int, purpose: str) -> BenchRequest:
         return MeasureRequest(configs, readings, purpose, self._words(configs, purpose))
 
     def _words(self, configs: Sequence[KnobConfig], purpose: str) -> str:
@@ -213,7 +204,7 @@ class KnobSearch:
         assert trial is not None
         if trial.evidence.starts:
             self._note(trial.evidence, StageDecision.UNDECIDED, why, ratio=trial.ratio)
-        return self._close("the budget is spent")
+        return self._close(_SPENT)
 
     def _close(self, why: str) -> BenchRequest | None:
         self.ended = self.ended or why
@@ -280,7 +271,7 @@ class KnobSearch:
             if start.failure is None and not start.figures:
                 self._unread(evidence)
             elif start.failure is None:
-                belief = self._book.gain(start.config, self.incumbent)
+                belief = self._book.surrogate.gain(start.config, self.incumbent)
                 seen_often = self._book.counted_starts(start.config) >= grain.screens
                 promising = self._chooser.is_promising(belief)
                 if belief.hope < grain.floor or (seen_often and not promising):
@@ -332,7 +323,7 @@ class KnobSearch:
     def _took_judged(self, judged: JudgeResult) -> None:
         trial, self._judging = self._trial, False
         assert trial is not None
-        trial.spent(judged.seconds)
+        trial.evidence = trial.evidence.also((), (), judged.seconds)
         self._judging_s = judged.seconds
         if judged.ok:
             self._accept(trial, judged.words)

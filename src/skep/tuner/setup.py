@@ -47,7 +47,7 @@ from skep.planner.step import StepTuning as Fitted
 from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.goal import parse_goal
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
-from skep.tuner.predictions import PREDICTED_KNOBS, Predictor, predictor_for
+from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
 from skep.tuner.records import Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import from_document, to_document
@@ -202,7 +202,7 @@ def base_of(tuning: Tuning) -> Preset:
 
 def _predictor(target: TuneTarget, tuning: Tuning, options: TuningOptions) -> Predictor:
     machine = target.machine
-    return predictor_for(
+    return Predictor(
         target.base, machine.rig, tuning.aim, tuning.knobs, target.basis, model=machine.model, quant=target.quant,
         checkpoints=options.checkpoints,
     )  # fmt: skip

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from skep.planner.candidates import sizing_card
-from skep.planner.fit import fits
 from skep.planner.predict import PredictedOutcome
 from skep.stats.slo import SloLimits
 from skep.tuner.ports import BenchProgress, CurveRequest, JudgeRequest, MeasureRequest, OnProgress
-from skep.tuner.predictions import Predictor, rig_of
+from skep.tuner.predictions import Predictor
 from skep.tuner.reading_size import tasks_for
 from skep.tuner.records import (
     ConfigFailure,
@@ -225,7 +223,7 @@ class PlannedTruth:
 
     def __init__(self, space: Predictor) -> None:
         self._space = space
-        self._aim = space.ground.aim
+        self._aim = space.aim
         self._limits = SloLimits.parse(self._aim.slo).limits if self._aim.slo else ()
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
@@ -264,15 +262,8 @@ class PlannedTruth:
         return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
 
     def _out_of_memory(self, config: KnobConfig) -> ConfigFailure | None:
-        ground = self._space.ground
-        setup, rig = self._space.setup(config), rig_of(config, ground)
-        if setup is None or rig is None:
+        fit = self._space.fit(config)
+        if fit is None or fit.over_bytes <= 0:
             return None
-        context = setup.context or ground.need_tokens
-        verdict = fits(setup, sizing_card(rig, setup.layout), context=context, slots=setup.slots)
-        if verdict.over_bytes <= 0:
-            return None
-        words = f"SIMULATED: {verdict.sentence}"
-        return ConfigFailure(
-            "out-of-memory", words, remedy="fewer slots, a smaller KV type, or another share of the card"
-        )
+        remedy = "fewer slots, a smaller KV type, or another share of the card"
+        return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)

@@ -36,7 +36,7 @@ from skep.supervisor.replica import Replica
 from skep.supervisor.replica_protocol import ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
-from skep.tuner.ports import DidNotStart, ServedConfig
+from skep.tuner.ports import ConfigFailed, ServedConfig
 from skep.tuner.records import ConfigFailure
 from skep.wire.listen import bind
 
@@ -51,7 +51,7 @@ def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
 
 
 class TrialServers:
-    """The house of `skep.tuner.ports`. `work`: a folder of this tuning's own; logs of what failed stay in it."""
+    """Serves configurations. `work`: a folder of this tuning's own; logs of what failed stay in it."""
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class TrialServers:
 
     @asynccontextmanager
     async def open(self, preset: Preset) -> AsyncIterator[ServedConfig]:
+        """Up until the block ends, on any end. Raises ConfigFailed where it does not start."""
         number = next(number for number in self._numbers if not self._folder(number).exists())
         paths = self._paths(number)
         if not self._open:
@@ -111,7 +112,7 @@ class TrialServers:
         try:
             hive = await asyncio.to_thread(build_hive, settings, paths, listener, self._progress)
         except SkepError as error:
-            raise DidNotStart(ConfigFailure("refused", error.message, remedy=error.hint)) from None
+            raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
         policy = replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0)
         return replace(hive, policy=policy, socket_path=None)  # nobody controls it but us
 
@@ -193,7 +194,7 @@ class _TrialServer:
             self._moved.clear()
             await self._moved.wait()
         if not self._ready:
-            raise DidNotStart(self._failure or ConfigFailure("no-start", "it ended before it was ready"))
+            raise ConfigFailed(self._failure or ConfigFailure("no-start", "it ended before it was ready"))
 
     def _changed(self, supervisor: Supervisor) -> None:
         """The first failure is the one to tell: the others are ended for it."""
