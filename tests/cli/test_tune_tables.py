@@ -23,9 +23,9 @@ from skep.tuner.records import (
     Tuning,
 )
 from skep.tuner.running import RequestFinished, RequestStarted, StageDecided
-from skep.tuner.setup import CandidateChange, apply_settings, choose_knobs
+from skep.tuner.setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
 from skep.tuner.store import SavedTuning, TuningRecord, TuningState
-from skep.tuner.summary import unmet_goal
+from skep.tuner.summary import dead_end_lines, stage_words, unmet_goal
 from skep.units import Interval
 
 SLOTS = Knob("slots", "slots", (1, 2, 4, 8), ordered=True)
@@ -84,7 +84,7 @@ def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
     assert "stage 2 ran out of memory: no room for the cache" in said
     assert "it said: CUDA out of memory: tried 2 GiB" in said
     assert "remedy: lower the memory share" in said
-    assert tables.dead_ends(STAGES[:2]) == []
+    assert dead_end_lines(STAGES[:2]) == []
 
 
 def test_what_was_accepted_and_died_later_is_no_step_of_the_search():
@@ -96,8 +96,8 @@ def test_what_was_accepted_and_died_later_is_no_step_of_the_search():
 
 def test_the_same_dead_end_is_told_once_with_all_its_stages():
     again = stage(5, StageDecision.FAILED, changes=(KnobChange("slots", 1, 4),), failure=OOM, why=str(OOM))
-    assert tables.dead_ends([*STAGES, again])[0].startswith("stages 2, 5 ran out of memory: ")
-    assert len(tables.dead_ends([*STAGES, again])) == 3
+    assert dead_end_lines([*STAGES, again])[0].startswith("stages 2, 5 ran out of memory: ")
+    assert len(dead_end_lines([*STAGES, again])) == 3
 
 
 def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
@@ -107,7 +107,7 @@ def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
         CandidateChange(KnobChange("slots", 1, 8), 1.5, 70.0),
         CandidateChange(KnobChange("slots", 1, 2), 0.999, 60.0),
     ]
-    assert tables.prospect_lines(found) == [
+    assert prospect_lines(found) == [
         "about 60.0 s  slots 1 → 4, 8 (+50 %), 2 (+0 %)",
         "about 60.0 s  prefix_cache off → on (not foreseen)",
     ]
@@ -159,7 +159,7 @@ def test_without_a_terminal_each_stage_is_a_line(capsys):
         on_event(StageDecided(STAGES[0]))
         on_event(RequestFinished(request, MeasurementRound((), 12.0)))
     said = capsys.readouterr().err
-    assert said == f"{tables.stage_words(STAGES[0], 'tok/s')}\n"
+    assert said == f"{stage_words(STAGES[0], 'tok/s')}\n"
     assert status.spent_s == 12.0
 
 

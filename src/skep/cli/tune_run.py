@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from skep.cli import tune_stored
@@ -14,16 +14,16 @@ from skep.cli.output import byte_progress, note
 from skep.cli.plan_output import check_page
 from skep.cli.swarm_tables import one_line
 from skep.cli.tune import TuneOptions
-from skep.cli.tune_tables import TuneStatus, goal_words, prospect_lines, tuning_view
+from skep.cli.tune_tables import TuneStatus, tuning_view
 from skep.errors import EngineError, SkepError
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
 from skep.tuner.bench import carry_out, check_machine, machine_for
 from skep.tuner.journal import TuningJournal
-from skep.tuner.records import FAILURES, ConfigFailure, value_words
-from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again, prospects
+from skep.tuner.records import ConfigFailure, value_words
+from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again, prospect_lines, prospects
 from skep.tuner.store import TuningRecord, TuningStore
-from skep.tuner.summary import accepted, unit_of, unmet_goal
+from skep.tuner.summary import accepted, goal_words, unit_of, unmet_goal
 from skep.tuner.tuned_preset import save_best
 from skep.units import format_seconds, number
 
@@ -162,9 +162,7 @@ def _saved(tunings: TuningStore, tuning_id: str, paths: Paths) -> tuple[TuningRe
 
 
 def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
-    what = FAILURES.get(failure.kind, failure.kind)
-    said = f" ({failure.evidence})" if failure.evidence and failure.evidence not in failure.cause else ""
-    message = f"nothing was tuned, the baseline {what}: {failure.cause}{said}"
+    message = f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
     return EngineError(one_line(message, 600), hint=failure.remedy or f"`skep tune show {tuning_id}` has its runs")
 
 

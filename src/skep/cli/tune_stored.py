@@ -14,7 +14,7 @@ from skep.cli.options import existing
 from skep.cli.output import note, print_json, write_whole
 from skep.cli.plan_output import check_page
 from skep.cli.swarm_tables import one_line
-from skep.cli.tune_tables import goal_words, print_tuning
+from skep.cli.tune_tables import print_tuning
 from skep.paths import user_paths
 from skep.report.columns import documents, print_records
 from skep.report.tuning import TUNING_COLUMNS, tuning_page
@@ -23,7 +23,7 @@ from skep.tuner.documents import failure_json, tuning_json
 from skep.tuner.records import changes_words
 from skep.tuner.setup import base_of
 from skep.tuner.store import SavedTuning, TuningRecord, TuningState, TuningStore
-from skep.tuner.summary import KEPT, best_of, count_decisions, given_up
+from skep.tuner.summary import KEPT, best_of, count_decisions, given_up, goal_words
 from skep.tuner.tuned_preset import stage_for, write_preset
 from skep.units import format_seconds
 

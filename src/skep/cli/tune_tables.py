@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from skep.cli.liveview import Line, Page, can_draw, live_view
@@ -17,15 +17,23 @@ from skep.cli.swarm_tables import one_line
 from skep.report.columns import print_records, table_lines
 from skep.report.tuning import by_concurrency, curve_columns, stage_columns
 from skep.tuner.ports import BenchProgress, BenchRequest
-from skep.tuner.records import FAILURES, ConfigFailure, StageDecision, TuneGoal, TuneStage, Tuning, value_words
+from skep.tuner.records import StageDecision, TuneStage, Tuning
 from skep.tuner.running import OnEvent, RequestFinished, RequestStarted, StageDecided, TuneEvent
-from skep.tuner.setup import CandidateChange
 from skep.tuner.store import TuningRecord
-from skep.tuner.summary import KEPT, best_of, figure_words, given_up, headline, unit_of
+from skep.tuner.summary import (
+    KEPT,
+    best_of,
+    dead_end_lines,
+    failure_lines,
+    figure_words,
+    given_up,
+    headline,
+    stage_words,
+    unit_of,
+)
 from skep.units import Interval, format_seconds, number
 
 BAR = 40
-LONGEST_LINE = 200
 FEWEST_ROWS = 12  # of stages, where the height is not known
 STYLES = {
     StageDecision.ACCEPTED: "green",
@@ -44,31 +52,10 @@ def print_tuning(found: TuningRecord) -> None:
         print("\n".join(failure_lines("the baseline", found.failure)))  # noqa: T201
     if stages:
         print_records(stage_columns(tuning, stages), stages)
-        print("\n".join([*dead_ends(stages), "", *progress_lines(stages, unit_of(tuning))]))  # noqa: T201
+        print("\n".join([*dead_end_lines(stages), "", *progress_lines(stages, unit_of(tuning))]))  # noqa: T201
     if found.points:
         print()  # noqa: T201
         print_records(curve_columns(tuning, stages, found.points), by_concurrency(tuning, found.points))
-
-
-def dead_ends(stages: Iterable[TuneStage]) -> list[str]:
-    """In full, with the engine's own line and what would mend it: a table has no room for them."""
-    numbers: dict[ConfigFailure, list[int]] = {}
-    for stage in stages:
-        if stage.failure is not None:
-            numbers.setdefault(stage.failure, []).append(stage.number)
-    lines: list[str] = []
-    for failure, same in numbers.items():
-        lines += failure_lines(f"stage{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}", failure)
-    return lines
-
-
-def failure_lines(which: str, failure: ConfigFailure) -> list[str]:
-    lines = [f"{which} {FAILURES.get(failure.kind, failure.kind)}: {one_line(failure.cause, 300)}"]
-    if failure.evidence:
-        lines.append(f"  it said: {one_line(failure.evidence, 300)}")
-    if failure.remedy:
-        lines.append(f"  remedy: {one_line(failure.remedy, 300)}")
-    return lines
 
 
 def progress_lines(stages: Sequence[TuneStage], unit: str) -> list[str]:
@@ -88,32 +75,6 @@ def _bar(figure: Interval, most: float) -> str:
     low, high = round(BAR * max(0.0, figure.low) / most), round(BAR * figure.high / most)
     full = max(1, low)
     return ("█" * full + "░" * max(0, high - full)).ljust(BAR)
-
-
-def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
-    """Return a line for each knob, in the order of each one's best change."""
-    by_knob: dict[str, list[CandidateChange]] = {}
-    for one in prospects:
-        by_knob.setdefault(one.change.knob, []).append(one)
-    times = {knob: f"about {format_seconds(min(one.seconds for one in same))}" for knob, same in by_knob.items()}
-    width = max((len(said) for said in times.values()), default=0)
-    return [f"{times[knob]:>{width}}  {one_line(_values(knob, same), LONGEST_LINE)}" for knob, same in by_knob.items()]
-
-
-def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
-    """`slots 4 → 6, 8 (+0 %), 2 (-12 %)`: values of which the same is foreseen stand together."""
-    by_gain: dict[str, list[str]] = {}
-    for one in prospects:
-        gain = "not foreseen" if one.predicted is None else f"{round(100 * (one.predicted - 1)):+d} %"
-        by_gain.setdefault(gain, []).append(value_words(one.change.after))
-    told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
-    return f"{knob} {value_words(prospects[0].change.before)} → {told}"
-
-
-def goal_words(aim: TuneGoal) -> str:
-    limits = f", within {aim.slo}" if aim.slo else ""
-    context = f", context of {aim.min_context} at least" if aim.min_context else ""
-    return f"{aim} ({aim.shape}{limits}{context})"
 
 
 @dataclass(slots=True)
@@ -177,14 +138,6 @@ def now_words(status: TuneStatus) -> str:
     of = f" {progress.reading}/{progress.readings}" if progress.reading else ""
     speed = f", {number(progress.tok_s)} tok/s" if progress.tok_s is not None else ""
     return f"{status.request.words}: {progress.what}{of}{speed}"
-
-
-def stage_words(stage: TuneStage, unit: str) -> str:
-    """Return one line: what was decided of which change, by which figures."""
-    figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
-    why = f"; {stage.why}" if stage.why else ""
-    what = stage.decision.value if not stage.changes else f"{stage.decision.value}, {stage.title}"
-    return f"stage {stage.number} {what}{figure}{why}"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from skep.catalog.options import EngineOptions
 from skep.engines.base import Diagnosis, Launch
-from skep.tuner.records import FAILURES, ConfigFailure, Knob, KnobConfig, Value, value_words
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
 _MORE_IS_MORE = frozenset({"slots", "batched_tokens", "batch", "context", "mtp", "ngram", "replicas"})
@@ -226,7 +226,7 @@ def why_hopeless(
     for failed, failure in failures:
         reason = None
         if config == failed:
-            reason = f"{FAILURES.get(failure.kind, failure.kind)} before: {failure.cause}"
+            reason = f"{failure.title} before: {failure.cause}"
         elif is_of_memory(failure):
             reason = _as_much_again(config, failed, failure)
         elif _is_refusal(failure):

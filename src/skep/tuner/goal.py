@@ -28,7 +28,12 @@ def parse_goal(
     metric = _metric(found["metric"], goal)
     agents = _agents(found["agents"], goal)
     target = None if found["target"] is None else _target(found["target"], goal)
-    task = _task(input_tokens, output_tokens)
+    if input_tokens < 1:
+        raise UserError(f"--input-tokens {input_tokens} is no prompt", hint="1 or more")
+    if output_tokens < LEAST_OUTPUT:
+        hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
+        raise UserError(f"--output-tokens {output_tokens} is too short an answer", hint=hint)
+    task = input_tokens + output_tokens
     if min_context is not None and min_context < task:
         hint = "raise it, leave it out, or lower --input-tokens and --output-tokens"
         raise UserError(f"--min-context {min_context} is less than a task's {task} tokens", hint=hint)
@@ -65,12 +70,3 @@ def _target(text: str, goal: str) -> float:
         hint = "a target is a number above 0, in the metric's unit"
         raise UserError(f"--goal `{goal}`: a target of {text.strip()} cannot be aimed at", hint=hint)
     return target
-
-
-def _task(input_tokens: int, output_tokens: int) -> int:
-    if input_tokens < 1:
-        raise UserError(f"--input-tokens {input_tokens} is no prompt", hint="1 or more")
-    if output_tokens < LEAST_OUTPUT:
-        hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
-        raise UserError(f"--output-tokens {output_tokens} is too short an answer", hint=hint)
-    return input_tokens + output_tokens

@@ -102,6 +102,11 @@ class ConfigFailure:
     remedy: str | None = None
     mended: tuple[tuple[str, Value], ...] = ()  # the remedy as knobs, where they say it
 
+    @property
+    def title(self) -> str:
+        """What it did: "ran out of memory"."""
+        return FAILURES.get(self.kind, self.kind)
+
     def __str__(self) -> str:
         said = f" ({self.evidence})" if self.evidence and self.evidence not in self.cause else ""
         return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")

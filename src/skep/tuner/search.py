@@ -12,16 +12,18 @@ luckiest always looks good.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
 from skep.tuner.candidates import CURVE_SHARE, Chooser, Grain, Move, Moves, TimeBudget, curve_levels
 from skep.tuner.failures import apply_remedy
-from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed
+from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed, typical
 from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest, SearchSpace
 from skep.tuner.records import (
     ConfigFailure,
     CurveResult,
     JudgeResult,
+    KnobChange,
     KnobConfig,
     MeasurementRound,
     ServerStart,
@@ -29,12 +31,60 @@ from skep.tuner.records import (
     TuneGoal,
     TuneStage,
 )
-from skep.tuner.step_text import Evidence, failure_words, limit_words, speed_words, stage_of
+from skep.tuner.summary import limit_words, speed_words
 from skep.units import Interval
 
 STARTS = 2  # of either side, before anything is accepted or nothing could be read
 _FAR = 1.1  # times a limit: clear after one start
 _LATE_NOISE = 0.08  # of percentiles of a reading, until something better is known
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What decided about a configuration: its own starts, the incumbent's beside them, and how long all took."""
+
+    config: KnobConfig
+    incumbent: KnobConfig
+    starts: tuple[ServerStart, ...]
+    beside: tuple[ServerStart, ...]
+    seconds: float
+    predicted: float | None  # ratio
+
+    def also(self, starts: Sequence[ServerStart], beside: Sequence[ServerStart], seconds: float) -> Evidence:
+        return replace(
+            self,
+            starts=(*self.starts, *starts),
+            beside=(*self.beside, *beside),
+            seconds=self.seconds + seconds,
+        )
+
+    @property
+    def changes(self) -> tuple[KnobChange, ...]:
+        return self.config.changes_from(self.incumbent)
+
+    def stage(
+        self, number: int, decision: StageDecision, why: str, figure: Interval | None, *,
+        ratio: Interval | None = None, failure: ConfigFailure | None = None,
+    ) -> TuneStage:  # fmt: skip
+        """Return the stage of the ladder that it decides."""
+        read = [one for one in self.starts if one.figures]
+        return TuneStage(
+            number=number,
+            changes=self.changes,
+            config=self.config,
+            decision=decision,
+            why=why,
+            figure=figure,
+            ratio=ratio,
+            predicted=self.predicted,
+            ttft_ms=typical(read, "ttft_ms"),
+            tpot_ms=typical(read, "tpot_ms"),
+            starts=len(read),
+            readings=sum(len(one.figures) for one in read),
+            seconds=self.seconds,
+            failure=failure,
+            runs=tuple(one.run_id for one in self.starts if one.run_id is not None),
+        )
 
 
 class ConfigTrial:
@@ -284,7 +334,7 @@ class KnobSearch:
     def _unread(self, evidence: Evidence) -> None:
         """Up, but without a reading that counts: twice is enough."""
         if len(self._book.starts(evidence.config)) >= STARTS:
-            self._note(evidence, StageDecision.SAME, speed_words(evidence, SequentialVerdict.SAME, None))
+            self._note(evidence, StageDecision.SAME, speed_words(evidence.starts, SequentialVerdict.SAME, None))
             self._moves.close(evidence.changes, self.incumbent)
 
     def _turned_down(self, evidence: Evidence) -> None:
@@ -293,12 +343,14 @@ class KnobSearch:
         contest = SequentialTest(self._book.noise, rounds=2, worth=self._chooser.grain.worth)
         contest.feed(paired(first.readings, second.readings, speed))
         ratio = contest.standing.ratio if contest.standing is not None else None
-        if over_limit(evidence.starts) > max(1.0, over_limit(evidence.beside)):
-            self._note(evidence, StageDecision.OVER_LIMIT, limit_words(evidence, self.aim.slo, ratio), ratio=ratio)
+        here, there = over_limit(evidence.starts), over_limit(evidence.beside)
+        if here > max(1.0, there):
+            why = limit_words(here, there, self.aim.slo, ratio)
+            self._note(evidence, StageDecision.OVER_LIMIT, why, ratio=ratio)
         else:
             worse = contest.verdict is SequentialVerdict.WORSE
             verdict = SequentialVerdict.WORSE if worse else SequentialVerdict.SAME
-            self._note(evidence, _TURNED_DOWN[verdict], speed_words(evidence, verdict, ratio), ratio=ratio)
+            self._note(evidence, _TURNED_DOWN[verdict], speed_words(evidence.starts, verdict, ratio), ratio=ratio)
         self._moves.close(evidence.changes, self.incumbent, same=self.stages[-1].decision is StageDecision.SAME)
 
     def _took_confirmation(self, answer: MeasurementRound) -> None:
@@ -346,13 +398,15 @@ class KnobSearch:
         self._moves.close(trial.move.changes, self.incumbent, same=decision is StageDecision.SAME)
 
     def _said(self, trial: ConfigTrial) -> str:
+        evidence = trial.evidence
         if trial.late:
-            return limit_words(trial.evidence, self.aim.slo, trial.ratio)
-        return speed_words(trial.evidence, trial.verdict, trial.ratio)
+            here, there = over_limit(evidence.starts), over_limit(evidence.beside)
+            return limit_words(here, there, self.aim.slo, trial.ratio)
+        return speed_words(evidence.starts, trial.verdict, trial.ratio)
 
     def _dead_end(self, evidence: Evidence, failure: ConfigFailure) -> None:
         """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
-        self._note(evidence, StageDecision.FAILED, failure_words(failure), failure=failure)
+        self._note(evidence, StageDecision.FAILED, f"{failure.title}: {failure}", failure=failure)
         self._moves.close(evidence.changes, self.incumbent, failed=True)
         way = apply_remedy(evidence.config, failure, self._space.knobs)
         if way is not None and self._book.refusal(way) is None:
@@ -370,7 +424,7 @@ class KnobSearch:
             self.failure, self.ended = start.failure, "the baseline does not run reliably"
             return
         evidence = Evidence(start.config, self._before[-1], (start,), (), 0.0, None)
-        self._note(evidence, StageDecision.FAILED, failure_words(start.failure), failure=start.failure)
+        self._note(evidence, StageDecision.FAILED, f"{start.failure.title}: {start.failure}", failure=start.failure)
         self.incumbent = self._before.pop()
         self._moves.close(evidence.changes, self.incumbent, failed=True)
 
@@ -380,8 +434,7 @@ class KnobSearch:
     ) -> None:  # fmt: skip
         """One more stage of the ladder."""
         figure = self._book.figure(evidence.starts)
-        stage = stage_of(len(self.stages), evidence, decision, why, figure, ratio=ratio, failure=failure)
-        self.stages.append(stage)
+        self.stages.append(evidence.stage(len(self.stages), decision, why, figure, ratio=ratio, failure=failure))
 
     def _alters(self, name: str) -> bool:
         return any(knob.name == name and knob.alters_answers for knob in self._space.knobs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -51,7 +51,7 @@ from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
 from skep.tuner.records import Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import from_document, to_document
-from skep.units import format_seconds, parse_seconds
+from skep.units import format_seconds, parse_seconds, shortened
 from skep.weights.pull import installed
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
@@ -232,6 +232,26 @@ def prospects(ready: PreparedTuning) -> list[CandidateChange]:
         ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
         found.append(CandidateChange(change, ratio, 60 * search.minutes(move)))
     return found
+
+
+def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
+    """Return a line for each knob, in the order of each one's best change."""
+    by_knob: dict[str, list[CandidateChange]] = {}
+    for one in prospects:
+        by_knob.setdefault(one.change.knob, []).append(one)
+    times = {knob: f"about {format_seconds(min(one.seconds for one in same))}" for knob, same in by_knob.items()}
+    width = max((len(said) for said in times.values()), default=0)
+    return [f"{times[knob]:>{width}}  {shortened(_values(knob, same), 200)}" for knob, same in by_knob.items()]
+
+
+def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
+    """`slots 4 → 6, 8 (+0 %), 2 (-12 %)`: values of which the same is foreseen stand together."""
+    by_gain: dict[str, list[str]] = {}
+    for one in prospects:
+        gain = "not foreseen" if one.predicted is None else f"{round(100 * (one.predicted - 1)):+d} %"
+        by_gain.setdefault(gain, []).append(value_words(one.change.after))
+    told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
+    return f"{knob} {value_words(prospects[0].change.before)} → {told}"
 
 
 # Knobs by their names

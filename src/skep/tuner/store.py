@@ -129,18 +129,6 @@ _KINDS: Mapping[AnswerKind, tuple[type[BenchRequest], type[BenchResult]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TuningSession:
-    """One process at work on a tuning. `outcome` is None while it works, and of one that was killed for good."""
-
-    number: int
-    started_at: float
-    ended_at: float | None
-    outcome: TuningOutcome | None
-    reason: str | None
-    alive: bool
-
-
 def to_document(value: Any) -> Any:
     """Return a frozen value as its document."""
     return _open_ended(msgspec.to_builtins(value))
@@ -218,12 +206,6 @@ LEFT JOIN tuning_session_ends AS ends ON ends.tuning_id = last.tuning_id AND end
     parts=("tuning_presets", "tuning_stages", "tuning_answers", "tuning_session_ends", "tuning_sessions"),
     key="tuning_id",
 )
-_SESSIONS = """
-SELECT tuning_sessions.*, ends.ended_at, ends.outcome, ends.reason
-FROM tuning_sessions LEFT JOIN tuning_session_ends AS ends
-    ON ends.tuning_id = tuning_sessions.tuning_id AND ends.number = tuning_sessions.number
-WHERE tuning_sessions.tuning_id = ? ORDER BY tuning_sessions.number
-"""
 _ANSWERS = "SELECT * FROM tuning_answers WHERE tuning_id = ?1 AND (?2 IS NULL OR kind = ?2) ORDER BY number"
 _STAGES = "SELECT * FROM tuning_stages WHERE tuning_id = ? ORDER BY number"
 
@@ -326,9 +308,6 @@ class TuningStore:
     def answers(self, tuning_id: str, kind: str | None = None) -> list[SavedAnswer]:
         """In the order in which they came."""
         return read(self._store.read(_ANSWERS, tuning_id, kind), SavedAnswer, "tuning")
-
-    def sessions(self, tuning_id: str) -> list[TuningSession]:
-        return read(self._store.read(_SESSIONS, tuning_id), TuningSession, alive=_is_alive)
 
     def count(self) -> tuple[int, int]:
         """Tunings, and stages of all of them."""

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from skep.errors import SkepError
+from skep.stats.sequential import SequentialVerdict
 from skep.tuner.measurements import over_limit
-from skep.tuner.records import FAILURES, KnobConfig, ServerStart, StageDecision, TuneStage, Tuning, changes_words
-from skep.units import UNKNOWN, Interval, known, number, public_name
+from skep.tuner.records import (
+    ConfigFailure,
+    KnobConfig,
+    ServerStart,
+    StageDecision,
+    TuneGoal,
+    TuneStage,
+    Tuning,
+    changes_words,
+)
+from skep.units import UNKNOWN, Interval, known, number, printable, public_name, shortened
 
 UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tok/J"}
 KEPT = (StageDecision.BASELINE, StageDecision.ACCEPTED)
@@ -109,18 +119,13 @@ def _nothing(stages: Sequence[TuneStage]) -> str:
     failed = next((one for one in stages if one.decision is StageDecision.FAILED), None)
     if failed is None:
         return "Nothing is measured yet" if not stages else "Nothing could be measured"
-    return f"Nothing could be measured: {failed_words(failed)}"
-
-
-def failed_words(stage: TuneStage) -> str:
-    """Return what a dead end was, in a few words."""
-    if stage.failure is None:
-        return "it failed"
-    return f"it {FAILURES.get(stage.failure.kind, 'failed: ' + stage.failure.kind)}"
+    return f"Nothing could be measured: it {decision_words(failed)}"
 
 
 def decision_words(stage: TuneStage) -> str:
-    return failed_words(stage).removeprefix("it ") if stage.decision is StageDecision.FAILED else stage.decision.value
+    """ "accepted"; of a dead end what it was, in a few words."""
+    dead = stage.decision is StageDecision.FAILED and stage.failure is not None
+    return stage.failure.title if dead and stage.failure is not None else stage.decision.value
 
 
 def ratio_words(ratio: Interval | None) -> str:
@@ -208,3 +213,77 @@ def _missed_slo(tuning: Tuning, best: TuneStage, starts: Sequence[ServerStart]) 
     what = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
     hint = "a wider --slo, or fewer agents; the nearest to it and fastest is kept all the same"
     return SkepError(f"{what}; closest came {words} with {shares[closest]:.2f} times the limit", hint=hint)
+
+
+# Lines
+
+
+def stage_words(stage: TuneStage, unit: str) -> str:
+    """Return one line: what was decided of which change, by which figures."""
+    figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
+    why = f"; {stage.why}" if stage.why else ""
+    what = stage.decision.value if not stage.changes else f"{stage.decision.value}, {stage.title}"
+    return f"stage {stage.number} {what}{figure}{why}"
+
+
+def goal_words(aim: TuneGoal) -> str:
+    limits = f", within {aim.slo}" if aim.slo else ""
+    context = f", context of {aim.min_context} at least" if aim.min_context else ""
+    return f"{aim} ({aim.shape}{limits}{context})"
+
+
+def dead_end_lines(stages: Iterable[TuneStage]) -> list[str]:
+    """In full, with the engine's own line and what would mend it: a table has no room for them."""
+    numbers: dict[ConfigFailure, list[int]] = {}
+    for stage in stages:
+        if stage.failure is not None:
+            numbers.setdefault(stage.failure, []).append(stage.number)
+    lines: list[str] = []
+    for failure, same in numbers.items():
+        lines += failure_lines(f"stage{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}", failure)
+    return lines
+
+
+def failure_lines(which: str, failure: ConfigFailure) -> list[str]:
+    lines = [f"{which} {failure.title}: {_line(failure.cause)}"]
+    if failure.evidence:
+        lines.append(f"  it said: {_line(failure.evidence)}")
+    if failure.remedy:
+        lines.append(f"  remedy: {_line(failure.remedy)}")
+    return lines
+
+
+def speed_words(starts: Sequence[ServerStart], verdict: SequentialVerdict, ratio: Interval | None) -> str:
+    """Return how a contest of speeds ended."""
+    if ratio is None:
+        return "no reading of both sides counts: the client was the limit, or nothing was answered"
+    if verdict is not SequentialVerdict.SAME:
+        return f"{share_words(ratio)}, {_starts_words(starts)}"
+    if ratio.low > 1:
+        return f"{share_words(ratio)} in {_starts_words(starts)}, but by all that is known not worth another look"
+    seen = 100 * (ratio.high / ratio.estimate - 1)
+    return f"{share_words(ratio)}: less than {seen:.1f} % cannot be told from nothing by {_starts_words(starts)}"
+
+
+def limit_words(here: float, there: float, slo: str | None, ratio: Interval | None) -> str:
+    """Return the cases that limits decided, by the shares of them that either side took."""
+    what = "within" if here <= 1 else "beyond"
+    return f"{what} {slo or 'its limits'}: {here:.2f} times the limit against {there:.2f}; speed {share_words(ratio)}"
+
+
+def share_words(ratio: Interval | None) -> str:
+    """ "+4.1 % (+2.0 to +6.2)"."""
+    if ratio is None:
+        return "not measured"
+    low, middle, high = (100 * (value - 1) for value in (ratio.low, ratio.estimate, ratio.high))
+    return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+def _starts_words(starts: Sequence[ServerStart]) -> str:
+    count, readings = sum(bool(one.figures) for one in starts), sum(len(one.figures) for one in starts)
+    return f"{count} start{'s' if count != 1 else ''}, {readings} reading{'s' if readings != 1 else ''}"
+
+
+def _line(text: str) -> str:
+    """Engines may write anything: one line of it."""
+    return shortened(" ".join(printable(text).split()), 300)
