@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from skep.cli import tune_stored
@@ -27,6 +28,8 @@ from skep.tuner.summary import accepted, goal_words, unit_of, unmet_goal
 from skep.tuner.tuned_preset import save_best
 from skep.units import format_seconds, number
 
+Show = Callable[[TuningRecord], None]
+
 
 class TuningStopped(SkepError):
     exit_code = 130
@@ -40,14 +43,9 @@ def run_tuning(options: TuneOptions, *, html: Path | None, as_json: bool) -> int
     check_machine(wanted, paths)
     ready = prepare(wanted, paths)
     _say_what_begins(ready)
-    return _carry_through(
-        ready,
-        paths,
-        lambda tunings: TuningJournal.begin(tunings, ready.tuning, time.time),
-        options.in_place,
-        html,
-        as_json=as_json,
-    )
+    show = partial(tune_stored.print_found, html=html, as_json=as_json)
+    begin = partial(TuningJournal.begin, tuning=ready.tuning, clock=time.time)
+    return _carry_through(ready, paths, begin, show, in_place=options.in_place)
 
 
 def _say_what_begins(ready: PreparedTuning) -> None:
@@ -75,24 +73,14 @@ def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool
         found = tunings.find_unfinished(name)
     ready = prepare_again(found.tuning)
     note(f"{found.id}: {found.answers} answers and {found.stages} stages are there already")
-    return _carry_through(
-        ready,
-        user_paths(os.environ),
-        lambda tunings: TuningJournal.resume(tunings, found.id, time.time),
-        in_place or ready.options.in_place,
-        html,
-        as_json=as_json,
-    )
+    show = partial(tune_stored.print_found, html=html, as_json=as_json)
+    begin = partial(TuningJournal.resume, name=found.id, clock=time.time)
+    in_place = in_place or ready.options.in_place
+    return _carry_through(ready, user_paths(os.environ), begin, show, in_place=in_place)
 
 
 def _carry_through(
-    ready: PreparedTuning,
-    paths: Paths,
-    begin: Callable[[TuningStore], TuningJournal],
-    in_place: bool,
-    html: Path | None,
-    *,
-    as_json: bool,
+    ready: PreparedTuning, paths: Paths, begin: Callable[[TuningStore], TuningJournal], show: Show, *, in_place: bool
 ) -> int:
     with machine_for(ready, paths, note, in_place=in_place), open_store(paths.store) as store:
         tunings, search = TuningStore(store), ready.search()
@@ -120,26 +108,18 @@ def _carry_through(
                 error.hint = "; ".join(filter(None, (error.hint, f"then `skep tune resume {tuning.id}` goes on")))
             raise
     with open_store(paths.store) as store:
-        return _ended(TuningStore(store), tuning.id, paths, search.failure, html, as_json=as_json)
+        return _ended(TuningStore(store), tuning.id, paths, search.failure, show)
 
 
 # What is left when it ends
 
 
-def _ended(
-    tunings: TuningStore,
-    tuning_id: str,
-    paths: Paths,
-    failure: ConfigFailure | None,
-    html: Path | None,
-    *,
-    as_json: bool,
-) -> int:
+def _ended(tunings: TuningStore, tuning_id: str, paths: Paths, failure: ConfigFailure | None, show: Show) -> int:
     """Print the ladder, the preset, the page. Raise where nothing could be tuned, or the promise is not kept."""
     found, name = _saved(tunings, tuning_id, paths)
     if failure is not None and not found.stages:
         raise _did_not_start(tuning_id, failure)
-    tune_stored.print_found(found, html, as_json=as_json)
+    show(found)
     if name is not None:
         note(f"the best is the preset {name}: `skep up {name}` serves it")
     elif accepted(found.stages):

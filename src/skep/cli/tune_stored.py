@@ -36,15 +36,11 @@ def opened(*, read_only: bool = True) -> Iterator[TuningStore]:
         yield TuningStore(store)
 
 
-def read_tuning(name: str) -> TuningRecord:
-    with opened() as tunings:
-        return tunings.record(name)
-
-
 def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
     if html is not None:
         check_page(html)
-    found = read_tuning(name)
+    with opened() as tunings:
+        found = tunings.record(name)
     print_found(found, html, as_json=as_json)
     if not as_json:
         _say_next(found)

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.options import Draft
 from skep.catalog.presets import Preset
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
 from skep.planner.quants import QUANTS, Quant, known_kv, known_quant
-from skep.planner.ranking import Basis, coarse, published_basis, speed_model_of
+from skep.planner.ranking import coarse, published_basis, speed_model_of
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, Rig
 from skep.tuner.records import Knob, KnobConfig, TuneGoal, Value
@@ -129,46 +129,36 @@ def layout_of(preset: Preset) -> Layout | None:
 def with_layout(preset: Preset, layout: Layout) -> Preset:
     """Cards that it names are kept as far as they are wanted; too few of them are left to be chosen."""
     ranks = layout.replicas if layout.replicas > 1 and layout.ep > layout.tp else 1  # one engine that shares experts
-    options = _cut(preset.options, layout, ranks)
+    shares = preset.options.card_shares if preset.options.pp == layout.pp else ()
+    options = replace(
+        preset.options, tp=layout.tp, pp=layout.pp, dp=ranks, ep=layout.ep > 1, split=None, card_shares=shares
+    )
     gpus = preset.gpus[: layout.cards] if len(preset.gpus) >= layout.cards else ()
     return replace(preset, replicas=layout.replicas // ranks, options=options, gpus=gpus)
 
 
-def _cut(options: EngineOptions, layout: Layout, ranks: int) -> EngineOptions:
-    shares = options.card_shares if options.pp == layout.pp else ()
-    return replace(
-        options, tp=layout.tp, pp=layout.pp, dp=ranks, ep=layout.ep > 1, split=None, card_shares=shares
-    )  # fmt: skip
-
-
 def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
-    """None on one card, for a model that nobody knows, and where the preset says what no layout does."""
-    rig, engine = asked.box.rig, asked.base.engine
-    if layout_of(asked.base) is None or rig is None or asked.model is None or len(rig.cards) < 2:
+    """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first.
+
+    None on one card, for a model that nobody knows, and where the preset says what no layout does.
+    """
+    rig, engine, model, goal = asked.box.rig, asked.base.engine, asked.model, asked.goal
+    if layout_of(asked.base) is None or rig is None or model is None or len(rig.cards) < 2:
         return
-    quants = [QUANTS[name] for name in asked.quants]
-    found = offered_layouts(asked.model, quants, rig, engine, asked.goal, published_basis(engine))
-    yield Knob("layout", "layout on the cards", tuple(map(layout_words, found)), expected=0.15)
-
-
-def offered_layouts(
-    model: Geometry, quants: Sequence[Quant], rig: Rig, engine: str, goal: PlanGoal, basis: Basis
-) -> tuple[Layout, ...]:
-    """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first."""
+    basis = published_basis(engine)
     rated: dict[Layout, float] = {}
     for layout in layouts(rig, model, engine, goal, Pins(no_spec=True)):
-        for quant in quants:
-            pins = Pins(quant=quant, no_spec=True)
-            for setup in base_setups(model, rig, engine, layout, pins):
+        for name in asked.quants:
+            for setup in base_setups(model, rig, engine, layout, Pins(quant=QUANTS[name], no_spec=True)):
                 if refusal(setup, rig) is not None:
                     continue
-                placed = place(setup, sizing_card(rig, layout), goal, Pins(context=pins.context))
+                placed = place(setup, sizing_card(rig, layout), goal, Pins())
                 if placed is not None:
                     figure = coarse(speed_model_of(placed, rig, goal, basis), goal)
                     rated[layout] = max(figure, rated.get(layout, 0.0))
     widest = max((layout.cards for layout in rated), default=0)
     best = sorted((layout for layout in rated if layout.cards == widest), key=lambda one: -rated[one])
-    return tuple(best[:MOST])
+    yield Knob("layout", "layout on the cards", tuple(map(layout_words, best[:MOST])), expected=0.15)
 
 
 DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value the depth; 0: off
@@ -215,9 +205,9 @@ def apply_config(base: Preset, config: KnobConfig) -> Preset:
             preset = handle.write(preset, wanted[name])
     if preset.engine in ("vllm", "sglang") and len(preset.gpus) > preset.replicas * preset.options.cards:
         preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
-    unknown = next((name for name in wanted if name not in _HANDLES and name not in _NO_HANDLE), None)
-    if unknown is not None:
-        _handle(unknown)
+    for name in wanted:
+        if name not in _NO_HANDLE:
+            _handle(name)
     return _drafted(preset, {name: _whole(wanted[name]) for name in DRAFTS if name in wanted})
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from skep.planner.predict import PredictedOutcome
 from skep.stats.slo import SloLimits
 from skep.tuner.ports import BenchProgress, CurveRequest, JudgeRequest, MeasureRequest, OnProgress
 from skep.tuner.predictions import Predictor
@@ -35,6 +34,8 @@ _OUTLIERS = 0.02
 _OUTLIER_FACTORS = (1.12, 0.75)
 _CURVE_RUNS = 2
 _T_95_TWO_RUNS = 12.706
+_SPEEDS = ("figure", "effective_tok_s", "task_tok_s", "tok_per_joule")
+_TIMES = ("ttft_ms", "tpot_ms", "wall_s", "over_limit")
 _START_SHARE = {"refused": 0.0, "no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
 
 
@@ -205,17 +206,8 @@ class SimulatedBench:
 
 
 def _scaled(truth: TuneReading, factor: float) -> TuneReading:
-    def more(value: float | None) -> float | None:
-        return None if value is None else value * factor
-
-    def less(value: float | None) -> float | None:
-        return None if value is None else value / factor
-
-    return replace(
-        truth, figure=more(truth.figure), effective_tok_s=more(truth.effective_tok_s),
-        task_tok_s=more(truth.task_tok_s), ttft_ms=less(truth.ttft_ms), tpot_ms=less(truth.tpot_ms),
-        wall_s=truth.wall_s / factor, over_limit=truth.over_limit / factor, tok_per_joule=more(truth.tok_per_joule),
-    )  # fmt: skip
+    known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
+    return replace(truth, **{n: value * factor if n in _SPEEDS else value / factor for n, value in known.items()})
 
 
 class PlannedTruth:
@@ -231,27 +223,19 @@ class PlannedTruth:
         if isinstance(found, ConfigFailure):
             return found
         figure, watts = self._space.predict(config), self._space.watts(config)
-        return TuneReading(
-            figure, found.effective_tok_s, found.task_tok_s, found.ttft_ms, found.tpot_ms, found.wall_s, found.requests,
-            over_limit=found.over_limit, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None,
-        )  # fmt: skip
+        return replace(found, figure=figure, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None)
 
     def dies(self, config: KnobConfig) -> ConfigFailure | None:  # noqa: ARG002
         return None
 
     def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
-        failure = self._out_of_memory(config)
-        if failure is not None:
-            return failure
+        fit = self._space.fit(config)
+        if fit is not None and fit.over_bytes > 0:
+            remedy = "fewer slots, a smaller KV type, or another share of the card"
+            return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
         outcome = self._space.outcome(config, concurrency)
         if outcome is None:
             return ConfigFailure("no-start", "the planner has no figure for it")
-        return self._reading(outcome, concurrency)
-
-    def start_s(self, config: KnobConfig) -> float:
-        return self._space.start_s(config)
-
-    def _reading(self, outcome: PredictedOutcome, concurrency: int) -> TuneReading:
         per_s = outcome.effective_tok_s / self._aim.output_tokens
         tasks = tasks_for(concurrency, [per_s])
         ttft_ms, tpot_ms = 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
@@ -261,9 +245,5 @@ class PlannedTruth:
         speed = outcome.effective_tok_s
         return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
 
-    def _out_of_memory(self, config: KnobConfig) -> ConfigFailure | None:
-        fit = self._space.fit(config)
-        if fit is None or fit.over_bytes <= 0:
-            return None
-        remedy = "fewer slots, a smaller KV type, or another share of the card"
-        return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
+    def start_s(self, config: KnobConfig) -> float:
+        return self._space.start_s(config)
