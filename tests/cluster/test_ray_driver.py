@@ -212,7 +212,7 @@ async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tm
 
 async def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
     client, wire = client_of(tmp_path)
-    client._hive = SimpleNamespace(avoided=frozenset({"n2", "n1"}))
+    client._avoided = lambda: frozenset({"n2", "n1"})
     client._hear(messages.Joined(SETUP.address))
     assert wire == [messages.AvoidNodes(("n1", "n2")), messages.WantReplicas(())]
     driver = driver_of(Wire(), Actors())

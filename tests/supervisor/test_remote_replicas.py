@@ -76,7 +76,7 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         assert await ask({"op": "log", "name": "gateway"}) == {"ok": True}, "its log is a file here"
         with pytest.raises(UserError, match="no model `m` that skep starts here"):
             await ask({"op": "scale", "model": "m"})
-    assert service.story == ["starting", "stop"]
+    assert service.story == ["starts", "stop"]
 
 
 async def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_called_ready(tmp_path):
@@ -94,7 +94,7 @@ async def test_an_service_that_cannot_go_on_ends_the_hive_with_its_reason(tmp_pa
         service = Service(UserError("no cluster at `x`", hint="start one"))
         with pytest.raises(UserError, match="no cluster at `x`"):
             await Supervisor(hive, listener, lambda _s: None, services=[service]).run()
-    assert service.story == ["starting", "stop"]
+    assert service.story == ["starts", "stop"]
 
 
 class Deaf(FarReplica):

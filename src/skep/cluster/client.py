@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -94,14 +93,6 @@ LOST = "the head of the cluster is lost; the replica goes on serving"
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}  # a driver survives a lost head
 
 
-class NodeAvoidance(Protocol):
-    """What the client needs of the supervisor."""
-
-    @property
-    def avoided(self) -> frozenset[str]:
-        """Names of drained nodes: nothing new is placed there."""
-
-
 class ClusterClient:
     """The link to one Ray driver process."""
 
@@ -113,7 +104,7 @@ class ClusterClient:
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._setup = messages.DriverSetup(cluster.address, cluster.hive, policy, abandoned_after_s, name, new_key())
         self._log = log
-        self._hive: NodeAvoidance | None = None
+        self._avoided: Callable[[], frozenset[str]] = frozenset  # names of drained nodes
         self._members: dict[str, RemoteReplica] = {}
         self._rows: dict[str, Message] = {}
         self._link: JsonPipe[messages.FromDriver] | None = None
@@ -153,9 +144,9 @@ class ClusterClient:
 
     # Called by the supervisor
 
-    async def run(self, hive: NodeAvoidance) -> None:
+    async def run(self, avoided: Callable[[], frozenset[str]]) -> None:
         """Keep a driver running. Raise SkepError if the cluster cannot be joined or another gateway owns the hive."""
-        self._hive = hive
+        self._avoided = avoided
         reminding = asyncio.create_task(self._remind_on())
         try:
             await self._keep_driver()
@@ -333,8 +324,7 @@ class ClusterClient:
 
     def _remind(self) -> None:
         """Repeat what a new driver does not know: drained nodes and unanswered restarts."""
-        if self._hive is not None:
-            self.order(messages.AvoidNodes(tuple(sorted(self._hive.avoided))))
+        self.order(messages.AvoidNodes(tuple(sorted(self._avoided()))))
         self._restarts.again(self._members)
 
 

@@ -8,57 +8,48 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from skep.catalog.options import EngineOptions
-from skep.catalog.presets import Container, Preset
+from skep.catalog.options import Draft
+from skep.catalog.presets import Preset
+from skep.config.load import rules_of
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDE = 100  # characters; a longer list gets a line for each
-_ELSEWHERE = ("name", "origin", "options", "env", "container", "needs", "published")
-_CALLED = {"context_tokens": "context"}
 
 
 def preset_toml(preset: Preset) -> str:
     """Return all of it but its name and its origin, which are the file's."""
-    told = {name: value for name, value in _told(preset).items() if name not in _ELSEWHERE}
+    told = _told(preset)
     if preset.served_as == preset.model:
         del told["served_as"]
-    parts = [_table("", {_CALLED.get(name, name): value for name, value in told.items()})]
-    for head, values in (("[options]", options_table(preset.options)), ("[env]", dict(preset.env))):
-        parts += [_table(head, values)] if values else []
-    if preset.container is not None:
-        parts.append(_table("[container]", _container(preset.container)))
-    parts += [_table("[[need]]", _told(need)) for need in preset.needs]
-    parts += [_table("[[published]]", _told(figure)) for figure in preset.published]
+    inner = {key: told.pop(key) for key in ("options", "env", "container") if key in told}
+    several = {key: told.pop(key) for key in ("need", "published") if key in told}
+    parts = [_table("", told), *(_table(f"[{key}]", table) for key, table in inner.items() if table)]
+    parts += [_table(f"[[{key}]]", table) for key, tables in several.items() for table in tables]
     return "\n".join(parts)
 
 
-def options_table(options: EngineOptions) -> dict[str, Any]:
-    """As `[options]` has them: a draft is `speculation`, and `draft_model` where it has one."""
-    told = options.given
-    draft = told.pop("draft", None)
-    if draft is not None:
-        told["speculation"] = str(draft)
-        told |= {"draft_model": draft.model} if draft.model is not None else {}
-    return told
-
-
-def _container(container: Container) -> dict[str, Any]:
-    return {
-        **_told(container),
-        **({"mounts": [_told(mount) for mount in container.mounts]} if container.mounts else {}),
-    }
-
-
 def _told(value: Any) -> dict[str, Any]:
-    """What was said: a value that its field has by itself needs no line."""
-    return {
-        field.name: getattr(value, field.name)
-        for field in fields(value)
-        if getattr(value, field.name) != (None if field.default is MISSING else field.default)
-    }
+    """Return what was said, under its keys: a value that its field has by itself needs no line."""
+    found: dict[str, Any] = {}
+    kind: type = type(value)
+    rules = rules_of(kind)
+    for field in fields(value):
+        rule, inner = rules[field.name], getattr(value, field.name)
+        if "hidden" in rule or inner == (None if field.default is MISSING else field.default):
+            continue
+        if isinstance(inner, Draft):  # two texts: how it stands in a file
+            found |= {"speculation": str(inner)} | ({"draft_model": inner.model} if inner.model is not None else {})
+        elif is_dataclass(inner):
+            found[rule.get("key", field.name)] = _told(inner)
+        elif field.name == "env":
+            found["env"] = dict(inner)
+        else:
+            several = isinstance(inner, tuple) and bool(inner) and is_dataclass(inner[0])
+            found[rule.get("key", field.name)] = [_told(one) for one in inner] if several else inner
+    return found
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:

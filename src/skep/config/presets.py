@@ -176,20 +176,12 @@ def _unusable_words(found: Preset) -> list[Contradiction]:
 
 def serve_of(wanted: Preset) -> Serve:
     """Return what it is when it is served. Its cards are chosen where it does not name them."""
+    alike = ("engine", "replicas", "slots", "threads", "extra", "reserve", "checkpoint", "options", "gpus", "env")
     return Serve(
         model=wanted.served_as,
-        engine=wanted.engine,
-        replicas=wanted.replicas,
-        slots=wanted.slots,
         context_tokens=wanted.context_tokens or _usual_context(wanted),
-        threads=wanted.threads,
-        extra=wanted.extra,
-        reserve=wanted.reserve,
-        checkpoint=wanted.checkpoint,
-        options=wanted.options,
-        gpus=wanted.gpus,
-        env=wanted.env,
         preset=wanted.name,
+        **{name: getattr(wanted, name) for name in alike},
     )
 
 

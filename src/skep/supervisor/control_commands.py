@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -143,12 +143,6 @@ class ControlCommands:
 
     # Inside
 
-    def _known(self, name: str, *, besides: Sequence[str] = ()) -> str:
-        if self._replica_set.find(name) is None:
-            known = ", ".join([*besides, *self._replica_set.names])
-            raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
-        return name
-
     def _meant(self, name: str) -> list[str]:
         """Return the names of a replica, or of all replicas on a node."""
         meant = [name] if self._replica_set.find(name) else self._replica_set.at(name)
@@ -161,9 +155,11 @@ class ControlCommands:
         if name == "gateway":
             await self._gateway_child.replace(self._reloader.hive.drain_s)
             return {"ok": True}
-        self._known(name, besides=["gateway"])
         member = self._replica_set.find(name)
-        if member is not None and self._replica_set.is_dormant(member):
+        if member is None:
+            known = ", ".join(("gateway", *self._replica_set.names))
+            raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
+        if self._replica_set.is_dormant(member):
             raise EngineError(f"`{name}` is not loaded", hint=f"`skep load {member.model}` loads it")
         await self._replica_set.rest(name, self._reloader.hive.drain_s)
         self._replica_set.restart(name)

@@ -76,18 +76,25 @@ def build_hive(
     return Hive(
         replicas=_launches(settings, paths, progress, nodes, machine=machine, engine_key=engine_key, tell=tell),
         gateway_argv=(sys.executable, "-m", "skep.gateway.main"),
-        gateway_setup=gateway_setup(settings, paths),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
         socket_path=paths.socket,
         log_dir=paths.logs,
-        policy=_policy(settings),
-        drain_s=settings.drain_s,
-        settings=settings,
         room=machine.room,
-        monitor_argv=monitor_argv(settings),
-        monitor_due=something_to_watch(paths.store),
         engine_key=engine_key,
+        **_settled(settings, paths),
     )
+
+
+def _settled(settings: Settings, paths: Paths) -> dict[str, Any]:
+    """Return the parts of a hive that follow from its settings alone."""
+    return {
+        "settings": settings,
+        "gateway_setup": gateway_setup(settings, paths),
+        "policy": _policy(settings),
+        "drain_s": settings.drain_s,
+        "monitor_argv": monitor_argv(settings),
+        "monitor_due": something_to_watch(paths.store),
+    }
 
 
 def _launches(
@@ -155,7 +162,8 @@ def rebuild_hive(
     kept = {key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")}
     clusters = began.cluster, settings.cluster
     settings = replace(settings, gateway=replace(new, **kept), cluster=began.cluster)
-    setup = gateway_setup(settings, paths)
+    parts = _settled(settings, paths)
+    setup: GatewaySetup = parts["gateway_setup"]
     pairs = {
         "host": (old.host, new.host),
         "port": (old.port, new.port),
@@ -173,12 +181,7 @@ def rebuild_hive(
     return replace(
         hive,
         replicas=launches,
-        gateway_setup=setup,
-        policy=_policy(settings),
-        drain_s=settings.drain_s,
-        settings=settings,
-        monitor_argv=monitor_argv(settings),
-        monitor_due=something_to_watch(paths.store),
+        **parts,
         left_out=tuple(key for key, (before, after) in pairs.items() if before != after),
         warnings=(*locked, *([loose] if loose else [])),
     )

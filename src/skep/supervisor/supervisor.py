@@ -37,8 +37,8 @@ NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "r
 class BackgroundService(Protocol):
     """A task beside the replicas, such as the link to a cluster. A SkepError that it raises ends the hive."""
 
-    async def run(self, supervisor: Supervisor) -> None:
-        """Run until cancelled."""
+    async def run(self, avoided: Callable[[], frozenset[str]]) -> None:
+        """Run until cancelled. `avoided` returns the drained nodes: nothing new is placed there."""
 
     async def stop(self) -> str | None:
         """Stop, after the replicas have ended. Return what could not be ended; None: nothing is left."""
@@ -92,7 +92,7 @@ class Supervisor:
             setup=hive.gateway_setup,
             log=hive.log_dir / "gateway.log",
             changed=self._changed,
-            wanted=self._wanted,
+            wanted=lambda model: self.loader.wanted(model),  # noqa: PLW0108 - it is made below
         )
         self.loader = ModelLoader(
             self.replica_set,
@@ -148,11 +148,6 @@ class Supervisor:
         if failure is not None:
             raise failure
 
-    @property
-    def avoided(self) -> frozenset[str]:
-        """Drained nodes: nothing new is placed there."""
-        return self.replica_set.avoided
-
     async def _serve(self) -> SkepError | None:
         """Serve until asked to stop. Return the error that ended it, if any."""
         async with self._tasks as tasks:
@@ -188,7 +183,7 @@ class Supervisor:
 
     async def _accompany(self, service: BackgroundService) -> None:
         try:
-            await service.run(self)
+            await service.run(lambda: self.replica_set.avoided)
         except SkepError as error:
             self._service_failed = error
             self._stop_asked.set()
@@ -255,9 +250,6 @@ class Supervisor:
         """Return the busy slots of a replica. A gateway that does not answer may have streams: it counts as one."""
         status = await self._gateway_child.status()
         return status.busy.get(name, 0) if status is not None else int(self._gateway_child.listening)
-
-    def _wanted(self, model: str) -> None:
-        self.loader.wanted(model)
 
     def _replicas_changed(self) -> None:
         self.loader.look()
@@ -367,7 +359,7 @@ class Supervisor:
         return {model: UnloadedModel("failed", self._paused_for) for model in silent}
 
     def _last_words(self) -> Message:
-        return {"left_behind": list(self.left_behind)}
+        return {"left_behind": self.left_behind}
 
     # The control socket
 
