@@ -15,7 +15,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,12 +56,8 @@ def check_place(path: Path, name: str = "--output") -> None:
 
 def complete_output(swarm: SwarmStore, run_id: str, path: Path) -> int:
     """Append the lines that the journal has and the file has not; how many there were."""
-    tasks = {task.id: task for task in swarm.tasks(run_id)}
-    file = ResultsFile(path, run_id)
-    try:
-        return file.complete(tasks, swarm.results(run_id))
-    finally:
-        file.close()
+    with contextlib.closing(ResultsFile(path, run_id)) as file:
+        return file.complete({task.id: task for task in swarm.tasks(run_id)}, swarm.results(run_id))
 
 
 class ResultsFile:
@@ -79,17 +75,32 @@ class ResultsFile:
         """Drop a last line that was cut, append what is missing; how many lines were.
 
         UserError, and nothing is changed, where a line is not the journal's own: ids alone do not tell two runs apart.
+        In place: whoever is killed here leaves whole lines, and no second file is needed.
         """
-        lines = _MissingLines(tasks, results)
+        missing = dict.fromkeys(_encoded(result_line(tasks[one.task], one)) for one in results)
+        own_bytes = 0
         try:
-            self._drop_cut_line(lines)
+            descriptor = self._open()
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return 0  # a terminal or a device: what was printed there cannot be read again
+            with open(descriptor, "rb", closefd=False) as file:
+                file.seek(0)
+                for number, line in enumerate(file, 1):
+                    if line in missing:
+                        del missing[line]
+                        own_bytes += len(line)
+                    elif line.endswith(b"\n") or not _begins_one(line, missing):
+                        raise self._not_ours(number)
+            os.ftruncate(descriptor, own_bytes)
         except OSError as error:
             raise self._fault(error) from error
-        self.append(lines.missing())
-        return len(lines)
+        self._write(b"".join(missing))
+        return len(missing)
 
     def append(self, lines: Iterable[str]) -> None:
-        data = b"".join(map(_encoded, lines))
+        self._write(b"".join(map(_encoded, lines)))
+
+    def _write(self, data: bytes) -> None:
         try:
             descriptor = self._open()
             while data:
@@ -134,22 +145,6 @@ class ResultsFile:
                 pass  # a file system without locks
         return self._descriptor
 
-    def _drop_cut_line(self, lines: _MissingLines) -> None:
-        """In place: whoever is killed here leaves whole lines, and no second file is needed."""
-        descriptor = self._open()
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            lines.skip_all()  # a terminal or a device: what was printed there cannot be read again
-            return
-        own_bytes = 0
-        with open(descriptor, "rb", closefd=False) as file:
-            file.seek(0)
-            for number, line in enumerate(file, 1):
-                if lines.take(line):
-                    own_bytes += len(line)
-                elif line.endswith(b"\n") or not lines.has_beginning(line):
-                    raise self._not_ours(number)
-        os.ftruncate(descriptor, own_bytes)
-
     def _not_ours(self, number: int) -> UserError:
         what = f"`{self.path}` holds lines that are not results of run `{self._run_id}`; line {number} is the first"
         hint = f"`skep swarm resume {self._run_id} -o OTHER.jsonl` writes all results of the run to another file"
@@ -160,39 +155,10 @@ class ResultsFile:
         return StoreError(f"the results file `{self.path}` cannot be written: {error.strerror or error}", hint=hint)
 
 
-class _MissingLines:
-    """The lines of a run's results that were not found in its file yet."""
-
-    def __init__(self, tasks: Mapping[str, Task], results: Sequence[TaskResult]) -> None:
-        self._tasks = tasks
-        self._missing = {result.task: result for result in results}
-
-    def __len__(self) -> int:
-        return len(self._missing)
-
-    def missing(self) -> Iterator[str]:
-        return (result_line(self._tasks[result.task], result) for result in self._missing.values())
-
-    def take(self, line: bytes) -> bool:
-        """Return whether it is one of them; then it is not missing any more."""
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            return False
-        name = document.get("id") if isinstance(document, dict) else None
-        result = self._missing.get(name) if isinstance(name, str) else None
-        if result is None or line != _encoded(result_line(self._tasks[result.task], result)):
-            return False
-        del self._missing[result.task]
-        return True
-
-    def has_beginning(self, cut: bytes) -> bool:
-        """Whether one of them begins so. A crash of the machine may leave zeros where nothing was written yet."""
-        beginning = cut.rstrip(b"\0")
-        return not beginning or any(_encoded(line).startswith(beginning) for line in self.missing())
-
-    def skip_all(self) -> None:
-        self._missing.clear()
+def _begins_one(cut: bytes, lines: Iterable[bytes]) -> bool:
+    """Whether a line begins so. A crash of the machine may leave zeros where nothing was written yet."""
+    beginning = cut.rstrip(b"\0")
+    return not beginning or any(line.startswith(beginning) for line in lines)
 
 
 def _encoded(line: str) -> bytes:

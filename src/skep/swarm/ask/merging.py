@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from skep.swarm.ask.split import TEMPERATURE, GoalSplit, Sizes, material
+from skep.swarm.ask.split import TEMPERATURE, GoalSplit, Sizes, material, packed
 from skep.swarm.records import SwarmRun, Task, TaskEnding, TaskResult
+from skep.units import shortened
 
 WORDS_PER_TOKEN = 0.6  # of English prose, on the careful side
 MARKS_CHARS = 24  # that an answer's marks take in a prompt
@@ -98,7 +99,8 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
     taken = {str(one["id"]) for one in plan["tasks"]}
     level = 1
     while len(answer.findings) > 1:
-        groups = grouped(answer.findings, sizes.merge_chars)
+        own = [len(one.text) + len(one.heading) + MARKS_CHARS for one in answer.findings]
+        groups = packed(answer.findings, own, sizes.merge_chars)
         if all(len(group) == 1 for group in groups):
             answer.notes.append("what is left does not fit into one merge: it stands one after the other")
             break
@@ -128,7 +130,7 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAn
             left += 1
         elif result.ending is TaskEnding.DONE and result.answer and (text := result.answer.strip()):
             heading = ", ".join(task.get("files") or ()) or " ".join(str(task["objective"]).split())
-            answer.findings.append(MergeProblem(_shortened(heading), text))
+            answer.findings.append(MergeProblem(shortened(heading, LONGEST_HEADING), text))
             cut += result.finish_reason == "length"
         else:
             answer.notes.append(f"`{name}` is missing: {result.error or 'its answer is empty'}")
@@ -162,7 +164,7 @@ def _merge_task(name: str, goal: str, group: Sequence[MergeProblem], sizes: Size
 
 def _merged(result: TaskResult, group: Sequence[MergeProblem], notes: list[str]) -> MergeProblem:
     """Return the answer of a merge, or its parts one after the other if it cannot be used."""
-    heading = _shortened(f"{group[0].heading} to {group[-1].heading}")
+    heading = shortened(f"{group[0].heading} to {group[-1].heading}", LONGEST_HEADING)
     why = why_unused(result, group)
     if why is not None:
         notes.append(f"`{result.task}` is not used, {why}: its {len(group)} parts stand one after the other")
@@ -172,20 +174,6 @@ def _merged(result: TaskResult, group: Sequence[MergeProblem], notes: list[str])
         notes.append(f"`{result.task}` says nothing of {len(dropped)} of its {len(group)} parts: they stand below it")
         text = f"{text}\n\n{joined(dropped)}"
     return MergeProblem(heading, text)
-
-
-def grouped(findings: Sequence[MergeProblem], most_chars: int) -> list[list[MergeProblem]]:
-    """Group neighbours, as many as fit together. One that fits with no other stays alone."""
-    groups: list[list[MergeProblem]] = []
-    size = 0
-    for one in findings:
-        own = len(one.text) + len(one.heading) + MARKS_CHARS
-        if not groups or size + own > most_chars:
-            groups.append([])
-            size = 0
-        groups[-1].append(one)
-        size += own
-    return groups
 
 
 def why_unused(result: TaskResult, group: Sequence[MergeProblem]) -> str | None:
@@ -241,7 +229,3 @@ def joined(findings: Sequence[MergeProblem]) -> str:
 
 def _key(text: str) -> str:
     return " ".join(text.split()).strip(_EDGES).casefold()
-
-
-def _shortened(heading: str) -> str:
-    return heading if len(heading) <= LONGEST_HEADING else f"{heading[: LONGEST_HEADING - 1]}…"

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from math import ceil
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
@@ -28,6 +28,7 @@ from skep.swarm.client import AttemptResult, SwarmClient
 from skep.swarm.records import SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
 
+Item = TypeVar("Item")
 _PROSE = frozenset({".md", ".markdown", ".rst", ".txt", ".adoc", ""})
 _HEADING = re.compile(r"(#{1,6})\s")
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
@@ -446,9 +447,11 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
             raise UserError(f"task `{name}` is the same work as another one")
         seen.add(work)
         named.update(files)
-        bundles = _bundles(files, sources, sizes.chunk_chars, each=bool(one.get("each")))
+        pieces = [piece for file in files for piece in pieces_of(file, sources.texts[file], sizes.chunk_chars)]
+        chars = [len(piece.text) + len(piece.ref) + 20 for piece in pieces]
+        bundles = packed(pieces, chars, 0 if one.get("each") else sizes.chunk_chars)
         ids = [name] if len(bundles) == 1 else [f"{name}/{place}" for place in range(1, len(bundles) + 1)]
-        parts += [GoalPart(id_, objective, bundle) for id_, bundle in zip(ids, bundles, strict=True)]
+        parts += [GoalPart(id_, objective, tuple(bundle)) for id_, bundle in zip(ids, bundles, strict=True)]
     left = [name for name in sources.texts if name not in named]
     parts += _a_part_each(goal, left, sources, sizes)
     why = f"{len(left)} of {len(sources.texts)} files were in no task and got their own" if left else None
@@ -469,19 +472,17 @@ def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _bundles(files: Sequence[str], sources: Sources, most_chars: int, *, each: bool) -> list[tuple[FilePiece, ...]]:
-    """Put as many pieces together as fit, in order; with `each`, one piece a bundle."""
-    bundles: list[list[FilePiece]] = []
-    size = 0
-    for name in files:
-        for piece in pieces_of(name, sources.texts[name], most_chars):
-            chars = len(piece.text) + len(piece.ref) + 20
-            if not bundles or each or size + chars > most_chars:
-                bundles.append([])
-                size = 0
-            bundles[-1].append(piece)
-            size += chars
-    return [tuple(bundle) for bundle in bundles]
+def packed(items: Sequence[Item], sizes: Sequence[int], most: int) -> list[list[Item]]:
+    """Group neighbours, as many as fit together. One that fits with no other stays alone."""
+    groups: list[list[Item]] = []
+    room = 0
+    for item, size in zip(items, sizes, strict=True):
+        if not groups or size > room:
+            groups.append([])
+            room = most
+        groups[-1].append(item)
+        room -= size
+    return groups
 
 
 def _a_part_each(goal: str, names: Sequence[str], sources: Sources, sizes: Sizes) -> list[GoalPart]:
