@@ -14,7 +14,7 @@ from skep.gateway.proxy import Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.values import ReplicaSpec
 from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch
+from skep.wire.fetch import HttpResponse, fetch
 from skep.wire.prometheus import parse_metrics
 
 TICK_S = 0.25
@@ -95,14 +95,17 @@ class HealthLoop:
         except Exception as error:
             print(f"watch.failed replica={spec.name!r} why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
 
+    async def _get(self, spec: ReplicaSpec, path: str, timeout_s: float = CONFIRM_TIMEOUT_S) -> HttpResponse | None:
+        """None: it does not answer."""
+        headers = {"authorization": spec.authorization} if spec.authorization else {}
+        try:
+            return await fetch(self._proxy.pool(spec), "GET", path, headers=headers, timeout_s=timeout_s)
+        except WireFailure:
+            return None
+
     async def _ask_busy(self, spec: ReplicaSpec) -> None:
         asked_at = self._proxy.now()
-        target = "/slots" if spec.confirms == "slots" else "/metrics"
-        try:
-            answer = await fetch(
-                self._proxy.pool(spec), "GET", target, headers=_key_of(spec), timeout_s=CONFIRM_TIMEOUT_S
-            )
-        except WireFailure:
+        if (answer := await self._get(spec, "/slots" if spec.confirms == "slots" else "/metrics")) is None:
             return
         busy = count_busy(answer.json()) if spec.confirms == "slots" else count_running(answer.body)
         if busy is not None:
@@ -110,31 +113,13 @@ class HealthLoop:
 
     async def engine_metrics(self, spec: ReplicaSpec) -> str:
         """Empty where it tells none."""
-        try:
-            answer = await fetch(
-                self._proxy.pool(spec), "GET", "/metrics", headers=_key_of(spec), timeout_s=CONFIRM_TIMEOUT_S
-            )
-        except WireFailure:
-            return ""
-        return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
+        answer = await self._get(spec, "/metrics")
+        return answer.body.decode("utf-8", "replace") if answer is not None and answer.status == 200 else ""
 
     async def _check(self, spec: ReplicaSpec) -> None:
-        try:
-            answer = await fetch(
-                self._proxy.pool(spec),
-                "GET",
-                spec.health_path,
-                headers=_key_of(spec),
-                timeout_s=self._times.health_timeout_s,
-            )
-            ok = answer.status < 500
-        except WireFailure:
-            ok = False
+        answer = await self._get(spec, spec.health_path, self._times.health_timeout_s)
+        ok = answer is not None and answer.status < 500
         self._proxy.carry_out(self._proxy.admission.checked(spec, ok, self._proxy.now()))
-
-
-def _key_of(spec: ReplicaSpec) -> dict[str, str]:
-    return {"authorization": spec.authorization} if spec.authorization else {}
 
 
 def count_busy(slots: Any) -> int | None:

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from urllib.parse import parse_qs, unquote
 
+import uvloop
+
 from skep import __version__
 from skep.config import gateway_messages as messages
 from skep.config.keys import KeySpec, Priority, digest_of
@@ -324,12 +326,7 @@ def main(mounts: Sequence[MakeExtension] = ()) -> int:
             gc.freeze()  # what is there now stays: collections look only at what requests leave behind
             await gateway.serve(socket.socket(fileno=args.listen_fd), link)
 
-    if sys.platform == "win32":
-        asyncio.run(run())
-    else:
-        import uvloop
-
-        uvloop.run(run())
+    uvloop.run(run())
     return 0
 
 
