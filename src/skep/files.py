@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -52,6 +53,19 @@ def lock_holder(lock_path: Path) -> int | None:
         return None
     mine = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[4] == str(pid)]
     return pid if any(row[5].endswith(f":{inode}") for row in mine) else None
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write beside its place and move it there, so that a reader never sees half a file."""
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(draft).chmod(mode)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
 
 
 MAX_LINE = 1000  # of what is kept as last words

@@ -5,18 +5,18 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from skep import files
 from skep.errors import UserError
 
 T = TypeVar("T")
+write_whole = files.write_whole
 _STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "...", "▒": "%", "·": ".", "━": "=", "╳": "x"}
 _STAND_INS |= {"─": "-", **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True))}
 
@@ -83,19 +83,6 @@ def check_output(output: Path) -> None:
         raise UserError(f"--output `{output}` {what}", hint="name a file, such as report.html")
     if output.suffix not in (".html", ".htm", ".svg"):
         raise UserError(f"--output `{output}` is neither .html nor .svg", hint="name a file, such as report.html")
-
-
-def write_whole(output: Path, text: str) -> None:
-    """Write beside its place and move it there, so that a reader never sees half a file."""
-    descriptor, draft = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(draft).chmod(0o644)
-        Path(draft).replace(output)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
 
 
 def speak_plainly() -> None:

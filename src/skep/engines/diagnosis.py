@@ -109,12 +109,9 @@ def find_rule(
         case = match(rule, launch, code, lines)
         if case is not None:
             by_kernel = oom_kills and rule.id in ("killed-child", _UNSAID)
-            return (_by_kernel(launch), case) if by_kernel else (rule, case)
+            said_by = next(rule for rule in KERNEL if not rule.engines or launch.engine in rule.engines)
+            return (said_by if by_kernel else rule), case
     return None
-
-
-def _by_kernel(launch: Launch) -> DiagnosisRule:
-    return next(rule for rule in KERNEL if not rule.engines or launch.engine in rule.engines)
 
 
 def root(tail: Sequence[str]) -> str | None:

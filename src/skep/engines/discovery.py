@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from skep.errors import UserError
+from skep.files import write_whole
+from skep.paths import user_paths
 
 VERSION_TIMEOUT_S = 20.0
 _METADATA = """
@@ -201,28 +203,19 @@ _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 _REMOVED = "has been removed"  # llama.cpp goes on listing what it refuses
 
 
-def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    home = environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "skep" / "engines"
-
-
 def parse_flags(text: str) -> frozenset[str]:
     """Return the flags of argparse's or llama.cpp's help; what a description mentions does not count."""
     flags: set[str] = set()
     entry: list[str] = []
     for line in text.splitlines():
         if _ENTRY.match(line):
-            entry = _FLAG.findall(_before_description(line.strip()))
+            # llama.cpp aligns its flags with blanks after commas; other runs of blanks end them.
+            entry = _FLAG.findall(re.split(r"(?<![,\s])\s{2,}", line.strip(), maxsplit=1)[0])
             flags.update(entry)
         if entry and _REMOVED in line:
             flags.difference_update(entry)
             entry = []
     return frozenset(flags)
-
-
-def _before_description(line: str) -> str:
-    """llama.cpp aligns its flags with blanks after commas; other runs of blanks end them."""
-    return re.split(r"(?<![,\s])\s{2,}", line, maxsplit=1)[0]
 
 
 def known_flags(
@@ -260,14 +253,14 @@ def _remember(program: Program, flags: frozenset[str], cache_dir: Path | None) -
     document = {"program": str(program.path), "version": version_of(program), "flags": sorted(flags)}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(document), encoding="utf-8")
-        part.replace(path)
+        write_whole(path, json.dumps(document))
 
 
 def _file(program: Program, cache_dir: Path | None) -> Path:
     words = "\n".join([*program.argv, str(program.path), str(program.stamp), version_of(program) or ""])
-    return (cache_dir or default_cache()) / f"flags-{hashlib.sha256(words.encode()).hexdigest()[:20]}.json"
+    return (
+        cache_dir or user_paths(os.environ).cache / "engines"
+    ) / f"flags-{hashlib.sha256(words.encode()).hexdigest()[:20]}.json"
 
 
 def unknown_flags(engine: str, arguments: Sequence[str], known: frozenset[str]) -> Iterable[tuple[str, str | None]]:

@@ -65,7 +65,8 @@ class SimulatedServer:
 
     def handle(self, request: ServerRequest) -> None:
         path = request.path
-        if path != "/health" and not shows_key(self._key, _authorization(request)):
+        shown = next((value for name, value in request.headers if name == b"authorization"), None)
+        if path != "/health" and not shows_key(self._key, shown):
             _refuse(request, 401, REFUSED)
             return
         if time.monotonic() < self._ready_s:
@@ -159,10 +160,6 @@ def _send(request: ServerRequest, status: int, document: dict[str, Any]) -> None
 
 def _refuse(request: ServerRequest, status: int, message: str) -> None:
     _send(request, status, error_document(status, message))
-
-
-def _authorization(request: ServerRequest) -> bytes | None:
-    return next((value for name, value in request.headers if name == b"authorization"), None)
 
 
 async def serve(plan: SimulatedPlan, model: str, listener: socket.socket, report_fd: int | None, key: str = "") -> None:

@@ -89,7 +89,10 @@ def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
     limits = [limit for limit, _ in memory if limit is not None]
     available = [free for _, free in memory if free is not None]
     cpus = [parse_cpu_max(_text(folder / "cpu.max")) for folder in unified]
-    cpus += [_cpus_v1(folder) for folder in _folders(mount / "cpu", paths.get("cpu", "/"))]
+    cpus += [
+        parse_cpu_max(f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}")
+        for folder in _folders(mount / "cpu", paths.get("cpu", "/"))
+    ]
     return CgroupLimits(
         min(limits, default=None),
         min(available, default=None),
@@ -131,10 +134,6 @@ def _memory_limit(folder: Path, limit: str, used: str, caches: tuple[str, ...]) 
     stat = parse_counters(_text(folder / "memory.stat"))
     held = max(0, used_bytes - sum(stat.get(name, 0) for name in caches))
     return limit_bytes, max(0, limit_bytes - held)
-
-
-def _cpus_v1(folder: Path) -> float | None:
-    return parse_cpu_max(f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}")
 
 
 def _folders(root: Path, path: str) -> Iterator[Path]:

@@ -20,7 +20,6 @@ from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanK
 from skep.monitor.status import TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import percentile
-from skep.store.database import Store
 from skep.supervisor.control import NotRunning, ReplicaStatus, Status
 from skep.supervisor.readings import HiveReadings, read_status
 from skep.web.context import Site
@@ -97,15 +96,11 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
 def read_ttft(site: Site, now: float) -> Ttft | None:
     """None: no streamed answer ended in the last minutes, or the gateway keeps no rows."""
     with site.store() as store:
-        values = [] if store is None else _first_bytes(store, now)
-    if not values:
+        rows = [] if store is None else store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)
+    ordered = sorted(float(row[0]) for row in rows)
+    if not ordered:
         return None
-    ordered = sorted(values)
     return Ttft(1000 * percentile(ordered, 50), 1000 * percentile(ordered, 95), len(ordered))
-
-
-def _first_bytes(store: Store, now: float) -> list[float]:
-    return [float(row[0]) for row in store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)]
 
 
 def _line(series: SeriesStore, standing: TargetStatus, now: float) -> tuple[SeriesPoint, ...]:

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from skep.errors import WeightsError
+from skep.files import write_whole
 from skep.units import format_bytes
 
 _LOCK_POLL_S = 0.2
@@ -145,6 +146,4 @@ def _read_note(path: Path) -> object:
 
 
 def _write_note(path: Path, note: dict[str, str | int]) -> None:
-    temporary = _note_path(path).with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(note), encoding="utf-8")
-    temporary.replace(_note_path(path))
+    write_whole(_note_path(path), json.dumps(note))

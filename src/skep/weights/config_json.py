@@ -340,6 +340,7 @@ _METHOD_BITS = {
     "awq": 4.0,
     "gptq": 4.0,
 }
+_DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 _TIED_BY_DEFAULT = ("gemma", "cohere")
 _ENCODERS = (
     "bert", "roberta", "xlm-roberta", "distilbert", "deberta", "deberta-v2", "electra", "albert", "modernbert",
@@ -372,6 +373,7 @@ def geometry_from_config(
     listed = len(block_pattern(settings)) or None
     layers = settings.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=_MAX_LAYERS, default=listed)
     hidden = settings.whole("hidden_size", "n_embd", "d_model", "dim", high=_MAX_WIDTH)
+    tied = settings.text("model_type").casefold().startswith(_TIED_BY_DEFAULT)
     drawn = Geometry(
         id="-".join(title.casefold().split()) or "unnamed",
         title=title,
@@ -383,9 +385,9 @@ def geometry_from_config(
         **_attention(settings, hidden),
         **layers_of(settings, layers),
         **experts_of(settings, layers),
-        mtp_layers=_draft_layers(settings),
+        mtp_layers=settings.whole(*_DRAFT_LAYERS, low=0, high=64, default=0),
         vision_params=_vision(settings),
-        tied_embeddings=settings.flag("tie_word_embeddings", default=_tied_by_default(settings)),
+        tied_embeddings=settings.flag("tie_word_embeddings", default=tied),
         max_context=settings.whole("max_position_embeddings", "n_positions", high=1 << 40, default=0) or None,
     )
     quantization = quantization_from_config(document, name)
@@ -496,12 +498,6 @@ def _grouped(settings: ModelConfig, heads: int) -> int:
     return heads
 
 
-def _draft_layers(settings: ModelConfig) -> int:
-    return settings.whole(
-        "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", low=0, high=64, default=0
-    )
-
-
 def _vision(settings: ModelConfig) -> float:
     """Near enough: attention and MLP of the tower's layers; the projector is small beside them."""
     tower = settings.table("vision_config")
@@ -535,7 +531,3 @@ def _group_weights(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         else []
     )
     return [weights for weights in found if isinstance(weights, Mapping)]
-
-
-def _tied_by_default(settings: ModelConfig) -> bool:
-    return settings.text("model_type").casefold().startswith(_TIED_BY_DEFAULT)

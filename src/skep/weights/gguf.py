@@ -155,21 +155,21 @@ class GgufReader:
         kept = self._keep_arrays or count <= _SMALL_ARRAY
         if type_id == _TEXT_VALUE:
             self._spend(count)
-            return self._texts(count) if kept else self._skip_texts(count)
+            self._need(count * 8)
+            return tuple(self.text() for _ in range(count)) if kept else self._skip_texts(count)
         if type_id == _ARRAY:
             self._spend(count * _NESTED_STEPS)
             return tuple(self._array(depth + 1) for _ in range(count))
         layout = _layout(type_id)
         self._need(count * struct.calcsize(layout))
-        return self._scalars(layout, count) if kept else self._skip_scalars(layout, count)
-
-    def _texts(self, count: int) -> tuple[str, ...]:
-        self._need(count * 8)
-        return tuple(self.text() for _ in range(count))
+        if not kept:
+            self._file.seek(count * struct.calcsize(layout), 1)
+            return SkippedArray(count)
+        self._spend(count)
+        return struct.unpack(f"<{count}{layout[1]}", self._take(count * struct.calcsize(layout)))
 
     def _skip_texts(self, count: int) -> SkippedArray:
         """Return the slow part of a header: a vocabulary has 262,144 words, so they are walked in large pieces."""
-        self._need(count * 8)
         start, at, piece = self.position, 0, b""
         for _ in range(count):
             if at + 8 > len(piece):
@@ -188,14 +188,6 @@ class GgufReader:
         if len(piece) < 8:
             raise self._cut()
         return piece
-
-    def _scalars(self, layout: str, count: int) -> tuple[Any, ...]:
-        self._spend(count)
-        return struct.unpack(f"<{count}{layout[1]}", self._take(count * struct.calcsize(layout)))
-
-    def _skip_scalars(self, layout: str, count: int) -> SkippedArray:
-        self._file.seek(count * struct.calcsize(layout), 1)
-        return SkippedArray(count)
 
     def _take(self, length: int) -> bytes:
         self._need(length)

@@ -101,16 +101,12 @@ class PulledModel:
     already_there: bool
 
 
-def _silent(_done_bytes: int, _total_bytes: int | None) -> None:
-    pass
-
-
-def _unheard() -> None:
-    pass
-
-
 def pull(
-    source: str, *, cache_dir: Path, progress: Progress = _silent, waiting: Callable[[], None] = _unheard
+    source: str,
+    *,
+    cache_dir: Path,
+    progress: Progress = lambda _done, _total: None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> PulledModel:
     """`source`: a name in the catalogue, a path of a GGUF file, or `org/repo:file` on the Hugging Face hub.
 
@@ -121,7 +117,8 @@ def pull(
         return pull_from_catalogue(model, cache_dir=cache_dir, progress=progress, waiting=waiting)
     wanted = parse_hub_source(source)
     if _exists(source) or (_is_path(source) and wanted is None):
-        return _local(Path(os.path.expanduser(source)))  # noqa: PTH111 - leaves `~nobody` as it is
+        path = Path(os.path.expanduser(source))  # noqa: PTH111 - leaves `~nobody` as it is
+        return PulledModel(path.stem, path.absolute(), None, check_file(path).file_bytes, already_there=True)
     if wanted is not None:
         return _from_hub(wanted, progress)
     if source.count("/") == 1:
@@ -149,8 +146,8 @@ def pull_from_catalogue(
     *,
     cache_dir: Path,
     folder: str = "models",
-    progress: Progress = _silent,
-    waiting: Callable[[], None] = _unheard,
+    progress: Progress = lambda _done, _total: None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> PulledModel:
     """Fetch what is pinned by its checksums into a folder of the cache, unless it is there."""
     path = model_path(model, cache_dir, folder)
@@ -211,11 +208,6 @@ def _exists(source: str) -> bool:
 
 def _is_path(source: str) -> bool:
     return source.lower().endswith(".gguf") or source.startswith(("/", "./", "../", "~"))
-
-
-def _local(path: Path) -> PulledModel:
-    header = check_file(path)
-    return PulledModel(path.stem, path.absolute(), None, header.file_bytes, already_there=True)
 
 
 def _from_hub(wanted: HubFile, progress: Progress) -> PulledModel:

