@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product, starmap
 from math import ceil
 
 from skep.catalog.gpus import Device
@@ -178,15 +179,16 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
     contexts = _contexts(setup, goal, pins)
     shares = _utilizations(setup, card, goal, pins)
     fewest = wanted if pins.slots else 1
-    if not any(_holds(replace(setup, utilization=u), card, contexts[-1], fewest, goal.need_tokens) for u in shares):
+
+    def holds(slots: int, context: int, share: float | None) -> Setup | None:
+        tried = replace(setup, slots=slots, context=context, utilization=share)
+        return tried if _holds(tried, card, context, slots, goal.need_tokens) else None
+
+    if (most := holds(wanted, contexts[0], shares[0])) is not None:
+        return most
+    if not any(holds(fewest, contexts[-1], share) for share in shares):
         return None
-    for slots in _fewer(wanted, fewest):
-        for context in contexts:
-            for share in shares:
-                tried = replace(setup, slots=slots, context=context, utilization=share)
-                if _holds(tried, card, context, slots, goal.need_tokens):
-                    return tried
-    return None
+    return next(filter(None, starmap(holds, product(_fewer(wanted, fewest), contexts, shares))), None)
 
 
 def shortfall(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> FitResult:

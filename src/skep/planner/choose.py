@@ -428,7 +428,8 @@ def _runner_up(plans: Sequence[Plan], goal: PlanGoal, pins: Pins, basis_of: Basi
     wins, tried = [], []
     for words, rig, changed in _changes(best, other.rated, goal):
         tried.append(words)
-        ours, theirs = (_again(r, rig, changed, pins, basis_of) for r in (best, other.rated))
+        theirs = _again(other.rated, rig, changed, pins, basis_of)
+        ours = _again(best, rig, changed, pins, basis_of) if theirs is not None else None
         if theirs is not None and (ours is None or theirs.key > ours.key):
             wins.append(words)
     behind = 1 - figure(other.rated, goal) / max(1e-9, figure(best, goal))
