@@ -293,6 +293,13 @@ def test_one_slot_is_one_slot():
     assert "1 slot," in refusal("qwen3-8b", "--gpu", "rtx-3050", "--quant", "bf16", code=3)
 
 
+def test_a_plan_for_named_cards_loads_neither_a_store_nor_what_draws_and_checks():
+    """Half a second is the time somebody waits for it."""
+    heavy = "('rich', 'pydantic', 'msgspec', 'asyncio', 'sqlite3', 'jinja2', 'skep.host.facts')"
+    code = f"import sys, skep.report.plan_text; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_a_terminal_without_unicode_gets_a_plan(env):
     command = [sys.executable, "-m", "skep", "plan", "qwen3-8b", *ONE]
     done = subprocess.run(command, env={**env, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60)

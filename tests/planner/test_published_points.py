@@ -1,6 +1,5 @@
 """A row of a table of measurements becomes a setup, a load and a figure; what it lacks is named."""
 
-import csv
 import random
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skep.planner.setup import Speculation
-from skep.planner.validation import Unpredictable, read_case, source_of, validate
+from skep.planner.validation import Unpredictable, read_case, read_rows, source_of, validate
 
 DATA = Path(__file__).parent.parent / "data"
 ROW = {
@@ -23,8 +22,7 @@ def case(**changes):
 
 
 def rows(name):
-    with (DATA / name).open(encoding="utf-8", newline="") as file:
-        return list(enumerate(csv.DictReader(file), 2))
+    return read_rows((DATA / name).read_text(encoding="utf-8"), name)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Rigs as people write them, and as a machine describes itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.errors import UserError
-from skep.planner.rigs import is_geforce, parse_rig, parse_spec, rig_of_host
+from skep.planner.rigs import cpu_device, cpu_rig, is_geforce, parse_rig, parse_spec, rig_of_host
 
 
 @pytest.mark.parametrize(
@@ -141,3 +143,21 @@ def test_a_machine_without_a_gpu_says_what_to_pass():
     with pytest.raises(UserError, match="no GPU was found") as caught:
         rig_of_host(host())
     assert "--gpu" in caught.value.hint
+
+
+CPU = replace(host(), cpu_model="Some CPU", cpu_features=("avx", "avx2"), memory_bytes=32 << 30)
+
+
+def test_memory_and_speed_of_a_cpu_are_the_machines_and_wider_units_compute_more():
+    card = cpu_device(CPU, 41.26, measured=True)
+    assert (card.vendor, card.title, card.memory_gib, card.bandwidth_gbs) == ("cpu", "Some CPU", 32.0, 41.3)
+    assert card.fp16_tflops == pytest.approx(8 * 3 * 32 / 1000)
+    assert "copying" in card.origins["bandwidth_gbs"].source
+    plain, wide = (cpu_device(replace(CPU, cpu_features=f), 40, measured=True) for f in ((), ("avx2", "avx512f")))
+    assert wide.fp16_tflops == 16 * plain.fp16_tflops
+
+
+def test_replicas_share_the_processor():
+    rig = cpu_rig(CPU, 40.0, measured=False, replicas=2)
+    assert [card.bandwidth_gbs for card in rig.cards] == [20.0, 20.0]
+    assert "8 cores, 40 GB/s" in rig.title

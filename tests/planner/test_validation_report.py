@@ -1,19 +1,17 @@
 """The accuracy that is promised, held against published rows by constants never fitted on their source."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from skep.planner.constants import Constants, constants_without, fitted_constants, honest_constants, published_constants
-from skep.planner.validation import source_of, spread, validate
+from skep.planner.validation import read_rows, source_of, spread, validate
 
 DATA = Path(__file__).parent.parent / "data"
 
 
 def read(name):
-    with (DATA / name).open(encoding="utf-8", newline="") as file:
-        return list(enumerate(csv.DictReader(file), 2))
+    return read_rows((DATA / name).read_text(encoding="utf-8"), name)
 
 
 @pytest.fixture(scope="module")

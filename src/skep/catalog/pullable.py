@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from skep.catalog.names import did_you_mean
+from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
 
 
@@ -35,31 +36,22 @@ def pullable_names() -> tuple[str, ...]:
 
 def find_pullable(name: str) -> PullableModel | None:
     """By id or title, whatever the case, spaces, dashes and underscores."""
-    wanted = _squeeze(name)
-    for model in _read().values():
-        if wanted in (_squeeze(model.id), _squeeze(model.title)):
-            return model
-    return None
+    known = _read()
+    found = _spelled(known).get(squeeze(name))
+    return None if found is None else known[found]
 
 
 def pullable(name: str) -> PullableModel:
     model = find_pullable(name)
     if model is None:
-        raise UserError(f"no model is called `{name}`", hint=_suggestion(name))
+        near = similar_names(name, _spelled(_read()))
+        hint = did_you_mean(near, "known models: " + ", ".join(pullable_names()))
+        raise UserError(f"no model is called `{name}`", hint=hint)
     return model
 
 
-def _suggestion(name: str) -> str:
-    from difflib import get_close_matches
-
-    spelled = {_squeeze(n): model.id for model in _read().values() for n in (model.id, model.title)}
-    close = get_close_matches(_squeeze(name), spelled, n=3, cutoff=0.5)
-    near = dict.fromkeys(spelled[match] for match in close)
-    return did_you_mean(near, "known models: " + ", ".join(pullable_names()))
-
-
-def _squeeze(name: str) -> str:
-    return "".join(c for c in name.casefold() if c not in " -_.\t\n")
+def _spelled(known: Mapping[str, PullableModel]) -> dict[str, str]:
+    return {squeeze(text): model.id for model in known.values() for text in (model.id, model.title)}
 
 
 def _read() -> dict[str, PullableModel]:

@@ -13,6 +13,7 @@ from skep.catalog.presets import Container, Need, Preset, Published
 from skep.config.presets import serve_of
 from skep.deploy.commands import adapter_of
 from skep.deploy.gpus import assign_cards
+from skep.deploy.launches import launch_of
 from skep.engines.adapter import Adapter
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words
@@ -193,22 +194,14 @@ def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
     placed = assign_cards(preset.replicas, each, preset.gpus, [GpuCard(number) for number in range(wanted)])
     if (not preset.gpus and preset.replicas == 1 and each < len(cards)) or not cards:
         placed = [()] * preset.replicas  # an engine that divides itself over what it sees
+    serve, name = serve_of(preset), file_name(preset.name)
+    model = preset.checkpoint if preset.engine == "ollama" else preset.served_as  # it knows a model by its tag
     launches = tuple(
-        Launch(
-            name=f"{file_name(preset.name)}-{number}",
-            engine=preset.engine,
-            model=preset.checkpoint if preset.engine == "ollama" else preset.served_as,  # it knows a model by its tag
-            weights=None,
-            slots=preset.slots,
-            context_tokens=serve_of(preset).context_tokens,
-            threads=preset.threads or 0,
+        replace(
+            launch_of(serve, f"{name}-{number}", None, preset.checkpoint, threads=preset.threads or 0),
+            model=model,
             port=engine_port + number,
-            extra=preset.extra,
-            reserve=preset.reserve,
-            checkpoint=preset.checkpoint,
-            options=preset.options,
             gpus=gpus,
-            env=preset.env,
         )
         for number, gpus in enumerate(placed)
     )
