@@ -65,49 +65,47 @@ class PlanQuery:
         return not self.rig and self.card == OWN
 
     @property
+    def cards(self) -> str:
+        return self.rig or f"{self.count}x {self.card}"
+
+    @property
     def unusual(self) -> bool:
         """Whether a field is used that the form does not show at first."""
-        names = ("rig", "engine", "quant", "goal", "shape", "input_tokens", "output_tokens")
-        return any(getattr(self, name) != getattr(USUAL, name) for name in names)
+        return bool(self._changed("rig", *_TOLD[1:]))
+
+    def _changed(self, *names: str) -> dict[str, str]:
+        """Return those of these fields that are not as usual."""
+        return {name: str(getattr(self, name)) for name in names if getattr(self, name) != getattr(USUAL, name)}
 
     def flags(self) -> PlanFlags:
         """As `skep plan` would get them."""
-        rigs = () if self.own_machine else (self.rig or f"{self.count}x {self.card}",)
         return PlanFlags(
             self.model,
-            gpu=rigs,
+            gpu=() if self.own_machine else (self.cards,),
+            engine=(self.engine,) if self.engine else (),
+            quant=self.quant or None,
             agents=self.agents,
             goal=self.goal,
             shape=self.shape,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
-            engine=(self.engine,) if self.engine else (),
-            quant=self.quant or None,
         )
 
     def query(self) -> str:
         """Only what is not usual."""
-        told = {"model": self.model, "rig": self.rig}
-        if not self.rig:
-            told["card"] = self.card
-        for name in ("count", "agents", "engine", "quant", "goal", "shape", "input_tokens", "output_tokens"):
-            value = getattr(self, name)
-            if value != getattr(USUAL, name):
-                told[name] = str(value)
+        where = {"rig": self.rig} if self.rig else {"card": self.card}
+        told = {"model": self.model, **where, **self._changed("count", *_TOLD)}
         return urlencode({name: value for name, value in told.items() if value})
 
     def command(self) -> str:
         """Return the same question at the command line."""
-        words = ["skep", "plan", self.model]
-        if not self.own_machine:
-            words += ["--gpu", f'"{self.rig or f"{self.count}x {self.card}"}"']
-        for name in ("agents", "engine", "quant", "goal", "shape", "input_tokens", "output_tokens"):
-            value = getattr(self, name)
-            if value != getattr(USUAL, name):
-                words += [f"--{name.replace('_', '-')}", str(value)]
+        words = ["skep", "plan", self.model, *(() if self.own_machine else ("--gpu", f'"{self.cards}"'))]
+        for name, value in self._changed(*_TOLD).items():
+            words += [f"--{name.replace('_', '-')}", value]
         return " ".join(words)
 
 
+_TOLD = ("agents", "engine", "quant", "goal", "shape", "input_tokens", "output_tokens")  # as `skep plan` calls them
 USUAL = PlanQuery()
 
 
@@ -240,18 +238,16 @@ def cards_of(run: StoredRun) -> tuple[str, ...]:
             return tuple(card.id for card in find_rig(machine_of(run), None).rig.cards)
         except SkepError:
             return ()
-    return _host_cards(run.host) if is_near(run.url) else ()
+    found = [find_device(name) for name in _card_names(run.host)] if is_near(run.url) else []
+    return tuple(card.id for card in found if card is not None) if all(found) else ()
 
 
 def _likeness(host: Document) -> tuple[object, ...]:
-    names = sorted(str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping))
-    return host.get("cpu_model"), host.get("cpu_cores"), *names
+    return host.get("cpu_model"), host.get("cpu_cores"), *sorted(_card_names(host))
 
 
-def _host_cards(host: Document) -> tuple[str, ...]:
-    names = [str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping)]
-    found = [find_device(name) for name in names]
-    return tuple(card.id for card in found if card is not None) if all(found) else ()
+def _card_names(host: Document) -> list[str]:
+    return [str(card.get("name", "")) for card in host.get("gpus") or () if isinstance(card, Mapping)]
 
 
 def _mean(levels: Sequence[LevelSummary], name: str) -> int | None:
