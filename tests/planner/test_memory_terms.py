@@ -150,7 +150,7 @@ def test_a_pool_is_what_is_left_of_the_budget():
 def test_a_model_that_fits_nowhere_names_its_largest_term():
     verdict = fits(setup(DEEPSEEK_V3, "fp8", tp=8), RTX_3090, context=8192, slots=4)
     assert not verdict.fits
-    assert verdict.largest.name == "weights"
+    assert verdict.plan.largest.name == "weights"
     assert verdict.over_bytes > 50 * GIB
     assert "rtx-3090" in verdict.sentence
     assert verdict.remedies == ("the largest term is weights (78.3 GiB): a smaller quantization or more cards",)

@@ -275,7 +275,7 @@ def bases(
             elif say_why:
                 short = shortfall(setup, sizing_card(rig, layout), goal, pins)
                 reason = f"{short.sentence}; the largest term is {_largest(short)}"
-                remedy = next((way for way in short.remedies if not way.startswith("the largest term")), None)
+                remedy = next(short.changes(), None)
                 _drop(dropped, Rejected(layout, engine, (setup.quant.id,), "memory", reason, remedy))
         rejected += dropped.values()
     return found, rejected
@@ -301,8 +301,9 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
 
 
 def _largest(verdict: FitResult) -> str:
-    size = max(verdict.largest.bytes, verdict.plan.needed_kv_bytes if verdict.largest.name == "KV pool" else 0)
-    return f"{verdict.largest.name} ({format_bytes(size)} a card)"
+    most = verdict.plan.largest
+    size = max(most.bytes, verdict.plan.needed_kv_bytes if most.name == "KV pool" else 0)
+    return f"{most.name} ({format_bytes(size)} a card)"
 
 
 _MOST_CARDS = 16  # tried where a model does not fit

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from skep.catalog.gpus import Device
 from skep.planner import memory as facts
-from skep.planner.memory import MemoryPlan, Term, kv_bytes_per_token, memory, state_bytes, window_bytes
+from skep.planner.memory import MemoryPlan, kv_bytes_per_token, memory, state_bytes, window_bytes
 from skep.planner.setup import Setup
 from skep.units import format_bytes
 
@@ -17,15 +18,73 @@ SLOTS_MOST = 1024
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """`over_bytes` is 0 where it fits. `at_once`: how many sequences of that context the card holds at a time."""
+    """Whether a setup fits a card, and what would. Worked out when asked for: most are asked for one thing only."""
 
-    fits: bool
+    setup: Setup
     plan: MemoryPlan
-    over_bytes: int
-    largest: Term
-    at_once: float
-    sentence: str
-    remedies: tuple[str, ...] = ()
+    vision: bool
+
+    @property
+    def over_bytes(self) -> int:
+        """0 where it fits."""
+        return max(self.plan.over_inside_bytes, 0) + max(self.plan.over_outside_bytes, 0)
+
+    @property
+    def fits(self) -> bool:
+        return self.plan.fits
+
+    @property
+    def at_once(self) -> float:
+        """How many sequences of that context the card holds at a time."""
+        return _held(self.setup, self.plan) if self.fits else 0.0
+
+    @property
+    def sentence(self) -> str:
+        setup, plan = self.setup, self.plan
+        if not self.fits:
+            return _too_large(setup, plan)
+        inside, outside = -plan.over_inside_bytes, -plan.over_outside_bytes
+        spare = format_bytes(min(inside, outside) if facts.has_pool(setup.engine) else inside)
+        held = f"{self.at_once:.1f} sequences of {plan.context} tokens at once"
+        return f"{setup.model.id} {setup.quant.title} fits {plan.card.id} with {spare} to spare: {held}"
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """The changes that make it fit, the least costly first; without any, what to blame."""
+        if self.fits:
+            return ()
+        most = self.plan.largest
+        size = format_bytes(most.bytes or self.plan.needed_kv_bytes)
+        blame = f"the largest term is {most.name} ({size}): a smaller quantization or more cards"
+        return tuple(self.changes()) or (blame,)
+
+    def changes(self) -> Iterator[str]:
+        """Yield the changes that make it fit, the least costly first."""
+        setup, plan = self.setup, self.plan
+        now = setup.utilization or facts.defaults(setup.engine, plan.card).utilization
+
+        def works(changed: Setup, slots: int = plan.slots, context: int = plan.context, *, tower: bool) -> bool:
+            at_once = min(plan.at_once, slots)
+            return memory(changed, plan.card, context=context, slots=slots, at_once=at_once, vision=tower).fits
+
+        fits = partial(works, tower=self.vision)
+        if facts.has_pool(setup.engine):
+            shares = _utilizations(now, down=plan.over_outside_bytes > 0)
+            step = next((share for share in shares if fits(replace(setup, utilization=share))), None)
+            if step is not None:
+                yield f"{'lower' if step < now else 'raise'} the utilization from {now:g} to {step:g}"
+        fewer = next((n for n in (128, 64, 32, 16, 8, 4, 2, 1) if n < plan.slots and fits(setup, n)), None)
+        if fewer is not None:
+            yield f"take {fewer} {'slot' if fewer == 1 else 'slots'} instead of {plan.slots}"
+        shorter = _search(plan.context // CONTEXT_STEP, lambda n: fits(setup, context=n * CONTEXT_STEP)) * CONTEXT_STEP
+        if 0 < shorter < plan.context:
+            yield f"take a context of {shorter} tokens instead of {plan.context}"
+        if setup.spec is not None and fits(replace(setup, spec=None)):
+            yield f"leave {setup.spec} out"
+        if setup.graphs and fits(replace(setup, graphs=False)):
+            yield "run without CUDA graphs, which costs speed"
+        if self.vision and setup.model.vision_params and works(setup, tower=False):
+            yield "leave the vision tower out"
 
 
 def fits(
@@ -38,19 +97,7 @@ def fits(
     vision: bool = True,
 ) -> FitResult:
     """With a pool and no `at_once`: whether the engine starts. The arguments are those of `memory`."""
-    plan = memory(setup, card, context=context, slots=slots, at_once=at_once, vision=vision)
-    inside, outside = plan.over_inside_bytes, plan.over_outside_bytes
-    over = max(inside, 0) + max(outside, 0)
-    largest = plan.largest
-    held = _held(setup, plan)
-    if over <= 0:
-        spare = min(-inside, -outside) if facts.has_pool(setup.engine) else -inside
-        sentence = (
-            f"{setup.model.id} {setup.quant.title} fits {card.id} with {format_bytes(spare)} to spare: "
-            f"{held:.1f} sequences of {context} tokens at once"
-        )
-        return FitResult(True, plan, 0, largest, held, sentence)
-    return FitResult(False, plan, over, largest, 0.0, _too_large(setup, plan), _remedies(setup, plan, vision=vision))
+    return FitResult(setup, memory(setup, card, context=context, slots=slots, at_once=at_once, vision=vision), vision)
 
 
 def smallest(cards: Sequence[Device]) -> Device:
@@ -134,40 +181,6 @@ def _too_large(setup: Setup, plan: MemoryPlan) -> str:
         f"{what} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, {left} of {plan.card.id} "
         f"is left: it is out by {format_bytes(outside)}, the most by {late.name} ({format_bytes(late.bytes)})"
     )
-
-
-def _remedies(setup: Setup, plan: MemoryPlan, *, vision: bool) -> tuple[str, ...]:
-    """Return the changes that make it fit, the least costly first."""
-    card, now = plan.card, setup.utilization or facts.defaults(setup.engine, plan.card).utilization
-    ways: list[str] = []
-
-    def works(changed: Setup, slots: int = plan.slots, context: int = plan.context, *, tower: bool = vision) -> bool:
-        at_once = min(plan.at_once, slots)
-        return memory(changed, card, context=context, slots=slots, at_once=at_once, vision=tower).fits
-
-    if facts.has_pool(setup.engine):
-        step = next(
-            (u for u in _utilizations(now, down=plan.over_outside_bytes > 0) if works(replace(setup, utilization=u))),
-            None,
-        )
-        if step is not None:
-            ways.append(f"{'lower' if step < now else 'raise'} the utilization from {now:g} to {step:g}")
-    fewer = next((n for n in (128, 64, 32, 16, 8, 4, 2, 1) if n < plan.slots and works(setup, n)), None)
-    if fewer is not None:
-        ways.append(f"take {fewer} {'slot' if fewer == 1 else 'slots'} instead of {plan.slots}")
-    shorter = _search(plan.context // CONTEXT_STEP, lambda n: works(setup, context=n * CONTEXT_STEP)) * CONTEXT_STEP
-    if 0 < shorter < plan.context:
-        ways.append(f"take a context of {shorter} tokens instead of {plan.context}")
-    if setup.spec is not None and works(replace(setup, spec=None)):
-        ways.append(f"leave {setup.spec} out")
-    if setup.graphs and works(replace(setup, graphs=False)):
-        ways.append("run without CUDA graphs, which costs speed")
-    if vision and setup.model.vision_params and works(setup, tower=False):
-        ways.append("leave the vision tower out")
-    if not ways:
-        size = format_bytes(plan.largest.bytes or plan.needed_kv_bytes)
-        ways.append(f"the largest term is {plan.largest.name} ({size}): a smaller quantization or more cards")
-    return tuple(ways)
 
 
 def _utilizations(now: float, *, down: bool) -> tuple[float, ...]:
