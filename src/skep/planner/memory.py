@@ -219,6 +219,10 @@ POOL_TERMS = (KV_POOL, WINDOW, STATE)
 
 def weights_bytes(model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True) -> int:
     """Return the bytes of the whole checkpoint on all cards together."""
+    return int(weights_bits(model, quant, with_draft, with_vision) / 8)
+
+
+def weights_bits(model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True) -> float:
     parts, bits = parts_of(model), part_bits(quant, model)
     total = (parts.embedding + parts.head) * bits["ends"] + parts.small * bits["small"]
     total += parts.mlp * bits["mlp"] + parts.experts * bits["experts"]
@@ -226,7 +230,7 @@ def weights_bytes(model: Geometry, quant: Quant, with_draft: bool = False, with_
         total += parts.draft * model.mtp_layers * bits["draft"]
     if with_vision:
         total += parts.vision * bits["vision"]
-    return int(total / 8)
+    return total
 
 
 @lru_cache(maxsize=4096)  # a plan asks for the same ones many times

@@ -9,7 +9,7 @@ from typing import Any
 
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
-from skep.planner.memory import weights_bytes
+from skep.planner.memory import weights_bits
 from skep.planner.parts import parts_of
 from skep.planner.quants import QUANTS
 from skep.report.columns import Column, print_records
@@ -127,4 +127,4 @@ def _origins(found: Device | Geometry) -> dict[str, dict[str, str]]:
 
 def _sizes(found: Geometry) -> dict[str, int]:
     """Return bytes of a checkpoint in each format, its vision tower included, without draft layers."""
-    return {QUANTS[name].id: weights_bytes(found, QUANTS[name]) for name in _SIZED}
+    return {QUANTS[name].id: round(weights_bits(found, QUANTS[name]) / 8) for name in _SIZED}
