@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
 from skep.config.load import file_keys
-from skep.config.preset_file import preset_toml
 from skep.config.presets import (
     all_presets,
     find_preset,
     line_of,
     parse_preset,
     preset,
+    preset_toml,
     read_preset,
     serve_of,
     shipped_presets,

@@ -15,8 +15,8 @@ from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import user_paths
 from skep.units import GIB
 
-RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, 0, "8.6")
-H200 = NodeCard(0, "NVIDIA H200", 141 * GIB, 0, "9.0")
+RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, "8.6", used_bytes=0)
+H200 = NodeCard(0, "NVIDIA H200", 141 * GIB, "9.0", used_bytes=0)
 AWQ = "Qwen/Qwen3-8B-AWQ"
 pytestmark = pytest.mark.usefixtures("paths")
 

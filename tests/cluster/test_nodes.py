@@ -55,7 +55,7 @@ def test_nodes_of_one_name_are_told_apart_by_their_ids():
 
 
 def test_a_survey_travels_as_json():
-    card = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, None, "8.6", 4, 16)
+    card = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, "8.6", 4, 4, 16)
     facts = NodeFacts(8, None, (card, replace(card, index=1)), "0", {"vllm": "vllm 1"}, ((0, 1, "NV4"),), {"/m": True})
     survey = ClusterSurvey(
         "10.0.0.1:6379", "2.60.0", (replace(node("a"), facts=facts), replace(node("b"), why="away")), "a"
@@ -71,7 +71,7 @@ def test_a_node_with_another_skep_is_said_and_not_believed():
 
 
 def test_cards_that_ray_does_not_lend_are_not_there():
-    facts = NodeFacts(8, None, (NodeCard(0, "X", None, None), NodeCard(1, "X", None, None)), __version__)
+    facts = NodeFacts(8, None, (NodeCard(0, "X", None), NodeCard(1, "X", None)), __version__)
     assert len(told_by(node("a", gpus=1.0), asdict(facts)).facts.cards) == 1
     assert told_by(node("a"), asdict(facts)).facts.cards == ()
 

@@ -24,7 +24,7 @@ from skep.units import GIB
 from skep.wire.json_pipe import from_document, to_document
 
 WITHIN = {"embedded": "xllamacpp 1", "fake": None, "simulated": None}
-RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, 0, "8.6")
+RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, "8.6", used_bytes=0)
 
 
 def node(name, cpus=8, gpus=0, memory=64 * GIB, *, engines=WITHIN, cards=(), free=None, why=None, paths=None):
@@ -282,7 +282,7 @@ def test_options_that_contradict_each_other_are_refused_before_anything_starts(p
 
 
 def test_one_model_on_two_kinds_of_nodes_has_names_that_do_not_move_and_comes_in_turn(place):
-    other = replace(RTX, name="NVIDIA H200", total_bytes=140 * GIB)
+    other = replace(RTX, name="NVIDIA H200", memory_bytes=140 * GIB)
     big = node("big", gpus=1, cards=[other], engines={**WITHIN, "vllm": None})
     cluster = survey(rtx_node("a"), rtx_node("b"), big)
     serves = (
@@ -308,7 +308,7 @@ def test_what_computes_nothing_asks_for_next_to_nothing(place):
     assert Path(one.checkpoint or "").name == ""
 
 
-H200 = replace(RTX, name="NVIDIA H200", total_bytes=140 * GIB)
+H200 = replace(RTX, name="NVIDIA H200", memory_bytes=140 * GIB)
 BIG = node("big", gpus=1, cards=[H200], engines={**WITHIN, "vllm": None})
 KINDS = (
     replace(VLLM, kind=rtx_node("a").kind),

@@ -44,18 +44,7 @@ def look(paths: Sequence[str] = ()) -> dict[str, Any]:
         host, memory = read_host(cards_read.result()), memory_read.result()
     used = {gpu.index: gpu.used_bytes for gpu in memory}
     lent = lendable(host.gpus, memory, _of_the_node("CUDA_VISIBLE_DEVICES"))
-    cards = tuple(
-        NodeCard(
-            index=gpu.index,
-            name=gpu.name,
-            total_bytes=gpu.memory_bytes,
-            used_bytes=used.get(gpu.index),
-            compute_capability=gpu.compute_capability,
-            pcie_generation=gpu.pcie_generation_max,
-            pcie_lanes=gpu.pcie_lanes,
-        )
-        for gpu in lent
-    )
+    cards = tuple(NodeCard(**asdict(gpu), used_bytes=used.get(gpu.index)) for gpu in lent)
     facts = NodeFacts(
         cores=host.cpu_cores,
         memory_bytes=host.memory_bytes,

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skep.catalog.gpus import Gpu, HostFacts
-from skep.cluster.values import ClusterSurvey, Node, can_keep_actor
+from skep.catalog.gpus import HostFacts
+from skep.cluster.values import ClusterSurvey, Node, NodeFacts, can_keep_actor
 from skep.engines.base import Launch, PlacementRequest
 from skep.units import format_bytes
 
@@ -137,12 +137,12 @@ def busy_cards(node: Node, share: float) -> str | None:
     say too. One that is lent and still empty hides one that somebody else holds: then the post finds it.
     """
     cards = node.facts.cards if node.facts is not None else ()
-    free = [(card, card.total_bytes - card.used_bytes) for card in cards if card.total_bytes and card.used_bytes]
-    full = [(card, left) for card, left in free if left < share * (card.total_bytes or 0)]
+    free = [(card, card.memory_bytes - card.used_bytes) for card in cards if card.memory_bytes and card.used_bytes]
+    full = [(card, left) for card, left in free if left < share * (card.memory_bytes or 0)]
     lent = math.ceil(node.gpus - node.free_gpus - _EPSILON)  # one that is lent in part is lent to nobody else
     if len(full) <= lent:
         return None
-    rooms = [(card.index, f"{format_bytes(left)} of {format_bytes(card.total_bytes or 0)}") for card, left in full]
+    rooms = [(card.index, f"{format_bytes(left)} of {format_bytes(card.memory_bytes or 0)}") for card, left in full]
     if len(rooms) == 1:
         return "GPU {} is busy: {} are free".format(*rooms[0])
     named = [f"GPU {index} ({room} free)" for index, room in rooms]
@@ -152,23 +152,11 @@ def busy_cards(node: Node, share: float) -> str | None:
 
 def host_of(node: Node) -> HostFacts:
     """Return the node as the machine that a plan is made for."""
-    facts = node.facts
-    cards = facts.cards if facts is not None else ()
-    gpus = tuple(
-        Gpu(
-            index=card.index,
-            name=card.name,
-            memory_bytes=card.total_bytes,
-            compute_capability=card.compute_capability,
-            pcie_generation_max=card.pcie_generation,
-            pcie_lanes=card.pcie_lanes,
-        )
-        for card in cards
-    )
+    facts = node.facts or NodeFacts(int(node.cpus), None)
     return HostFacts(
-        os="", machine="", python="", cpu_model=None, cpu_cores=facts.cores if facts is not None else int(node.cpus),
-        cpu_features=(), memory_bytes=facts.memory_bytes if facts is not None else None, memory_available_bytes=None,
-        open_files_soft=None, open_files_hard=None, gpus=gpus, links=facts.links if facts is not None else (),
+        os="", machine="", python="", cpu_model=None, cpu_cores=facts.cores, cpu_features=(),
+        memory_bytes=facts.memory_bytes, memory_available_bytes=None, open_files_soft=None, open_files_hard=None,
+        gpus=facts.cards, links=facts.links,
     )  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def _best_kinds(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: 
 
 
 def _card_bytes(node: Node) -> int:
-    return sum(card.total_bytes or 0 for card in node.facts.cards) if node.facts is not None else 0
+    return sum(card.memory_bytes or 0 for card in node.facts.cards) if node.facts is not None else 0
 
 
 def kind_words(one: NodeKind) -> str:

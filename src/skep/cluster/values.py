@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from skep.catalog.gpus import Gpu
 from skep.engines.base import Launch
 from skep.units import format_bytes
 
@@ -12,14 +13,8 @@ NAMESPACE = "skep"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCard:
-    index: int
-    name: str  # as the driver reports it
-    total_bytes: int | None
-    used_bytes: int | None
-    compute_capability: str | None = None
-    pcie_generation: int | None = None  # the highest it supports
-    pcie_lanes: int | None = None
+class NodeCard(Gpu):
+    used_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,22 @@ One file is one preset, named like the file. One's own wins over a shipped one o
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from datetime import date as Day  # noqa: N812 - `date` is a key here
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from skep.catalog.models import find_geometry
 from skep.catalog.names import did_you_mean, similar_names, squeeze
+from skep.catalog.options import Draft
 from skep.catalog.presets import Preset
-from skep.config.load import FileProblem, KeyPath, TableReader, check_words, written
+from skep.config.load import FileProblem, KeyPath, TableReader, check_words, rules_of, written
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
 from skep.paths import Paths
@@ -65,6 +68,8 @@ _FOLDER = "recipes"
 _ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _HINT = "docs/presets.md has every key"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_WIDE_LINE = 100  # characters; a longer list gets a line for each
 _TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 
@@ -262,3 +267,78 @@ _TABLES = {
 def _table_words(place: tuple[str | int, ...]) -> str:
     name = next((part for part in reversed(place) if isinstance(part, str)), None)
     return "a preset" if name is None else _TABLES.get(name, f"`{name}`")
+
+
+# Written
+
+
+def preset_toml(preset: Preset) -> str:
+    """Return a file that is read back as this preset: all of it but its name and its origin, which are the file's.
+
+    What stands where it stands by itself is left out, so that the file is what a person would have written.
+    """
+    told = _told(preset)
+    if preset.served_as == preset.model:
+        del told["served_as"]
+    inner = {key: told.pop(key) for key in ("options", "env", "container") if key in told}
+    several = {key: told.pop(key) for key in ("need", "published") if key in told}
+    parts = [_table("", told), *(_table(f"[{key}]", table) for key, table in inner.items() if table)]
+    parts += [_table(f"[[{key}]]", table) for key, tables in several.items() for table in tables]
+    return "\n".join(parts)
+
+
+def _told(value: Any) -> dict[str, Any]:
+    """Return what was said, under its keys: a value that its field has by itself needs no line."""
+    found: dict[str, Any] = {}
+    kind: type = type(value)
+    rules = rules_of(kind)
+    for one in fields(value):
+        rule, inner = rules[one.name], getattr(value, one.name)
+        if "hidden" in rule or inner == (None if one.default is MISSING else one.default):
+            continue
+        if isinstance(inner, Draft):  # two texts: how it stands in a file
+            found |= {"speculation": str(inner)} | ({"draft_model": inner.model} if inner.model is not None else {})
+        elif is_dataclass(inner):
+            found[rule.get("key", one.name)] = _told(inner)
+        elif one.name == "env":
+            found["env"] = dict(inner)
+        else:
+            several = isinstance(inner, tuple) and bool(inner) and is_dataclass(inner[0])
+            found[rule.get("key", one.name)] = [_told(each) for each in inner] if several else inner
+    return found
+
+
+def _table(head: str, values: Mapping[str, Any]) -> str:
+    return "".join(f"{line}\n" for line in (*([head] if head else ()), *_lines(values)))
+
+
+def _lines(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        short = f"{_key(name)} = {_value(value)}"
+        if isinstance(value, tuple | list) and len(short) > _WIDE_LINE:
+            yield f"{_key(name)} = ["
+            yield from (f"    {_value(one)}," for one in value)
+            yield "]"
+        else:
+            yield short
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _text(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(name)} = {_value(one)}" for name, one in value.items()) + " }"
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    """A string of JSON is one of TOML, but for the DEL that only TOML forbids."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

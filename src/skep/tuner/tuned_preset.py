@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from skep.catalog.presets import Preset, Published
-from skep.config.preset_file import preset_toml
-from skep.config.presets import check_name, find_preset, parse_preset, presets_folder
+from skep.config.presets import check_name, find_preset, parse_preset, preset_toml, presets_folder
 from skep.errors import SkepError, UserError
 from skep.paths import Paths
 from skep.tuner.knobs import apply_config
