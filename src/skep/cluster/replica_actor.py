@@ -22,8 +22,8 @@ from msgspec import structs
 
 from skep.cluster.messages import LogPart, ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
-from skep.cluster.placement_groups import registry_name
 from skep.cluster.ray_command import engine_ports
+from skep.cluster.registry_actor import find_registry
 from skep.cluster.replica_registry import ANNOUNCE_EVERY_S, Row
 from skep.deploy.gpus import DEFAULT_SHARES, check_free, room_of
 from skep.engines.adapter import VISIBLE
@@ -200,7 +200,7 @@ class ReplicaActor:
         self._working: asyncio.Task[None] | None = None
         self._instructed = asyncio.Event()
         self._announcer = HeartbeatSender(
-            launch["name"], self._row, _own_handle(), lambda: _find_registry(hive), heard=self._heed
+            launch["name"], self._row, _own_handle(), lambda: find_registry(hive), heard=self._heed
         )
         threading.Thread(target=self._run, name="replica", daemon=True).start()
 
@@ -412,12 +412,6 @@ def _own_life() -> Row:
         actor = ray.get_runtime_context().get_actor_id()
         return {"actor": actor, "life": int(state.actors(actor)["NumRestarts"])}
     return {}
-
-
-def _find_registry(hive: str) -> Any:
-    import ray
-
-    return ray.get_actor(registry_name(hive))
 
 
 def _own_node() -> Row:

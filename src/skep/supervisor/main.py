@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from skep.config.gateway_messages import AdmissionLimits, BatchPlaces, GatewaySetup, Timeouts, TlsFiles
 from skep.config.keys import keys_path, loose_mode, read_keys
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
-from skep.deploy.launches import LocalMachine, PullProgress, plan_launches, read_machine
+from skep.deploy.launches import PullProgress, plan_launches, read_machine
 from skep.engines.base import Launch, kept_key, new_key
 from skep.errors import StoreError, UserError
 from skep.host.processes import kill_marked
@@ -43,12 +43,12 @@ class RemoteNodes(Protocol):
         self,
         settings: Settings,
         paths: Paths,
-        progress: PullProgress,
+        progress: PullProgress = lambda _done, _total: None,
         *,
-        running: Sequence[Launch],
-        starting: bool,
-        avoid: Collection[str],
-        tell: Callable[[str], None],
+        running: Sequence[Launch] = (),
+        starting: bool = True,
+        avoid: Collection[str] = (),
+        tell: Callable[[str], None] = lambda _line: None,
     ) -> tuple[Launch, ...]: ...
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> RemoteReplicas: ...
@@ -73,8 +73,12 @@ def build_hive(
     host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
     machine = read_machine()
     engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own key
+    if nodes is not None:
+        launches = nodes.launches(settings, paths, progress, tell=tell)
+    else:
+        launches = plan_launches(settings, paths, progress, machine=machine, engine_key=engine_key)
     return Hive(
-        replicas=_launches(settings, paths, progress, nodes, machine=machine, engine_key=engine_key, tell=tell),
+        replicas=launches,
         gateway_argv=(sys.executable, "-m", "skep.gateway.main"),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
         socket_path=paths.socket,
@@ -95,27 +99,6 @@ def _settled(settings: Settings, paths: Paths) -> dict[str, Any]:
         "monitor_argv": monitor_argv(settings),
         "monitor_due": something_to_watch(paths.store),
     }
-
-
-def _launches(
-    settings: Settings,
-    paths: Paths,
-    progress: PullProgress,
-    nodes: RemoteNodes | None,
-    *,
-    running: Sequence[Launch] = (),
-    machine: LocalMachine | None = None,
-    starting: bool = True,
-    avoid: Collection[str] = (),
-    engine_key: str = "",
-    tell: Callable[[str], None] = lambda _line: None,
-) -> tuple[Launch, ...]:
-    """Return the replicas of these settings, on this machine or on the nodes of a cluster."""
-    if nodes is not None:
-        return nodes.launches(settings, paths, progress, running=running, starting=starting, avoid=avoid, tell=tell)
-    return plan_launches(
-        settings, paths, progress, running=running, machine=machine, starting=starting, engine_key=engine_key
-    )
 
 
 def monitor_argv(settings: Settings) -> tuple[str, ...]:
@@ -176,8 +159,10 @@ def rebuild_hive(
     locked_out = setup.keys_wanted and not setup.keys and not setup.api_key
     locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if locked_out else []
     loose = loose_mode(keys_path(paths))
-    options: dict[str, Any] = {"running": running, "starting": False, "avoid": hive.avoid}
-    launches = _launches(settings, paths, lambda _done, _total: None, nodes, engine_key=hive.engine_key, **options)
+    if nodes is not None:
+        launches = nodes.launches(settings, paths, running=running, starting=False, avoid=hive.avoid)
+    else:
+        launches = plan_launches(settings, paths, running=running, starting=False, engine_key=hive.engine_key)
     return replace(
         hive,
         replicas=launches,

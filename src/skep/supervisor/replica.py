@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -66,6 +66,8 @@ PROBE_EVERY_S = 0.1
 WARM_UP_TOKENS = 8
 EXPLAIN_S = 10.0
 
+Event = Callable[[float], list[LifecycleAction] | Awaitable[list[LifecycleAction]]]  # handed the time
+
 
 class Replica:
     """One launch, kept running. `changed` is called after every change of state.
@@ -97,7 +99,7 @@ class Replica:
         self._link: JsonPipe[FromGuard] | None = None  # to the guard of the present process
         self._turn: asyncio.Task[None] | None = None  # waits for other replicas that start on its cards
         self._watching: asyncio.Task[None] | None = None
-        self._events: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._killed_before = read_oom_kills()  # processes that the kernel killed for lack of memory
         self._fell_back: list[str] = []  # changes taken since the start, in order
         self._fallback: dict[str, Any] = {}  # fields of the launch that they changed
@@ -124,10 +126,10 @@ class Replica:
         self.life.note = self.life.why = before.life.note
 
     def stop(self) -> None:
-        self._events.put_nowait(("stop",))
+        self._events.put_nowait(self._on_stop)
 
     def restart(self) -> None:
-        self._events.put_nowait(("restart",))
+        self._events.put_nowait(self.life.restart)
 
     async def run(self) -> None:
         """Run until stopped. A replica that was given up waits here for `restart` or `stop`."""
@@ -141,34 +143,26 @@ class Replica:
                 except TimeoutError:
                     actions = self.life.tick(self._loop.time())
                 else:
-                    actions = await self._handle(*event)
+                    found = event(self._loop.time())
+                    actions = found if isinstance(found, list) else await found
                 await self._carry_out(actions, tasks)
                 self._changed()
 
-    async def _handle(self, kind: str, *args: Any) -> list[LifecycleAction]:
-        now = self._loop.time()
-        match kind:
-            case "granted":
-                return self.life.granted(now)
-            case "address":
-                return self.life.addressed(args[0])
-            case "healthy" | "warm" | "warm_failed" if args[0] is not self._link:
-                return []  # about an earlier process
-            case "healthy":
-                return self.life.healthy(now)
-            case "warm":
-                return self.life.warmed(now)
-            case "warm_failed":
-                return self.life.warm_up_failed(args[1])
-            case "exit":
-                return await self._on_exit(*args)
-            case "restart":
-                return self.life.restart(now)
-            case "unresponsive":
-                return self.life.unresponsive()
-            case _:
-                self._stop_waiting()
-                return self.life.stop()
+    def _of(self, link: JsonPipe[FromGuard] | None, event: Event) -> Event:
+        """Return the event of the process behind this link: it is nothing once another process has replaced that."""
+        return lambda now: event(now) if link is self._link else []
+
+    def _on_stop(self, _now: float) -> list[LifecycleAction]:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        return self.life.stop()
+
+    def _addressed(self, url: str) -> None:
+        self._events.put_nowait(lambda _now: self.life.addressed(url))
+
+    def _exited(self, code: int, tail: list[str]) -> None:
+        self._events.put_nowait(lambda _now: self._on_exit(code, tail))
 
     async def _on_exit(self, code: int, tail: list[str]) -> list[LifecycleAction]:
         self._stop_watching()
@@ -216,12 +210,7 @@ class Replica:
 
     async def _await_turn(self) -> None:
         await self._start_order.await_turn(self.launch)
-        self._events.put_nowait(("granted",))
-
-    def _stop_waiting(self) -> None:
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        self._events.put_nowait(self.life.granted)
 
     def _oom_kills(self) -> int | None:
         """Return the count since the last call."""
@@ -242,12 +231,12 @@ class Replica:
     async def _spawn(self, tasks: asyncio.TaskGroup) -> None:
         launch = self.started
         if (refused := _refused(launch)) is not None:
-            self._events.put_nowait(("exit", *refused))
+            self._exited(*refused)
             return
         try:
             port = self._start_order.port_for(launch, finds_one=self.engine.reports_address)
         except EngineError as error:
-            self._events.put_nowait(("exit", 1, [f"error: {error.message}; {error.hint}"]))
+            self._exited(1, [f"error: {error.message}; {error.hint}"])
             return
         launch = replace(launch, port=port)
         ours, theirs = socket.socketpair()
@@ -266,14 +255,14 @@ class Replica:
         except (OSError, ValueError) as error:  # no process could be started, or an argument cannot be passed
             ours.close()
             why = getattr(error, "strerror", None) or str(error)
-            self._events.put_nowait(("exit", 1, [f"error: the guard process cannot be started: {why}"]))
+            self._exited(1, [f"error: the guard process cannot be started: {why}"])
             return
         finally:
             theirs.close()
         self._link = await JsonPipe.over(ours, FromGuard)
         tasks.create_task(self._follow(guard, self._link))
         if not self.engine.reports_address:
-            self._events.put_nowait(("address", str(Origin(launch.host, launch.port))))
+            self._addressed(str(Origin(launch.host, launch.port)))
 
     async def _follow(self, guard: asyncio.subprocess.Process, link: JsonPipe[FromGuard]) -> None:
         """Turn the guard's messages into events. If the guard itself is killed, end its engine from here."""
@@ -286,7 +275,7 @@ class Replica:
                         self.pid = engine_pid = pid
                         self._changed()
                     case EngineAddress(url):
-                        self._events.put_nowait(("address", url))
+                        self._addressed(url)
                     case Exited(code, tail):
                         ended = (code, tail)
                         engine_pid = None
@@ -297,7 +286,7 @@ class Replica:
                 await asyncio.to_thread(kill_marked, self.mark)
             await link.close()
             await guard.wait()
-            self._events.put_nowait(("exit", *ended))
+            self._exited(*ended)
 
     async def _probe(self, url: str | None, link: JsonPipe[FromGuard] | None) -> None:
         """Ask the health endpoint until it answers 200 or the process is replaced."""
@@ -309,7 +298,7 @@ class Replica:
                     origin, "GET", self.engine.health_path, headers=key_headers(self.launch), timeout_s=5.0
                 )
                 if answer.status == 200 and self.pid is not None:
-                    self._events.put_nowait(("healthy", link))
+                    self._events.put_nowait(self._of(link, self.life.healthy))
                     return
             await asyncio.sleep(PROBE_EVERY_S)
 
@@ -334,7 +323,7 @@ class Replica:
             except WireFailure:
                 failures += 1
             if failures >= policy.watch_failures:
-                self._events.put_nowait(("unresponsive",))
+                self._events.put_nowait(lambda _now: self.life.unresponsive())
                 return
 
     async def _warm_up(self, link: JsonPipe[FromGuard] | None) -> None:
@@ -351,15 +340,16 @@ class Replica:
                 origin, "POST", "/v1/chat/completions", body=body, headers=headers, timeout_s=timeout_s
             )
         except WireFailure as failure:
-            self._events.put_nowait(("warm_failed", link, str(failure)))
+            why = str(failure)
+            self._events.put_nowait(self._of(link, lambda _now: self.life.warm_up_failed(why)))
             return
         if answer.status == 200:
-            self._events.put_nowait(("warm", link))
+            self._events.put_nowait(self._of(link, self.life.warmed))
         else:
             said = answer.body[:2000].decode(errors="replace")
             self.diagnosis = found = await self._explain(None, said.splitlines())
             why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
-            self._events.put_nowait(("warm_failed", link, why))
+            self._events.put_nowait(self._of(link, lambda _now: self.life.warm_up_failed(why)))
 
 
 def _refused(launch: Launch) -> tuple[int, list[str]] | None:

@@ -308,8 +308,10 @@ class ReplicaSet:
         self._promised = {launch.model for launch in launches.values() if launch.model}
         self._start_order.hide(launches.values())
         try:
-            for name in plan.adjusted:
-                self.adjust(launches[name])
+            for member in self.members:
+                if member.launch.name in plan.adjusted:
+                    member.launch = launches[member.launch.name]
+                    self._changed()
             if dormant:
                 self.add_replicas([launches[name] for name in dormant], tasks, asleep=True)
                 known()
@@ -438,12 +440,6 @@ class ReplicaSet:
         self._start_order.done([member.launch.name for member in self.members if member.life.state in still])
         self._moved.set()
         self._changed()
-
-    def adjust(self, launch: Launch) -> None:
-        member = self.find(launch.name)
-        if member is not None:
-            member.launch = launch
-            self._changed()
 
     async def drain_and_remove(self, name: str, drain_s: float) -> bool:
         """Remove it once its answers are finished, or after `drain_s`."""
