@@ -28,6 +28,7 @@ from skep.cluster.node_file import (
 from skep.cluster.ray_command import MARK
 from skep.cluster.status import rows_of
 from skep.errors import EngineError, UserError
+from skep.host.processes import living
 from skep.paths import user_paths
 from skep.wire.listen import free_port
 
@@ -133,9 +134,9 @@ def test_a_child_that_wrote_over_its_mark_ends_with_its_node():
 
 def until_over(pid):
     deadline = time.monotonic() + 5.0
-    while ray_processes._birth(pid) and time.monotonic() < deadline:
+    while pid in living() and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not ray_processes._birth(pid)
+    return pid not in living()
 
 
 def test_addresses_of_both_families_are_read():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from skep.cluster.ray_command import MARK
 from skep.errors import UserError
+from skep.host.processes import descendants, living
 
 PROC = Path("/proc")
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told, not to be bound
@@ -50,15 +51,11 @@ def marked(mark: str) -> list[Process]:
     """Return every live process that carries it."""
     wanted = f"{MARK}={mark}".encode()
     found = []
-    for folder in PROC.iterdir():
-        if folder.name.isdecimal():
-            try:
-                words = (folder / "environ").read_bytes().split(b"\0")
-                name = (folder / "comm").read_text().strip()
-            except OSError:  # gone, or another user's
-                continue
-            if wanted in words and not _is_over(folder):
-                found.append(Process(int(folder.name), name))
+    for pid in living():
+        with contextlib.suppress(OSError):  # gone, or another user's
+            words = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+            if wanted in words:
+                found.append(Process(pid, (PROC / str(pid) / "comm").read_text().strip()))
     return found
 
 
@@ -67,12 +64,13 @@ def end(mark: str, patience_s: float = 8.0) -> list[int]:
 
     Returns the process numbers that were killed.
     """
-    kin = _descendants(marked(mark))
+    kin = descendants(process.pid for process in marked(mark))  # Ray's agents and workers write over their mark
     _ask_to_end(mark, ("raylet",), patience_s)
     _ask_to_end(mark, None, patience_s)
     left = marked(mark)
     _send(left, signal.SIGKILL)
-    _send((process for process, begun in kin.items() if _birth(process.pid)[1:] == (begun,)), signal.SIGKILL)
+    now = living()
+    _send((Process(pid, "") for pid, begun in kin.items() if pid in now and now[pid][1] == begun), signal.SIGKILL)
     return [process.pid for process in left]
 
 
@@ -118,34 +116,6 @@ def _sockets(pid: int) -> set[int]:
                 if kind == "socket":
                     found.add(int(number[1:-1]))
     return found
-
-
-def _descendants(processes: Iterable[Process]) -> dict[Process, str]:
-    """With when they began. Ray's agents and workers write their title over their environment, and so over the mark."""
-    births = {int(folder.name): _birth(int(folder.name)) for folder in PROC.iterdir() if folder.name.isdecimal()}
-    found: dict[Process, str] = {}
-    parents = {process.pid for process in processes}
-    while parents:
-        young = {pid: birth[1] for pid, birth in births.items() if birth and birth[0] in parents}
-        found |= {Process(pid, ""): begun for pid, begun in young.items()}
-        parents = set(young)
-    return found
-
-
-def _birth(pid: int) -> tuple[int, str] | tuple[()]:
-    """Return its parent and when it began; nothing where it is over."""
-    try:
-        words = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ()
-    return (int(words[1]), words[19]) if words[0] not in ("Z", "X") else ()
-
-
-def _is_over(folder: Path) -> bool:
-    try:
-        return (folder / "stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except OSError:
-        return True
 
 
 def _send(processes: Iterable[Process], number: signal.Signals) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from skep.cluster.messages import LogPart, ReplicaReport
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError
 from skep.supervisor.lifecycle import ReplicaState
-from skep.supervisor.remote_replica import UpstreamLife
+from skep.supervisor.remote_replica import UpstreamInfo, UpstreamLife
 
 # A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
 _STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
@@ -26,20 +26,6 @@ class ReplicaHost(Protocol):
     async def log_since(self, name: str, offset: int | None, lines: int) -> LogPart: ...
 
 
-@dataclass(slots=True)
-class RemoteEngine:
-    """The adapter's properties with the engine version of the node."""
-
-    health_path: str
-    confirms: str
-    release_bound_s: float
-    simulated: bool
-    told: str | None = None
-
-    def version(self) -> str | None:
-        return self.told
-
-
 class RemoteReplica:
     kind = "replica"
 
@@ -49,7 +35,13 @@ class RemoteReplica:
         self.pid: int | None = None
         self.node: str | None = None
         adapter = engine_named(launch.engine, launch.binary)
-        self.engine = RemoteEngine(adapter.health_path, adapter.confirms, adapter.release_bound_s, adapter.simulated)
+        self.engine = UpstreamInfo(
+            name="",
+            confirms=adapter.confirms,
+            release_bound_s=adapter.release_bound_s,
+            health_path=adapter.health_path,
+            simulated=adapter.simulated,
+        )
         self._host = host
         self._changed = changed
         self._as_started = launch
@@ -112,7 +104,7 @@ class RemoteReplica:
         self._explain()
         self.life.url, self.pid, self.node = report.url, report.pid, report.node
         self.life.restarts = report.restarts + self._moves
-        self.engine.told = report.engine
+        self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
         self._as_started = report.launch or self._as_started
         if self._shown() != before:
             self._changed()

@@ -1,10 +1,11 @@
-"""Processes that skep started, found again by a mark in their environment."""
+"""Processes of this machine by their parents, and those that skep started by a mark in their environment."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
@@ -22,3 +23,24 @@ def kill_marked(mark: str) -> int:
                 os.kill(int(entry.name), signal.SIGKILL)
                 killed += 1
     return killed
+
+
+def living() -> dict[int, tuple[int, str]]:
+    """Return the parent of every process, and when it began, without zombies; none where there is no /proc."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = (entry / "stat").read_text().rpartition(")")[2].split()
+            if words[0] not in ("Z", "X"):
+                found[int(entry.name)] = int(words[1]), words[19]
+    return found
+
+
+def descendants(roots: Iterable[int]) -> dict[int, str]:
+    """Return every living process below these and when it began, children before grandchildren."""
+    alive, found, wave = living(), dict[int, str](), set(roots)
+    while wave:
+        young = {pid: begun for pid, (parent, begun) in alive.items() if parent in wave}
+        found |= young
+        wave = set(young)
+    return found

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, REPORT_FD, write_secret
 from skep.files import RotatingLog
-from skep.host.processes import MARK
+from skep.host.processes import MARK, descendants
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -174,25 +174,9 @@ class ProcessGuard:
         self._link.setblocking(False)
 
 
-def descendants(root: int) -> list[int]:
-    """Return every living process below `root`, children before grandchildren; none where there is no /proc."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if fields[0] != "Z":
-                children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found: list[int] = []
-    wave = [root]
-    while wave:
-        wave = [child for parent in wave for child in children.get(parent, ())]
-        found.extend(wave)
-    return found
-
-
 def signal_descendants(number: signal.Signals) -> int:
     """Signal every descendant of this process, and return how many there were."""
-    pids = descendants(os.getpid())
+    pids = descendants([os.getpid()])
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

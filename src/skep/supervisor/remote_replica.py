@@ -22,7 +22,7 @@ RUNNING = {b"vllm:num_requests_running": "vllm", b"sglang:num_running_reqs": "sg
 
 @dataclass(frozen=True, slots=True)
 class UpstreamInfo:
-    """What a probe found. Where busy slots cannot be asked, the release bound is short: a slot waits for it."""
+    """What is known of an engine elsewhere. Where busy slots cannot be asked, the release bound is short."""
 
     model: str = ""
     name: str = "remote"
