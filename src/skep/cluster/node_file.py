@@ -5,12 +5,13 @@ A driver on this machine learns from it how to reach the cluster. Starts and end
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from skep.cluster import ray_processes
 from skep.cluster.ray_command import reaching
@@ -61,14 +62,14 @@ def folder_of(paths: Paths) -> Path:
 
 def read_node(paths: Paths) -> NodeRecord | None:
     try:
-        return NodeRecord(**json.loads(_record(paths).read_text()))
-    except (OSError, ValueError, TypeError):  # none, or of another version
+        return msgspec.json.decode(_record(paths).read_bytes(), type=NodeRecord)
+    except (OSError, ValueError):  # none, or of another version
         return None
 
 
 def write_node(paths: Paths, node: NodeRecord) -> None:
     paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _record(paths).write_text(json.dumps(asdict(node)))
+    _record(paths).write_bytes(msgspec.json.encode(node))
 
 
 def forget_node(paths: Paths) -> None:
