@@ -31,12 +31,8 @@ def test_the_client_reads_every_state_of_a_batch():
         batch = openai.types.Batch.model_validate(
             batch_document(StoredBatch(ORDER, status, times, detail, tally)), strict=True
         )
-        assert (batch.status, batch.created_at, batch.expires_at, batch.request_counts.failed) == (
-            status,
-            10,
-            86_410,
-            1,
-        )
+        times_told = (batch.created_at, batch.expires_at)
+        assert (batch.status, *times_told, batch.request_counts.failed) == (status, 10, 86_410, 1)
         assert (batch.usage is not None) == status.is_final
     assert batch.usage.total_tokens == 11
     assert batch.errors.data[0].line == 1

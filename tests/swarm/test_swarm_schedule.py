@@ -299,7 +299,7 @@ def breaks_of(poison, restarts):
         breaks = restarts > 0 or any(one.task.id in poison for one in leases)
         restarts -= bool(leases)
         for one in leases:
-            ended = result(plan.ended(one.id, BROKEN if breaks else GOOD, now))
+            ended = result(plan.ended(one.lease, BROKEN if breaks else GOOD, now))
             if ended is not None:
                 endings[ended.task] = ended.ending
     return [name for name, ending in endings.items() if ending is TaskEnding.FAILED], widths

@@ -112,7 +112,7 @@ class ProgressTracker:
         left = self._total - self._done - self._failed
         outage = schedule.outage
         lanes = [
-            Lane(one.agent, one.task.id, now - one.started, heard.get(one.id, 0), one.number)
+            Lane(one.agent, one.task.id, now - one.started, heard.get(one.lease, 0), one.number)
             for one in schedule.leases.values()
         ]
         self._show(

@@ -136,14 +136,14 @@ class SwarmRunner:
             self._step()
 
     def _heard(self) -> dict[int, int]:
-        return {one.id: self.line.heard(one.task.id, one.number) for one in self.schedule.leases.values()}
+        return {one.lease: self.line.heard(one.task.id, one.number) for one in self.schedule.leases.values()}
 
     def _look(self, now: float) -> None:
         heard = self._heard()
-        for lease in self.schedule.leases.values():
-            if heard[lease.id] and lease.id not in self._begun:
-                self._begun.add(lease.id)
-                self._first.append(now - lease.started)
+        for lease, start in self.schedule.leases.items():
+            if heard[lease] and lease not in self._begun:
+                self._begun.add(lease)
+                self._first.append(now - start.started)
         streaming = sum(1 for count in heard.values() if count)
         self.tally.heard(now, self.line.total)
         self.pace.look(

@@ -64,7 +64,7 @@ RANKS = {"interactive": 0, "normal": 1, None: 1, "batch": 2}
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Send it. `lease` names this attempt until it has ended."""
+    """Send it. `lease` names this attempt while it is under way."""
 
     lease: int
     task: Task
@@ -72,6 +72,8 @@ class Start:
     agent: int
     why: Why
     complaint: str | None
+    started: float
+    blamed: bool = False  # the only suspect under way: a break is its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +128,6 @@ class _TaskState:
         return self.breaks >= FREE_BREAKS
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptLease:
-    """One attempt under way."""
-
-    id: int
-    task: Task
-    number: int
-    agent: int
-    why: Why
-    started: float
-    blamed: bool = False  # the only suspect under way: a break is its own
-
-
 class TaskSchedule:
     def __init__(
         self,
@@ -156,7 +145,7 @@ class TaskSchedule:
         self._rng = rng
         self._tries = tries
         self.outage = Outage(deadline_s)
-        self.leases: dict[int, AttemptLease] = {}
+        self.leases: dict[int, Start] = {}
         self._stragglers = Stragglers() if stragglers else None
         self._jobs: dict[str, _TaskState] = {}  # without a result
         self._ready: list[tuple[tuple[int, int], str]] = []
@@ -221,25 +210,25 @@ class TaskSchedule:
 
     def ended(self, lease_id: int, came: AttemptResult, now: float) -> list[Action]:
         """An attempt has ended. One that is not under way any more changes nothing."""
-        lease = self._release(lease_id)
-        if lease is None:
+        start = self._release(lease_id)
+        if start is None:
             return []
-        job = self._jobs[lease.task.id]
+        job = self._jobs[start.task.id]
         job.leases.discard(lease_id)
         mishap = classify_error(came.error_kind, came.status)
         rejected = came.error_kind == REJECTED
         self.outage.came(mishap, came.error, now, answered=rejected or mishap in (None, ErrorKind.FINAL))
         if mishap is None:
-            return self._won(job, lease, came, now)
+            return self._won(job, start, came, now)
         job.row = job.row + 1 if job.last is mishap else 1
         job.last, job.failed = mishap, came
         if rejected:
             job.complaint = came.error
         if mishap is ErrorKind.BROKEN:
-            self._broke(job, lease)
-        if mishap in (ErrorKind.TRY, ErrorKind.FINAL) or (mishap is ErrorKind.BROKEN and lease.blamed):
+            self._broke(job, start)
+        if mishap in (ErrorKind.TRY, ErrorKind.FINAL) or (mishap is ErrorKind.BROKEN and start.blamed):
             job.tries += 1
-        attempt = self._attempt(lease, AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED, came, now)
+        attempt = self._attempt(start, AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED, came, now)
         if (job.tries >= self._tries or mishap is ErrorKind.FINAL) and not job.leases:
             return [Record(attempt, self._set_aside(job, now))]
         if not job.leases:
@@ -265,11 +254,11 @@ class TaskSchedule:
     def stop(self, now: float) -> list[Action]:
         """No more: what is under way is broken off, and written down as such."""
         actions: list[Action] = []
-        for lease in list(self.leases.values()):
-            self._release(lease.id)
-            self._jobs[lease.task.id].leases.discard(lease.id)
-            attempt = self._attempt(lease, AttemptOutcome.CANCELLED, AttemptResult(), now)
-            actions += [Cancel(lease.id), Record(attempt)]
+        for lease_id, start in list(self.leases.items()):
+            self._release(lease_id)
+            self._jobs[start.task.id].leases.discard(lease_id)
+            attempt = self._attempt(start, AttemptOutcome.CANCELLED, AttemptResult(), now)
+            actions += [Cancel(lease_id), Record(attempt)]
         return actions
 
     # Inside
@@ -292,9 +281,9 @@ class TaskSchedule:
     def _suspects_under_way(self) -> int:
         return sum(1 for one in self.leases.values() if self._jobs[one.task.id].is_suspect)
 
-    def _broke(self, job: _TaskState, lease: AttemptLease) -> None:
+    def _broke(self, job: _TaskState, start: Start) -> None:
         """Those of a group break one after the other in the same moment: only the first of them makes it smaller."""
-        if job.is_suspect and lease.id > self._split:
+        if job.is_suspect and start.lease > self._split:
             self._together = max(1, (self._suspects_under_way + 1) // 2)
             self._split = self._last_lease
         job.breaks += 1
@@ -328,10 +317,10 @@ class TaskSchedule:
         if job.first_at is None:
             job.first_at = now + self._epoch
         blamed = job.is_suspect and self._together == 1
-        lease = AttemptLease(self._last_lease, job.task, job.attempts, self._agent(), why, now, blamed)
-        self.leases[lease.id] = lease
-        job.leases.add(lease.id)
-        return Start(lease.id, job.task, lease.number, lease.agent, why, job.complaint)
+        start = Start(self._last_lease, job.task, job.attempts, self._agent(), why, job.complaint, now, blamed)
+        self.leases[start.lease] = start
+        job.leases.add(start.lease)
+        return start
 
     def _agent(self) -> int:
         if self._agents:
@@ -339,16 +328,16 @@ class TaskSchedule:
         self._most_agents += 1
         return self._most_agents - 1
 
-    def _release(self, lease_id: int) -> AttemptLease | None:
-        lease = self.leases.pop(lease_id, None)
-        if lease is not None:
-            heappush(self._agents, lease.agent)
-        return lease
+    def _release(self, lease_id: int) -> Start | None:
+        start = self.leases.pop(lease_id, None)
+        if start is not None:
+            heappush(self._agents, start.agent)
+        return start
 
-    def _won(self, job: _TaskState, lease: AttemptLease, came: AttemptResult, now: float) -> list[Action]:
+    def _won(self, job: _TaskState, start: Start, came: AttemptResult, now: float) -> list[Action]:
         if self._stragglers is not None:
-            self._stragglers.took(now - lease.started, came.output_tokens)
-        attempt = self._attempt(lease, AttemptOutcome.DONE, came, now)
+            self._stragglers.took(now - start.started, came.output_tokens)
+        attempt = self._attempt(start, AttemptOutcome.DONE, came, now)
         job.tries += 1
         result = self._result(job, TaskEnding.DONE, came, now, value=came.value)
         actions: list[Action] = [Record(attempt, result)]
@@ -384,17 +373,17 @@ class TaskSchedule:
             ended_at=now + self._epoch,
         )
 
-    def _attempt(self, lease: AttemptLease, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
+    def _attempt(self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
         return copied(
             Attempt,
             came,
-            task=lease.task.id,
+            task=start.task.id,
             session=self._session,
-            number=lease.number,
-            agent=lease.agent,
-            why=lease.why,
+            number=start.number,
+            agent=start.agent,
+            why=start.why,
             outcome=outcome,
-            started_at=lease.started + self._epoch,
+            started_at=start.started + self._epoch,
             ended_at=now + self._epoch,
             answer=None if outcome is AttemptOutcome.DONE else came.answer,
         )
@@ -402,13 +391,13 @@ class TaskSchedule:
     def _second_attempts(self, now: float, most: int, heard: Mapping[int, int]) -> list[Action]:
         assert self._stragglers is not None
         actions: list[Action] = []
-        for lease in list(self.leases.values()):
-            job = self._jobs[lease.task.id]
+        for start in list(self.leases.values()):
+            job = self._jobs[start.task.id]
             if len(self.leases) >= most:
                 break
             if job.doubled or len(job.leases) != 1 or job.is_suspect:
                 continue
-            if self._stragglers.is_one(now - lease.started, heard.get(lease.id, 0)):
+            if self._stragglers.is_one(now - start.started, heard.get(start.lease, 0)):
                 job.doubled = True
                 actions.append(self._start(job, Why.STRAGGLER, now))
         return actions
