@@ -255,18 +255,17 @@ class BatchApi:
         store = await self._open()
         if "after" in asked:
             await self._file(owner, asked["after"])
-        found = await asyncio.to_thread(
-            lambda: store.files(
-                owner=owner,
-                purpose=asked.get("purpose"),
-                after=asked.get("after"),
-                limit=limit + 1,
-                ascending=order == "asc",
-            )
-        )
-        return await asyncio.to_thread(
-            lambda: page([file_document(file) for file in found[:limit]], more=len(found) > limit)
-        )
+        wanted: dict[str, Any] = {
+            "purpose": asked.get("purpose"),
+            "after": asked.get("after"),
+            "ascending": order == "asc",
+        }
+
+        def listed() -> dict[str, Any]:
+            found = store.files(owner=owner, limit=limit + 1, **wanted)
+            return page([file_document(file) for file in found[:limit]], more=len(found) > limit)
+
+        return await asyncio.to_thread(listed)
 
     async def _show_file(self, request: ServerRequest, owner: Owner) -> dict[str, Any] | None:
         name, _, rest = _below(request, "/v1/files/").partition("/")
