@@ -301,10 +301,10 @@ def _order(options: Options) -> SwarmRunOptions:
     return SwarmRunOptions(**{name: options[name] for name in names if options.get(name) is not None})  # type: ignore[literal-required]
 
 
-def _work(form: AnswerForm) -> WorkerFactory | None:
+def _work(form: AnswerForm) -> WorkerFactory:
     """A type may demand more than a schema can say: an answer counts when the type takes it."""
     if not form.is_type:
-        return None
+        return ChatWorker
 
     def make(line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> TaskWorker:
         checking.require(form.fault)

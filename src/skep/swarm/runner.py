@@ -58,7 +58,7 @@ def endpoint_slots_of(endpoint: Endpoint) -> EndpointSlots:
     return EndpointSlots(known, is_gateway="replicas" in endpoint.engine)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class SwarmRunner:
     """Runs attempts as the schedule says. `run_tasks` may be called again when the schedule has more tasks."""
 
@@ -292,7 +292,7 @@ async def carry_out(
     after_cancel: int | None = None,
     key: str | None = None,
     watch: Callable[[SwarmProgress], None] = lambda _: None,
-    work: WorkerFactory | None = None,
+    work: WorkerFactory = ChatWorker,
     on_result: Callable[[TaskResult], None] = lambda _: None,
 ) -> SwarmRunState:
     """Until every task has its result. What has one already is not sent again.
@@ -329,7 +329,7 @@ class _Session:
     _after_cancel: int
     _key: str | None
     _watch: Callable[[SwarmProgress], None]
-    _work: WorkerFactory | None
+    _work: WorkerFactory
     _on_result: Callable[[TaskResult], None]
 
     def __post_init__(self) -> None:
@@ -353,7 +353,9 @@ class _Session:
                 await self._open_and_work(pending)
             elif self._run.state is not SwarmRunState.DONE:
                 self._record_done()
-            self._complete_moved_file()
+            if self._output is not None and self._output.moved:  # or deleted, during the run
+                self._output.close()
+                self._output.complete(self._tasks, self._swarm.results(self._run.id))
         except Cancelled:
             return SwarmRunState.CANCELLED
         finally:
@@ -393,14 +395,8 @@ class _Session:
         number = self._swarm.open_session(self._run.id, at=now, agents=agents, endpoint={}, simulated=simulated)
         self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
 
-    def _complete_moved_file(self) -> None:
-        """Write the results file again if it was moved or deleted during the run."""
-        if self._output is not None and self._output.moved:
-            self._output.close()
-            self._output.complete(self._tasks, self._swarm.results(self._run.id))
-
     def _is_cancelled(self) -> bool:
-        return self._swarm.cancelled_after(self._run.id, self._after_cancel)
+        return self._swarm.newest_cancel(self._run.id) > self._after_cancel
 
     # The endpoint's side
 
@@ -462,12 +458,10 @@ class _Session:
             stack.push_async_callback(line.close)
             checking = await stack.enter_async_context(AnswerChecker())
             await checking.prepare(one.task for one in pending)
-            make = self._work or ChatWorker
-            now = time.monotonic()
             schedule = TaskSchedule(
                 pending,
                 session=number,
-                epoch=time.time() - now,
+                epoch=time.time() - time.monotonic(),
                 rng=random.Random(),
                 tries=order.tries,
                 deadline_s=order.deadline_s,
@@ -476,16 +470,8 @@ class _Session:
             writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output, self._on_result)
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
-            runner = SwarmRunner(
-                line=line,
-                work=make(line, checking, order),
-                schedule=schedule,
-                pace=pace,
-                writer=writer,
-                tally=self._tally,
-                find=self._find,
-                is_cancelled=self._is_cancelled,
-            )
+            work = self._work(line, checking, order)
+            runner = SwarmRunner(line, work, schedule, pace, writer, self._tally, self._find, self._is_cancelled)
             with _energy_recorded(endpoint, writer):
                 await self._all_stages(runner, writer, checking)
             self._all_ended = True

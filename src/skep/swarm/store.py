@@ -292,17 +292,13 @@ class SwarmStore:
         return read(self._store.read(_SESSIONS, run_id), SwarmSession, "swarm run", alive=_is_alive)
 
     def set_cancelled(self, run_id: str, at: float) -> None:
-        """Asked for from outside; who works on the run sees it with `cancelled_after`."""
+        """Asked for from outside; who works on the run sees it in `newest_cancel`."""
         with self._store.transaction(run_id) as connection:
             insert(connection, "swarm_cancels", run_id=run_id, at=at)
 
     def newest_cancel(self, run_id: str) -> int:
         """Return its number, which grows; 0: it was never cancelled."""
         return int(self._store.read(_NEWEST_CANCEL, run_id)[0][0])
-
-    def cancelled_after(self, run_id: str, cancel: int) -> bool:
-        """Return whether another cancel came after this one of `newest_cancel`."""
-        return self.newest_cancel(run_id) > cancel
 
     def delete(self, ids: Iterable[str]) -> int:
         """Return how many there were to delete. A run that somebody works on stays, and the others with it."""
