@@ -20,7 +20,7 @@ from skep.cli.swarm_session import frame
 from skep.files import lock_holder
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
-from skep.swarm.progress import Lane, ProgressLines, SwarmProgress
+from skep.swarm.progress import Lane, SwarmProgress, SwarmProgressLines
 from skep.swarm.records import Attempt, AttemptOutcome, SwarmRunOptions, Task, TaskEnding, TaskResult, Why
 from skep.swarm.runner import lock_path
 from skep.swarm.store import Recorded, SwarmStore
@@ -432,7 +432,7 @@ def test_a_bar_has_its_length_and_hides_nothing(done, failed, total):
 
 
 def test_where_nobody_watches_a_long_run_says_less_and_less():
-    ticker = ProgressLines()
+    ticker = SwarmProgressLines()
     said = [second for second in range(3600) if ticker.take(replace(PROGRESS, elapsed_s=float(second)))]
     pauses = [later - earlier for earlier, later in pairwise(said)]
     assert (min(pauses), max(pauses)) == (5, 60)
@@ -440,7 +440,7 @@ def test_where_nobody_watches_a_long_run_says_less_and_less():
 
 
 def test_news_is_told_at_once_and_a_flood_is_counted():
-    ticker = ProgressLines()
+    ticker = SwarmProgressLines()
     ticker.take(PROGRESS)
     news = tuple(f"task-{number} set aside" for number in range(8))
     assert ticker.take(replace(PROGRESS, elapsed_s=11.0, last=news)) == list(news[:5])
@@ -450,7 +450,7 @@ def test_news_is_told_at_once_and_a_flood_is_counted():
 
 
 def test_an_outage_has_its_beginning_and_its_end():
-    ticker = ProgressLines(600.0)
+    ticker = SwarmProgressLines(600.0)
     ticker.take(PROGRESS)
     told = [ticker.take(replace(PROGRESS, down_s=float(second), down_why="refused")) for second in range(30)]
     assert [second for second, lines in enumerate(told) if lines] == [0, 5, 10, 20]

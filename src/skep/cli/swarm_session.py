@@ -21,7 +21,7 @@ from skep.errors import SkepError, UserError
 from skep.paths import user_paths
 from skep.report.columns import padded
 from skep.report.swarm import end_lines, gantt, swarm_page
-from skep.swarm.progress import Lane, ProgressLines, SwarmProgress, down_words
+from skep.swarm.progress import Lane, SwarmProgress, SwarmProgressLines, down_words
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, run_options_from_json
 from skep.swarm.results_file import ResultsPrinter, check_place, result_line
 from skep.swarm.runner import carry_out
@@ -122,7 +122,7 @@ def _lanes(lanes: list[Lane], page: Page) -> list[Line]:
 
 
 def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
-    ticker = ProgressLines(deadline_s)
+    ticker = SwarmProgressLines(deadline_s)
 
     def take(progress: SwarmProgress) -> None:
         for line in ticker.take(progress):

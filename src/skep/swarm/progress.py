@@ -153,7 +153,7 @@ EVERY_S, MOST_S = 5.0, 60.0  # between two lines: the longer a run takes, the ra
 NEWS_AT_ONCE = 5
 
 
-class ProgressLines:
+class SwarmProgressLines:
     """Which lines to write where nobody watches: events at once, how it stands every few seconds, and no flood."""
 
     def __init__(self, deadline_s: float | None = None) -> None:
