@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from skep.catalog.options import EngineOptions, own_flag
@@ -73,7 +73,7 @@ def other_host(launch: Launch) -> list[str]:
 
 
 class Adapter(AnyEngine, ABC):
-    """`tell` hears a line before something slow; `vendor` is of the cards, for the name of the variable they go by.
+    """`vendor` is of the cards, for the name of the variable they go by.
 
     `refusals`, `arguments` and `variables` are the engine's own, and free of I/O.
     """
@@ -83,10 +83,7 @@ class Adapter(AnyEngine, ABC):
     confirms = ""
     keyed_by: tuple[str, ...] = (ENGINE_KEY,)  # the variables that its key goes by; none: it cannot have one
 
-    def __init__(
-        self, *, cache_dir: Path | None = None, tell: Callable[[str], None] | None = None, vendor: str = "nvidia"
-    ) -> None:
-        self.tell = tell
+    def __init__(self, *, cache_dir: Path | None = None, vendor: str = "nvidia") -> None:
         self.vendor = vendor
         self.binary: str | None = None  # of a launch that was neither checked nor started yet
         self._cache_dir = cache_dir
@@ -114,7 +111,7 @@ class Adapter(AnyEngine, ABC):
         self.check_weights(launch)
         self._check_template(launch)
         self._program = program = find_program(self.name, launch.binary)
-        known = known_flags(program, self._cache_dir, self.tell)
+        known = known_flags(program, self._cache_dir)
         if known is not None:
             self._check_flags(launch, known)
 

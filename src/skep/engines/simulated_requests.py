@@ -227,10 +227,10 @@ def _stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
 DONE = b"data: [DONE]\n\n"
 
 
-class SimulatedWriter:
-    """One answer. What all its events have in common is written once."""
+class SimulatedAnswer:
+    """One answer under way: tokens in, bytes out. What all its events have in common is written once."""
 
-    __slots__ = ("_ask", "_fields", "_prefix", "_suffix")
+    __slots__ = ("_ask", "_chars", "_fields", "_made", "_prefix", "_suffix")
 
     def __init__(self, ask: SimulatedQuery, number: int, model: str, created: int) -> None:
         kind = ("chat.completion.chunk" if ask.stream else "chat.completion") if ask.chat else "text_completion"
@@ -241,30 +241,33 @@ class SimulatedWriter:
         }  # fmt: skip
         before, _, after = _event({**self._fields, "choices": [self._choice("\0", None)]}).partition(b'"\\u0000"')
         self._prefix, self._suffix = before, after
+        self._made = self._chars = 0
 
-    def opening(self) -> bytes:
-        """Return the role, which only a chat has."""
-        if not self._ask.chat:
-            return b""
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return _event({**self._fields, "choices": [choice]})
-
-    def piece(self, text: str) -> bytes:
-        return self._prefix + json.dumps(text).encode() + self._suffix
+    def more(self, count: int) -> bytes:
+        """Return the event of so many tokens more; the first one of a chat has the role before it."""
+        first, self._made, script = self._made, self._made + count, self._ask.script
+        opening = b""
+        if first == 0 and self._ask.chat:
+            role = {"role": "assistant", "content": ""}
+            choice = {"index": 0, "delta": role, "logprobs": None, "finish_reason": None}
+            opening = _event({**self._fields, "choices": [choice]})
+        text = script.text(first, self._made)
+        if script.shown is not None:
+            text = text[: max(0, script.shown - self._chars)]
+        self._chars += len(text)
+        return opening + self._prefix + json.dumps(text).encode() + self._suffix
 
     def ending(self) -> bytes:
-        script = self._ask.script
-        last = _event({**self._fields, "choices": [self._choice("", script.finish_reason)]})
+        last = _event({**self._fields, "choices": [self._choice("", self._ask.script.finish_reason)]})
         if self._ask.include_usage:
             last += _event({**self._fields, "choices": [], "usage": self._usage()})
         return last + DONE
 
-    def whole(self, text: str) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": self._ask.script.finish_reason, "logprobs": None}
-        if self._ask.chat:
-            choice["message"] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
+    def whole(self) -> bytes:
+        script = self._ask.script
+        text = script.text(0, script.tokens)[: script.shown]
+        said = {"message": {"role": "assistant", "content": text}} if self._ask.chat else {"text": text}
+        choice = {"index": 0, "finish_reason": script.finish_reason, "logprobs": None, **said}
         return json.dumps({**self._fields, "choices": [choice], "usage": self._usage()}).encode()
 
     def _usage(self) -> dict[str, Any]:

@@ -23,9 +23,8 @@ from skep.engines.base import EXIT_FINAL, REFUSED, shows_key, take_key
 from skep.engines.simulated import SimulatedPlan, plan_from_json
 from skep.engines.simulated_loop import SimulatedLoop, SimulatedMetrics
 from skep.engines.simulated_requests import (
-    SimulatedQuery,
+    SimulatedAnswer,
     SimulatedRefusal,
-    SimulatedWriter,
     error_document,
     parse_query,
 )
@@ -86,15 +85,27 @@ class SimulatedServer:
             _refuse(request, refused.status, str(refused))
             return
         self._answers += 1
-        answer = _SimulatedAnswer(request, ask, SimulatedWriter(ask, self._answers, self.model, int(time.time())))
-        work = self.simulated_loop.submit(
-            ask.prompt_tokens, ask.script.tokens, answer.gain, lambda: self._ended(ask, answer)
-        )
-        request.on_gone = lambda: self.simulated_loop.cancel(work)
+        answer = SimulatedAnswer(ask, self._answers, self.model, int(time.time()))
+        begun = False
 
-    def _ended(self, ask: SimulatedQuery, answer: _SimulatedAnswer) -> None:
-        self.meters.ended[ask.script.finish_reason] += 1
-        answer.end()
+        def gain(count: int) -> None:
+            nonlocal begun
+            if ask.stream:
+                if not begun:
+                    request.start(200, [_EVENTS, (b"cache-control", b"no-cache"), _MARK], None)
+                    begun = True
+                request.write(answer.more(count))
+
+        def end() -> None:
+            self.meters.ended[ask.script.finish_reason] += 1
+            if ask.stream:
+                request.write(answer.ending())
+                request.finish()
+            else:
+                request.respond(200, [_JSON, _MARK], answer.whole())
+
+        work = self.simulated_loop.submit(ask.prompt_tokens, ask.script.tokens, gain, end)
+        request.on_gone = lambda: self.simulated_loop.cancel(work)
 
     def _models(self, request: ServerRequest) -> None:
         plan = self.plan
@@ -115,43 +126,6 @@ class SimulatedServer:
             "gpu_cache_usage_perc": used,
         }
         request.respond(200, [_PLAIN, _MARK], self.meters.text(gauges))
-
-
-class _SimulatedAnswer:
-    """One answer under way: tokens in, text out."""
-
-    __slots__ = ("_ask", "_chars", "_made", "_request", "_writer")
-
-    def __init__(self, request: ServerRequest, ask: SimulatedQuery, writer: SimulatedWriter) -> None:
-        self._request = request
-        self._ask = ask
-        self._writer = writer
-        self._made = 0
-        self._chars = 0
-
-    def gain(self, count: int) -> None:
-        first, self._made = self._made, self._made + count
-        if not self._ask.stream:
-            return
-        opening = b""
-        if first == 0:
-            self._request.start(200, [_EVENTS, (b"cache-control", b"no-cache"), _MARK], None)
-            opening = self._writer.opening()
-        script = self._ask.script
-        text = script.text(first, self._made)
-        if script.shown is not None:
-            text = text[: max(0, script.shown - self._chars)]
-        self._chars += len(text)
-        self._request.write(opening + self._writer.piece(text))
-
-    def end(self) -> None:
-        if self._ask.stream:
-            self._request.write(self._writer.ending())
-            self._request.finish()
-            return
-        script = self._ask.script
-        text = script.text(0, script.tokens)[: script.shown]
-        self._request.respond(200, [_JSON, _MARK], self._writer.whole(text))
 
 
 def _send(request: ServerRequest, status: int, document: dict[str, Any]) -> None:

@@ -40,18 +40,23 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
+    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent.
+
+    `name`: what errors call the file; `prefix`: what its keys have in front there.
+    """
 
     name: str
     inner: Mapping[str, Any]
     outer: Mapping[str, Any]
+    prefix: str = ""
+    hint: str = _HINT
 
     @classmethod
     def of(cls, document: Mapping[str, Any], name: str) -> ModelConfig:
         inner = document
         for _ in range(2):  # Qwen Omni: thinker_config.text_config
             inner = next((inner[key] for key in _INNER if isinstance(inner.get(key), Mapping)), inner)
-        return cls(name, inner, document)
+        return cls(f"`{name}`", inner, document)
 
     def get(self, *keys: str) -> Any:
         """Return the first of these keys that has a value."""
@@ -66,7 +71,7 @@ class ModelConfig:
         found = next((key for key in keys if self.get(key) is not None), None)
         if found is None:
             if default is None:
-                raise UserError(f"`{self.name}` has no `{keys[0]}`", hint=_HINT)
+                raise self.missing(keys[0])
             return default
         value = self.get(found)
         if isinstance(value, float) and value.is_integer():
@@ -110,7 +115,10 @@ class ModelConfig:
     def wrong(self, key: str, value: Any, wanted: str) -> UserError:
         shown = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
         shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
-        return UserError(f"`{self.name}`: `{key}` is {shown}, not {wanted}", hint=_HINT)
+        return UserError(f"{self.name}: `{self.prefix}{key}` is {shown}, not {wanted}", hint=self.hint)
+
+    def missing(self, key: str) -> UserError:
+        return UserError(f"{self.name} has no `{self.prefix}{key}`", hint=self.hint)
 
 
 _MAX_WINDOW = 1 << 40
@@ -222,7 +230,7 @@ def _linear_widths(settings: ModelConfig) -> tuple[int, int, int, int, int]:
             settings.whole("linear_conv_kernel_dim", low=0, high=1024, default=4),
         )
     if (kda := settings.table("linear_attn_config")) is not None:
-        inner = ModelConfig(f"{settings.name}, linear_attn_config", kda, kda)
+        inner = ModelConfig(f"{settings.name[:-1]}, linear_attn_config`", kda, kda)
         heads, width = inner.whole("num_heads", high=1 << 16), inner.whole("head_dim", high=_MAX_WIDTH)
         return heads, heads, width, width, inner.whole("short_conv_kernel_size", low=0, high=1024, default=4)
     if settings.get("attn_type_list") is not None:  # lightning attention: a state as wide as a head
@@ -406,7 +414,7 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
     said = settings.table("quantization_config")
     if said is None:
         return None
-    inner = ModelConfig(name, said, said)
+    inner = ModelConfig(settings.name, said, said)
     method = (inner.text("quant_method") or inner.text("quant_algo") or "unknown").casefold()
     bits = inner.number("bits", low=1, high=32) or inner.number("w_bit", low=1, high=32)
     if bits is None:
@@ -452,7 +460,7 @@ def _writes(settings: ModelConfig) -> None:
     mute = bool(names) and all(name.endswith(_WRITES_NOTHING) for name in names)
     if mute or (isinstance(kind, str) and kind.casefold() in _ENCODERS):
         what = ", ".join(names) or str(kind)
-        raise UserError(f"`{settings.name}` is of a model that writes no text: {what}",
+        raise UserError(f"{settings.name} is of a model that writes no text: {what}",
                         hint="plans are for models that generate tokens")  # fmt: skip
 
 
@@ -503,7 +511,7 @@ def _vision(settings: ModelConfig) -> float:
     tower = settings.table("vision_config")
     if tower is None:
         return 0.0
-    inner = ModelConfig(f"{settings.name}, vision_config", tower, tower)
+    inner = ModelConfig(f"{settings.name[:-1]}, vision_config`", tower, tower)
     depth = inner.whole("depth", "num_hidden_layers", "layers", low=0, high=_MAX_LAYERS, default=0)
     width = inner.whole("hidden_size", "width", "embed_dim", low=0, high=_MAX_WIDTH, default=0)
     mlp = inner.whole("intermediate_size", low=0, high=_MAX_WIDTH, default=4 * width)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
+from skep.weights.config_json import ModelConfig
 from skep.weights.counting import counted
 from skep.weights.gguf import GgufHeader, SkippedArray, TensorInfo
 
@@ -29,9 +29,9 @@ class _Kinds:
 
 
 def geometry_of(header: GgufHeader) -> Geometry:
-    keys = _Keys(header.architecture or "", header.metadata)
     if not header.architecture:
-        raise keys.missing("general.architecture")
+        raise UserError("the GGUF has no `general.architecture`", hint=_HINT)
+    keys = _settings(header)
     blocks, hidden = keys.whole("block_count", high=1000), keys.whole("embedding_length", high=_MAX_WIDTH)
     heads = keys.whole("attention.head_count", high=1 << 16)
     kinds = _kinds(header, blocks, keys.whole("nextn_predict_layers", low=0, high=64, default=0))
@@ -47,7 +47,7 @@ def geometry_of(header: GgufHeader) -> Geometry:
         vocab=_vocab(header, keys),
         params_total=0.0,
         params_active=0.0,
-        **_attention(keys, hidden, heads),
+        **_attention(keys, hidden, heads, header.metadata.get(f"{header.architecture}.attention.head_count_kv")),
         **_mlp(keys, blocks - kinds.draft),
         **_linear(keys, kinds.linear),
         full_layers=full,
@@ -73,32 +73,16 @@ def average_bits(header: GgufHeader) -> float | None:
     return 8 * sum(known) / values if values and len(known) == len(sizes) else None
 
 
-class _Keys:
-    """The keys of one architecture, checked."""
-
-    def __init__(self, architecture: str, metadata: Mapping[str, Any]) -> None:
-        self.architecture = architecture
-        self._metadata = metadata
-
-    def get(self, key: str) -> Any:
-        return self._metadata.get(f"{self.architecture}.{key}")
-
-    def whole(self, key: str, *, low: int = 1, high: int, default: int | None = None) -> int:
-        """A list has one value a layer: the largest counts."""
-        value = self.get(key)
-        if isinstance(value, tuple) and value and all(type(entry) is int for entry in value):
-            value = max(value)
-        if value is None or isinstance(value, SkippedArray):
-            if default is None:
-                raise self.missing(f"{self.architecture}.{key}")
-            return default
-        if type(value) is not int or not low <= value <= high:
-            message = f"the GGUF's `{self.architecture}.{key}` is {repr(value)[:40]}, not {low} to {high}"
-            raise UserError(message, hint=_HINT)
-        return value
-
-    def missing(self, key: str) -> UserError:
-        return UserError(f"the GGUF has no `{key}`", hint=_HINT)
+def _settings(header: GgufHeader) -> ModelConfig:
+    """Return the keys of the file's architecture. A list has one value a layer: the largest counts."""
+    prefix = f"{header.architecture}."
+    own = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
+    for key, value in own.items():
+        if isinstance(value, SkippedArray):
+            own[key] = None
+        elif isinstance(value, tuple) and value and all(type(entry) is int for entry in value):
+            own[key] = max(value)
+    return ModelConfig("the GGUF", own, own, prefix, _HINT)
 
 
 def _kinds(header: GgufHeader, blocks: int, draft: int) -> _Kinds:
@@ -120,7 +104,7 @@ def _kinds(header: GgufHeader, blocks: int, draft: int) -> _Kinds:
     return _Kinds(attention, linear, draft)
 
 
-def _windows(keys: _Keys, attention: int) -> tuple[int, int, int]:
+def _windows(keys: ModelConfig, attention: int) -> tuple[int, int, int]:
     """Full layers, sliding layers, the window."""
     window = keys.whole("attention.sliding_window", low=0, high=1 << 40, default=0)
     if not window or window >= keys.whole("context_length", high=1 << 40, default=1 << 40):
@@ -129,12 +113,12 @@ def _windows(keys: _Keys, attention: int) -> tuple[int, int, int]:
     if isinstance(pattern, tuple) and pattern and all(isinstance(entry, bool) for entry in pattern):
         sliding = min(attention, sum(pattern))
         return attention - sliding, sliding, window if sliding else 0
-    every = pattern if type(pattern) is int and pattern > 0 else _PATTERN.get(keys.architecture, 0)
+    every = pattern if type(pattern) is int and pattern > 0 else _PATTERN.get(keys.prefix[:-1], 0)
     full = attention // every if every else 0
     return full, attention - full, window
 
 
-def _attention(keys: _Keys, hidden: int, heads: int) -> dict[str, Any]:
+def _attention(keys: ModelConfig, hidden: int, heads: int, by_layer: object) -> dict[str, Any]:
     rank = keys.whole("attention.kv_lora_rank", low=0, high=_MAX_WIDTH, default=0)
     if rank:
         width = keys.whole("attention.value_length_mla", high=_MAX_WIDTH, default=0)
@@ -147,13 +131,12 @@ def _attention(keys: _Keys, hidden: int, heads: int) -> dict[str, Any]:
     sliding_width = keys.whole("attention.key_length_swa", high=_MAX_WIDTH, default=width)
     if sliding_width != width:
         found |= {"head_dim": sliding_width, "full_head_dim": width}
-        by_layer = keys.get("attention.head_count_kv")
         if isinstance(by_layer, tuple):
             found["full_kv_heads"] = min(by_layer)
     return found
 
 
-def _mlp(keys: _Keys, layers: int) -> dict[str, Any]:
+def _mlp(keys: ModelConfig, layers: int) -> dict[str, Any]:
     dense = keys.whole("feed_forward_length", low=0, high=_MAX_WIDTH, default=0)
     experts = keys.whole("expert_count", low=0, high=1 << 16, default=0)
     leading = keys.whole("leading_dense_block_count", low=0, high=layers, default=0)
@@ -172,7 +155,7 @@ def _mlp(keys: _Keys, layers: int) -> dict[str, Any]:
     }
 
 
-def _linear(keys: _Keys, linear: int) -> dict[str, Any]:
+def _linear(keys: ModelConfig, linear: int) -> dict[str, Any]:
     """llama.cpp keeps both gated delta nets and Mamba-2 under `ssm`: groups are key heads, the rank is value heads."""
     if not linear:
         return {}
@@ -188,14 +171,14 @@ def _linear(keys: _Keys, linear: int) -> dict[str, Any]:
     }
 
 
-def _vocab(header: GgufHeader, keys: _Keys) -> int:
+def _vocab(header: GgufHeader, keys: ModelConfig) -> int:
     said = keys.whole("vocab_size", high=1 << 24, default=0)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     count = tokens.count if isinstance(tokens, SkippedArray) else len(tokens) if isinstance(tokens, tuple) else 0
     embedding = next((t.shape[-1] for t in header.tensors if t.name == "token_embd.weight" and t.shape), 0)
     found = said or count or embedding
     if not found:
-        raise keys.missing("tokenizer.ggml.tokens")
+        raise UserError("the GGUF has no `tokenizer.ggml.tokens`", hint=_HINT)
     return int(found)
 
 
