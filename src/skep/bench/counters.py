@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch
+from skep.wire.client import Pool
+from skep.wire.fetch import fetch_if_there
 from skep.wire.prometheus import parse_metrics
 
 GATEWAYS_OWN = "skep_build_info"
@@ -64,11 +64,8 @@ async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> d
 
 
 async def _metrics_text(pool: Pool, headers: Mapping[str, str], path: str) -> str:
-    try:
-        answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
-    except WireFailure:
-        return ""
-    return answer.body.decode("utf-8", "replace") if answer.status == 200 else ""
+    answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
+    return answer.text if answer else ""
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

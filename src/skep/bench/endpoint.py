@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import HttpResponse, fetch
+from skep.wire.fetch import HttpResponse, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
 
 
@@ -105,12 +105,7 @@ def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]
 
 async def _props(pool: Pool, headers: Mapping[str, str]) -> dict[str, Any]:
     """llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further."""
-    try:
-        answer = await fetch(pool, "GET", "/props", headers=dict(headers), timeout_s=5.0)
-    except WireFailure:
-        return {}
-    document = answer.json() if answer.status == 200 else None
-    if not isinstance(document, dict):
-        return {}
+    answer = await fetch_if_there(pool, "GET", "/props", headers=dict(headers), timeout_s=5.0)
+    document = answer.document() if answer else {}
     keys = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}
     return {name: document[key] for key, name in keys.items() if key in document}

@@ -58,13 +58,13 @@ async def steady(
 
     `pause`: what an agent does between an answer and its next request.
     """
-    letters: Iterator[EncodedRequest] = map(sender.letter, tasks)
+    requests: Iterator[EncodedRequest] = map(sender.encode, tasks)
     if isinstance(tasks, Sequence):  # written beforehand: nothing but sending is left to do when a place is free
-        letters = iter([*letters])
+        requests = iter([*requests])
 
     async def work() -> None:
-        for letter in letters:
-            await sender.send(letter, on_row)
+        for request in requests:
+            await sender.send(request, on_row)
             if until_s is not None and sender.now() >= until_s:
                 return
             if pause is not None:
@@ -89,7 +89,7 @@ async def scheduled(
             ahead = due - sender.now()
             if ahead > 0:
                 await asyncio.sleep(ahead)
-            group.create_task(sender.send(sender.letter(replace(task, scheduled_s=due)), on_row))
+            group.create_task(sender.send(sender.encode(replace(task, scheduled_s=due)), on_row))
 
 
 async def run_conversations(

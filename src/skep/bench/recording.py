@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,7 +15,7 @@ from typing import Any, Self
 from skep import __version__
 from skep.bench.endpoint import Endpoint
 from skep.catalog.gpus import HostFacts
-from skep.host.facts import host_json
+from skep.host.facts import host_json, lasting_json
 from skep.store.database import Store
 from skep.store.records import ClientSample, LevelFact, Request
 
@@ -27,6 +29,13 @@ class Identity:
     kind: str
     fingerprint: str
     config: Mapping[str, Any]
+
+
+def fingerprint_of(what: Sequence[Any], endpoint: Endpoint, host: HostFacts) -> str:
+    """Equal for repeats of `what` on the same model, engine and machine; the endpoint's address may differ."""
+    engine = {name: value for name, value in endpoint.engine.items() if name != "model_path"}
+    text = json.dumps([*what, endpoint.model, engine, lasting_json(host)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Recording:

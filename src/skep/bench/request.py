@@ -65,7 +65,7 @@ def body_of(task: BenchTask, endpoint: Endpoint) -> dict[str, Any]:
 class Sender:
     """Sends tasks to one endpoint and makes rows of the answers.
 
-    An answer that has ended waits at the desk until nothing else is to be done: when a hundred end at once, the next
+    An answer that has ended is put aside until nothing else is to be done: when a hundred end at once, the next
     hundred requests go out first, and bytes that arrive meanwhile get their true times.
     """
 
@@ -92,12 +92,12 @@ class Sender:
         """Network reads of the answers under way: about as many as their tokens."""
         return sum(reading.reads for reading in self._client.in_flight)
 
-    def letter(self, task: BenchTask) -> EncodedRequest:
+    def encode(self, task: BenchTask) -> EncodedRequest:
         return task, self._client.encode(body_of(task, self.endpoint), {"x-skep-priority": task.priority})
 
-    async def send(self, letter: EncodedRequest, on_row: Callable[[Request], None]) -> None:
+    async def send(self, encoded: EncodedRequest, on_row: Callable[[Request], None]) -> None:
         """Returns when the answer has ended; its row comes soon after. Does not raise for faults."""
-        task, request = letter
+        task, request = encoded
         self._finished_answers.append((task, await self._exchange(request), on_row))
         if self._row_task is None or self._row_task.done():
             if self._row_task is not None:
@@ -106,21 +106,21 @@ class Sender:
 
     async def ask(self, task: BenchTask) -> tuple[Request, str]:
         """Return the row and the answer's text."""
-        reading = await self._exchange(self.letter(task)[1])
+        reading = await self._exchange(self.encode(task)[1])
         row = self._row(task, reading)
         return row, storable("".join(reading.text)) or ""
 
     async def settle(self) -> None:
         """Wait until every row has been handed on."""
-        clerk, self._row_task = self._row_task, None
-        if clerk is not None:
-            await clerk
+        emitting, self._row_task = self._row_task, None
+        if emitting is not None:
+            await emitting
 
     def flush_rows(self) -> None:
         """Hand on all rows at once, because the load was broken off and its measurements are kept."""
-        clerk, self._row_task = self._row_task, None
-        if clerk is not None:
-            clerk.cancel()
+        emitting, self._row_task = self._row_task, None
+        if emitting is not None:
+            emitting.cancel()
         while self._finished_answers:
             self._emit_next_row()
 

@@ -8,8 +8,6 @@ for a limit. A level in, its figures back, no clock of its own. `run_sweep` carr
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,13 +17,12 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import TimeWindow
 from skep.bench.metrics import repeat_of
-from skep.bench.recording import Identity, Recording
+from skep.bench.recording import Identity, Recording, fingerprint_of
 from skep.bench.records import SweepSummary
 from skep.bench.session import OnProgress, RunProgress, RunSession
 from skep.bench.summary import worst_share
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
-from skep.host.facts import lasting_json
 from skep.stats.precision import Precision, PrecisionGoal
 from skep.stats.search import SaturationSearch
 from skep.stats.slo import SloLimits, SloSearch
@@ -240,9 +237,7 @@ def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str
         "shape": load.shape,
         "temperature": load.temperature,
     }
-    engine = {key: value for key, value in endpoint.engine.items() if key != "model_path"}
-    parts = [workload_fingerprint(options), endpoint.model, engine, lasting_json(host)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return fingerprint_of([workload_fingerprint(options)], endpoint, host)
 
 
 class Sweep:

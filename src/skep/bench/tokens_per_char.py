@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from random import Random
-from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.request import BenchTask, Sender
 from skep.errors import EndpointError
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch
+from skep.wire.client import Pool
+from skep.wire.fetch import fetch_if_there
 from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
 from skep.workload.prompts import Prompt, messages
 
@@ -26,7 +25,7 @@ async def calibrate_on(
     prompts = sample_prompts(Random(f"{seed}/lengths"), tokens=tokens, count=SAMPLES)
     pool = Pool(endpoint.origin)
     try:
-        counts = await asyncio.gather(*(_count(pool, endpoint, prompt.text) for prompt in prompts))
+        counts = await asyncio.gather(*(count_tokens(pool, endpoint, prompt.text) for prompt in prompts))
         known = [(prompt, count) for prompt, count in zip(prompts, counts, strict=True) if count]
         asked = prompts[: 1 if len(known) == len(prompts) else ASKED_OF_USAGE]
         told = [(prompt, await _usage(pool, endpoint, prompt, timeout_s)) for prompt in asked]
@@ -39,16 +38,15 @@ async def calibrate_on(
     return calibrate((one.text, count + template) for one, count in known)
 
 
-async def _count(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
-    """llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a count."""
+async def count_tokens(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
+    """Return how many tokens the engine's tokenizer finds; None where it has none.
+
+    llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a count.
+    """
     body = {"model": endpoint.model, "content": text, "prompt": text}
-    try:
-        answer = await fetch(pool, "POST", "/tokenize", body=body, headers=dict(endpoint.headers), timeout_s=10.0)
-    except WireFailure:
-        return None
-    document: Any = answer.json() if answer.status == 200 else None
-    if not isinstance(document, dict):
-        return None
+    headers = dict(endpoint.headers)
+    answer = await fetch_if_there(pool, "POST", "/tokenize", body=body, headers=headers, timeout_s=10.0)
+    document = answer.document() if answer else {}
     count, tokens = document.get("count"), document.get("tokens")
     if isinstance(count, int):
         return count

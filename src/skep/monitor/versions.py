@@ -14,8 +14,8 @@ from skep.errors import UserError
 from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe_errors import BUSY
 from skep.monitor.records import EventKind, MonitorEvent, Probe, ProbeOutcome
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch
+from skep.wire.client import Pool
+from skep.wire.fetch import fetch_if_there
 from skep.wire.heads import parse_url
 
 HERE = "here"
@@ -60,12 +60,8 @@ async def read_versions(endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | N
 
 
 async def _asked(pool: Pool, headers: Mapping[str, str], path: str) -> str | None:
-    try:
-        answer = await fetch(pool, "GET", path, headers=dict(headers), timeout_s=_ASK_S)
-    except WireFailure:
-        return None
-    document = answer.json() if answer.status == 200 else None
-    version = document.get("version") if isinstance(document, dict) else None
+    answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=_ASK_S)
+    version = answer.document().get("version") if answer else None
     return version if isinstance(version, str) else None
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,12 +21,11 @@ from typing import Any, Literal
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import Load, OnRow
-from skep.bench.recording import Identity, Recording
+from skep.bench.recording import Identity, Recording, fingerprint_of
 from skep.bench.request import BenchTask, Sender
 from skep.bench.session import OnProgress, RunSession
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
-from skep.host.facts import lasting_json
 from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.mixed_figures import PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
 from skep.quality.records import MixedSummary
@@ -210,6 +208,4 @@ def _fingerprint(plan: MixedPlan, items: Sequence[Item], endpoint: Endpoint, hos
         "temperature": TEMPERATURE,
         "items": [item_json(item) for item in items],
     }
-    engine = {key: value for key, value in endpoint.engine.items() if key != "model_path"}
-    parts = ["mixed", asked, endpoint.model, engine, lasting_json(host)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return fingerprint_of(["mixed", asked], endpoint, host)

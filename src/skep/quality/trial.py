@@ -19,13 +19,12 @@ from typing import Any, Protocol
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
-from skep.bench.recording import Identity, Recording
+from skep.bench.recording import Identity, Recording, fingerprint_of
 from skep.bench.request import BenchTask
 from skep.bench.session import OnProgress, RunSession
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
-from skep.host.facts import lasting_json
 from skep.quality.judging import AnsweredItem
 from skep.quality.records import LevelQuality, QualitySummary
 from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, POWER, WHOLE_BLOCK, discordance_of, quality_summary
@@ -102,9 +101,7 @@ def _identity(plan: TrialPlan, bank: Questions, items: Sequence[Item], endpoint:
     config: dict[str, Any] = {**asdict(plan), "bank": bank.name, "items": len(items), "items_digest": digest[:16]}
     config["concurrency"] = [1, *plan.levels]
     same = {name: value for name, value in config.items() if name not in ("seed", "budget_s", "timeout_s")}
-    engine = {name: value for name, value in endpoint.engine.items() if name != "model_path"}
-    text = json.dumps([same, endpoint.model, engine, lasting_json(host)], sort_keys=True)
-    return Identity("quality", hashlib.sha256(text.encode()).hexdigest()[:16], config)
+    return Identity("quality", fingerprint_of([same], endpoint, host), config)
 
 
 class _QualityTrial:

@@ -56,15 +56,15 @@ class SwarmClient:
         self.on_whole: Callable[[tuple[str, int]], None] = lambda _: None
         self.is_gateway = "replicas" in endpoint.engine
         headers = {**endpoint.headers, **({"x-skep-agent": flow} if flow and self.is_gateway else {})}
-        self._pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
-        self._client = OpenAIClient(self._pool, f"{endpoint.base}{CHAT}", headers, timeout_s=timeout_s)
+        self.pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
+        self._client = OpenAIClient(self.pool, f"{endpoint.base}{CHAT}", headers, timeout_s=timeout_s)
         self._heard: dict[tuple[str, int], int] = {}
 
     def __repr__(self) -> str:
         return f"<SwarmClient to {self.endpoint.url}, {len(self._heard)} attempts under way>"
 
     async def close(self) -> None:
-        await self._pool.close()
+        await self.pool.close()
 
     def heard(self, task: str, number: int) -> int:
         """Events of the answers to this attempt so far."""

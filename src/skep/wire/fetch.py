@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,15 @@ class HttpResponse:
     @property
     def status(self) -> int:
         return self.head.status
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    def document(self) -> dict[str, Any]:
+        """Return the body as a JSON object; empty where it is none."""
+        found = self.json()
+        return found if isinstance(found, dict) else {}
 
     def json(self) -> Any:
         """Return the body as JSON; None where it is none."""
@@ -96,6 +106,14 @@ async def fetch(
     finally:
         if collector.size > most_bytes or not collector.done.done() or collector.done.cancelled():
             call.abort()
+
+
+async def fetch_if_there(pool: Pool, method: str, target: str, **kwargs: Any) -> HttpResponse | None:
+    """`fetch`, for what a server may not have: None for a failure and for any status but 200."""
+    with suppress(WireFailure):
+        answer = await fetch(pool, method, target, **kwargs)
+        return answer if answer.status == 200 else None
+    return None
 
 
 async def fetch_once(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
+from skep.bench.tokens_per_char import count_tokens
 from skep.swarm.client import SwarmClient
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch
+from skep.wire.client import Pool
+from skep.wire.fetch import fetch_if_there
 
 TINY = 1e9  # parameters, below which a model writes no plan and no merge worth its time
 CHARS_PER_TOKEN = 3.0  # where nobody counts: code and prose have more
@@ -34,10 +35,10 @@ class Traits:
 
 async def traits_of(endpoint: Endpoint) -> Traits:
     """Ask as skep, llama.cpp (`/props`, `meta`) or vLLM (`max_model_len`) tell it; the size else as the name has it."""
-    props = await _fetched(endpoint, "GET", "/props")
+    props = await _fetched(endpoint, "/props")
     if props.get("model_alias", endpoint.model) != endpoint.model:
         props = {}  # of another model behind the same gateway
-    data = (await _fetched(endpoint, "GET", f"{endpoint.base}/models")).get("data")
+    data = (await _fetched(endpoint, f"{endpoint.base}/models")).get("data")
     entries = data if isinstance(data, list) else []
     own = next((one for one in entries if isinstance(one, dict) and one.get("id") == endpoint.model), {})
     settings, meta = props.get("default_generation_settings"), own.get("meta")
@@ -62,29 +63,24 @@ async def chars_per_token(endpoint: Endpoint, texts: list[str], *, timeout_s: fl
     sample = "\n".join(text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE])[:SAMPLE_CHARS]
     if len(sample) < LEAST_SAMPLE:
         return CHARS_PER_TOKEN
-    body = {"model": endpoint.model, "content": sample, "prompt": sample}  # of llama.cpp, and of vLLM
-    listed = (await _fetched(endpoint, "POST", "/tokenize", body)).get("tokens")
-    tokens = len(listed) if isinstance(listed, list) else None
-    if not tokens:
-        line = SwarmClient(endpoint, timeout_s=timeout_s)
-        try:
-            reply = await line.ask([{"role": "user", "content": sample}], fields={"max_tokens": 1})
-        finally:
-            await line.close()
-        tokens = reply.prompt_tokens
+    line = SwarmClient(endpoint, timeout_s=timeout_s)
+    try:
+        tokens = await count_tokens(line.pool, endpoint, sample)
+        if not tokens:
+            asked = [{"role": "user", "content": sample}]
+            tokens = (await line.ask(asked, fields={"max_tokens": 1})).prompt_tokens
+    finally:
+        await line.close()
     if not tokens or tokens * 12 < len(sample):
         return CHARS_PER_TOKEN
     return max(0.5, MARGIN * len(sample) / tokens)
 
 
-async def _fetched(endpoint: Endpoint, method: str, path: str, body: Any = None) -> dict[str, Any]:
+async def _fetched(endpoint: Endpoint, path: str) -> dict[str, Any]:
     """Return an empty document where it has none."""
     pool = Pool(endpoint.origin, connect_timeout_s=5.0)
     try:
-        answer = await fetch(pool, method, path, body=body, headers=dict(endpoint.headers), timeout_s=5.0)
-    except WireFailure:
-        return {}
+        answer = await fetch_if_there(pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0)
     finally:
         await pool.close()
-    told = answer.json() if answer.status == 200 else None
-    return told if isinstance(told, dict) else {}
+    return answer.document() if answer else {}
