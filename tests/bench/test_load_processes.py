@@ -234,7 +234,10 @@ def driven(engine, path, number, width, *, processes, offsets=None):
                 how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 16}
                 driver = LoadGenerator(endpoint, recording, **how, processes=processes)
                 try:
-                    rows, _ = await driver.run_tasks(width, 0, tasks(number), width, lambda _: None, offsets)
+                    streams = [TrafficStream(tasks(number), width, offsets)]
+                    rows, _ = await driver.run_streams_at_level(
+                        width, 0, streams, lambda _: None, TimeWindow(), is_closed=offsets is None
+                    )
                 finally:
                     await driver.close()
             return rows, store.client_samples(recording.run_id), store.requests(recording.run_id)

@@ -229,18 +229,13 @@ class LoadGenerator:
         tasks: Sequence[BenchTask],
         width: int,
         on_row: OnRow,
-        offsets: Sequence[float] | None = None,
         until_s: float | None = None,
     ) -> tuple[list[Request], bool]:
-        """`width` at once, or each at its offset. The rows, and whether the client was the limit.
-
-        `until_s`: on the run's clock, when no more is begun.
+        """`width` at once; no more is begun at `until_s` on the run's clock. The rows, and whether the client was the
+        limit.
         """
-        stream = TrafficStream([*tasks], width, None if offsets is None else [*offsets])
-        is_closed = offsets is None
-        return await self.run_streams_at_level(
-            level, repeat, [stream], on_row, TimeWindow(until_s=until_s), is_closed=is_closed
-        )
+        streams, span = [TrafficStream([*tasks], width)], TimeWindow(until_s=until_s)
+        return await self.run_streams_at_level(level, repeat, streams, on_row, span, is_closed=True)
 
     async def run_streams_at_level(
         self,
@@ -313,13 +308,23 @@ class LoadGenerator:
         draw = LoadObserver(self._meter)
         health = await run(took, draw)
         after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
-        whole = (
-            is_closed and rows and all(row.ok for row in rows)
-        )  # one refused at once leaves its place empty for a while
+        # One refused at once leaves its place empty for a while.
+        whole = is_closed and rows and all(row.ok for row in rows)
         share = delivered(rows, width) if whole else None
         limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
-            self._keep(level, repeat, health, share, limited=limited)
+            sample = ClientSample(
+                level=level,
+                repeat=repeat,
+                loop_lag_p99_ms=health.lag_p99_ms,
+                loop_lag_max_ms=health.lag_max_ms,
+                cpu_share=health.cpu_share,
+                client_limited=limited,
+                delivered=share,
+                processes=self._processes,
+            )
+            self.recording.save()
+            self.recording.sampled(sample)
             late = {"late_ms": health.late_ms} if health.late else None
             facts = {"counters": counted(before, after), "energy": draw.drawn, "late": late}
             for name, fact in facts.items():
@@ -328,20 +333,6 @@ class LoadGenerator:
         if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
             self._processes = max(self._processes, min(2 * self._processes, os.cpu_count() or 1))
         return rows, limited
-
-    def _keep(self, level: int, repeat: int, health: ClientHealth, share: float | None, *, limited: bool) -> None:
-        sample = ClientSample(
-            level=level,
-            repeat=repeat,
-            loop_lag_p99_ms=health.lag_p99_ms,
-            loop_lag_max_ms=health.lag_max_ms,
-            cpu_share=health.cpu_share,
-            client_limited=limited,
-            delivered=share,
-            processes=self._processes,
-        )
-        self.recording.save()
-        self.recording.sampled(sample)
 
 
 _RunLoad = Callable[[OnRow, LoadObserver], Awaitable[ClientHealth]]

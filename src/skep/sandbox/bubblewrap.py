@@ -300,18 +300,8 @@ def _options(view: ScriptView, limits: SandboxLimits) -> list[str]:
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for link, target in view.links.items():
         options += ["--symlink", target, link]
-    options += [
-        "--proc",
-        "/proc",
-        "--remount-ro",
-        "/proc",
-        "--perms",
-        "0700",
-        "--size",
-        str(limits.disk_bytes),
-        "--tmpfs",
-        BOX,
-    ]
+    options += ["--proc", "/proc", "--remount-ro", "/proc"]
+    options += ["--perms", "0700", "--size", str(limits.disk_bytes), "--tmpfs", BOX]
     for name in ("work", "tmp", "shm"):
         options += ["--perms", "0700", "--dir", f"{BOX}/{name}"]
     return options

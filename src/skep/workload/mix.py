@@ -31,13 +31,14 @@ A mapping as a TOML file holds it becomes frozen classes:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args
 
 from skep.errors import UserError
 from skep.workload.arrivals import parse_arrivals
+from skep.workload.checkers import Demand
 
 Shape = Literal["steady", "open", "conversation"]
 Priority = Literal["interactive", "normal", "batch"]
@@ -122,7 +123,7 @@ def _parse(name: str, values: Any) -> TrafficClass:
         if field in values and shape not in shapes:
             only = " or ".join(f"`{one}`" for one in shapes)
             raise _wrong(name, field, f"has no meaning for the shape `{shape}`", f"it belongs to {only}")
-    checked = {field: check(name, field, values[field]) for field, check in _CHECKS.items() if field in values}
+    checked = {field: _checked(name, field, value) for field, value in values.items() if field != "shape"}
     return _complete(TrafficClass(name, shape, **checked))
 
 
@@ -157,39 +158,36 @@ def _one_of(name: str, field: str, value: Any, known: tuple[_T, ...]) -> _T:
     raise _wrong(name, field, f"is `{value}`", f"did you mean `{near[0]}`?" if near else hint)
 
 
-def _whole(least: int, most: int) -> Callable[[str, str, Any], int]:
-    def check(name: str, field: str, value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise _wrong(name, field, f"is `{value}`", f"a whole number from {least} to {most}")
-        return value
-
-    return check
+def _whole(least: int, most: int) -> Demand:
+    return f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most
 
 
-def _real(least: float, most: float) -> Callable[[str, str, Any], float]:
-    def check(name: str, field: str, value: Any) -> float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or not least <= value <= most:
-            raise _wrong(name, field, f"is `{value}`", f"a number from {least:g} to {most:g}")
-        return float(value)
+def _real(least: float, most: float) -> Demand:
+    def is_it(value: Any) -> bool:
+        return type(value) in (int, float) and least <= value <= most
 
-    return check
+    return f"a number from {least:g} to {most:g}", is_it
 
 
-def _arrivals(name: str, field: str, value: Any) -> str:
-    try:
-        parse_arrivals(str(value))
-    except UserError as error:
-        raise _wrong(name, field, f"is `{value}`", error.hint or error.message) from None
-    return str(value)
+def _checked(name: str, field: str, value: Any) -> Any:
+    if field == "priority":
+        return _one_of(name, field, value, get_args(Priority))
+    if field == "arrivals":
+        try:
+            parse_arrivals(str(value))
+        except UserError as error:
+            raise _wrong(name, field, f"is `{value}`", error.hint or error.message) from None
+        return str(value)
+    wanted, is_it = _NUMBERS[field]
+    if not is_it(value):
+        raise _wrong(name, field, f"is `{value}`", wanted)
+    return float(value) if field in ("share", "rate", "think_s") else value
 
 
-_CHECKS: Mapping[str, Callable[[str, str, Any], Any]] = {
+_NUMBERS: Mapping[str, Demand] = {
     "agents": _whole(1, 100_000),
     "share": _real(0.001, 1000.0),
     "rate": _real(0.0001, 100_000.0),
-    "arrivals": _arrivals,
-    "priority": lambda name, field, value: _one_of(name, field, value, get_args(Priority)),
     "prompt_tokens": _whole(30, 1_000_000),
     "max_tokens": _whole(1, 1_000_000),
     "prefix_tokens": _whole(0, 1_000_000),
