@@ -22,7 +22,7 @@ TICK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class RunProgress:
+class SessionProgress:
     """Progress of a run; level 0 is the warm-up."""
 
     stage: str = "warming up"  # "asking" | "judging", of a judged run
@@ -41,7 +41,7 @@ class RunProgress:
     ended: bool = False  # this run of the level
 
 
-OnProgress = Callable[[RunProgress], None]
+OnProgress = Callable[[SessionProgress], None]
 
 
 class RunSession:
@@ -62,7 +62,7 @@ class RunSession:
     ) -> None:
         """`more`: fields of the progress that only the caller knows, asked for each time it is told."""
         self.recording = recording
-        self.now = RunProgress()
+        self.now = SessionProgress()
         self.driver = LoadGenerator(
             endpoint,
             recording,

@@ -19,7 +19,7 @@ from skep.bench.load_shapes import TimeWindow
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording, fingerprint_of
 from skep.bench.records import SweepSummary
-from skep.bench.session import OnProgress, RunProgress, RunSession
+from skep.bench.session import OnProgress, RunSession, SessionProgress
 from skep.bench.summary import worst_share
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
@@ -198,7 +198,7 @@ class SweepPlan:
         return max(level, self.tasks or max(6, 3 * level))
 
 
-SweepProgress = RunProgress
+SweepProgress = SessionProgress
 
 
 async def run_sweep(

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.session import RunProgress
+from skep.bench.session import SessionProgress
 from skep.cli.bench import MixedOptions, QualityOptions
 from skep.cli.bench_common import meter_for, positive_seconds, run_measuring, seed_of
 from skep.cli.liveview import progress_bar, progress_view
@@ -200,15 +200,15 @@ def print_quality(summary: QualitySummary) -> None:
     print(conclusion(summary))  # noqa: T201
 
 
-def trial_view() -> AbstractContextManager[Callable[[RunProgress], None]]:
+def trial_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
     """Return a line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
     return progress_view(stage_lines(), lambda progress, _page: [[(now_line(progress), "")]])
 
 
-def stage_lines() -> Callable[[RunProgress], None]:
+def stage_lines() -> Callable[[SessionProgress], None]:
     said: set[str] = set()
 
-    def show(progress: RunProgress) -> None:
+    def show(progress: SessionProgress) -> None:
         key = where(progress)
         if key not in said and progress.stage != "warming up":
             said.add(key)
@@ -218,7 +218,7 @@ def stage_lines() -> Callable[[RunProgress], None]:
     return show
 
 
-def now_line(progress: RunProgress) -> str:
+def now_line(progress: SessionProgress) -> str:
     if not progress.total or progress.stage == "warming up":
         return where(progress)
     bar = progress_bar(progress.done, progress.total)
@@ -230,7 +230,7 @@ def now_line(progress: RunProgress) -> str:
     return f"{told}{speed} · {progress.in_flight} in flight · {progress.failed} failed{left}"
 
 
-def where(progress: RunProgress) -> str:
+def where(progress: SessionProgress) -> str:
     if not progress.level:
         return progress.stage
     if progress.stage == "judging":
