@@ -13,7 +13,7 @@ from skep.bench.load_process import LoadUpdate, framed
 from skep.bench.request import BenchTask, Sender
 from skep.wire.client import Pool, WireFailure, chunked_body_size
 from skep.wire.heads import ResponseHead, parse_url
-from skep.wire.stream_reader import READ_BEFORE_THE_END_BYTES, StreamReader
+from skep.wire.openai import READ_BEFORE_THE_END_BYTES, StreamReader
 
 SSE = b"text/event-stream"
 NDJSON = b"application/x-ndjson"

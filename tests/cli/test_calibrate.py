@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 from in_process import call, refused
 
-from skep.bench.calibrated_setup import SetupFlags, describe
-from skep.bench.calibration import CalibrationPlan, check
+from skep.bench.calibration import CalibrationPlan, SetupFlags, check, describe
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import levels_of
 from skep.bench.records import SweepSummary

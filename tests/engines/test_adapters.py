@@ -18,7 +18,7 @@ from skep.engines.vllm import Vllm
 from skep.errors import UserError
 from skep.testing.speaker import write_program
 from skep.wire.listen import free_port
-from skep.wire.stream_reader import StreamReader
+from skep.wire.openai import StreamReader
 
 QWEN = {"model": "qwen3-8b", "checkpoint": "Qwen/Qwen3-8B", "slots": 4, "threads": 0, "weights": None}
 USUAL = {

@@ -13,8 +13,7 @@ from skep.bench.endpoint import Endpoint
 from skep.store.records import EngineTimings, Request
 from skep.store.rows import storable
 from skep.wire.client import Pool
-from skep.wire.openai import CHAT, OpenAIClient
-from skep.wire.stream_reader import StreamReader
+from skep.wire.openai import CHAT, OpenAIClient, StreamReader
 
 OLLAMA_CHAT = "/api/chat"
 

@@ -6,8 +6,7 @@ import os
 import random
 from dataclasses import fields
 
-from skep.bench.calibrated_setup import Described, SetupFlags, describe, fitted_record
-from skep.bench.calibration import CalibrationPlan, discard, measure
+from skep.bench.calibration import CalibrationPlan, Described, SetupFlags, describe, discard, fitted_record, measure
 from skep.catalog.gpus import HostFacts
 from skep.cli.bench_common import Interrupted, level_view, maker_for, positive_seconds, run_measuring
 from skep.cli.calibrate import CalibrateOptions

@@ -17,8 +17,7 @@ from skep.supervisor.control import ask, local_key, socket_of
 from skep.wire.client import Pool
 from skep.wire.fetch import LARGEST_ANSWER_BYTES
 from skep.wire.heads import ResponseHead, parse_url
-from skep.wire.openai import CHAT, OpenAIClient
-from skep.wire.stream_reader import StreamReader
+from skep.wire.openai import CHAT, OpenAIClient, StreamReader
 
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
 

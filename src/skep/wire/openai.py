@@ -1,7 +1,10 @@
 """The OpenAI client: streamed chat requests to one server, for whoever measures, asks or watches it.
 
-`send` hands back a `StreamReader`; what costs time to read is put off until its `digest` is called. Faults are told in
-its `error_kind`, not raised. Knows nothing of tasks, rows and retries.
+An answer is received by a `StreamReader`: it keeps bytes with the time of their arrival, and reads them when the answer
+has ended. What costs time is put off: while tokens stream, a read is one time and one piece of memory, so that a client
+with a thousand streams still notes each arrival when it happens. Times belong to network reads, never to parsing.
+Tokens come from `usage` or the engine, never from counting events. Faults are told in `error_kind`, not raised.
+Knows nothing of tasks, rows and retries.
 """
 
 from __future__ import annotations
@@ -9,13 +12,472 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from skep.wire.client import Call, Pool
-from skep.wire.stream_reader import StreamReader
+import msgspec
+
+from skep.wire.client import Call, Pool, WireFailure, strip_chunk_headers
+from skep.wire.heads import ResponseHead
 
 CHAT = "/chat/completions"
+
+
+class SseParser:
+    """Feed bytes as they arrive; get the `data` payloads of the events that became complete.
+
+    Works on bytes, so a character split between two reads stays whole.
+    """
+
+    __slots__ = ("_buffer", "_data")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._data: list[bytes] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing of an event has come that is not whole."""
+        return not self._buffer and not self._data
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        lines = (self._buffer + chunk).split(b"\n")
+        self._buffer = lines.pop()
+        events = []
+        for raw in lines:
+            line = raw[:-1] if raw.endswith(b"\r") else raw
+            if not line:
+                if self._data:
+                    events.append(b"\n".join(self._data))
+                    self._data = []
+            elif line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+        return events
+
+
+MAX_ERROR_TEXT = 300
+LARGEST = 2**53  # of a count or a time; what is beyond is nonsense
+LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
+NANOSECONDS_IN_MS = 1e6
+MAX_WHOLE_BYTES = 16 << 20  # of an answer that is no stream
+CHUNK_HEAD = 10  # bytes of a chunk's size and its line end, at most
+READ_BEFORE_THE_END_BYTES = 4 << 20  # an endless stream must not fill the memory
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw | None = None
+
+
+class _StreamChoice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _StreamEvent(msgspec.Struct):
+    """The form of nearly every event. What does not fit is read by the patient way."""
+
+    choices: list[_StreamChoice] | None = None
+    usage: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None  # llama.cpp
+    metrics: dict[str, Any] | None = None  # vLLM with --enable-per-request-metrics
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_StreamEvent).decode
+_CONTENT = b'"delta":{"content":"'
+
+
+def _body(read: bytes | tuple[bytes]) -> bytes:
+    """Return what it carries of the body; of whole chunks, mostly it is one."""
+    if isinstance(read, tuple):
+        return read[0]
+    if read.count(b"\r\n") == 2:  # a chunk has one behind its size and one at its end
+        return read[read.find(b"\r\n") + 2 : -2]
+    return strip_chunk_headers(read)
+
+
+def _ends(body: bytes, text: str) -> tuple[bytes, bytes]:
+    """What stands before and after the text of one whole event in a chunk, with nothing but text in it; else empty.
+
+    Only events that say so in so many words: a finish, `usage`, `timings`, a second choice or an event of another
+    form never end the same way.
+    """
+    middle = _CONTENT + text.encode("utf-8", "replace") + b'"}'
+    if body.count(b"\n") != 2 or not body.endswith(b"\n\n") or body.count(middle) != 1 or body.count(b"delta") != 1:
+        return b"", b""
+    if b'"usage":{' in body or b'"timings":{' in body or b'"metrics":{' in body:
+        return b"", b""
+    before, _, after = body.partition(middle)
+    return before + _CONTENT, b'"}' + after + b"\r\n"
+
+
+class StreamReader:
+    """`done` is set to the time of the end, in whatever way it came."""
+
+    takes_chunks = False
+    first_byte: float | None = None
+    status: int | None = None
+    head: ResponseHead | None = None
+    finish_reason: str | None = None
+    error_kind: str | None = None
+    error: str | None = None
+    finished = False  # [DONE] or a finish_reason was seen
+    _stream = ""  # "sse" | "ndjson": Ollama's own
+    _bytes = 0
+    started_at = 0.0  # of `time.monotonic()`, as all times here
+    ended_at = 0.0
+    _broken: tuple[str, str] | None = None
+
+    def __init__(self, done: asyncio.Future[float]) -> None:
+        self.done = done
+        self.arrivals: list[float] = []  # of each event with content
+        self.usage: dict[str, Any] = {}
+        self.timings: dict[str, Any] = {}
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        # Arrivals and bytes, side by side: whole chunks as they came, or a part of the body in a tuple.
+        self._times: list[float] = []
+        self._reads: list[bytes | tuple[bytes]] = []
+        self._parser = SseParser()
+        self._rest = b""
+
+    @property
+    def is_given_up(self) -> bool:
+        """It ended before the server had ended it."""
+        return self._broken is not None
+
+    @property
+    def reads(self) -> int:
+        """Network reads not parsed yet: about as many as tokens, while it streams."""
+        return len(self._times)
+
+    # The wire's side
+
+    def on_head(self, head: ResponseHead, at: float) -> None:
+        self.first_byte = at
+        self.head = head
+        self.status = head.status
+        kind = (head.get(b"content-type") or b"").lower()
+        if head.status == 200 and kind.startswith(b"text/event-stream"):
+            self._stream = "sse"
+        elif head.status == 200 and kind.startswith(b"application/x-ndjson"):
+            self._stream = "ndjson"
+        self.takes_chunks = bool(self._stream)
+
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
+        self._times.append(at)
+        self._reads.append(raw)
+        self._bytes += carried
+        if self._bytes > READ_BEFORE_THE_END_BYTES:
+            self._digest()
+
+    def on_body(self, data: bytes, at: float) -> None:
+        self._bytes += len(data)
+        if self._stream or self._bytes < MAX_WHOLE_BYTES:
+            self._times.append(at)
+            self._reads.append((data,))
+        if self._stream and self._bytes > READ_BEFORE_THE_END_BYTES:
+            self._digest()
+
+    def on_end(self, at: float) -> None:
+        self._end(at)
+
+    def on_failure(self, failure: WireFailure, at: float) -> None:
+        kind = "cut" if self.first_byte is not None and failure.kind == "closed" else failure.kind
+        self.give_up(kind, str(failure), at)
+
+    def give_up(self, kind: str, message: str, at: float) -> None:
+        """No more will come, or be waited for. What came until now is read all the same."""
+        if not self.done.done():
+            self._broken = (kind, message)
+            self._end(at)
+
+    def digest(self) -> None:
+        """Read what was kept. Called once, after the end."""
+        if self._stream:
+            self._digest()
+            if self._rest.strip() and self._broken is None:
+                self._line(self._rest, self.ended_at)
+            if not self.finished and self._broken is None:
+                self._fail("cut", "the stream ended without a finish_reason and without [DONE]")
+        elif self._broken is None:
+            self._whole(self.ended_at)
+        if self._broken is not None:
+            self._fail(*self._broken)
+
+    # What was read
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return count_of(self.usage.get("prompt_tokens"))
+
+    @property
+    def output_tokens(self) -> int | None:
+        return count_of(self.usage.get("completion_tokens"))
+
+    @property
+    def replica(self) -> str | None:
+        """Which replica answered, as skep's gateway tells it."""
+        told = self.head.get(b"x-skep-replica") if self.head else None
+        return told.decode("latin-1") if told else None
+
+    @property
+    def queued_ms(self) -> float | None:
+        return self._header(b"x-skep-queue-ms")
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """In seconds; a date is not read, and the caller's own patience stands in for it."""
+        told = self._header(b"retry-after")
+        return None if told is None or told < 0 else min(told, LONGEST_WAIT_S)
+
+    def engine_figures(self) -> dict[str, Any]:
+        """Return the engine's own figures: llama.cpp's `timings`, vLLM's `metrics`, Ollama's durations.
+
+        Cached tokens also where only `usage` tells them.
+        """
+        told = self.timings
+        if "eval_duration" in told:
+            count, spent = count_of(told.get("eval_count")), float_of(told.get("eval_duration"))
+            prompt = float_of(told.get("prompt_eval_duration"))
+            return {
+                "prompt_tokens": count_of(told.get("prompt_eval_count")),
+                "prompt_ms": None if prompt is None else prompt / NANOSECONDS_IN_MS,
+                "output_tokens": count,
+                "decode_ms": None if spent is None else spent / NANOSECONDS_IN_MS,
+                "decode_tok_s": count * 1e9 / spent if count and spent else None,
+            }
+        details = self.usage.get("prompt_tokens_details")
+        cached = told.get("cache_n", details.get("cached_tokens") if isinstance(details, dict) else None)
+        if "generation_time_ms" in told:
+            gap = float_of(told.get("mean_itl_ms"))
+            return {
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": count_of(cached),
+                "prompt_ms": float_of(told.get("time_to_first_token_ms")),
+                "output_tokens": self.output_tokens,
+                "decode_ms": float_of(told.get("generation_time_ms")),
+                "decode_tok_s": 1000 / gap if gap else None,
+                "queue_ms": float_of(told.get("queue_time_ms")),
+            }
+        return {
+            "prompt_tokens": count_of(told.get("prompt_n")),
+            "cached_tokens": count_of(cached),
+            "prompt_ms": float_of(told.get("prompt_ms")),
+            "output_tokens": count_of(told.get("predicted_n")),
+            "decode_ms": float_of(told.get("predicted_ms")),
+            "decode_tok_s": float_of(told.get("predicted_per_second")),
+        }
+
+    # Inside
+
+    def _header(self, name: bytes) -> float | None:
+        text = self.head.get(name) if self.head else None
+        try:
+            return float_of(float(text)) if text else None
+        except ValueError:
+            return None
+
+    def _digest(self) -> None:
+        times, reads = self._times, self._reads
+        self._times, self._reads, self._bytes = [], [], 0
+        if self._stream == "ndjson":
+            self._digest_lines(zip(times, map(_body, reads), strict=True))
+            return
+        parser, before, after, limit = self._parser, b"", b"", 0
+        for at, read in zip(times, reads, strict=True):
+            if before and read.__class__ is bytes and read.endswith(after) and parser.is_empty:
+                begin = read.find(before, 0, limit)
+                text = read[begin + len(before) : -len(after)]
+                plain = text.isascii() and b'"' not in text and b"\\" not in text and b"\r" not in text
+                if begin > 0 and text and plain:
+                    self.arrivals.append(at)  # like the one before it, but for its text: told without parsing
+                    self.text.append(text.decode())
+                    continue
+            body, known = _body(read), len(self.text)
+            for payload in parser.feed(body):
+                if payload == b"[DONE]":
+                    self.finished = True
+                else:
+                    self._event(payload, at)
+            if len(self.text) == known + 1:
+                before, after = _ends(body, self.text[-1])
+                limit = len(before) + CHUNK_HEAD
+
+    def _event(self, payload: bytes, at: float) -> None:
+        try:
+            event = _decode(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._odd_event(payload, at)
+            return
+        if event.error:
+            self._fail("engine_error", message_of({"error": event.error}))
+            return
+        if event.usage:
+            self.usage = event.usage
+        if event.timings or event.metrics:
+            self.timings = event.timings or event.metrics or {}
+        for choice in event.choices or ():
+            delta = choice.delta
+            if delta is not None:
+                thought = delta.reasoning_content or delta.reasoning
+                if delta.content or thought or (delta.tool_calls and bytes(delta.tool_calls) not in (b"null", b"[]")):
+                    self.arrivals.append(at)
+                    if delta.content:
+                        self.text.append(delta.content)
+                    elif thought:
+                        self.reasoning.append(thought)
+            elif choice.text:
+                self.arrivals.append(at)
+                self.text.append(choice.text)
+            if choice.finish_reason:
+                self.finish_reason = choice.finish_reason
+                self.finished = True
+
+    def _odd_event(self, payload: bytes, at: float) -> None:
+        """Valid JSON in another form than expected, half a surrogate pair, or no JSON at all."""
+        try:
+            event = json.loads(payload)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            self._fail("garbage", f"an event is not a JSON object: {payload[:80]!r}")
+            return
+        if event.get("error"):
+            self._fail("engine_error", message_of(event))
+            return
+        self._take_figures(event)
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                self._odd_choice(choice, at)
+
+    def _odd_choice(self, choice: dict[str, Any], at: float) -> None:
+        delta = choice.get("delta")
+        fields = delta if isinstance(delta, dict) else {}
+        content = fields.get("content") or choice.get("text")
+        thought = fields.get("reasoning_content") or fields.get("reasoning")
+        if content or thought or fields.get("tool_calls"):
+            self.arrivals.append(at)
+        if isinstance(content, str):
+            self.text.append(content)
+        elif isinstance(thought, str):
+            self.reasoning.append(thought)
+        if isinstance(choice.get("finish_reason"), str):
+            self.finish_reason = choice["finish_reason"]
+            self.finished = True
+
+    def _digest_lines(self, bodies: Iterable[tuple[float, bytes]]) -> None:
+        """Ollama's own API: a JSON object a line, its durations in the last one."""
+        for at, body in bodies:
+            *lines, self._rest = (self._rest + body).split(b"\n")
+            for line in filter(None, lines):
+                self._line(line, at)
+
+    def _line(self, line: bytes, at: float) -> None:
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            kind = "cut" if line is self._rest else "garbage"
+            self._fail(kind, f"a line is not a JSON object: {line[:80]!r}")
+            return
+        if document.get("error"):
+            self._fail("engine_error", message_of(document))
+            return
+        message = document.get("message")
+        fields = message if isinstance(message, dict) else {}
+        content = fields.get("content") or document.get("response")
+        thought = fields.get("thinking")
+        if content or thought or fields.get("tool_calls"):
+            self.arrivals.append(at)
+            self.text.append(content if isinstance(content, str) else "")
+            self.reasoning.append(thought if isinstance(thought, str) else "")
+        if document.get("done"):
+            self.finished = True
+            reason = document.get("done_reason") or "stop"
+            self.finish_reason = reason if isinstance(reason, str) else None
+            counts = {"prompt_tokens": "prompt_eval_count", "completion_tokens": "eval_count"}
+            self.usage = {name: document[key] for name, key in counts.items() if key in document}
+            self.timings = {key: document[key] for key in OLLAMA_DURATIONS if key in document}
+
+    def _whole(self, at: float) -> None:
+        """An error, or a server that does not stream: everything arrives at the end."""
+        raw = b"".join(map(_body, self._reads))
+        self._times, self._reads = [], []
+        try:
+            document = json.loads(raw)
+        except (ValueError, RecursionError):
+            document = None
+        if self.status != 200:
+            told = message_of(document) if isinstance(document, dict) else raw[:MAX_ERROR_TEXT].decode(errors="replace")
+            self._fail(f"http_{self.status}", told or f"HTTP {self.status}")
+            return
+        if isinstance(document, dict) and document.get("error"):
+            self._fail("engine_error", message_of(document))
+            return
+        choices = document.get("choices") if isinstance(document, dict) else None
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(document, dict) or not isinstance(choice, dict):
+            self._fail("garbage", f"the answer is not a chat completion: {raw[:80]!r}")
+            return
+        self._take_figures(document)
+        reason = choice.get("finish_reason")
+        self.finish_reason = reason if isinstance(reason, str) else None
+        message = choice.get("message")
+        content = message.get("content") if isinstance(message, dict) else choice.get("text")
+        self.text.append(content if isinstance(content, str) else "")
+        self.arrivals.append(at)
+
+    def _take_figures(self, document: dict[str, Any]) -> None:
+        if isinstance(document.get("usage"), dict):
+            self.usage = document["usage"]
+        for name in ("metrics", "timings"):
+            if isinstance(document.get(name), dict):
+                self.timings = document[name]
+
+    def _fail(self, kind: str, message: str) -> None:
+        if self.error_kind is None:
+            self.error_kind = kind
+            self.error = message[:MAX_ERROR_TEXT]
+
+    def _end(self, at: float) -> None:
+        self.ended_at = at
+        if not self.done.done():
+            self.done.set_result(at)
+
+
+OLLAMA_DURATIONS = (
+    "total_duration",
+    "load_duration",
+    "prompt_eval_duration",
+    "eval_duration",
+    "eval_count",
+    "prompt_eval_count",
+)
+
+
+def count_of(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
+
+
+def float_of(value: object) -> float | None:
+    """Return the value as a float; None for text, NaN and what the store cannot hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= LARGEST:
+        return None
+    return float(value) if value == value else None  # noqa: PLR0124 - NaN is not itself
+
+
+def message_of(document: dict[str, Any]) -> str:
+    error = document.get("error")
+    if isinstance(error, dict):
+        return str(error.get("message") or error)
+    return str(error or document.get("message") or document)
 
 
 class OpenAIClient:
