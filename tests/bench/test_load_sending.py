@@ -8,10 +8,11 @@ from itertools import count
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.load_shapes import Conversation, run_conversations, run_together, scheduled, steady
+from skep.bench.load_shapes import run_conversations, run_together, scheduled, steady
 from skep.bench.request import BenchTask, Sender, body_of
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
+from skep.workload.conversations import ConversationScript
 
 
 def task(index=0, tokens=2, text="write a function", **fields):
@@ -84,7 +85,7 @@ def test_no_more_is_begun_when_the_time_is_over_and_what_is_under_way_is_waited_
 def test_more_agents_than_tasks_and_conversations_past_the_end_do_no_harm(engine):
     assert len(run(engine, lambda sender, took: steady(sender, took, tasks(2), 8))) == 2
     assert run(engine, lambda sender, took: steady(sender, took, [], 8)) == []
-    endless = (talk(place * 2, 2)[0] for place in count())
+    endless = (talk(place * 2, 2) for place in count())
     rows = run(engine, lambda sender, took: run_conversations(sender, took, endless, 2, until_s=sender.now() + 0.1))
     assert len(rows) % 2 == 0
     assert len({row.index for row in rows}) == len(rows)
@@ -131,34 +132,23 @@ def test_a_late_client_is_seen_in_the_latency_and_not_forgiven(engine):
 
 
 def talk(first, turns, *, think_s=()):
-    said = []
-
-    def messages(answers):
-        if len(answers) == turns:
-            return None
-        said.append(list(answers))
-        before = [{"role": "assistant", "content": answer} for answer in answers]
-        return [{"role": "user", "content": "hello"}, *before, {"role": "user", "content": "go on"}]
-
-    return Conversation(task(first, session=first), messages, think_s), said
+    return task(first, session=first), ConversationScript("fix", "Be brief.", ("go on",) * turns, think_s)
 
 
 def test_a_conversation_grows_by_the_answers_it_got(engine):
-    one, said = talk(10, 3, think_s=(0.01, 0.02))
+    one = talk(10, 3, think_s=(0.01, 0.02))
     rows = run(engine, lambda sender, took: run_conversations(sender, took, iter([one]), 2, until_s=None))
-    assert [len(answers) for answers in said] == [0, 1, 2]
-    assert said[2] == [rows[0].answer, rows[1].answer]
+    assert rows[2].prompt.split("\n") == ["Be brief.", "go on", rows[0].answer, "go on", rows[1].answer, "go on"]
     assert [(row.turn, row.index, row.session) for row in rows] == [(0, 10, 10), (1, 11, 10), (2, 12, 10)]
     assert [row.prompt_tokens for row in rows] == sorted({row.prompt_tokens for row in rows})
     assert rows[1].started_s >= rows[0].ended_s + 0.009
 
 
 def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(engine):
-    (first, said), (second, _) = talk(0, 3), talk(100, 2)
+    first, second = talk(0, 3), talk(100, 2)
     engine.fault(kind="close-mid", after_tokens=1)
     rows = run(engine, lambda sender, took: run_conversations(sender, took, iter([first, second]), 1, until_s=None))
     assert [(row.index, row.ok) for row in rows] == [(0, False), (100, True), (101, True)]
-    assert len(said) == 1
 
 
 def test_several_kinds_of_traffic_run_at_the_same_time():

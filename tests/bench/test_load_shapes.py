@@ -95,7 +95,7 @@ def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
 
 def test_a_conversation_is_one_workers_and_the_same_one(mix):
     def first_turns(stream, number):
-        return {talk.first.session: talk.messages([]) for talk in islice(conversations(stream), number)}
+        return {first.session: script for first, script in islice(conversations(stream), number)}
 
     alone = first_turns(by_name(mix.streams)["chat"], 600)
     sent = [first_turns(by_name(share)["chat"], 200) for share in split_between_workers(mix.streams, 3)]
@@ -106,15 +106,13 @@ def test_a_conversation_is_one_workers_and_the_same_one(mix):
 
 def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
     talks = islice(conversations(by_name(mix.streams)["chat"]), 600)
-    assert all(talk.first.index == 2_000_000 + 3 * talk.first.session for talk in talks)
+    assert all(first.index == 2_000_000 + 3 * first.session for first, _ in talks)
 
 
 def test_conversations_of_a_level_are_had_once_each():
     maker = TaskMaker(Workload(shape="conversation", turns=3, seed=1))
     stream = maker.conversation_stream(4, 0, 30)
-    sessions = [
-        [talk.first.session for share in split_between_workers([stream], 3) for talk in conversations(share[0])]
-    ]
+    sessions = [[first.session for share in split_between_workers([stream], 3) for first, _ in conversations(share[0])]]
     assert sorted(sessions[0]) == list(range(10))
     assert sum(share[0].width for share in split_between_workers([stream], 3)) == 4
 

@@ -24,13 +24,7 @@ OnRow = Callable[[Request], None]
 Load = Callable[[Sender, OnRow], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """One conversation: `messages(answers)` gives what is sent for the turn after those answers; None ends it."""
-
-    first: BenchTask
-    messages: Callable[[Sequence[str]], list[dict[str, str]] | None]
-    think_s: Sequence[float] = ()  # before each further turn
+Conversation = tuple[BenchTask, ConversationScript]  # the task of its first turn, without messages
 
 
 @asynccontextmanager
@@ -98,25 +92,23 @@ async def run_conversations(
     """`width` agents in conversation, each with the next one when theirs is over. A failed turn ends a conversation."""
 
     async def agent() -> None:
-        for talk in them:
+        for first, script in them:
             if until_s is not None and sender.now() >= until_s:
                 return
-            await _run_conversation(sender, on_row, talk)
+            await _run_conversation(sender, on_row, first, script)
 
     async with asyncio.TaskGroup() as agents:
         for _ in range(width):
             agents.create_task(agent())
 
 
-async def _run_conversation(sender: Sender, on_row: OnRow, talk: Conversation) -> None:
+async def _run_conversation(sender: Sender, on_row: OnRow, first: BenchTask, script: ConversationScript) -> None:
     answers: list[str] = []
-    while (messages := talk.messages(answers)) is not None:
-        turn = len(answers)
+    for turn in range(len(script.turns)):
         if turn:
-            await asyncio.sleep(talk.think_s[turn - 1] if turn <= len(talk.think_s) else 0.0)
-        index = talk.first.index + turn
-        task = replace(talk.first, messages=messages, turn=turn, index=index)
-        row, answer = await sender.ask(task)
+            await asyncio.sleep(script.think_s[turn - 1] if turn <= len(script.think_s) else 0.0)
+        said = next_messages(script, turn, answers)
+        row, answer = await sender.ask(replace(first, messages=said, turn=turn, index=first.index + turn))
         on_row(row)
         if not row.ok:
             return
@@ -256,25 +248,16 @@ def endless_tasks(stream: TrafficStream) -> Iterator[BenchTask]:
 
 
 def conversations(stream: TrafficStream) -> Iterator[Conversation]:
-    for number in count():
-        for task, script in zip(stream.tasks, stream.scripts, strict=True):
-            yield _conversation(task, script, number, stream.again)
-        if stream.again is None:
-            return
-
-
-def _conversation(first: BenchTask, script: ConversationScript, number: int, again: Repetition | None) -> Conversation:
-    if number and again is not None:
-        later = number * again.tasks
-        index, session = first.index + later * len(script.turns), (first.session or 0) + later
-        first = replace(first, index=index, session=session)
-        script = replace(script, system=f"{number}. {script.system}")
-    return Conversation(first, partial(_messages_after, script), script.think_s)
-
-
-def _messages_after(script: ConversationScript, answers: Sequence[str]) -> list[dict[str, str]] | None:
-    """Return the messages after those answers; None when the conversation is over."""
-    return next_messages(script, len(answers), answers) if len(answers) < len(script.turns) else None
+    """Yield the conversations of a stream, again and again where they repeat: each behind another first line then."""
+    yield from zip(stream.tasks, stream.scripts, strict=True)
+    if stream.again is None:
+        return
+    for number in count(1):
+        later = number * stream.again.tasks
+        for first, script in zip(stream.tasks, stream.scripts, strict=True):
+            index, session = first.index + later * len(script.turns), (first.session or 0) + later
+            told = replace(script, system=f"{number}. {script.system}")
+            yield replace(first, index=index, session=session), told
 
 
 async def _pause(rng: Random, mean_s: float) -> None:
