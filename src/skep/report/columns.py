@@ -22,6 +22,7 @@ from skep.units import UNKNOWN, number, printable, shortened
 Record = TypeVar("Record")
 GAP = "  "
 SHORTEST_CELL = 12  # a cell that is cut keeps so many characters
+LONG_CELL = 24  # words are cut to this before another column goes
 
 
 def plain_text(value: Any) -> str:
@@ -199,7 +200,8 @@ def table_lines(
     table = [list(titles), *([printable(cell) for cell in row] for row in rows)]
     kept = list(range(len(titles)))
     widths = [max(map(text_width, column)) for column in zip(*table, strict=True)]
-    while width is not None and _line_width(widths, kept) > width:
+    least = [size if at_right else min(size, LONG_CELL) for size, at_right in zip(widths, right, strict=True)]
+    while width is not None and _line_width(least, kept) > width:
         ranked = [place for place in kept if ranks[place] > 0]
         if not ranked:
             break

@@ -7,7 +7,7 @@ Markdown, an empty field in CSV. A level that the client limited is shown with a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -113,6 +113,7 @@ def speedup_table(entries: Sequence[Entry]) -> Table:
         return lambda entry: _speedup_cells(entry[1])[place]
 
     columns = [_CONFIG, *(_column(title, unit, of(place)) for place, (title, unit) in enumerate(named))]
+    columns[-2:] = [replace(one, rank=rank) for rank, one in enumerate(columns[-2:], start=1)]
     notes = [note for label, what in entries for note in _speedup_notes(label, what, several=len(sizes) > 1)]
     return Table("Serial against swarm", columns, entries, tuple(notes))
 
