@@ -70,7 +70,7 @@ class Rig:
         return probe
 
     async def probe(self, **figures):
-        await self.watch.after_probe(self.store(**figures), [], self.now)
+        await self.watch.after_probe(self.store(**figures), self.now)
         assert await self.watch.delivered(5)
 
     async def tick(self, seconds=60.0):
@@ -394,7 +394,7 @@ def test_nothing_that_goes_wrong_inside_comes_out(series):
     async def story():
         await rig.probe()
         await rig.tick()
-        await rig.watch.after_probe(missed, [], rig.now)
+        await rig.watch.after_probe(missed, rig.now)
 
     alive(rig, story)
     assert rig.log == [

@@ -216,8 +216,8 @@ class Watch:
     def __init__(self):
         self.after, self.ticks = [], []
 
-    async def after_probe(self, probe, samples, now):
-        self.after.append((probe.target, len(samples), now))
+    async def after_probe(self, probe, now):
+        self.after.append((probe.target, now))
         raise ValueError("a watch with a bug")
 
     async def tick(self, now):
@@ -228,7 +228,7 @@ def test_it_is_looked_at_after_each_probe_and_each_minute(world, series):
     watch = Watch()
     one = world(BOX, watch=watch)
     one.run(0.5 * HOUR)
-    assert watch.after == [("box", 1, NOON + 30)]
+    assert watch.after == [("box", NOON + 30)]
     assert 29 <= len(watch.ticks) <= 31
     assert any("a watch with a bug" in text for text in one.said)
 

@@ -20,7 +20,7 @@ from skep.monitor import evaluate
 from skep.monitor.evaluate import Alarms, find_alerts, findings_of
 from skep.monitor.notify import Log, Notice, NotificationQueues, Notifier, Secrets, log_line, make_notice, notifiers_of
 from skep.monitor.quiet_hours import Notification, QuietHoursPolicy
-from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, ProbeSample, ProbeTarget
+from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.status import TargetState, TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.units import format_seconds
@@ -103,7 +103,7 @@ class AlertWatcher:
         """Wait for notices under way. Return False where that takes longer than `limit_s`."""
         return await self._queues.delivered(limit_s)
 
-    async def after_probe(self, probe: Probe, samples: Sequence[ProbeSample], now: float) -> None:  # noqa: ARG002
+    async def after_probe(self, probe: Probe, now: float) -> None:
         """Evaluate the rules of the probed target. Its rows and changes are in the store already."""
         if probe.outcome is not ProbeOutcome.MISSED:
             await self._look(now, self._look_at_target, probe.target)

@@ -73,7 +73,6 @@ class SeriesHistory:
     until: float
     points: tuple[SeriesPoint, ...] = ()
     spans: tuple[SeriesSpan, ...] = ()
-    span_kind: SpanKind | None = None
     band: Sequence[Band] = ()
     band_s: float = BEFORE_S
     steps: tuple[float, ...] = ()  # moments at which the band begins anew
@@ -123,7 +122,6 @@ def history_of(
         until=until,
         points=thinned(points),
         spans=spans,
-        span_kind=shown.kind,
         band=band[:: max(1, -(-len(band) // MOST_POINTS))],
         band_s=band_s,
         steps=tuple(step for step in steps if step > since),

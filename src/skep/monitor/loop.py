@@ -32,7 +32,6 @@ from skep.supervisor.control import replica_key
 from skep.units import format_seconds
 
 MOST = 1000  # entries that wait
-_FAULTS_OF_VALUES = (StoreError, OverflowError, ValueError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,13 @@ class BufferedProbe:
     probe: Probe | None = None
     samples: Sequence[ProbeSample] = ()
     events: Sequence[MonitorEvent] = ()
+
+
+def _bare(whole: Probe) -> Probe:
+    """Return a probe without what it measured."""
+    outcome = ProbeOutcome.FAILED if whole.outcome is ProbeOutcome.DONE else whole.outcome
+    occasion = (whole.target, whole.era, whole.slot, whole.due_at, whole.ended_at, outcome, whole.started_at)
+    return Probe(*occasion, whole.slots, error_kind="store", error="its figures could not be stored")
 
 
 class WriteBuffer:
@@ -83,32 +89,25 @@ class WriteBuffer:
             return True
 
     def _write_one(self, entry: BufferedProbe) -> None:
+        """Store an entry; a probe whose values the store refuses as a failed one, so that it does not block others."""
+        for event in entry.events:
+            if not self._is_known(event):
+                self._tried("dropped", self._series.append_event, event)
+        if entry.probe is not None and not self._tried(
+            "dropped", self._series.append_probe, entry.probe, entry.samples
+        ):
+            self._tried("lost", self._series.append_probe, _bare(entry.probe))
+
+    def _tried(self, fate: str, append: Callable[..., object], *values: object) -> bool:
+        """Return whether the store took it. Raise StoreError where nothing can be stored."""
         try:
-            for event in entry.events:
-                if not self._is_known(event):
-                    self._series.append_event(event)
-            if entry.probe is not None:
-                self._series.append_probe(entry.probe, entry.samples)
-        except _FAULTS_OF_VALUES as error:
+            append(*values)
+        except (StoreError, OverflowError, ValueError, TypeError) as error:
             if isinstance(error, StoreError) and not is_about_a_row(error):
                 raise
-            self._write_bare(entry, error)
-
-    def _write_bare(self, entry: BufferedProbe, error: Exception) -> None:
-        """Store a probe whose values the store refuses as a failed one, so that it does not block others."""
-        self._say(f"monitor.dropped why={str(error)!r}")
-        if entry.probe is None:
-            return
-        whole = entry.probe
-        outcome = ProbeOutcome.FAILED if whole.outcome is ProbeOutcome.DONE else whole.outcome
-        occasion = (whole.target, whole.era, whole.slot, whole.due_at, whole.ended_at, outcome, whole.started_at)
-        bare = Probe(*occasion, whole.slots, error_kind="store", error="its figures could not be stored")
-        try:
-            self._series.append_probe(bare)
-        except _FAULTS_OF_VALUES as again:
-            if isinstance(again, StoreError) and not is_about_a_row(again):
-                raise
-            self._say(f"monitor.lost why={str(again)!r}")
+            self._say(f"monitor.{fate} why={str(error)!r}")
+            return False
+        return True
 
     def _is_known(self, event: MonitorEvent) -> bool:
         """Return whether the event was stored before the process was killed."""
@@ -139,7 +138,7 @@ Say = Callable[[str], None]
 class ProbeObserver(Protocol):
     """An observer of stored probes. Its methods do not raise."""
 
-    async def after_probe(self, probe: Probe, samples: Sequence[ProbeSample], now: float) -> None: ...
+    async def after_probe(self, probe: Probe, now: float) -> None: ...
     async def tick(self, now: float) -> None: ...
 
 
@@ -265,7 +264,7 @@ class Loop:
             self._backlog.put(BufferedProbe(probe, samples, await self._news(probe)))
             await self._write()
             self._say(_line(probe, samples))
-            await self._look_at(probe, samples)
+            await self._look_at(probe)
         except asyncio.CancelledError:
             self._schedule.broken_off(due.target.name)
             raise
@@ -280,18 +279,8 @@ class Loop:
             return await self._prober(due, idle_s)
         except Exception as error:  # a bug in one probe must not end the watch over all
             self._say(f"monitor.failed target={due.target.name!r} why={error!r}")
-            probe = Probe(
-                target=due.target.name,
-                era=due.era,
-                slot=due.slot,
-                due_at=due.at,
-                started_at=started_at,
-                ended_at=self._moment().wall,
-                outcome=ProbeOutcome.FAILED,
-                error_kind="error",
-                error=f"{type(error).__name__}: {error}"[:300],
-            )
-            return probe, []
+            occasion = (due.target.name, due.era, due.slot, due.at, self._moment().wall, ProbeOutcome.FAILED)
+            return Probe(*occasion, started_at, error_kind="error", error=f"{type(error).__name__}: {error}"[:300]), []
 
     async def _news(self, probe: Probe) -> list[MonitorEvent]:
         """Return the events since the last probe, be it one by hand."""
@@ -305,13 +294,13 @@ class Loop:
         seen.take(probe)
         return news
 
-    async def _look_at(self, probe: Probe, samples: Sequence[ProbeSample]) -> None:
+    async def _look_at(self, probe: Probe) -> None:
         now = self._moment().wall
         with self._going_on(f"after={probe.target!r}"):
             await self._in_thread(self._look_for_changes, self._series, probe.target, now)
         with self._going_on(f"after={probe.target!r}"):
             if self._watch is not None:
-                await self._watch.after_probe(probe, samples, now)
+                await self._watch.after_probe(probe, now)
 
     async def _write(self) -> None:
         await self._in_thread(self._backlog.write)

@@ -215,18 +215,8 @@ def _gap(target: ProbeTarget, standing: _TargetProgress, now: float, cause: Caus
     first, last = standing.covered + 1, int(now // target.every_s) - 1
     if last < first or standing.era.every_s != target.every_s:
         return None
-    kind, why = cause
-    return Probe(
-        target=target.name,
-        era=standing.era.number,
-        slot=first,
-        slots=last - first + 1,
-        due_at=due_at(target, first),
-        ended_at=now,
-        outcome=ProbeOutcome.MISSED,
-        error_kind=kind,
-        error=why,
-    )
+    occasion = (target.name, standing.era.number, first, due_at(target, first), now, ProbeOutcome.MISSED)
+    return Probe(*occasion, slots=last - first + 1, error_kind=cause[0], error=cause[1])
 
 
 def _next(target: ProbeTarget, standing: _TargetProgress, now: float) -> Due:

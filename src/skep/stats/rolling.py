@@ -34,7 +34,6 @@ class TrendLine:
     low: float  # 95 %
     high: float
     start: float  # its value at the first moment
-    end: float  # and at the last
 
 
 def window_stats(values: Iterable[float]) -> WindowStats | None:
@@ -74,7 +73,7 @@ def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> lis
     return found
 
 
-def line_through(points: Sequence[tuple[float, float]], *, most: int = 120) -> TrendLine | None:
+def line_through(points: Sequence[tuple[float, float]], most: int = 120) -> TrendLine | None:
     """By Theil and Sen; the interval by Sen's ranks. None below three moments.
 
     Longer series are first gathered into `most` medians of neighbours, which keeps the slope and its interval.
@@ -94,10 +93,7 @@ def line_through(points: Sequence[tuple[float, float]], *, most: int = 120) -> T
     high = min(len(slopes) - 1, round((len(slopes) + reach) / 2))
     slope = at_rank(slopes, 50)
     middle = at_rank(sorted(value - slope * (at - gathered[0][0]) for at, value in gathered), 50)
-    whole = points[-1][0] - gathered[0][0]
-    return TrendLine(
-        slope, slopes[low], slopes[high], middle + slope * (points[0][0] - gathered[0][0]), middle + slope * whole
-    )
+    return TrendLine(slope, slopes[low], slopes[high], middle + slope * (points[0][0] - gathered[0][0]))
 
 
 def _gathered(points: Sequence[tuple[float, float]], most: int) -> Sequence[tuple[float, float]]:
