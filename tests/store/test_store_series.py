@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from skep.errors import StoreError, UserError
-from skep.monitor import store as series_module
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
@@ -24,6 +23,7 @@ from skep.monitor.records import (
     SpanKind,
     TargetKind,
 )
+from skep.store import database
 
 DAY = 20_000 * DAY_S  # a midnight of UTC
 KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
@@ -104,20 +104,17 @@ def test_an_unknown_target_is_told_with_those_that_resemble_it(series):
 def test_a_probe_reads_back_with_its_samples(series):
     """Every field of both."""
     number = series.append_probe(FULL_PROBE, [FULL_SAMPLE, sample(DAY + 5, None, heat=Heat.COLD)])
-    found, samples = series.probe(number)
+    found, samples = series.latest("box")
     assert found == replace(FULL_PROBE, id=number)
     assert samples[0] == replace(FULL_SAMPLE, id=samples[0].id, probe_id=number)
     assert [one.heat for one in samples] == [Heat.HOT, Heat.COLD]
-    assert series.latest("box") == (found, samples)
     assert series.count_samples() == 2
-    with pytest.raises(UserError, match="there is no probe 99"):
-        series.probe(99)
 
 
 def test_what_is_no_number_is_not_known(series):
     """An engine that divides by nothing says infinity."""
-    number = series.append_probe(probe(host={"watts": float("nan")}), [sample(tok_s=float("inf"), ttft_ms=1.0)])
-    found, (one,) = series.probe(number)
+    series.append_probe(probe(host={"watts": float("nan")}), [sample(tok_s=float("inf"), ttft_ms=1.0)])
+    found, (one,) = series.latest("box")
     assert (found.host, one.tok_s, one.ttft_ms) == ({"watts": None}, None, 1.0)
     assert series.points(KEY, *ALWAYS) == []
 
@@ -252,7 +249,7 @@ def test_busy_samples_are_counted_and_left_out_of_the_figures(series, store):
 
 def test_thinning_takes_whole_days_and_leaves_their_spans(series, monkeypatch):
     """What the days were is still known when their samples are gone."""
-    monkeypatch.setattr(series_module, "_DELETED_AT_ONCE", 7)
+    monkeypatch.setattr(database, "_DELETED_AT_ONCE", 7)
     add(series, [50.0 + number % 5 for number in range(60)], every_s=HOUR_S)
     days, hours = (series.spans(KEY, kind, *ALWAYS) for kind in (SpanKind.DAY, SpanKind.HOUR))
     assert series.thin(DAY + 1.9 * DAY_S) == 24
@@ -261,8 +258,7 @@ def test_thinning_takes_whole_days_and_leaves_their_spans(series, monkeypatch):
     assert series.spans(KEY, SpanKind.DAY, *ALWAYS) == days
     assert series.spans(KEY, SpanKind.HOUR, *ALWAYS) == hours
     assert series.coverage("box", *ALWAYS)["done"] == 60
-    found, samples = series.probe(1)
-    assert (found.slot, samples) == (0, [])
+    assert len(series.probes("box", *ALWAYS)) == 60
 
 
 def test_a_thinned_day_is_not_computed_anew(series):

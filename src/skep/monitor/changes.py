@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from skep.monitor.describe import cause
 from skep.monitor.records import (
@@ -21,6 +20,7 @@ from skep.monitor.records import (
     SeriesKey,
     SeriesMetric,
     SeriesPoint,
+    SlowDrift,
 )
 from skep.monitor.store import SeriesStore
 from skep.stats.changepoints import FEWEST, changes_in_series
@@ -30,17 +30,6 @@ WINDOW_S = 30 * DAY_S
 SETTLED_S = 5 * DAY_S  # of the window's beginning, where what was found before stays
 _MOST = 5000  # points of a window; a target that is probed oftener is looked at over less time
 _SHAPES = (ProbeShape.SHORT, ProbeShape.LONG)
-
-
-@dataclass(frozen=True, slots=True)
-class SlowDrift:
-    """A stretch that moves slowly one way. `ratio` is its end over its beginning, by the median of slopes."""
-
-    first: float
-    last: float
-    ratio: float
-    ratio_low: float  # 95 %
-    ratio_high: float
 
 
 def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:

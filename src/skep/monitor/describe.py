@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, Probe, SeriesChange, SeriesMetric
+from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, Probe, SeriesChange, SeriesMetric, SlowDrift
 from skep.stats.rolling import WindowStats
 from skep.stats.versus import Judgement, SeriesComparison
 from skep.units import Interval, format_seconds
@@ -109,12 +109,11 @@ def describe_change(change: SeriesChange, zone: tzinfo | None = None) -> str:
     return f"{since}; nothing is known to have happened then"
 
 
-def describe_drift(ratio: tuple[float, float, float], first: float, last: float, zone: tzinfo | None = None) -> str:
-    """`ratio`: of the end over the beginning, low, estimate and high."""
-    days = max((last - first) / DAY_S, 1e-9)
-    size = f"{percent(ratio[1])} ({percent_interval(ratio[0], ratio[2])})"
-    daily = f"{100 * (ratio[1] - 1) / days:+.2f} % a day"
-    return f"a slow drift of {size} from {moment(first, zone)} to {moment(last, zone)}, {daily}, and no step"
+def describe_drift(drift: SlowDrift, zone: tzinfo | None = None) -> str:
+    days = max((drift.last - drift.first) / DAY_S, 1e-9)
+    size = f"{percent(drift.ratio)} ({percent_interval(drift.ratio_low, drift.ratio_high)})"
+    span = f"from {moment(drift.first, zone)} to {moment(drift.last, zone)}"
+    return f"a slow drift of {size} {span}, {100 * (drift.ratio - 1) / days:+.2f} % a day, and no step"
 
 
 def describe_recent(found: SeriesComparison, late_s: float, before_s: float) -> str | None:

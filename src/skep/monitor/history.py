@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from skep.monitor import describe
-from skep.monitor.changes import SlowDrift, changes_in, interval_of, primary_keys
+from skep.monitor.changes import changes_in, interval_of, primary_keys
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
@@ -28,6 +28,7 @@ from skep.monitor.records import (
     SeriesMetric,
     SeriesPoint,
     SeriesSpan,
+    SlowDrift,
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
@@ -190,10 +191,7 @@ def _with_words(
 ) -> SeriesHistory:
     metric = found.key.metric
     told = [describe.describe_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
-    told += [
-        describe.describe_drift((drift.ratio_low, drift.ratio, drift.ratio_high), drift.first, drift.last, zone)
-        for drift in found.drifts
-    ]
+    told += [describe.describe_drift(drift, zone) for drift in found.drifts]
     if late is not None:
         told.append(describe.describe_recent(late[0], LATE_S, late[1]) or "")
     widest = next((name for name in ("7 d", "30 d") if found.stats.get(name)), None)

@@ -270,6 +270,17 @@ class SeriesChange:
         return {**msgspec.to_builtins(self), **derived}
 
 
+@dataclass(frozen=True, slots=True)
+class SlowDrift:
+    """A stretch that moves slowly one way. `ratio` is its end over its beginning, by the median of slopes."""
+
+    first: float
+    last: float
+    ratio: float
+    ratio_low: float  # 95 %
+    ratio_high: float
+
+
 class AlertRule(StrEnum):
     DOWN = "down"
     SLOWER = "slower"

@@ -36,19 +36,10 @@ def key_values(key: SeriesKey) -> tuple[str, str, str, int]:
     return key.target, key.heat.value, key.shape.value, key.concurrency
 
 
-def find_series(connection: Connection, key: SeriesKey) -> int | None:
-    row = connection.execute(SERIES_OF, (*key_values(key), key.metric.value)).fetchone()
-    return None if row is None else int(row[0])
-
-
 def series_id(connection: Connection, key: SeriesKey) -> int:
     """Of a key that is not known yet, too."""
-    found = find_series(connection, key)
-    if found is not None:
-        return found
-    made = insert(connection, "series", key).lastrowid
-    assert made is not None
-    return made
+    row = connection.execute(SERIES_OF, (*key_values(key), key.metric.value)).fetchone()
+    return int(row[0]) if row else insert(connection, "series", key).lastrowid or 0
 
 
 def put_span(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -174,8 +173,6 @@ def _write(connection: Connection, target: str, kind: SpanKind, start: float, ho
             put_span(connection, series_id(connection, key), kind, start, values)
 
 
-_DELETED_AT_ONCE = 5000
-_LET_OTHERS_WRITE_S = 0.01
 _THINNED = "thinned"
 
 _PUT_MARK = "INSERT INTO watermarks VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET at = max(at, ?2)"
@@ -302,13 +299,10 @@ class SeriesStore:
     def latest(self, target: str) -> tuple[Probe, list[ProbeSample]] | None:
         """Return the last probe that was really made."""
         rows = self.store.read(_LAST_MADE, target)
-        return self._with_samples(rows[0]) if rows else None
-
-    def probe(self, probe_id: int) -> tuple[Probe, list[ProbeSample]]:
-        rows = self.store.read("SELECT * FROM probes WHERE id = ?", probe_id)
         if not rows:
-            raise UserError(f"there is no probe {probe_id}", hint="`skep monitor status` shows the newest")
-        return self._with_samples(rows[0])
+            return None
+        samples = self.store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", rows[0]["id"])
+        return read(rows, Probe)[0], read(samples, ProbeSample)
 
     def probes(self, target: str, since: float, until: float, limit: int | None = None) -> list[Probe]:
         """Newest first, by the time they were due; gaps that reach into the window included."""
@@ -407,30 +401,15 @@ class SeriesStore:
         mark = start_of(min(before, newest + DAY_S), DAY_S)
         with self.store.transaction() as connection:  # first of all: from now on those days are not computed anew
             connection.execute(_PUT_MARK, (_THINNED, mark))
-        total = 0
-        for row in self.store.read("SELECT DISTINCT target, heat, shape, concurrency FROM samples"):
-            while deleted := self._thin_some(tuple(row), mark):
-                total += deleted
-                time.sleep(_LET_OTHERS_WRITE_S)
-        return total
+        kinds = self.store.read("SELECT DISTINCT target, heat, shape, concurrency FROM samples")
+        return sum(self.store.delete_in_parts("thinning_before", mark, _THIN_SOME, *kind) for kind in kinds)
 
     def count_samples(self) -> int:
         return int(self.store.read("SELECT count(*) FROM samples")[0][0])
 
-    def _with_samples(self, row: Row) -> tuple[Probe, list[ProbeSample]]:
-        rows = self.store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", row["id"])
-        return read([row], Probe)[0], read(rows, ProbeSample)
-
     def _append(self, table: str, record: object = None, clash: str = "", /, **columns: object) -> int:
         with self.store.transaction() as connection:
             return insert(connection, table, record, clash, **columns).lastrowid or 0
-
-    def _thin_some(self, kind: tuple[object, ...], mark: float) -> int:
-        with self.store.transaction() as connection:
-            connection.execute("INSERT INTO thinning_before VALUES (?)", (mark,))
-            deleted = connection.execute(_THIN_SOME, (*kind, mark, _DELETED_AT_ONCE)).rowcount
-            connection.execute("DELETE FROM thinning_before")
-        return deleted
 
     @staticmethod
     def _mark(connection: Connection, name: str) -> float:

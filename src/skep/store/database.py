@@ -207,12 +207,25 @@ class Store:
         return int(self.read("SELECT count(*) FROM gateway_requests WHERE arrived_at < ?", limit)[0][0])
 
     def delete_gateway_requests(self, before: float) -> int:
-        """How many went. In short transactions, with a pause between them: a gateway may be appending meanwhile."""
+        """Return how many went."""
+        return self.delete_in_parts("deleting_before", before, _DELETE_SOME_GATEWAY_REQUESTS)
+
+    def delete_in_parts(self, mark: str, before: float, sql: str, *values: object) -> int:
+        """Delete rows older than `before`, which stands in the table `mark` meanwhile; return how many went.
+
+        In short transactions, with a pause between them: others may be appending. `sql` takes `values`, the time, and
+        how many at most.
+        """
         total = 0
-        while deleted := self._delete_some_gateway_requests(before):
+        while True:
+            with self.transaction() as connection:
+                connection.execute(f"INSERT INTO {mark} VALUES (?)", (before,))  # noqa: S608
+                deleted = connection.execute(sql, (*values, before, _DELETED_AT_ONCE)).rowcount
+                connection.execute(f"DELETE FROM {mark}")  # noqa: S608
+            if not deleted:
+                return total
             total += deleted
             time.sleep(_LET_OTHERS_WRITE_S)
-        return total
 
     def delete_runs(self, ids: Iterable[str]) -> int:
         """Return how many there were to delete. A run that is being written stays, and the others with it."""
@@ -276,13 +289,6 @@ class Store:
             self._connection.execute(sql, values)
         except UnicodeEncodeError:  # rare, and only SQLite's own reading of each text finds it without a cost
             self._connection.execute(sql, [storable(v) if isinstance(v, str) else v for v in values])
-
-    def _delete_some_gateway_requests(self, before: float) -> int:
-        with self.transaction():
-            self._connection.execute("INSERT INTO deleting_before VALUES (?)", (before,))
-            deleted = self._connection.execute(_DELETE_SOME_GATEWAY_REQUESTS, (before, _DELETED_AT_ONCE)).rowcount
-            self._connection.execute("DELETE FROM deleting_before")
-        return deleted
 
 
 def _runs(rows: list[sqlite3.Row]) -> list[StoredRun]:
