@@ -76,7 +76,8 @@ class AlertWatcher:
         self._notifiers = notifiers_of(wanted, env, self._secrets, log) if notifiers is None else notifiers
         self._queues = NotificationQueues(self._notifiers, self._told, log)
         self._alarms = Alarms()
-        self._quiet = _quiet_hours_policy(wanted, zone)
+        hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
+        self._quiet = QuietHoursPolicy(hours, wanted.quiet_except, zone)
         self._trend: list[tuple[float, int]] = []  # free bytes of the last day, of this process
         self._unsaved: list[Alert] = []  # opened while nothing could be stored
         self._unended: list[Alert] = []  # closed, and not stored as such yet
@@ -296,18 +297,6 @@ def _unwatched(target: Mapping[str, Any], running: bool | None) -> dict[str, Any
     who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
     since = "it was added" if target["last_probe_at"] is None else "the last one"
     text = f"{target['name']}: a probe is overdue by {format_seconds(target['overdue_s'])} since {since}; {who}"
-    return {
-        "rule": "unwatched",
-        "target": target["name"],
-        "message": text,
-        "value": target["overdue_s"],
-        "limit": 2 * target["every_s"],
-        "opened_at": None,
-        "closed_at": None,
-        "closed_because": None,
-    }
-
-
-def _quiet_hours_policy(wanted: Monitor, zone: tzinfo | None) -> QuietHoursPolicy:
-    hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
-    return QuietHoursPolicy(hours, wanted.quiet_except, zone)
+    told = {"rule": "unwatched", "target": target["name"], "message": text}
+    figures = {"value": target["overdue_s"], "limit": 2 * target["every_s"]}
+    return {**told, **figures, **dict.fromkeys(("opened_at", "closed_at", "closed_because"))}

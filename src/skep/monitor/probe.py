@@ -42,7 +42,6 @@ from skep.wire.prometheus import parse_metrics
 from skep.workload.calibration import TokenCalibration, calibrate
 from skep.workload.drills import drills
 from skep.workload.filling import CHARS_PER_PIECE
-from skep.workload.items import Item
 from skep.workload.prompts import FEWEST_PIECES, Prompt, coding_prompts, messages
 from skep.workload.reading_checks import read_check
 
@@ -321,7 +320,9 @@ class _ProbeRun:
         at, rows, right = self._clock(), list[Request](), 0
         items = drills(QUALITY_SEED, self._target.quality_items, QUALITY_GRADE)
         for place, item in enumerate(items):
-            row, text = await sender.ask(self._drill(place, item))
+            room = item.max_tokens + (THINKING_TOKENS if self._thinks else 0)
+            task = BenchTask(1, 0, place, item.family, [dict(one) for one in item.messages], room)
+            row, text = await sender.ask(task)
             rows.append(row)
             right += row.ok and read_check(item.checker, text)[0]
             if not row.ok:
@@ -330,10 +331,6 @@ class _ProbeRun:
         asked, answered = (_sum(getattr(row, name) for row in rows) for name in ("prompt_tokens", "output_tokens"))
         sample = ProbeSample(at, Heat.HOT, ProbeShape.QUALITY, 1, quality=share, prompt_tokens=asked)
         self._keep(rows, replace(sample, output_tokens=answered))
-
-    def _drill(self, place: int, item: Item) -> BenchTask:
-        room = item.max_tokens + (THINKING_TOKENS if self._thinks else 0)
-        return BenchTask(1, 0, place, item.family, [dict(one) for one in item.messages], room)
 
     def _keep(self, rows: Sequence[Request], sample: ProbeSample) -> None:
         """Keep the sample. The first fault ends the probe: a target that hangs is not waited for again and again."""

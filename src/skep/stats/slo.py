@@ -43,7 +43,10 @@ class SloLimits:
     @classmethod
     def parse(cls, text: str) -> SloLimits:
         """ "ttft=1s,tpot=50ms" or "ttft_p99=2s"."""
-        return cls(tuple(_limit(part.strip(), text) for part in text.split(",") if part.strip()) or _none(text))
+        limits = tuple(_limit(part.strip(), text) for part in text.split(",") if part.strip())
+        if not limits:
+            raise UserError(f"--slo `{text}` names no limit", hint=_HINT)
+        return cls(limits)
 
 
 KINDS = ("ttft", "tpot", "total")
@@ -65,10 +68,6 @@ def _limit(part: str, text: str) -> SloLimit:
     if seconds <= 0:
         raise UserError(f"--slo `{part}` cannot be met", hint=_HINT)
     return SloLimit(kind, seconds * 1000, percent)
-
-
-def _none(text: str) -> tuple[SloLimit, ...]:
-    raise UserError(f"--slo `{text}` names no limit", hint=_HINT)
 
 
 NEAR = 0.1

@@ -58,16 +58,13 @@ def store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
 
 def is_busy(error: Exception) -> bool:
     """Somebody else holds the write lock; nothing is wrong with the file."""
-    return _code_behind(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    cause = error.__cause__
+    return isinstance(cause, sqlite3.Error) and primary_code(cause) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def is_about_a_row(error: Exception) -> bool:
     """A value has no place in its column; other rows may be stored all the same."""
     return isinstance(error.__cause__, _FAULTS_OF_A_ROW) or isinstance(error, OverflowError)
-
-
-def _code_behind(error: Exception) -> int | None:
-    return primary_code(error.__cause__) if isinstance(error.__cause__, sqlite3.Error) else None
 
 
 @contextmanager
@@ -121,10 +118,10 @@ _RETRY_S = 0.02
 
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     with translated(path):
-        if read_only:
-            _require(path)
-        else:
+        if not read_only:
             _create(path)
+        elif not path.exists():
+            raise StoreError(f"there is no database at `{path}`", hint="`skep bench` makes one with its first run")
         connection = _open(path, read_only=read_only)
         try:
             _prepare_when_free(connection, path, read_only=read_only)
@@ -134,11 +131,6 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
             connection.close()
             raise
         return connection
-
-
-def _require(path: Path) -> None:
-    if not path.exists():
-        raise StoreError(f"there is no database at `{path}`", hint="`skep bench` makes one with its first run")
 
 
 def _create(path: Path) -> None:

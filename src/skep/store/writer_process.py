@@ -86,13 +86,9 @@ def new_suffix() -> str:
     return secrets.token_hex(3)
 
 
-def time_stamp(created_at: float) -> str:
-    return datetime.fromtimestamp(created_at, UTC).strftime("%Y%m%d-%H%M%S")
-
-
 def free_id(connection: Connection, created_at: float, suffix: Callable[[], str] = new_suffix) -> str:
     """Inside the transaction that takes it."""
-    stamp = time_stamp(created_at)
+    stamp = datetime.fromtimestamp(created_at, UTC).strftime("%Y%m%d-%H%M%S")
     for _ in range(ID_ATTEMPTS):
         name = f"{stamp}-{suffix()}"
         if connection.execute(_TAKEN, (name,)).fetchone() is None:

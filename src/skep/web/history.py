@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -57,14 +57,8 @@ def target_cards(store: Store, asked: HistoryQuery, targets: Sequence[str]) -> I
         since = first_moment(series, key, asked.until) if asked.since is None else asked.since
         history = None if key is None else history_of(series, key, since, asked.until)
         simulated = simulated_share(store, name, since, asked.until) > 0
-        yield _part(
-            "card",
-            asked=asked,
-            target=name,
-            history=history,
-            alarmed=name in open_now,
-            is_simulated=simulated,
-        )
+        alarmed = name in open_now
+        yield _part("card", asked=asked, target=name, history=history, alarmed=alarmed, is_simulated=simulated)
     yield "</div>"
 
 
@@ -150,26 +144,17 @@ CSV_COLUMNS = (
 
 
 def view_document(view: TargetHistory) -> dict[str, Any]:
-    history = view.history
+    as_they_are = ("target", "since", "until", "failed", "missed", "throttled", "alerts")
     return {
-        "target": view.target,
+        **{name: getattr(view, name) for name in as_they_are},
         "series": None if view.key is None else str(view.key),
         "all_series": [str(key) for key in view.keys],
-        "since": view.since,
-        "until": view.until,
         "simulated": view.simulated > 0,
         "simulated_share": view.simulated,
-        "history": None if history is None else history_document(history),
-        "cold": None if view.cold is None else history_document(view.cold),
+        "history": view.history and history_document(view.history),
+        "cold": view.cold and history_document(view.cold),
         "cold_by_idle_time": view.idle,
-        "failed": view.failed,
-        "missed": view.missed,
-        "host": [
-            {"name": line.name, "unit": line.unit, "points": [[point.at, point.value] for point in line.points]}
-            for line in view.host
-        ],
-        "throttled": view.throttled,
-        "alerts": view.alerts,
+        "host": [{**asdict(line), "points": [[point.at, point.value] for point in line.points]} for line in view.host],
     }
 
 

@@ -137,7 +137,8 @@ def against(reading: SeriesStatus) -> tuple[str, str]:
 def routes(site: Site, live: Live) -> list[BaseRoute]:
     async def show(_request: Request) -> Response:
         await live.fresh()
-        return now_page(site, live.document, live.watched)
+        targets = [one.target.name for one in live.watched.standings]
+        return page(site, "now.html", parts=parts(site, live.document, live.watched), targets=targets)
 
     async def as_json(_request: Request) -> Response:
         await live.fresh()
@@ -153,11 +154,6 @@ def routes(site: Site, live: Live) -> list[BaseRoute]:
         Route("/api/now.csv", as_csv),
         Route("/live", Stream(live, lambda document, watched: parts(site, document, watched)), methods=["GET"]),
     ]
-
-
-def now_page(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> Response:
-    targets = [one.target.name for one in watched.standings]
-    return page(site, "now.html", parts=parts(site, document, watched), targets=targets)
 
 
 def whole_document(site: Site, live: Live) -> dict[str, Any]:
