@@ -17,6 +17,7 @@ from enum import Enum
 
 from skep.stats.turning import MARGIN, CurveSide, LevelPoint, SpeedCurve, Turning, TurningPoint, estimate_turning
 
+WIDTH = 0.25  # a bracket no wider than this share of its lower end is narrow enough
 RUNS_A_HALVING = 3  # a new level and the repeats that make its side clear; for the estimate of what is to come
 
 
@@ -30,23 +31,13 @@ class End(Enum):
 class SaturationSearch:
     """Ask `next_level`, run it, tell `measured`; until it is None.
 
-    `width`: a bracket no wider than this share of its lower end is narrow enough. `most_repeats` of one level leave
-    a side open that the noise does not let tell; the bracket then spans it.
+    `most_repeats` of one level leave a side open that the noise does not let tell; the bracket then spans it.
     """
 
-    def __init__(
-        self,
-        *,
-        max_concurrency: int,
-        budget: int = 60,
-        most_repeats: int = 5,
-        width: float = 0.25,
-        margin: float = MARGIN,
-    ) -> None:
+    def __init__(self, *, max_concurrency: int, budget: int = 60, most_repeats: int = 5) -> None:
         if max_concurrency < 1 or budget < 1 or most_repeats < 2:
             raise ValueError("a search needs a level, a run, and two repeats where a level is unclear")
         self._max, self._budget, self._most = max_concurrency, budget, most_repeats
-        self._width, self._margin = width, margin
         self._figures: dict[int, list[float]] = {}
         self._unusable: set[int] = set()
         self.runs = 0
@@ -80,7 +71,7 @@ class SaturationSearch:
     @property
     def turning(self) -> Turning:
         """The result by what is known so far."""
-        return estimate_turning(self.points, margin=self._margin)
+        return estimate_turning(self.points)
 
     @property
     def points(self) -> tuple[LevelPoint, ...]:
@@ -116,7 +107,7 @@ class SaturationSearch:
         return self._next_rung(curve) is not None or next(self._refinements(curve), None) is not None
 
     def _curve(self) -> SpeedCurve:
-        return SpeedCurve(self.points, margin=self._margin)
+        return SpeedCurve(self.points)
 
     def _rungs(self) -> list[int]:
         doubled = [2**power for power in range(self._max.bit_length()) if 2**power < self._max]
@@ -136,7 +127,7 @@ class SaturationSearch:
         flat = 0
         for place in reversed(places):
             below = curve.best_before(place)
-            if below is None or curve.ratio(place, below)[1] >= 1 + self._margin:
+            if below is None or curve.ratio(place, below)[1] >= 1 + MARGIN:
                 break
             flat += 1
         return flat
@@ -184,9 +175,9 @@ class SaturationSearch:
                 yield less.concurrency
 
     def _is_narrow(self, low: int, high: int) -> bool:
-        return high - low <= 1 or high <= low * (1 + self._width)
+        return high - low <= 1 or high <= low * (1 + WIDTH)
 
     def _halvings(self, low: int, high: int) -> int:
         if self._is_narrow(low, high):
             return 0
-        return math.ceil(math.log2(max(2.0, math.log(high / max(low, 1)) / math.log(1 + self._width))))
+        return math.ceil(math.log2(max(2.0, math.log(high / max(low, 1)) / math.log(1 + WIDTH))))

@@ -71,6 +71,8 @@ def _limit(part: str, text: str) -> SloLimit:
 
 
 NEAR = 0.1
+REPEATS = 3  # of a level near its limit
+WIDTH = 0.05  # the gap left, as a share of C
 NEAR_ENOUGH_TO_LOOK_BEYOND = 2.0
 
 
@@ -98,12 +100,12 @@ def share_of_limit(figures: Iterable[tuple[float | None, float]]) -> float:
 
 
 class SloSearch:
-    """Ask `next_level`, run it, tell `measured`; until it is None. `width`: the gap left, as a share of C."""
+    """Ask `next_level`, run it, tell `measured`; until it is None."""
 
-    def __init__(self, *, max_concurrency: int, budget: int = 40, repeats: int = 3, width: float = 0.05) -> None:
-        if max_concurrency < 1 or budget < 1 or repeats < 1:
-            raise ValueError("a search needs a level, a run, and a repeat")
-        self._max, self._budget, self._repeats, self._width = max_concurrency, budget, repeats, width
+    def __init__(self, *, max_concurrency: int, budget: int = 40) -> None:
+        if max_concurrency < 1 or budget < 1:
+            raise ValueError("a search needs a level and a run")
+        self._max, self._budget = max_concurrency, budget
         self._shares: dict[int, list[float]] = {}
         self._limited: set[int] = set()
         self.runs = 0
@@ -174,9 +176,9 @@ class SloSearch:
         """Return None if the level is near the limit and must be run again."""
         shares = self._shares[concurrency]
         passes = sum(share <= 1 for share in shares)
-        majority = 2 * max(passes, len(shares) - passes) > self._repeats
+        majority = 2 * max(passes, len(shares) - passes) > REPEATS
         middle = median(shares)
-        if len(shares) >= self._repeats or majority or abs(middle - 1) > NEAR:
+        if len(shares) >= REPEATS or majority or abs(middle - 1) > NEAR:
             return middle <= 1
         return None
 
@@ -192,4 +194,4 @@ class SloSearch:
         return min((c for c in self._levels(met=False) if c > met), default=None)
 
     def _step(self, met: int) -> int:
-        return max(1, round(self._width * met))
+        return max(1, round(WIDTH * met))

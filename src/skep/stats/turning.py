@@ -75,13 +75,12 @@ class _CurveLevel:
 class SpeedCurve:
     """The usable levels in order of C, with what can be said about each pair of them."""
 
-    def __init__(self, levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> None:
+    def __init__(self, levels: Iterable[LevelPoint]) -> None:
         figures: dict[int, list[float]] = {}
         for level in levels:
             if level.values and not level.limited:
                 figures.setdefault(level.concurrency, []).extend(level.values)
         self.levels = [_level(c, figures[c]) for c in sorted(figures)]
-        self._margin = margin
         self._freedom = sum(level.count - 1 for level in self.levels if level.estimate)
         squares = math.fsum(level.squares for level in self.levels)
         self.noise = math.sqrt(squares / self._freedom) if self._freedom else None
@@ -113,10 +112,10 @@ class SpeedCurve:
     def knee_side(self, index: int) -> CurveSide:
         """BEFORE: a larger level is surely better by the margin. AFTER: surely none is."""
         later = range(index + 1, len(self.levels))
-        if any(self.ratio(place, index, among=len(later))[0] > 1 + self._margin for place in later):
+        if any(self.ratio(place, index, among=len(later))[0] > 1 + MARGIN for place in later):
             return CurveSide.BEFORE
         ratios = [self.ratio(place, index) for place in later]
-        if ratios and all(high < 1 + self._margin for _, _, high in ratios):
+        if ratios and all(high < 1 + MARGIN for _, _, high in ratios):
             return CurveSide.AFTER
         return CurveSide.UNCLEAR
 
@@ -125,9 +124,9 @@ class SpeedCurve:
         best = self.best_before(index)
         if best is None:
             return CurveSide.BEFORE
-        if self.ratio(index, best)[0] > 1 - self._margin:
+        if self.ratio(index, best)[0] > 1 - MARGIN:
             return CurveSide.BEFORE
-        return CurveSide.AFTER if self.ratio(index, best, among=index)[2] < 1 - self._margin else CurveSide.UNCLEAR
+        return CurveSide.AFTER if self.ratio(index, best, among=index)[2] < 1 - MARGIN else CurveSide.UNCLEAR
 
     def knee(self) -> TurningPoint | None:
         """None: the last level still brings growth, or there are fewer than two."""
@@ -174,16 +173,16 @@ class SpeedCurve:
 
     def _grows_after(self, index: int) -> bool:
         later = range(index + 1, len(self.levels))
-        return any(self.ratio(place, index)[1] >= 1 + self._margin for place in later)
+        return any(self.ratio(place, index)[1] >= 1 + MARGIN for place in later)
 
     def _is_under(self, index: int) -> bool:
         best = self.best_before(index)
-        return best is not None and self.ratio(index, best)[1] < 1 - self._margin
+        return best is not None and self.ratio(index, best)[1] < 1 - MARGIN
 
 
-def find_turning(levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> Turning:
+def find_turning(levels: Iterable[LevelPoint]) -> Turning:
     """Knee and cliff as far as the repeats show them, and the levels that they do not tell apart."""
-    curve = SpeedCurve(levels, margin=margin)
+    curve = SpeedCurve(levels)
     knee, cliff = curve.knee(), curve.cliff()
     unclear: set[int] = set()
     if knee is not None and not curve.is_known(knee):
@@ -201,12 +200,12 @@ def find_turning(levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> Tur
     return replace(told, sure=not unclear, unclear=tuple(curve.levels[place].concurrency for place in places))
 
 
-def estimate_turning(levels: Iterable[LevelPoint], *, margin: float = MARGIN) -> Turning:
+def estimate_turning(levels: Iterable[LevelPoint]) -> Turning:
     """Knee and cliff by the estimates, for a search under way; a bracket spans the levels that are left open.
 
     With one repeat each nothing is sure and the brackets are those of the estimates.
     """
-    curve = SpeedCurve(levels, margin=margin)
+    curve = SpeedCurve(levels)
     return _turning(curve, curve.knee(), curve.cliff())
 
 
