@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import Any
@@ -98,18 +98,18 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
     model_a, model_b = _model(series, a), _model(series, b)
     same = None if model_a is None or model_b is None else model_a == model_b
     known = {target.name: target for target in series.targets(removed=True)}
-    rows = tuple(
-        _row(
-            kind,
-            (a, b),
-            (_values(series, key_a, since, until), _values(series, key_b, since, until)),
-            same=same,
-            other=other_lengths(kind.shape, known.get(a), known.get(b)),
-        )
-        for kind, key_a, key_b in _shared(series, a, b)
-    )
+    rows = []
+    for kind in _shared(series, a, b):
+        values = (_values(series, replace(kind, target=name), since, until) for name in (a, b))
+        found = versus(*values, more_is_better=kind.metric.more_is_better)
+        sentence = describe.describe_comparison(a, b, found, kind.metric, same_model=same)
+        other = other_lengths(kind.shape, known.get(a), known.get(b))
+        if other is not None:  # their figures stand side by side, and nothing is said of better or worse
+            found = replace(found, judgement=Judgement.UNKNOWN)
+            sentence = sentence and f"not the same load, {other}: {sentence}"
+        rows.append(TargetComparisonRow(kind.heat, kind.shape, kind.concurrency, kind.metric, found, sentence))
     told = tuple(f"{_kind_in_words(row)}: {row.sentence}" for row in rows if row.sentence is not None)
-    return TargetComparison(a, b, since, until, model_a, model_b, rows, told)
+    return TargetComparison(a, b, since, until, model_a, model_b, tuple(rows), told)
 
 
 def around_event(
@@ -183,23 +183,6 @@ def _around_in_words(event: MonitorEvent, found: SeriesComparison, zone: tzinfo 
     return f"{start}: {size}; {counts}"
 
 
-def _row(
-    kind: SeriesKey,
-    names: tuple[str, str],
-    values: tuple[Sequence[float], Sequence[float]],
-    *,
-    same: bool | None,
-    other: str | None,
-) -> TargetComparisonRow:
-    """`other`: in what the loads differ. Their figures stand side by side, and nothing is said of better or worse."""
-    found = versus(*values, more_is_better=kind.metric.more_is_better)
-    told = describe.describe_comparison(*names, found, kind.metric, same_model=same)
-    if other is not None:
-        found = replace(found, judgement=Judgement.UNKNOWN)
-        told = None if told is None else f"not the same load, {other}: {told}"
-    return TargetComparisonRow(kind.heat, kind.shape, kind.concurrency, kind.metric, found, told)
-
-
 def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | None) -> str | None:
     """Return which other lengths the probes of two targets ask for. None: alike, or not known."""
     if a is None or b is None or shape not in (ProbeShape.SHORT, ProbeShape.LONG):
@@ -212,39 +195,26 @@ def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | Non
     return None
 
 
-def _shared(series: SeriesStore, a: str, b: str) -> Iterator[tuple[SeriesKey, SeriesKey, SeriesKey]]:
-    """Yield what both have, as (kind, A's, B's): one speed for each kind of run, TTFT, and quality.
+def _shared(series: SeriesStore, a: str, b: str) -> Iterator[SeriesKey]:
+    """Yield what both have, as A's series: one speed for each kind of run, TTFT, and quality.
 
     The engine's own speed only where both tell it: its clock and the client's do not measure the same.
     """
-    sides = [_by_kind(series, name) for name in (a, b)]
-    kinds = sorted(sides[0].keys() & sides[1].keys(), key=lambda kind: (_FIRST[kind[0]], kind[2], kind[1] != "short"))
-    for heat, shape, concurrency in kinds:
-        both = sides[0][heat, shape, concurrency] & sides[1][heat, shape, concurrency]
-        speeds = (
-            (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)
-            if concurrency <= 1
-            else (SeriesMetric.EFFECTIVE_TOK_S, SeriesMetric.TOK_S)
-        )
-        wanted = [
-            next((metric for metric in speeds if metric in both), None),
-            SeriesMetric.TTFT_MS,
-            SeriesMetric.QUALITY,
-        ]
-        for metric in wanted:
-            if metric is not None and metric in both:
-                key_a, key_b = (SeriesKey(name, heat, shape, concurrency, metric) for name in (a, b))
-                yield key_a, key_a, key_b
+    both = {replace(key, target=a) for key in _keys(series, b)} & set(_keys(series, a))
+    kinds = {(key.heat, key.shape, key.concurrency) for key in both}
+    for heat, shape, concurrency in sorted(kinds, key=lambda kind: (_FIRST[kind[0]], kind[2], kind[1] != "short")):
+        best = SeriesMetric.ENGINE_TOK_S if concurrency <= 1 else SeriesMetric.EFFECTIVE_TOK_S
+        metrics = (best, SeriesMetric.TOK_S, SeriesMetric.TTFT_MS, SeriesMetric.QUALITY)
+        keys = [SeriesKey(a, heat, shape, concurrency, metric) for metric in metrics]
+        yield from (key for key in keys if key in both and (key is not keys[1] or keys[0] not in both))
 
 
-def _by_kind(series: SeriesStore, target: str) -> dict[tuple[Heat, ProbeShape, int], set[SeriesMetric]]:
+def _keys(series: SeriesStore, target: str) -> list[SeriesKey]:
+    """Return the series of a target. Raise UserError for one that was never there."""
     keys = series.keys(target)
     if not keys:
         series.target(target, removed=True)
-    found: dict[tuple[Heat, ProbeShape, int], set[SeriesMetric]] = {}
-    for key in keys:
-        found.setdefault((key.heat, key.shape, key.concurrency), set()).add(key.metric)
-    return found
+    return keys
 
 
 def _values(series: SeriesStore, key: SeriesKey, since: float, until: float) -> list[float]:

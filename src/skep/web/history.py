@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from skep.monitor.compare import write_note
 from skep.monitor.describe import span_of_time
-from skep.monitor.history import SeriesHistory, history_of
+from skep.monitor.history import SeriesHistory
 from skep.monitor.records import SeriesMetric
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
@@ -35,11 +35,9 @@ from skep.web.history_data import (
     begin,
     chosen_key,
     complete,
-    first_moment,
     in_words,
     read_query,
     series_of,
-    simulated_share,
 )
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, form_of, json_answer, way_back
@@ -49,16 +47,10 @@ _MOST_FLAGS = 60
 
 
 def target_cards(store: Store, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
-    series = SeriesStore(store)
-    open_now = {alert.target for alert in series.alerts(open_only=True)}
+    open_now = {alert.target for alert in SeriesStore(store).alerts(open_only=True)}
     yield '<div class="series-cards">'
     for name in targets:
-        key, _ = chosen_key(series, name, asked.series)
-        since = first_moment(series, key, asked.until) if asked.since is None else asked.since
-        history = None if key is None else history_of(series, key, since, asked.until)
-        simulated = simulated_share(store, name, since, asked.until) > 0
-        alarmed = name in open_now
-        yield _part("card", asked=asked, target=name, history=history, alarmed=alarmed, is_simulated=simulated)
+        yield _part("card", asked=asked, view=begin(store, asked, name), alarmed=name in open_now)
     yield "</div>"
 
 
@@ -153,7 +145,7 @@ def view_document(view: TargetHistory) -> dict[str, Any]:
         "simulated_share": view.simulated,
         "history": view.history and history_document(view.history),
         "cold": view.cold and history_document(view.cold),
-        "cold_by_idle_time": view.idle,
+        "cold_by_idle_time": [{"idle": name, **asdict(stats)} for name, stats in view.idle],
         "host": [{**asdict(line), "points": [[point.at, point.value] for point in line.points]} for line in view.host],
     }
 

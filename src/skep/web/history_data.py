@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
-from statistics import median
 from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
@@ -33,6 +32,7 @@ from skep.monitor.records import (
 from skep.monitor.store import SeriesStore
 from skep.monitor.versions import number_in
 from skep.report.wall_clock import local, stamp
+from skep.stats.rolling import WindowStats, window_stats
 from skep.store.database import Store
 
 WINDOWS = (
@@ -216,7 +216,7 @@ _IDLE_BINS = (
     (300.0, "under 5 minutes"),
     (3600.0, "5 to 60 minutes"),
     (6 * 3600.0, "1 to 6 hours"),
-    (None, "over 6 hours"),
+    (float("inf"), "over 6 hours"),
 )
 
 
@@ -230,17 +230,6 @@ class HostLine:
 
 
 @dataclass(frozen=True, slots=True)
-class IdleRow:
-    """How the first request did after the target had been left alone for so long."""
-
-    idle: str
-    count: int
-    median: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class TargetHistory:
     """One target over the window. `history` is None where nothing was measured yet."""
 
@@ -251,7 +240,7 @@ class TargetHistory:
     until: float
     history: SeriesHistory | None = None
     cold: SeriesHistory | None = None
-    idle: tuple[IdleRow, ...] = ()
+    idle: tuple[tuple[str, WindowStats], ...] = ()  # cold figures, by how long the target had been left alone
     failed: tuple[float, ...] = ()
     missed: tuple[tuple[float, float], ...] = ()
     around: Mapping[int, str] = field(default_factory=dict)  # by id of an event: before and after it, in words
@@ -324,20 +313,15 @@ def around_events(series: SeriesStore, history: SeriesHistory) -> dict[int, str]
     return {event.id: around_event(series, event, history.key).sentence for event in told if event.id is not None}
 
 
-def idle_rows(points: Iterable[SeriesPoint], probes: Iterable[Probe]) -> tuple[IdleRow, ...]:
+def idle_rows(points: Iterable[SeriesPoint], probes: Iterable[Probe]) -> tuple[tuple[str, WindowStats], ...]:
     """Cold figures by how long the target had been idle; only where it is known."""
     idle = {probe.id: probe.idle_s for probe in probes if probe.idle_s is not None}
-    bins: dict[str, list[float]] = {}
+    bins: dict[str, list[float]] = {name: [] for _, name in _IDLE_BINS}
     for point in points:
         waited = idle.get(point.probe_id)
         if waited is not None:
-            name = next(name for limit, name in _IDLE_BINS if limit is None or waited < limit)
-            bins.setdefault(name, []).append(point.value)
-    return tuple(
-        IdleRow(name, len(bins[name]), median(bins[name]), min(bins[name]), max(bins[name]))
-        for _, name in _IDLE_BINS
-        if name in bins
-    )
+            bins[next(name for limit, name in _IDLE_BINS if waited < limit)].append(point.value)
+    return tuple((name, stats) for name, values in bins.items() if (stats := window_stats(values)) is not None)
 
 
 def host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
