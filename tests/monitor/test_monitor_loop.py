@@ -15,14 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
-from skep.monitor.loop import (
-    BufferedProbe,
-    Loop,
-    WriteBuffer,
-    hold_monitor_lock,
-    probe_by_hand,
-    prober_with,
-)
+from skep.monitor.loop import BufferedProbe, Loop, WriteBuffer, hold_monitor_lock, probe_by_hand, prober_with
 from skep.monitor.records import (
     EventKind,
     Heat,

@@ -10,17 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from reading import colours_of, words_of
 
-from skep.monitor.records import (
-    DAY_S,
-    EventKind,
-    Heat,
-    MonitorEvent,
-    ProbeShape,
-    SeriesChange,
-    SeriesKey,
-    SeriesMetric,
-    SeriesPoint,
-)
+from skep.monitor.records import DAY_S, EventKind, MonitorEvent, SeriesChange, SeriesKey, SeriesPoint
 from skep.report import theme
 from skep.report.series_chart import (
     Picture,
@@ -53,8 +43,7 @@ def _picture(points, **more):
 
 
 def _change(after, because="then"):
-    key = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
-    between = (SINCE, SINCE + 2 * DAY_S)
+    key, between = SeriesKey.parse("box/hot/short/c1/tok_s"), (SINCE, SINCE + 2 * DAY_S)
     return SeriesChange(key, SINCE + DAY_S, between, 100.0, after, after / 101, after / 99, 9, 9, because)
 
 

@@ -75,12 +75,12 @@ def make_notice(word: Notification, now: float, host: str, zone: tzinfo | None =
         title = f"{many} alert{'s' if many != 1 else ''} came and went on {host}"
         return Notice(word.what, word.alerts, title, text[:MAX_TEXT], now, host)
     (alert,) = word.alerts
-    about = alert.target or host
+    about, name = alert.target or host, _NAMES[alert.rule]
     if word.what == "opened":
-        return Notice(word.what, word.alerts, f"{about}: {_names(alert.rule)}", alert.message, now, host)
+        return Notice(word.what, word.alerts, f"{about}: {name}", alert.message, now, host)
     lasted = f" after {format_seconds(alert.closed_at - alert.opened_at)}" if alert.closed_at is not None else ""
-    text = f"{about}: no longer {_names(alert.rule)}{lasted}: {alert.closed_because or 'it is over'}"
-    return Notice(word.what, word.alerts, f"{about}: no longer {_names(alert.rule)}", text, now, host)
+    title = f"{about}: no longer {name}"
+    return Notice(word.what, word.alerts, title, f"{title}{lasted}: {alert.closed_because or 'it is over'}", now, host)
 
 
 def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
@@ -140,20 +140,19 @@ def log_line(notice: Notice) -> str:
     return f'alert.{notice.what} rule={rules} target={targets} message="{notice.text.replace(chr(34), chr(39))}"'
 
 
-def _names(rule: AlertRule) -> str:
-    return {
-        AlertRule.DOWN: "down",
-        AlertRule.SLOWER: "slower than usual",
-        AlertRule.TTFT: "late with its first token",
-        AlertRule.QUALITY: "wrong more often than usual",
-        AlertRule.DISK: "short of disk",
-        AlertRule.SHIFT: "changed for the worse",
-    }[rule]
+_NAMES = {
+    AlertRule.DOWN: "down",
+    AlertRule.SLOWER: "slower than usual",
+    AlertRule.TTFT: "late with its first token",
+    AlertRule.QUALITY: "wrong more often than usual",
+    AlertRule.DISK: "short of disk",
+    AlertRule.SHIFT: "changed for the worse",
+}
 
 
 def _passed(alert: Alert, zone: tzinfo | None) -> str:
     moments = [datetime.fromtimestamp(at, zone).strftime("%H:%M") for at in (alert.opened_at, alert.closed_at) if at]
-    return f"{alert.target or 'the machine'} {_names(alert.rule)} {' to '.join(moments)}"
+    return f"{alert.target or 'the machine'} {_NAMES[alert.rule]} {' to '.join(moments)}"
 
 
 def _for_slack(text: str) -> str:

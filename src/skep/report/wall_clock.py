@@ -10,10 +10,6 @@ def local(at: float, zone: tzinfo | None) -> datetime:
     return datetime.fromtimestamp(at, zone).replace(tzinfo=None)
 
 
-def stamp(wall: datetime, zone: tzinfo | None) -> float:
-    return wall.replace(tzinfo=zone).timestamp()
-
-
 def wall_s(at: float, zone: tzinfo | None) -> float:
     """Return what the wall's clock showed at `at`, in seconds as if it were in UTC: an axis of whole days."""
     return datetime.fromtimestamp(at, zone).replace(tzinfo=UTC).timestamp()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
@@ -31,7 +31,7 @@ from skep.monitor.records import (
 )
 from skep.monitor.store import SeriesStore
 from skep.monitor.versions import number_in
-from skep.report.wall_clock import local, stamp
+from skep.report.wall_clock import local
 from skep.stats.rolling import WindowStats, window_stats
 from skep.store.database import Store
 
@@ -110,7 +110,7 @@ class HistoryQuery:
         return self.end[:10] or _day(self.until)
 
 
-def read_query(query: QueryParams, now: float, zone: tzinfo | None = None) -> HistoryQuery:
+def read_query(query: QueryParams, now: float) -> HistoryQuery:
     """Raises UserError for what cannot be understood, with what could be."""
     targets = tuple(dict.fromkeys(name for word in ("target", "a", "b") for name in query.getlist(word) if name))
     if len(targets) > _MOST_TARGETS:
@@ -121,8 +121,8 @@ def read_query(query: QueryParams, now: float, zone: tzinfo | None = None) -> Hi
     begin, end = query.get("from", "").strip(), query.get("to", "").strip()
     window = query.get("window", "").strip()
     if (begin or end) and window in ("", "custom"):
-        since = _moment(begin, zone) if begin else None
-        until = _moment(end, zone, end=True) if end else now
+        since = _moment(begin) if begin else None
+        until = _moment(end, end=True) if end else now
         if since is not None and since >= until:
             raise UserError(f"`from={begin}` is not before `to={end or 'now'}`", hint="swap the two")
         return HistoryQuery(targets, series, "", since, until, begin, end)
@@ -132,9 +132,8 @@ def read_query(query: QueryParams, now: float, zone: tzinfo | None = None) -> Hi
     length = next((length for name, length, _ in WINDOWS if name == window), None)
     if length is None:
         known = ", ".join([*(name for name, _, _ in WINDOWS), ALL])
-        raise UserError(
-            f"`window={window}` is not a window", hint=f"one of {known}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
-        )
+        hint = f"one of {known}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
+        raise UserError(f"`window={window}` is not a window", hint=hint)
     return HistoryQuery(targets, series, window, now - length, now)
 
 
@@ -175,8 +174,8 @@ def in_order(keys: Sequence[SeriesKey], first: Sequence[SeriesKey]) -> list[Seri
     return sorted(keys, key=order)
 
 
-def _moment(text: str, zone: tzinfo | None, *, end: bool = False) -> float:
-    """Return a day or a minute on the clock of `zone`. The day of an end is in the window."""
+def _moment(text: str, *, end: bool = False) -> float:
+    """Return a day or a minute on the clock of this machine. The day of an end is in the window."""
     try:
         wall = datetime.fromisoformat(text)
     except ValueError:
@@ -184,11 +183,7 @@ def _moment(text: str, zone: tzinfo | None, *, end: bool = False) -> float:
         raise UserError(f"`{text}` is not a time", hint=hint) from None
     if not _FIRST_YEAR <= wall.year <= _LAST_YEAR:
         raise UserError(f"`{text}` is too far away", hint=f"a day from {_FIRST_YEAR} to {_LAST_YEAR}")
-    if wall.tzinfo is not None:
-        return wall.timestamp()
-    if end and len(text) <= 10:
-        wall += timedelta(days=1)
-    return stamp(wall, zone)
+    return (wall + timedelta(days=end and len(text) <= 10)).timestamp()
 
 
 def _day(at: float) -> str:
