@@ -50,6 +50,7 @@ from skep.tuner.summary import (
     model_words,
     ratio_range,
     ratio_words,
+    reason,
     shape_words,
     total_gain,
     unit_of,
@@ -108,12 +109,12 @@ def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[Tu
         Column("decision", "Decision", decision, right=False),
         Column("figure", unit_of(tuning), lambda one: one.figure and one.figure.estimate, number),
         Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
-        Column("ratio", "Over the best then", lambda one: one.ratio, ratio_words),
+        Column("ratio", "Over best", lambda one: one.ratio, ratio_words),
         Column("ratio_interval", "95 %", lambda one: one.ratio, ratio_range, rank=1, style="soft"),
         Column("predicted_ratio", "Foreseen", lambda one: one.predicted, _times, rank=3, style="soft"),
         Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
         Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds, rank=2),
-        Column("why", "Why", lambda one: one.why, partial(shortened, longest=400), right=False, style="wide soft"),
+        Column("why", "Why", reason, partial(shortened, longest=400), right=False, style="wide soft"),
         Column("starts", "Starts", lambda one: one.starts, rank=4),
         Column("readings", "Readings", lambda one: one.readings, rank=4),
         Column("seconds", "Took", lambda one: one.seconds, seconds, rank=4),
@@ -276,37 +277,35 @@ def _ladder_row(stage: TuneStage, figure: Interval, *, best: bool, lost: bool) -
             "colour": colour}  # fmt: skip
 
 
-def curve_chart(
-    tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint], height: int = 270
-) -> Spec | None:
+def curve_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
     """Return a line for each configuration, named at its end. None where nothing was measured."""
     curves = []
-    for look, config in zip(cycle(_LOOKS), _configs(tuning, points), strict=False):
+    for colour, dash, shape, config in _looks(tuning, points):
         figures = {one.concurrency: one.figure for one in points if one.config == config}
         found = sorted((c, one) for c, one in figures.items() if one is not None and known(one.estimate))
         ranges = {c: (one.low, one.high) for c, one in found if known(one.low) and known(one.high)}
-        colour, dash, shape = look
         end = config_name(config, tuning, stages)
         curves.append(ChartCurve([(c, one.estimate) for c, one in found], colour, end, dash, shape, ranges=ranges))
-    return curves_chart(curves, "tok/s", height=height, labelled=True)
+    return curves_chart(curves, "tok/s", height=270, labelled=True)
 
 
 def first_token_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
     """Return what the queue costs: TTFT over C, in the looks of the other chart."""
     curves = []
-    for look, config in zip(cycle(_LOOKS), _configs(tuning, points), strict=False):
-        found = sorted((one.concurrency, one.ttft_ms) for one in points if one.config == config and known(one.ttft_ms))
-        measured = [(c, ms) for c, ms in found if ms is not None]
+    for colour, dash, shape, config in _looks(tuning, points):
+        seen = {one.concurrency: one.ttft_ms for one in points if one.config == config}
+        measured = sorted((c, ms) for c, ms in seen.items() if ms is not None and known(ms))
         if measured:
             end = f"{config_name(config, tuning, stages)}  {milliseconds(measured[-1][1])}"
-            curves.append(ChartCurve(measured, look[0], end, *look[1:]))
+            curves.append(ChartCurve(measured, colour, end, dash, shape))
     return curves_chart(curves, "ms", height=270)
 
 
-def _configs(tuning: Tuning, points: Sequence[CurvePoint]) -> list[KnobConfig]:
-    """Return the baseline first, then in the order of the points."""
+def _looks(tuning: Tuning, points: Sequence[CurvePoint]) -> list[tuple[str, tuple[int, ...], str, KnobConfig]]:
+    """Return colour, dash and shape of each configuration's line, the baseline first."""
     met = list(dict.fromkeys(one.config for one in points))
-    return sorted(met, key=lambda config: config != tuning.baseline)
+    configs = sorted(met, key=lambda config: config != tuning.baseline)
+    return [(*look, config) for look, config in zip(cycle(_LOOKS), configs, strict=False)]
 
 
 _STATES = {

@@ -128,6 +128,11 @@ def decision_words(stage: TuneStage) -> str:
     return stage.failure.title if dead and stage.failure is not None else stage.decision.value
 
 
+def reason(stage: TuneStage) -> str:
+    """Return why it was kept or left, without the ratio in front: a table has that in columns of its own."""
+    return stage.why.removeprefix(share_words(stage.ratio)).lstrip(" ,:;")
+
+
 def ratio_words(ratio: Interval | None) -> str:
     """ "1.72×"; a digit more where its interval is narrow."""
     if ratio is None or not known(ratio.estimate):
