@@ -18,9 +18,8 @@ from in_process import call, refused
 from skep.config.presets import preset, presets_folder
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.tuner.journal import TuningJournal
 from skep.tuner.records import StageDecision, TuneStage
-from skep.tuner.running import replay_answers
+from skep.tuner.running import TuningJournal, replay_answers
 from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again
 from skep.tuner.simulated import PlannedTruth, SimulatedBench
 from skep.tuner.store import TuningStore

@@ -12,8 +12,7 @@ from pathlib import Path
 from small_search import NumberedBench, SmallSearch, a_tuning
 
 from skep.store.database import open_store
-from skep.tuner.journal import TuningJournal
-from skep.tuner.running import replay_answers, run_search
+from skep.tuner.running import TuningJournal, replay_answers, run_search
 from skep.tuner.store import TuningStore
 
 

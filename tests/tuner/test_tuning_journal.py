@@ -14,10 +14,9 @@ from small_search import BASELINE, SLOTS, NumberedBench, SmallSearch, a_tuning
 from skep import __version__
 from skep.errors import EngineError, StoreError, UserError
 from skep.store.database import open_store
-from skep.tuner.journal import TuningJournal
 from skep.tuner.ports import BenchProgress
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, StageDecision, TuneReading
-from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, replay_answers, run_search
+from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningState, TuningStore

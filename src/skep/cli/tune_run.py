@@ -20,8 +20,8 @@ from skep.errors import EngineError, SkepError
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
 from skep.tuner.bench import carry_out, check_machine, machine_for
-from skep.tuner.journal import TuningJournal
 from skep.tuner.records import ConfigFailure, value_words
+from skep.tuner.running import TuningJournal
 from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again, prospect_lines, prospects
 from skep.tuner.store import TuningRecord, TuningStore
 from skep.tuner.summary import accepted, goal_words, unit_of, unmet_goal

@@ -12,12 +12,11 @@ from skep.host.facts import read_host
 from skep.host.power import open_meter
 from skep.paths import Paths
 from skep.store.database import Store
-from skep.tuner.journal import TuningJournal
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import BenchContext, EngineBench
 from skep.tuner.ports import Bench
 from skep.tuner.quality_check import AUTO, ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
-from skep.tuner.running import OnEvent, replay_answers, run_search
+from skep.tuner.running import OnEvent, TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
 from skep.tuner.service_pause import running_service, service_paused
 from skep.tuner.setup import PreparedTuning, TuningOptions
