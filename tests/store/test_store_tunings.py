@@ -91,12 +91,12 @@ def test_state_is_that_of_the_last_session(tunings):
     name, first = at_work(tunings)
     tunings.end_session(name, first, at=AT + 5, outcome="failed", reason="the disk is full")
     kept = tunings.find(name)
-    assert (kept.state, kept.error, kept.ended_at) == (TuningState.INTERRUPTED, "the disk is full", AT + 5)
+    assert (kept.state, kept.reason, kept.ended_at) == (TuningState.INTERRUPTED, "the disk is full", AT + 5)
     second = tunings.begin_session(name, AT + 10)
     assert (second, tunings.find(name).state, tunings.find(name).worked_at) == (2, TuningState.RUNNING, AT + 10)
     tunings.end_session(name, second, at=AT + 20, outcome="done", reason="the budget is spent")
     kept = tunings.find(name)
-    assert (kept.state, kept.reason, kept.error) == (TuningState.ENDED, "the budget is spent", None)
+    assert (kept.state, kept.reason) == (TuningState.ENDED, "the budget is spent")
 
 
 def test_one_process_at_a_time(tunings):

@@ -118,7 +118,7 @@ def test_interrupted_search_goes_on_where_it_was(tunings, after):
         name = journal.tuning.id
     broken_off(tunings, name, after)
     kept = tunings.find(name)
-    assert (kept.state, kept.answers, kept.error) == (TuningState.INTERRUPTED, after, None)
+    assert (kept.state, kept.answers, kept.reason) == (TuningState.INTERRUPTED, after, None)
     broken_off(tunings, name, after)
     assert tunings.find(name).answers == after
     go_on(tunings, name)
@@ -136,7 +136,7 @@ def test_other_search_is_not_given_anothers_answers(tunings):
     ):
         go_on(tunings, name, SmallSearch((1, 32, 2)))
     assert what_came(tunings, name) == before
-    assert "searches differently" in tunings.find(name).error
+    assert "searches differently" in tunings.find(name).reason
     go_on(tunings, name)
 
 
@@ -176,11 +176,11 @@ def test_session_left_by_an_error_says_it(tunings):
     """The reason is the first error's own, and Ctrl-C is none."""
     with pytest.raises(ExceptionGroup), TuningJournal.begin(tunings, a_tuning(), now):
         raise ExceptionGroup("of tasks", [StoreError("the disk is full")])
-    assert tunings.find("last").error == "the disk is full"
+    assert tunings.find("last").reason == "the disk is full"
     with pytest.raises(KeyboardInterrupt), TuningJournal.resume(tunings, "last", now):
         raise KeyboardInterrupt
     kept = tunings.find("last")
-    assert (kept.error, kept.sessions, kept.state) == (None, 2, TuningState.INTERRUPTED)
+    assert (kept.reason, kept.sessions, kept.state) == (None, 2, TuningState.INTERRUPTED)
 
 
 def search_now(*parts, **options):
@@ -236,7 +236,7 @@ def test_request_that_never_ends_is_broken_off(journal, tunings):
         search_now(SmallSearch(), NumberedBench(before=before), journal, longest_s=0.05)
     kept = tunings.find("last")
     assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
-    assert "broken off" in kept.error
+    assert "broken off" in kept.reason
 
 
 def test_timeout_of_the_bench_itself_stays_its_own(journal):

@@ -87,7 +87,7 @@ def _say_next(found: TuningRecord) -> None:
     if saved.state is TuningState.RUNNING:
         note(f"a process is at work on it; {format_seconds(found.tuning.budget_s)} is its budget")
     if saved.state is TuningState.INTERRUPTED:
-        why = f" ({saved.error})" if saved.error else ""
+        why = f" ({saved.reason})" if saved.reason else ""
         note(f"it was interrupted{why}; `skep tune resume {saved.id}` goes on with it")
     logs = logs_folder(user_paths(os.environ), saved.id)
     if saved.state is not TuningState.RUNNING and logs.is_dir():

@@ -29,9 +29,6 @@ class TimeBudget:
     def __repr__(self) -> str:
         return f"<TimeBudget {self.spent_s:.0f} of {self.budget_s:.0f} s, {self._pace:.2f} times as long as expected>"
 
-    def spend(self, seconds: float) -> None:
-        self.spent_s += seconds
-
     def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
         """What a request really took."""
         expected = self.seconds(configs, readings) / self._pace
@@ -303,7 +300,9 @@ class Moves:
         changes = config.changes_from(incumbent)
         if not changes or self._book.refusal(config) is not None:
             return None
-        return Move(config, changes, kind, self._book.surrogate.gain(config, incumbent), self._book.trust(config))
+        return Move(
+            config, changes, kind, self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
+        )
 
 
 def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:

@@ -263,9 +263,9 @@ def _as_much_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailur
     changes = config.changes_from(failed)
     telling = [change for change in changes if change.knob not in INDIFFERENT]
     if not telling:
-        return f"ran out of memory before ({failure.cause}), which {_joined(c.knob for c in changes)} cannot mend"
-    before = _joined(f"{change.knob} {value_words(change.before)}" for change in telling)
-    after = _joined(f"{change.knob} {value_words(change.after)}" for change in telling)
+        return f"ran out of memory before ({failure.cause}), which {', '.join(c.knob for c in changes)} cannot mend"
+    before = ", ".join(f"{change.knob} {value_words(change.before)}" for change in telling)
+    after = ", ".join(f"{change.knob} {value_words(change.after)}" for change in telling)
     return f"{before} ran out of memory ({failure.cause}), and {after} asks for no less"
 
 
@@ -338,7 +338,3 @@ def _said(failure: ConfigFailure) -> str:
 
 def _advised(failure: ConfigFailure) -> str:
     return " ".join(filter(None, (failure.cause, failure.evidence, failure.remedy)))
-
-
-def _joined(words: Iterable[str]) -> str:
-    return ", ".join(words)

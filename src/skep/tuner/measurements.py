@@ -193,7 +193,7 @@ class Measurements:
         self.failures: list[tuple[KnobConfig, ConfigFailure]] = []
         self.rounds = 0
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
-        self._suspicion = FailureSuspects()
+        self.suspects = FailureSuspects()
         self._refused: dict[KnobConfig, str] = {}
         self._narrow: set[KnobConfig] = set()
         self._looked: dict[KnobConfig, int] = {}  # at so many of the failures
@@ -215,13 +215,13 @@ class Measurements:
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         if not is_of_memory(failure) or self.space.spare_bytes(config) is None:
-            self._suspicion.failed(config)
+            self.suspects.failed(config)
 
     def _learn(self, start: ServerStart) -> None:
         logs = speeds(start.readings)
         if not logs:
             return
-        self._suspicion.ran(start.config)
+        self.suspects.ran(start.config)
         self.noise.add_start(logs)
         late = _lateness(start.readings)
         variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
@@ -279,13 +279,9 @@ class Measurements:
         """Return how many configurations with this value failed for another reason than memory."""
         return sum(config.get(knob) == value and not is_of_memory(failure) for config, failure in self.failures)
 
-    def trust(self, config: KnobConfig) -> float:
-        """That it runs at all."""
-        return self._suspicion.trust(config)
-
     def promise(self, config: KnobConfig, over: KnobConfig) -> float:
         """Return the gain that is believed, less for what looks like something that failed."""
-        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(max(1e-3, self.trust(config)))
+        return self.surrogate.mean_gain(config, over) + _DOUBT * math.log(max(1e-3, self.suspects.trust(config)))
 
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:

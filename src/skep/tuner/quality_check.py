@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,9 @@ class Sheet:
         return self.count(VerdictOutcome.TRUNCATED) / self.asked if self.asked else 0.0
 
     @property
-    def unanswered(self) -> int:
-        return self.count(*UNANSWERED)
-
-    @property
     def is_silent(self) -> bool:
         """Not one request was answered: that is no matter of quality."""
-        return self.unanswered == self.asked
+        return self.count(*UNANSWERED) == self.asked
 
     @property
     def fault(self) -> str:
@@ -108,26 +105,22 @@ class Sheet:
 
 def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
     """Against what the search began with, not the step before, small losses cannot add up from step to step."""
-    seconds = before.seconds + after.seconds
+    judged = partial(JudgeResult, seconds=before.seconds + after.seconds)
     if before.is_silent:
-        return JudgeResult(
-            ok=True,
-            skipped=True,
-            seconds=seconds,
-            words=f"not judged: what it is held against answered nothing: {before.fault}",
-        )
+        words = f"not judged: what it is held against answered nothing: {before.fault}"
+        return judged(ok=True, skipped=True, words=words)
     if after.is_silent:
-        return JudgeResult(ok=False, seconds=seconds, words=f"none of its requests was answered: {after.fault}")
+        return judged(ok=False, words=f"none of its requests was answered: {after.fault}")
     both = before.marks.keys() & after.marks.keys()
     if before.bank != after.bank or not both:
         words = f"not judged: one was asked {before.bank}, the other {after.bank}"
-        return JudgeResult(ok=True, skipped=True, seconds=seconds, words=words)
+        return judged(ok=True, skipped=True, words=words)
     before, after = before.of_items(both), after.of_items(both)
     found = difference_of(before, after)
     if max(before.rate, after.rate) < max(FLOOR, delta):
-        return JudgeResult(ok=True, skipped=True, seconds=seconds, words=_nothing_told(before, after))
+        return judged(ok=True, skipped=True, words=_nothing_told(before, after))
     ok, words = _claimed(before, after, found, delta)
-    return JudgeResult(ok=ok, seconds=seconds, words=f"{words}; {_texts(before, after)}")
+    return judged(ok=ok, words=f"{words}; {_texts(before, after)}")
 
 
 def difference_of(before: Sheet, after: Sheet) -> PairedDifference:
@@ -187,7 +180,6 @@ class GuardPlan:
     items: int = ITEMS
     seed: int = 0
     tuning: str = ""  # id, noted in the stored runs
-    timeout_s: float = TIMEOUT_S
     most_s: float = MOST_S  # of a sheet: after that no more is asked, and what was asked is compared
 
 
@@ -294,9 +286,7 @@ class QualityGuard:
             done += 1
             on_progress(BenchProgress(config, "judging", done, len(items)))
 
-        driver = LoadGenerator(
-            endpoint, recording, timeout_s=self._plan.timeout_s, keep_text=True, most_connections=width
-        )
+        driver = LoadGenerator(endpoint, recording, timeout_s=TIMEOUT_S, keep_text=True, most_connections=width)
         try:
             until_s = driver.sender.now() + self._plan.most_s
             rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)

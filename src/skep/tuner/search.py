@@ -154,7 +154,7 @@ class KnobSearch:
         self.time_budget = TimeBudget(space, aim, budget_s)
         self._book = Measurements(space, baseline)
         self._moves = Moves(self._book)
-        self._chooser = Chooser(self._book, self._moves, self.time_budget)
+        self.chooser = Chooser(self._book, self._moves, self.time_budget)
         self._asked: BenchRequest | None = None
         self._trial: ConfigTrial | None = None
         self._judging = False
@@ -177,7 +177,7 @@ class KnobSearch:
     def took(self, answer: BenchResult) -> None:
         request, self._asked = self._asked, None
         assert request is not None, "nothing was asked"
-        self.time_budget.spend(answer.seconds)
+        self.time_budget.spent_s += answer.seconds
         if isinstance(answer, CurveResult):
             self.curve = answer
         elif isinstance(answer, JudgeResult):
@@ -185,18 +185,6 @@ class KnobSearch:
         else:
             assert isinstance(request, MeasureRequest)
             self._took_round(request, answer)
-
-    def prospects(self) -> list[Move]:
-        """Return what could be tried from here, the most hopeful a minute first."""
-        return self._chooser.ranked(self.incumbent)
-
-    def minutes(self, move: Move) -> float:
-        """That deciding about it is expected to take."""
-        return self._chooser.minutes(move, self.incumbent)
-
-    @property
-    def spent_s(self) -> float:
-        return self.time_budget.spent_s
 
     # Choosing
 
@@ -214,12 +202,12 @@ class KnobSearch:
         return self._choose()
 
     def _choose(self) -> BenchRequest | None:
-        chosen = self._chooser.choose(self.incumbent)
+        chosen = self.chooser.choose(self.incumbent)
         if chosen is None:
             return self._close("nothing is left that promises anything")
         if isinstance(chosen, Move):
             predicted = self._predicted(chosen.config)
-            self._trial = ConfigTrial(chosen, self.incumbent, self._book.noise, self._chooser.grain, predicted)
+            self._trial = ConfigTrial(chosen, self.incumbent, self._book.noise, self.chooser.grain, predicted)
             return self._confirm(self._trial)
         while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
@@ -266,7 +254,7 @@ class KnobSearch:
     def _curve_levels(self, configs: Sequence[KnobConfig]) -> tuple[int, ...]:
         """Return all, or only the goal's where the time is over."""
         levels = curve_levels(self.aim.concurrency)
-        left_s = self.time_budget.budget_s - self.spent_s
+        left_s = self.time_budget.budget_s - self.time_budget.spent_s
         affordable = self.time_budget.seconds(configs, 2 * len(levels)) <= max(
             left_s, CURVE_SHARE * self.time_budget.budget_s / 2
         )
@@ -302,7 +290,7 @@ class KnobSearch:
         if len(starts) < STARTS:
             return
         self._book.settle(self.baseline)
-        evidence = Evidence(self.baseline, self.baseline, tuple(starts), (), self.spent_s, None)
+        evidence = Evidence(self.baseline, self.baseline, tuple(starts), (), self.time_budget.spent_s, None)
         if self._book.figure(starts) is None:
             why = "no reading counts: the client was the limit, or nothing was answered"
             self.failure, self.ended = ConfigFailure("errors-under-load", why), "the baseline gives no figure"
@@ -315,7 +303,7 @@ class KnobSearch:
                 self._dead_end(self._looked_at(start, answer), start.failure)
 
     def _took_screening(self, answer: MeasurementRound) -> None:
-        grain = self._chooser.grain
+        grain = self.chooser.grain
         for start in answer.starts[1:]:
             evidence = self._looked_at(start, answer)
             if start.failure is None and not start.figures:
@@ -323,7 +311,7 @@ class KnobSearch:
             elif start.failure is None:
                 belief = self._book.surrogate.gain(start.config, self.incumbent)
                 seen_often = self._book.counted_starts(start.config) >= grain.screens
-                promising = self._chooser.is_promising(belief)
+                promising = self.chooser.is_promising(belief)
                 if belief.hope < grain.floor or (seen_often and not promising):
                     self._turned_down(evidence)
 
@@ -340,7 +328,7 @@ class KnobSearch:
     def _turned_down(self, evidence: Evidence) -> None:
         """After a first look: that is enough to say no, and never to say yes."""
         first, second = evidence.beside[0], evidence.starts[0]
-        contest = SequentialTest(self._book.noise, rounds=2, worth=self._chooser.grain.worth)
+        contest = SequentialTest(self._book.noise, rounds=2, worth=self.chooser.grain.worth)
         contest.feed(paired(first.readings, second.readings, speed))
         ratio = contest.standing.ratio if contest.standing is not None else None
         here, there = over_limit(evidence.starts), over_limit(evidence.beside)
@@ -389,7 +377,7 @@ class KnobSearch:
         self._note(trial.evidence, StageDecision.ACCEPTED, why, ratio=trial.ratio)
         self._before.append(self.incumbent)
         self.incumbent = trial.move.config
-        self._chooser.owe(self.incumbent, [change.knob for change in trial.evidence.changes], looks=1)
+        self.chooser.owe(self.incumbent, [change.knob for change in trial.evidence.changes], looks=1)
 
     def _reject(self, trial: ConfigTrial, decision: StageDecision, words: str = "") -> None:
         self._trial = None

@@ -226,11 +226,11 @@ def prospects(ready: PreparedTuning) -> list[CandidateChange]:
     search, space = ready.search(), ready.space
     now = space.predict(ready.tuning.baseline)
     found = []
-    for move in search.prospects():
+    for move in search.chooser.ranked(search.incumbent):
         then = space.predict(move.config)
         (change,) = move.changes
         ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
-        found.append(CandidateChange(change, ratio, 60 * search.minutes(move)))
+        found.append(CandidateChange(change, ratio, 60 * search.chooser.minutes(move, search.incumbent)))
     return found
 
 

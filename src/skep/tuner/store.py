@@ -73,11 +73,6 @@ class SavedTuning:
         """Its state, where it did not come to its end."""
         return None if self.state is TuningState.ENDED else self.state.value
 
-    @property
-    def error(self) -> str | None:
-        """What went wrong, where it did not finish."""
-        return None if self.state is TuningState.ENDED else self.reason
-
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
