@@ -14,7 +14,7 @@ from skep.host.nvidia import NvidiaReport
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request, RunState
-from skep.tuner.measure import BenchContext, EngineBench, MeasureTimeouts, foreseen_per_s, point_of, reading_of, seed_of
+from skep.tuner.measure import EngineBench, MeasureTimeouts, foreseen_per_s, point_of, reading_of, seed_of
 from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.reading_size import LONGEST_RUN_S, RUN_S, Waves, run_tasks, tasks_for
 from skep.tuner.records import JudgeResult, KnobConfig, TuneGoal
@@ -37,11 +37,8 @@ def bench(env, tmp_path):
     with open_store(paths.store) as store:
 
         def make(servers=TrialServers, patience=QUICK, aim=AIM, presets=preset_of, **more):
-            tuned = BenchContext("t-1", aim, 7, presets)
-            there = servers(paths, tmp_path / "work")
-            made = EngineBench(there, tuned, store, read_host(NvidiaReport()), patience=patience, **more)
-            made.store = store
-            return made
+            there, host = servers(paths, tmp_path / "work"), read_host(NvidiaReport())
+            return EngineBench(there, store, host, "t-1", aim, 7, presets, patience=patience, **more)
 
         yield make
     assert not pids_of(str(tmp_path / "work")), "something was left running"

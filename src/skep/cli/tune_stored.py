@@ -17,7 +17,7 @@ from skep.cli.swarm_tables import one_line
 from skep.cli.tune_tables import print_tuning
 from skep.paths import user_paths
 from skep.report.columns import documents, print_records
-from skep.report.tuning import TUNING_COLUMNS, tuning_page
+from skep.report.tuning import LISTED, TUNING_COLUMNS, tuning_page
 from skep.tuner.bench import logs_folder
 from skep.tuner.documents import failure_json, tuning_json
 from skep.tuner.records import changes_words
@@ -122,7 +122,7 @@ def print_tunings(limit: int, *, as_json: bool) -> None:
         with opened() as tunings:
             found = tunings.records(limit)
     if as_json:
-        print_json(documents(TUNING_COLUMNS, found))
+        print_json(documents(LISTED, found))
     elif found:
         print_records([one for one in TUNING_COLUMNS if one.title], found)
     else:

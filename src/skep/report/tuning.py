@@ -192,6 +192,14 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("skep_version", "", lambda one: one.tuning.skep_version),
     Column("note", "NOTE", _note, right=False, rank=1),
 )
+_BY_KEY = {column.key: column for column in TUNING_COLUMNS}
+# What `skep tune ls --json` has, and what the dashboard has in its JSON and CSV.
+LISTED_KEYS = "id created_at state model engine rig goal shape slo simulated stages from to presets skep_version"
+DASHBOARD_KEYS = (
+    "id created_at state model machine simulated engine goal shape metric concurrency input_tokens output_tokens slo "
+    "baseline best gain gain_low gain_high step stages accepted measured_s"
+)
+LISTED, DASHBOARD = ([_BY_KEY[key] for key in keys.split()] for keys in (LISTED_KEYS, DASHBOARD_KEYS))
 
 
 def by_concurrency(tuning: Tuning, points: Sequence[CurvePoint]) -> list[CurvePoint]:

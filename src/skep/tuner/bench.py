@@ -13,7 +13,7 @@ from skep.host.power import open_meter
 from skep.paths import Paths
 from skep.store.database import Store
 from skep.tuner.knobs import apply_config
-from skep.tuner.measure import BenchContext, EngineBench
+from skep.tuner.measure import EngineBench
 from skep.tuner.ports import Bench
 from skep.tuner.quality_check import AUTO, ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
 from skep.tuner.running import OnEvent, TuningJournal, replay_answers, run_search
@@ -115,10 +115,10 @@ async def _bench(
         work = logs_folder(paths, tuning.id)
         work.mkdir(parents=True, exist_ok=True)
         servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
-        context = BenchContext(
-            tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config), first_round=len(journal.past)
-        )
-        yield EngineBench(servers, context, store, host, guard=guard, meter=meter)
+        yield EngineBench(
+            servers, store, host, tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config),
+            first_round=len(journal.past), guard=guard, meter=meter,
+        )  # fmt: skip
 
 
 async def _guard(

@@ -137,17 +137,6 @@ FIRST_TOK_S = 50.0  # prompts are read at least so fast, until somebody has show
 SLOWER = 4.0  # than whoever was slowest so far, before it is a hang
 
 
-@dataclass(frozen=True, slots=True)
-class BenchContext:
-    """What all requests of one tuning have in common."""
-
-    tuning: str  # id
-    aim: TuneGoal
-    seed: int
-    preset_of: Callable[[KnobConfig], Preset]
-    first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
-
-
 @dataclass(slots=True)
 class _ServerRun:
     """One configuration in one round: its server and the load on it, and what came of it."""
@@ -281,41 +270,37 @@ class _ServerRun:
         return ConfigFailed(ConfigFailure("errors-under-load", words, self.served.last_words()))
 
 
+@dataclass(repr=False, eq=False)
 class EngineBench:
-    """Carries requests out. One at a time."""
+    """Carries the requests of one tuning out, one at a time."""
 
-    def __init__(
-        self,
-        servers: TrialServers,
-        tuned: BenchContext,
-        store: Store,
-        host: HostFacts,
-        *,
-        guard: QualityGuard | None = None,
-        meter: EnergyMeter | None = None,
-        patience: MeasureTimeouts | None = None,
-    ) -> None:
-        self._servers = servers
-        self._tuned = tuned
-        self._store = store
-        self._host = host
-        self._guard = guard
-        self._meter = meter
-        self._patience = patience or MeasureTimeouts()
-        self._slo = SloLimits.parse(tuned.aim.slo) if tuned.aim.slo else None
-        self._round = tuned.first_round
-        self._calibration: TokenCalibration | None = None
-        self._per_s: dict[str, float] = {}  # tasks a second of each configuration, by its key
-        self._sides: list[str] = []  # of this round, by their keys
-        self._count: tuple[int, int] = (-1, 0)  # a round, and the tasks of each of its readings
-        self._reading_s: float | None = None  # that the last one took
-        self._first_s = 0.0  # the longest that somebody waited for a first token
+    servers: TrialServers
+    store: Store
+    host: HostFacts
+    tuning: str  # id
+    aim: TuneGoal
+    seed: int
+    preset_of: Callable[[KnobConfig], Preset]
+    first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
+    guard: QualityGuard | None = None
+    meter: EnergyMeter | None = None
+    patience: MeasureTimeouts = MeasureTimeouts()
+    _calibration: TokenCalibration | None = None
+    _per_s: dict[str, float] = field(default_factory=dict)  # tasks a second of each configuration, by its key
+    _sides: list[str] = field(default_factory=list)  # of this round, by their keys
+    _count: tuple[int, int] = (-1, 0)  # a round, and the tasks of each of its readings
+    _reading_s: float | None = None  # that the last one took
+    _first_s: float = 0.0  # the longest that somebody waited for a first token
+
+    def __post_init__(self) -> None:
+        self._slo = SloLimits.parse(self.aim.slo) if self.aim.slo else None
+        self._round = self.first_round
 
     def __repr__(self) -> str:
-        return f"<EngineBench of {self._tuned.tuning}, round {self._round}>"
+        return f"<EngineBench of {self.tuning}, round {self._round}>"
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        began, width = time.monotonic(), self._tuned.aim.concurrency
+        began, width = time.monotonic(), self.aim.concurrency
         runs = self._server_runs(request.configs, request.purpose, width, on_progress, readings=request.readings)
         if self._together(request.configs):
             await self._side_by_side(runs, request.readings)
@@ -327,20 +312,20 @@ class EngineBench:
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         """The best so far is asked first. One that does not start answers nothing."""
-        if self._guard is None:
+        if self.guard is None:
             return JudgeResult(ok=True, words="no quality guard: answers were not compared", seconds=0.0, skipped=True)
         began = time.monotonic()
         try:
-            before = await self._sheet(self._guard, request.incumbent, on_progress)
+            before = await self._sheet(self.guard, request.incumbent, on_progress)
         except ConfigFailed as error:
             words = f"its answers could not be held against the baseline's, which did not start: {error.failure}"
             return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began, skipped=True)
         try:
-            after = await self._sheet(self._guard, request.challenger, on_progress)
+            after = await self._sheet(self.guard, request.challenger, on_progress)
         except ConfigFailed as error:
             words = f"it did not start to be asked: {error.failure}"
             return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began)
-        return replace(self._guard.compare(before, after), seconds=time.monotonic() - began)
+        return replace(self.guard.compare(before, after), seconds=time.monotonic() - began)
 
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
         began, widest = time.monotonic(), max(request.levels)
@@ -386,11 +371,11 @@ class EngineBench:
 
     async def _warm(self, run: _ServerRun) -> None:
         """No longer than what is measured then, and with no more agents than the goal has."""
-        goal, limit_s = self._tuned.aim.concurrency, self._patience.warm_up_s
+        goal, limit_s = self.aim.concurrency, self.patience.warm_up_s
         if self._reading_s is not None:
             limit_s = min(limit_s, max(WARM_S, self._reading_s))
         batch = await run.warm_up(min(run.width, goal), limit_s)
-        per_s = foreseen_per_s(batch, self._tuned.aim.output_tokens)
+        per_s = foreseen_per_s(batch, self.aim.output_tokens)
         if per_s is not None:
             self._per_s.setdefault(run.config.key, per_s)
         if (known := self._per_s.get(run.config.key)) is not None:
@@ -402,7 +387,7 @@ class EngineBench:
         preset, stack = self._preset(run.config), run.stack
         began = time.monotonic()
         try:
-            served = await stack.enter_async_context(self._servers.open(preset))
+            served = await stack.enter_async_context(self.servers.open(preset))
         finally:
             run.start_s = time.monotonic() - began
         run.start_s = served.start_s
@@ -416,15 +401,15 @@ class EngineBench:
         run.recording = await stack.enter_async_context(self._recording(endpoint, run))
         run.run_id = run.recording.run_id
         run.driver = LoadGenerator(
-            endpoint, run.recording, timeout_s=self._patience.request_s, keep_text=False, most_connections=run.width,
-            processes=None, meter=self._meter,
+            endpoint, run.recording, timeout_s=self.patience.request_s, keep_text=False, most_connections=run.width,
+            processes=None, meter=self.meter,
         )  # fmt: skip
         stack.push_async_callback(run.driver.close)
         stack.callback(run.tell, "stopping")
 
     async def _maker(self, endpoint: Endpoint, run: _ServerRun) -> TaskMaker:
         """Lengths are measured once: all configurations get the same prompts."""
-        aim, seed = self._tuned.aim, seed_of(self._tuned.tuning, self._tuned.seed, run.round)
+        aim, seed = self.aim, seed_of(self.tuning, self.seed, run.round)
         if self._calibration is None:
             limit_s = max(LENGTHS_S, self._hang_s(run))
             self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
@@ -438,16 +423,16 @@ class EngineBench:
         )  # fmt: skip
         config: dict[str, Any] = {
             **asdict(plan),
-            "slo": self._tuned.aim.slo,
+            "slo": self.aim.slo,
             **run.maker.lengths,
-            "tuning": self._tuned.tuning,
+            "tuning": self.tuning,
             "configuration": run.config.as_dict,
             "config_key": run.config.key,
             "purpose": run.purpose,
             "round": run.round,
         }
         return Recording(
-            self._store, endpoint, self._host, Identity("tune", run_fingerprint(plan, endpoint, self._host), config)
+            self.store, endpoint, self.host, Identity("tune", run_fingerprint(plan, endpoint, self.host), config)
         )
 
     # Readings
@@ -456,13 +441,13 @@ class EngineBench:
         """Of each reading of this round, the same for all sides, also for one that is not up yet."""
         if self._count[0] != self._round:
             known = [self._per_s[key] for key in self._sides if key in self._per_s]
-            self._count = (self._round, tasks_for(self._tuned.aim.concurrency, known, self._patience.reading_s))
+            self._count = (self._round, tasks_for(self.aim.concurrency, known, self.patience.reading_s))
         return self._count[1]
 
     async def _reading(self, run: _ServerRun, number: int, count: int, readings: int) -> None:
         rows, limited = await run.take(run.width, number, count, (number + 1, readings))
         joules = run.joules(run.width, number)
-        found = reading_of(rows, self._tuned.aim, limited=limited, slo=self._slo, joules=joules)
+        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
         run.readings_taken.append(found)
         self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
         self._reading_s = found.wall_s
@@ -470,20 +455,20 @@ class EngineBench:
 
     async def _point(self, run: _ServerRun, level: int, repeat: int, total: int) -> None:
         """Both runs of a level are as long; one that would take too long is left out."""
-        count = run_tasks(level, run.waves.seconds(level), self._patience.reading_s)
+        count = run_tasks(level, run.waves.seconds(level), self.patience.reading_s)
         if count is None:
             return
         count = run.by_level[level][0].requests if level in run.by_level else count
         place = sum(map(len, run.by_level.values())) + 1
         rows, limited = await run.take(level, repeat, count, (place, total))
-        found = reading_of(rows, self._tuned.aim, limited=limited)
+        found = reading_of(rows, self.aim, limited=limited)
         run.by_level.setdefault(level, []).append(found)
         run.waves.took(level, found.requests, found.wall_s)
 
     def _hang_s(self, run: _ServerRun) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
-        read_s = self._tuned.aim.input_tokens * run.width / FIRST_TOK_S
-        return max(self._patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
+        read_s = self.aim.input_tokens * run.width / FIRST_TOK_S
+        return max(self.patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
 
     # Around them
 
@@ -496,14 +481,14 @@ class EngineBench:
 
     def _together(self, configs: Sequence[KnobConfig]) -> bool:
         try:
-            return len(configs) == 1 or self._servers.together([self._preset(config) for config in configs])
+            return len(configs) == 1 or self.servers.together([self._preset(config) for config in configs])
         except ConfigFailed:
             return False
 
     def _preset(self, config: KnobConfig) -> Preset:
         """Knobs that contradict each other are a start that fails."""
         try:
-            return self._tuned.preset_of(config)
+            return self.preset_of(config)
         except UserError as error:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
 
@@ -512,7 +497,7 @@ class EngineBench:
         if known is not None:
             return known
         on_progress(BenchProgress(config, "starting"))
-        async with self._servers.open(self._preset(config)) as served:
+        async with self.servers.open(self._preset(config)) as served:
             return await guard.answers(served, config, on_progress)
 
 

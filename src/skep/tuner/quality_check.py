@@ -200,20 +200,20 @@ async def open_guard(bank: Bank, plan: GuardPlan, store: Store, host: HostFacts)
             await sandbox.close()
 
 
+@dataclass(repr=False, eq=False)
 class QualityGuard:
     """All sheets that are kept are of one bank."""
 
-    def __init__(self, bank: Bank, plan: GuardPlan, judge: Judge, store: Store, host: HostFacts) -> None:
-        self._bank = bank
-        self._plan = plan
-        self._judge = judge
-        self._store = store
-        self._host = host
-        self._sheets: dict[str, Sheet] = {}
-        self._settled = False  # the bank: somebody answered enough of it
+    bank: Bank
+    plan: GuardPlan
+    judge: Judge
+    store: Store
+    host: HostFacts
+    _sheets: dict[str, Sheet] = field(default_factory=dict)
+    _settled: bool = False  # the bank: somebody answered enough of it
 
     def __repr__(self) -> str:
-        return f"<QualityGuard {self._bank.name}, {len(self._bank.items)} items, {len(self._sheets)} sheets>"
+        return f"<QualityGuard {self.bank.name}, {len(self.bank.items)} items, {len(self._sheets)} sheets>"
 
     def known(self, config: KnobConfig) -> Sheet | None:
         """Return its sheet, where it was asked before: nothing need be started."""
@@ -226,33 +226,33 @@ class QualityGuard:
         sheet = await self._asked(served, config, on_progress)
         spent = sheet.seconds
         while not self._settled and not sheet.is_silent and (easier := self._easier(sheet)) is not None:
-            self._bank = easier
+            self.bank = easier
             sheet = await self._asked(served, config, on_progress)
             spent += sheet.seconds
         sheet = replace(sheet, seconds=spent)
         if not sheet.is_silent:
             if not self._settled:  # what a slow engine had no time for is not asked of others either
-                self._bank = replace(self._bank, items=tuple(one for one in self._bank.items if one.id in sheet.marks))
+                self.bank = replace(self.bank, items=tuple(one for one in self.bank.items if one.id in sheet.marks))
             self._settled = True
             self._sheets[config.key] = sheet
         return sheet
 
     def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
         """`seconds` are those of asking; who had to start engines for it puts his own."""
-        return compared(incumbent, challenger, self._plan.delta)
+        return compared(incumbent, challenger, self.plan.delta)
 
     def _easier(self, sheet: Sheet) -> Bank | None:
         """None: these items will do, or there are no easier ones."""
-        if sheet.rate >= max(FLOOR, self._plan.delta):
+        if sheet.rate >= max(FLOOR, self.plan.delta):
             return None
-        items = self._bank.items
+        items = self.bank.items
         if sheet.cut > 0.5 and any(item.max_tokens < ROOM_TOKENS for item in items):
-            return replace(self._bank, items=tuple(_roomier(item) for item in items))
-        name = self._bank.name
+            return replace(self.bank, items=tuple(_roomier(item) for item in items))
+        name = self.bank.name
         if name == EASIEST:
             return None
         following = EASIEST if name.partition(":")[0] == DRILLS else DRILLS
-        easier = choose_bank(following, seed=self._plan.seed, count=self._plan.items, cache_dir=Path())
+        easier = choose_bank(following, seed=self.plan.seed, count=self.plan.items, cache_dir=Path())
         room = max(item.max_tokens for item in items) >= ROOM_TOKENS
         return replace(easier, items=tuple(_roomier(item) for item in easier.items)) if room else easier
 
@@ -261,22 +261,22 @@ class QualityGuard:
         try:
             endpoint = await find_endpoint(served.url, served.model)
         except SkepError as error:
-            return Sheet(config, self._bank.name, seconds=time.monotonic() - began, trouble=str(error))
-        items = self._bank.items
-        identity = _identity(self._plan, self._bank, config, endpoint, self._host)
-        async with Recording(self._store, endpoint, self._host, identity) as recording:
-            self._store.append_items(recording.run_id, items)
+            return Sheet(config, self.bank.name, seconds=time.monotonic() - began, trouble=str(error))
+        items = self.bank.items
+        identity = _identity(self.plan, self.bank, config, endpoint, self.host)
+        async with Recording(self.store, endpoint, self.host, identity) as recording:
+            self.store.append_items(recording.run_id, items)
             rows = await self._rows(endpoint, recording, config, on_progress)
-            verdicts = await self._judge.judge([AnsweredItem(row, items[row.index]) for row in rows])
-            self._store.append_verdicts(recording.run_id, verdicts)
+            verdicts = await self.judge.judge([AnsweredItem(row, items[row.index]) for row in rows])
+            self.store.append_verdicts(recording.run_id, verdicts)
         marks = {verdict.item: _mark(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
-        return Sheet(config, self._bank.name, marks, time.monotonic() - began, recording.run_id)
+        return Sheet(config, self.bank.name, marks, time.monotonic() - began, recording.run_id)
 
     async def _rows(
         self, endpoint: Endpoint, recording: Recording, config: KnobConfig, on_progress: OnProgress
     ) -> list[Request]:
         """In the order in which they ended. Prompts are never taken from a cache: that alone can change an answer."""
-        items, width = self._bank.items, self._plan.concurrency
+        items, width = self.bank.items, self.plan.concurrency
         cold, one = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8)), ItemPass(width, 0, LOAD)
         tasks = [_task(item, one, index, cold) for index, item in enumerate(items)]
         done = 0
@@ -288,7 +288,7 @@ class QualityGuard:
 
         driver = LoadGenerator(endpoint, recording, timeout_s=TIMEOUT_S, keep_text=True, most_connections=width)
         try:
-            until_s = driver.sender.now() + self._plan.most_s
+            until_s = driver.sender.now() + self.plan.most_s
             rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)
         finally:
             await driver.close()

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from skep.errors import UserError
 from skep.report.columns import documents
-from skep.report.tuning import TUNING_COLUMNS, ladder_picture, tuning_banners, tuning_main, tuning_page
+from skep.report.tuning import DASHBOARD, ladder_picture, tuning_banners, tuning_main, tuning_page
 from skep.tuner import summary
 from skep.tuner.documents import tuning_json
 from skep.tuner.records import TuneStage
@@ -71,11 +71,11 @@ class TuningPages:
         )
 
     def as_json(self, request: Request) -> Response:
-        return json_answer({"tunings": documents(TUNING_COLUMNS, self._found(request))})
+        return json_answer({"tunings": documents(DASHBOARD, self._found(request))})
 
     def as_csv(self, request: Request) -> Response:
-        rows = [[column.value(one) for column in TUNING_COLUMNS] for one in self._found(request)]
-        return csv_answer("tuning", [column.key for column in TUNING_COLUMNS], rows)
+        rows = [[column.value(one) for column in DASHBOARD] for one in self._found(request)]
+        return csv_answer("tuning", [column.key for column in DASHBOARD], rows)
 
     def one(self, request: Request) -> Response:
         found = self._stored(request)
