@@ -13,7 +13,6 @@ from skep.cli import tune_stored
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.output import byte_progress, note
 from skep.cli.plan_output import check_page
-from skep.cli.swarm_tables import one_line
 from skep.cli.tune import TuneOptions
 from skep.cli.tune_tables import TuneStatus, tuning_view
 from skep.errors import EngineError, SkepError
@@ -24,7 +23,7 @@ from skep.tuner.records import ConfigFailure, value_words
 from skep.tuner.running import TuningJournal
 from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again, prospect_lines, prospects
 from skep.tuner.store import TuningRecord, TuningStore
-from skep.tuner.summary import accepted, goal_words, unit_of, unmet_goal
+from skep.tuner.summary import accepted, goal_words, one_line, unit_of, unmet_goal
 from skep.tuner.tuned_preset import save_best
 from skep.units import format_seconds, number
 

@@ -13,7 +13,6 @@ from typing import Any
 from skep.cli.options import existing
 from skep.cli.output import note, print_json, write_whole
 from skep.cli.plan_output import check_page
-from skep.cli.swarm_tables import one_line
 from skep.cli.tune_tables import print_tuning
 from skep.paths import user_paths
 from skep.report.columns import documents, print_records
@@ -23,7 +22,7 @@ from skep.tuner.documents import failure_json, tuning_json
 from skep.tuner.records import changes_words
 from skep.tuner.setup import base_of
 from skep.tuner.store import SavedTuning, TuningRecord, TuningState, TuningStore
-from skep.tuner.summary import KEPT, best_of, count_decisions, given_up, goal_words
+from skep.tuner.summary import KEPT, best_of, count_decisions, given_up, goal_words, one_line
 from skep.tuner.tuned_preset import stage_for, write_preset
 from skep.units import format_seconds
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from skep.cli.liveview import Line, Page, can_draw, live_view
 from skep.cli.output import note
-from skep.cli.swarm_tables import one_line
 from skep.report.columns import print_records, table_lines
 from skep.report.tuning import by_concurrency, curve_columns, stage_columns
 from skep.tuner.ports import BenchProgress, BenchRequest
@@ -28,6 +27,7 @@ from skep.tuner.summary import (
     figure_words,
     given_up,
     headline,
+    one_line,
     stage_words,
     unit_of,
 )

@@ -250,11 +250,11 @@ def dead_end_lines(stages: Iterable[TuneStage]) -> list[str]:
 
 
 def failure_lines(which: str, failure: ConfigFailure) -> list[str]:
-    lines = [f"{which} {failure.title}: {_line(failure.cause)}"]
+    lines = [f"{which} {failure.title}: {one_line(failure.cause)}"]
     if failure.evidence:
-        lines.append(f"  it said: {_line(failure.evidence)}")
+        lines.append(f"  it said: {one_line(failure.evidence)}")
     if failure.remedy:
-        lines.append(f"  remedy: {_line(failure.remedy)}")
+        lines.append(f"  remedy: {one_line(failure.remedy)}")
     return lines
 
 
@@ -289,6 +289,6 @@ def _starts_words(starts: Sequence[ServerStart]) -> str:
     return f"{count} start{'s' if count != 1 else ''}, {readings} reading{'s' if readings != 1 else ''}"
 
 
-def _line(text: str) -> str:
-    """Engines may write anything: one line of it."""
-    return shortened(" ".join(printable(text).split()), 300)
+def one_line(text: str, most: int = 300) -> str:
+    """Return one line of what engines and models write: that may be anything."""
+    return shortened(" ".join(printable(text).split()), most)
