@@ -87,19 +87,11 @@ def _carry_through(
         tuning = journal.tuning
         verb = "goes on" if journal.past else "begins"
         note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` has the ladder as it grows")
-        status = TuneStatus(tuning, stages=[*journal.stages])
-
-        def replayed(spent_s: float) -> None:
-            status.spent_s = spent_s
-
+        status = TuneStatus(tuning, sum(answer.seconds for _, answer in journal.past), [*journal.stages])
         try:
             with tuning_view(status) as on_event, byte_progress("fetching the weights") as progress:
-                run_measuring(
-                    lambda: carry_out(
-                        ready, journal, search, store, paths, note, progress=progress, on_event=on_event,
-                        on_replay=replayed,
-                    )
-                )  # fmt: skip
+                carried_out = partial(carry_out, say=note, progress=progress, on_event=on_event)
+                run_measuring(partial(carried_out, ready, journal, search, store, paths))
         except Interrupted:
             raise _stopped(tunings, tuning.id, paths) from None
         except SkepError as error:

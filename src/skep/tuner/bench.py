@@ -80,13 +80,12 @@ def _check_service(ready: PreparedTuning, paths: Paths, say: Say) -> None:
 
 
 async def carry_out(
-    ready: PreparedTuning, journal: TuningJournal, search: KnobSearch, store: Store, paths: Paths, say: Say,
-    *, progress: PullProgress, on_event: OnEvent, on_replay: Callable[[float], None],
+    ready: PreparedTuning, journal: TuningJournal, search: KnobSearch, store: Store, paths: Paths, *,
+    say: Say = lambda _: None, progress: PullProgress = lambda _done, _total: None, on_event: OnEvent = lambda _: None,
 ) -> None:  # fmt: skip
     """Run the search to its end. What an earlier session measured is given to it first."""
     with journal:
         spent_s = replay_answers(journal, search)
-        on_replay(spent_s)
         try:
             async with _bench(ready, journal, store, paths, say, progress, spent_s) as bench:
                 await run_search(search, bench, journal, on_event=on_event)
