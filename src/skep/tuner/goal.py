@@ -1,4 +1,4 @@
-"""A goal as people type it, `effective_tok_s@4` or `task_tok_s@1>=90`, read into an `Aim`. Knows no machine."""
+"""A goal as people type it, `effective_tok_s@4` or `task_tok_s@1>=90`, read into a `TuneGoal`. Knows no machine."""
 
 from __future__ import annotations
 

@@ -431,8 +431,6 @@ LLAMA_NGRAM_DEPTHS = (0, 2, 4, 8, 16, 32)
 _BATCH_RANGE = (256, 4096)
 _MICRO_BATCH_RANGE = (64, 1024)
 _ON_CARDS = (256, 2048)  # the same
-_CORES_EACH = 1  # a replica has at least one to itself
-_MOST_REPLICAS = 4
 
 
 def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
@@ -447,11 +445,11 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
 
 def cpu_knobs(asked: KnobContext) -> Iterator[Knob]:
     cores = max(1, asked.box.cores)
-    replicas = tuple(n for n in (1, 2, 4) if n <= min(cores // _CORES_EACH, asked.aim.concurrency, _MOST_REPLICAS))
+    replicas = tuple(n for n in (1, 2, 4) if n <= min(cores, asked.aim.concurrency))  # each has a core to itself
     yield asked.slots(expected=0.4)
     yield Knob("threads", "threads of a replica", steps_up_to(cores), ordered=True, expected=0.4)
     yield Knob("threads_batch", "threads for prompts", steps_up_to(cores), ordered=True, expected=0.1)
-    yield Knob("replicas", "replicas", replicas or (1,), ordered=True, expected=0.1)
+    yield Knob("replicas", "replicas", replicas, ordered=True, expected=0.1)
     yield from _common(asked, _MICRO_BATCH_RANGE)
 
 

@@ -130,7 +130,7 @@ def to_document(value: Any) -> Any:
 
 
 def from_document(document: Any, kind: type[T]) -> T:
-    """Return what `packed` was given. Fields that an older skep did not know have their defaults."""
+    """Return what `to_document` was given. Fields that an older skep did not know have their defaults."""
     return msgspec.convert(_numbers(document), kind)
 
 
