@@ -1,4 +1,4 @@
-"""`skep catalog` and `skep validate` as a user runs them."""
+"""`skep catalog` and `skep calibrate validate` as a user runs them."""
 
 import csv
 import json

@@ -60,7 +60,7 @@ def test_a_key_is_printed_once_and_only_its_digest_is_kept_in_a_file_of_its_owne
     (secret,) = done.out.splitlines()
     assert secret.startswith("sk-skep-")
     assert len(secret) == 40
-    assert "`skep reload`" in done.err
+    assert "`skep replica reload`" in done.err
     assert secret not in done.err
     assert secret not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -109,7 +109,7 @@ def test_remove_takes_a_key_back(path):
     key("add", "b")
     assert refused("key", "remove", "c").endswith("known: a, b")
     done = key("remove", "a")
-    assert (done.out, "`skep reload`" in done.err) == ("", True)
+    assert (done.out, "`skep replica reload`" in done.err) == ("", True)
     assert "the last one" in key("remove", "b").err
     assert read_keys(path) == ()
     assert "no key" in refused("key", "remove", "b")

@@ -185,7 +185,7 @@ def test_mixed_work_ends_with_tables_and_a_computed_advice(wordy):
                   "P1+S1-S2", "no code in the answer",
                   "none of 8 answers passed, at any level: no level does this work"):  # fmt: skip
         assert words in done.out
-    for words in ("`skep report ", "C=3, P1+S1-S2, run 2 of 2: 5 requests", "judging: 8 answers"):
+    for words in ("`skep runs report ", "C=3, P1+S1-S2, run 2 of 2: 5 requests", "judging: 8 answers"):
         assert words in done.err
 
 

@@ -190,7 +190,7 @@ def test_an_export_says_the_same_in_every_format(stored, tmp_path):
 
 
 def test_a_reader_that_leaves_early_is_no_crash(stored):
-    words = f"{sys.executable} -m skep bench export {stored()} --requests --format json | head -1"
+    words = f"{sys.executable} -m skep runs export {stored()} --requests --format json | head -1"
     done = subprocess.run(["bash", "-c", words], env=os.environ, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[\n", "")
 

@@ -15,9 +15,8 @@ from skep.cli.liveview import Page, bar_cells, drawn, sparkline
 from skep.cli.top_frame import frame
 from skep.errors import EngineError
 from skep.paths import user_paths
-from skep.stats.rates import Rate
 from skep.supervisor.control import replicas_of
-from skep.supervisor.readings import HiveReadings
+from skep.supervisor.readings import HiveReadings, Rate
 
 
 def row(name="m-0", **fields):

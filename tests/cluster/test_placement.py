@@ -359,7 +359,7 @@ def test_fewer_of_what_stands_need_no_room(place):
 
 
 def test_whoever_waits_for_room_comes_before_what_is_new(place):
-    """`skep scale m=3` right after `skep scale m=2`, which took the last room: nothing of it is counted twice."""
+    """`m=3` right after `skep replica scale m=2`, which took the last room: nothing is counted twice."""
     cluster = survey(rtx_node("a", free={"free_gpus": 0}), rtx_node("b"))
     two, three = (place(survey(*map(rtx_node, "abc")), replace(VLLM, replicas=n)) for n in (2, 3))
     assert len(place(replace(cluster, housed=("org-model-0",)), replace(VLLM, replicas=2), running=two)) == 2

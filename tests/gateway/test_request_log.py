@@ -281,7 +281,7 @@ def locked(writer, path):
 
 
 def test_a_locked_store_is_waited_for_and_rows_still_held_at_the_end_are_counted(writer, path, stream):
-    """`skep gc` compacts the file and locks it meanwhile: that costs no row."""
+    """`skep store gc` compacts the file and locks it meanwhile: that costs no row."""
     writer.write([values(id="a")], 0.0)
     with locked(writer, path):
         writer.write([values(id="b")], 1.0)

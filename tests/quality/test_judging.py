@@ -168,7 +168,7 @@ def test_answers_of_a_checker_that_is_gone_are_one_clear_error():
     old = Item("P1.1", ({"role": "user", "content": "x"},), Checker("fastapi", {"turn": 1}))
     with pytest.raises(UserError, match="no checker `fastapi`") as caught:
         asyncio.run(Judge(None).judge([AnsweredItem(request("x"), old)]))
-    assert "skep report" in caught.value.hint
+    assert "skep runs report" in caught.value.hint
 
 
 def test_many_small_blocks_are_read_in_time_proportional_to_their_number():

@@ -40,7 +40,7 @@ def test_deleting_takes_only_those_named(store):
 
 
 def test_deleting_a_run_leaves_the_calibration(store, begin):
-    """It has the figures of its own; `skep gc` must not take away what plans rest on."""
+    """It has the figures of its own; `skep store gc` must not take away what plans rest on."""
     run_id = begin(store)
     store.end_run(run_id, NOW, "done")
     store.append_calibration(calibration(document={"runs": [run_id]}))

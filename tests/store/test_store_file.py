@@ -174,7 +174,7 @@ def test_full_disk_is_named(store, begin, a_request):
     store._connection.execute(f"PRAGMA max_page_count = {pragma(store, 'page_count') + 2}")
     with pytest.raises(StoreError, match="no space left") as caught:
         store.append_requests(run_id, [a_request(prompt="x" * 50_000)])
-    assert "skep gc" in caught.value.hint
+    assert "skep store gc" in caught.value.hint
     assert store.run(run_id).requests == 0
 
 

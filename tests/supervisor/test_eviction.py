@@ -345,7 +345,7 @@ def test_an_unload_after_a_load_that_only_stopped_a_drain():
     eviction.loaded("a", 0.0)
     eviction.told({"a": IDLE}, 10.0, 10.0)
     assert eviction.residency("a") is Residency.DRAINING
-    eviction.wanted("a", 10.1, asked=True)  # skep load, while it drains
+    eviction.wanted("a", 10.1, asked=True)  # skep model load, while it drains
     assert eviction.residency("a") is Residency.IN
     eviction.told({"a": IDLE}, 20.0, 20.0)
     eviction.told({"a": IDLE}, 21.0, 21.0)

@@ -36,7 +36,7 @@ for line in link:
 
 
 async def test_a_new_gateway_has_the_newest_table(tmp_path):
-    """A model was loaded or unloaded between its start and its listening: `skep restart gateway`."""
+    """A model was loaded or unloaded between its start and its listening: `skep replica restart gateway`."""
     listener = socket.socket()
     argv, told = (
         [sys.executable, "-S", "-c", CHILD, str(tmp_path)],
@@ -94,7 +94,7 @@ def test_a_model_is_idle_since_the_last_answer_of_all_gateways():
 
 
 async def test_what_a_newer_gateway_says_is_taken_as_far_as_it_is_understood():
-    """`skep restart gateway` after an upgrade: the supervisor is the older one. Nonsense is as silence."""
+    """`skep replica restart gateway` after an upgrade: the supervisor is the older one. Nonsense is as silence."""
     ours, theirs = [await JsonPipe.over(end, messages.FromGateway) for end in socket.socketpair()]
     for message in ({"event": "sings"}, {"event": "wanted"}, {"event": "wanted", "model": "m", "since_s": 3}):
         theirs.send(message)

@@ -262,13 +262,13 @@ async def test_only_a_drained_one_is_not_left(tmp_path):
     async with scaled(tmp_path, 2) as (hive, replicas, _):
         replicas.drain("a")
         hint = await refused(hive, 1, "`m` would be left without a replica that serves: m-0 is drained")
-        assert hint == "the last ones go first; `skep undrain a` sends it requests again"
+        assert hint == "the last ones go first; `skep replica undrain a` sends it requests again"
         assert replicas.names == ["m-0", "m-1"]
         shown = await hive._control({"op": "scale"})
         assert shown["models"] == [{"model": "m", "replicas": 2, "ready": 2}], "nothing has changed"
         replicas.undrain("a")
         replicas.drain("m-0")
-        assert "`skep undrain m-0` sends" in await refused(hive, 1, "m-0 is drained")
+        assert "`skep replica undrain m-0` sends" in await refused(hive, 1, "m-0 is drained")
         replicas.undrain("m-0")
         assert (await scale(hive, 1))["removed"] == ("m-1",)
 
@@ -277,7 +277,7 @@ async def test_only_one_that_was_given_up_or_has_not_come_yet_is_not_left(tmp_pa
     async with scaled(tmp_path, 3) as (hive, replicas, _):
         first, second, third = replicas.members
         first.become(ReplicaState.FAILED)
-        assert "`skep restart m-0` starts it again" in await refused(hive, 1, "m-0 was given up")
+        assert "`skep replica restart m-0` starts it again" in await refused(hive, 1, "m-0 was given up")
         second.become(ReplicaState.STARTING)
         third.become(ReplicaState.FAILED)
         await refused(hive, 1, "m-0 was given up")
@@ -358,7 +358,7 @@ def test_what_cannot_be_scaled_is_refused(model, replicas, words):
 
 def test_what_takes_a_model_away_is_named_as_it_can_be_done():
     """Nothing that stands on a cluster is unloaded."""
-    for cluster, words in [(None, "`skep unload m`"), (Cluster("auto"), "`skep down`")]:
+    for cluster, words in [(None, "`skep model unload m`"), (Cluster("auto"), "`skep down`")]:
         with pytest.raises(UserError) as caught:
             next(rescaled(served({}, cluster=cluster), "m", 0))
         assert words in caught.value.hint

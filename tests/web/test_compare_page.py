@@ -68,7 +68,7 @@ def test_what_cannot_be_compared_yet_says_so(ask, query, said):
 
 @pytest.mark.slow
 def test_stored_runs_stand_side_by_side(ask):
-    """The pictures of `skep report A B`, and whether B is better."""
+    """The pictures of `skep runs report A B`, and whether B is better."""
     a, b = RUNS
     response, html = ask(f"/compare?runs={a},{b}")
     assert response.status == 200

@@ -99,7 +99,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
     """Levels of an open load, a mix or a trace are no concurrencies: they stand for what the run says."""
     for run in (a, b):
         if run.kind in JUDGED:
-            hint = f"`skep report {a.id} {b.id}` puts two mixed runs side by side; a quality run has its own test in it"
+            hint = f"`skep runs report {a.id} {b.id}` draws two mixed runs side by side; a quality run has its own test"
             raise UserError(f"`{run.id}` ({run.kind}) is about answers, not about levels of speed", hint=hint)
     if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
         raise UserError(f"`{a.id}` is of the kind {a.kind}, `{b.id}` {b.kind}", hint="compare runs of one kind")

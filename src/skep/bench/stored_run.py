@@ -51,4 +51,4 @@ def check_drawn_together(runs: Sequence[StoredRun]) -> None:
         raise UserError(f"{what}: they have no picture in common", hint="report runs of one kind, or one at a time")
     if runs[0].kind == QUALITY:
         what = f"`{runs[0].id}` and `{runs[1].id}` are quality runs, which have no common picture"
-        raise UserError(what, hint=f"`skep report {runs[0].id}` draws one")
+        raise UserError(what, hint=f"`skep runs report {runs[0].id}` draws one")

@@ -159,7 +159,7 @@ def _named(name: str) -> CalibrationRecord:
     found = rows[:1] if name == "last" else [row for row in rows if name and row.id.startswith(name)]
     if len(found) == 1:
         return found[0]
-    hint = "`skep calibrations list` shows them all"
+    hint = "`skep calibrate list` shows them all"
     if found:
         raise UserError(f"calibration `{name}` could be {' or '.join(f'`{row.id}`' for row in found[:3])}", hint=hint)
     raise UserError(f"there is no calibration `{name}`" if rows else "nothing was calibrated yet", hint=hint)

@@ -1,4 +1,4 @@
-"""`skep bench compare` and `ab`: is B an improvement?"""
+"""`skep runs compare` and `ab`: is B an improvement?"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def add(
         remove_entry(path, name)  # nobody has seen it
         raise
     note(f"this is the key of `{name}`, shown this once; {path} has its digest")
-    note("`skep reload` makes a running hive take it")
+    note("`skep replica reload` makes a running hive take it")
 
 
 @command(key_app, "skep key list --json", name="list")
@@ -79,4 +79,4 @@ def remove(name: NameArgument) -> None:
     path = keys_path(user_paths(os.environ))
     stay = remove_entry(path, name)
     note(f"the key of `{name}` is removed" + ("" if stay else "; it was the last one"))
-    note("a running hive still takes it until `skep reload`")
+    note("a running hive still takes it until `skep replica reload`")

@@ -96,7 +96,7 @@ def thin_samples(older: str, *, yes: bool) -> None:
         return
     with series_to_write() as series:
         gone = series.thin(before)
-    note(f"{gone} samples are gone; `skep gc` gives their space back")
+    note(f"{gone} samples are gone; `skep store gc` gives their space back")
 
 
 def _agreed() -> bool:

@@ -54,7 +54,7 @@ def run_quality_command(options: QualityOptions) -> int:
     else:
         print_quality(summary)
         note(*late_levels(summary.run_id))
-        note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
+        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the pictures")
     return exit_code(summary)
 
 
@@ -365,7 +365,7 @@ def _show(summaries: Sequence[MixedSummary], store: Store, *, as_json: bool) -> 
         print_records(table.columns, table.records)
         note(*table.notes)
     ids = " ".join(one.run_id for one in summaries)
-    note(f"stored as run{'s' if len(summaries) > 1 else ''} {ids}; `skep report {ids}` writes the page")
+    note(f"stored as run{'s' if len(summaries) > 1 else ''} {ids}; `skep runs report {ids}` writes the page")
 
 
 def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def run_export_command(run: str, form: str, output: Path | None, *, requests: bo
         found, summary, rows = load_run(store, run)
         verdicts = store.verdicts(found.id)
     if found.kind in JUDGED and not requests:
-        hint = f"`skep report {found.id}` has the figures; --requests --format csv gives every request with its verdict"
+        hint = f"`skep runs report {found.id}` has the figures; --requests --format csv has every request and verdict"
         raise UserError(f"run `{found.id}` ({found.kind}) is about answers, not about levels of speed", hint=hint)
     text = _requests(rows, verdicts, form) if requests else _levels(found, summary, form)
     if output is None:

@@ -1,4 +1,4 @@
-"""`skep swarm ls`, `show`, `trace` and `cancel`: the journal, and its runs, tasks and attempts as tables."""
+"""`skep swarm list`, `show`, `trace` and `cancel`: the journal, and its runs, tasks and attempts as tables."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def show(
     else:
         print_summary(summary, price=price, title=title, names=names)
         then()
-        note(f"stored as run {summary.run_id}; `skep report {summary.run_id}` writes the pictures")
+        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the pictures")
     fail_for(summary)
 
 

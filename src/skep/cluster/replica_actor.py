@@ -421,7 +421,7 @@ def _own_node() -> Row:
     node_id = ray.get_runtime_context().get_node_id()
     found = next((node for node in named_apart(nodes_of(ray.nodes(), {})) if node.id == node_id), None)
     if found is None:
-        raise EngineError(f"Ray does not list this node ({node_id[:6]})", hint="`skep restart` tries again")
+        raise EngineError(f"Ray does not list this node ({node_id[:6]})", hint="`skep replica restart` tries again")
     head = ray.get_runtime_context().gcs_address  # hives of two clusters may have one name
     return {"id": node_id, "address": found.address, "name": found.name, "gpus": ray.get_gpu_ids(), "head": head}
 

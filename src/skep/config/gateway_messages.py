@@ -1,6 +1,6 @@
 """What the supervisor and the gateway process say to each other, as values. `skep.wire.json_pipe` carries them.
 
-Every field that a gateway of another version may lack has a default: `skep restart gateway` can start a newer one.
+A field that a gateway of another version may lack has a default: `skep replica restart gateway` may start a newer one.
 """
 
 from __future__ import annotations

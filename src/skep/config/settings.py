@@ -122,7 +122,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class CliOverrides:
-    """Settings of the command line. They win over the file, also when `skep reload` reads the file again."""
+    """Settings of the command line. They win over the file, also when `skep replica reload` reads the file again."""
 
     folder: str | None = None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
     config: str | None = None  # the file; None: looked for

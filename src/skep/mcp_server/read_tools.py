@@ -256,7 +256,7 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Benchmark:
     figures: dict[str, Any] = {}
     failed = sum(not row.ok for row in store.requests(run.id))
     if run.kind in JUDGED:
-        figures["conclusion"] = f"answers were judged: `skep report {run.id} -o report.html` shows the verdicts"
+        figures["conclusion"] = f"answers were judged: `skep runs report {run.id} -o report.html` shows the verdicts"
     elif run.kind == TUNE_QUALITY:
         figures["conclusion"] = "answers were judged for a tuning: no measure of speed"
     else:

@@ -104,7 +104,7 @@ class Judge:
     def _check_means(self, items: Sequence[Item]) -> None:
         gone = sorted({item.checker.kind for item in items} - {*READ, *EXECUTED})
         if gone:
-            hint = "stored verdicts stay as they are: see `skep report RUN`"
+            hint = "stored verdicts stay as they are: see `skep runs report RUN`"
             raise UserError(f"this version has no checker `{gone[0]}`, so these answers cannot be judged", hint=hint)
         if not needs_sandbox(items):
             return

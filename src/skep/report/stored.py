@@ -1,4 +1,4 @@
-"""Stored runs as pages and pictures: which report draws which kind of run. `skep report` and the dashboard share it.
+"""Stored runs as pages and pictures, for `skep runs report` and the dashboard: which report draws which kind of run.
 
 Gives text; knows nothing of where it goes.
 """

@@ -161,7 +161,7 @@ def _minute(unix_time: float) -> str:
     return datetime.fromtimestamp(unix_time).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-# The figures of a tuning, for `skep tune ls` and the dashboard; a terminal shows those with a title.
+# The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a title.
 TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("id", "TUNING", lambda one: one.saved.id, right=False),
     Column("created_at", "WHEN", lambda one: one.tuning.created_at, _minute, right=False, rank=1),
@@ -193,7 +193,7 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("note", "NOTE", _note, right=False, rank=1),
 )
 _BY_KEY = {column.key: column for column in TUNING_COLUMNS}
-# What `skep tune ls --json` has, and what the dashboard has in its JSON and CSV.
+# What `skep tune list --json` has, and what the dashboard has in its JSON and CSV.
 LISTED_KEYS = "id created_at state model engine rig goal shape slo simulated stages from to presets skep_version"
 DASHBOARD_KEYS = (
     "id created_at state model machine simulated engine goal shape metric concurrency input_tokens output_tokens slo "

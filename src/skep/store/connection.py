@@ -21,7 +21,7 @@ from skep.errors import StoreError, UserError
 _DAMAGED = ("is damaged or not a database", "move `{path}` away, or put a backup in its place, and run again")
 _BUSY = ("is locked by another process", "wait for the other skep process to finish, then run again")
 _DENIED = ("cannot be opened or written", "check that you may write to the folder `{folder}`")
-_FULL = ("cannot grow: no space left on its disk", "free some space; `skep gc` deletes old runs")
+_FULL = ("cannot grow: no space left on its disk", "free some space; `skep store gc` deletes old runs")
 _DISK = ("cannot be read or written: the disk reports an error", "check the disk that holds `{folder}`")
 
 _FAULTS: dict[int, tuple[str, str]] = {

@@ -29,15 +29,15 @@ class Status(ControlRequest, frozen=True):
     pass
 
 
-class Origin(ControlRequest, frozen=True):
+class OriginRequest(ControlRequest, frozen=True, tag="origin"):
     """What the command line asked for when skep was started."""
 
 
-class Down(ControlRequest, frozen=True):
+class DownRequest(ControlRequest, frozen=True, tag="down"):
     drain_s: float | None = None  # None: as configured
 
 
-class Monitor(ControlRequest, frozen=True):
+class MonitorRequest(ControlRequest, frozen=True, tag="monitor"):
     """There is something to watch: the monitor is to run."""
 
 
@@ -100,8 +100,8 @@ class Reload(ControlRequest, frozen=True):
 
 
 Request = (
-    Status | Origin | Down | Monitor | Pause | Resume | Restart | Drain | Undrain | Log | Scale | Load | Unload | Swap
-    | Reload
+    Status | OriginRequest | DownRequest | MonitorRequest | Pause | Resume | Restart | Drain | Undrain | Log | Scale
+    | Load | Unload | Swap | Reload
 )  # fmt: skip
 
 
@@ -160,7 +160,7 @@ class ControlCommands:
             known = ", ".join(("gateway", *self._replica_set.names))
             raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
         if self._replica_set.is_dormant(member):
-            raise EngineError(f"`{name}` is not loaded", hint=f"`skep load {member.model}` loads it")
+            raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {member.model}` loads it")
         await self._replica_set.rest(name, self._reloader.hive.drain_s)
         self._replica_set.restart(name)
         return {"ok": True}
@@ -176,7 +176,7 @@ class ControlCommands:
     def _undrain(self, name: str) -> Message:
         meant = self._replica_set.at(name) if name in self._replica_set.drained else self._meant(name)
         if node := self._replica_set.drained_node(name):
-            raise EngineError(f"`{name}` is on node `{node}`, which is drained", hint=f"`skep undrain {node}`")
+            raise EngineError(f"`{name}` is on node `{node}`, which is drained", hint=f"`skep replica undrain {node}`")
         self._replica_set.undrain(name)
         return {"ok": True, "replicas": meant or [name]}
 

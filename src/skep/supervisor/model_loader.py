@@ -210,7 +210,9 @@ class ModelLoader:
         self._known(out)
         self._known(come)
         if out == come:
-            raise UserError(f"`{out}` cannot be swapped for itself", hint="`skep restart NAME` starts a replica anew")
+            raise UserError(
+                f"`{out}` cannot be swapped for itself", hint="`skep replica restart NAME` starts a replica anew"
+            )
         never = self._eviction.never(come, without=out)
         if never is not None:
             raise DoesNotFit(never, hint=f"`{out}` stays loaded")

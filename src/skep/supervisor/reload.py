@@ -57,9 +57,9 @@ def _lack(replica_set: ReplicaSet, member: ReplicaMember) -> str:
 def _remedy(replica_set: ReplicaSet, member: ReplicaMember) -> str:
     name = member.launch.name
     if replica_set.is_drained(member):
-        return f"`skep undrain {replica_set.drained_node(name) or name}` sends it requests again"
+        return f"`skep replica undrain {replica_set.drained_node(name) or name}` sends it requests again"
     if member.life.state is ReplicaState.FAILED:
-        return f"`skep restart {name}` starts it again"
+        return f"`skep replica restart {name}` starts it again"
     return "try again when it is ready"
 
 
@@ -84,7 +84,9 @@ def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings
         hint = f"known: {known}" if known else "its replicas are not started from here"
         raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
     if not 1 <= replicas <= MOST:
-        away = "`skep down` takes" if settings.cluster is not None else f"`skep unload {model}` and `skep down` take"
+        away = (
+            "`skep down` takes" if settings.cluster is not None else f"`skep model unload {model}` and `skep down` take"
+        )
         hint = f"from 1 to {MOST}; {away} it away"
         raise UserError(f"`{model}` cannot have {replicas} replicas", hint=hint)
     served = settings.serve
@@ -181,7 +183,7 @@ class Reloader:
         _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
         await self._outcome(wait=wait)
         for name in plan.added if wait else ():
-            hint = f"`skep logs {name}` shows more; `skep scale {model}={before}` takes it back"
+            hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` takes it back"
             await self._replica_set.until_up(name, hint=hint)
         return {"ok": True, "model": model, "before": before, "replicas": replicas, **asdict(plan)}
 

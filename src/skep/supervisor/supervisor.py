@@ -373,14 +373,14 @@ class Supervisor:
                 status = await self._gateway_child.status()
                 here = {"phase": self.phase, "url": self.hive.url, "pid": os.getpid()}
                 return {**here, "rows": self.rows(status), "gateway": to_document(status) if status is not None else {}}
-            case control.Origin():
+            case control.OriginRequest():
                 settings = self.hive.settings
                 return {"overrides": to_document(settings.overrides), "on_cluster": settings.cluster is not None}
-            case control.Down(drain_s):
+            case control.DownRequest(drain_s):
                 self.stop(drain_s)
                 stop_s = SERVICES_STOP_S if self._services else STOP_S
                 return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
-            case control.Monitor():
+            case control.MonitorRequest():
                 return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
             case control.Resume():
                 return await self._resumed()

@@ -172,7 +172,7 @@ class Options(TypedDict, total=False):
     priority: str | None  # of skep's gateway: interactive, normal, batch
     journal: str | os.PathLike[str] | Literal[False] | None  # a folder of its own; False: none is kept
     resume: str | None  # a run's id or `last`: what has a result there is not done again
-    name: str  # by which `skep swarm ls` shows it
+    name: str  # by which `skep swarm list` shows it
     watch: Callable[[SwarmProgress], None]  # hears how the run stands, a few times a second
 
 

@@ -110,7 +110,7 @@ LEFT JOIN swarm_sessions AS last ON last.run_id = swarm_runs.id
 LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.number = last.number
 """,
     "swarm run",
-    lists="`skep swarm ls` lists them all",
+    lists="`skep swarm list` lists them all",
     makes="`skep swarm run TASKS.jsonl` makes one",
     parts=(
         "swarm_steps", "swarm_attempts", "swarm_results", "swarm_tasks", "swarm_facts", "swarm_cancels",

@@ -196,7 +196,7 @@ LEFT JOIN tuning_sessions AS last ON last.tuning_id = tunings.id
 LEFT JOIN tuning_session_ends AS ends ON ends.tuning_id = last.tuning_id AND ends.number = last.number
 """,
     "tuning",
-    lists="`skep tune ls` lists them all",
+    lists="`skep tune list` lists them all",
     makes="`skep tune MODEL` makes one",
     parts=("tuning_presets", "tuning_stages", "tuning_answers", "tuning_session_ends", "tuning_sessions"),
     key="tuning_id",

@@ -93,7 +93,7 @@ class Pictures:
         self._file_cache = FileCache(site.paths.cache / "web" / "pages")
 
     def drawn(self, store: Store, runs: Sequence[StoredRun], *, as_picture: bool = False) -> str:
-        """Return the HTML or SVG document that `skep report` writes of these runs."""
+        """Return the HTML or SVG document that `skep runs report` writes of these runs."""
         make = partial(drawn, store, runs, as_picture=as_picture)
         return self._file_cache.kept(self._name(runs, ".svg" if as_picture else ".html"), runs, make)
 
