@@ -207,7 +207,7 @@ WRONG = [
     ("sweep --key-env NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE"),
     ("sweep --timeout soon", "`soon` is not a duration"),
     ("sweep --tasks 1", "--tasks 1 cannot keep 8 agents busy"),
-    ("serial-vs-swarm --agents 2,4", "--agents `2,4`"),
+    ("serial-vs-swarm --agents 2,4", "--concurrency `2,4`"),
     ("open --rate 0", "--rate `0`"),
     ("classes unknown.toml", "`speeed` is not known"),
     ("replay binary", "`binary` is not text"),

@@ -41,8 +41,8 @@ class Server:
     ("slots", "cap", "limit", "why"),
     [
         (EndpointSlots(16, is_gateway=True), None, 16 + backlog_of(16), "16 slots and 4 in the queue"),
-        (EndpointSlots(16, is_gateway=True), 5, 5, "as many as --agents allows"),
-        (EndpointSlots(), 2, 2, "as many as --agents allows"),
+        (EndpointSlots(16, is_gateway=True), 5, 5, "as many as --concurrency allows"),
+        (EndpointSlots(), 2, 2, "as many as --concurrency allows"),
         (EndpointSlots(4), None, 4 + backlog_of(4), "holding the best level found"),
     ],
     ids=["a gateway", "fewer asked for", "an endpoint that tells nothing", "a server that tells its slots"],

@@ -53,7 +53,7 @@ def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
     ("flags", "said"),
     [
         ({"output_tokens": 2}, "--output-tokens 2 is too short an answer"),
-        ({"input_tokens": 0}, "--input-tokens 0 is no prompt"),
+        ({"input_tokens": 0}, "--prompt-tokens 0 is no prompt"),
         ({"min_context": 639}, "--min-context 639 is less than a task's 640 tokens"),
         ({"slo": "ttft"}, "--slo `ttft`"),
         ({"slo": "ttft=0s"}, "cannot be met"),

@@ -187,7 +187,7 @@ def check(plan: SweepPlan, summary: SweepSummary, rows: Sequence[Request]) -> No
             hint = "run it from another machine, or when this one has less to do"
             raise EndpointError(f"the client was the limit at C={wanted}: the engine's speed is not known", hint=hint)
         if level.queued_ms and level.total_ms and level.queued_ms.p50 > QUEUED_SHARE * level.total_ms.p50:
-            hint = "choose lower --levels, or let other clients finish first"
+            hint = "choose lower --concurrency, or let other clients finish first"
             raise EndpointError(f"requests at C={wanted} waited for a slot: queueing spoils the fit", hint=hint)
         if not level.tpot_ms or not level.ttft_ms:
             hint = "it must stream its answers"

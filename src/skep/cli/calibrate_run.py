@@ -70,10 +70,10 @@ def _plan(options: CalibrateOptions, described: Described, budget_s: float, seed
         widest = min(MOST_LEVEL, capacity or MOST_LEVEL)
         levels: tuple[int, ...] = (1, widest) if widest > 1 else (1,)
     else:
-        levels = levels_of(options.levels, "--levels")
+        levels = levels_of(options.levels, "--concurrency")
     held_back = levels_of(options.check, "--check") if options.check else ()
     if levels[0] != 1 or len(levels) > 2:
-        raise UserError(f"--levels `{options.levels}` is not 1 and one more", hint="write it as --levels 1,8")
+        raise UserError(f"--concurrency `{options.levels}` is not 1 and one more", hint="write it as --concurrency 1,8")
     beyond = next((level for level in (*levels, *held_back) if capacity is not None and level > capacity), None)
     if beyond is not None:
         what = f"C={beyond} is beyond the {capacity} slots of `{setup.model.id}`: queueing would spoil the fit"

@@ -270,11 +270,13 @@ def run_mixed_command(options: MixedOptions) -> None:
 
 
 def mixed_plan_of(options: MixedOptions) -> MixedPlan:
-    levels = parse_int_list(options.levels, name="--levels")
+    levels = parse_int_list(options.levels, name="--concurrency")
     unknown = [level for level in levels if level not in LEVEL_NAMES]
     if unknown:
         names = ", ".join(f"{level} ({name})" for level, name in LEVEL_NAMES.items())
-        raise UserError(f"--levels `{options.levels}`: there is no level {unknown[0]}", hint=f"choose from {names}")
+        raise UserError(
+            f"--concurrency `{options.levels}`: there is no level {unknown[0]}", hint=f"choose from {names}"
+        )
     if options.form not in get_args(Form):
         raise UserError(f"--form `{options.form}` is unknown", hint=f"choose {' or '.join(get_args(Form))}")
     if not 1 <= options.repeats <= MOST_REPEATS:

@@ -120,9 +120,11 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
 
 
 def run_swarm_command(options: SerialVsSwarmOptions) -> None:
-    levels, tasks = levels_of(options.agents, "--agents"), options.tasks
+    levels, tasks = levels_of(options.agents, "--concurrency"), options.tasks
     if levels[0] != 1 or len(levels) < 2:
-        raise UserError(f"--agents `{options.agents}` needs 1 and another number", hint="write it as --agents 1,50")
+        raise UserError(
+            f"--concurrency `{options.agents}` needs 1 and another number", hint="write it as --concurrency 1,50"
+        )
     if tasks > MOST_TASKS:
         raise UserError(f"--tasks {tasks} is too large", hint=f"at most {MOST_TASKS:,}")
     if tasks < levels[-1]:
@@ -301,7 +303,7 @@ def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
         raise UserError(f"`{path}` has no table [class.NAME]", hint="docs/bench.md has an example")
     classes = parse_classes(table)
     if agents is None and any(one.share is not None for one in classes):
-        raise UserError(f"`{path}` gives shares of agents", hint="say how many there are in all with --agents")
+        raise UserError(f"`{path}` gives shares of agents", hint="say how many there are in all with --concurrency")
     return classes if agents is None else with_agents(classes, agents)
 
 

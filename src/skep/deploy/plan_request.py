@@ -152,7 +152,7 @@ def goal_of(flags: PlanFlags) -> PlanGoal:
 
 def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     if flags.utilization is not None and not 0 < flags.utilization <= 1:
-        raise UserError(f"--utilization {flags.utilization:g} is no share of a card", hint="write it as 0.9")
+        raise UserError(f"--memory-share {flags.utilization:g} is no share of a card", hint="write it as 0.9")
     quant = find_quant(flags.quant) if flags.quant else model.quant
     known = model.quant
     if quant is not None and known is not None and known.family not in ("half", quant.family):
@@ -195,10 +195,12 @@ def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
     known = {spec.id: spec for spec in map(parse_spec, flags.gpu_spec)}
     names = flags.gpu or tuple(known)
     if len(flags.price) > 1 and len(flags.price) != len(names):
-        raise UserError(f"{len(flags.price)} --price for {len(names)} --gpu", hint="give one for all, or one for each")
+        raise UserError(
+            f"{len(flags.price)} --price-card for {len(names)} --gpu", hint="give one for all, or one for each"
+        )
     wrong = next((price for price in flags.price if not 0 < price < MOST_PRICE), None)
     if wrong is not None:
-        raise UserError(f"--price {wrong:g} is no price", hint="write it as --price 800")
+        raise UserError(f"--price-card {wrong:g} is no price", hint="write it as --price-card 800")
     prices: tuple[float | None, ...] = (
         flags.price if len(flags.price) > 1 else (flags.price or (None,)) * max(1, len(names))
     )

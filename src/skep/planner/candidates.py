@@ -261,7 +261,7 @@ def contradiction(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None =
     if model is not None and most is not None and goal.need_tokens > most:
         raise UserError(
             f"a task of {goal.need_tokens} tokens is beyond the {most} that {model.id} was made for",
-            hint="lower --input-tokens or --output-tokens, or name a config.json with rope scaling",
+            hint="lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling",
         )
     needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
     if needed > len(rig.cards):
@@ -273,5 +273,5 @@ def contradiction(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None =
     if pins.context is not None and pins.context < goal.need_tokens:
         raise UserError(
             f"--context {pins.context} is less than a task's {goal.need_tokens} tokens",
-            hint="raise --context, or lower --input-tokens and --output-tokens",
+            hint="raise --context, or lower --prompt-tokens and --output-tokens",
         )

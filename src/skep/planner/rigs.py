@@ -173,7 +173,7 @@ def find_rig(
         cards += [found] * count
         prices += [price if each is None else each] * count
     if price is not None and price not in prices:
-        raise UserError(f"--gpu `{text}` has prices of its own beside --price {price:g}", hint="say them once")
+        raise UserError(f"--gpu `{text}` has prices of its own beside --price-card {price:g}", hint="say them once")
     total = sum(p for p in prices if p is not None) if all(p is not None for p in prices) else None
     rig = Rig(tuple(cards), _usual(cards), title=_title(cards), price=total)
     if link is not None:

@@ -25,7 +25,7 @@ def claim_words(level: LevelQuality, delta: float) -> str:
     if 2 * cut > level.base.requests:
         return (
             f"not shown: {cut:,} of {level.base.requests:,} answers at C=1 were cut at the token limit; "
-            "--max-tokens gives them more room"
+            "--output-tokens gives them more room"
         )
     if found.base_rate <= delta:
         return (

@@ -3,7 +3,7 @@
 `ConcurrencySearch` finds the limit of an endpoint that does not tell its slots. A level is measured when the agents it
 has added are streaming; the rate counts all tokens that arrive. Levels are doubled while the rate grows, the last
 doubling is halved, and then a level is held. A step up is tried now and then, a step down when the rate has fallen.
-`ConcurrencyLimit` adds what the endpoint tells, what it refuses, and `--agents`.
+`ConcurrencyLimit` adds what the endpoint tells, what it refuses, and `--concurrency`.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class ConcurrencyLimit:
     def why(self) -> str:
         wanted = self._wanted()
         if self._cap is not None and self._cap <= min(wanted, self._ceiling or wanted):
-            return "as many as --agents allows"
+            return "as many as --concurrency allows"
         if self._ceiling is not None and self._ceiling < wanted:
             return "fewer for a while: the endpoint refused some"
         if self._search is not None:

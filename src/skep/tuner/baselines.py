@@ -99,7 +99,7 @@ def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
     task, most = aim.input_tokens + aim.output_tokens, model.max_context if model is not None else None
     name = model.id if model is not None else ""
     if most is not None and task > most:
-        hint = "lower --input-tokens or --output-tokens"
+        hint = "lower --prompt-tokens or --output-tokens"
         raise UserError(f"a task of {task} tokens is beyond the {most} that {name} was made for", hint=hint)
     if most is not None and (aim.min_context or 0) > most:
         hint = f"at most --min-context {most}"

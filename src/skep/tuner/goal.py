@@ -29,13 +29,13 @@ def parse_goal(
     agents = _agents(found["agents"], goal)
     target = None if found["target"] is None else _target(found["target"], goal)
     if input_tokens < 1:
-        raise UserError(f"--input-tokens {input_tokens} is no prompt", hint="1 or more")
+        raise UserError(f"--prompt-tokens {input_tokens} is no prompt", hint="1 or more")
     if output_tokens < LEAST_OUTPUT:
         hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
         raise UserError(f"--output-tokens {output_tokens} is too short an answer", hint=hint)
     task = input_tokens + output_tokens
     if min_context is not None and min_context < task:
-        hint = "raise it, leave it out, or lower --input-tokens and --output-tokens"
+        hint = "raise it, leave it out, or lower --prompt-tokens and --output-tokens"
         raise UserError(f"--min-context {min_context} is less than a task's {task} tokens", hint=hint)
     promise = str(SloLimits.parse(slo)) if slo is not None else None
     return TuneGoal(metric, agents, input_tokens, output_tokens, target, promise, min_context)

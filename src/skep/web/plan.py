@@ -101,11 +101,12 @@ class PlanQuery:
         """Return the same question at the command line."""
         words = ["skep", "plan", self.model, *(() if self.own_machine else ("--gpu", f'"{self.cards}"'))]
         for name, value in self._changed(*_TOLD).items():
-            words += [f"--{name.replace('_', '-')}", value]
+            words += [f"--{_OPTIONS.get(name, name).replace('_', '-')}", value]
         return " ".join(words)
 
 
-_TOLD = ("agents", "engine", "quant", "goal", "shape", "input_tokens", "output_tokens")  # as `skep plan` calls them
+_TOLD = ("agents", "engine", "quant", "goal", "shape", "input_tokens", "output_tokens")
+_OPTIONS = {"agents": "concurrency", "input_tokens": "prompt_tokens"}  # as `skep plan` calls them
 USUAL = PlanQuery()
 
 
