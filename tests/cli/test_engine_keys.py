@@ -13,9 +13,9 @@ from hive_client import answering, ask, eventually, rows_of
 from in_process import refused
 
 from skep.engines.base import KEY_FILE
+from skep.host.processes import descendants
 from skep.paths import user_paths
 from skep.supervisor.control import local_key
-from skep.supervisor.process_guard import descendants
 
 SMALL = ("-c", "1", "--runs", "1", "--max-tokens", "4", "--warm-up", "quick")
 

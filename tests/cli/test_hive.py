@@ -15,8 +15,8 @@ import pytest
 from hive_client import ask, eventually, free_port, rest_of, rows_of, streaming
 from in_process import refused
 
+from skep.host.processes import descendants
 from skep.paths import user_paths
-from skep.supervisor.process_guard import descendants
 
 SLOW = {"extra": ["--token-ms=20"]}
 

@@ -16,8 +16,8 @@ from skep.engines.base import Launch, engine_named, key_headers
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
 from skep.gateway.health_loop import count_busy, count_running
+from skep.host.processes import descendants
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.process_guard import descendants
 from skep.supervisor.replica import Replica
 from skep.testing.speaker import write_program
 from skep.wire.fetch import fetch_once

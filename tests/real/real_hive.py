@@ -9,9 +9,9 @@ import time
 import urllib.request
 from pathlib import Path
 
+from skep.host.processes import descendants
 from skep.paths import user_paths
 from skep.supervisor.control import replica_key
-from skep.supervisor.process_guard import descendants
 
 START_S = 1500
 MODEL = "smollm2-135m"

@@ -9,7 +9,7 @@ import pytest
 from real_hive import MODEL, RealHive, sweep
 
 from skep.bench.counters import counted
-from skep.supervisor.process_guard import descendants
+from skep.host.processes import descendants
 from skep.wire.prometheus import parse_metrics
 
 CHECKPOINT = os.environ.get("SKEP_VLLM_CHECKPOINT")

@@ -99,7 +99,7 @@ def start_family(guarded):
 def test_when_skep_dies_the_engine_and_its_grandchildren_die_too(guarded):
     """A parent-death signal would not reach a grandchild that left the group."""
     engine, pid, grandchild = start_family(guarded)
-    assert {pid, grandchild} <= descendants([engine.guard.pid]).keys()
+    assert {pid, grandchild} <= descendants(engine.guard.pid).keys()
     engine.link.shutdown(socket.SHUT_RDWR)
     engine.guard.wait(10)
     wait_dead(pid, grandchild)

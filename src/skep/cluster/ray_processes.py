@@ -64,7 +64,7 @@ def end(mark: str, patience_s: float = 8.0) -> list[int]:
 
     Returns the process numbers that were killed.
     """
-    kin = descendants(process.pid for process in marked(mark))  # Ray's agents and workers write over their mark
+    kin = descendants(*(process.pid for process in marked(mark)))  # Ray's agents and workers write over their mark
     _ask_to_end(mark, ("raylet",), patience_s)
     _ask_to_end(mark, None, patience_s)
     left = marked(mark)

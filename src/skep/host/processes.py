@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 
 MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
@@ -36,7 +35,7 @@ def living() -> dict[int, tuple[int, str]]:
     return found
 
 
-def descendants(roots: Iterable[int]) -> dict[int, str]:
+def descendants(*roots: int) -> dict[int, str]:
     """Return every living process below these and when it began, children before grandchildren."""
     alive, found, wave = living(), dict[int, str](), set(roots)
     while wave:

@@ -176,7 +176,7 @@ class ProcessGuard:
 
 def signal_descendants(number: signal.Signals) -> int:
     """Signal every descendant of this process, and return how many there were."""
-    pids = descendants([os.getpid()])
+    pids = descendants(os.getpid())
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
