@@ -497,8 +497,8 @@ class KnownAnswers:
         self.asked.append(fields)
         name = fields.get("response_format", {}).get("json_schema", {}).get("schema", {}).get("title")
         if name is None or name in self.takes:
-            return AttemptResult('{"n": 1}', status=200, output_tokens=4)
-        return AttemptResult(None, None, "http_400", f"cannot hold an answer to {name}", status=400)
+            return AttemptResult(answer='{"n": 1}', status=200, output_tokens=4)
+        return AttemptResult(error_kind="http_400", error=f"cannot hold an answer to {name}", status=400)
 
 
 @pytest.mark.parametrize(("takes", "asked"), [(("a", "b"), 4), (("a",), 5), ((), 5)])

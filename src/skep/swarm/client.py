@@ -14,6 +14,7 @@ from skep.errors import SkepError
 from skep.paths import DEFAULT_PORT, Paths, user_paths
 from skep.store.rows import storable
 from skep.supervisor.control import ask, local_key, socket_of
+from skep.swarm.records import AnswerFigures
 from skep.wire.client import Pool
 from skep.wire.fetch import LARGEST_ANSWER_BYTES
 from skep.wire.heads import ResponseHead, parse_url
@@ -22,25 +23,15 @@ from skep.wire.openai import CHAT, OpenAIClient, StreamReader
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptResult(AnswerFigures):
     """What came of an attempt. `error_kind` None: an answer that counts; "rejected": one that does not.
 
     Other kinds are those of a request: connect, closed, cut, timeout, too_long, garbage, engine_error, http_500 ...
     """
 
-    answer: str | None = None
     value: Any = None
-    error_kind: str | None = None
-    error: str | None = None
     status: int | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    first_token_at: float | None = None  # unix seconds
-    queued_ms: float | None = None  # in skep's gateway
-    decode_ms: float | None = None
-    finish_reason: str | None = None
-    replica: str | None = None
     retry_after_s: float | None = None
 
 

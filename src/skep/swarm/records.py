@@ -75,19 +75,12 @@ class AttemptOutcome(StrEnum):
     CANCELLED = "cancelled"  # the run was stopped meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    task: str
-    session: int
-    number: int  # from 1, over all sessions
-    agent: int  # from 0: which of those that work at once
-    why: Why
-    outcome: AttemptOutcome
-    started_at: float
-    ended_at: float
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFigures:
+    """What is known of an answer, whole or not."""
+
     first_token_at: float | None = None
     queued_ms: float | None = None  # in skep's gateway
-    requests: int = 1  # several only in runs of earlier versions
     prompt_tokens: Count = None
     output_tokens: Count = None
     decode_ms: float | None = None  # as the engine tells it
@@ -96,7 +89,20 @@ class Attempt:
     error: str | None = None
     finish_reason: str | None = None
     replica: str | None = None
-    answer: str | None = None  # of a rejected one; of one that counted, the result has it
+    answer: str | None = None  # of a stored attempt: only of a rejected one; of one that counted, the result has it
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(AnswerFigures):
+    task: str
+    session: int
+    number: int  # from 1, over all sessions
+    agent: int  # from 0: which of those that work at once
+    why: Why
+    outcome: AttemptOutcome
+    started_at: float
+    ended_at: float
+    requests: int = 1  # several only in runs of earlier versions
 
 
 class SwarmRunState(StrEnum):
