@@ -13,6 +13,12 @@ HISTORY = 120  # readings
 WINDOW_S = 10.0  # rates are means over so long
 
 
+def read_status(paths: Paths, timeout_s: float) -> Status:
+    """Return the status of the hive that runs here; blocks until it answers. Raises SkepError."""
+    status = ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=timeout_s)
+    return {**status, "up_s": up_s(status["pid"])}
+
+
 class Rate:
     """What a counter gains per second over the last WINDOW_S. A value of None: nobody has counted yet.
 
@@ -68,12 +74,6 @@ class TokenRates:
 
     def by_replica(self) -> dict[str, float | None]:
         return {name: self.of(name) for name in sorted(self._each)}
-
-
-def read_status(paths: Paths, timeout_s: float) -> Status:
-    """Return the status of the hive that runs here; blocks until it answers. Raises SkepError."""
-    status = ask(socket_of(paths.lock, paths.socket), {"op": "status"}, timeout_s=timeout_s)
-    return {**status, "up_s": up_s(status["pid"])}
 
 
 class HiveReadings:
