@@ -54,24 +54,6 @@ def test_the_public_connection_has_no_prompts_addresses_or_flows(paths):
     assert "secret" not in whole
 
 
-def test_documents_are_public_without_addresses_folders_and_what_stands_under_a_telling_key(paths):
-    """Whatever a run's configuration holds, as that of an A/B, which names the other address."""
-    with open_store(paths.store) as store:
-        put_run(
-            store, 1, kind="ab", model="/srv/models/m.gguf", url=SECRET,
-            config={"against": SECRET, "file": "/srv/x/levels.json", "workload": {"seed": 1}, "shape": "50/50 mix",
-                    "results": [{"base_url": SECRET, "headers": {"x": "secret"}, "tool": "guidellm"}]},
-            host={"cpu_model": "Some CPU @ 3.0 GHz", "hostname": "secret-box"},
-            engine={"engine": "vllm", "argv": ["vllm", "serve", "secret"], "model_path": "~/secret/m.gguf"},
-        )  # fmt: skip
-    with Site(paths, public=True).store() as store:
-        run = next(run for run in store.runs() if run.kind == "ab")
-    assert run.model == "m.gguf"
-    assert run.config == {"workload": {"seed": 1}, "shape": "50/50 mix", "results": [{"tool": "guidellm"}]}
-    assert run.host == {}
-    assert run.engine == {"engine": "vllm", "argv": []}
-
-
 def test_free_documents_keep_the_names_of_files_and_lose_addresses_and_what_stands_under_a_telling_key():
     told = {"against": SECRET, "file": "/srv/x/levels.json", "seed": 1, "shape": "50/50 mix",
             "results": [{"headers": {"x": "secret"}, "tool": "guidellm"}], "argv": ["secret"]}  # fmt: skip

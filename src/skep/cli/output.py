@@ -12,13 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skep import files
+from skep import files, units
 from skep.errors import UserError
 
 T = TypeVar("T")
 write_whole = files.write_whole
 _STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "...", "▒": "%", "·": ".", "━": "=", "╳": "x"}
-_STAND_INS |= {"─": "-", **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True))}
+_STAND_INS |= {"−": "-", "×": "x", "─": "-", **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True))}
 
 
 def print_json(document: Any) -> None:
@@ -104,7 +104,7 @@ def day_and_time(at: float) -> str:
 
 def number(value: float | None, digits: int = 1) -> str:
     """Format a number; an unknown one is an en dash, never a zero."""
-    return "–" if value is None else f"{value:,.{digits}f}"
+    return units.number(value, digits=digits)
 
 
 @contextmanager

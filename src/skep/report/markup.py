@@ -50,6 +50,11 @@ def card(value: str, label: str, note: str) -> Markup:
     )
 
 
+def card_list(*cards: tuple[str, str, str]) -> Markup:
+    """Return the key figures of a page: value, label and note of each."""
+    return tag("dl", *(card(*one) for one in cards), class_="cards")
+
+
 def figure(picture: Markup, title: str, caption: str) -> Markup:
     heading = tag("figcaption", tag("strong", text(title)), tag("span", text(caption)))
     return tag("figure", heading, picture)

@@ -19,7 +19,7 @@ from skep.report.columns import Column, chosen, html_table, print_records
 from skep.report.levels import counted
 from skep.report.markup import (
     Markup,
-    card,
+    card_list,
     join,
     tag,
     text,
@@ -370,17 +370,15 @@ def _cards(summary: QualitySummary) -> Markup:
     texts = summary.noise_texts_changed
     said = "" if texts is None else f"; {percent(100 * texts)} of the texts"
     held = summary.holds_up_to
-    return tag(
-        "dl",
-        card(
+    return card_list(
+        (
             UNKNOWN if held is None else f"C = {held}",
             "Holds up to",
             "nothing is excluded" if held is None else f"a loss of {points(summary.delta)} excluded",
         ),
-        card(percent(None if first is None else 100 * first.base_rate, digits=1), "Passed at C = 1", summary.bank),
-        card(percent(changed, digits=1), "Verdicts that change by themselves", f"C = 1 against itself{said}"),
-        card(number(summary.items, digits=0), "Items", _asked(summary)),
-        class_="cards",
+        (percent(None if first is None else 100 * first.base_rate, digits=1), "Passed at C = 1", summary.bank),
+        (percent(changed, digits=1), "Verdicts that change by themselves", f"C = 1 against itself{said}"),
+        (number(summary.items, digits=0), "Items", _asked(summary)),
     )
 
 

@@ -17,7 +17,7 @@ from skep.report.levels import best_level, class_table, energy_table, failure_ta
 from skep.report.markup import (
     Markup,
     banner,
-    card,
+    card_list,
     definitions,
     join,
     tag,
@@ -77,25 +77,23 @@ def cards(summary: SweepSummary) -> Markup:
     elif summary.client_limited:
         remark = "the best of the levels that the client did not limit"
     ttft = widest.ttft_ms if widest else None
-    return tag(
-        "dl",
-        card(number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, remark)),
+    return card_list(
+        (number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, remark)),
         _gain_card(summary, best),
-        card(percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
-        card(milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + _solo_ttft(summary.levels)),
-        class_="cards",
+        (percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
+        (milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + _solo_ttft(summary.levels)),
     )
 
 
-def _gain_card(summary: SweepSummary, best: LevelSummary | None) -> Markup:
+def _gain_card(summary: SweepSummary, best: LevelSummary | None) -> tuple[str, str, str]:
     """Return the speedup where serial and swarm did the same tasks; else what concurrency gained in tokens a second."""
     serial, swarm = walls(summary)
     if known(serial) and known(swarm):
-        return card(times(by_wall(summary)), "Swarm speedup", _walls(summary))
+        return times(by_wall(summary)), "Swarm speedup", _walls(summary)
     alone = _alone(summary.levels)
     of_best, of_one = best.effective_tok_s if best else None, alone.effective_tok_s if alone else None
     gain = of_best / of_one if of_best and of_one else None
-    return card(times(gain), "Gain in tok/s", f"{_at(best)} over one agent alone")
+    return times(gain), "Gain in tok/s", f"{_at(best)} over one agent alone"
 
 
 def comparable(summary: SweepSummary) -> bool:

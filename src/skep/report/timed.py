@@ -12,7 +12,7 @@ from skep.bench.records import LevelSummary, SweepSummary
 from skep.report.checks import clock_section, left_out_sentences, listed
 from skep.report.columns import Column, html_table
 from skep.report.levels import energy_table, failure_table, level_columns
-from skep.report.markup import Markup, card, section, tag, trusted, wide_figure
+from skep.report.markup import Markup, card_list, section, trusted, wide_figure
 from skep.report.svg import picture
 from skep.report.sweep import run_banners, run_report
 from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
@@ -53,13 +53,11 @@ def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:
 def _cards(levels: Sequence[LevelSummary], names: Sequence[str]) -> Markup:
     last, name = levels[-1], names[-1]
     ttft = last.ttft_ms
-    return tag(
-        "dl",
-        card(number(last.effective_tok_s), "Effective tok/s", name),
-        card(milliseconds(ttft.p50 if ttft else None), "TTFT p50", f"{name}; from when a request was due"),
-        card(milliseconds(ttft.p95 if ttft else None), "TTFT p95", name),
-        card(percent(100 * last.failed / last.requests if last.requests else None), "Failed", f"of {last.requests}"),
-        class_="cards",
+    return card_list(
+        (number(last.effective_tok_s), "Effective tok/s", name),
+        (milliseconds(ttft.p50 if ttft else None), "TTFT p50", f"{name}; from when a request was due"),
+        (milliseconds(ttft.p95 if ttft else None), "TTFT p95", name),
+        (percent(100 * last.failed / last.requests if last.requests else None), "Failed", f"of {last.requests}"),
     )
 
 
