@@ -2,7 +2,7 @@
 
 What may be up at once is measured side by side, so that whatever the machine does meanwhile befalls all; what may not
 is measured one after the other, in another order each time. Every start is a stored run. A side that dies, answers
-with errors or falls silent raises `SideFailed` at once, with what its log says. Decides nothing.
+with errors or falls silent fails at once, with what its log says. Decides nothing.
 """
 
 from __future__ import annotations
