@@ -92,7 +92,7 @@ def engine():
     ("extra", "code", "said"),
     [
         (("--levels", "1,8"), 2, "C=8 is beyond the 2 slots"),
-        (("--levels", "2,4"), 2, "--levels `2,4` is not 1 and one more"),
+        (("--levels", "2,4"), 2, "--concurrency `2,4` is not 1 and one more"),
         (("--model", "fake-modle"), 2, "did you mean `fake-model`?"),
         (("--budget", "1ms"), 2, "the budget ended before C="),
         (("--levels", "1", "--budget", "40s", "--prompt-tokens", 600), 1, "--prompt-tokens"),

@@ -112,12 +112,12 @@ REFUSED = [
     (("qwen3.6-27b", *TWO, "--quant", "2bit"), "no quantization is called `2bit`"),
     (("qwen3.6-27b", *TWO, "--kv", "2bit"), "no KV cache type is called `2bit`"),
     (("qwen3.6-27b", *TWO, "--slo", "speed=1s"), "--slo `speed=1s`"),
-    (("qwen3.6-27b", *TWO, "--utilization", "90"), "--utilization 90 is no share"),
+    (("qwen3.6-27b", *TWO, "--utilization", "90"), "--memory-share 90 is no share"),
     (("qwen3.6-27b", *TWO, "--context", "512"), "--context 512 is less than a task's 1536 tokens"),
-    (("qwen3.6-27b", *TWO, "--price", "1", "--price", "2"), "2 --price for 1 --gpu"),
+    (("qwen3.6-27b", *TWO, "--price", "1", "--price", "2"), "2 --price-card for 1 --gpu"),
     (("qwen3.6-27b", "--gpu-spec", "name=x"), "lacks memory"),
     *((("qwen3-8b", *ONE, f"--price={price}"), "--price") for price in ("nan", "inf", "-800", "0")),
-    (("qwen3-8b", "--gpu", "rtx-3090@700", "--price", "800"), "--price 800"),
+    (("qwen3-8b", "--gpu", "rtx-3090@700", "--price", "800"), "--price-card 800"),
     (("Qwen/Qwen3-8B-AWQ", *ONE, "--quant", "fp8"), "--quant"),
     (("qwen3-8b", *ONE, "--link", "carrier-pigeon"), "carrier-pigeon"),
     (("qwen3-8b", *ONE, "--context", "100000"), "--context"),
@@ -295,7 +295,7 @@ def test_one_slot_is_one_slot():
 
 def test_a_plan_for_named_cards_loads_neither_a_store_nor_what_draws_and_checks():
     """Half a second is the time somebody waits for it."""
-    heavy = "('rich', 'pydantic', 'msgspec', 'asyncio', 'sqlite3', 'jinja2', 'skep.host.facts')"
+    heavy = "('rich', 'pydantic', 'asyncio', 'sqlite3', 'jinja2', 'skep.host.facts')"
     code = f"import sys, skep.report.plan_text; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

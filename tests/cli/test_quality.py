@@ -209,7 +209,7 @@ def test_no_advice_is_not_the_advice_that_no_level_will_do(good):
     ("words", "says", "hint"),
     [
         ("--levels 1,4", "there is no level 4", "2 (P1+S1)"),
-        ("--levels many", "is not a list", "--levels"),
+        ("--concurrency many", "is not a list", "--concurrency"),
         ("--form endless", "--form `endless` is unknown", "published or sustained"),
         ("--repeats 5000", "--repeats 5000", "1,000"),
         ("--timeout 0s", "--timeout `0s`", "15m"),
