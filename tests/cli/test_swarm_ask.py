@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from in_process import call, refused
 
-from skep.cli.swarm_tables import journal
+from skep.cli.swarm_session import journal
 from skep.testing.process import FakeEngine
 
 GOAL = "Say what each file is about"

@@ -12,7 +12,7 @@ from in_process import refused
 from terminal import Terminal
 
 from skep.cli.liveview import Page, bar_cells, drawn, sparkline
-from skep.cli.top_frame import frame
+from skep.cli.top import frame
 from skep.errors import EngineError
 from skep.paths import user_paths
 from skep.supervisor.control import replicas_of

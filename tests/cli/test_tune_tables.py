@@ -2,7 +2,7 @@
 
 import pytest
 
-from skep.cli import tune_tables as tables
+from skep.cli import tune_run as tables
 from skep.cli.liveview import Page
 from skep.errors import UserError
 from skep.report.tuning import stage_columns

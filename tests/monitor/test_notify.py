@@ -17,6 +17,7 @@ from skep.errors import UserError
 from skep.monitor.notify import (
     MAX_TEXT,
     Command,
+    Notification,
     NotificationQueues,
     Secrets,
     Webhook,
@@ -28,7 +29,6 @@ from skep.monitor.notify import (
     variables_of,
     webhook_of,
 )
-from skep.monitor.quiet_hours import Notification
 from skep.monitor.records import Alert, AlertRule
 
 DOWN = Alert(AlertRule.DOWN, "box", 3600.0, "box is down: refused", 2.0, 2.0, id=1)

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from skep.errors import StoreError
-from skep.monitor.loop import Loop, idle_before, probe_by_hand
-from skep.monitor.probe_lock import ProbeLock
+from skep.monitor.loop import Loop, ProbeLock, idle_before, probe_by_hand
 from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
@@ -19,7 +18,7 @@ from skep.testing.process import FakeEngine
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from skep.monitor.probe_lock import ProbeLock
+from skep.monitor.loop import ProbeLock
 async def hold():
     async with ProbeLock(Path(sys.argv[1])).at("here", lambda: None):
         print("held", flush=True)

@@ -7,7 +7,7 @@ import pytest
 
 from skep.config.monitor import QuietHours, parse_quiet_hours
 from skep.errors import UserError
-from skep.monitor.quiet_hours import Notification, QuietHoursPolicy
+from skep.monitor.notify import Notification, QuietHoursPolicy
 from skep.monitor.records import Alert, AlertRule
 
 BERLIN = ZoneInfo("Europe/Berlin")

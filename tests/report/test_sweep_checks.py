@@ -17,8 +17,7 @@ from skep.report.checks import (
     turning_sentence,
 )
 from skep.report.comparison import comparison_page
-from skep.report.sweep import sweep_page
-from skep.report.timed import timed_page
+from skep.report.sweep import sweep_page, timed_page
 from skep.stats.turning import Turning
 from skep.units import Interval
 

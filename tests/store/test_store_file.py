@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
 import sys
@@ -14,6 +15,7 @@ from skep.errors import StoreError, UserError
 from skep.store import connection as migrations
 from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import Store, open_store
+from skep.store.records import CalibrationRecord
 
 
 def mode(path) -> int:
@@ -271,3 +273,87 @@ def test_file_deleted_or_replaced_under_its_store_is_noticed(path, store, replac
     if replaced:
         path.touch()
     assert store.moved
+
+
+PAGE = (Path(__file__).parents[2] / "docs/store.md").read_text(encoding="utf-8")
+VIEWS = ("v_probes", "v_samples", "v_series_hours", "v_series_days", "v_events", "v_alerts", "v_changes")
+VIEWS += ("v_swarm_runs", "v_swarm_tasks", "v_swarm_attempts", "v_tunings", "v_tuning_stages")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_column_of_a_view_is_in_the_page(store, view):
+    """In the paragraph that begins with its name."""
+    (paragraph,) = re.findall(rf"^- [^\n]*`{view}`[^:]*:(.*?)(?=^- |\n\n)", PAGE, re.MULTILINE | re.DOTALL)
+    columns = store.read(f"PRAGMA table_info({view})")
+    assert columns
+    for row in columns:
+        assert re.search(rf"\b{row['name']}\b", paragraph), row["name"]
+
+
+@pytest.mark.parametrize("query", re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL))
+def test_the_queries_of_the_page_can_be_made(store, query):
+    assert store.read(query) == []
+
+
+def test_duckdb_can_read_every_view(store):
+    """It reads their text with a parser of its own, which stumbled over these three."""
+    views = store.read("SELECT name, sql FROM sqlite_master WHERE type = 'view'")
+    assert {row["name"] for row in views} >= set(VIEWS)
+    for row in views:
+        assert not re.search(r"count\(\*\)|\bdate\(|[(,\s]at,", row["sql"]), row["name"]
+
+
+NOW = 1_794_752_553.25
+
+
+def calibration(name="c-1", **changes):
+    values = {
+        "created_at": NOW, "host": "h0", "model": "qwen3-8b", "engine": "vllm", "quant": "awq", "layout": "TP=1",
+        "rig": "rtx-3090", "simulated": False, "decode": 1.2, "batch": 0.9, "prompt": 1.5,
+        "document": {"runs": ["a", "b"], "deep": {"x": [1, 2.5, None]}}, "skep_version": "0.1.0",
+    }  # fmt: skip
+    return CalibrationRecord(id=name, **values | changes)
+
+
+def test_calibrations_come_newest_first_those_of_one_host_or_all(store):
+    """Of two at the same time the later row is newer; an id is taken once."""
+    for name, host in (("c-1", "here"), ("c-2", "there"), ("c-3", "here")):
+        store.append_calibration(calibration(name, host=host))
+    assert [row.id for row in store.calibrations()] == ["c-3", "c-2", "c-1"]
+    assert [row.id for row in store.calibrations("here")] == ["c-3", "c-1"]
+    assert store.calibrations("nowhere") == []
+    with pytest.raises(StoreError, match="does not take this row"):
+        store.append_calibration(calibration())
+
+
+def test_deleting_takes_only_those_named(store):
+    for name in ("c-1", "c-2"):
+        store.append_calibration(calibration(name))
+    assert store.delete_calibrations(["c-1", "unknown"]) == 1
+    assert [row.id for row in store.calibrations()] == ["c-2"]
+    assert store.delete_calibrations([]) == 0
+
+
+def test_deleting_a_run_leaves_the_calibration(store, begin):
+    """It has the figures of its own; `skep store gc` must not take away what plans rest on."""
+    run_id = begin(store)
+    store.end_run(run_id, NOW, "done")
+    store.append_calibration(calibration(document={"runs": [run_id]}))
+    assert store.delete_runs([run_id]) == 1
+    assert len(store.calibrations()) == 1
+
+
+def test_people_read_a_view(store, path):
+    store.append_calibration(calibration())
+    reader = sqlite3.connect(path)
+    query = (
+        "SELECT calibration_id, measured_utc, step_factor, further_sequences_factor, prompt_factor FROM v_calibrations"
+    )
+    assert reader.execute(query).fetchall() == [("c-1", "2026-11-15 14:22:33", 1.2, 0.9, 1.5)]
+    reader.close()
+
+
+def test_the_file_of_schema_4_has_its_calibration(old_file):
+    with open_store(old_file("4")) as store:
+        (row,) = store.calibrations()
+        assert (row.id, row.decode, row.document) == ("20261115-143000-c0ffee", 1.25, {"fitted": {"decode": 1.25}})

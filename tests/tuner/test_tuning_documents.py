@@ -6,7 +6,6 @@ import pytest
 from small_search import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
-from skep.tuner.documents import tuning_json
 from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
     CurvePoint,
@@ -31,6 +30,7 @@ from skep.tuner.store import (
     document_text,
     from_document,
     to_document,
+    tuning_json,
 )
 from skep.units import Interval
 

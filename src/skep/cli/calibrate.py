@@ -81,7 +81,7 @@ def forget(name: NameArgument) -> None:
     """Delete one; the next older of its kind is used again."""
 
 
-@command(calibrations, "skep calibrate validate published_points.csv --json", runs="validate.validate")
+@command(calibrations, "skep calibrate validate published_points.csv --json", runs="calibrate_run.validate")
 def validate(
     points: Annotated[
         Path,

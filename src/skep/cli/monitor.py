@@ -97,7 +97,7 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Print one line for each problem. The exit code is 4 while there is one, for cron."""
 
 
-@command(monitor_app, "skep monitor series box --since 30d", runs="monitor_series.show_series")
+@command(monitor_app, "skep monitor series box --since 30d", runs="monitor_run.show_series")
 def series(
     wanted: Annotated[str | None, argument("A target, or the name of a series.", metavar="TARGET")] = None,
     since: SinceOption = "30d",
@@ -107,7 +107,7 @@ def series(
     """Show level, spread and drift of each series over 1, 7 and 30 days, and when it changed."""
 
 
-@command(monitor_app, "skep monitor compare box cloud --since 7d", runs="monitor_series.compare_two")
+@command(monitor_app, "skep monitor compare box cloud --since 7d", runs="monitor_run.compare_two")
 def compare(
     a: Annotated[str, argument("A target.", metavar="A")],
     b: Annotated[str, argument("The target to compare with A.", metavar="B")],
@@ -121,7 +121,7 @@ def compare(
     monitor_app,
     'skep monitor note "NVLink bridges removed" --target box',
     name="note",
-    runs="monitor_series.write_note",
+    runs="monitor_run.write_note",
 )
 def note_(
     text: Annotated[str, argument("What was changed.", metavar="TEXT")],
@@ -132,7 +132,7 @@ def note_(
     """Record a change as an event on the time axis. The series before and after it are compared."""
 
 
-@command(monitor_app, "skep monitor export --csv --since 30d -o samples.csv", runs="monitor_series.export_samples")
+@command(monitor_app, "skep monitor export --csv --since 30d -o samples.csv", runs="monitor_run.export_samples")
 def export(
     as_csv: Annotated[bool, option("Write CSV, the default.", "--csv")] = False,
     as_json: JsonOption = False,
@@ -144,7 +144,7 @@ def export(
     """Export every sample as it was measured, and missed probes."""
 
 
-@command(monitor_app, "skep monitor thin --older 90d", runs="monitor_series.thin_samples")
+@command(monitor_app, "skep monitor thin --older 90d", runs="monitor_run.thin_samples")
 def thin(
     older: Annotated[str, option("Delete samples of days older than this, such as 90d.")],
     yes: Annotated[bool, option("Do not ask for confirmation.", "--yes")] = False,
@@ -152,6 +152,6 @@ def thin(
     """Delete raw samples of old days. The summary of each day stays. This never happens automatically."""
 
 
-@command(monitor_app, "skep monitor grafana > skep.json", runs="monitor_series.print_dashboard")
+@command(monitor_app, "skep monitor grafana > skep.json", runs="monitor_run.print_dashboard")
 def grafana() -> None:
     """Print a Grafana dashboard for the metrics of `skep web`, to be imported as a file."""

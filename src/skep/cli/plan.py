@@ -77,7 +77,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""
-    from skep.cli.plan_output import check_page
+    from skep.cli.output import check_page
     from skep.deploy.plan_request import PlanFlags, answer_plan, document, nothing_fits
 
     speak_plainly()

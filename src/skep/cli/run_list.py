@@ -116,8 +116,8 @@ def _readable(run: StoredRun, summary: SweepSummary) -> Any:
     from skep.report.checks import left_out_sentences
     from skep.report.columns import Column
     from skep.report.levels import level_columns
+    from skep.report.sweep import level_names
     from skep.report.tables import Table
-    from skep.report.timed import level_names
 
     figures = level_columns(
         "effective_tok_s spread plateau_tok_s task_tok_s contention_pct ttft_p50_ms ttft_p95_ms tpot_p50_ms counted "

@@ -153,7 +153,7 @@ def ask(options: AskOptions) -> None:
     """Split a goal over files, work on all parts at once, and merge the answers into one."""
 
 
-@command(swarm, "skep swarm cancel last", runs="swarm_tables.cancel_run")
+@command(swarm, "skep swarm cancel last", runs="swarm_session.cancel_run")
 def cancel(
     name: RunName,
     wait: Annotated[str, option("How long to wait for the run's process to end.")] = "30s",
@@ -162,7 +162,7 @@ def cancel(
     """Stop a run, also one of another process. Results are kept, and `skep swarm resume` continues it."""
 
 
-@command(swarm, "skep swarm list --json", name="list", runs="swarm_tables.print_runs")
+@command(swarm, "skep swarm list --json", name="list", runs="swarm_session.print_runs")
 def list_(
     limit: Annotated[int, option("How many runs.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
@@ -170,12 +170,12 @@ def list_(
     """List the runs, newest first, with their tasks done, set aside and left."""
 
 
-@command(swarm, "skep swarm show last", runs="swarm_tables.show_run")
+@command(swarm, "skep swarm show last", runs="swarm_session.show_run")
 def show(name: RunName = "last", price_kwh: Price = None, as_json: JsonOption = False) -> None:
     """Show one run: failures first, then time, tokens, energy, and what each agent did."""
 
 
-@command(swarm, "skep swarm trace last task-17", runs="swarm_tables.show_trace")
+@command(swarm, "skep swarm trace last task-17", runs="swarm_session.show_trace")
 def trace(
     name: RunName,
     task_id: Annotated[str, argument("A task's id.", metavar="TASK")],

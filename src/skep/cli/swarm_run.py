@@ -15,8 +15,7 @@ from skep.cli.bench_common import Interrupted, positive_seconds, run_measuring
 from skep.cli.options import EndpointOptions
 from skep.cli.output import check_output, day_and_time, note, print_json, write_whole
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
-from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of
-from skep.cli.swarm_tables import journal, one_line
+from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal, one_line
 from skep.errors import EndpointError, UserError
 from skep.paths import user_paths
 from skep.report.swarm import split_lines

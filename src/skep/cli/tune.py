@@ -93,12 +93,12 @@ def resume(
     """Continue a tuning that was stopped or killed; only the unfinished step is measured again."""
 
 
-@command(tune, "skep tune show last --html tuning.html", runs="tune_stored.show_tuning")
+@command(tune, "skep tune show last --html tuning.html", runs="tune_run.show_tuning")
 def show(name: TuningName = "last", html: HtmlOption = None, as_json: JsonOption = False) -> None:
     """Show each change with its figure, interval, ratio, and why it was kept or left; the progress as bars."""
 
 
-@command(tune, "skep tune export my-27b --tuning last", runs="tune_stored.export_tuning")
+@command(tune, "skep tune export my-27b --tuning last", runs="tune_run.export_tuning")
 def export(
     name: Annotated[str, argument("Name of the preset to write; `skep up NAME` serves it.", metavar="NAME")],
     tuning: Annotated[str, option("Id of the tuning, or `last`.", metavar="ID")] = "last",
@@ -108,7 +108,7 @@ def export(
     """Write the best configuration of a tuning as a preset of your own."""
 
 
-@command(tune, "skep tune list --json", name="list", runs="tune_stored.print_tunings")
+@command(tune, "skep tune list --json", name="list", runs="tune_run.print_tunings")
 def list_(
     limit: Annotated[int, option("Number of tunings to list, newest first.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
@@ -116,6 +116,6 @@ def list_(
     """List the tunings, newest first: model, goal, baseline and best figure."""
 
 
-@command(tune, "skep tune remove 20260801-2", name="remove", runs="tune_stored.remove_tuning")
+@command(tune, "skep tune remove 20260801-2", name="remove", runs="tune_run.remove_tuning")
 def remove(name: TuningName) -> None:
     """Delete a tuning with its stages; keep presets made of it."""

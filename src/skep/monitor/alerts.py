@@ -18,8 +18,18 @@ from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor import evaluate
 from skep.monitor.evaluate import Alarms, find_alerts, findings_of
-from skep.monitor.notify import Log, Notice, NotificationQueues, Notifier, Secrets, log_line, make_notice, notifiers_of
-from skep.monitor.quiet_hours import Notification, QuietHoursPolicy
+from skep.monitor.notify import (
+    Log,
+    Notice,
+    Notification,
+    NotificationQueues,
+    Notifier,
+    QuietHoursPolicy,
+    Secrets,
+    log_line,
+    make_notice,
+    notifiers_of,
+)
 from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.status import TargetState, TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from skep.config.settings import Monitor
 from skep.monitor.alerts import AlertWatcher, free_bytes_of
-from skep.monitor.loop import Loop, hold_monitor_lock, prober_with
-from skep.monitor.probe_lock import ProbeLock
+from skep.monitor.loop import Loop, ProbeLock, hold_monitor_lock, prober_with
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths
 from skep.store.database import Store, open_store

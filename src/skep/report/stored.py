@@ -37,8 +37,7 @@ def drawn(store: Store, runs: Sequence[StoredRun], *, as_picture: bool) -> str:
 
 
 def _measured(store: Store, run: StoredRun, *, as_picture: bool) -> str:
-    from skep.report.sweep import sweep_page, sweep_picture
-    from skep.report.timed import timed_page
+    from skep.report.sweep import sweep_page, sweep_picture, timed_page
 
     if as_picture and run.kind in TIMED:
         raise UserError(f"run `{run.id}` ({run.kind}) has no curve over C to draw", hint="write .html instead")

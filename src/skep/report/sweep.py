@@ -6,20 +6,31 @@ said on the page, next to the figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from skep.bench.records import LevelSummary, Speedup, SweepSummary
 from skep.quality.records import MixedSummary, QualitySummary
 from skep.report import charts
 from skep.report.charts import by_wall, headed, panels, sized, walls
-from skep.report.checks import check_list, clock_section
-from skep.report.levels import best_level, class_table, energy_table, failure_table, level_table, request_table
+from skep.report.checks import check_list, clock_section, left_out_sentences, listed
+from skep.report.columns import Column, html_table
+from skep.report.levels import (
+    best_level,
+    class_table,
+    energy_table,
+    failure_table,
+    level_columns,
+    level_table,
+    request_table,
+)
 from skep.report.markup import (
     Markup,
     banner,
     card_list,
     definitions,
     join,
+    section,
     tag,
     term_list,
     text,
@@ -352,3 +363,60 @@ def provenance(run: StoredRun) -> Markup:
     return tag(
         "div", *(definitions(title, facts or [(UNKNOWN, "not told")]) for title, facts in groups), class_="columns"
     )
+
+
+TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
+_FIGURES = (
+    "requests failed effective_tok_s ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms total_p95_ms "
+    "queued_p50_ms task_tok_s"
+)
+
+
+def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
+    levels, classes = summary.levels, summary.classes
+    names = level_names(run, levels)
+    parts = (
+        _cards(levels, names),
+        ("levels", "What was sent", _table("load", lambda level: names[levels.index(level)], levels)),
+        ("left-out", "Runs left out", listed(left_out_sentences(levels, names))),
+        ("classes", "By kind of traffic", _table("class", lambda level: level.traffic, classes) if classes else None),
+        _timed_timeline(summary, names, rows),
+        failure_table(rows),
+        energy_table(levels),
+        clock_section(levels),
+    )
+    return run_report(run, TITLES[run.kind], run.kind, run_banners(run, summary), parts)
+
+
+def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:
+    """Return what the numbers of the levels stand for."""
+    rates = run.config.get("rates")
+    if run.kind == "open" and isinstance(rates, list):
+        return [f"{rates[level.concurrency - 1]:g} requests/s" for level in levels]
+    return ["all traffic"] * len(levels) if run.kind == "classes" else ["the trace"] * len(levels)
+
+
+def _cards(levels: Sequence[LevelSummary], names: Sequence[str]) -> Markup:
+    last, name = levels[-1], names[-1]
+    ttft = last.ttft_ms
+    return card_list(
+        (number(last.effective_tok_s), "Effective tok/s", name),
+        (milliseconds(ttft.p50 if ttft else None), "TTFT p50", f"{name}; from when a request was due"),
+        (milliseconds(ttft.p95 if ttft else None), "TTFT p95", name),
+        (percent(100 * last.failed / last.requests if last.requests else None), "Failed", f"of {last.requests}"),
+    )
+
+
+def _table(first: str, name: Callable[[LevelSummary], str], levels: Sequence[LevelSummary]) -> Markup:
+    figures = [replace(one, group=None, optional=False) for one in level_columns(_FIGURES)]
+    return html_table(f"Figures by {first}", [Column(first, first, name), *figures], levels)
+
+
+def _timed_timeline(summary: SweepSummary, names: Sequence[str], rows: Sequence[Request]) -> Markup | None:
+    chosen = choose_timeline(summary.levels, rows)
+    if chosen is None:
+        return None
+    drawn = trusted(picture(timeline_chart(chosen), "Timeline of requests"))
+    places = [level.concurrency for level in summary.levels]
+    caption = timeline_caption(chosen, names[places.index(chosen.level)])
+    return section("timeline", "Request by request", wide_figure(drawn, "Timeline", caption))

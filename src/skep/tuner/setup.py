@@ -6,7 +6,9 @@ fastest. Everything that can be wrong is found here. Starts nothing.
 
 from __future__ import annotations
 
+import math
 import random
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -44,15 +46,76 @@ from skep.planner.ranking import Basis, published_basis
 from skep.planner.rigs import ResolvedRig, cpu_rig, find_rig, rig_of_host
 from skep.planner.setup import Rig
 from skep.planner.step import StepTuning as Fitted
+from skep.stats.slo import SloLimits
 from skep.tuner.baselines import baseline_of, prepared
-from skep.tuner.goal import parse_goal
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
-from skep.tuner.records import Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
+from skep.tuner.records import METRICS, Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import from_document, to_document
 from skep.units import format_seconds, parse_seconds, shortened
 from skep.weights.pull import installed
+
+MOST_AGENTS = 4096
+LEAST_OUTPUT = 8  # tokens: with fewer there is no pace to measure
+_GOAL = re.compile(r"\s*(?P<metric>[^@>=\s]*)\s*(?:@\s*(?P<agents>[^>=]*?))?\s*(?:>=(?P<target>.*))?")
+_HINT = 'write it as --goal "effective_tok_s@4": the metric, and at how many agents; ">=300" behind it ends the search'
+
+
+def parse_goal(
+    goal: str, *, input_tokens: int = 512, output_tokens: int = 128, slo: str | None = None,
+    min_context: int | None = None,
+) -> TuneGoal:  # fmt: skip
+    """The arguments are the flags of `skep tune`, as they were typed."""
+    found = _GOAL.fullmatch(goal)
+    if found is None or not found["metric"]:
+        raise UserError(f"--goal `{goal}` is not understood", hint=_HINT)
+    metric = _metric(found["metric"], goal)
+    agents = _agents(found["agents"], goal)
+    target = None if found["target"] is None else _target(found["target"], goal)
+    if input_tokens < 1:
+        raise UserError(f"--prompt-tokens {input_tokens} is no prompt", hint="1 or more")
+    if output_tokens < LEAST_OUTPUT:
+        hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
+        raise UserError(f"--output-tokens {output_tokens} is too short an answer", hint=hint)
+    task = input_tokens + output_tokens
+    if min_context is not None and min_context < task:
+        hint = "raise it, leave it out, or lower --prompt-tokens and --output-tokens"
+        raise UserError(f"--min-context {min_context} is less than a task's {task} tokens", hint=hint)
+    promise = str(SloLimits.parse(slo)) if slo is not None else None
+    return TuneGoal(metric, agents, input_tokens, output_tokens, target, promise, min_context)
+
+
+def _metric(name: str, goal: str) -> str:
+    wanted = name.casefold().replace("-", "_")
+    if wanted in METRICS:
+        return wanted
+    near = get_close_matches(wanted, METRICS, n=1, cutoff=0.5)
+    known = did_you_mean(near, f"known: {', '.join(METRICS)}")
+    raise UserError(f"--goal `{goal}`: no metric is called `{name}`", hint=known)
+
+
+def _agents(text: str | None, goal: str) -> int:
+    if not text:
+        raise UserError(f"--goal `{goal}` does not say at how many agents", hint=_HINT)
+    if not re.fullmatch(r"[0-9]+", text):
+        raise UserError(f"--goal `{goal}`: `{text}` is no number of agents", hint=_HINT)
+    agents = int(text[:9])
+    if not 1 <= agents <= MOST_AGENTS:
+        raise UserError(f"--goal `{goal}`: {text} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
+    return agents
+
+
+def _target(text: str, goal: str) -> float:
+    try:
+        target = float(text)
+    except ValueError:
+        raise UserError(f"--goal `{goal}`: `{text.strip()}` is no target", hint=_HINT) from None
+    if not math.isfinite(target) or target <= 0:
+        hint = "a target is a number above 0, in the metric's unit"
+        raise UserError(f"--goal `{goal}`: a target of {text.strip()} cannot be aimed at", hint=hint)
+    return target
+
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
 COMMANDS = ("resume", "show", "export", "ls", "rm")  # of `skep tune`: one that was mistyped is no model

@@ -13,9 +13,8 @@ from skep.errors import UserError
 from skep.report.columns import documents
 from skep.report.tuning import DASHBOARD, ladder_picture, tuning_banners, tuning_main, tuning_page
 from skep.tuner import summary
-from skep.tuner.documents import tuning_json
 from skep.tuner.records import TuneStage
-from skep.tuner.store import TuningRecord, TuningState, TuningStore
+from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
 from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.pictures import svg_answer

