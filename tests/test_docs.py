@@ -14,8 +14,7 @@ import pytest
 
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.catalog.options import EngineOptions
-from skep.cli.main import command_of
-from skep.cli.names import PARTS, plain_words
+from skep.cli.main import PARTS, command_of, plain_words
 from skep.cli.reference import cli_reference
 from skep.config.load import file_keys, parse_settings
 from skep.config.settings import Cluster, GatewaySettings, Monitor, Serve, Settings, Upstream

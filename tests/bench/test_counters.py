@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from skep.bench.counters import counted, read_counters
+from skep.bench.meters import counted, read_counters
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool

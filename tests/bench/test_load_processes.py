@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from sample_rows import HOST
 
-from skep.bench.client_health import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_generator import LEAD_S, LoadGenerator, LoadProcess, LoadProcesses
 from skep.bench.load_process import SEND_EVERY_S, Begin, LoadJob, LoadUpdate, carry_out, decode_news, encode, framed
 from skep.bench.load_shapes import TimeWindow, TrafficStream, split_tasks
+from skep.bench.meters import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
 from skep.bench.recording import Identity, Recording
 from skep.bench.request import BenchTask
 from skep.errors import SkepError

@@ -10,8 +10,7 @@ from importlib import import_module
 import pytest
 from in_process import call, refused
 
-from skep.cli.main import command_of
-from skep.cli.names import ALIASES, GROUPS, PART_OF, PARTS, REMOVED_COMMANDS, REMOVED_OPTIONS, plain_words
+from skep.cli.main import ALIASES, GROUPS, PART_OF, PARTS, REMOVED_COMMANDS, REMOVED_OPTIONS, command_of, plain_words
 from skep.cli.output import print_table
 
 WHOLE = command_of(PARTS).commands

@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from skep.bench.client_health import LEAST_DELIVERED, ClientHealth, garbage_kept, watch_client
-from skep.bench.counters import counted, read_counters
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_process import Begin, LoadJob, LoadUpdate, decode_news, framed, read_frame
 from skep.bench.load_shapes import Load, OnRow, TimeWindow, TrafficStream, run_streams, split_between_workers
+from skep.bench.meters import LEAST_DELIVERED, ClientHealth, counted, garbage_kept, read_counters, watch_client
 from skep.bench.metrics import delivered
 from skep.bench.recording import Recording
 from skep.bench.request import BenchTask, Sender

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from skep.bench.client_health import ClientHealth, garbage_kept, watch_client
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_shapes import TimeWindow, TrafficStream, run_streams, wait_for_begin
+from skep.bench.meters import ClientHealth, garbage_kept, watch_client
 from skep.bench.request import Sender
 from skep.store.records import Request
 from skep.wire.client import Pool

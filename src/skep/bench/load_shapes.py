@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from skep.bench.request import BenchTask, EncodedRequest, Sender
 from skep.store.records import Request
-from skep.workload.chance import capped_exponential
 from skep.workload.conversations import ConversationScript, next_messages
+from skep.workload.filling import capped_exponential
 
 OnRow = Callable[[Request], None]
 Load = Callable[[Sender, OnRow], Awaitable[None]]

@@ -9,8 +9,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from skep.bench.client_health import limit_reason
-from skep.bench.counters import MEANS
+from skep.bench.meters import MEANS, limit_reason
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of, tpot_values, ttft_values
 from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSummary
 from skep.stats.percentiles import median, percentile, ratio_of_medians_interval

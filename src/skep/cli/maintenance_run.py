@@ -62,8 +62,7 @@ def run_demo(output: Path) -> None:
     from skep.bench.tasks import Workload
     from skep.cli.hive import start_detached
     from skep.cli.run_list import write_reports
-    from skep.cli.summaries import print_summary
-    from skep.cli.sweep import measure
+    from skep.cli.sweep import measure, print_summary
 
     check_output(output)
     began = time.monotonic()

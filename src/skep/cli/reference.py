@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.cli.main import command_of
-from skep.cli.names import PARTS, help_page
+from skep.cli.main import PARTS, command_of, help_page
 
 _INTRO = """\
 # The command line

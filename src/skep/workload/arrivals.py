@@ -13,8 +13,8 @@ from itertools import accumulate, count
 from random import Random
 
 from skep.errors import UserError
-from skep.workload.chance import exponential
-from skep.workload.chance import gamma as draw_gamma
+from skep.workload.filling import exponential
+from skep.workload.filling import gamma as draw_gamma
 
 Arrivals = Callable[[float, Random], Iterator[float]]  # of a rate per second
 

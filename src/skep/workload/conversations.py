@@ -13,16 +13,18 @@ from itertools import count
 from random import Random
 
 from skep.errors import UserError
-from skep.workload.chance import capped_exponential, pick, shuffled
 from skep.workload.filling import (
     TYPICAL_CHARS_PER_TOKEN,
     Names,
+    capped_exponential,
     draw_names,
     draw_requirements,
     module,
+    pick,
     pieces,
     read_data,
     room_for,
+    shuffled,
 )
 from skep.workload.prompts import KINDS, Kind, compose, token_budget
 

@@ -16,8 +16,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from skep.errors import UserError
-from skep.workload.chance import pick, shuffled
-from skep.workload.filling import read_data
+from skep.workload.filling import pick, read_data, shuffled
 from skep.workload.items import Checker, Item
 
 WORDS, NAMES, DAYS, MONTHS = (

@@ -13,7 +13,6 @@ from itertools import count
 from random import Random
 from typing import Literal
 
-from skep.workload.chance import pick, shuffled
 from skep.workload.filling import (
     FULL,
     TINY,
@@ -25,9 +24,11 @@ from skep.workload.filling import (
     draw_requirements,
     fenced,
     module,
+    pick,
     pieces,
     read_data,
     room_for,
+    shuffled,
 )
 
 Kind = Literal["implement", "test", "fix", "refactor", "document"]
