@@ -125,8 +125,13 @@ asyncio.run(sandbox.run(script, SandboxLimits(seconds=60)))
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as skep:
         try:
             launcher = int(skep.stdout.readline())
-            wait_until(lambda: len(descendants(launcher)) >= 4 or skep.poll() is not None, 60.0)
-            inside = [launcher, *descendants(launcher)]
+            inside = []
+
+            def is_whole():
+                inside[:] = [launcher, *descendants(launcher)]
+                return len(inside) >= 5 or skep.poll() is not None
+
+            wait_until(is_whole, 60.0)
         finally:
             skep.kill()
             said = skep.communicate()[1].decode()
