@@ -12,6 +12,7 @@ from pathlib import Path
 from skep.catalog.presets import Preset, Published
 from skep.config.presets import check_name, find_preset, parse_preset, preset_toml, presets_folder
 from skep.errors import SkepError, UserError
+from skep.files import write_whole
 from skep.paths import Paths
 from skep.tuner.knobs import apply_config
 from skep.tuner.records import TuneStage, Tuning, changes_words
@@ -89,11 +90,9 @@ def write_preset(
         why = error.message.rpartition(f"{path}:")[2]
         raise SkepError(f"this configuration cannot be a preset: {why}", hint=error.hint) from None
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError(f"`{path}` is there already", hint="choose another name, or add --overwrite") from None
+    if path.exists() and not overwrite:
+        raise UserError(f"`{path}` is there already", hint="choose another name, or add --overwrite")
+    write_whole(path, text)
     return path
 
 
