@@ -7,7 +7,8 @@ import pytest
 from sample_rows import HOST
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.sweep import SweepPlan, SweepProgress, run_fingerprint, run_sweep
+from skep.bench.session import SessionProgress
+from skep.bench.sweep import SweepPlan, run_fingerprint, run_sweep
 from skep.bench.tasks import Workload
 from skep.errors import EndpointError, UserError
 from skep.store.database import open_store
@@ -123,7 +124,7 @@ def test_a_cancelled_sweep_keeps_its_rows_and_says_interrupted(store):
         endpoint = await find_endpoint(engine.url, None)
         enough = asyncio.Event()
 
-        def show(progress: SweepProgress):
+        def show(progress: SessionProgress):
             if progress.level and progress.done >= 10:
                 enough.set()
 

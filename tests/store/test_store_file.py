@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from skep.errors import StoreError, UserError
+from skep.monitor.records import Heat, ProbeShape, SeriesKey, SeriesMetric, SpanKind
+from skep.monitor.store import SeriesStore
 from skep.store import connection as migrations
 from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import Store, open_store
 from skep.store.records import CalibrationRecord
+from skep.store.verdicts import Check, Verdict, VerdictOutcome
+from skep.workload.items import Checker, Item
 
 
 def mode(path) -> int:
@@ -357,3 +361,93 @@ def test_the_file_of_schema_4_has_its_calibration(old_file):
     with open_store(old_file("4")) as store:
         (row,) = store.calibrations()
         assert (row.id, row.decode, row.document) == ("20261115-143000-c0ffee", 1.25, {"fitted": {"decode": 1.25}})
+
+
+ITEM = Item(
+    id="drills/add/7",
+    messages=({"role": "user", "content": "7 + 5 = ? ½ \ud83d"},),
+    checker=Checker("number", {"answer": 12}),
+    max_tokens=16,
+    keywords=("12",),
+    family="add",
+    difficulty=1,
+)
+VERDICT = Verdict(
+    level=4,
+    repeat=1,
+    index=7,
+    item=ITEM.id,
+    outcome=VerdictOutcome.WRONG,
+    detail="11 instead of 12",
+    checks=(Check("the last number", passed=False, detail="11"),),
+    keywords=True,
+    keywords_missing=("twelve",),
+    checker="number/1",
+    sandbox=None,
+    seconds=0.25,
+)
+
+
+def test_verdict_and_item_read_back_as_they_were(store, begin):
+    """What was asked and what became of it need no other file."""
+    run_id = begin(store, kind="quality")
+    store.append_items(run_id, [ITEM])
+    store.append_verdicts(run_id, [VERDICT])
+    assert store.items(run_id) == [ITEM]
+    assert store.verdicts(run_id) == [VERDICT]
+
+
+def test_a_request_has_one_verdict_an_ended_run_takes_none_a_deleted_one_takes_them_along(store, begin):
+    """A second opinion is a replay, not a row; what a finished run says is final."""
+    run_id = begin(store)
+    store.append_items(run_id, [ITEM])
+    store.append_verdicts(run_id, [VERDICT])
+    with pytest.raises(StoreError, match="does not take this row"):
+        store.append_verdicts(run_id, [VERDICT])
+    store.end_run(run_id, 1_794_752_600.0, "done")
+    with pytest.raises(StoreError, match="has ended"):
+        store.append_verdicts(run_id, [VERDICT])
+    assert store.delete_runs([run_id]) == 1
+    assert (store.items(run_id), store.verdicts(run_id)) == ([], [])
+
+
+KEY = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
+ALWAYS = (float("-inf"), float("inf"))
+
+
+def look(series: SeriesStore) -> tuple[int, int]:
+    """Days and samples as of one instant: nothing that the one tells of may be missing in the other."""
+    with_figures = """
+    SELECT (SELECT sum(spans.count) FROM spans JOIN series ON series.id = spans.series WHERE spans.kind = 'day'),
+        (SELECT count(*) FROM samples), (SELECT count(*) FROM probes)
+    """
+    in_days, samples, probes = (value or 0 for value in series.store.read(with_figures)[0])
+    assert in_days == samples == 3 * probes
+    return probes, samples
+
+
+def test_a_killed_monitor_leaves_whole_probes(path, child):
+    """What was acknowledged is there once; two readers beside it see probes with all their samples and days."""
+    open_store(path).close()
+    with (
+        child("series_process.py", path) as process,
+        open_store(path, read_only=True) as first,
+        open_store(path, read_only=True) as second,
+    ):
+        readers = (SeriesStore(first), SeriesStore(second))
+        try:
+            acknowledged = []
+            for _ in range(60):
+                acknowledged.append(int(process.stdout.readline()))
+                assert all(look(reader)[0] >= len(acknowledged) for reader in readers)
+        finally:
+            process.kill()
+        process.wait()
+        acknowledged += map(int, process.stdout)
+    with open_store(path) as store:
+        series = SeriesStore(store)
+        probes, _ = look(series)
+        assert probes - len(acknowledged) in (0, 1)  # the last commit may have come before its line
+        assert [probe.slot for probe in reversed(series.probes("box", *ALWAYS))] == list(range(probes))
+        assert sum(hour.count for hour in series.spans(KEY, SpanKind.HOUR, *ALWAYS)) == probes
+        assert series.last_slots() == {"box": (0, probes - 1)}

@@ -16,9 +16,10 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
+from skep.bench.session import SessionProgress
 from skep.bench.stored_run import JUDGED, TIMED
 from skep.bench.summary import summarise
-from skep.bench.sweep import Sweep, SweepPlan, SweepProgress, run_fingerprint
+from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import HostFacts
 from skep.errors import UserError
@@ -227,7 +228,7 @@ async def run_ab(
     store: Store,
     host: HostFacts,
     makers: tuple[TaskMaker, TaskMaker],
-    on_progress: Callable[[str, SweepProgress], None] = lambda _, __: None,
+    on_progress: Callable[[str, SessionProgress], None] = lambda _, __: None,
 ) -> ABResult:
     """Two stored runs of the kind `ab`. Ends when every level's ratio is known to the plan's precision, or in time."""
     plan = replace(plan, kind="ab")

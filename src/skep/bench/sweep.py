@@ -19,7 +19,7 @@ from skep.bench.load_shapes import TimeWindow
 from skep.bench.metrics import repeat_of
 from skep.bench.recording import Identity, Recording, fingerprint_of
 from skep.bench.records import SweepSummary
-from skep.bench.session import OnProgress, RunSession, SessionProgress
+from skep.bench.session import OnProgress, RunSession
 from skep.bench.summary import worst_share
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
@@ -196,9 +196,6 @@ class SweepPlan:
         if self.shape == "burst":
             return level
         return max(level, self.tasks or max(6, 3 * level))
-
-
-SweepProgress = SessionProgress
 
 
 async def run_sweep(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.sweep import SweepProgress
+from skep.bench.session import SessionProgress
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
 from skep.cli.bench import WorkloadOptions
@@ -120,15 +120,15 @@ def positive_seconds(text: str, option: str, example: str) -> float:
     return seconds
 
 
-def level_view() -> AbstractContextManager[Callable[[SweepProgress], None]]:
+def level_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
     """Return the levels so far and what happens now; a line for each run of a level where there is no terminal."""
     return progress_view(level_lines(), level_frame)
 
 
-def level_lines() -> Callable[[SweepProgress], None]:
+def level_lines() -> Callable[[SessionProgress], None]:
     said: set[tuple[int, int]] = set()
 
-    def show(progress: SweepProgress) -> None:
+    def show(progress: SessionProgress) -> None:
         key = (progress.level, progress.repeat)
         if key not in said:
             said.add(key)
@@ -142,7 +142,7 @@ def level_lines() -> Callable[[SweepProgress], None]:
     return show
 
 
-def level_frame(progress: SweepProgress, _page: Page) -> list[Line]:
+def level_frame(progress: SessionProgress, _page: Page) -> list[Line]:
     rows = []
     for level, figures in sorted(progress.figures.items()):
         interval = runs_interval(figures)
@@ -152,7 +152,7 @@ def level_frame(progress: SweepProgress, _page: Page) -> list[Line]:
     return [[(line, "")] for line in (*table, now_line(progress))]
 
 
-def now_line(progress: SweepProgress) -> str:
+def now_line(progress: SessionProgress) -> str:
     total = f"/{progress.total}" if progress.total else ""
     speed = f" · {number(progress.tok_s)} tok/s now" if progress.tok_s else ""
     return (
@@ -161,13 +161,13 @@ def now_line(progress: SweepProgress) -> str:
     )
 
 
-def where(progress: SweepProgress) -> str:
+def where(progress: SessionProgress) -> str:
     if progress.level == 0:
         return "warming up"
     return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
 
 
-def left(progress: SweepProgress) -> str:
+def left(progress: SessionProgress) -> str:
     if progress.left_s is None or not progress.level:
         return ""
     runs = round(progress.runs_left)

@@ -13,8 +13,9 @@ import msgspec
 from skep.bench.compare import ABResult, ComparedRun, check_kinds, compare, is_higher_better, loss, regressions, run_ab
 from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix
 from skep.bench.records import Comparison, SweepSummary
+from skep.bench.session import SessionProgress
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, load_run
-from skep.bench.sweep import SweepPlan, SweepProgress
+from skep.bench.sweep import SweepPlan
 from skep.cli.bench import ABOptions, CompareOptions, WorkloadOptions
 from skep.cli.bench_common import (
     MAX_CONCURRENCY,
@@ -26,9 +27,10 @@ from skep.cli.bench_common import (
     workload_of,
 )
 from skep.cli.options import EndpointOptions, existing
-from skep.cli.output import check_output, note, print_json, write_whole
+from skep.cli.output import check_output, note, print_json
 from skep.cli.sweep import levels_of, share_of, sweep_endpoint, sweep_json
 from skep.errors import EngineError, Regression, UserError
+from skep.files import write_whole
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.columns import Column, print_records
@@ -133,7 +135,7 @@ def run_ab_command(options: ABOptions) -> int:
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
         with open_store(user_paths(os.environ).store) as store, level_view() as show:
 
-            def show_side(name: str, progress: SweepProgress) -> None:
+            def show_side(name: str, progress: SessionProgress) -> None:
                 show(replace(progress, label=f"{name} C={progress.level}"))
 
             return await run_ab(plan, (a, b), store, read_host(), makers, show_side)
@@ -208,7 +210,9 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
             "a": a,
             "b": b,
             "threshold": outcome.allowed,
-            "comparisons": [comparison_json(one) for one in outcome.found],
+            "comparisons": [
+                {**msgspec.to_builtins(one), "higher_is_better": is_higher_better(one.metric)} for one in outcome.found
+            ],
             "regressions": len(outcome.worse),
             "verdict": outcome.verdict,
             "verdict_in_words": outcome.words,
@@ -254,10 +258,6 @@ def _ratio_cell(one: Comparison) -> str:
 
 def _name(one: Comparison) -> str:
     return f"{one.metric} at C={one.concurrency}"
-
-
-def comparison_json(one: Comparison) -> dict[str, Any]:
-    return {**msgspec.to_builtins(one), "higher_is_better": is_higher_better(one.metric)}
 
 
 def differences(a: StoredRun, b: StoredRun) -> list[str]:

@@ -89,36 +89,41 @@ ALIASES = {
 }
 BELOW_ALIASES = {"ls": "list", "rm": "remove", "forget": "remove", "delete": "remove"}  # the second word
 
-_BENCH = {
-    "--max-tokens": "--output-tokens",
-    "--random-input-len": "--prompt-tokens",
-    "--random-output-len": "--output-tokens",
-    "--num-prompts": "--tasks",
-    "--request-rate": "--rate",
-    "--agents": "--concurrency",
-    "--levels": "--concurrency",
-    "--price": "--price-kwh",
-}
-_LAYOUT = {
-    "--agents": "--concurrency",
-    "--input-tokens": "--prompt-tokens",
-    "--utilization": "--memory-share",
-    "--gpu-memory-utilization": "--memory-share",
-    "--max-model-len": "--context",
-    "--max-num-seqs": "--slots",
+_ENGINE = {
     "--tensor-parallel-size": "--tp",
     "-tp": "--tp",
-    "--pipeline-parallel-size": "--pp",
-    "-pp": "--pp",
     "--kv-cache-dtype": "--kv",
     "--quantization": "--quant",
 }
+_STAGES = {"--pipeline-parallel-size": "--pp", "-pp": "--pp"}
+_LAYOUT = {
+    **_ENGINE,
+    "--agents": "--concurrency",
+    "--gpu-memory-utilization": "--memory-share",
+    "--max-model-len": "--context",
+    "--max-num-seqs": "--slots",
+}
 OPTION_ALIASES = {
-    "bench": _BENCH,
-    "calibrate": {**_BENCH, **_LAYOUT},
-    "plan": {**_LAYOUT, "--price": "--price-card"},
+    "bench": {
+        "--num-prompts": "--tasks",
+        "--request-rate": "--rate",
+        "--random-input-len": "--prompt-tokens",
+        "--random-output-len": "--output-tokens",
+        "--max-tokens": "--output-tokens",
+        "--agents": "--concurrency",
+        "--levels": "--concurrency",
+        "--price": "--price-kwh",
+    },
+    "calibrate": {**_ENGINE, **_STAGES, "--levels": "--concurrency", "--random-input-len": "--prompt-tokens"},
+    "plan": {
+        **_LAYOUT,
+        **_STAGES,
+        "--input-tokens": "--prompt-tokens",
+        "--utilization": "--memory-share",
+        "--price": "--price-card",
+    },
     "up": _LAYOUT,
-    "tune": {**_LAYOUT, "--max-tokens": "--output-tokens"},
+    "tune": {"--input-tokens": "--prompt-tokens", "--max-tokens": "--output-tokens"},
     "swarm": {"--agents": "--concurrency", "--price": "--price-kwh", "--output-tokens": "--max-tokens"},
 }
 SEARCHES = ("--to-saturation", "--slo")  # with these, --max-concurrency is the end of a search, not vLLM's option
@@ -226,7 +231,6 @@ def instead_of(words: Sequence[str]) -> str | None:
 
 
 HELP = ("-h", "--help")
-COMPLETION = "_SKEP_COMPLETE"  # set by a shell that asks for the words that may follow
 
 
 def app_of(parts: Iterable[str]) -> typer.Typer:
@@ -258,7 +262,7 @@ def run(words: Sequence[str]) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"] if words[1:] != ["--all"] else words
     if not words or words[0] in HELP or words == ["help", "--all"]:
-        if COMPLETION not in os.environ:
+        if "_SKEP_COMPLETE" not in os.environ:  # a shell that asks which words may follow
             print(help_page(everything="--all" in words))  # noqa: T201
             return 0
     elif words[0] == "--version":
@@ -284,6 +288,8 @@ def _invoke(tree: Any, words: Sequence[str]) -> int:
         return tree.main(list(words), prog_name="skep", standalone_mode=False) or 0
     except wrong as error:
         context = getattr(error, "ctx", None)
+        if context is not None and getattr(context.parent.command, "default", "") == context.info_name:
+            context = context.parent  # its name was left out
         path = "skep" if context is None else context.command_path
         raise UserError(_usage_message(error, words), hint=f"`{path} --help` explains the command") from None
 

@@ -104,7 +104,10 @@ HELP = ("-h", "--help")
 
 
 class PlainGroup(TyperGroup):
-    """A group whose help has the first sentence of each command, whole."""
+    """A group whose help, which it also gives without a command, has the first sentence of each command, whole."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as Typer calls it
         lines = [(name, (one.help or "").split(". ")[0].split("\n\n")[0]) for name, one in self.commands.items()]
@@ -168,7 +171,7 @@ def _plain_help(text: str) -> str:
 def group(help: str, *, default: str | None = None, **more: Any) -> typer.Typer:  # noqa: A002 - as Typer calls it
     """Return a group of commands. `default`: the command that is meant where none is named."""
     if default is None:
-        return typer.Typer(no_args_is_help=True, help=help, rich_markup_mode=None, cls=PlainGroup, **more)
+        return typer.Typer(help=help, rich_markup_mode=None, cls=PlainGroup, **more)
     kind = type("Group", (GroupWithDefault,), {"default": default})
     return typer.Typer(help=help, rich_markup_mode=None, cls=kind, **more)
 
@@ -240,7 +243,8 @@ class ServeOptions:
 
     PANELS: ClassVar[dict[str, str]] = {
         "Run": "embedded detach config fallback as_json",
-        "Layout": "replicas slots context agents engine checkpoint quant kv spec tp gpus memory_share threads binary",
+        "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp gpus memory_share "
+        "threads binary",
         "Gateway": "host port engine_port",
         "Simulation": "simulate gpu link",
         "Cluster": "cluster hive",
@@ -271,7 +275,7 @@ class ServeOptions:
     kv: Annotated[str | None, option("Type of the KV cache; default: the best plan's.")] = None
     spec: Annotated[str | None, option("Speculation, such as mtp:3, or none.")] = None
     tp: Annotated[int | None, option("Cards that share one replica.", min=1)] = None
-    agents: Annotated[int | None, option("Agents to plan the layout for.", "-c", "--concurrency", min=1)] = None
+    concurrency: Annotated[int | None, option("Agents to plan the layout for.", "-c", "--concurrency", min=1)] = None
     gpus: Annotated[str | None, option("This machine's cards to use, by number: 0,1.")] = None
     memory_share: Annotated[
         float | None, option("Share of each card's memory that the engine may fill.", min=0.01, max=1.0)
@@ -286,19 +290,9 @@ class ServeOptions:
     detach: DetachOption = False
     as_json: JsonOption = False
 
-    @property
-    def name(self) -> str:
-        assert self.model is not None
-        return self.model
-
     def named(self, *names: str) -> dict[str, Any]:
         """Return those of these options that are given."""
         return given(**{name: getattr(self, name) for name in names})
-
-    @property
-    def planned(self) -> dict[str, Any]:
-        """What only a plan understands."""
-        return self.named("quant", "spec", "agents", "link")
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skep import files, units
+from skep import units
 from skep.errors import UserError
 
 T = TypeVar("T")
-write_whole = files.write_whole
 _STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "...", "▒": "%", "·": ".", "━": "=", "╳": "x"}
 _STAND_INS |= {"−": "-", "×": "x", "─": "-", **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True))}
 

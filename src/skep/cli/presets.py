@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,13 +50,14 @@ def list_presets(context: typer.Context, as_json: JsonOption = False) -> None:
 def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Everything about one: what it wants, its flags, its figures, and what to run next."""
     from skep.config.presets import preset
+    from skep.report.columns import terminal_width
     from skep.report.presets import preset_document, preset_text
 
     found = preset(name, _folder())
     if as_json:
         print_json(preset_document(found))
     else:
-        print(preset_text(found, _terminal()))  # noqa: T201
+        print(preset_text(found, terminal_width()))  # noqa: T201
 
 
 @command(presets_app, "skep presets check ./my-27b.toml")
@@ -109,8 +108,3 @@ def _folder() -> Path:
     from skep.config.presets import presets_folder
 
     return presets_folder(user_paths(os.environ))
-
-
-def _terminal() -> int | None:
-    """Columns of the terminal that is written to; None: it is none, and no line is broken."""
-    return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.cli.main import PARTS, command_of, help_page
+from skep.cli.main import ALIASES, OPTION_ALIASES, PARTS, command_of, help_page
 
 _INTRO = """\
 # The command line
@@ -13,12 +13,20 @@ Written by `make docs` from the commands' own help; a test holds it against them
 
 Data goes to stdout, narration and progress to stderr. `--json` prints [one JSON document](json.md) on stdout.
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 does not fit, 4 regression.
+
+Other names are understood: `ls` for `list`, `rm` for `remove`, and
+
+{names}
 """
 
 
 def cli_reference() -> str:
     root = command_of(PARTS)
-    pages = [_INTRO]
+    names = [f"- `skep {old}` is `skep {new}`" for old, new in ALIASES.items()]
+    for command, options in OPTION_ALIASES.items():
+        words = ", ".join(f"`{old}` for `{new}`" for old, new in options.items())
+        names.append(f"- of `skep {command}`: {words}")
+    pages = [_INTRO.format(names="\n".join(names))]
     for path, command in _walk(root, ("skep",)):
         context = _context(command, path)
         text = help_page(everything=True) if path == ("skep",) else command.get_help(context).rstrip()

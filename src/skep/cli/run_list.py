@@ -16,9 +16,10 @@ from skep.bench.metrics import tpot_ms
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.bench.stored_run import JUDGED, TIMED, load_run
 from skep.cli.options import existing
-from skep.cli.output import check_output, day_and_time, note, picked, print_list, write_whole
+from skep.cli.output import check_output, day_and_time, note, picked, print_list
 from skep.cli.sweep import sweep_json
 from skep.errors import UserError
+from skep.files import write_whole
 from skep.paths import user_paths
 from skep.report.stored import drawn
 from skep.store.database import open_store

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +38,7 @@ def up(options: ServeOptions) -> None:
         refuse_together("--cluster", gpus=options.gpus is not None, **{"engine-port": bool(options.engine_port)})
     serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
     real = options.named("checkpoint", "gpus", "memory_share", "binary")
-    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "agents")
+    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "concurrency")
     model = options.model
     served: tuple[Serve, ...] = ()
     if options.simulate:
@@ -175,48 +174,6 @@ def logs(
 ) -> None:
     """Print the logs: what engines, gateway and monitor wrote, each line behind its name where it is all of them."""
     show_log(user_paths(os.environ), name, lines, follow=follow)
-
-
-def service() -> None:
-    """Print a systemd user unit that runs `skep up` at login."""
-    print(systemd_unit(), end="")  # noqa: T201
-
-
-# KillMode=mixed: skep gets TERM and drains; what is left after the time-out is killed.
-_UNIT = """\
-# ~/.config/systemd/user/skep.service
-# systemctl --user daemon-reload && systemctl --user enable --now skep
-# loginctl enable-linger   # to serve without being logged in
-[Unit]
-Description=skep: one endpoint for a swarm of agents
-After=network.target
-
-[Service]
-Type=exec
-ExecStart={command} up
-ExecReload={command} replica reload
-WorkingDirectory={folder}
-Restart=on-failure
-RestartSec=5
-KillMode=mixed
-TimeoutStopSec=120
-LimitNOFILE=65536
-
-[Install]
-WantedBy=default.target
-"""
-
-
-def systemd_unit() -> str:
-    """For the skep that runs now; started in this folder, so that a skep.toml here is found."""
-    beside = Path(sys.executable).with_name("skep")
-    command = str(beside) if beside.exists() else shutil.which("skep") or f"{sys.executable} -m skep"
-    return _UNIT.format(command=_quoted(command), folder=str(Path.cwd()).replace("%", "%%"))
-
-
-def _quoted(command: str) -> str:
-    safe = command.replace("%", "%%")
-    return f'"{safe}"' if " " in safe and not safe.endswith(" -m skep") else safe
 
 
 def show_log(paths: Paths, name: str | None, lines: int, *, follow: bool) -> None:

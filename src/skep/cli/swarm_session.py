@@ -19,8 +19,9 @@ import msgspec
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.liveview import BETWEEN, Line, Page, bar_cells, cleaned, progress_view
 from skep.cli.options import EndpointOptions, existing
-from skep.cli.output import check_output, note, number, print_json, write_whole
+from skep.cli.output import check_output, note, number, print_json
 from skep.errors import SkepError, UserError
+from skep.files import write_whole
 from skep.paths import user_paths
 from skep.report.columns import Column, documents, padded, print_records
 from skep.report.swarm import (

@@ -17,9 +17,10 @@ from typing import Any
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.liveview import Line, Page, can_draw, live_view
 from skep.cli.options import existing
-from skep.cli.output import byte_progress, check_page, note, print_json, write_whole
+from skep.cli.output import byte_progress, check_page, note, print_json
 from skep.cli.tune import TuneOptions
 from skep.errors import EngineError, SkepError
+from skep.files import write_whole
 from skep.paths import Paths, user_paths
 from skep.report.columns import documents, print_records, table_lines
 from skep.report.tuning import LISTED, TUNING_COLUMNS, by_concurrency, curve_columns, stage_columns, tuning_page

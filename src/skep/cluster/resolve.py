@@ -124,7 +124,7 @@ def _best_kinds(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: 
     each = replace(
         wanted,
         replicas=-(-wanted.replicas // count) if wanted.replicas else None,
-        agents=-(-wanted.agents // count) if wanted.agents else None,
+        concurrency=-(-wanted.concurrency // count) if wanted.concurrency else None,
     )
     found, failed = _plan_kinds(each, smallest_first, paths, say)
     if len({one.best.plan.setup.quant.id for one in found}) > 1 and wanted.quant is None:

@@ -69,7 +69,7 @@ class ServeRequest:
     kv: str | None = None
     spec: str | None = None
     tp: int | None = None
-    agents: int | None = None
+    concurrency: int | None = None
     link: str | None = None
     gpu: tuple[str, ...] = ()  # cards of a rig that is simulated
     gpus: str | None = None  # numbers of this machine's
@@ -83,7 +83,7 @@ class ServeRequest:
     @property
     def planned(self) -> dict[str, Any]:
         """What only a plan understands."""
-        return self.given("quant", "spec", "agents", "link")
+        return self.given("quant", "spec", "concurrency", "link")
 
     def plan_flags(self, model: str, agents: int) -> PlanFlags:
         """Return it as `skep plan` gets it. With a context too small for the usual task, tasks are as long as that."""
@@ -243,7 +243,7 @@ def best_plan(flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, 
 def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, *, say: Say = _silent) -> PlannedServe:
     """On this rig; None: this machine's cards."""
     folder = wanted.checkpoint if wanted.checkpoint and _is_folder(wanted.checkpoint) else None
-    agents = wanted.agents or AGENTS
+    agents = wanted.concurrency or AGENTS
     plan = best_plan(wanted.plan_flags(folder or wanted.model, agents), paths.store, rig, say=say)
     setup = plan.setup
     checkpoint = wanted.checkpoint or own_checkpoint(wanted.model)
@@ -339,7 +339,7 @@ def simulated_flags(wanted: ServeRequest, paths: Paths) -> PlanFlags:
     if len(wanted.gpu) > 1:
         hint = 'mixed cards are written as --gpu "rtx-5090 + rtx-3090"'
         raise UserError(f"--simulate serves one rig, {len(wanted.gpu)} --gpu were given", hint=hint)
-    agents = wanted.agents or max(AGENTS, (wanted.slots or 1) * (wanted.replicas or 1))
+    agents = wanted.concurrency or max(AGENTS, (wanted.slots or 1) * (wanted.replicas or 1))
     return wanted.plan_flags(wanted.model, agents)
 
 

@@ -178,14 +178,18 @@ def _cells(
     return [one.title for one in columns], cells, [one.right for one in columns], [one.rank for one in columns]
 
 
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that stdout is; None where it is none, and no line is broken."""
+    return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+
+
 def print_cells(
     titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], ranks: Sequence[int]
 ) -> None:
     """Print a table on stdout, in bold titles and fitted to its width where that is a terminal."""
-    is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else None
+    width = terminal_width()
     head, *lines = table_lines(titles, rows, right, ranks, width)
-    bold = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    bold = width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     print("\n".join([f"\x1b[1m{head}\x1b[0m" if bold else head, *lines]))  # noqa: T201
 
 

@@ -391,7 +391,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"there is no file `{path}`") from None
+        raise UserError(f"there is no file `{path}`", hint="name the file of tasks; `-` reads stdin") from None
     except IsADirectoryError:
         raise UserError(f"`{path}` is a folder; a file of tasks is wanted") from None
     except OSError as error:
