@@ -14,7 +14,7 @@ from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Container, Mount, Need, Preset, Published
 from skep.config.presets import shipped_presets
 from skep.deploy.export import FORMS
-from skep.deploy.export_recipe import Path, comment, recipe_of, shell_word, systemd_word, yaml_word
+from skep.deploy.export_recipe import RecipePath, comment, recipe_of, shell_word, systemd_word, yaml_word
 from skep.errors import UserError
 
 NASTY = ["a b", "it's", '"quoted"', "$HOME", "`id`", "100%", "%h", "back\\slash", "two\nlines", "tab\there", "ümlaut",
@@ -294,9 +294,9 @@ def test_a_comment_never_ends_early():
     ],
 )
 def test_a_path_keeps_its_home_and_variables_and_nothing_else(path, shell, systemd, yaml):
-    assert shell_word(Path(path)) == shell
-    assert systemd_word(Path(path)) == systemd
-    assert yaml_word(Path(path)) == yaml
+    assert shell_word(RecipePath(path)) == shell
+    assert systemd_word(RecipePath(path)) == systemd
+    assert yaml_word(RecipePath(path)) == yaml
 
 
 def test_a_mount_with_a_colon_and_a_dollar_reaches_compose_whole():

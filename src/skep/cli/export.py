@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from skep.cli.options import argument, command, group, option, registering
-from skep.cli.output import note, write_whole
+from skep.cli.output import note
 from skep.errors import UserError
+from skep.files import write_whole
 from skep.paths import user_paths
 
 FORM_NAMES = "shell, docker, compose or systemd"
@@ -22,9 +22,12 @@ export_app = group("Print what starts a preset, or skep itself, as a service or 
 register = registering(export_app, "export")
 
 
-@command(export_app, "skep export service > ~/.config/systemd/user/skep.service", runs="serve.service")
+@command(export_app, "skep export service > ~/.config/systemd/user/skep.service")
 def service() -> None:
     """Print a systemd user unit that runs `skep up` at login."""
+    from skep.deploy.export import service_unit
+
+    print(service_unit(Path.cwd()), end="")  # noqa: T201
 
 
 @command(export_app, "skep export qwen3.6-27b-2x3090-replicas --as docker", name="preset")
@@ -37,7 +40,7 @@ def export(
     output: Annotated[Path | None, option("A file; default: standard output.", "-o", "--output")] = None,
 ) -> None:
     """Print what starts a preset without skep: a script, containers or systemd units."""
-    from skep.deploy.export import FORMS, find_recipe
+    from skep.deploy.export import FORMS, find_recipe, own_command
 
     if form not in FORMS:
         raise UserError(f"--as `{form}` is unknown: choose {FORM_NAMES}")
@@ -53,9 +56,3 @@ def export(
     if form in ("shell", "docker"):
         output.chmod(0o755)
     note(f"written to {output}")
-
-
-def own_command() -> tuple[str, ...]:
-    """Return the skep that runs now: a unit does not search where a shell does."""
-    beside = Path(sys.executable).with_name("skep")
-    return (str(beside),) if beside.exists() else (sys.executable, "-m", "skep")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from skep.catalog.models import find_geometry
 from skep.config.presets import find_preset, preset, presets_folder
@@ -20,8 +22,8 @@ from skep.deploy.export_container import (
 from skep.deploy.export_recipe import (
     HERE,
     OLLAMA,
-    Path,
     Recipe,
+    RecipePath,
     Word,
     before,
     check_engine,
@@ -96,7 +98,7 @@ def _mounts(one: ContainerSpec) -> list[str]:
     """Return the long form: a colon in a path divides nothing."""
     lines = ["    volumes:"] if one.mounts else []
     for host, inside, read_only in one.mounts:
-        lines += ["      - type: bind", f"        source: {yaml_word(Path(host.text))}"]
+        lines += ["      - type: bind", f"        source: {yaml_word(RecipePath(host.text))}"]
         lines += [f"        target: {yaml_word(inside)}", f"        read_only: {str(read_only).lower()}"]
     return lines
 
@@ -304,3 +306,40 @@ def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int)
     title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
     launches = launches_of(setup, rig)
     return recipe_with(launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port)
+
+
+# KillMode=mixed: skep gets TERM and drains; what is left after the time-out is killed.
+_SERVICE = """\
+# ~/.config/systemd/user/skep.service
+# systemctl --user daemon-reload && systemctl --user enable --now skep
+# loginctl enable-linger   # to serve without being logged in
+[Unit]
+Description=skep: one endpoint for a swarm of agents
+After=network.target
+
+[Service]
+Type=exec
+ExecStart={command} up
+ExecReload={command} replica reload
+WorkingDirectory={folder}
+Restart=on-failure
+RestartSec=5
+KillMode=mixed
+TimeoutStopSec=120
+LimitNOFILE=65536
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def service_unit(folder: Path) -> str:
+    """Return a unit for the skep that runs now, started in this folder, so that a skep.toml there is found."""
+    command = " ".join(map(systemd_word, own_command()))
+    return _SERVICE.format(command=command, folder=str(folder).replace("%", "%%"))
+
+
+def own_command() -> tuple[str, ...]:
+    """Return the skep that runs now: a unit does not search where a shell does."""
+    beside = Path(sys.executable).with_name("skep")
+    return (str(beside),) if beside.exists() else (sys.executable, "-m", "skep")

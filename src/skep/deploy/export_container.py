@@ -12,8 +12,8 @@ from skep.deploy.export_recipe import (
     LOCAL,
     OLLAMA,
     PLACEHOLDER,
-    Path,
     Recipe,
+    RecipePath,
     Word,
     before,
     comments,
@@ -59,7 +59,7 @@ class ContainerSpec:
     devices: tuple[str, ...] | None  # handed in as files; None: NVIDIA's toolkit does it
     port: int
     inside_port: int
-    mounts: tuple[tuple[Path, str, bool], ...]  # host, inside, read only
+    mounts: tuple[tuple[RecipePath, str, bool], ...]  # host, inside, read only
     env: tuple[tuple[str, str], ...]
     passed: tuple[str, ...]  # variables handed on as they are, where they are set
     shm: str | None
@@ -77,7 +77,7 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     inner = replace(launch, port=port, gpus=(), checkpoint=checkpoint, binary=None)
     program, arguments = _started(inner, own.before)
     taken = {mount.inside for mount in own.mounts}
-    mounts = [(Path(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
+    mounts = [(RecipePath(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
     mounts = [*(one for one in weights if one[1] not in taken), *mounts]
     seen = inner if recipe.vendor == "nvidia" else replace(inner, gpus=launch.gpus)  # others see all that is handed in
     told = environment(seen, recipe.vendor).items()
@@ -134,7 +134,7 @@ def docker_words(one: ContainerSpec) -> list[Word]:
     words += ["--ipc=host"] if one.ipc_host else []
     words += [f"--shm-size={one.shm}"] if one.shm else []
     for host, inside, read_only in one.mounts:
-        words += ["-v", Path(host.text, after=f":{inside}{':ro' if read_only else ''}")]
+        words += ["-v", RecipePath(host.text, after=f":{inside}{':ro' if read_only else ''}")]
     for name, value in one.env:
         words += ["-e", f"{name}={value}"]
     for name in one.passed:
@@ -209,28 +209,28 @@ def _variables(recipe: Recipe) -> list[str]:
     return lines
 
 
-def _weights(launch: Launch, own: Container) -> tuple[list[tuple[Path, str, bool]], str | None]:
+def _weights(launch: Launch, own: Container) -> tuple[list[tuple[RecipePath, str, bool]], str | None]:
     """Return what is mounted for them, and what the engine inside is told."""
     checkpoint = launch.checkpoint
     if launch.engine == "ollama" or checkpoint is None:
-        return ([(Path("~/.ollama"), "/root/.ollama", False)] if launch.engine == "ollama" else []), checkpoint
+        return ([(RecipePath("~/.ollama"), "/root/.ollama", False)] if launch.engine == "ollama" else []), checkpoint
     folder, _, name = checkpoint.rpartition("/")
     if own.checkpoint is not None:
         host = checkpoint if checkpoint.startswith(LOCAL) else f"${CHECKPOINT}"
-        return [(Path(host), own.checkpoint, True)], own.checkpoint
+        return [(RecipePath(host), own.checkpoint, True)], own.checkpoint
     if on_hub(checkpoint):
         host, inside = LLAMA_CACHE if launch.engine == "llamacpp" else HUB_CACHE
-        return [(Path(host), inside, False)], checkpoint
+        return [(RecipePath(host), inside, False)], checkpoint
     if checkpoint.endswith(".gguf"):
         host = folder if checkpoint.startswith(LOCAL) else f"${MODELS}"
-        return [(Path(host), MODELS_INSIDE, True)], f"{MODELS_INSIDE}/{name}"
+        return [(RecipePath(host), MODELS_INSIDE, True)], f"{MODELS_INSIDE}/{name}"
     host = checkpoint if checkpoint.startswith(LOCAL) else f"${CHECKPOINT}"
-    return [(Path(host), CHECKPOINT_INSIDE, True)], CHECKPOINT_INSIDE
+    return [(RecipePath(host), CHECKPOINT_INSIDE, True)], CHECKPOINT_INSIDE
 
 
 def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     """Return the engine's command line as its image knows it, behind the steps that come before."""
-    words = [str(word.text if isinstance(word, Path) else word) for word in native_words(launch)]
+    words = [str(word.text if isinstance(word, RecipePath) else word) for word in native_words(launch)]
     words[0] = words[0].rpartition("/")[2]
     if words[0].startswith("python"):
         words[0] = "python3"

@@ -28,7 +28,7 @@ WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class RecipePath:
     """A path of the machine it will run on: `~` at its beginning and `$NAME` stand for what they are there."""
 
     text: str
@@ -36,7 +36,7 @@ class Path:
     after: str = ""
 
 
-Word = str | Path
+Word = str | RecipePath
 
 
 def comment(text: str) -> str:
@@ -292,7 +292,7 @@ def pulling(recipe: Recipe) -> str | None:
 def native_words(launch: Launch) -> list[Word]:
     """Return the command line as somebody types it: nothing is looked for on this machine."""
     words = [*bare_words(launch.engine, launch.binary), *adapter_of(launch.engine).arguments(launch)]
-    return [Path(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word for word in words]
+    return [RecipePath(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word for word in words]
 
 
 def environment(launch: Launch, vendor: str = "nvidia") -> dict[str, str]:
