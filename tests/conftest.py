@@ -11,11 +11,9 @@ import signal
 import subprocess
 import sys
 import warnings
-from functools import cache
 from pathlib import Path
 
 import pytest
-import typer.testing
 from hypothesis import HealthCheck, settings
 
 import skep
@@ -54,10 +52,6 @@ def env(tmp_path):
         key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL")
     }
     return {**kept, **folders, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
-
-
-# Turning the tree of commands into click's takes 0.1 s, and it is the same tree for every call of a test.
-typer.testing._get_command = cache(typer.testing._get_command)
 
 
 def run_main(args, env, folder):

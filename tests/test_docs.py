@@ -14,7 +14,7 @@ import pytest
 
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.catalog.options import EngineOptions
-from skep.cli.main import PARTS, command_of, plain_words
+from skep.cli.main import PARTS, plain_words, tree_of
 from skep.cli.reference import cli_reference
 from skep.config.load import file_keys, parse_settings
 from skep.config.settings import Cluster, GatewaySettings, Monitor, Serve, Settings, Upstream
@@ -35,7 +35,7 @@ def commands(command, path=()):
         yield from commands(child, path if name == getattr(command, "default", "") else (*path, name))
 
 
-LEAVES = list(commands(command_of(PARTS)))
+LEAVES = list(commands(tree_of(PARTS)))
 
 
 def test_the_command_reference_is_what_the_commands_say():

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from skep.cli.main import app_of
+from skep.cli.main import tree_of
 from skep.config.keys import KeyEntry, add_entry, digest_of, keys_path, remove_entry
 from skep.paths import user_paths
 
@@ -156,12 +156,12 @@ def test_sessions_are_few_and_one_that_nobody_uses_is_let_go(env):
     ],
 )
 def test_what_must_not_be_is_refused(env, words, said):
-    assert said in str(CliRunner().invoke(app_of(["mcp"]), ["mcp", *words], env=env).exception)
+    assert said in str(CliRunner().invoke(tree_of(["mcp"]), ["mcp", *words], env=env).exception)
 
 
 def test_without_the_extra_it_says_what_to_install(env, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
-    done = CliRunner().invoke(app_of(["mcp"]), ["mcp"], env=env)
+    done = CliRunner().invoke(tree_of(["mcp"]), ["mcp"], env=env)
     assert "needs the MCP SDK" in str(done.exception)
     assert done.exception.hint == "pip install 'skep[mcp]'"
 

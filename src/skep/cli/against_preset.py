@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import typer
+import click
 
 from skep.bench.against_preset import (
     FigureComparison,
@@ -40,7 +40,7 @@ from skep.report.levels import range_text
 from skep.units import number
 
 
-def sweep(context: typer.Context, options: SweepOptions) -> None:
+def sweep(context: click.Context, options: SweepOptions) -> None:
     """Carry out `skep bench sweep --against-preset`."""
     if options.against_preset is None:
         raise UserError("--shape-of goes with --against-preset", hint="name the preset whose figure it is")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+import click
 
 from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, implementation, option
 
-bench = group("Measure an endpoint under concurrency.")
-runs_app = group("List, report, compare and export the stored runs.", default="list")
+bench = group("bench", "Measure an endpoint under concurrency.")
+runs_app = group("runs", "List, report, compare and export the stored runs.", default="list")
 
 Api = Annotated[str, option("openai, or ollama for Ollama's own API, which tells its durations.")]
 Concurrency = Annotated[str, option("Concurrent agents, one level each.", "--concurrency", "-c")]
@@ -22,11 +22,6 @@ PromptTokens = Annotated[
 Budget = Annotated[str, option("Time limit of the whole run; what is not done by then is left out.")]
 Processes = Annotated[int | None, option("Load processes; default: one, more where needed.", min=1)]
 StorePrompts = Annotated[bool, option("Store prompts and answers.", "--prompts/--no-prompts")]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(bench, name="bench")
-    app.add_typer(runs_app, name="runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +90,7 @@ class SweepOptions(WorkloadOptions):
 
 
 @command(bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8")
-def sweep(context: typer.Context, options: SweepOptions) -> None:
+def sweep(context: click.Context, options: SweepOptions) -> None:
     """Fresh coding tasks at each concurrency: effective tok/s, contention, TTFT, knee and cliff, with intervals."""
     if options.against_preset is None and options.shape_of is None:
         implementation("sweep.run_sweep_command")(options)
@@ -195,8 +190,8 @@ def runs(
 @command(runs_app, "skep runs report last -o report.html", runs="run_list.write_reports")
 def report(
     run: Annotated[
-        list[str] | None, argument("A run's id, the beginning of one, or `last`; several are compared.")
-    ] = None,
+        tuple[str, ...], argument("A run's id, the beginning of one, or `last`; several are compared.")
+    ] = (),
     output: Annotated[Path, option("The HTML file to write; .svg writes the chart alone.", "-o", "--output")] = Path(
         "report.html"
     ),

@@ -7,14 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option, registering, running_url
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option, running_url
 
-calibrations = group("Fit the planner to a running endpoint, and look at what was found.", default="run")
+calibrations = group("calibrate", "Fit the planner to a running endpoint, and look at what was found.", default="run")
 
 NameArgument = Annotated[str, argument("A calibration's id, the beginning of it, or `last`.")]
-
-
-register = registering(calibrations, "calibrate")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from skep.cli.options import JsonOption, argument, command, group, registering
+from skep.cli.options import JsonOption, argument, command, group
 from skep.cli.output import print_json
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
 
-catalog_app = group("Show the known GPUs and models, with the source and the certainty of each value.")
-register = registering(catalog_app, "catalog")
+catalog_app = group("catalog", "Show the known GPUs and models, with the source and the certainty of each value.")
 
 
 @command(catalog_app, "skep catalog gpus rtx-3090")

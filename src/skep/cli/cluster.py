@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from skep.cli.options import JsonOption, argument, command, group, option, registering
+from skep.cli.options import JsonOption, argument, command, group, option
 from skep.cli.output import note, print_json
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from skep.cluster.node_commands import NodeOptions
     from skep.cluster.node_file import NodeRecord
 
-cluster_app = group("Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).")
-register = registering(cluster_app, "cluster")
+cluster_app = group("cluster", "Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).")
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,7 @@ def join(
     head: Annotated[str, argument("Address printed by `skep cluster start`.", metavar="HEAD:PORT")],
     address: Annotated[str | None, option("Address of this machine. Default: the one that reaches the head.")] = None,
     port: Annotated[int | None, option("First of the 1121 ports used here. Default: the head's port.")] = None,
-    token_file: Annotated[
-        Path | None, option("File with the cluster's token, which is stored; - reads stdin.", allow_dash=True)
-    ] = None,
+    token_file: Annotated[Path | None, option("File with the cluster's token, which is stored; - reads stdin.")] = None,
     *,
     options: JoinOptions,
 ) -> None:

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from skep.cli.options import JsonOption, argument, ask_hive, command, group, option
 from skep.cli.output import byte_progress, note, print_json, print_table
 from skep.errors import UserError
@@ -21,13 +19,8 @@ DrainOption = Annotated[
 ]
 
 
-model_app = group("Load, unload and swap the models of a running hive.")
-replica_app = group("Drain, restart, scale and reload the replicas of a running hive.")
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(model_app, name="model")
-    app.add_typer(replica_app, name="replica")
+model_app = group("model", "Load, unload and swap the models of a running hive.")
+replica_app = group("replica", "Drain, restart, scale and reload the replicas of a running hive.")
 
 
 @command(model_app, "skep model load qwen3-coder")

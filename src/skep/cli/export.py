@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from skep.cli.options import argument, command, group, option, registering
+from skep.cli.options import argument, command, group, option
 from skep.cli.output import note
 from skep.errors import UserError
 from skep.files import write_whole
@@ -18,8 +18,9 @@ Port = Annotated[int, option("Port of the gateway.", min=1, max=65535)]
 EnginePort = Annotated[int, option("Port of the first engine; the others take the next ones.", min=1, max=65535)]
 
 
-export_app = group("Print what starts a preset, or skep itself, as a service or without skep.", default="preset")
-register = registering(export_app, "export")
+export_app = group(
+    "export", "Print what starts a preset, or skep itself, as a service or without skep.", default="preset"
+)
 
 
 @command(export_app, "skep export service > ~/.config/systemd/user/skep.service")

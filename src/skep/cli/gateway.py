@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from skep.cli.options import ConfigOption, DetachOption, HostOption, JsonOption, PortOption, command, given, option
+from skep.cli.options import (
+    ROOT,
+    ConfigOption,
+    DetachOption,
+    HostOption,
+    JsonOption,
+    PortOption,
+    command,
+    given,
+    option,
+)
 from skep.cli.serve import start
 from skep.errors import UserError
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "skep gateway --upstream http://127.0.0.1:8000 --slots 16 -d")(gateway)
-
-
+@command(ROOT, "skep gateway --upstream http://127.0.0.1:8000 --slots 16 -d")
 def gateway(
     upstream: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         option("A server to front; may be repeated. Default: [[upstream]] in skep.toml.", metavar="URL"),
-    ] = None,
+    ] = (),
     slots: Annotated[
-        list[int] | None,
+        tuple[int, ...],
         option(
             "Sequences a server decodes at a time: one number for all, or one per URL.", metavar="N", min=1, max=65536
         ),
-    ] = None,
+    ] = (),
     model: Annotated[str | None, option("The model the servers serve. Default: ask each of them.")] = None,
     key_env: Annotated[
         str | None, option("Environment variable with the API key of the servers.", metavar="NAME")
@@ -47,8 +52,7 @@ def gateway(
     from skep.config.load import make_upstream
     from skep.config.settings import CliOverrides
 
-    urls = upstream or []
-    if not urls and (slots or model or reserve or soft_slots):
+    if not upstream and (slots or model or reserve or soft_slots):
         hint = "or write an [[upstream]] table into skep.toml"
         raise UserError("--slots, --model, --reserve and --soft-slots go with --upstream", hint=hint)
     shares = {"model": model, "reserve": reserve, "soft_slots": soft_slots, "key_env": key_env}
@@ -56,14 +60,14 @@ def gateway(
         gateway=given(host=host or None, port=port, max_queue=max_queue),
         upstream=tuple(
             make_upstream(url, count, **shares)  # type: ignore[arg-type]
-            for url, count in zip(urls, _slots(urls, slots or []), strict=True)
+            for url, count in zip(upstream, _slots(upstream, slots), strict=True)
         ),
         only_upstreams=True,
     )
     start(overrides, config, detach=detach, as_json=as_json)
 
 
-def _slots(urls: list[str], slots: list[int]) -> list[int]:
+def _slots(urls: tuple[str, ...], slots: tuple[int, ...]) -> tuple[int, ...]:
     from skep.config.load import SLOTS_MATTER
 
     if urls and not slots:

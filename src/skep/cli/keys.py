@@ -6,15 +6,14 @@ import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-from skep.cli.options import JsonOption, argument, command, group, option, registering
+from skep.cli.options import JsonOption, argument, command, group, option
 from skep.cli.output import note, print_list
 from skep.paths import user_paths
 
 if TYPE_CHECKING:
     from skep.config.keys import KeyEntry
 
-key_app = group("Manage the API keys of the gateway's clients, with their priority and limits.")
-register = registering(key_app, "key")
+key_app = group("key", "Manage the API keys of the gateway's clients, with their priority and limits.")
 
 NameArgument = Annotated[str, argument("1 to 64 of the characters A-Z a-z 0-9 . _ -")]
 

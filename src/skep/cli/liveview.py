@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from skep.cli.output import speak_plainly
-
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -61,7 +59,6 @@ def live_view(frame: Frame, *, whole_screen: bool = False) -> Iterator[Callable[
     from rich.console import Console
     from rich.live import Live
 
-    speak_plainly()
     console, first = Console(stderr=not whole_screen, highlight=False), 0
 
     def page() -> Text:

@@ -10,16 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skep import __version__
 from skep.errors import SkepError, UserError
 
 if TYPE_CHECKING:
-    import typer
-
+    import click
 
 # Each command with its module in `skep.cli` and its line in `skep --help`. Only the module that is asked for is loaded.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -138,8 +136,6 @@ def plain_words(words: Sequence[str]) -> list[str]:
             break
     if len(given) > 1 and given[0] in PART_OF:
         given[1] = BELOW_ALIASES.get(given[1], given[1])
-    if given[:2] == ["presets", "list"]:
-        del given[1]
     end = given.index("--") if "--" in given else len(given)
     names = OPTION_ALIASES.get(given[0], {}) if given else {}
     if given[:1] == ["bench"]:
@@ -233,27 +229,22 @@ def instead_of(words: Sequence[str]) -> str | None:
 HELP = ("-h", "--help")
 
 
-def app_of(parts: Iterable[str]) -> typer.Typer:
-    """Return the tree of the commands of these modules."""
-    import typer
+def completion_line(shell: str) -> str:
+    """Return the line that makes a shell complete skep's commands and options, and the file that it belongs in."""
+    name = shell.rpartition("/")[2]
+    if name == "fish":
+        return "_SKEP_COMPLETE=fish_source skep > ~/.config/fish/completions/skep.fish"
+    name = "zsh" if name == "zsh" else "bash"
+    return f"""echo 'eval "$(_SKEP_COMPLETE={name}_source skep)"' >> ~/.{name}rc"""
 
-    made = typer.Typer(
-        name="skep",
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )
-    made.callback()(lambda: None)  # a tree also where it has one command
+
+def tree_of(parts: Iterable[str]) -> click.Group:
+    """Return the tree of the commands, with those of these modules."""
     for part in parts:
-        import_module(f"skep.cli.{part}").register(made)
-    return made
+        import_module(f"skep.cli.{part}")
+    from skep.cli.options import ROOT
 
-
-@cache
-def command_of(parts: tuple[str, ...]) -> Any:
-    from typer.main import get_command
-
-    return get_command(app_of(parts))
+    return ROOT
 
 
 def run(words: Sequence[str]) -> int:
@@ -268,6 +259,9 @@ def run(words: Sequence[str]) -> int:
     elif words[0] == "--version":
         print(f"skep {__version__}")  # noqa: T201
         return 0
+    elif words[0] == "--install-completion":
+        print(completion_line(os.environ.get("SHELL", "")))  # noqa: T201
+        return 0
     elif removed := instead_of(words):
         raise UserError(removed)
     elif words[0] not in PART_OF and not words[0].startswith("-"):
@@ -277,38 +271,31 @@ def run(words: Sequence[str]) -> int:
             f"there is no command `{words[0]}`", hint=f"did you mean `skep {near}`? {also}" if near else also
         )
     parts = (PART_OF[words[0]],) if words and words[0] in PART_OF else PARTS
-    return _invoke(command_of(parts), words)
+    return _invoke(tree_of(parts), words)
 
 
-def _invoke(tree: Any, words: Sequence[str]) -> int:
-    from typer import BadParameter
+def _invoke(tree: click.Group, words: Sequence[str]) -> int:
+    import click
 
-    wrong: Any = BadParameter.__mro__[2]  # ClickException, wherever this Typer has it
     try:
         return tree.main(list(words), prog_name="skep", standalone_mode=False) or 0
-    except wrong as error:
+    except click.ClickException as error:
         context = getattr(error, "ctx", None)
         if context is not None and getattr(context.parent.command, "default", "") == context.info_name:
             context = context.parent  # its name was left out
         path = "skep" if context is None else context.command_path
-        raise UserError(_usage_message(error, words), hint=f"`{path} --help` explains the command") from None
-
-
-def _usage_message(error: Any, words: Sequence[str]) -> str:
-    """Return what is wrong with a command line, with the value that is wrong."""
-    names = getattr(getattr(error, "param", None), "opts", ())
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option in names and "should" in error.message:
-            value = value if equals else "".join(words[place + 1 : place + 2])
-            reason = error.message.replace("Input should be", "should be").partition(", unable")[0]
-            return f"{option} `{value}` {reason.replace('a valid integer', 'a whole number')}"
-    message = error.format_message().rstrip(".").replace("'", "`")
-    return f"{message[:1].lower()}{message[1:]}"
+        if type(error) is click.BadParameter and error.param is not None:
+            message = f"{max(error.param.opts, key=len)} {error.message}"
+        else:
+            message = error.format_message().rstrip(".").replace("'", "`")
+        raise UserError(f"{message[:1].lower()}{message[1:]}", hint=f"`{path} --help` explains the command") from None
 
 
 def main() -> int:
+    from skep.cli.output import speak_plainly
+
     _open_standard_files()
+    speak_plainly()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it: the command is to go on
             signal.signal(number, _leave)

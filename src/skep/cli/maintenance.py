@@ -5,20 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from skep.cli.options import ROOT, JsonOption, argument, command, group, option
 
-from skep.cli.options import JsonOption, argument, command, group, option
-
-store_app = group("Show, back up and clean the file that holds all runs.")
+store_app = group("store", "Show, back up and clean the file that holds all runs.")
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "skep demo", runs="maintenance_run.run_demo")(demo)
-    command(app, "skep doctor", runs="maintenance_run.run_doctor")(doctor)
-    command(app, "skep pull smollm2-135m", runs="maintenance_run.pull_model")(pull)
-    app.add_typer(store_app, name="store")
-
-
+@command(ROOT, "skep pull smollm2-135m", runs="maintenance_run.pull_model")
 def pull(
     source: Annotated[str, argument("Catalogue name, GGUF file, ORG/REPO:FILE on the hub, or `humaneval`.")],
     as_json: JsonOption = False,
@@ -26,10 +18,12 @@ def pull(
     """Fetch a model's weights, or the tasks of HumanEval, once, checked, into the cache folder."""
 
 
+@command(ROOT, "skep doctor", runs="maintenance_run.run_doctor")
 def doctor(as_json: JsonOption = False) -> None:
     """Look at this machine: what is fine, what will bite, what to do about it. Exit code 1 if there is a problem."""
 
 
+@command(ROOT, "skep demo", runs="maintenance_run.run_demo")
 def demo(
     output: Annotated[Path, option("Where the report is written.", "-o", "--output")] = Path("report.html"),
 ) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-import typer
-
-from skep.cli.options import EndpointOptions, command, option
+from skep.cli.options import ROOT, EndpointOptions, command, option
 from skep.cli.output import note
 from skep.errors import UserError
 from skep.paths import user_paths
@@ -15,10 +13,7 @@ from skep.paths import user_paths
 DEFAULT_PORT = 8402
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "claude mcp add skep -- skep mcp")(mcp)
-
-
+@command(ROOT, "claude mcp add skep -- skep mcp")
 def mcp(
     http: Annotated[bool, option("Serve streamable HTTP instead of stdio.", "--http")] = False,
     host: Annotated[

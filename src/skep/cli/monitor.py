@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from skep.cli.options import ConfigOption, JsonOption, argument, command, group, option
 
-from skep.cli.options import ConfigOption, JsonOption, argument, command, group, option, registering
-
-monitor_app = group("Probe endpoints on a schedule: series over time, changes, alerts.")
-register = registering(monitor_app, "monitor")
+monitor_app = group("monitor", "Probe endpoints on a schedule: series over time, changes, alerts.")
 
 MOST_TOKENS = 1_000_000
 
@@ -77,7 +74,7 @@ def run(
     once: Annotated[bool, option("Probe what is due now, then exit.", "--once")] = False,
     quiet: Annotated[bool, option("Print no line for a successful probe.", "--quiet")] = False,
     config: ConfigOption = None,
-    parent_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    parent_fd: Annotated[int | None, option("", hidden=True)] = None,
 ) -> None:
     """Probe every target when it is due, until Ctrl-C. `skep up` starts this by itself."""
 

@@ -7,18 +7,16 @@ Also the options that many commands share, and the hive that they mean.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
 
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
@@ -28,9 +26,32 @@ if TYPE_CHECKING:
     from skep.store.database import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
+HELP = ("-h", "--help")
+ROOT = click.Group("skep", context_settings={"help_option_names": [*HELP], "max_content_width": 100})
 
 
-def command(app: typer.Typer, example: str, *, name: str | None = None, runs: str | None = None) -> Callable[[F], F]:
+@dataclass(frozen=True)
+class About:
+    """What a command line says of a parameter, beside its type and its default."""
+
+    help: str
+    names: tuple[str, ...] = ()
+    is_argument: bool = False
+    metavar: str | None = None
+    min: float | None = None
+    max: float | None = None
+    hidden: bool = False
+
+
+def option(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as click calls it
+    return About(help, names, **more)
+
+
+def argument(help: str, **more: Any) -> Any:  # noqa: A002 - as click calls it
+    return About(help, is_argument=True, **more)
+
+
+def command(group: click.Group, example: str, *, name: str | None = None, runs: str | None = None) -> Callable[[F], F]:
     """Add a function as a command. A parameter that is a dataclass stands for the options among its fields.
 
     `runs`: "MODULE.FUNCTION" of `skep.cli` that carries the command out, imported when it runs; it takes the same
@@ -38,59 +59,102 @@ def command(app: typer.Typer, example: str, *, name: str | None = None, runs: st
     """
 
     def add(function: F) -> F:
-        parameters: list[Parameter] = []
         hints = get_type_hints(function, include_extras=True)
-        for parameter in signature(function).parameters.values():
-            kind = hints[parameter.name]
-            parameters += _flat(kind) if is_dataclass(kind) else [_parameter(parameter.name, kind, parameter.default)]
+        taken = {name: one.default for name, one in signature(function).parameters.items()}
+        params: list[click.Parameter] = []
+        for key, default in taken.items():
+            if is_dataclass(hints[key]):
+                params += _fields_as_parameters(hints[key])
+            elif hints[key] is not click.Context:
+                params.append(_parameter(key, hints[key], default))
 
-        def run(**given: Any) -> None:
-            values = {name: _value(name, hints[name], given) for name in signature(function).parameters}
-            code = (function if runs is None else implementation(runs))(**values)
-            if code:
-                raise typer.Exit(code)
+        def run(**given: Any) -> Any:
+            values = {key: _value(key, hints[key], given) for key in taken}
+            return (function if runs is None else implementation(runs))(**values)
 
-        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        run.__name__, run.__doc__ = function.__name__, function.__doc__
-        app.command(name, epilog=f"Example: {example}", cls=GroupedCommand)(run)
+        own = name or function.__name__.replace("_", "-")
+        group.add_command(PlainCommand(own, None, run, params, function.__doc__, f"Example: {example}"))
         return function
 
     return add
 
 
-def _flat(kind: Any) -> Iterator[Parameter]:
+def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:
+    if kind is click.Context:
+        return click.get_current_context()
+    if not is_dataclass(kind):
+        return given[name]
+    made: Any = kind
+    return made(**{one.name: given[one.name] for one in fields(kind) if one.name in given})
+
+
+def _fields_as_parameters(kind: Any) -> Iterator[click.Parameter]:
     """In the order of `PANELS`, the groups of a help page; fields that it does not name come first, as they stand."""
     hints = get_type_hints(kind, include_extras=True)
     panels = {name: title for title, names in getattr(kind, "PANELS", {}).items() for name in names.split()}
     places = {name: place for place, name in enumerate(panels)}
     for field in sorted(fields(kind), key=lambda field: places.get(field.name, -1)):
-        if get_origin(hint := hints[field.name]) is Annotated:
-            inner, about = get_args(hint)
-            about = copy(about)
-            about.rich_help_panel = panels.get(field.name)
+        if get_origin(hints[field.name]) is Annotated:
             default = Parameter.empty if field.default is MISSING else field.default
-            yield _parameter(field.name, Annotated[inner, about], default)
+            made = _parameter(field.name, hints[field.name], default)
+            made.panel = panels.get(field.name)  # type: ignore[attr-defined]
+            yield made
 
 
-def _parameter(name: str, hint: Any, default: Any) -> Parameter:
-    """Typer has lists where the dataclass has tuples."""
-    if _is_tuple(hint):
-        inner, *about = get_args(hint)
-        hint, default = Annotated[list[get_args(inner)[0]] | None, *about], None  # type: ignore[misc]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+_METAVARS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 
 
-def _value(name: str, kind: Any, given: dict[str, Any]) -> Any:
-    if not is_dataclass(kind):
-        return given[name]
-    hints = get_type_hints(kind, include_extras=True)
-    own = {key: given[key] for key in hints if key in given}
-    made: Any = kind
-    return made(**{key: tuple(value or ()) if _is_tuple(hints[key]) else value for key, value in own.items()})
+def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
+    inner, about = get_args(hint)
+    kind = next(one for one in (get_args(inner) if isinstance(inner, UnionType) else (inner,)) if one is not NoneType)
+    several = get_origin(kind) is tuple
+    kind = get_args(kind)[0] if several else kind
+    more: dict[str, Any] = {"required": default is Parameter.empty, "type": _type_of(kind, about)}
+    if default is not Parameter.empty and not several:
+        more["default"] = default
+    if about.is_argument:
+        more |= {"nargs": -1} if several else {}
+        made = click.Argument([name], metavar=about.metavar, **more)
+        made.about = about.help  # type: ignore[attr-defined]
+        return made
+    if kind is bool:
+        return click.Option([*about.names, name], is_flag=True, help=about.help, **more)
+    shown = default not in (None, Parameter.empty, (), "")
+    metavar = about.metavar or _METAVARS[kind]
+    names = about.names or (f"--{name.replace('_', '-')}",)
+    return click.Option(
+        [*names, name],
+        metavar=metavar,
+        multiple=several,
+        show_default=shown,
+        help=about.help,
+        hidden=about.hidden,
+        **more,
+    )
 
 
-def _is_tuple(hint: Any) -> bool:
-    return get_origin(hint) is Annotated and get_origin(get_args(hint)[0]) is tuple
+def _type_of(kind: Any, about: About) -> Any:
+    if kind in (int, float):
+        return _Number(kind, about.min, about.max)
+    return click.Path(path_type=Path) if kind is Path else kind
+
+
+class _Number(click.ParamType[Any]):
+    """A number within limits."""
+
+    def __init__(self, kind: type[int | float], least: float | None, most: float | None) -> None:
+        self.name = "number"
+        self._kind, self._least, self._most = kind, least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = self._kind(value)
+        except ValueError:
+            self.fail(f"`{value}` should be a {'whole ' if self._kind is int else ''}number", param, ctx)
+        if (self._least is not None and number < self._least) or (self._most is not None and number > self._most):
+            upper = "" if self._most is None else f" and at most {self._most:g}"
+            self.fail(f"`{value}` should be at least {self._least:g}{upper}", param, ctx)
+        return number
 
 
 def implementation(path: str) -> Callable[..., Any]:
@@ -100,16 +164,13 @@ def implementation(path: str) -> Callable[..., Any]:
     return found
 
 
-HELP = ("-h", "--help")
-
-
-class PlainGroup(TyperGroup):
+class PlainGroup(click.Group):
     """A group whose help, which it also gives without a command, has the first sentence of each command, whole."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ["--help"])
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as Typer calls it
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         lines = [(name, (one.help or "").split(". ")[0].split("\n\n")[0]) for name, one in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl([(name, line if line.endswith((".", "?")) else f"{line}.") for name, line in lines])
@@ -118,75 +179,53 @@ class PlainGroup(TyperGroup):
 class GroupWithDefault(PlainGroup):
     """A group with one command whose name may be left out: `skep tune MODEL` is `skep tune run MODEL`."""
 
-    default = "run"
+    default: str
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args[:1] not in ([name] for name in (*self.commands, *HELP)):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        command = self.commands[self.default]
-        formatter.write_usage(ctx.command_path, " ".join(command.collect_usage_pieces(self._inner(ctx))))
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        pieces = self.commands[self.default].collect_usage_pieces(self._inner(ctx))
+        formatter.write_usage(ctx.command_path, " ".join(pieces))
         formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix="or:    ")
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.commands[self.default].format_options(self._inner(ctx), formatter)
         self.format_commands(ctx, formatter)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.commands[self.default].format_epilog(self._inner(ctx), formatter)
 
-    def _inner(self, ctx: Any) -> Any:
-        command = self.commands[self.default]
-        return command.context_class(command, info_name=self.default, parent=ctx)
+    def _inner(self, ctx: click.Context) -> click.Context:
+        return click.Context(self.commands[self.default], info_name=self.default, parent=ctx)
 
 
-class GroupedCommand(TyperCommand):
-    """A command whose help shows its options in groups, where they have some."""
+class PlainCommand(click.Command):
+    """A command whose help shows its arguments too, and its options in groups, where they have some."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[Any]] = {}
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
-            if (record := param.get_help_record(ctx)) is not None:
-                is_argument = param.param_type_name == "argument"
-                title = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
-                panels.setdefault(title, []).append(tuple(map(_plain_help, record)))
-        for title, records in sorted(
-            panels.items(), key=lambda panel: (panel[0] != "Arguments", panel[0] == "Options")
-        ):
-            with formatter.section(title):
-                formatter.write_dl(records)
+            if isinstance(param, click.Argument):
+                required = "  [required]" if param.required else ""
+                panels["Arguments"].append((param.human_readable_name, f"{getattr(param, 'about', '')}{required}"))
+            elif (record := param.get_help_record(ctx)) is not None:
+                panels.setdefault(getattr(param, "panel", None) or "Options", []).append(record)
+        for title, records in sorted(panels.items(), key=lambda panel: panel[0] == "Options"):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
-_TYPES = {"int": "N", "float": "X", "path": "FILE", "str": "TEXT"}
-
-
-def _plain_help(text: str) -> str:
-    """Return "--slots <int range>" as "--slots N", and the help without the range of allowed values."""
-    text = re.sub(r"<(?:list\[)?(\w+)\]?(?: range)?>", lambda found: _TYPES.get(found[1], found[0]), text)
-    return re.sub(r"  \[[\d.]*[<=]*x[<>=\d.]+\]|; [\d.]*[<=]*x[<>=\d.]+(?=\])", "", text)
-
-
-def group(help: str, *, default: str | None = None, **more: Any) -> typer.Typer:  # noqa: A002 - as Typer calls it
+def group(name: str, help: str, *, default: str | None = None) -> click.Group:  # noqa: A002 - as click calls it
     """Return a group of commands. `default`: the command that is meant where none is named."""
-    if default is None:
-        return typer.Typer(help=help, rich_markup_mode=None, cls=PlainGroup, **more)
-    kind = type("Group", (GroupWithDefault,), {"default": default})
-    return typer.Typer(help=help, rich_markup_mode=None, cls=kind, **more)
-
-
-def registering(commands: typer.Typer, name: str) -> Callable[[typer.Typer], None]:
-    """Return the `register` of a module that has one group of commands."""
-    return lambda app: app.add_typer(commands, name=name)
-
-
-def option(help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as Typer calls it
-    return typer.Option(*names, help=help, **more)
-
-
-def argument(help: str, **more: Any) -> Any:  # noqa: A002 - as Typer calls it
-    return typer.Argument(help=help, **more)
+    made = PlainGroup(name, help=help) if default is None else GroupWithDefault(name, help=help)
+    if isinstance(made, GroupWithDefault):
+        made.default = default or ""
+    ROOT.add_command(made)
+    return made
 
 
 # The options that many commands share

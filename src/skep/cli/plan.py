@@ -7,20 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
-
-from skep.cli.options import JsonOption, argument, command, option
-from skep.cli.output import note, print_json, speak_plainly
+from skep.cli.options import ROOT, JsonOption, argument, command, option
+from skep.cli.output import note, print_json
 from skep.paths import user_paths
 
 GPU_HELP = (
     'The cards, e.g. "2x rtx-3090", "rtx-5090 + rtx-3090-ti", "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"; '
     "repeated: rigs side by side. Default: this machine."
 )
-
-
-def register(app: typer.Typer) -> None:
-    command(app, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --concurrency 4 --explain')(plan)
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,7 @@ class PlanOptions:
     ] = ()
 
 
+@command(ROOT, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --concurrency 4 --explain')
 def plan(
     options: PlanOptions,
     html: Annotated[Path | None, option("Also write an HTML page with charts.", metavar="FILE")] = None,
@@ -80,7 +75,6 @@ def plan(
     from skep.cli.output import check_page
     from skep.deploy.plan_request import PlanFlags, answer_plan, document, nothing_fits
 
-    speak_plainly()
     if html is not None:
         check_page(html)
     found = answer_plan(PlanFlags(**asdict(options)), user_paths(os.environ).store)

@@ -6,32 +6,20 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from skep.cli.options import JsonOption, argument, command, option
+from skep.cli.options import JsonOption, argument, command, group, option
 from skep.cli.output import note, print_json
 from skep.errors import UserError
 from skep.paths import user_paths
 
-presets_app = typer.Typer(
-    invoke_without_command=True,
-    help="List measured setups: their requirements, how to start them, and the author's figures.",
-    epilog="Example: skep presets --json",
-    rich_markup_mode=None,
+presets_app = group(
+    "presets", "List measured setups: their requirements, how to start them, and the author's figures.", default="list"
 )
-
 NameArgument = Annotated[str, argument("A preset's name as `skep presets` lists it.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(presets_app, name="presets")
-    presets_app.callback()(list_presets)
-
-
-def list_presets(context: typer.Context, as_json: JsonOption = False) -> None:
+@command(presets_app, "skep presets --json", name="list")
+def list_presets(as_json: JsonOption = False) -> None:
     """Recipes that somebody measured: what they want, how they are started, the figures their author got."""
-    if context.invoked_subcommand is not None:
-        return
     from skep.config.presets import read_presets, shipped_presets
     from skep.report.columns import print_records
     from skep.report.presets import LIST, preset_row

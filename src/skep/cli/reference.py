@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from skep.cli.main import ALIASES, OPTION_ALIASES, PARTS, command_of, help_page
+import click
+
+from skep.cli.main import ALIASES, OPTION_ALIASES, PARTS, help_page, tree_of
+from skep.cli.options import ROOT
 
 _INTRO = """\
 # The command line
@@ -21,7 +24,7 @@ Other names are understood: `ls` for `list`, `rm` for `remove`, and
 
 
 def cli_reference() -> str:
-    root = command_of(PARTS)
+    root = tree_of(PARTS)
     names = [f"- `skep {old}` is `skep {new}`" for old, new in ALIASES.items()]
     for command, options in OPTION_ALIASES.items():
         words = ", ".join(f"`{old}` for `{new}`" for old, new in options.items())
@@ -43,4 +46,4 @@ def _walk(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], An
 
 def _context(command: Any, path: tuple[str, ...]) -> Any:
     """Return a fixed width, so that the page does not depend on a terminal."""
-    return command.context_class(command, info_name=" ".join(path), terminal_width=100, max_content_width=100)
+    return click.Context(command, info_name=" ".join(path), terminal_width=100, **ROOT.context_settings)

@@ -35,7 +35,7 @@ def print_runs(limit: int, *, as_json: bool) -> None:
     print_list(_runs(limit), columns, _run_cells, _run_json, as_json=as_json, none_yet=none_yet)
 
 
-def write_reports(run: Sequence[str] | None, output: Path) -> None:
+def write_reports(run: Sequence[str], output: Path) -> None:
     """Write one run, the last one where none is named, or several side by side."""
     check_output(output)
     with existing() as store:

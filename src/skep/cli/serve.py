@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from skep.cli.options import JsonOption, ServeOptions, argument, ask_hive, command, given, option
+from skep.cli.options import ROOT, JsonOption, ServeOptions, argument, ask_hive, command, given, option
 from skep.cli.output import note, print_json
 from skep.errors import UserError
 from skep.paths import Paths, user_paths
@@ -21,13 +19,7 @@ if TYPE_CHECKING:
     from skep.deploy.resolve import ServeRequest
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "skep up --replicas 2 --slots 4 -d")(up)
-    command(app, "skep down")(down)
-    command(app, "skep ps --json")(ps)
-    command(app, "skep logs smollm2-135m-0 -f")(logs)
-
-
+@command(ROOT, "skep up --replicas 2 --slots 4 -d")
 def up(options: ServeOptions) -> None:
     """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
     from skep.config.settings import EMBEDDED_MODEL, CliOverrides
@@ -134,6 +126,7 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
         hive.serve_here(settings, paths, as_json=as_json)
 
 
+@command(ROOT, "skep down")
 def down(
     wait: Annotated[
         str | None, option("How long to wait for running requests before aborting them. Default: as configured.")
@@ -148,6 +141,7 @@ def down(
     note("skep is down")
 
 
+@command(ROOT, "skep ps --json")
 def ps(as_json: JsonOption = False) -> None:
     """What runs: replicas, slots, requests in flight and waiting."""
     from skep.cli.hive import print_rows
@@ -165,6 +159,7 @@ def ps(as_json: JsonOption = False) -> None:
         print_rows(rows)
 
 
+@command(ROOT, "skep logs smollm2-135m-0 -f")
 def logs(
     name: Annotated[
         str | None, argument("A replica's name as in `skep ps`, `gateway`, `monitor` or `skep`. Default: all.")

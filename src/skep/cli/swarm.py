@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option, registering
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
 from skep.paths import user_paths
 
 RunName = Annotated[str, argument("A run's id, the beginning of one, or `last`.", metavar="RUN")]
@@ -18,8 +18,7 @@ ReportOption = Annotated[
 ]
 
 
-swarm = group("Run many tasks at once on an endpoint. Results are journalled as they come.")
-register = registering(swarm, "swarm")
+swarm = group("swarm", "Run many tasks at once on an endpoint. Results are journalled as they come.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +114,9 @@ class AskOptions(SwarmOptions):
         "Results": "output report as_json",
     }
 
-    goal: Annotated[str, argument("What to find out or do, in words.", metavar="GOAL")]
+    goal: Annotated[str, argument("What to find out or do, in words.")]
     files: Annotated[
-        tuple[str, ...], argument('Files to work on: names, folders, patterns such as "docs/**/*.md".', metavar="FILES")
+        tuple[str, ...], argument('Files to work on: names, folders, patterns such as "docs/**/*.md".')
     ] = ()
     more_files: Annotated[tuple[str, ...], option("The same as FILES. Repeatable.", "--files", metavar="GLOB")] = ()
     root: Annotated[Path, option("Folder of the files. No file outside of it is read.")] = Path()

@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from skep.cli.liveview import BETWEEN, Line, Page, bar, sparkline
-from skep.cli.options import JsonOption, command, option
-from skep.cli.output import note, number, print_json, speak_plainly
+from skep.cli.options import ROOT, JsonOption, command, option
+from skep.cli.output import note, number, print_json
 from skep.errors import SkepError
 from skep.paths import user_paths
 from skep.report.columns import Column, record_lines, table_lines
@@ -109,10 +107,7 @@ ONCE_S = 1.0  # between the two readings of `--once` and `--json`
 SHORTEST_S, ANSWER_S = 0.1, 3.0
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "skep top --every 2s")(top)
-
-
+@command(ROOT, "skep top --every 2s")
 def top(
     every: Annotated[str, option("Time between two readings, at least 100ms.")] = "1s",
     once: Annotated[
@@ -141,7 +136,6 @@ def top(
     if as_json:
         print_json({**readings.status, "rates": readings.rates()})
     else:
-        speak_plainly()
         console = Console(highlight=False)
         console.print(drawn(frame(readings, Page(console.width))))
 

@@ -6,23 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from skep.cli.options import JsonOption, argument, command, group, option, registering
-from skep.cli.output import speak_plainly
+from skep.cli.options import JsonOption, argument, command, group, option
 
 tune = group(
+    "tune",
     "Find the fastest configuration of a model on this machine, from a safe start; every step is measured.",
     default="run",
 )
-register = registering(tune, "tune")
 
 TuningName = Annotated[str, argument("A tuning's id, the beginning of one, or `last`.", metavar="ID")]
 InPlaceOption = Annotated[bool, option("Pause what `skep up` serves; it is started again on any exit.", "--in-place")]
 HtmlOption = Annotated[Path | None, option("Also write an HTML page with charts.", metavar="FILE")]
-
-
-@tune.callback()
-def _tune() -> None:
-    speak_plainly()
 
 
 @dataclass(frozen=True)

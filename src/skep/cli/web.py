@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-import typer
-
-from skep.cli.options import command, option
+from skep.cli.options import ROOT, command, option
 from skep.cli.output import note
 from skep.paths import user_paths
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "skep web --port 8401 --open")(web)
-
-
+@command(ROOT, "skep web --port 8401 --open")
 def web(
     host: Annotated[str, option("Address to bind; beyond loopback a key or --public is required.")] = "127.0.0.1",
     port: Annotated[int, option("Port; 0 chooses a free one.", min=0, max=65535)] = 8401,
