@@ -8,7 +8,7 @@ from sample_rows import evenly, request
 from skep.bench.metrics import classes_of, complete_rows
 from skep.bench.summary import cost_per_million_tokens, repeat_figure, summarise
 from skep.bench.sweep import figure_of
-from skep.cli.sweep import print_summary, remarks
+from skep.report.sweep_text import print_summary, remarks
 from skep.store.records import ClientSample, EngineTimings, LevelFact
 
 

@@ -21,7 +21,7 @@ from skep.cli.main import (
     plain_words,
     tree_of,
 )
-from skep.cli.output import print_table
+from skep.report.terminal import print_table
 
 WHOLE = tree_of(PARTS).commands
 GONE = [

@@ -6,9 +6,10 @@ import pytest
 from hive_client import FakeHive
 from in_process import call
 
-from skep.cli.hive import _ConsoleReporter, print_rows
+from skep.cli.hive import _ConsoleReporter
 from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
+from skep.report.hive_text import print_rows
 from skep.supervisor.detached import EventLog
 
 ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}

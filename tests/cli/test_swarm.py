@@ -14,10 +14,10 @@ from itertools import pairwise
 import pytest
 from in_process import call, refused
 
-from skep.cli.liveview import Page, bar_cells
-from skep.cli.output import speak_plainly
-from skep.cli.swarm_session import frame
 from skep.files import lock_holder
+from skep.report.liveview import Page, bar_cells
+from skep.report.swarm_text import frame
+from skep.report.terminal import speak_plainly
 from skep.store.database import open_store
 from skep.swarm.journal import create_run
 from skep.swarm.progress import Lane, SwarmProgress, SwarmProgressLines

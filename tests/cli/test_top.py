@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from in_process import refused
 from terminal import Terminal
 
-from skep.cli.liveview import Page, bar_cells, drawn, sparkline
-from skep.cli.top import frame
 from skep.errors import EngineError
 from skep.paths import user_paths
+from skep.report.hive_text import frame
+from skep.report.liveview import Page, bar_cells, drawn, sparkline
 from skep.supervisor.control import replicas_of
 from skep.supervisor.readings import HiveReadings, Rate
 

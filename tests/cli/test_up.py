@@ -9,12 +9,12 @@ import pytest
 from hive_client import ask, rows_of
 from in_process import refused
 
-from skep.cli.output import note
 from skep.config.presets import preset, serve_of
 from skep.deploy import resolve
 from skep.deploy.resolve import ServeRequest, about_preset, parse_gpus, simulated_serve
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.paths import user_paths
+from skep.report.terminal import note
 
 
 def serve_for(wanted):

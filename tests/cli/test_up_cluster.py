@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from in_process import call, refused
 
-from skep.cli.output import note
 from skep.cluster import resolve
 from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Settings
 from skep.deploy.resolve import ServeRequest
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import user_paths
+from skep.report.terminal import note
 from skep.units import GIB
 
 RTX = NodeCard(0, "NVIDIA GeForce RTX 3090", 24 * GIB, "8.6", used_bytes=0)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.recording import Identity, Recording
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.bench.session import SessionProgress
-from skep.bench.stored_run import JUDGED, TIMED
+from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 from skep.bench.summary import summarise
 from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker
@@ -26,7 +27,7 @@ from skep.errors import UserError
 from skep.stats.percentiles import paired_ratio_interval, percentile
 from skep.stats.versus import Judgement, judge
 from skep.store.database import Store
-from skep.store.records import Request, StoredRun
+from skep.store.records import Request, RunState, StoredRun
 from skep.units import Interval
 
 Figure = Callable[[Sequence[Request], int], float | None]
@@ -282,3 +283,80 @@ def _side(sweep: Sweep) -> ComparedRun:
     stored = (recording.rows, recording.samples, recording.facts)
     summary = summarise(recording.run_id, *stored, simulated=recording.simulated)
     return ComparedRun(summary, recording.rows)
+
+
+WORKLOAD = (
+    "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
+    "arrivals", "for_s", "classes", "trace", "speed",
+)  # fmt: skip
+
+
+LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
+
+
+OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
+
+
+def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
+    """Fill in missing names: the last run of the same kind, or the one before it."""
+    if a is not None and b is not None:
+        return a, b
+    whole = [run for run in store.runs() if run.state is RunState.DONE]
+    measured = [run for run in whole if run.kind not in (*JUDGED, *OF_A_TUNING)]
+    if not measured:
+        raise UserError("there are no runs to compare", hint="`skep bench sweep` makes one")
+    first = measured[0] if a is None else store.run(a)
+    others = [run for run in measured if run.kind == first.kind and run.id != first.id]
+    if not others:
+        what = f"there is no other run of the kind {first.kind} to compare `{first.id}` with"
+        raise UserError(what, hint="measure once more, or name both runs: `skep runs` lists them")
+    older, newer = sorted((first, others[0]), key=lambda run: run.created_at)
+    return older.id, newer.id
+
+
+def check_lengths(a: StoredRun, b: StoredRun) -> None:
+    """Longer prompts or answers are other work: their speeds say nothing about each other."""
+    lengths = [key for key in LENGTHS if _is_recorded(a, key) and _is_recorded(b, key)]
+    if _setting(a, "shape") in OWN_LENGTHS or _setting(b, "shape") in OWN_LENGTHS:
+        lengths.append("shape")
+    differing = [key for key in lengths if _setting(a, key) != _setting(b, key)]
+    if differing:
+        told = ", ".join(
+            f"{key} {_value_words(_setting(a, key))} and {_value_words(_setting(b, key))}" for key in differing
+        )
+        raise UserError(
+            f"the lengths differ: {told}", hint="measure both with the same lengths, or add --anyway to go on"
+        )
+
+
+def differences(a: StoredRun, b: StoredRun) -> list[str]:
+    """Return what makes the two runs hard to compare."""
+    found = []
+    if a.kind != b.kind:
+        found.append(f"one is of the kind {a.kind}, the other {b.kind}")
+    changed = [key for key in WORKLOAD if _setting(a, key) != _setting(b, key)]
+    if changed:
+        found.append(f"the workloads differ in {', '.join(changed)}")
+    if a.simulated != b.simulated:
+        found.append("one of the two is simulated")
+    if a.model != b.model:
+        found.append(f"the models differ: {a.model} and {b.model}")
+    if a.host.get("cpu_model") != b.host.get("cpu_model") or a.host.get("gpus") != b.host.get("gpus"):
+        found.append("they were measured from different machines")
+    return found
+
+
+def _setting(run: StoredRun, key: str) -> Any:
+    inner = run.config.get("workload")
+    return inner[key] if isinstance(inner, dict) and key in inner else run.config.get(key)
+
+
+def _is_recorded(run: StoredRun, key: str) -> bool:
+    inner = run.config.get("workload")
+    return key in run.config or (isinstance(inner, dict) and key in inner)
+
+
+def _value_words(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "not set" if value is None else "on" if value else "off"
+    return str(value) if isinstance(value, int | float | str) else "those of its own"

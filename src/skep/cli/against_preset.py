@@ -29,14 +29,15 @@ from skep.catalog.presets import Preset
 from skep.cli.bench import SweepOptions
 from skep.cli.bench_common import run_measuring, workload_of
 from skep.cli.options import EndpointOptions, existing
-from skep.cli.output import note
-from skep.cli.sweep import measure, plan_of, shortfalls, show
+from skep.cli.sweep import measure, plan_of, show
 from skep.config.presets import preset, presets_folder
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.columns import Column, print_records
 from skep.report.levels import range_text
+from skep.report.sweep_text import shortfalls
+from skep.report.terminal import note
 from skep.units import number
 
 

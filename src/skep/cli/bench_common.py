@@ -16,14 +16,13 @@ from skep.bench.session import SessionProgress
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
 from skep.cli.bench import WorkloadOptions
-from skep.cli.liveview import Line, Page, progress_bar, progress_view
-from skep.cli.output import note, number
 from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK
-from skep.report.columns import table_lines
-from skep.stats.percentiles import runs_interval
-from skep.units import format_seconds, parse_seconds
+from skep.report.liveview import progress_view
+from skep.report.sweep_text import level_frame, level_lines
+from skep.report.terminal import note
+from skep.units import parse_seconds
 from skep.workload.prompts import Size
 
 T = TypeVar("T")
@@ -123,53 +122,3 @@ def positive_seconds(text: str, option: str, example: str) -> float:
 def level_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
     """Return the levels so far and what happens now; a line for each run of a level where there is no terminal."""
     return progress_view(level_lines(), level_frame)
-
-
-def level_lines() -> Callable[[SessionProgress], None]:
-    said: set[tuple[int, int]] = set()
-
-    def show(progress: SessionProgress) -> None:
-        key = (progress.level, progress.repeat)
-        if key not in said:
-            said.add(key)
-            how_many = f"{progress.total} requests" if progress.total else "for a time"
-            note(f"{where(progress)}: {how_many}{left(progress)}")
-        elif progress.ended and progress.figures.get(progress.level):
-            speed = progress.figures[progress.level][-1]
-            failed = f", {progress.failed} failed so far" if progress.failed else ""
-            note(f"{where(progress)}: {number(speed)} tok/s{failed}")
-
-    return show
-
-
-def level_frame(progress: SessionProgress, _page: Page) -> list[Line]:
-    rows = []
-    for level, figures in sorted(progress.figures.items()):
-        interval = runs_interval(figures)
-        spread = "–" if interval is None else f"± {100 * interval.upper_width:.1f} %"
-        rows.append([str(level), str(len(figures)), number(sum(figures) / len(figures)), spread])
-    table = table_lines(("C", "runs", "eff tok/s", "95 %"), rows, [True] * 4, [0] * 4) if rows else []
-    return [[(line, "")] for line in (*table, now_line(progress))]
-
-
-def now_line(progress: SessionProgress) -> str:
-    total = f"/{progress.total}" if progress.total else ""
-    speed = f" · {number(progress.tok_s)} tok/s now" if progress.tok_s else ""
-    return (
-        f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {progress.done}{total} requests{speed}"
-        f" · {progress.in_flight} in flight · {progress.failed} failed{left(progress)}"
-    )
-
-
-def where(progress: SessionProgress) -> str:
-    if progress.level == 0:
-        return "warming up"
-    return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
-
-
-def left(progress: SessionProgress) -> str:
-    if progress.left_s is None or not progress.level:
-        return ""
-    runs = round(progress.runs_left)
-    plural = "s" if runs > 1 else ""
-    return f" · about {format_seconds(progress.left_s)} left, {runs} more run{plural} at most" if runs else ""

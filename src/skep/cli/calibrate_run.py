@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skep.cli.output import note, print_json
+from skep.report.terminal import note, print_json
 
 if TYPE_CHECKING:
-    from skep.cli.liveview import Line, Page
-    from skep.planner.validation import Spread, ValidationReport
+    from skep.report.liveview import Line, Page
 import os
 import random
 from dataclasses import fields
@@ -19,15 +17,16 @@ from skep.bench.calibration import CalibrationPlan, Described, SetupFlags, descr
 from skep.catalog.gpus import HostFacts
 from skep.cli.bench_common import Interrupted, level_view, maker_for, positive_seconds, run_measuring
 from skep.cli.calibrate import CalibrateOptions
-from skep.cli.output import day_and_time, number, print_list, print_table
 from skep.cli.sweep import levels_of
-from skep.deploy.stored_calibration import calibration_json, fitted_now, host_key, levels_json, measured_of
+from skep.deploy.stored_calibration import calibration_json, host_key
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
+from skep.report.calibration_text import print_calibration, print_validation
+from skep.report.terminal import day_and_time, print_list
 from skep.store.database import Store, open_store
 from skep.store.records import CalibrationRecord
-from skep.units import format_seconds
+from skep.units import format_seconds, number
 
 MOST_LEVEL = 8  # of the higher level, unless a flag says so
 
@@ -96,33 +95,9 @@ def _tell(row: CalibrationRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(calibration_json(row))
         return
-    print_one(row)
+    print_calibration(row)
     used = "simulated: plans do not use it" if row.simulated else "plans for this machine use it from now on"
     note(f"kept as calibration {row.id}; {used}")
-
-
-def print_one(row: CalibrationRecord) -> None:
-    fitted = fitted_now(row)
-    print(f"{row.model} {row.quant}, {row.layout} on {row.rig}, {row.engine}: {fitted}")  # noqa: T201
-    rows = [
-        [
-            level["concurrency"],
-            level["runs"],
-            number(level["task_tok_s"]),
-            f"{100 * level['spread']:.1f} %",
-            number(level["predicted_before"]),
-            number(level["predicted_after"]),
-            f"{100 * (level['predicted_after'] / level['task_tok_s'] - 1):+.1f} %",
-            number(level["effective_tok_s"]),
-            number(level["effective_after"]),
-            "" if level["fitted"] else "not fitted to",
-        ]
-        for level in levels_json(row, fitted)
-    ]
-    print_table(">C|>RUNS|>tok/s EACH|>±|>BEFORE|>AFTER|>OFF|>tok/s ALL|>AFTER ALL|", rows)
-    prompts = measured_of(row.document).prompts
-    spread = 100 * prompts.ttft_s.half_width
-    print(f"first token of {prompts.input_tokens:.0f} tokens: {1000 * prompts.ttft_s.estimate:.0f} ms ± {spread:.0f} %")  # noqa: T201
 
 
 def print_calibrations(*, as_json: bool) -> None:
@@ -130,7 +105,7 @@ def print_calibrations(*, as_json: bool) -> None:
 
     def cells(row: CalibrationRecord) -> list[str]:
         where = "simulated" if row.simulated else "here" if row.host == here else row.host
-        factors = [number(factor, 2) for factor in (row.decode, row.batch, row.prompt)]
+        factors = [number(factor, digits=2) for factor in (row.decode, row.batch, row.prompt)]
         what = [row.model, row.quant, row.engine, row.layout, row.rig]
         return [row.id, day_and_time(row.created_at), where, *what, *factors]
 
@@ -144,7 +119,7 @@ def show_calibration(name: str, *, as_json: bool) -> None:
     if as_json:
         print_json(calibration_json(row))
     else:
-        print_one(row)
+        print_calibration(row)
         note(f"measured at {row.document.get('url')}, runs {', '.join(row.document.get('runs', []))}")
 
 
@@ -176,9 +151,9 @@ def _named(name: str) -> CalibrationRecord:
 
 def validate(points: Path, as_json: bool) -> None:
     from skep.cli.bench_common import text_of
-    from skep.cli.liveview import progress_bar, progress_view
     from skep.planner.validation import read_rows
     from skep.planner.validation import validate as compare
+    from skep.report.liveview import progress_bar, progress_view
 
     rows = read_rows(text_of(points), str(points))
 
@@ -190,39 +165,4 @@ def validate(points: Path, as_json: bool) -> None:
     if as_json:
         print_json(report.document())
     else:
-        _print(report, points.name)
-
-
-def _print(report: ValidationReport, name: str) -> None:
-    from skep.report.columns import Column, print_records
-
-    predicted = f"{len(report.points)} of {report.rows} rows predicted"
-    note(f"{name}: {predicted} with constants never fitted on their own source")
-    groups = {**report.spreads(), **{f"source {name}": spread for name, spread in report.by_source().items()}}
-    for formula, spreads in report.baselines().items():
-        groups |= {f"{formula}, {group}": spread for group, spread in spreads.items()}
-    columns: list[Column[tuple[str, Spread]]] = [
-        Column("group", "ROWS OF", lambda pair: pair[0], right=False),
-        Column("rows", "N", lambda pair: pair[1].rows),
-        Column("median_ape", "MEDIAN |ERROR|", lambda pair: pair[1].median_ape, "{:.1%}".format),
-        Column("p90_ape", "P90 |ERROR|", lambda pair: pair[1].p90_ape, "{:.1%}".format),
-    ]
-    print_records(columns, list(groups.items()))
-    if report.covered is not None:
-        note(f"the 80 % band holds {report.covered:.0%} of the rows")
-    missing = defaultdict[str, list[int]](list)
-    for row, why in report.unpredicted:
-        missing[why.split(":")[0]].append(row)
-    for fact, without in sorted(missing.items(), key=lambda found: -len(found[1])):
-        note(f"not predicted, {fact}: {len(without)} {'row' if len(without) == 1 else 'rows'} ({_ranges(without)})")
-
-
-def _ranges(rows: list[int]) -> str:
-    """[2, 3, 4, 9] → "2-4, 9"."""
-    runs: list[list[int]] = []
-    for row in rows:
-        if runs and row == runs[-1][-1] + 1:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+        print_validation(report, points.name)

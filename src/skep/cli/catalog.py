@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from skep.cli.options import JsonOption, argument, command, group
-from skep.cli.output import print_json
+from skep.report.terminal import print_json
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry

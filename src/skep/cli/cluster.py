@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from skep.cli.options import JsonOption, argument, command, group, option
-from skep.cli.output import note, print_json
 from skep.errors import UserError
 from skep.paths import user_paths
+from skep.report.terminal import note, print_json
 from skep.units import format_bytes
 
 if TYPE_CHECKING:

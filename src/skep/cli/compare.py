@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from skep.bench.compare import ABResult, ComparedRun, check_kinds, compare, is_higher_better, loss, regressions, run_ab
+from skep.bench.compare import (
+    ABResult,
+    ComparedRun,
+    check_kinds,
+    check_lengths,
+    chosen_runs,
+    compare,
+    differences,
+    is_higher_better,
+    regressions,
+    run_ab,
+)
 from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix
 from skep.bench.records import Comparison, SweepSummary
 from skep.bench.session import SessionProgress
-from skep.bench.stored_run import JUDGED, OF_A_TUNING, load_run
+from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan
 from skep.cli.bench import ABOptions, CompareOptions, WorkloadOptions
 from skep.cli.bench_common import (
@@ -27,13 +38,14 @@ from skep.cli.bench_common import (
     workload_of,
 )
 from skep.cli.options import EndpointOptions, existing
-from skep.cli.output import check_output, note, print_json
-from skep.cli.sweep import levels_of, share_of, sweep_endpoint, sweep_json
+from skep.cli.sweep import levels_of, share_of, sweep_endpoint
 from skep.errors import EngineError, Regression, UserError
 from skep.files import write_whole
 from skep.host.facts import read_host
 from skep.paths import user_paths
-from skep.report.columns import Column, print_records
+from skep.report.columns import print_records
+from skep.report.compare_text import CompareResult, comparison_columns, group_by_level
+from skep.report.sweep_text import sweep_json
 from skep.report.tables import (
     Entry,
     Table,
@@ -43,19 +55,9 @@ from skep.report.tables import (
     effective_table,
     speedup_table,
 )
-from skep.stats.versus import Judgement
-from skep.store.database import Store, open_store
-from skep.store.records import RunState, StoredRun
-
-WORKLOAD = (
-    "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
-    "arrivals", "for_s", "classes", "trace", "speed",
-)  # fmt: skip
-LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
-OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
-SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
-_RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal the last goes first
-MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
+from skep.report.terminal import check_output, note, print_json
+from skep.store.database import open_store
+from skep.store.records import StoredRun
 
 
 def run_compare_command(options: CompareOptions) -> int:
@@ -81,36 +83,6 @@ def run_compare_command(options: CompareOptions) -> int:
     if options.output is not None:
         write_page([(run_a, summary_a), (run_b, summary_b)], options.output, found, outcome.words)
     return tell(outcome, (run_a.id, run_b.id), as_json=options.as_json)
-
-
-def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
-    """Fill in missing names: the last run of the same kind, or the one before it."""
-    if a is not None and b is not None:
-        return a, b
-    whole = [run for run in store.runs() if run.state is RunState.DONE]
-    measured = [run for run in whole if run.kind not in (*JUDGED, *OF_A_TUNING)]
-    if not measured:
-        raise UserError("there are no runs to compare", hint="`skep bench sweep` makes one")
-    first = measured[0] if a is None else store.run(a)
-    others = [run for run in measured if run.kind == first.kind and run.id != first.id]
-    if not others:
-        what = f"there is no other run of the kind {first.kind} to compare `{first.id}` with"
-        raise UserError(what, hint="measure once more, or name both runs: `skep runs` lists them")
-    older, newer = sorted((first, others[0]), key=lambda run: run.created_at)
-    return older.id, newer.id
-
-
-def check_lengths(a: StoredRun, b: StoredRun) -> None:
-    """Longer prompts or answers are other work: their speeds say nothing about each other."""
-    lengths = [key for key in LENGTHS if _is_recorded(a, key) and _is_recorded(b, key)]
-    if _setting(a, "shape") in OWN_LENGTHS or _setting(b, "shape") in OWN_LENGTHS:
-        lengths.append("shape")
-    differing = [key for key in lengths if _setting(a, key) != _setting(b, key)]
-    if differing:
-        told = ", ".join(f"{key} {_shown(_setting(a, key))} and {_shown(_setting(b, key))}" for key in differing)
-        raise UserError(
-            f"the lengths differ: {told}", hint="measure both with the same lengths, or add --anyway to go on"
-        )
 
 
 def run_ab_command(options: ABOptions) -> int:
@@ -145,62 +117,6 @@ def run_ab_command(options: ABOptions) -> int:
     return tell(outcome, (duel.a.summary.run_id, duel.b.summary.run_id), as_json=options.as_json)
 
 
-@dataclass(frozen=True, slots=True)
-class CompareResult:
-    """A comparison with its verdict. `worse`: the regressions, beyond `allowed`."""
-
-    found: Sequence[Comparison]
-    worse: Sequence[Comparison]
-    allowed: float
-
-    @property
-    def verdict(self) -> str:
-        if self.worse:
-            return "regression"
-        return (
-            "no regression" if any(one.judgement is not Judgement.UNKNOWN for one in self.found) else "not comparable"
-        )
-
-    @property
-    def words(self) -> str:
-        beyond = f"{100 * self.allowed:g} %"
-        match self.verdict:
-            case "regression":
-                told = [f"{_name(one)} ({100 * loss(one):.1f} % worse)" for one in self.worse[:3]]
-                more = [f"and {len(self.worse) - 3} more"] if len(self.worse) > 3 else []
-                return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join([*told, *more])}"
-            case "no regression":
-                return f"no regression beyond {beyond} is shown"
-            case _:
-                return "no verdict: no figure of the two runs can be compared"
-
-    def remarks(self) -> list[str]:
-        """Return why a single `worse` is no regression, what the table has no room for, and what was not compared."""
-        counted = {(one.concurrency, one.metric) for one in self.worse}
-        found = []
-        for one in self.found:
-            judged = one.judgement in (Judgement.BETTER, Judgement.WORSE)
-            if judged and one.metric not in SHOWN:
-                found.append(f"{_name(one)}, B / A: {_ratio_cell(one)}")
-            if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
-                found.append(self._no_regression(one))
-        reasons = dict.fromkeys(one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why)
-        for why in reasons:
-            levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
-            found.append(f"{' and '.join(levels)} not compared: {why}")
-        return found
-
-    def _no_regression(self, one: Comparison) -> str:
-        size, beyond = f"{100 * loss(one):.1f} %", f"{100 * self.allowed:g} %"
-        if loss(one) <= self.allowed:
-            return f"{_name(one)} is {size} worse, within the threshold of {beyond}"
-        return (
-            f"{_name(one)} is worse by itself, by {size}, and no regression: of figures that did not change one in "
-            f"twenty looks better or worse by chance, so it must hold at 95 % over all {len(self.found)} together; "
-            "more runs decide"
-        )
-
-
 def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int:
     """The exit code."""
     a, b = runs
@@ -220,77 +136,10 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
         print_json(document)
         return code
     note(f"A is run {a}, B is run {b}; B / A with its 95 % interval; = not distinguishable, ? not comparable")
-    print_records(_level_columns(), _by_level(outcome.found))
+    print_records(comparison_columns(), group_by_level(outcome.found))
     note(*outcome.remarks())
     print(outcome.words)  # noqa: T201
     return code
-
-
-def _by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
-    levels: dict[int, dict[str, Comparison]] = {}
-    for one in found:
-        levels.setdefault(one.concurrency, {})[one.metric] = one
-    return list(levels.values())
-
-
-def _level_columns() -> list[Column[dict[str, Comparison]]]:
-    """Return the columns of a level's comparisons, by metric."""
-
-    def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
-        return Column(
-            metric, f"{title} B/A", lambda of: _ratio_cell(of[metric]), rank=_RANKS.get(metric, 0), right=False
-        )
-
-    speed = "effective tok/s"
-    return [
-        Column("concurrency", "C", lambda of: of[speed].concurrency),
-        Column("a", "A tok/s", lambda of: of[speed].a),
-        Column("b", "B tok/s", lambda of: of[speed].b),
-        *(ratio(metric, title) for metric, title in SHOWN.items()),
-    ]
-
-
-def _ratio_cell(one: Comparison) -> str:
-    if one.ratio is None:
-        return MARKS[one.judgement]
-    return f"{one.ratio.estimate:.2f} ({one.ratio.low:.2f}..{one.ratio.high:.2f}) {MARKS[one.judgement]}"
-
-
-def _name(one: Comparison) -> str:
-    return f"{one.metric} at C={one.concurrency}"
-
-
-def differences(a: StoredRun, b: StoredRun) -> list[str]:
-    """Return what makes the two runs hard to compare."""
-    found = []
-    if a.kind != b.kind:
-        found.append(f"one is of the kind {a.kind}, the other {b.kind}")
-    changed = [key for key in WORKLOAD if _setting(a, key) != _setting(b, key)]
-    if changed:
-        found.append(f"the workloads differ in {', '.join(changed)}")
-    if a.simulated != b.simulated:
-        found.append("one of the two is simulated")
-    if a.model != b.model:
-        found.append(f"the models differ: {a.model} and {b.model}")
-    if a.host.get("cpu_model") != b.host.get("cpu_model") or a.host.get("gpus") != b.host.get("gpus"):
-        found.append("they were measured from different machines")
-    return found
-
-
-def _setting(run: StoredRun, key: str) -> Any:
-    inner = run.config.get("workload")
-    return inner[key] if isinstance(inner, dict) and key in inner else run.config.get(key)
-
-
-def _is_recorded(run: StoredRun, key: str) -> bool:
-    inner = run.config.get("workload")
-    return key in run.config or (isinstance(inner, dict) and key in inner)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return "not set" if value is None else "on" if value else "off"
-    return str(value) if isinstance(value, int | float | str) else "those of its own"
 
 
 def write_page(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from skep.cli.options import JsonOption, argument, ask_hive, command, group, option
-from skep.cli.output import byte_progress, note, print_json, print_table
 from skep.errors import UserError
 from skep.paths import user_paths
+from skep.report.terminal import byte_progress, note, print_json, print_table
 from skep.units import parse_seconds
 
 ModelArgument = Annotated[str, argument("A model by the name clients use; `skep ps --json` lists them.")]

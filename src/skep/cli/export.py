@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 from skep.cli.options import argument, command, group, option
-from skep.cli.output import note
 from skep.errors import UserError
 from skep.files import write_whole
 from skep.paths import user_paths
+from skep.report.terminal import note
 
 FORM_NAMES = "shell, docker, compose or systemd"
 Port = Annotated[int, option("Port of the gateway.", min=1, max=65535)]

@@ -8,23 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from skep.cli.liveview import Line, Page, can_draw, live_view
-from skep.cli.output import byte_progress, note, print_json
 from skep.config.settings import Settings
 from skep.errors import SkepError
 from skep.paths import Paths
+from skep.report.hive_text import hive_columns
+from skep.report.liveview import Line, Page, can_draw, live_view
+from skep.report.terminal import byte_progress, note, print_json
 from skep.units import format_seconds
 
 if TYPE_CHECKING:
     from skep.cluster.client import RayNodes
-    from skep.report.columns import Column
     from skep.supervisor.supervisor import Supervisor
 
 REFRESH_S = 0.5
-FIGURES = {"pid": 4, "slots": 0, "busy": 0, "queued": 0, "restarts": 2}  # of a row, with their rank
 
 
 def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
@@ -106,30 +104,6 @@ def start_detached(
         return detached.start_detached(settings, paths, env, hear, parent_fd=parent_fd)
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Print the rows of `skep ps`; on a terminal they fit its width."""
-    from skep.report.columns import print_records
-
-    print_records(_columns(), rows)
-
-
-def _columns() -> list[Column[dict[str, Any]]]:
-    """Return what is shown of a row, with the node it stands on where some stand elsewhere."""
-    from skep.report.columns import Column
-
-    def remarks(row: dict[str, Any]) -> str:
-        return "; ".join(filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or "")))
-
-    return [
-        Column("name", "NAME", lambda row: row["name"], right=False),
-        Column("node", "NODE", lambda row: row.get("node") or None, right=False, rank=1, optional=True),
-        Column("state", "STATE", lambda row: row["state"], right=False),
-        *(Column(key, key.upper(), methodcaller("get", key), rank=rank) for key, rank in FIGURES.items()),
-        Column("url", "URL", lambda row: row["url"] or None, right=False, rank=3),
-        Column("note", "NOTE", remarks, right=False),
-    ]
-
-
 def _warn(paths: Paths) -> None:
     from skep.config.keys import keys_path, loose_mode
 
@@ -207,7 +181,7 @@ class _ConsoleReporter:
 
         def frame(page: Page) -> list[Line]:
             up = f"up {format_seconds(int(time.monotonic() - began))}; `skep ps` has more, Ctrl-C stops it"
-            return [[(line, "")] for line in (*record_lines(_columns(), rows, page.width), up)] if rows else []
+            return [[(line, "")] for line in (*record_lines(hive_columns(), rows, page.width), up)] if rows else []
 
         with live_view(frame):
             while not self._ended.wait(REFRESH_S):

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from skep.cli.options import JsonOption, argument, command, group, option
-from skep.cli.output import note, print_list
 from skep.paths import user_paths
+from skep.report.terminal import note, print_list
 
 if TYPE_CHECKING:
     from skep.config.keys import KeyEntry

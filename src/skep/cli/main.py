@@ -58,7 +58,7 @@ MORE: dict[str, dict[str, tuple[str, str]]] = {
         "cluster": ("cluster", "Make machines one Ray cluster."),
         "store": ("maintenance", "Show, back up and clean the file with all runs."),
         "demo": ("maintenance", "Serve, measure and report the embedded model."),
-    },
+    }
 }
 PART_OF = {
     name: part for groups in (GROUPS, MORE) for commands in groups.values() for name, (part, _) in commands.items()
@@ -87,12 +87,7 @@ ALIASES = {
 }
 BELOW_ALIASES = {"ls": "list", "rm": "remove", "forget": "remove", "delete": "remove"}  # the second word
 
-_ENGINE = {
-    "--tensor-parallel-size": "--tp",
-    "-tp": "--tp",
-    "--kv-cache-dtype": "--kv",
-    "--quantization": "--quant",
-}
+_ENGINE = {"--tensor-parallel-size": "--tp", "-tp": "--tp", "--kv-cache-dtype": "--kv", "--quantization": "--quant"}
 _STAGES = {"--pipeline-parallel-size": "--pp", "-pp": "--pp"}
 _LAYOUT = {
     **_ENGINE,
@@ -292,7 +287,7 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
 
 
 def main() -> int:
-    from skep.cli.output import speak_plainly
+    from skep.report.terminal import speak_plainly
 
     _open_standard_files()
     speak_plainly()

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from skep.cli.options import EndpointOptions, existing
-from skep.cli.output import byte_progress, check_output, note, print_json
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.host.checks import CheckResult, HostFinding
 from skep.host.facts import host_json
 from skep.paths import Paths, user_paths
+from skep.report.terminal import byte_progress, check_output, note, print_json
 from skep.store.database import Store, open_store
 from skep.store.records import RunState
 from skep.supervisor.control import NotRunning, ask_down
@@ -62,7 +62,8 @@ def run_demo(output: Path) -> None:
     from skep.bench.tasks import Workload
     from skep.cli.hive import start_detached
     from skep.cli.run_list import write_reports
-    from skep.cli.sweep import measure, print_summary
+    from skep.cli.sweep import measure
+    from skep.report.sweep_text import print_summary
 
     check_output(output)
     began = time.monotonic()

@@ -6,9 +6,9 @@ import os
 from typing import Annotated
 
 from skep.cli.options import ROOT, EndpointOptions, command, option
-from skep.cli.output import note
 from skep.errors import UserError
 from skep.paths import user_paths
+from skep.report.terminal import note
 
 DEFAULT_PORT = 8402
 

@@ -58,8 +58,7 @@ def add(options: AddTargetOptions) -> None:
 
 @command(monitor_app, "skep monitor list --json", name="list", runs="monitor_run.list_targets")
 def list_(
-    everyone: Annotated[bool, option("Include removed targets.", "--all")] = False,
-    as_json: JsonOption = False,
+    everyone: Annotated[bool, option("Include removed targets.", "--all")] = False, as_json: JsonOption = False
 ) -> None:
     """List the targets and how each is probed."""
 
@@ -115,10 +114,7 @@ def compare(
 
 
 @command(
-    monitor_app,
-    'skep monitor note "NVLink bridges removed" --target box',
-    name="note",
-    runs="monitor_run.write_note",
+    monitor_app, 'skep monitor note "NVLink bridges removed" --target box', name="note", runs="monitor_run.write_note"
 )
 def note_(
     text: Annotated[str, argument("What was changed.", metavar="TEXT")],

@@ -16,7 +16,6 @@ import msgspec
 
 from skep.cli.monitor import AddTargetOptions
 from skep.cli.options import ask_hive, existing, running_url
-from skep.cli.output import day_and_time, note, print_json
 from skep.config.load import find_config, load_settings
 from skep.config.settings import Monitor
 from skep.errors import Regression, SkepError, UserError
@@ -37,6 +36,7 @@ from skep.monitor.targets import chosen_keys, target_document
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.monitor import SAMPLES, TARGETS, WINDOWS, comparison_columns, status_columns
+from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.units import parse_seconds
 

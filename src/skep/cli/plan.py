@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from skep.cli.options import ROOT, JsonOption, argument, command, option
-from skep.cli.output import note, print_json
 from skep.paths import user_paths
+from skep.report.terminal import note, print_json
 
 GPU_HELP = (
     'The cards, e.g. "2x rtx-3090", "rtx-5090 + rtx-3090-ti", "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"; '
@@ -72,8 +72,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""
-    from skep.cli.output import check_page
     from skep.deploy.plan_request import PlanFlags, answer_plan, document, nothing_fits
+    from skep.report.terminal import check_page
 
     if html is not None:
         check_page(html)

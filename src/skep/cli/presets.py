@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 from skep.cli.options import JsonOption, argument, command, group, option
-from skep.cli.output import note, print_json
 from skep.errors import UserError
 from skep.paths import user_paths
+from skep.report.terminal import note, print_json
 
 presets_app = group(
     "presets", "List measured setups: their requirements, how to start them, and the author's figures.", default="list"
@@ -50,8 +50,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 
 @command(presets_app, "skep presets check ./my-27b.toml")
 def check(
-    file: Annotated[Path, argument("A preset file of your own, in any folder.")],
-    as_json: JsonOption = False,
+    file: Annotated[Path, argument("A preset file of your own, in any folder.")], as_json: JsonOption = False
 ) -> None:
     """Say whether a file is a valid preset; where not, the first line that is wrong."""
     from skep.config.presets import read_preset

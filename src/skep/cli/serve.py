@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from skep.cli.options import ROOT, JsonOption, ServeOptions, argument, ask_hive, command, given, option
-from skep.cli.output import note, print_json
 from skep.errors import UserError
 from skep.paths import Paths, user_paths
+from skep.report.terminal import note, print_json
 from skep.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def down(
 @command(ROOT, "skep ps --json")
 def ps(as_json: JsonOption = False) -> None:
     """What runs: replicas, slots, requests in flight and waiting."""
-    from skep.cli.hive import print_rows
+    from skep.report.hive_text import print_rows
     from skep.supervisor.control import NotRunning
 
     try:

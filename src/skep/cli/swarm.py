@@ -163,8 +163,7 @@ def cancel(
 
 @command(swarm, "skep swarm list --json", name="list", runs="swarm_session.print_runs")
 def list_(
-    limit: Annotated[int, option("How many runs.", "-n", "--limit", min=1)] = 20,
-    as_json: JsonOption = False,
+    limit: Annotated[int, option("How many runs.", "-n", "--limit", min=1)] = 20, as_json: JsonOption = False
 ) -> None:
     """List the runs, newest first, with their tasks done, set aside and left."""
 
@@ -176,9 +175,7 @@ def show(name: RunName = "last", price_kwh: Price = None, as_json: JsonOption = 
 
 @command(swarm, "skep swarm trace last task-17", runs="swarm_session.show_trace")
 def trace(
-    name: RunName,
-    task_id: Annotated[str, argument("A task's id.", metavar="TASK")],
-    as_json: JsonOption = False,
+    name: RunName, task_id: Annotated[str, argument("A task's id.", metavar="TASK")], as_json: JsonOption = False
 ) -> None:
     """Show one task: what was sent, each attempt, the answer."""
 

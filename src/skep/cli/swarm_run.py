@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from skep.bench.endpoint import Endpoint
 from skep.cli.bench_common import Interrupted, positive_seconds, run_measuring
 from skep.cli.options import EndpointOptions
-from skep.cli.output import check_output, day_and_time, note, print_json
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal, one_line
 from skep.errors import EndpointError, UserError
 from skep.files import write_whole
 from skep.paths import user_paths
 from skep.report.swarm import split_lines
+from skep.report.terminal import check_output, day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask.merging import answer_of, ask_document, plan_document
 from skep.swarm.ask.split import PreparedAsk, check_goal, find_sources, split_goal

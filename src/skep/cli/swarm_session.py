@@ -7,25 +7,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from skep.cli.bench_common import Interrupted, run_measuring
-from skep.cli.liveview import BETWEEN, Line, Page, bar_cells, cleaned, progress_view
 from skep.cli.options import EndpointOptions, existing
-from skep.cli.output import check_output, note, number, print_json
 from skep.errors import SkepError, UserError
 from skep.files import write_whole
 from skep.paths import user_paths
-from skep.report.columns import Column, documents, padded, print_records
+from skep.report.columns import documents
+from skep.report.liveview import cleaned, progress_view
 from skep.report.swarm import (
-    AGENTS,
     ATTEMPTS,
     FAILURES,
     REPLICAS,
@@ -39,20 +35,18 @@ from skep.report.swarm import (
     swarm_page,
     task_lines,
 )
+from skep.report.swarm_text import SHOWN_FAILURES, frame, print_agents, print_capitals
+from skep.report.terminal import check_output, note, print_json
 from skep.swarm.journal import MAKES_ONE, NONE_YET, as_it_stands, cancel, stored_runs
-from skep.swarm.progress import Lane, SwarmProgress, SwarmProgressLines, down_words
+from skep.swarm.progress import SwarmProgress, SwarmProgressLines
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields, run_options_from_json
 from skep.swarm.results_file import ResultsPrinter, check_place, result_line
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
-from skep.swarm.summary import SwarmStory, account_json, account_of, run_json, story_of
-from skep.units import format_seconds, parse_seconds
+from skep.swarm.summary import account_json, account_of, run_json, story_of
+from skep.units import parse_seconds
 
 __all__ = ["cancel_run", "journal", "one_line", "print_runs", "show_run", "show_trace"]
-
-Record = TypeVar("Record")
-SHOWN_FAILURES = 20
-SHOWN_AGENTS = 16
 
 
 @contextmanager
@@ -61,16 +55,12 @@ def journal(*, read_only: bool = True) -> Iterator[SwarmStore]:
         yield SwarmStore(store)
 
 
-def _print(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
-    print_records([replace(one, title=one.title.upper()) for one in columns], records)
-
-
 def print_runs(limit: int, *, as_json: bool) -> None:
     runs = stored_runs(user_paths(os.environ), limit)
     if as_json:
         print_json([run_json(run) for run in runs])
     elif runs:
-        _print(RUNS, runs)
+        print_capitals(RUNS, runs)
     else:
         note(f"{NONE_YET}; {MAKES_ONE}")
 
@@ -85,32 +75,21 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
         print_json({**run_json(run), **told})
         return
     if failures:
-        _print(FAILURES, failures[:SHOWN_FAILURES])
+        print_capitals(FAILURES, failures[:SHOWN_FAILURES])
         if len(failures) > SHOWN_FAILURES:
             more = len(failures) - SHOWN_FAILURES
             note(f"and {more} more: `skep swarm results {run.id} --failed` has them all")
         print()  # noqa: T201
     for title, text in run_lines(story):
         print(f"{title:<11}  {text}")  # noqa: T201
-    _show_agents(story)
+    print_agents(story)
     if replicas := named_replicas(story.account):
         print()  # noqa: T201
-        _print(REPLICAS, replicas)
+        print_capitals(REPLICAS, replicas)
     if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
         note(f"`skep swarm resume {run.id}` goes on with it")
     elif failures:
         note(f"`skep swarm trace {run.id} TASK` tells all about one, `skep swarm run --failed-of {run.id}` tries again")
-
-
-def _show_agents(story: SwarmStory) -> None:
-    """Those that did least are the ones to look at: where they are too many, the first and the last."""
-    agents, half = story.account.by_agent, SHOWN_AGENTS // 2
-    shown = agents if len(agents) <= SHOWN_AGENTS else (*agents[:half], *agents[-half:])
-    if shown:
-        print()  # noqa: T201
-        _print(AGENTS, shown)
-    if len(shown) < len(agents):
-        note(f"{len(agents) - len(shown)} agents between them are left out: --json has them all")
 
 
 def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
@@ -125,7 +104,7 @@ def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
         return
     print(*task_lines(task), "", sep="\n")  # noqa: T201
     if attempts:
-        _print(ATTEMPTS, attempts)
+        print_capitals(ATTEMPTS, attempts)
     else:
         print("not tried yet")  # noqa: T201
     print("", *result_lines(result), sep="\n")  # noqa: T201
@@ -177,10 +156,6 @@ def write_report(name: str, output: Path, price_kwh: float | None) -> None:
     note(f"{run.id} ({run.state.value}) written to {output}")
 
 
-BAR, LANE_BAR, LONGEST_TASK = 40, 24, 32
-NEWS_SHOWN = 3
-
-
 def live_view(
     title: str, deadline_s: float | None = None, *, plain: bool = False
 ) -> AbstractContextManager[Callable[[SwarmProgress], None]]:
@@ -188,55 +163,6 @@ def live_view(
     return progress_view(
         _line_writer(deadline_s), lambda progress, page: frame(progress, page, title, deadline_s), plain=plain
     )
-
-
-def frame(progress: SwarmProgress, page: Page, title: str, deadline_s: float | None = None) -> list[Line]:
-    """Agents that find no place on the page are counted."""
-    lines = [[(title, "bold")], *_totals(progress, page)]
-    lines += page.wrapped(down_words(progress, deadline_s), "bold red") if progress.down_s is not None else []
-    news = [line for text in progress.last[-NEWS_SHOWN:] for line in page.wrapped(text, BETWEEN)[:2]]
-    room = None if page.height is None else page.height - len(lines) - len(news) - 3
-    lanes = sorted(progress.lanes, key=lambda lane: lane.agent)
-    shown = lanes if room is None or len(lanes) <= room else lanes[: max(0, room - 1)]
-    if shown:
-        lines += [[], *_lanes(shown, page)]
-    if len(shown) < len(lanes):
-        lines.append([(f"{len(lanes) - len(shown)} more at work: a taller window shows them", "dim")])
-    lines += [[], *news] if news else []
-    return lines
-
-
-def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
-    left = progress.total - progress.done - progress.failed
-    counts = f"{progress.done:,} done, {progress.failed:,} set aside, {left:,} left of {progress.total:,}"
-    wide = max(10, min(BAR, page.width - len(counts) - 4))
-    cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
-    bar: Line = [("━╳─"[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
-    retried = f", {progress.retried:,} tried again" if progress.retried else ""
-    speed = f"{number(progress.tok_s)} tok/s, {progress.output_tokens:,} tokens{retried}"
-    eta = "" if progress.left_s is None else f", about {format_seconds(progress.left_s)} left"
-    time = f"{format_seconds(progress.elapsed_s)} so far{eta}"
-    why = f": {progress.limit_why}" if progress.limit_why else ""
-    return [
-        [*bar, (f"  {counts}", "")],
-        [("speed   ", "bold"), (speed, "")],
-        [("time    ", "bold"), (time, "")],
-        [("agents  ", "bold"), (f"{progress.in_flight} at work, {progress.limit} allowed{why}", "")],
-    ]
-
-
-def _lanes(lanes: list[Lane], page: Page) -> list[Line]:
-    names = min(LONGEST_TASK, max(len(lane.task) for lane in lanes), max(8, page.width - 40))
-    longest_s = max(1.0, *(lane.since_s for lane in lanes))
-    room = max(4, min(LANE_BAR, page.width - names - 28))
-    rows: list[Line] = [[(f"AGENT  {'TASK':<{max(4, names)}}  {'FOR':>11}", "bold")]]
-    for lane in lanes:
-        bar = "█" * max(1, round(room * lane.since_s / longest_s))
-        name = padded(cleaned(lane.task), max(4, names))
-        again = f"  try {lane.number}" if lane.number > 1 else ""
-        style = "green" if lane.reads else "dim"  # grey until its first token
-        rows.append([(f"{lane.agent:>5}  {name}  {format_seconds(lane.since_s):>11}  ", ""), (bar, style), (again, "")])
-    return rows
 
 
 def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:

@@ -68,21 +68,14 @@ class TuneOptions:
     seed: Annotated[int | None, option("Seed of the prompts and of the simulation. Default: random.")] = None
 
 
-@command(
-    tune,
-    'skep tune qwen3.6-27b --gpu "2x rtx-3090" --simulate',
-    runs="tune_run.run_tuning",
-)
+@command(tune, 'skep tune qwen3.6-27b --gpu "2x rtx-3090" --simulate', runs="tune_run.run_tuning")
 def run(options: TuneOptions, html: HtmlOption = None, as_json: JsonOption = False) -> None:
     """Change one knob at a time, keep what is measurably faster and answers as well, and save the best as a preset."""
 
 
 @command(tune, "skep tune resume last", runs="tune_run.resume_tuning")
 def resume(
-    name: TuningName = "last",
-    in_place: InPlaceOption = False,
-    html: HtmlOption = None,
-    as_json: JsonOption = False,
+    name: TuningName = "last", in_place: InPlaceOption = False, html: HtmlOption = None, as_json: JsonOption = False
 ) -> None:
     """Continue a tuning that was stopped or killed; only the unfinished step is measured again."""
 

@@ -6,8 +6,8 @@ import os
 from typing import Annotated
 
 from skep.cli.options import ROOT, command, option
-from skep.cli.output import note
 from skep.paths import user_paths
+from skep.report.terminal import note
 
 
 @command(ROOT, "skep web --port 8401 --open")

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skep import units
 from skep.errors import UserError
 
 T = TypeVar("T")
@@ -100,11 +99,6 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 def day_and_time(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    """Format a number; an unknown one is an en dash, never a zero."""
-    return units.number(value, digits=digits)
 
 
 @contextmanager

@@ -1,0 +1,122 @@
+"""A running hive on a terminal: the rows of `skep ps`, the page of `skep top`."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+from skep.report.columns import Column, record_lines, table_lines
+from skep.report.liveview import BETWEEN, Line, Page, bar, sparkline
+from skep.supervisor.control import ReplicaStatus
+from skep.supervisor.readings import HiveReadings
+from skep.units import format_seconds, number
+
+STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}
+
+
+LEGEND = "█ active, ▒ releasing, · free slots; tok/s is about, over 10 s, – none yet"
+
+
+def frame(readings: HiveReadings, page: Page, trouble: str | None = None) -> list[Line]:
+    leave = "" if page.height is None else "; q leaves"
+    tables = [*_totals(readings, page), *_queues(readings, page), [], *_replicas(readings, page)]
+    return [*_head(readings, page, trouble), *tables, [], *page.wrapped(LEGEND + leave, "dim")]
+
+
+def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]:
+    status, said = readings.status, [trouble] if trouble else []
+    for row in status["rows"]:
+        restarts = f", restarts {row['restarts']}" if row["kind"] == "gateway" else ""
+        again = row["kind"] == "gateway" and row["restarts"]
+        if row["kind"] in ("gateway", "cluster") and (row["state"] != "ready" or row["why"] or again):
+            said.append(f"{row['kind']} {row['state']}{restarts}" + (f": {row['why']}" if row["why"] else ""))
+    said += [] if readings.gateway else ["the gateway gives no figures"]
+    up = "" if status.get("up_s") is None else f"  up {format_seconds(int(status['up_s']))}"
+    phase = (status["phase"], STYLES.get(status["phase"], BETWEEN))
+    title = [("skep  ", "bold"), (f"{status['url']}  ", ""), phase, (f"{up}  pid {status['pid']}", "")]
+    return [title, *(line for text in said for line in page.wrapped(text, BETWEEN))]
+
+
+def _totals(readings: HiveReadings, page: Page) -> list[Line]:
+    gateway = readings.gateway
+    now = f"{number(gateway.get('in_flight'), digits=0)} in flight, {number(gateway.get('queued'), digits=0)} queued"
+    counts = {name.replace("_", " "): number(count, digits=0) for name, count in readings.ended.items()}
+    outcomes = ", ".join(f"{count} {name}" for name, count in counts.items())
+    speed = f"{'about ' if readings.tok_s else ''}{number(readings.tok_s, digits=1)} tok/s  "
+    known = [value for value in readings.speeds if value is not None]
+    return [
+        [("requests  ", "bold"), (f"{now}, {number(readings.requests_per_s, digits=1)}/s ended", "")],
+        [("so far    ", "bold"), (outcomes, "")],
+        [("tokens    ", "bold"), (speed, ""), (sparkline(known, page.width - 10 - len(speed), 1), "cyan")],
+    ]
+
+
+def _queues(readings: HiveReadings, page: Page) -> list[Line]:
+    queues: dict[str, dict[str, int]] = readings.gateway.get("queues", {})
+    if not queues:
+        return []
+    titles = ["QUEUE", *(name.upper() for name in next(iter(queues.values()))), "LAST READINGS"]
+    rows = [
+        [model, *(f"{count:,}" for count in waiting.values()), sparkline(readings.queued_of[model], 60)]
+        for model, waiting in queues.items()
+    ]
+    right = [name not in ("QUEUE", "LAST READINGS") for name in titles]
+    head, *lines = table_lines(titles, rows, right, [0] * len(titles), page.width)
+    return [[], [(head, "bold")], *([(line, "")] for line in lines)]
+
+
+def _replicas(readings: HiveReadings, page: Page) -> list[Line]:
+    """Return a table; why a replica is as it is stands below it."""
+    columns: list[Column[ReplicaStatus]] = [
+        Column("name", "REPLICA", lambda one: one.name, right=False),
+        Column("node", "NODE", lambda one: one.node or None, right=False, rank=2, optional=True),
+        Column("model", "MODEL", lambda one: one.model or None, right=False, rank=4),
+        Column("state", "STATE", lambda one: one.state, right=False),
+        Column("slots", "SLOTS", lambda one: slot_bar(one, max(8, page.width // 4)), right=False, rank=1),
+        Column("active", "ACTIVE", lambda one: f"{number(one.active, digits=0)}/{one.slots}"),
+        Column("tok_s", "TOK/S", lambda one: readings.tok_s_of(one.name), partial(number, digits=1)),
+        Column("restarts", "RESTARTS", lambda one: one.restarts, rank=3),
+        Column("note", "NOTE", lambda one: one.mark, right=False),
+    ]
+    titles, *lines = record_lines(columns, readings.replicas, page.width)
+    found: list[Line] = [[(titles, "bold")]]
+    for shown, line in zip(readings.replicas, lines, strict=False):
+        style = STYLES.get(shown.state, BETWEEN).replace("green", "")
+        found += [[(line, style)], *page.wrapped(shown.why, style, "  ")]
+    return [*found, *([(line, "dim")] for line in lines[len(readings.replicas) :])]
+
+
+def slot_bar(shown: ReplicaStatus, most: int) -> str:
+    """Draw active, releasing and free slots; nothing where the gateway does not know the replica."""
+    active = min(shown.active or 0, shown.slots)
+    releasing = min(shown.releasing, shown.slots - active)
+    parts = (active, releasing, shown.slots - active - releasing)
+    return "" if shown.active is None else bar("█▒·", parts, shown.slots, min(shown.slots, most))
+
+
+FIGURES = {"pid": 4, "slots": 0, "busy": 0, "queued": 0, "restarts": 2}  # of a row, with their rank
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Print the rows of `skep ps`; on a terminal they fit its width."""
+    from skep.report.columns import print_records
+
+    print_records(hive_columns(), rows)
+
+
+def hive_columns() -> list[Column[dict[str, Any]]]:
+    """Return what is shown of a row, with the node it stands on where some stand elsewhere."""
+    from skep.report.columns import Column
+
+    def remarks(row: dict[str, Any]) -> str:
+        return "; ".join(filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or "")))
+
+    return [
+        Column("name", "NAME", lambda row: row["name"], right=False),
+        Column("node", "NODE", lambda row: row.get("node") or None, right=False, rank=1, optional=True),
+        Column("state", "STATE", lambda row: row["state"], right=False),
+        *(Column(key, key.upper(), methodcaller("get", key), rank=rank) for key, rank in FIGURES.items()),
+        Column("url", "URL", lambda row: row["url"] or None, right=False, rank=3),
+        Column("note", "NOTE", remarks, right=False),
+    ]

@@ -1,0 +1,220 @@
+"""What `skep bench` says of a run: the table of its levels, and what is to be said below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, cast
+
+from skep.bench.endpoint import Endpoint
+from skep.bench.records import LevelSummary, Promise, Speedup, SweepSummary
+from skep.bench.session import SessionProgress
+from skep.bench.summary import cost_per_million_tokens
+from skep.bench.sweep import SweepPlan
+from skep.report.checks import clock_figure, drift_sentence, has_curve, left_out_sentences, turning_sentence
+from skep.report.columns import Column, print_records, table_lines
+from skep.report.levels import level_columns, runs_text
+from skep.report.liveview import Line, Page, progress_bar
+from skep.report.terminal import note, plain
+from skep.stats.percentiles import runs_interval
+from skep.store.records import Request
+from skep.units import format_seconds, number
+
+# The rank behind a key: in a narrow terminal the highest goes first.
+LEVEL_KEYS = (
+    "effective_tok_s spread~1 plateau_tok_s~7 task_tok_s~1 contention_pct~2 ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 "
+    "engine_tok_s~8 cached_prompt_share~9 counted~6 wall_s~6 failed joules_per_token~3"
+)
+
+
+CLASS_KEYS = (
+    "traffic requests ttft_p50_ms ttft_p95_ms~2 tpot_p50_ms~1 total_p95_ms~2 task_tok_s~1 queued_p50_ms~3 failed"
+)
+
+
+def print_summary(
+    summary: SweepSummary, *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
+) -> None:
+    """`title` and `names` of the levels, where they are no concurrencies."""
+    print_levels(summary.levels, price=price, title=title, names=names)
+    if summary.classes:
+        print_records(level_columns(CLASS_KEYS), summary.classes)
+    if summary.simulated:
+        note("SIMULATED: no model ran, these figures are a prediction")
+    note(*remarks(summary, names))
+
+
+def print_levels(
+    levels: Sequence[LevelSummary], *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
+) -> None:
+    def name(level: LevelSummary) -> str:
+        shown = names[level.concurrency - 1] if names else str(level.concurrency)
+        return f"{shown}{'*' if level.client_limited else ''}"
+
+    columns = [replace(one, optional=True) for one in level_columns(LEVEL_KEYS)]
+    if price is not None:
+        columns.append(
+            Column("cost", "cost per M", partial(_cost, price), partial(number, digits=2), "", 3, optional=True)
+        )
+    print_records([Column[LevelSummary]("concurrency", title, name), *columns], levels)
+
+
+def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
+    """`names` of the levels, where they are no concurrencies."""
+    titles = [names[level.concurrency - 1] for level in summary.levels] if names else []
+    found = left_out_sentences(summary.levels, titles)
+    if summary.speedups is not None:
+        found.extend(_speedup(summary.speedups))
+    if summary.promise is not None:
+        found.append(_promise(summary.promise))
+    if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
+        found.append(turning_sentence(summary.turning))
+    if summary.drift is not None and not summary.drift.contains(1.0):
+        found.append(f"warning: {drift_sentence(summary)}")
+    for level in summary.levels:
+        if level.energy is not None and level.energy.throttled:
+            found.append(f"C={level.concurrency}: the GPU was slowed down: {', '.join(level.energy.throttled)}")
+        found.extend(
+            f"C={level.concurrency}: {one.clock.value} is {clock_figure(one.clock, one.client)} by the client and "
+            f"{clock_figure(one.clock, one.engine)} by the engine: {one.cause}"
+            for one in level.clocks
+        )
+    if summary.client_limited:
+        late_ms = max((level.late_ms for level in summary.levels if level.late_ms is not None), default=None)
+        why = "" if late_ms is None else f"; load began up to {late_ms:,.0f} ms late"
+        found.append(f"warning: the client was the limit at some level (marked *{why}); its figures are a lower bound")
+    return found
+
+
+def _speedup(found: Speedup) -> list[str]:
+    first = (
+        f"one after the other {format_seconds(found.serial_wall_s)}, {found.concurrency} at once "
+        f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "
+        f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
+    )
+    cut = found.truncated_serial + found.truncated_swarm
+    if not cut:
+        return [first]
+    told = f"{found.truncated_serial} and {found.truncated_swarm} answers ran into the token limit"
+    if found.by_wall_whole is None:
+        return [first, f"{told}: none is left without them"]
+    whole = f"{found.by_wall_whole:.2f}x by wall time, {number(found.by_tokens_whole, digits=2)}x by tokens"
+    return [first, f"{told}; without them {whole}"]
+
+
+def _promise(found: Promise) -> str:
+    if found.highest_met is None:
+        return f"{found.limits} is not kept, not even by one agent alone"
+    failed = f"; not at C={found.lowest_failed}" if found.lowest_failed is not None else "; no level failed"
+    if found.safe != found.highest_met:
+        return f"{found.limits} is kept up to C={found.safe or 'none'}, and once more at C={found.highest_met}{failed}"
+    return f"{found.limits} is kept up to C={found.safe}{failed}"
+
+
+def _cost(price: float, level: LevelSummary) -> float | None:
+    joules = level.energy.joules_per_token if level.energy else None
+    return None if joules is None else cost_per_million_tokens(joules, price)
+
+
+def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
+    """Describe what the budget left undone."""
+    if plan.runs is not None or plan.searches:
+        return []
+    measured = {level.concurrency: level for level in summary.levels}
+    found = []
+    missing = [str(level) for level in plan.concurrency if level not in measured]
+    if missing:
+        found.append(f"the budget ended before C={', '.join(missing)} was measured; a longer --budget will")
+    for concurrency, level in measured.items():
+        known = level.effective_interval
+        if known is None:
+            found.append(f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three")
+        elif known.upper_width > plan.precision:
+            found.append(f"C={concurrency} is known to ± {100 * known.upper_width:.1f} % only")
+    return found
+
+
+def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
+    load = plan.workload
+    if plan.to_saturation:
+        what = f"to saturation, C up to {plan.max_concurrency}"
+    elif plan.slo is not None:
+        what = f"the highest C with {plan.slo}, up to {plan.max_concurrency}"
+    else:
+        what = f"C={','.join(map(str, plan.concurrency))}"
+    often = f"each level until ± {100 * plan.precision:g} %"
+    if plan.searches:
+        often = "levels as the search needs them"
+    elif plan.runs:
+        often = f"{plan.runs} run{'s' if plan.runs > 1 else ''} a level"
+    budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s and not plan.runs else ""
+    lengths = f"{load.prompt_tokens} tokens in, " if load.prompt_tokens else ""
+    simulated = " (simulated)" if endpoint.simulated else ""
+    return (
+        f"{endpoint.model}{simulated} at {endpoint.url}: {what}; {load.shape}, {lengths}up to {load.max_tokens} out; "
+        f"{often}{budget}; seed {load.seed}"
+    )
+
+
+def failure_reasons(rows: Sequence[Request]) -> str:
+    """ "3x http_500 (out of memory), 1x timeout": each kind once, with the first message."""
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        kinds.setdefault(row.error_kind or "", []).append(row.error or "")
+    return ", ".join(f"{len(texts)}x {kind} ({texts[0]})" for kind, texts in kinds.items())
+
+
+def level_lines() -> Callable[[SessionProgress], None]:
+    said: set[tuple[int, int]] = set()
+
+    def show(progress: SessionProgress) -> None:
+        key = (progress.level, progress.repeat)
+        if key not in said:
+            said.add(key)
+            how_many = f"{progress.total} requests" if progress.total else "for a time"
+            note(f"{where(progress)}: {how_many}{left(progress)}")
+        elif progress.ended and progress.figures.get(progress.level):
+            speed = progress.figures[progress.level][-1]
+            failed = f", {progress.failed} failed so far" if progress.failed else ""
+            note(f"{where(progress)}: {number(speed, digits=1)} tok/s{failed}")
+
+    return show
+
+
+def level_frame(progress: SessionProgress, _page: Page) -> list[Line]:
+    rows = []
+    for level, figures in sorted(progress.figures.items()):
+        interval = runs_interval(figures)
+        spread = "–" if interval is None else f"± {100 * interval.upper_width:.1f} %"
+        rows.append([str(level), str(len(figures)), number(sum(figures) / len(figures), digits=1), spread])
+    table = table_lines(("C", "runs", "eff tok/s", "95 %"), rows, [True] * 4, [0] * 4) if rows else []
+    return [[(line, "")] for line in (*table, now_line(progress))]
+
+
+def now_line(progress: SessionProgress) -> str:
+    total = f"/{progress.total}" if progress.total else ""
+    speed = f" · {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
+    return (
+        f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {progress.done}{total} requests{speed}"
+        f" · {progress.in_flight} in flight · {progress.failed} failed{left(progress)}"
+    )
+
+
+def where(progress: SessionProgress) -> str:
+    if progress.level == 0:
+        return "warming up"
+    return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
+
+
+def left(progress: SessionProgress) -> str:
+    if progress.left_s is None or not progress.level:
+        return ""
+    runs = round(progress.runs_left)
+    plural = "s" if runs > 1 else ""
+    return f" · about {format_seconds(progress.left_s)} left, {runs} more run{plural} at most" if runs else ""
+
+
+def sweep_json(summary: SweepSummary) -> dict[str, Any]:
+    """Return the documented form: docs/json.md."""
+    return cast("dict[str, Any]", plain(asdict(summary)))
