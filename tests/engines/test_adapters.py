@@ -16,7 +16,7 @@ from skep.engines.ollama import Ollama, manifest_of
 from skep.engines.sglang import Sglang
 from skep.engines.vllm import Vllm
 from skep.errors import UserError
-from skep.testing.speaker import write_program
+from skep.testing.speakers import write_program
 from skep.wire.listen import free_port
 from skep.wire.openai import StreamReader
 
@@ -268,7 +268,7 @@ def test_ngrams_need_no_steps_and_a_draft_model_is_named():
 def test_every_flag_a_launch_may_use_is_one_of_sglangs(tmp_path):
     """The stand-in lists those of its server_args.py; a wrong one is told with its version."""
     program = str(tmp_path / "python-with-sglang")
-    write_program(program, "skep.testing.sglang_speaker")
+    write_program(program, "sglang")
     engine = Sglang(cache_dir=tmp_path)
     everything = launch(
         "sglang", binary=program, tp=2, dp=2, pp=2, ep=True, quant="awq", dtype="half", kv="fp8_e4m3", memory_share=0.8,
@@ -429,7 +429,7 @@ def test_ollamas_own_protocol_is_read_with_its_durations(tmp_path):
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}")
     program = str(tmp_path / "ollama")
-    write_program(program, "skep.testing.ollama_speaker")
+    write_program(program, "ollama")
     asked = launch(
         "ollama", port=free_port(), binary=program, env=(("OLLAMA_MODELS", str(tmp_path)), ("PYTHONPATH", "src"))
     )

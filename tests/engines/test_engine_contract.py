@@ -19,7 +19,7 @@ from skep.gateway.health_loop import count_busy, count_running
 from skep.host.processes import descendants
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
-from skep.testing.speaker import write_program
+from skep.testing.speakers import write_program
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import parse_url
 
@@ -54,7 +54,7 @@ def simulated(_):
 
 def sglang(folder):
     """Against a process that speaks SGLang's documented protocol."""
-    write_program(folder / "python-with-sglang", "skep.testing.sglang_speaker")
+    write_program(folder / "python-with-sglang", "sglang")
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint" / "config.json").write_text("{}")
     return launch_of("sglang", checkpoint=str(folder / "checkpoint"), binary=str(folder / "python-with-sglang"))
@@ -62,7 +62,7 @@ def sglang(folder):
 
 def ollama(folder):
     """Against a process that speaks Ollama's documented protocol."""
-    write_program(folder / "ollama", "skep.testing.ollama_speaker")
+    write_program(folder / "ollama", "ollama")
     manifest = folder / "store" / "manifests" / "registry.ollama.ai" / "library" / "gemma3" / "4b"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}")

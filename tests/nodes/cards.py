@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from skep.testing.speaker import write_program
+from skep.testing.speakers import write_program
 
 COLUMNS = (
     "index, name, memory.total [MiB], compute_cap, pcie.link.gen.current, pcie.link.gen.max, pcie.link.width.current, "
@@ -30,7 +30,7 @@ class Cards:
         program = self.folder / "nvidia-smi"
         program.write_text(SMI.format(folder=self.folder))
         program.chmod(0o755)
-        write_program(str(self.folder / "python-with-sglang"), "skep.testing.sglang_speaker")
+        write_program(str(self.folder / "python-with-sglang"), "sglang")
 
     def hold(self, used_mib):
         """Somebody else does, card by card."""

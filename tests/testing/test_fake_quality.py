@@ -9,9 +9,16 @@ import pytest
 from fake_raw_client import call, read_all, send
 
 from skep.errors import UserError
-from skep.testing.fake_answers import DO_NOT_KNOW, StoredAnswer, parse_request, read_answers
+from skep.testing.fake_answers import (
+    DO_NOT_KNOW,
+    LoadShare,
+    Quality,
+    QualityPolicy,
+    StoredAnswer,
+    parse_request,
+    read_answers,
+)
 from skep.testing.fake_options import parse_options
-from skep.testing.fake_quality import LoadShare, Quality, QualityPolicy
 from skep.testing.process import FakeEngine
 
 ITEMS = tuple(StoredAnswer(f"What is {n} plus {n}?", f"{2 * n} bees", (f"{2 * n + 1} bees",)) for n in range(2000))
@@ -24,8 +31,7 @@ def ask_of(prompt: str, *, chat: bool = True):
 
 
 def said(mind: QualityPolicy, prompt: str, inside: int = 1) -> str:
-    (given,) = mind.decide(ask_of(prompt), inside=inside).answers
-    return given[1]
+    return mind.decide(ask_of(prompt), inside=inside).text
 
 
 def rights(mind: QualityPolicy, inside: int = 1) -> list[bool]:
@@ -63,7 +69,7 @@ def test_the_answer_to_exactly_this_message_goes_before_one_to_a_part_of_it():
     mind = QualityPolicy([StoredAnswer("1 plus 1", "two"), StoredAnswer("What is 11 plus 11?", "22")], Quality())
     assert said(mind, "What is 11 plus 11?") == "22"
     assert said(mind, "Say: 1 plus 1") == "two"
-    assert mind.decide(ask_of("nothing"), inside=1).answers == ()
+    assert mind.decide(ask_of("nothing"), inside=1).text is None
 
 
 def test_the_last_user_message_counts_and_all_words_are_prompt_tokens():

@@ -6,17 +6,21 @@ Speaks the OpenAI protocol with words for tokens, keeps the times it was told to
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from skep.testing.fake_options import FakeOptions, parse_options
-from skep.testing.fake_server import Control, FakeServer
+import uvloop
 
+from skep.testing.fake_options import parse_options
+from skep.testing.fake_server import Control, FakeServer, Route
+
+RoutesOf = Callable[[FakeServer], Mapping[tuple[str, str], Route]]
 GRANDCHILD_LIFE_S = 120
 GRANDCHILD = "import select, sys; select.select([int(fd) for fd in sys.argv[2:]], [], [], float(sys.argv[1]))"
 
@@ -25,16 +29,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(sys.argv[1:] if argv is None else argv)
     if options.crash_at_start is not None:
         sys.stderr.write(options.crash_at_start + "\n")
-        return options.exit_code
+        return int(options.exit_code)
     grandchildren = tuple(start_grandchild(options.parent_fd) for _ in range(options.grandchildren))
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    new_loop().run_until_complete(serve(options, grandchildren))
+    uvloop.new_event_loop().run_until_complete(serve(options, grandchildren))
     os._exit(0)  # open streams are cut, as an engine that is told to stop cuts them
 
 
 async def serve(
-    options: FakeOptions, grandchildren: tuple[int, ...] = (), prepare: Callable[[FakeServer], None] = lambda _: None
+    options: argparse.Namespace, grandchildren: Sequence[int] = (), routes: RoutesOf = lambda _: {}
 ) -> None:
     """Until a signal says stop. The address is told last: whoever knows it may send the signal."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -43,26 +47,14 @@ async def serve(
     if options.parent_fd is not None:
         loop.add_reader(options.parent_fd, os._exit, 0)
     control = Control(options, grandchildren)
-    prepare(control.server)
-    report(options, await control.open())
-    await stop.wait()
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def report(options: FakeOptions, addresses: dict[str, str]) -> None:
+    control.server.routes.update(routes(control.server))
+    addresses = await control.open()
     if options.report_fd is None:
-        sys.stdout.write(f"listening on {addresses['url']}\n")
-        sys.stdout.flush()
-        return
-    with os.fdopen(options.report_fd, "w", encoding="utf-8") as out:
-        out.write(json.dumps(addresses) + "\n")
+        print(f"listening on {addresses['url']}", flush=True)  # noqa: T201 - whoever starts it by hand reads it
+    else:
+        with os.fdopen(options.report_fd, "w", encoding="utf-8") as out:
+            out.write(json.dumps(addresses) + "\n")
+    await stop.wait()
 
 
 def start_grandchild(parent_fd: int | None) -> int:

@@ -1,17 +1,11 @@
-"""Faults on command: what goes wrong, for which requests, how often.
-
-A plan of faults answers one question: does one strike this request? The server carries it out.
-"""
+"""Faults on command: what goes wrong, for which requests, how often. The server carries them out."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
-from skep.errors import UserError
+import msgspec
 
 
 class FaultKind(Enum):
@@ -37,13 +31,8 @@ class FaultKind(Enum):
         """Strikes a running request: the slot is taken, `after_tokens` tokens went out."""
         return self in {FaultKind.HANG_FIRST, FaultKind.HANG_MID, FaultKind.CLOSE_MID, FaultKind.CRASH}
 
-    @property
-    def is_listener(self) -> bool:
-        return self in {FaultKind.REFUSE, FaultKind.SLOW_ACCEPT, FaultKind.NONE}
 
-
-@dataclass(frozen=True, slots=True)
-class InjectedFault:
+class InjectedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: FaultKind
     times: int | None = 1  # requests (connections for slow-accept) it strikes; None: all of them
     after_tokens: int = 0
@@ -55,55 +44,34 @@ class InjectedFault:
     exit_code: int = 1
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> InjectedFault:
-        known = {field.name for field in fields(cls)}
-        if unknown := set(values) - known:
-            raise UserError(f"fault has no field `{min(unknown)}`", hint=f"one of {', '.join(sorted(known))}")
-        try:
-            kind = FaultKind(str(values.get("kind")))
-        except ValueError:
-            kinds = ", ".join(kind.value for kind in FaultKind)
-            raise UserError(f"fault kind `{values.get('kind')}` is unknown", hint=f"one of {kinds}") from None
-        return cls(**{**values, "kind": kind})
-
-    @classmethod
     def parse(cls, text: str) -> InjectedFault:
         """Parse a kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid", "after_tokens": 3}`."""
-        return cls.from_json(json.loads(text) if text.startswith("{") else {"kind": text})
+        return msgspec.json.decode(text, type=cls) if text.startswith("{") else cls(FaultKind(text))
 
     def strikes(self, method: str, path: str) -> bool:
-        if self.path is not None:
-            return path.startswith(self.path)
-        return method == "POST" and path.startswith("/v1/")
+        if self.kind is FaultKind.SLOW_ACCEPT:
+            return False
+        return path.startswith(self.path) if self.path is not None else method == "POST" and path.startswith("/v1/")
 
 
 class FaultPlan:
     """The faults still to come, oldest first. A fault leaves when it struck its number of times."""
 
     def __init__(self) -> None:
-        self._faults: list[InjectedFault] = []
-
-    def add(self, fault: InjectedFault) -> None:
-        self._faults.append(fault)
-
-    def clear(self) -> None:
-        self._faults.clear()
+        self.faults: list[InjectedFault] = []
 
     def for_request(self, method: str, path: str) -> InjectedFault | None:
-        return self._take(lambda fault: not fault.kind.is_listener and fault.strikes(method, path))
+        return self._take(lambda fault: fault.strikes(method, path))
 
     def for_connection(self) -> InjectedFault | None:
         return self._take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
 
     def _take(self, wanted: Callable[[InjectedFault], bool]) -> InjectedFault | None:
-        for place, fault in enumerate(self._faults):
+        for place, fault in enumerate(self.faults):
             if wanted(fault):
                 if fault.times is not None and fault.times > 1:
-                    self._faults[place] = replace(fault, times=fault.times - 1)
+                    self.faults[place] = msgspec.structs.replace(fault, times=fault.times - 1)
                 elif fault.times is not None:
-                    del self._faults[place]
+                    del self.faults[place]
                 return fault
         return None
-
-    def __repr__(self) -> str:
-        return f"<FaultPlan {[fault.kind.value for fault in self._faults]}>"

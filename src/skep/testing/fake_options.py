@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from skep.errors import UserError
-from skep.testing.fake_answers import StoredAnswer, read_answers
+from skep.testing.fake_answers import LoadShare, Quality, parse_share, read_answers
 from skep.testing.fake_faults import InjectedFault
-from skep.testing.fake_quality import LoadShare, Quality, parse_share
-from skep.testing.fake_streams import StreamForm, parse_form
+from skep.testing.fake_streams import parse_form
 
 LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
 
@@ -92,64 +92,39 @@ class DecodeClock:
 
 KEY_VARIABLE = "SKEP_ENGINE_KEY"
 PRESETS: dict[str, dict[str, Any]] = {
-    "dual-3090": {
-        "slots": 2,
-        "prefill_tok_s": 1113.0,  # 1024 tokens in 0.92 s, the mean of the two published TTFT with one busy slot
-        "token_ms_curve": "1:11.55,2:16.87",
-        "overfill_slowdown": 1.4,
-    },
+    # 1024 tokens are prefilled in 0.92 s, the mean of the two published TTFT with one busy slot
+    "dual-3090": {"slots": 2, "prefill_tok_s": 1113.0, "token_ms_curve": "1:11.55,2:16.87", "overfill_slowdown": 1.4}
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FakeOptions:
-    """Options of one fake engine. Times are in real seconds: `--time-scale` is already applied."""
-
-    host: str
-    port: int
-    control_port: int | None
-    report_fd: int | None
-    parent_fd: int | None
-    model: str
-    slots: int
-    ctx: int
-    default_tokens: int
-    speed: Speed
-    load_s: float
-    deaf_s: float
-    idle_close_s: float | None
-    form: StreamForm
-    faults: tuple[InjectedFault, ...]
-    crash_at_start: str | None
-    exit_code: int
-    grandchildren: int
-    ignore_term: bool
-    answers: tuple[StoredAnswer, ...]
-    quality: Quality
-    reasoning: str | None
-    key: str = field(default="", repr=False)  # that it wants to see; empty: none
-
-
-def parse_options(argv: Sequence[str]) -> FakeOptions:
+def parse_options(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options by their names. Times are in real seconds: `--time-scale` is applied."""
     parser = make_parser()
-    preset = parser.parse_args(argv).preset
-    if preset is not None:
-        parser.set_defaults(**PRESETS[preset])
-    args = parser.parse_args(argv)
     try:
-        return _options(args)
-    except (UserError, OSError, ValueError, KeyError) as error:
+        args = parser.parse_args(argv)
+        if args.preset is not None:
+            parser.set_defaults(**PRESETS[args.preset])
+            args = parser.parse_args(argv)
+    except (UserError, OSError, KeyError, msgspec.ValidationError) as error:
         parser.error(str(error))
+    scale = args.time_scale
+    curve = args.token_ms_curve or TokenTimeCurve(((1.0, args.token_ms),))
+    args.speed = Speed(curve, args.ttft_ms, args.prefill_tok_s, args.overfill_slowdown, scale)
+    args.load_s *= scale
+    args.deaf_s = args.deaf_ms / 1000 * scale
+    args.idle_close_s = None if args.idle_close_s is None else args.idle_close_s * scale
+    if args.reasoning is not None:
+        args.stream_form = replace(args.stream_form, reasoning=True)
+    above = args.worse_above, args.truncate_above, args.error_above
+    args.quality = Quality(args.wrong_share, args.flip_share, *above, seed=args.seed)
+    args.key = os.environ.get(KEY_VARIABLE, "")
+    return args
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
     add = parser.add_argument
-    add(
-        "--host",
-        default="127.0.0.1",
-        help="address to bind; SKEP_ENGINE_KEY in the environment sets the API key that is required",
-    )
+    add("--host", default="127.0.0.1", help="SKEP_ENGINE_KEY in the environment sets the API key that is required")
     add("--port", type=int, default=0)
     add("--control-port", type=int, help="also serve /fake/ here; stays open under the fault `refuse`")
     add("--report-fd", type=int, help="write {'url': ...} to this descriptor when listening, then close it")
@@ -162,56 +137,30 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ttft-ms", type=float, default=0.0)
     add("--prefill-tok-s", type=float)
     add("--token-ms", type=float, default=1.0, help="at any load, where no curve is given")
-    add("--token-ms-curve", help="1:10,2:12,4:16: milliseconds per token against busy slots")
+    add("--token-ms-curve", type=TokenTimeCurve.parse, help="1:10,2:12,4:16: milliseconds per token against busy slots")
     add("--overfill-slowdown", type=float, default=1.0, help="factor on token time while requests wait inside")
     add("--time-scale", type=float, default=1.0, help="factor on every time given here")
     add("--load-s", type=float, default=0.0, help="answer 503 `Loading model` this long after the start")
     add("--deaf-ms", type=float, default=0.0, help="a slot stays busy this long after its client has gone")
     add("--idle-close-s", type=float, help="close connections idle for this long")
-    add("--stream-form", default="normal", help="names joined by commas")
-    add("--fault", action="append", default=[], help="a kind, or a JSON object as for POST /fake/fault")
+    add("--stream-form", type=parse_form, default="normal", help="names joined by commas")
+    kind = "a kind, or a JSON object as for POST /fake/fault"
+    add("--fault", dest="faults", action="append", default=[], type=InjectedFault.parse, help=kind)
     add("--crash-at-start", metavar="MESSAGE")
     add("--exit-code", type=int, default=1, help="of --crash-at-start")
-    add("--grandchild", action="count", default=0, help="start a process of its own session that ignores SIGTERM")
+    session = "start a process of its own session that ignores SIGTERM"
+    add("--grandchild", dest="grandchildren", action="count", default=0, help=session)
     add("--ignore-term", action="store_true")
-    add("--answers", type=Path, help="JSON lines of {'prompt': part of the prompt, 'answer': text, 'wrong': texts}")
+    lines = "JSON lines of {'prompt': part of the prompt, 'answer': text, 'wrong': texts}"
+    add("--answers", type=read_answers, default=(), help=lines)
     add("--reasoning", metavar="TEXT", help="streamed before each chat answer, as reasoning_content")
-    add_quality(add)
-    return parser
-
-
-def add_quality(add: Callable[..., Any]) -> None:
-    """Add the options for answer quality. `C:S` means a share S while more than C requests are inside."""
-    add("--wrong-share", default="0", metavar="S", help="of stored answers are wrong, by a hash of the prompt")
-    add("--flip-share", default="0", metavar="S", help="of stored answers: right becomes wrong, wrong becomes right")
-    add("--worse-above", metavar="C:S", help="a share S of right answers becomes wrong while more than C are inside")
-    add("--truncate-above", metavar="C:S", help="finish_reason length after half the words")
-    add("--error-above", metavar="C:S", help="HTTP 500")
+    # How well it answers. `C:S` means a share S while more than C requests are inside.
+    share: dict[str, Any] = {"type": parse_share, "default": "0", "metavar": "S"}
+    above: dict[str, Any] = {"type": LoadShare.parse, "metavar": "C:S"}
+    add("--wrong-share", **share, help="of stored answers are wrong, by a hash of the prompt")
+    add("--flip-share", **share, help="of stored answers: right becomes wrong, wrong becomes right")
+    add("--worse-above", **above, help="a share S of right answers becomes wrong while more than C are inside")
+    add("--truncate-above", **above, help="finish_reason length after half the words")
+    add("--error-above", **above, help="HTTP 500")
     add("--seed", type=int, default=0, help="random seed, drawn from in the order of the requests")
-
-
-def _options(args: argparse.Namespace) -> FakeOptions:
-    scale = args.time_scale
-    form = parse_form(args.stream_form)
-    curve = TokenTimeCurve.parse(args.token_ms_curve or f"1:{args.token_ms}")
-    same = {field.name: getattr(args, field.name) for field in fields(FakeOptions) if field.name in args}
-    converted: dict[str, Any] = {
-        "speed": Speed(curve, args.ttft_ms, args.prefill_tok_s, args.overfill_slowdown, scale),
-        "load_s": args.load_s * scale,
-        "deaf_s": args.deaf_ms / 1000 * scale,
-        "idle_close_s": None if args.idle_close_s is None else args.idle_close_s * scale,
-        "form": form if args.reasoning is None else replace(form, reasoning=True),
-        "faults": tuple(InjectedFault.parse(text) for text in args.fault),
-        "grandchildren": args.grandchild,
-        "answers": read_answers(args.answers) if args.answers else (),
-        "quality": Quality(
-            wrong_share=parse_share(args.wrong_share),
-            flip_share=parse_share(args.flip_share),
-            worse=LoadShare.parse(args.worse_above),
-            truncate=LoadShare.parse(args.truncate_above),
-            error=LoadShare.parse(args.error_above),
-            seed=args.seed,
-        ),
-        "key": os.environ.get(KEY_VARIABLE, ""),
-    }
-    return FakeOptions(**same | converted)
+    return parser

@@ -5,23 +5,24 @@ Routes are those of the OpenAI protocol and the status routes of llama.cpp and v
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from skep.errors import UserError
-from skep.testing.fake_answers import FakeAnswer, FakeRequest, answer, parse_request
+from skep.testing.fake_answers import FakeAnswer, FakeRequest, QualityPolicy, answer, halved, parse_request, thinking
 from skep.testing.fake_faults import FaultKind, FaultPlan, InjectedFault
 from skep.testing.fake_http import FakeConnection, HttpRequest
-from skep.testing.fake_options import DecodeClock, FakeOptions, Speed
-from skep.testing.fake_quality import AnswerDecision, QualityPolicy, halved, thinking
-from skep.testing.fake_streams import AnswerHead, StreamEncoder, StreamForm, whole_answer
+from skep.testing.fake_options import DecodeClock
+from skep.testing.fake_streams import AnswerHead, StreamEncoder, whole_answer
 
 J = TypeVar("J")
 
@@ -72,33 +73,25 @@ class SlotTable(Generic[J]):
 TIMER_STEP_S = 0.0005  # event loops fire timers to the millisecond: what is due within half of one is due
 
 
-@dataclass(frozen=True, slots=True)
-class FakeJobSpec:
-    """The request, the answer and the form of one generation."""
-
-    ask: FakeRequest
-    answer: FakeAnswer
-    head: AnswerHead
-    form: StreamForm
-    fault: InjectedFault | None
-
-
 class FakeJob:
     """One generation. `left` is called once, when its slot is free again or its place in the queue is given up."""
 
     def __init__(
         self,
-        work: FakeJobSpec,
-        speed: Speed,
+        ask: FakeRequest,
+        answer: FakeAnswer,
+        head: AnswerHead,
+        options: argparse.Namespace,
+        fault: InjectedFault | None,
         connection: FakeConnection,
-        *,
-        deaf_s: float,
         left: Callable[[FakeJob], None],
     ) -> None:
-        self._work = work
-        self._speed = speed
+        self._ask = ask
+        self._answer = answer
+        self._head = head
+        self._options = options
+        self._fault = fault
         self._connection = connection
-        self._deaf_s = deaf_s
         self._left = left
         self._table: SlotTable[FakeJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -109,19 +102,19 @@ class FakeJob:
 
     @property
     def prompt_tokens(self) -> int:
-        return self._work.ask.prompt_tokens
+        return self._ask.prompt_tokens
 
     def start(self, table: SlotTable[FakeJob]) -> None:
         """Begin the prefill: the job has a slot."""
         self._table = table
         self._started_s = time.monotonic()
-        if self._work.fault is not None and self._work.fault.kind is FaultKind.HANG_FIRST:
+        if self._fault is not None and self._fault.kind is FaultKind.HANG_FIRST:
             return
-        ask = self._work.ask
-        self._clock = DecodeClock(self._speed, self._started_s, ask.prompt_tokens)
+        ask, form = self._ask, self._options.stream_form
+        self._clock = DecodeClock(self._options.speed, self._started_s, ask.prompt_tokens)
         if ask.stream:
-            total = len(self._work.answer.tokens)
-            self._stream = StreamEncoder(self._work.form, self._work.head, total=total, include_usage=ask.include_usage)
+            total = len(self._answer.tokens)
+            self._stream = StreamEncoder(form, self._head, total=total, include_usage=ask.include_usage)
             if opening := self._stream.opening():
                 self._connection.begin_stream()
                 self._send(opening)
@@ -132,8 +125,8 @@ class FakeJob:
         """The client has gone. A deaf engine does not hear it at once."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._table is not None and self._deaf_s:
-            asyncio.get_running_loop().call_later(self._deaf_s, self._left, self)
+        if self._table is not None and self._options.deaf_s:
+            asyncio.get_running_loop().call_later(self._options.deaf_s, self._left, self)
         else:
             self._left(self)
 
@@ -149,8 +142,13 @@ class FakeJob:
                 self._opened = True
             if self._struck():
                 return
-            self._produce()
-            if self.produced == len(self._work.answer.tokens):
+            self._last_s = time.monotonic()
+            if self.produced == 0:
+                self._first_s = self._last_s
+            if self._stream is not None:
+                self._send(self._stream.token(self._answer.tokens[self.produced]))
+            self.produced += 1
+            if self.produced == len(self._answer.tokens):
                 self._finish()
                 return
             due_s = self._clock.advance(self._last_s, busy=self._table.running, waiting=self._table.waiting)
@@ -158,16 +156,8 @@ class FakeJob:
                 break
         self._wait()
 
-    def _produce(self) -> None:
-        self._last_s = time.monotonic()
-        if self.produced == 0:
-            self._first_s = self._last_s
-        if self._stream is not None:
-            self._send(self._stream.token(self._work.answer.tokens[self.produced]))
-        self.produced += 1
-
     def _struck(self) -> bool:
-        fault = self._work.fault
+        fault = self._fault
         if fault is None or not fault.kind.is_mid or self.produced < fault.after_tokens:
             return False
         if fault.kind is FaultKind.CRASH:
@@ -178,12 +168,11 @@ class FakeJob:
         return True
 
     def _finish(self) -> None:
-        timings, finish = self._timings(), self._work.answer.finish_reason
+        timings, finish = self._timings(), self._answer.finish_reason
         self._left(self)
         if self._stream is None:
-            work = self._work
-            body = whole_answer(work.head, work.form, work.answer.tokens, finish, timings)
-            self._connection.send(200, body)
+            form = self._options.stream_form
+            self._connection.send(200, whole_answer(self._head, form, self._answer.tokens, finish, timings))
         else:
             self._send(self._stream.ending(finish, timings))
             self._connection.end_stream()
@@ -198,9 +187,9 @@ class FakeJob:
         decode_ms = (self._last_s - self._first_s) * 1000
         timings = {
             "cache_n": 0,
-            "prompt_n": self._work.ask.prompt_tokens,
+            "prompt_n": self.prompt_tokens,
             "prompt_ms": prompt_ms,
-            "prompt_per_second": self._work.ask.prompt_tokens / max(prompt_ms, 0.001) * 1000,
+            "prompt_per_second": self.prompt_tokens / max(prompt_ms, 0.001) * 1000,
             "predicted_n": self.produced,
             "predicted_ms": decode_ms,
         }
@@ -218,7 +207,7 @@ ENDLESS_PIECE = 262_144  # bytes
 class FakeServer:
     """Everything one fake engine knows. `changed` is called after each change of its state."""
 
-    def __init__(self, options: FakeOptions, *, control: Route, changed: Callable[[], None]) -> None:
+    def __init__(self, options: argparse.Namespace, *, control: Route, changed: Callable[[], None]) -> None:
         self.options = options
         self.table: SlotTable[FakeJob] = SlotTable(options.slots)
         self.faults = FaultPlan()
@@ -295,43 +284,32 @@ class FakeServer:
             text = f"the prompt has {ask.prompt_tokens} tokens, the context holds {self.options.ctx}"
             _send_error(connection, 400, text, "invalid_request_error", code="context_length_exceeded")
             return
-        decision = self._mind.decide(ask, inside=self.table.running + self.table.waiting + 1)
-        if decision.fails:
-            _send_error(connection, 500, "the fake engine fails under load as asked", "server_error")
-        else:
-            self._enter(self._job(ask, decision, fault, connection), connection)
+        self._generate(ask, connection, fault)
         self._changed()
 
-    def _words(self, ask: FakeRequest, decision: AnswerDecision) -> FakeAnswer:
-        limits = {"default_tokens": self.options.default_tokens, "ctx": self.options.ctx}
-        words = answer(ask, answers=decision.answers, **limits)
+    def _generate(self, ask: FakeRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
+        options, table = self.options, self.table
+        decision = self._mind.decide(ask, inside=table.running + table.waiting + 1)
+        if decision.fails:
+            _send_error(connection, 500, "the fake engine fails under load as asked", "server_error")
+            return
+        limits = {"default_tokens": options.default_tokens, "ctx": options.ctx}
+        words = answer(ask, text=decision.text, **limits)
         if decision.cut:
             words = halved(words)
-        if self.options.reasoning is not None and ask.chat:
-            words = thinking(words, self.options.reasoning, room=ask.room(**limits))
-        return words
-
-    def _job(
-        self, ask: FakeRequest, decision: AnswerDecision, fault: InjectedFault | None, connection: FakeConnection
-    ) -> FakeJob:
-        options = self.options
-        words = self._words(ask, decision)
-        kind = "chatcmpl" if ask.chat else "cmpl"
-        head = AnswerHead(f"{kind}-{self.requests}", options.model, int(time.time()), ask.chat, ask.prompt_tokens)
-        work = FakeJobSpec(ask, words, head, options.form, fault)
-        return FakeJob(work, options.speed, connection, deaf_s=options.deaf_s, left=self._left)
-
-    def _enter(self, job: FakeJob, connection: FakeConnection) -> None:
+        if options.reasoning is not None and ask.chat:
+            words = thinking(words, options.reasoning, room=ask.room(**limits))
+        name = f"{'chatcmpl' if ask.chat else 'cmpl'}-{self.requests}"
+        head = AnswerHead(name, options.model, int(time.time()), ask.chat, ask.prompt_tokens)
+        job = FakeJob(ask, words, head, options, fault, connection, self._left)
         connection.on_hang_up = lambda: self._hung_up(job)
-        if self.table.enter(job):
-            job.start(self.table)
+        if table.enter(job):
+            job.start(table)
 
-    def _hung_up(self, job: FakeJob) -> None:
+    def _hung_up(self, job: FakeJob | None = None) -> None:
         self.hangups += 1
-        job.hang_up()
-
-    def _count_hang_up(self) -> None:
-        self.hangups += 1
+        if job is not None:
+            job.hang_up()
         self._changed()
 
     def _left(self, job: FakeJob) -> None:
@@ -358,11 +336,11 @@ class FakeServer:
             case FaultKind.ERROR_500:
                 _send_error(connection, 500, "the fake engine fails as asked", "server_error")
             case FaultKind.BUSY_503:
-                text = "the fake engine is busy as asked"
-                _send_error(connection, 503, text, "unavailable_error", retry_after_s=fault.retry_after_s)
+                text, wait_s = "the fake engine is busy as asked", fault.retry_after_s
+                _send_error(connection, 503, text, "unavailable_error", retry_after_s=wait_s)
             case FaultKind.LIMIT_429:
-                text = "too many requests, as asked"
-                _send_error(connection, 429, text, "rate_limit_error", retry_after_s=fault.retry_after_s)
+                text, wait_s = "too many requests, as asked", fault.retry_after_s
+                _send_error(connection, 429, text, "rate_limit_error", retry_after_s=wait_s)
             case FaultKind.GARBAGE:
                 connection.write(b"\x15\x03\x01\x00\x02\x02\x16 not HTTP at all\n")
                 connection.close()
@@ -370,11 +348,16 @@ class FakeServer:
                 page = b"<!doctype html><title>Welcome</title><h1>It works</h1>"
                 connection.send(200, page, content_type="text/html; charset=utf-8")
             case FaultKind.INVALID_JSON:
-                _send_invalid_json(request, connection)
+                if b'"stream": true' in request.body or b'"stream":true' in request.body:
+                    connection.begin_stream()
+                    connection.chunk(b'data: {"choices": [\n\ndata: [DONE]\n\n')
+                    connection.end_stream()
+                else:
+                    connection.send(200, b'{"choices": [')
             case FaultKind.SHORT_BODY:
                 connection.send(200, b'{"choices":[{"index":0,', missing_bytes=500)
             case FaultKind.ENDLESS:
-                connection.on_hang_up = self._count_hang_up
+                connection.on_hang_up = self._hung_up
                 connection.begin_stream("application/json")
                 connection.repeat(b" " * ENDLESS_PIECE)
             case _:
@@ -389,21 +372,15 @@ class FakeServer:
         connection.send_json(200, {"object": "list", "data": [model]})
 
     def _slots(self, _request: HttpRequest, connection: FakeConnection) -> None:
-        slots = [
-            {"id": place, "n_ctx": self.options.ctx, "is_processing": job is not None}
-            for place, job in enumerate(self.table.slots())
-        ]
-        connection.send_json(200, slots)
+        each = {"n_ctx": self.options.ctx}
+        jobs = enumerate(self.table.slots())
+        connection.send_json(200, [{"id": place, **each, "is_processing": job is not None} for place, job in jobs])
 
     def _props(self, _request: HttpRequest, connection: FakeConnection) -> None:
-        props = {
-            "default_generation_settings": {"n_ctx": self.options.ctx},
-            "total_slots": self.options.slots,
-            "model_alias": self.options.model,
-            "model_path": f"{self.options.model}.gguf",
-            "build_info": "skep-fake",
-        }
-        connection.send_json(200, props)
+        options = self.options
+        props = {"default_generation_settings": {"n_ctx": options.ctx}, "total_slots": options.slots}
+        about = {"model_alias": options.model, "model_path": f"{options.model}.gguf", "build_info": "skep-fake"}
+        connection.send_json(200, props | about)
 
     def _metrics(self, _request: HttpRequest, connection: FakeConnection) -> None:
         label = f'{{model_name="{self.options.model}"}}'
@@ -426,15 +403,6 @@ class FakeServer:
         connection.send(200, request.body, content_type=kind, headers={"x-body-sha256": digest})
 
 
-def _send_invalid_json(request: HttpRequest, connection: FakeConnection) -> None:
-    if b'"stream": true' in request.body or b'"stream":true' in request.body:
-        connection.begin_stream()
-        connection.chunk(b'data: {"choices": [\n\ndata: [DONE]\n\n')
-        connection.end_stream()
-    else:
-        connection.send(200, b'{"choices": [')
-
-
 def _send_error(
     connection: FakeConnection,
     status: int,
@@ -455,7 +423,7 @@ COUNTERS = frozenset({"requests", "hangups", "connections_total", "max_running",
 class Control:
     """One fake engine's server, its listeners and those who wait for a state of it."""
 
-    def __init__(self, options: FakeOptions, grandchildren: tuple[int, ...] = ()) -> None:
+    def __init__(self, options: argparse.Namespace, grandchildren: Sequence[int] = ()) -> None:
         self._options = options
         self._grandchildren = grandchildren
         self._listener: asyncio.Server | None = None
@@ -489,7 +457,7 @@ class Control:
     def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
         try:
             self._route(request, connection)
-        except (UserError, ValueError, TypeError) as error:
+        except (UserError, ValueError, TypeError, msgspec.ValidationError) as error:
             connection.send_json(400, {"error": {"message": str(error)}})
 
     def _route(self, request: HttpRequest, connection: FakeConnection) -> None:
@@ -497,8 +465,11 @@ class Control:
             case "GET", "/fake/state":
                 connection.send_json(200, self.state())
             case "POST", "/fake/fault":
-                self._apply(InjectedFault.from_json(json.loads(request.body)))
-                self._when_listening(lambda: connection.send_json(200, {}))
+                self._apply(msgspec.json.decode(request.body, type=InjectedFault))
+                if self._opening is None:
+                    connection.send_json(200, {})
+                else:  # once the listener is open again
+                    self._opening.add_done_callback(lambda _: connection.send_json(200, {}))
             case "POST", "/fake/wait":
                 self._waiters.append((json.loads(request.body), connection))
                 self._changed()
@@ -536,30 +507,20 @@ class Control:
     def _apply(self, fault: InjectedFault) -> None:
         loop = asyncio.get_running_loop()
         if fault.kind is FaultKind.REFUSE:
-            self._refuse()
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
             if fault.for_s is not None:
                 loop.call_later(fault.for_s, self._listen_again)
         elif fault.kind is FaultKind.NONE:
-            self.server.faults.clear()
+            self.server.faults.faults.clear()
             self._listen_again()
         else:
-            self.server.faults.add(fault)
-
-    def _refuse(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            self.server.faults.faults.append(fault)
 
     def _listen_again(self) -> None:
         if self._listener is None and self._opening is None:
             self._opening = asyncio.ensure_future(self._listen())
-
-    def _when_listening(self, then: Callable[[], None]) -> None:
-        """At once, unless the listener is just being opened again."""
-        if self._opening is None:
-            then()
-        else:
-            self._opening.add_done_callback(lambda _: then())
 
     async def _listen(self) -> None:
         def connect() -> FakeConnection:

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
@@ -54,11 +53,7 @@ class FakeEngine:
         argv = [sys.executable, "-m", "skep.testing.fake_engine", *fds, *to_argv(self._options)]
         try:
             self._process = subprocess.Popen(
-                argv,
-                pass_fds=(report_write, parent_read),
-                stdin=subprocess.DEVNULL,
-                stderr=self._stderr,
-                env=self._env,
+                argv, pass_fds=(report_write, parent_read), stdin=subprocess.DEVNULL, stderr=self._stderr, env=self._env
             )
         finally:
             os.close(report_write)
@@ -66,7 +61,11 @@ class FakeEngine:
         with os.fdopen(report_read, "rb") as report:
             line = report.readline() if select.select([report], [], [], START_S)[0] else b""
         if not line:
-            self._raise_not_started()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+            status, text = self._process.poll(), self.stderr().strip()
+            self.close()
+            raise EngineError(f"the fake engine did not start, exit status {status}: {text}")
         addresses = json.loads(line)
         self.url, self._control = addresses["url"], addresses["control"]
         return self
@@ -117,9 +116,7 @@ class FakeEngine:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -129,13 +126,6 @@ class FakeEngine:
         if self._process is None:
             raise EngineError("the fake engine was not started", hint="use it in a `with` block")
         return self._process
-
-    def _raise_not_started(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._running().wait(1.0)
-        status, text = self._running().poll(), self.stderr().strip()
-        self.close()
-        raise EngineError(f"the fake engine did not start, exit status {status}: {text}")
 
     def _call(self, method: str, path: str, value: Any = None, timeout_s: float = 10.0) -> dict[str, Any]:
         connection = http.client.HTTPConnection(urlsplit(self._control).netloc, timeout=timeout_s)
