@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skep.cluster.ray_command import LOOPBACK, NodeStart, Ports, environment
+from skep.cluster.ray_processes import LOOPBACK, NodeStart, Ports, environment
 from skep.errors import SkepError
 from skep.paths import user_paths
 from skep.supervisor.control import ask, socket_of

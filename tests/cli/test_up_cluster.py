@@ -8,7 +8,7 @@ from in_process import call, refused
 
 from skep.cli.output import note
 from skep.cluster import resolve
-from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
+from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Settings
 from skep.deploy.resolve import ServeRequest
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError

@@ -35,7 +35,7 @@ class JoinOptions:
 
     def node(self) -> NodeOptions:
         from skep.cluster.node_commands import NodeOptions
-        from skep.cluster.ray_command import checked_labels
+        from skep.cluster.ray_processes import checked_labels
 
         return NodeOptions(self.name, self.cpus, self.gpus, checked_labels([*self.labels]))
 
@@ -79,7 +79,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """The cluster's nodes: what each has, what is free, which replicas stand there."""
-    from skep.cluster.status import ask_status
+    from skep.cluster.discover import ask_status
 
     found = ask_status(address)
     if as_json:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from skep.cluster.node_commands import refusal
-from skep.cluster.ray_command import (
+from skep.cluster.ray_processes import (
     ENGINE_PORTS,
     MARK,
     NodeStart,
