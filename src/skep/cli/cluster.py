@@ -16,8 +16,8 @@ from skep.paths import user_paths
 from skep.units import format_bytes
 
 if TYPE_CHECKING:
-    from skep.cluster.node_commands import NodeOptions
     from skep.cluster.node_file import NodeRecord
+    from skep.cluster.ray_processes import NodeOptions
 
 cluster_app = group("Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).")
 register = registering(cluster_app, "cluster")
@@ -34,8 +34,7 @@ class JoinOptions:
     as_json: JsonOption = False
 
     def node(self) -> NodeOptions:
-        from skep.cluster.node_commands import NodeOptions
-        from skep.cluster.ray_processes import checked_labels
+        from skep.cluster.ray_processes import NodeOptions, checked_labels
 
         return NodeOptions(self.name, self.cpus, self.gpus, checked_labels([*self.labels]))
 

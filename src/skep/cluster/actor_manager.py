@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from skep.cluster import placement_groups as groups
 from skep.cluster.connect import NAMESPACE
 from skep.cluster.nodes import (
     NodeChoice,
@@ -23,16 +24,6 @@ from skep.cluster.nodes import (
     fitting,
     has_words,
     named_apart,
-)
-from skep.cluster.placement_groups import (
-    WAITS,
-    actor_name,
-    actor_names,
-    find_actor,
-    groups_by_name,
-    living_nodes,
-    make_group,
-    remove_group,
 )
 from skep.cluster.replica_actor import ReplicaActor
 from skep.cluster.replica_registry import end_actor
@@ -67,7 +58,7 @@ class ActorManager:
 
         If cancelled, end what was created.
         """
-        actor = await asyncio.to_thread(find_actor, actor_name(self._hive, launch.name))
+        actor = await self._find(launch.name)
         if actor is not None:
             if await self._stays(actor, launch):
                 self._handles[launch.name] = actor
@@ -95,14 +86,19 @@ class ActorManager:
 
     async def ask(self, name: str, method: str, *args: Any) -> Any:
         """Call a method of its actor and return the answer; None if there is no actor."""
-        actor = self._handles.get(name) or await asyncio.to_thread(find_actor, actor_name(self._hive, name))
+        actor = self._handles.get(name) or await asyncio.to_thread(
+            groups.find_actor, groups.actor_name(self._hive, name)
+        )
         if actor is None:
             return None
         return await asyncio.wait_for(getattr(actor, method).remote(*args), DESCRIBE_S)
 
     def all_names(self) -> list[str]:
         """Return the replicas that have an actor or a placement group. Waits for the head."""
-        return actor_names(self._hive)
+        return groups.actor_names(self._hive)
+
+    async def _find(self, name: str) -> Any | None:
+        return await asyncio.to_thread(groups.find_actor, groups.actor_name(self._hive, name))
 
     # Existing actors
 
@@ -124,11 +120,11 @@ class ActorManager:
         A group names nodes by id: a restarted node has a new id, and one that is no longer avoided has room.
         """
         place = launch.place or PlacementRequest()
-        state = (await asyncio.to_thread(groups_by_name)).get(actor_name(self._hive, launch.name))
+        state = (await asyncio.to_thread(groups.groups_by_name)).get(groups.actor_name(self._hive, launch.name))
         if state is not None:
-            nodes = await asyncio.to_thread(living_nodes)
+            nodes = await asyncio.to_thread(groups.living_nodes)
             has_room = fitting(place, choice_of(place, self.avoid, nodes), nodes)
-            if state not in WAITS or not has_room:
+            if state not in groups.WAITS or not has_room:
                 self._stuck.discard(launch.name)
                 return False
         twice = launch.name in self._stuck
@@ -139,9 +135,9 @@ class ActorManager:
 
     async def _placed(self, launch: Launch, standing: Mapping[str, str], say: Say) -> Any:
         """Return a placement group on an allowed node; make a new one when the allowed nodes change."""
-        place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
+        place, full = launch.place or PlacementRequest(), groups.actor_name(self._hive, launch.name)
         while True:
-            choice = choice_of(place, self.avoid, await asyncio.to_thread(living_nodes))
+            choice = choice_of(place, self.avoid, await asyncio.to_thread(groups.living_nodes))
             if choice.is_empty:
                 drained = ", ".join(name for name in place.nodes if name in self.avoid)
                 also = f"; drained: {drained}" if drained else ""
@@ -149,7 +145,7 @@ class ActorManager:
                 await asyncio.sleep(LOOK_EVERY_S)
                 continue
             async with self._one_at_a_time:
-                nodes = await asyncio.to_thread(living_nodes)
+                nodes = await asyncio.to_thread(groups.living_nodes)
                 near = first_choice(place, self.avoid, nodes)
                 # The node with room that has the fewest replicas of this hive, then the most room.
                 held: Counter[str] = Counter({**self._aimed, **standing}.values())
@@ -157,10 +153,10 @@ class ActorManager:
                 room = [(held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id) for one in rooms]
                 target = min(room)[2] if room else None
                 self._aimed[launch.name] = target or ""
-                group = await _to_its_end(asyncio.to_thread(make_group, full, place, near, target))
+                group = await _to_its_end(asyncio.to_thread(groups.make_group, full, place, near, target))
             if await self._is_ready(group, full, place, choice, near, say):
                 return group
-            await asyncio.to_thread(remove_group, full)
+            await asyncio.to_thread(groups.remove_group, full)
 
     async def _is_ready(
         self, group: Any, full: str, place: PlacementRequest, choice: NodeChoice, near: NodeChoice, say: Say
@@ -170,12 +166,12 @@ class ActorManager:
         try:
             await asyncio.wait({ready}, timeout=SLOW_PLACEMENT_S)
             while not ready.done():
-                nodes = await asyncio.to_thread(living_nodes)
+                nodes = await asyncio.to_thread(groups.living_nodes)
                 if choice_of(place, self.avoid, nodes) != choice:
                     return False
                 if near != choice and first_choice(place, self.avoid, nodes) == choice:
-                    state = (await asyncio.to_thread(groups_by_name)).get(full)
-                    if state in WAITS:  # one that has a node may itself have taken the last room
+                    state = (await asyncio.to_thread(groups.groups_by_name)).get(full)
+                    if state in groups.WAITS:  # one that has a node may itself have taken the last room
                         return False
                 there = has_words([node for node in named_apart(nodes) if choice.takes(node)]) or "no node may be used"
                 say("waiting", f"waits for room: needs {describe_request(place)} on one node; {there}")
@@ -191,7 +187,7 @@ class ActorManager:
 
         place = launch.place or PlacementRequest()
         made = ray.remote(ReplicaActor).options(
-            name=actor_name(self._hive, launch.name), namespace=NAMESPACE, lifetime="detached",
+            name=groups.actor_name(self._hive, launch.name), namespace=NAMESPACE, lifetime="detached",
             max_restarts=-1, max_concurrency=8, num_cpus=place.cpus, num_gpus=place.cards,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
         )  # fmt: skip

@@ -5,7 +5,6 @@ Processes left over from a cluster that has ended are stopped before a new node 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -14,12 +13,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from skep.cluster import ray_processes
+from skep.cluster import node_file, ray_processes
 from skep.cluster.connect import (
     KNOCK_S,
     ask_ray,
@@ -30,19 +29,8 @@ from skep.cluster.connect import (
     require_ray,
     session_at,
 )
-from skep.cluster.node_file import (
-    NodeRecord,
-    ensure_token,
-    folder_of,
-    keep_token,
-    read_node,
-    record_path,
-    session_of,
-    token_of,
-    token_path,
-    write_node,
-)
-from skep.cluster.ray_processes import LOOPBACK, Listener, NodeStart, checked_address, checked_ports
+from skep.cluster.node_file import NodeRecord, read_node, token_path
+from skep.cluster.ray_processes import LOOPBACK, Listener, NodeOptions, NodeStart, checked_address, checked_ports
 from skep.errors import EngineError, SkepError, UserError
 from skep.paths import Paths, make_runtime
 from skep.wire.listen import is_final, refusal_of
@@ -67,23 +55,13 @@ class LeftoverNode:
     token: str | None  # of its cluster; None: not stored here
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """Options of a node. None means what Ray detects."""
-
-    name: str | None = None
-    cpus: int | None = None
-    gpus: int | None = None
-    labels: Mapping[str, str] | None = None
-
-
 def start_head(
     paths: Paths, env: Mapping[str, str], address: str, port: int, options: NodeOptions, say: Callable[[str], None]
 ) -> NodeRecord:
     address, ports = checked_address(address), checked_ports(port)
     _check_machine(address)
     _make_way(paths, say)
-    ensure_token(paths)
+    node_file.ensure_token(paths)
     return _start(paths, env, f"{address}:{ports.first}", address, port, options, is_head=True)
 
 
@@ -114,13 +92,20 @@ def join_head(
     port = port or head_port
     checked_ports(port)
     _check_machine(address)
-    kept = _kept_token(paths)
+    kept = node_file.stored_token(paths)
     token = token or kept
     if token is None:
         raise UserError(f"the token of the cluster at {head} is not stored here", hint=_bring(head))
     _make_way(paths, say, lambda: ask_head(head, token, must_match=True))
-    with _token_kept(paths, token, kept):
+    node_file.keep_token(paths, token)
+    try:
         return _start(paths, env, head, address, port, options, is_head=False)
+    except BaseException:
+        if kept is None:
+            token_path(paths).unlink()
+        else:
+            node_file.keep_token(paths, kept)
+        raise
 
 
 def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
@@ -130,7 +115,7 @@ def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
         node = None
     if node is not None:
         killed = ray_processes.end(node.mark)
-    record_path(paths).unlink(missing_ok=True)
+    node_file.record_path(paths).unlink(missing_ok=True)
     return node, killed
 
 
@@ -181,7 +166,7 @@ def _make_way(paths: Paths, say: Callable[[str], None], joined: Callable[[], Hea
     if node is None or not (left := ray_processes.marked(node.mark)):
         return
     to = joined() if joined is not None else None
-    what = why_over(LeftoverNode(node, session_of(paths), left.values(), _kept_token(paths)), to)
+    what = why_over(LeftoverNode(node, node_file.session_of(paths), left.values(), node_file.stored_token(paths)), to)
     stop_node(paths)
     say(f"ended: {what}")
 
@@ -225,24 +210,6 @@ def _already(node: NodeRecord, hint: str = f"`skep cluster status` shows it; {_L
     return UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
 
 
-def _kept_token(paths: Paths) -> str | None:
-    return token_of(paths) if token_path(paths).exists() else None
-
-
-@contextlib.contextmanager
-def _token_kept(paths: Paths, token: str, before: str | None) -> Iterator[None]:
-    """Store the token; restore the previous one if joining fails."""
-    keep_token(paths, token)
-    try:
-        yield
-    except BaseException:
-        if before is None:
-            token_path(paths).unlink()
-        else:
-            keep_token(paths, before)
-        raise
-
-
 def _bring(head: str) -> str:
     host = head.rpartition(":")[0]
     return f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` brings it"
@@ -263,31 +230,21 @@ def _check_machine(address: str) -> None:
 def _start(
     paths: Paths, env: Mapping[str, str], head: str, address: str, port: int, options: NodeOptions, *, is_head: bool
 ) -> NodeRecord:
-    start = NodeStart(
-        head=head,
-        address=address,
-        is_head=is_head,
-        name=options.name or socket.gethostname(),
-        ports=checked_ports(port),
-        folder=folder_of(paths),
-        token=token_path(paths),
-        has_client=find_spec("grpc") is not None,
-        cpus=options.cpus,
-        gpus=options.gpus,
-        labels=options.labels or {},
-    )
+    own = options if options.name else replace(options, name=socket.gethostname())
+    folder, token, has_client = node_file.folder_of(paths), token_path(paths), find_spec("grpc") is not None
+    start = NodeStart(head, address, is_head, own, checked_ports(port), folder, token, has_client)
     _check_ports(start)
     make_runtime(start.folder.parent)
     shutil.rmtree(start.folder, ignore_errors=True)  # logs and sockets of a start before this one
     start.folder.mkdir()
     mark = secrets.token_hex(8)
-    node = NodeRecord(head, address, is_head, start.name, str(start.ports), mark)
-    write_node(paths, node)
+    node = NodeRecord(head, address, is_head, own.name or "", str(start.ports), mark)
+    node_file.write_node(paths, node)
     try:
         _ray_start(start, ray_processes.environment(start, mark, env))
     except BaseException:
         ray_processes.end(mark, patience_s=2.0)
-        record_path(paths).unlink(missing_ok=True)
+        node_file.record_path(paths).unlink(missing_ok=True)
         raise
     return node
 

@@ -86,22 +86,24 @@ def session_of(paths: Paths) -> str | None:
 
 def token_of(paths: Paths) -> str:
     """Return the stored token. Raise UserError if there is none or others may read it."""
+    if (token := stored_token(paths)) is None:
+        raise UserError("there is no token here", hint="`skep cluster start` makes one on the head")
+    return token
+
+
+def stored_token(paths: Paths) -> str | None:
     path = token_path(paths)
-    try:
-        mode, text = path.stat().st_mode, path.read_text().strip()
-    except FileNotFoundError:
-        raise UserError("there is no token here", hint="`skep cluster start` makes one on the head") from None
-    if mode & 0o077:
+    if not path.exists():
+        return None
+    if path.stat().st_mode & 0o077:
         hint = f"`chmod 600 {path}`, or delete it for a new one"
         raise UserError(f"other users may read the token in `{path}`", hint=hint)
-    return checked_token(text)
+    return checked_token(path.read_text().strip())
 
 
 def ensure_token(paths: Paths) -> None:
     """Create a token unless one is stored; a new head keeps the one that the other nodes have."""
-    if token_path(paths).exists():
-        token_of(paths)
-    else:
+    if stored_token(paths) is None:
         keep_token(paths, secrets.token_hex(32))
 
 

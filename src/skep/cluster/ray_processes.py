@@ -89,20 +89,27 @@ class Ports:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """What a machine offers as a node. None means what Ray detects."""
+
+    name: str | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStart:
     """One node to be started. `head`: HOST:PORT of the head, its own where it is the head."""
 
     head: str
     address: str
     is_head: bool
-    name: str
+    options: NodeOptions
     ports: Ports
     folder: Path  # Ray's logs and sockets: a short path, sockets have a limit of 107 characters
     token: Path
     has_client: bool = False  # Ray's client server is installed
-    cpus: int | None = None  # None: what Ray finds
-    gpus: int | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def checked_address(text: str) -> str:
@@ -137,10 +144,10 @@ def checked_labels(texts: list[str]) -> dict[str, str]:
 
 def arguments(start: NodeStart) -> list[str]:
     """Of `ray start`."""
-    ports, labels = start.ports, ",".join(f"{name}={value}" for name, value in start.labels.items())
+    ports, options = start.ports, start.options
     flags = {
         "node-ip-address": start.address,
-        "node-name": start.name,
+        "node-name": options.name,
         "temp-dir": start.folder,
         **ports.services,
         "min-worker-port": ports.workers[0],
@@ -148,9 +155,9 @@ def arguments(start: NodeStart) -> list[str]:
         "object-store-memory": STORE_BYTES,
         "include-log-monitor": "false",
         "log-style": "record",
-        "num-cpus": start.cpus,
-        "num-gpus": start.gpus,
-        "labels": labels or None,
+        "num-cpus": options.cpus,
+        "num-gpus": options.gpus,
+        "labels": ",".join(f"{name}={value}" for name, value in options.labels.items()) or None,
     }
     if start.is_head:
         flags |= {"port": ports.first, "include-dashboard": "false", "dashboard-port": ports.dashboard}

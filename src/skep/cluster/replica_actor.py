@@ -75,7 +75,7 @@ class HeartbeatSender:
         self._every_s = every_s
         self._registry: Any = None
         self._held = False  # the registry has `me`; a report with it costs a fifth more
-        self._looks = False
+        self._looking: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -99,24 +99,16 @@ class HeartbeatSender:
                 return bool(answer["end"])
         except Exception:  # noqa: S110 - the registry is away: the replica goes on serving
             pass
-        if not self._looks:
-            self._looks = True
-            loop = asyncio.get_running_loop()
-            threading.Thread(target=self._look, args=(loop,), name="registry", daemon=True).start()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look_for_registry())
         return False
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        found = None
+    async def _look_for_registry(self) -> None:
         with contextlib.suppress(Exception):
-            found = self._find()
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(self._found, found)
-
-    def _found(self, registry: Any) -> None:
-        self._looks = False
-        if registry is not None and registry != self._registry:
-            self._registry = registry
-            self._wake.set()
+            found = await asyncio.to_thread(self._find)
+            if found is not None and found != self._registry:
+                self._registry = found
+                self._wake.set()
 
 
 def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:

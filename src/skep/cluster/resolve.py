@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from skep.catalog.needs import NO_CARDS
-from skep.cluster.nodes import LeftOut, capacity, describe_request, has_words, host_of, left_out_lines, split_busy
+from skep.catalog.presets import Preset
+from skep.cluster.nodes import (
+    ClusterSurvey,
+    LeftOut,
+    Node,
+    capacity,
+    describe_request,
+    has_words,
+    host_of,
+    left_out_lines,
+    split_busy,
+)
 from skep.cluster.placement import BUSY_HINT, MORE_ROOM_HINT, card_share, placement_request
 from skep.config.presets import find_preset, presets_folder
 from skep.config.settings import Serve
@@ -32,12 +42,6 @@ from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import Paths
 from skep.planner.rigs import rig_of_host
 
-if TYPE_CHECKING:
-    from skep.catalog.presets import Preset
-    from skep.cluster.nodes import ClusterSurvey, Node
-
-IN_CLUSTER = "in the cluster"
-
 
 def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
     """Return one table for each kind of node that serves the model."""
@@ -48,12 +52,12 @@ def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: S
     with_cards = [node for node in survey.nodes if node.cards]
     if is_for_embedded(wanted, llama_cards=any("llamacpp" in node.engines for node in with_cards)):
         return (_embedded(wanted, survey),)
-    if with_cards and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted, say):
-        if is_missing(wanted.model):  # a plan reads the configuration
-            hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
-            raise UserError(f"`{wanted.model}` is not on this machine, so that it cannot be planned", hint=hint)
-        return _of_plans(wanted, survey, paths, say)
-    return (replace(as_told(wanted, paths, cards=bool(with_cards), where=IN_CLUSTER), gpus=()),)
+    if not with_cards or wanted.engine not in (None, *FOR_PLANS) or is_unplanned(wanted, say):
+        return (replace(as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=()),)
+    if is_missing(wanted.model):  # a plan reads the configuration
+        hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
+        raise UserError(f"`{wanted.model}` is not on this machine, so that it cannot be planned", hint=hint)
+    return _of_plans(wanted, survey, paths, say)
 
 
 def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say: Say) -> Serve:
@@ -89,27 +93,26 @@ class NodeKind:
     best: PlannedServe
     fits: int  # replicas, now
 
-    @property
-    def speed(self) -> float:
-        """Of one replica, as predicted."""
-        return self.best.tok_s / max(1, self.best.plan.setup.layout.replicas)
-
 
 def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
     found = _best_kinds(wanted, survey, paths, say)
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
         raise _no_room(wanted, found, room)
-    counts = shared_out(wanted.replicas or room, [one.fits for one in found])
-    shares = list(zip(found, counts, strict=True))
-    unused = [node for one, count in shares if not count for node in one.busy]
-    for line in left_out_lines(unused):  # of the others `skep.cluster.placement` tells
-        say(f"warning: {line}")
-    used = [(one, count) for one, count in shares if count]
-    for one, count in used:
-        names = ", ".join(node.name for node in one.nodes[:4]) + (", ..." if len(one.nodes) > 4 else "")
-        say(f"planned for {one.kind} ({names}): {count} x {one.best}")
-    return tuple(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind) for one, count in used)
+    left, serves, unused, lines = wanted.replicas or room, [], [], []
+    for one in found:
+        count = min(one.fits, left)
+        left -= count
+        if count:
+            names = ", ".join(node.name for node in one.nodes[:4]) + (", ..." if len(one.nodes) > 4 else "")
+            lines.append(f"planned for {one.kind} ({names}): {count} x {one.best}")
+            serves.append(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind))
+        else:
+            unused += one.busy
+    warnings = [f"warning: {line}" for line in left_out_lines(unused)]  # of the others `skep.cluster.placement` tells
+    for line in (*warnings, *lines):
+        say(line)
+    return tuple(serves)
 
 
 def _best_kinds(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> list[NodeKind]:
@@ -131,7 +134,7 @@ def _best_kinds(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: 
         raise _fits_nowhere(wanted.model, failed)
     for kind, error in failed:
         say(f"warning: {kind} is left out: {error.message}")
-    return sorted(found, key=lambda one: one.speed, reverse=True)
+    return sorted(found, key=lambda one: one.best.tok_s / max(1, one.best.plan.setup.layout.replicas), reverse=True)
 
 
 def _plan_kinds(
@@ -149,11 +152,19 @@ def _plan_kinds(
     for kind, nodes in kinds:
         try:
             best = _plan_kind(wanted, nodes, paths, say)
-            idle, busy = _with_engine(best.serve, nodes)
+            serve = best.serve
+            able = [node for node in nodes if node.facts is not None and (serve.binary or serve.engine in node.engines)]
+            if not able:
+                names = ", ".join(node.name for node in nodes)
+                hint = "install it in the environment that their Ray was started in, or name another --engine"
+                raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
+            idle, busy = split_busy(able, card_share(serve))
+            if not idle:
+                raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
         except (DoesNotFit, EngineError) as error:
             failed.append((kind, error))
             continue
-        found.append(NodeKind(kind, idle, busy, best, capacity(placement_request(best.serve), idle)))
+        found.append(NodeKind(kind, idle, busy, best, capacity(placement_request(serve), idle)))
     return found, failed
 
 
@@ -176,28 +187,6 @@ def _plan_kind(wanted: ServeRequest, nodes: Sequence[Node], paths: Paths, say: S
     if wanted.engine is not None or wanted.binary or best.serve.engine in there or other is None:
         return best
     return planned(replace(wanted, engine=other), paths, rig, say=say)
-
-
-def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
-    """Split the nodes into those with free cards and the others."""
-    able = [node for node in nodes if node.facts is not None and (serve.binary or serve.engine in node.engines)]
-    if not able:
-        names = ", ".join(node.name for node in nodes)
-        hint = "install it in the environment that their Ray was started in, or name another --engine"
-        raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
-    idle, busy = split_busy(able, card_share(serve))
-    if not idle:
-        raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
-    return idle, busy
-
-
-def shared_out(replicas: int, room: Sequence[int]) -> list[int]:
-    """So many over kinds, the fastest first, each with room for so many."""
-    given = []
-    for most in room:
-        given.append(min(most, replicas))
-        replicas -= given[-1]
-    return given
 
 
 def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepError:
