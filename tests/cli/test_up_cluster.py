@@ -7,7 +7,7 @@ import pytest
 from in_process import call, refused
 
 from skep.cluster import resolve
-from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
+from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Settings
 from skep.deploy.resolve import ServeRequest
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
@@ -67,7 +67,6 @@ def test_so_many_replicas_are_taken_from_the_fastest_kinds():
         ("1x NVIDIA H200", 1),
         ("2x NVIDIA GeForce RTX 3090", 1),
     ]
-    assert resolve.shared_out(5, [2, 2, 9]) == [2, 2, 1]
 
 
 def test_more_replicas_than_a_node_would_like_are_planned_narrower():

@@ -1,6 +1,7 @@
-"""This machine as a node: its record, its token, its processes and where they listen."""
+"""This machine as a node: its record, its token, its processes and where they listen; and questions to its Ray."""
 
 import contextlib
+import importlib
 import os
 import socket
 import subprocess
@@ -11,7 +12,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from skep.cluster import ray_processes
-from skep.cluster.connect import STRANGER, checked_connection, explained
+from skep.cluster.connect import STRANGER, ask_ray, checked_connection, explained
+from skep.cluster.discover import rows_of
 from skep.cluster.node_commands import Head, LeftoverNode, _make_way, stop_node, why_over
 from skep.cluster.node_file import (
     NodeRecord,
@@ -25,9 +27,8 @@ from skep.cluster.node_file import (
     token_path,
     write_node,
 )
-from skep.cluster.ray_command import MARK
-from skep.cluster.status import rows_of
-from skep.errors import EngineError, UserError
+from skep.cluster.ray_processes import MARK
+from skep.errors import DoesNotFit, EngineError, UserError
 from skep.host.processes import living
 from skep.paths import user_paths
 from skep.wire.listen import free_port
@@ -88,7 +89,7 @@ def test_a_driver_learns_the_way_from_the_node_that_runs_here(paths, tmp_path, r
     assert connection_to("auto", env) == RayConnection("auto"), "what is written down runs no more"
     write_node(paths, node_with(mark))
     way = connection_to("auto", env)
-    assert (way.head, way.options) == ("127.0.0.1:6379", {"_node_ip_address": "127.0.0.1"})
+    assert (way.head, way.node) == ("127.0.0.1:6379", "127.0.0.1")
     assert way.environment["RAY_AUTH_TOKEN_PATH"] == str(token_path(paths))
     assert connection_to("127.0.0.1:6379", env) == way
     assert connection_to("10.0.0.9:6379", env) == RayConnection("10.0.0.9:6379"), "another cluster"
@@ -104,12 +105,11 @@ def test_a_record_of_another_version_is_none(paths):
 
 def test_only_processes_with_the_mark_are_found_told_and_ended(paths, raylet):
     mark, child, (held, wide) = raylet
-    (found,) = ray_processes.marked(mark)
-    assert (found.pid, found.name) == (child.pid, "raylet")
-    told = {one.port: one for one in ray_processes.listeners([found])}
+    assert ray_processes.marked(mark) == {child.pid: "raylet"}
+    told = {one.port: one for one in ray_processes.listeners(ray_processes.marked(mark))}
     assert (told[held].address, told[held].is_everywhere) == ("127.0.0.1", False)
     assert (told[wide].address, told[wide].is_everywhere) == ("0.0.0.0", True)
-    assert ray_processes.marked(mark[:-1]) == []
+    assert ray_processes.marked(mark[:-1]) == {}
     write_node(paths, node_with(mark))
     assert stop_node(paths) == (node_with(mark), [])
     child.wait(5)
@@ -127,7 +127,7 @@ def test_a_child_that_wrote_over_its_mark_ends_with_its_node():
         env={**os.environ, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as child:  # fmt: skip
         agent = int(child.stdout.readline())
-        assert [process.pid for process in ray_processes.marked(mark)] == [child.pid]
+        assert list(ray_processes.marked(mark)) == [child.pid]
         assert ray_processes.end(mark) == []
         assert until_over(agent)
 
@@ -143,7 +143,7 @@ def test_addresses_of_both_families_are_read():
     head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     row = "   0: {}:1F90 {}:0000 {} 00000000:00000000 00:00000000 00000000 0 0 {} 1\n"
     four = head + row.format("0100007F", "00000000", "0A", 7) + row.format("0100007F", "00000000", "01", 8)
-    assert ray_processes.parse_table(four, socket.AF_INET) == [(7, "127.0.0.1", 8080)]
+    assert ray_processes.parse_table(four, socket.AF_INET) == [("socket:[7]", "127.0.0.1", 8080)]
     six = head + "".join(
         row.format(address, "0" * 32, "0A", inode)
         for inode, address in enumerate(["0" * 32, "0000000000000000FFFF00000100007F", "0" * 24 + "01000000"])
@@ -352,3 +352,62 @@ def test_a_refused_token_is_told_as_that_and_not_as_a_strange_machine():
     assert explained("10.0.0.1:6379", RuntimeError("No node info found for this raylet")).message.startswith(STRANGER)
     slow = RuntimeError('Traceback:\n  File "ray/_private/node.py"\n  File "python/ray/_raylet.pyx"\nTimed out')
     assert "cannot be joined: Timed out" in explained("10.0.0.1:6379", slow).message
+
+
+# A question to Ray in a process of its own
+
+CHILD = """
+import os, sys, time
+from skep.errors import DoesNotFit, UserError
+
+def find(word, token):
+    print("what Ray prints is no answer", flush=True)
+    os.write(1, b"nor what its C++ part writes\\n")
+    match word:
+        case "answers":
+            return {"heard": token, "impatient": os.environ["RAY_gcs_server_request_timeout_seconds"]}
+        case "refuses":
+            raise UserError("no such node", hint="look again")
+        case "has no room":
+            raise DoesNotFit("2 cards are wanted, the cluster has 1")
+        case "hangs":
+            time.sleep(600)
+    sys.exit("it broke")
+"""
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    (tmp_path / "asking_child.py").write_text(CHILD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    find = importlib.import_module("asking_child").find
+
+    def run(word, wait_s=60.0):
+        return ask_ray(find, word, "a token", asked="the cluster", wait_s=wait_s, hint="wait")
+
+    yield run
+    del sys.modules["asking_child"]
+
+
+def test_only_what_the_child_tells_is_its_answer(ask):
+    assert ask("answers") == {"heard": "a token", "impatient": "8"}
+
+
+@pytest.mark.parametrize(
+    ("word", "error", "message", "hint"),
+    [
+        ("refuses", UserError, "no such node", "look again"),
+        ("has no room", DoesNotFit, "2 cards are wanted, the cluster has 1", None),
+        ("breaks", EngineError, "the cluster cannot be asked: it broke", "wait"),
+    ],
+)
+def test_an_error_of_the_child_is_raised_here(ask, word, error, message, hint):
+    with pytest.raises(error) as caught:
+        ask(word)
+    assert (type(caught.value), caught.value.message, caught.value.hint) == (error, message, hint)
+
+
+def test_a_child_that_hangs_is_ended_and_told(ask):
+    with pytest.raises(EngineError, match=r"the cluster did not answer within 0\.2 s"):
+        ask("hangs", wait_s=0.2)

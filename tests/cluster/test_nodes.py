@@ -7,9 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep import __version__
-from skep.cluster.discover_process import told_by
+from skep.cluster.discover import told_by
 from skep.cluster.nodes import (
+    ClusterSurvey,
+    Node,
+    NodeCard,
     NodeChoice,
+    NodeFacts,
     assign_nodes,
     capacity,
     choice_of,
@@ -20,7 +24,6 @@ from skep.cluster.nodes import (
     nodes_of,
     threads_each,
 )
-from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.engines.base import PlacementRequest
 from skep.units import GIB
 from skep.wire.json_pipe import from_document, to_document

@@ -9,11 +9,10 @@ import pytest
 
 from skep.catalog.gpus import Gpu
 from skep.catalog.options import EngineOptions
-from skep.cluster.discover_process import lendable, links_among
-from skep.cluster.nodes import busy_cards, choice_of, first_choice
+from skep.cluster.discover import lendable, links_among
+from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, busy_cards, choice_of, first_choice
 from skep.cluster.placement import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
 from skep.cluster.replica_actor import check_cards
-from skep.cluster.values import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Serve, Settings
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, UserError
@@ -82,10 +81,8 @@ def test_the_cores_of_a_node_are_divided_among_the_replicas_expected_there(place
 
 
 def test_a_small_node_does_not_slow_the_replicas_of_a_large_one(place):
-    assert [one.threads for one in place(survey(node("head", 2), node("b", 64)), replace(SMALL, replicas=2))] == [
-        32,
-        32,
-    ]
+    launches = place(survey(node("head", 2), node("b", 64)), replace(SMALL, replicas=2))
+    assert [one.threads for one in launches] == [32, 32]
 
 
 def test_one_replica_more_leaves_those_that_run_as_they_are(place):

@@ -40,7 +40,7 @@ class Wire(list):
 class Actors:
     """The actors as the driver calls them: ends wait for `may_end`."""
 
-    avoid = ()
+    avoid, policy = (), SETUP.policy
 
     def __init__(self, *names):
         self.story, self.names, self.may_end = [], list(names), asyncio.Event()
@@ -66,6 +66,10 @@ async def forgotten(_name):
 
 async def claimed(gateway, _policy):
     return gateway
+
+
+def wanted(*launches, avoid=(), policy=SETUP.policy):
+    return messages.WantReplicas(launches, avoid, policy)
 
 
 def driver_of(link, actors=None):
@@ -94,7 +98,7 @@ async def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with
     await until(lambda: actors.story)
     ((_, first),) = actors.story
     other = {"a": "b", "b": "a"}[first]
-    await driver._carry_out(messages.PlaceReplica(replace(ONE, name=other)))
+    await driver._carry_out(wanted(replace(ONE, name=other)))
     actors.may_end.set()
     await mending
     assert [name for what, name in actors.story if what == "ended"] == [first]
@@ -107,7 +111,7 @@ async def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
     driver = driver_of(Wire(), actors)
     ending = asyncio.create_task(driver._carry_out(messages.EndReplica("m-0")))
     await until(lambda: actors.story)
-    await driver._carry_out(messages.PlaceReplica(ONE))
+    await driver._carry_out(wanted(ONE))
     await asyncio.sleep(0.02)
     assert actors.story == [("ends", "m-0")]
     actors.may_end.set()
@@ -123,7 +127,7 @@ async def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is(
     driver._tell()
     driver._tell()
     assert len(wire) == 1
-    await driver._carry_out(messages.PlaceReplica(ONE))
+    await driver._carry_out(wanted(ONE))
     assert [told.rows for told in wire] == [(row(ONE),)] * 2
 
 
@@ -147,6 +151,12 @@ def client_of(tmp_path):
     return made, wire
 
 
+def lose_driver(client, wire):
+    """There is another one at once."""
+    client._lose_driver()
+    client._link, client._joined = wire, True
+
+
 def restarts(wire):
     return [message.name for message in wire if isinstance(message, messages.RestartReplica)]
 
@@ -156,16 +166,16 @@ async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp
     client, wire = client_of(tmp_path)
     member = ready(client)
     member.restart()
-    client._restarts.again(client._members)
+    client._remind()
     assert len(restarts(wire)) == 1, "it is being carried out"
-    client._restarts.lose()
-    client._restarts.again(client._members)
+    lose_driver(client, wire)
+    client._remind()
     assert len(restarts(wire)) == 2
     client._hear(messages.Restarted("m-0", "TimeoutError: "))
-    client._restarts.again(client._members)
+    client._remind()
     assert len(restarts(wire)) == 3
     client._hear(messages.Restarted("m-0"))
-    client._restarts.again(client._members)
+    client._remind()
     assert len(restarts(wire)) == 3
 
 
@@ -181,10 +191,10 @@ async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp
 async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_it_was_away(tmp_path, meanwhile, again):
     client, wire = client_of(tmp_path)
     ready(client).restart()
-    client._restarts.lose()
+    lose_driver(client, wire)
     for said in meanwhile:
         client._hear(messages.ReplicaRows((row(ONE, **said),), ("m-0",)))
-        client._restarts.again(client._members)
+        client._remind()
     assert len(restarts(wire)) == 1 + again
 
 
@@ -206,7 +216,7 @@ async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tm
     client, wire = client_of(tmp_path)
     policy = RestartPolicy(start_deadline_s=9.0)
     client.set_policy(policy)
-    assert wire == [messages.SetPolicy(policy)]
+    assert wire == [wanted(policy=policy)]
     assert client._setup.policy == policy
 
 
@@ -214,7 +224,7 @@ async def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_pat
     client, wire = client_of(tmp_path)
     client._avoided = lambda: frozenset({"n2", "n1"})
     client._hear(messages.Joined(SETUP.address))
-    assert wire == [messages.AvoidNodes(("n1", "n2")), messages.WantReplicas(())]
+    assert wire == [wanted(avoid=("n1", "n2"))]
     driver = driver_of(Wire(), Actors())
     await driver._carry_out(wire[0])
     assert driver._actors.avoid == ("n1", "n2")
@@ -246,7 +256,7 @@ class Ownership:
 
     def __init__(self):
         self.now, self.silent = 100.0, False
-        self.registry = ReplicaRegistry("h", end_post=None, end_self=None, now=lambda: self.now)
+        self.registry = ReplicaRegistry("h", now=lambda: self.now)
         calls = ("announce", "claim", "forget", "table")
         self.actor = SimpleNamespace(**{call: SimpleNamespace(remote=partial(self._call, call)) for call in calls})
 
@@ -284,7 +294,7 @@ async def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and
         lambda old: old._repair(old._wanted),
         lambda old: old._ensure(ONE, {}, lambda *_: None),
         *(partial(lambda order, old: old._carry_out(order), order) for order in (
-            messages.EndReplica("m-0"), messages.Leave(), messages.PlaceReplica(ONE),
+            messages.EndReplica("m-0"), messages.Leave(), wanted(ONE),
         )),
     ):  # fmt: skip
         hive = Ownership()

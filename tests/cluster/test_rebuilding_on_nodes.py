@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from skep.cluster.client import RayNodes
-from skep.cluster.discover import SPARED_S, SURVEY_S, SurveyCache
-from skep.cluster.values import ClusterSurvey, Node, NodeFacts
+from skep.cluster.discover import SPARED_S, SURVEY_S
+from skep.cluster.nodes import ClusterSurvey, Node, NodeFacts
 from skep.config.settings import Cluster, Serve, Settings, Upstream
 from skep.errors import DoesNotFit, EngineError
 from skep.paths import user_paths
@@ -21,7 +21,7 @@ class Asked:
 
     def __init__(self):
         self.waits, self.lost = [], False
-        self.surveys = SurveyCache(survey=self._survey)
+        self.nodes = RayNodes(SETTINGS.cluster, self._survey)
 
     def _survey(self, _address, *, wait_s, **_how):
         self.waits.append(wait_s)
@@ -39,7 +39,7 @@ def asked():
 def rebuilt(tmp_path, asked):
     def launches(settings, running=(), *, starting=False):
         paths = user_paths({"HOME": str(tmp_path)})
-        return RayNodes(settings.cluster, asked.surveys).launches(settings, paths, running=running, starting=starting)
+        return asked.nodes.launches(settings, paths, running=running, starting=starting)
 
     return launches
 

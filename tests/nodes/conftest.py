@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from clusters import OWN_FOLDERS, UP, Installation, Nodes
 
-from skep.cluster.ray_command import _WATCHFUL
+from skep.cluster.ray_processes import _WATCHFUL
 
 collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
 

@@ -16,7 +16,7 @@ from clusters import until
 
 from skep.cluster import ray_processes
 from skep.cluster.node_file import folder_of, read_node
-from skep.cluster.ray_command import Ports
+from skep.cluster.ray_processes import Ports
 from skep.paths import user_paths
 
 pytestmark = pytest.mark.ray
@@ -63,8 +63,8 @@ def processes(machine):
     return ray_processes.marked(read_node(user_paths(machine.env)).mark)
 
 
-def environ(process):
-    words = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+def environ(pid):
+    words = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
@@ -90,22 +90,22 @@ def test_a_cluster_of_this_machine_alone_listens_on_loopback_only_and_ends_whole
     assert {listener.process for listener in found} >= {"gcs_server", "raylet"}
     assert {listener.address for listener in found} == {"127.0.0.1"}
     assert all(port <= listener.port <= port + 1020 for listener in found)
-    raylet = next(process for process in processes(one) if process.name == "raylet")
+    raylet = next(pid for pid, name in processes(one).items() if name == "raylet")
     env = environ(raylet)
     assert env["RAY_USAGE_STATS_ENABLED"] == "0"
     token = one.run("cluster", "token").stdout.strip()
-    for process in processes(one):
+    for pid, name in processes(one).items():
         for file in ("environ", "cmdline"):
-            assert token not in Path(f"/proc/{process.pid}/{file}").read_text(), process
+            assert token not in Path(f"/proc/{pid}/{file}").read_text(), name
 
     again = one.run("cluster", "start", check=False)
-    assert (again.returncode, "is a node of the cluster" in again.stderr) == (2, True)
+    assert (again.returncode, "already a node of the cluster" in again.stderr) == (2, True)
     taken = machine().run("cluster", "start", "--port", str(port), check=False)
     assert (taken.returncode, f"port {port} is in use" in taken.stderr) == (2, True)
 
     mark = read_node(user_paths(one.env)).mark
     assert "stopped: the head" in one.run("cluster", "stop").stderr
-    assert ray_processes.marked(mark) == []
+    assert ray_processes.marked(mark) == {}
     assert one.run("cluster", "status", "--cluster", f"127.0.0.1:{port}", check=False).returncode == 1
 
 

@@ -45,7 +45,7 @@ def test_a_second_hive_of_that_name_is_refused(nodes, up_on, install):
     up_on("b", "c")
     told = install().run(*UP, "--replicas", "1", "--cluster", nodes.address, "--port", "0", "-d", check=False)
     assert (told.returncode, "a hive `skep` runs in this cluster already" in told.stderr) == (1, True), told.stderr
-    assert "if its skep was killed, try again in 8 s" in told.stderr
+    assert "if the other skep was killed, try again in 8 s" in told.stderr
 
 
 def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, up_on, install):

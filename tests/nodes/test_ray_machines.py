@@ -11,7 +11,7 @@ from asking import MODEL
 from clusters import ready, until
 from machines import AgentsAt, Room, cannot
 
-from skep.cluster.ray_command import Ports
+from skep.cluster.ray_processes import Ports
 from skep.supervisor.control import NO_ANSWER
 
 pytestmark = pytest.mark.ray

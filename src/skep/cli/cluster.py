@@ -16,8 +16,8 @@ from skep.report.terminal import note, print_json
 from skep.units import format_bytes
 
 if TYPE_CHECKING:
-    from skep.cluster.node_commands import NodeOptions
     from skep.cluster.node_file import NodeRecord
+    from skep.cluster.ray_processes import NodeOptions
 
 cluster_app = group("cluster", "Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).")
 
@@ -33,8 +33,7 @@ class JoinOptions:
     as_json: JsonOption = False
 
     def node(self) -> NodeOptions:
-        from skep.cluster.node_commands import NodeOptions
-        from skep.cluster.ray_command import checked_labels
+        from skep.cluster.ray_processes import NodeOptions, checked_labels
 
         return NodeOptions(self.name, self.cpus, self.gpus, checked_labels([*self.labels]))
 
@@ -76,7 +75,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """The cluster's nodes: what each has, what is free, which replicas stand there."""
-    from skep.cluster.status import ask_status
+    from skep.cluster.discover import ask_status
 
     found = ask_status(address)
     if as_json:

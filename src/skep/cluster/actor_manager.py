@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
-from skep.cluster.nodes import NodeChoice, choice_of, describe_request, first_choice, fitting, has_words, named_apart
-from skep.cluster.placement_groups import (
-    WAITS,
-    actor_name,
-    actor_names,
-    groups_by_name,
-    living_nodes,
-    make_group,
-    remove_group,
+from skep.cluster import placement_groups as groups
+from skep.cluster.connect import NAMESPACE
+from skep.cluster.nodes import (
+    NodeChoice,
+    can_keep_actor,
+    choice_of,
+    describe_request,
+    first_choice,
+    fitting,
+    has_words,
+    named_apart,
 )
-from skep.cluster.registry_actor import end_actor
 from skep.cluster.replica_actor import ReplicaActor
-from skep.cluster.values import NAMESPACE, Node, can_keep_actor
+from skep.cluster.replica_registry import end_actor
 from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError
 from skep.supervisor.lifecycle import RestartPolicy
@@ -37,15 +38,6 @@ SLOW_PLACEMENT_S = 2.0  # a placement that takes longer than this is reported as
 LOOK_EVERY_S = 5.0
 
 Say = Callable[[str, str | None], None]  # a state and its reason
-
-
-def find_actor(hive: str, name: str) -> Any | None:
-    import ray
-
-    try:
-        return ray.get_actor(actor_name(hive, name), NAMESPACE)
-    except ValueError:
-        return None
 
 
 class ActorManager:
@@ -66,7 +58,7 @@ class ActorManager:
 
         If cancelled, end what was created.
         """
-        actor = await asyncio.to_thread(find_actor, self._hive, launch.name)
+        actor = await self._find(launch.name)
         if actor is not None:
             if await self._stays(actor, launch):
                 self._handles[launch.name] = actor
@@ -74,7 +66,11 @@ class ActorManager:
             await end_actor(self._hive, launch.name)
         say("waiting", None)
         try:
-            await self._make(launch, standing, say)
+            group = await self._placed(launch, standing, say)
+            say("starting", None)
+            actor = await _to_its_end(asyncio.to_thread(self._start, launch, group))
+            self._handles[launch.name] = actor
+            await _until_it_lives(actor, say)
         except asyncio.CancelledError:
             await end_actor(self._hive, launch.name)
             raise
@@ -88,16 +84,21 @@ class ActorManager:
         elif actor is not None:
             await asyncio.wait_for(actor.stop.remote(END_S), END_S)
 
-    async def ask(self, name: str, method: str, *args: Any, timeout_s: float = 10.0) -> Any:
+    async def ask(self, name: str, method: str, *args: Any) -> Any:
         """Call a method of its actor and return the answer; None if there is no actor."""
-        actor = self._handles.get(name) or await asyncio.to_thread(find_actor, self._hive, name)
+        actor = self._handles.get(name) or await asyncio.to_thread(
+            groups.find_actor, groups.actor_name(self._hive, name)
+        )
         if actor is None:
             return None
-        return await asyncio.wait_for(getattr(actor, method).remote(*args), timeout_s)
+        return await asyncio.wait_for(getattr(actor, method).remote(*args), DESCRIBE_S)
 
     def all_names(self) -> list[str]:
         """Return the replicas that have an actor or a placement group. Waits for the head."""
-        return actor_names(self._hive)
+        return groups.actor_names(self._hive)
+
+    async def _find(self, name: str) -> Any | None:
+        return await asyncio.to_thread(groups.find_actor, groups.actor_name(self._hive, name))
 
     # Existing actors
 
@@ -118,12 +119,12 @@ class ActorManager:
 
         A group names nodes by id: a restarted node has a new id, and one that is no longer avoided has room.
         """
-        place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
-        state = (await asyncio.to_thread(groups_by_name)).get(full)
+        place = launch.place or PlacementRequest()
+        state = (await asyncio.to_thread(groups.groups_by_name)).get(groups.actor_name(self._hive, launch.name))
         if state is not None:
-            nodes = await asyncio.to_thread(living_nodes)
+            nodes = await asyncio.to_thread(groups.living_nodes)
             has_room = fitting(place, choice_of(place, self.avoid, nodes), nodes)
-            if state not in WAITS or not has_room:
+            if state not in groups.WAITS or not has_room:
                 self._stuck.discard(launch.name)
                 return False
         twice = launch.name in self._stuck
@@ -132,48 +133,48 @@ class ActorManager:
 
     # New actors
 
-    async def _make(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
-        group = await self._placed(launch, standing, say)
-        say("starting", None)
-        actor = await _to_its_end(asyncio.to_thread(self._start, launch, group))
-        self._handles[launch.name] = actor
-        await _until_it_lives(actor, say)
-
     async def _placed(self, launch: Launch, standing: Mapping[str, str], say: Say) -> Any:
         """Return a placement group on an allowed node; make a new one when the allowed nodes change."""
-        place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
+        place, full = launch.place or PlacementRequest(), groups.actor_name(self._hive, launch.name)
         while True:
-            nodes = await asyncio.to_thread(living_nodes)
-            choice = choice_of(place, self.avoid, nodes)
+            choice = choice_of(place, self.avoid, await asyncio.to_thread(groups.living_nodes))
             if choice.is_empty:
-                say("waiting", self._nowhere(place))
+                drained = ", ".join(name for name in place.nodes if name in self.avoid)
+                also = f"; drained: {drained}" if drained else ""
+                say("waiting", f"waits for one of its nodes: {', '.join(place.nodes)}{also}")
                 await asyncio.sleep(LOOK_EVERY_S)
                 continue
             async with self._one_at_a_time:
-                nodes = await asyncio.to_thread(living_nodes)
+                nodes = await asyncio.to_thread(groups.living_nodes)
                 near = first_choice(place, self.avoid, nodes)
-                target = self._aim(place, near, nodes, standing)
+                # The node with room that has the fewest replicas of this hive, then the most room.
+                held: Counter[str] = Counter({**self._aimed, **standing}.values())
+                rooms = fitting(place, near, nodes)
+                room = [(held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id) for one in rooms]
+                target = min(room)[2] if room else None
                 self._aimed[launch.name] = target or ""
-                group = await _to_its_end(asyncio.to_thread(make_group, full, place, near, target))
-            if await self._is_ready(group, full, place, (choice, near), say):
+                group = await _to_its_end(asyncio.to_thread(groups.make_group, full, place, near, target))
+            if await self._is_ready(group, full, place, choice, near, say):
                 return group
-            await asyncio.to_thread(remove_group, full)
+            await asyncio.to_thread(groups.remove_group, full)
 
     async def _is_ready(
-        self, group: Any, full: str, place: PlacementRequest, choices: tuple[NodeChoice, NodeChoice], say: Say
+        self, group: Any, full: str, place: PlacementRequest, choice: NodeChoice, near: NodeChoice, say: Say
     ) -> bool:
         """Wait until Ray has placed the group. Return False if it must be made again for other nodes."""
-        choice, near = choices
-        ready = asyncio.ensure_future(_as_future(await asyncio.to_thread(group.ready)))
+        ready = asyncio.ensure_future(await asyncio.to_thread(group.ready))
         try:
             await asyncio.wait({ready}, timeout=SLOW_PLACEMENT_S)
             while not ready.done():
-                nodes = await asyncio.to_thread(living_nodes)
+                nodes = await asyncio.to_thread(groups.living_nodes)
                 if choice_of(place, self.avoid, nodes) != choice:
                     return False
-                if near != choice and first_choice(place, self.avoid, nodes) == choice and await _waits(full):
-                    return False
-                say("waiting", wanting(place, choice, nodes))
+                if near != choice and first_choice(place, self.avoid, nodes) == choice:
+                    state = (await asyncio.to_thread(groups.groups_by_name)).get(full)
+                    if state in groups.WAITS:  # one that has a node may itself have taken the last room
+                        return False
+                there = has_words([node for node in named_apart(nodes) if choice.takes(node)]) or "no node may be used"
+                say("waiting", f"waits for room: needs {describe_request(place)} on one node; {there}")
                 await asyncio.wait({ready}, timeout=LOOK_EVERY_S)
             ready.result()
             return True
@@ -185,46 +186,12 @@ class ActorManager:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         place = launch.place or PlacementRequest()
-        options = {"name": actor_name(self._hive, launch.name), "namespace": NAMESPACE, "lifetime": "detached"}
-        return (
-            ray.remote(ReplicaActor)
-            .options(
-                **options,
-                max_restarts=-1,
-                max_concurrency=8,
-                num_cpus=place.cpus,
-                num_gpus=place.cards,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
-            )
-            .remote(self._hive, to_document(launch), to_document(self.policy), self._key)
-        )
-
-    def _aim(
-        self, place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node], standing: Mapping[str, str]
-    ) -> str | None:
-        """Return the node with room that has the fewest replicas of this hive, then the most room."""
-        held: Counter[str] = Counter({**self._aimed, **standing}.values())
-        room = [
-            (held[node.id], -(node.free_gpus if place.cards else node.free_cpus), node.id)
-            for node in fitting(place, choice, nodes)
-        ]
-        return min(room)[2] if room else None
-
-    def _nowhere(self, place: PlacementRequest) -> str:
-        drained = [name for name in place.nodes if name in self.avoid]
-        also = f"; drained: {', '.join(drained)}" if drained else ""
-        return f"waits for one of its nodes: {', '.join(place.nodes)}{also}"
-
-
-async def _waits(full: str) -> bool:
-    """Return whether the group has no node yet; if it has one, it may itself have taken the last room."""
-    return (await asyncio.to_thread(groups_by_name)).get(full) in WAITS
-
-
-def wanting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) -> str:
-    may = [node for node in named_apart(list(nodes)) if choice.takes(node)]
-    there = has_words(may) or "no node may be used"
-    return f"waits for room: needs {describe_request(place)} on one node; {there}"
+        made = ray.remote(ReplicaActor).options(
+            name=groups.actor_name(self._hive, launch.name), namespace=NAMESPACE, lifetime="detached",
+            max_restarts=-1, max_concurrency=8, num_cpus=place.cpus, num_gpus=place.cards,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+        )  # fmt: skip
+        return made.remote(self._hive, to_document(launch), to_document(self.policy), self._key)
 
 
 async def _until_it_lives(actor: Any, say: Say) -> None:
@@ -251,7 +218,3 @@ async def _to_its_end(work: Coroutine[Any, Any, Any]) -> Any:
     except asyncio.CancelledError:
         await asyncio.wait({task}, timeout=END_S)
         raise
-
-
-async def _as_future(ref: Any) -> Any:
-    return await ref

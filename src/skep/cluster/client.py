@@ -1,8 +1,7 @@
-"""The supervisor's side of the Ray driver process: keeps one running, sends it commands, updates the remote replicas.
+"""The supervisor's side of the Ray driver process: keeps one running, tells it what is wanted, updates the replicas.
 
 When the driver dies or the head of the cluster is lost, the replicas keep their state and the gateway keeps sending
-requests to them. A new driver receives the whole list of wanted replicas. If another gateway owns the hive, this one
-ends.
+requests to them. A new driver receives all that is wanted. If another gateway owns the hive, this one ends.
 """
 
 from __future__ import annotations
@@ -15,82 +14,139 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from skep.cluster import messages
-from skep.cluster.discover import SPARED_S, SURVEY_S, SurveyCache
+from skep.cluster.connect import error_of
+from skep.cluster.discover import SPARED_S, SURVEY_S, survey
+from skep.cluster.nodes import ClusterSurvey
 from skep.cluster.placement import kept_launches, place_launches, shared_paths
-from skep.cluster.ray_subprocess import error_of
-from skep.cluster.remote_replica import RemoteReplica
+from skep.cluster.ray_processes import PATIENT
 from skep.cluster.replica_registry import ABANDONED_AFTER_S
 from skep.config.settings import Cluster, Settings
 from skep.deploy.launches import PullProgress
-from skep.engines.base import Launch, new_key
+from skep.engines.base import Launch, engine_named, new_key
 from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths
-from skep.supervisor.lifecycle import RestartPolicy
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.remote_replica import UpstreamInfo, UpstreamLife
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
-
-class PendingRestarts:
-    """Restarts that no driver has confirmed yet. `send` returns False if there is no driver."""
-
-    def __init__(self, send: Callable[[messages.RestartReplica], bool]) -> None:
-        self._send = send
-        self._before: dict[str, tuple[int | None, int]] = {}  # by replica: its process and its number of restarts
-        self._unanswered: set[str] = set()  # sent to the driver, not answered yet
-
-    def __repr__(self) -> str:
-        return f"<PendingRestarts {len(self._before)} requested, {len(self._unanswered)} unanswered>"
-
-    def ask(self, member: RemoteReplica) -> bool:
-        name = member.launch.name
-        if not self._tell(name):
-            return False
-        self._before[name] = member.pid, member.life.restarts
-        return True
-
-    def hear(self, answer: messages.Restarted) -> None:
-        if answer.name in self._unanswered:
-            self._unanswered.discard(answer.name)
-            if answer.error is None:
-                del self._before[answer.name]
-
-    def lose(self) -> None:
-        """Forget what was sent: the driver is gone."""
-        self._unanswered.clear()
-
-    def again(self, members: Mapping[str, RemoteReplica]) -> None:
-        """Send the unanswered restarts again, unless the replica has a new process since."""
-        for name, before in list(self._before.items()):
-            member = members.get(name)
-            if member is None or _is_another(member, *before):
-                self._before.pop(name)
-                self._unanswered.discard(name)
-            elif name not in self._unanswered:
-                self._tell(name)
-
-    def _tell(self, name: str) -> bool:
-        if not self._send(messages.RestartReplica(name)):
-            return False
-        self._unanswered.add(name)
-        return True
-
-
-def _is_another(member: RemoteReplica, pid: int | None, restarts: int) -> bool:
-    return member.life.restarts != restarts or member.pid not in (pid, None)
-
-
-REMIND_EVERY_S = 2.0  # commands that the driver may have missed are repeated
+REMIND_EVERY_S = 2.0  # what has changed meanwhile is told, and restarts that were lost are repeated
 END_S = 30.0
 HEADLESS_END_S = 12.0
 AGAIN_S = (0.5, 2.0, 5.0)  # waits before the next driver is started
+KEPT_S = 5.0  # all attempts at one change see the same survey
 LOST = "the head of the cluster is lost; the replica goes on serving"
-PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}  # a driver survives a lost head
+# A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
+_STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
+
+
+class RemoteReplica:
+    """A replica on some node of the cluster, as the supervisor sees it."""
+
+    kind = "replica"
+
+    def __init__(self, launch: Launch, client: ClusterClient, changed: Callable[[], None]) -> None:
+        self.launch = launch
+        self.life = UpstreamLife(None, ReplicaState.STARTING)
+        self.pid: int | None = None
+        self.node: str | None = None
+        adapter = engine_named(launch.engine, launch.binary)
+        self.engine = UpstreamInfo(
+            name="",
+            confirms=adapter.confirms,
+            release_bound_s=adapter.release_bound_s,
+            health_path=adapter.health_path,
+            simulated=adapter.simulated,
+        )
+        self._client = client
+        self._changed = changed
+        self._as_started = launch
+        self._incarnation: str | None = None
+        self._moves = 0  # restarts by Ray, on the same or another node
+        self._note: str | None = None  # a remark while it serves
+        self._said: str | None = None
+        self._stopping = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<RemoteReplica {self.launch.name} {self.life.state.value} on {self.node} url={self.life.url}>"
+
+    @property
+    def model(self) -> str:
+        return self.launch.model
+
+    @property
+    def started(self) -> Launch:
+        """The launch that its actor reports, with the settings that need no restart."""
+        return replace(self._as_started, reserve=self.launch.reserve, soft_slots=self.launch.soft_slots)
+
+    @property
+    def settled(self) -> bool:
+        return self.life.state is ReplicaState.READY
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def restart(self) -> None:
+        """Restart it. Raise EngineError if there is no link to the cluster."""
+        if not self._client.restart(self):
+            hint = "`skep ps` shows the state of the cluster; try again when it is ready"
+            raise EngineError(f"`{self.launch.name}` cannot be restarted: the cluster is away", hint=hint)
+
+    async def run(self) -> None:
+        """Wait until stopped, then end it on its node."""
+        self._become(ReplicaState.STARTING, None)
+        self._client.came(self)
+        await self._stopping.wait()
+        self._become(ReplicaState.STOPPING, self.life.why)
+        await self._client.went(self)
+        self.life.url = self.pid = None
+        self._become(ReplicaState.STOPPED, self.life.why)
+
+    async def log_since(self, offset: int | None, lines: int) -> messages.LogPart:
+        return await self._client.log_since(self.launch.name, offset, lines)
+
+    def hear(self, report: messages.ReplicaReport) -> None:
+        """Take the report of its actor, or of the driver while there is no actor."""
+        if self._stopping.is_set():
+            return
+        before = self._shown()
+        if report.incarnation is not None and report.incarnation != self._incarnation:
+            self._moves += self._incarnation is not None
+            self._incarnation = report.incarnation
+        self.life.state, self._said = _STATES.get(report.state, ReplicaState.STARTING), report.why
+        self.life.url, self.pid, self.node = report.url, report.pid, report.node
+        self.life.restarts = report.restarts + self._moves
+        self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
+        self._as_started = report.launch or self._as_started
+        self._explain()
+        if self._shown() != before:
+            self._changed()
+
+    def remark(self, note: str | None) -> None:
+        """Set the remark that is shown while it serves."""
+        if self._note != note:
+            self._note = note
+            self._explain()
+            self._changed()
+
+    def _explain(self) -> None:
+        self.life.why = (self._note if self.life.serving else None) or self._said
+
+    def _shown(self) -> tuple[object, ...]:
+        return (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self._moves)
+
+    def _become(self, state: ReplicaState, why: str | None) -> None:
+        self.life.state, self.life.why = state, why
+        self._changed()
 
 
 class ClusterClient:
@@ -109,18 +165,20 @@ class ClusterClient:
         self._rows: dict[str, Message] = {}
         self._link: JsonPipe[messages.FromDriver] | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._joined = asyncio.Event()
+        self._joined = False
         self._was_joined = False
+        self._told: messages.WantReplicas | None = None  # what this driver knows
         self._trouble: str | None = None  # why there is no driver
         self._taken_over = False  # another gateway owns the hive
         self._misread: dict[str, str] = {}  # by replica, whose newest report cannot be read
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
-        self._restarts = PendingRestarts(self.order)
+        self._restarting: dict[str, tuple[int | None, int]] = {}  # not confirmed yet: the process and restarts before
+        self._restarts_told: set[str] = set()  # of these, those that this driver knows
         self._closing = False
 
     def __repr__(self) -> str:
-        state = "joined" if self._joined.is_set() else "away"
+        state = "joined" if self._joined else "away"
         return f"<ClusterClient {self.address} {state} {len(self._members)} replicas>"
 
     def member(self, launch: Launch, changed: Callable[[], None]) -> RemoteReplica:
@@ -134,9 +192,8 @@ class ClusterClient:
 
     def row(self) -> Message:
         """Return the line of `skep ps` about the cluster."""
-        state = "lost" if self.head_lost else "ready" if self._joined.is_set() else "starting"
-        if self._was_joined and state == "starting":
-            state = "away"
+        away = "away" if self._was_joined else "starting"
+        state = "lost" if self.head_lost else "ready" if self._joined else away
         why = "the head does not answer; running replicas go on serving" if self.head_lost else None
         why = why or self._trouble or next(reversed(self._misread.values()), None)
         told = {"name": "cluster", "kind": "cluster", "state": state, "url": self.address, "why": why}
@@ -155,19 +212,14 @@ class ClusterClient:
 
     def set_policy(self, policy: RestartPolicy) -> None:
         """Change the restart policy of all replicas, running ones included. The next driver receives it too."""
-        self._setup = replace(self._setup, policy=policy)
-        self.order(messages.SetPolicy(policy))
+        self._setup = structs.replace(self._setup, policy=policy)
+        self._remind()
 
     async def stop(self) -> str | None:
         """Leave the cluster and end its registry, after the replicas. Return what is left behind, if anything."""
         self._closing = True
-        left = answer = None
-        if self._joined.is_set():
-            answer = await self._ask(messages.Leave(), HEADLESS_END_S if self.head_lost else END_S)
+        answer = await self._ask(messages.Leave(), HEADLESS_END_S if self.head_lost else END_S)
         done = self.head_lost or (answer is not None and answer.error is None)
-        if self._was_joined and not done and not self._taken_over:
-            after_s = self._setup.abandoned_after_s
-            left = f"the cluster cannot be reached; replicas left on its nodes end within {after_s:g} s"
         if self._link is not None:
             self._link.send(messages.DriverExit())
         if self._process is not None:
@@ -176,34 +228,36 @@ class ClusterClient:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
-        return left
+        if not self._was_joined or done or self._taken_over:
+            return None
+        after_s = self._setup.abandoned_after_s
+        return f"the cluster cannot be reached; replicas left on its nodes end within {after_s:g} s"
 
     # Called by the remote replicas
 
     def came(self, member: RemoteReplica) -> None:
         self._members[member.launch.name] = member
         self._inform(member)
-        if self._joined.is_set():
-            self.order(messages.PlaceReplica(member.launch))
+        self._remind()
 
     async def went(self, member: RemoteReplica) -> None:
         """End a replica. If no driver can do it now, the next one ends it, because it is no longer wanted."""
         name = member.launch.name
-        if self._joined.is_set():
-            await self._ask(messages.EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
         if self._members.get(name) is member:
             del self._members[name]
+        await self._ask(messages.EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
+        if name not in self._members:
             self._misread.pop(name, None)
             self._rows.pop(name, None)
 
     def restart(self, member: RemoteReplica) -> bool:
-        return self._restarts.ask(member)
-
-    def order(self, message: messages.Order) -> bool:
-        """Send a command. Return False if there is no driver."""
+        """Return False if there is no driver. One that is lost with its driver is told to the next."""
         if self._link is None:
             return False
-        self._link.send(message)
+        name = member.launch.name
+        self._restarting[name] = member.pid, member.life.restarts
+        self._restarts_told.discard(name)
+        self._remind()
         return True
 
     async def log_since(self, name: str, offset: int | None, lines: int) -> messages.LogPart:
@@ -233,7 +287,7 @@ class ClusterClient:
         try:
             with open_log(self._log) as output, theirs:
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "skep.cluster.ray_driver", "--link-fd", str(theirs.fileno())),
+                    *(sys.executable, "-m", "skep.cluster.ray_driver", str(theirs.fileno())),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -252,17 +306,19 @@ class ClusterClient:
                 failed, self._taken_over = error_of(to_document(message)), message.taken_over
             else:
                 self._hear(message)
-        self._link = None
-        self._joined.clear()
-        self._restarts.lose()
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_result(messages.Answer(0, "the Ray driver process is gone"))
+        self._lose_driver()
         await link.close()
         code = await self._process.wait()
         if failed is None and not self._was_joined:
             failed = EngineError(f"the Ray driver process ended with code {code}", hint=f"see the end of {self._log}")
         return failed
+
+    def _lose_driver(self) -> None:
+        self._link, self._joined, self._told = None, False, None
+        self._restarts_told.clear()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_result(messages.Answer(0, "the Ray driver process is gone"))
 
     def _inform(self, member: RemoteReplica) -> None:
         name = member.launch.name
@@ -276,12 +332,10 @@ class ClusterClient:
     def _hear(self, message: messages.FromDriver) -> None:
         match message:
             case messages.Joined(address):
-                self.address, self._trouble = address, None
-                self._joined.set()
-                self._was_joined = True
+                self.address, self._trouble, self._told = address, None, None
+                self._joined = self._was_joined = True
                 self._set_head(lost=False)
                 self._remind()
-                self.order(messages.WantReplicas(tuple(member.launch for member in self._members.values())))
             case messages.ReplicaRows(rows, names):
                 told = {row.get("name", ""): row for row in rows}
                 known = self._rows | told
@@ -290,8 +344,11 @@ class ClusterClient:
                     self._inform(self._members[name])
             case messages.HeadState(lost):
                 self._set_head(lost=lost)
-            case messages.Restarted():
-                self._restarts.hear(message)
+            case messages.Restarted(name, error):
+                if name in self._restarts_told:
+                    self._restarts_told.discard(name)
+                    if error is None:
+                        del self._restarting[name]
             case messages.Answer(number):
                 asked = self._asked.get(number)
                 if asked is not None and not asked.done():
@@ -304,12 +361,12 @@ class ClusterClient:
 
     async def _ask(self, question: messages.Question, timeout_s: float) -> messages.Answer | None:
         """Return the driver's answer, or None if it does not come in time."""
-        if self._link is None:
+        if self._link is None or not self._joined:
             return None
         number = next(self._ids)
         answer: asyncio.Future[messages.Answer] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
-        self._link.send(replace(question, id=number))
+        self._link.send(structs.replace(question, id=number))
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:
@@ -323,17 +380,31 @@ class ClusterClient:
             await asyncio.sleep(REMIND_EVERY_S)
 
     def _remind(self) -> None:
-        """Repeat what a new driver does not know: drained nodes and unanswered restarts."""
-        self.order(messages.AvoidNodes(tuple(sorted(self._avoided()))))
-        self._restarts.again(self._members)
+        """Tell the driver what it does not know: all that is wanted, and restarts that none has confirmed."""
+        if self._link is None or not self._joined:
+            return
+        launches = tuple(member.launch for member in self._members.values())
+        wanted = messages.WantReplicas(launches, tuple(sorted(self._avoided())), self._setup.policy)
+        if wanted != self._told:
+            self._told = wanted
+            self._link.send(wanted)
+        for name, (pid, restarts) in list(self._restarting.items()):
+            member = self._members.get(name)
+            if member is None or member.life.restarts != restarts or member.pid not in (pid, None):
+                del self._restarting[name]  # its engine is another one since
+                self._restarts_told.discard(name)
+            elif name not in self._restarts_told:
+                self._restarts_told.add(name)
+                self._link.send(messages.RestartReplica(name))
 
 
 class RayNodes:
-    """The placement of one hive's replicas on the nodes of its cluster."""
+    """The placement of one hive's replicas on the nodes of its cluster. `survey` is asked once for a change."""
 
-    def __init__(self, where: Cluster, surveys: SurveyCache | None = None) -> None:
+    def __init__(self, where: Cluster, survey: Callable[..., ClusterSurvey] = survey) -> None:
         self._where = where
-        self._surveys = surveys or SurveyCache()
+        self._survey = survey
+        self._newest: tuple[float, Any, ClusterSurvey] | None = None  # when, what was asked, the answer
 
     def __repr__(self) -> str:
         return f"<RayNodes {self._where.address} {self._where.hive}>"
@@ -354,17 +425,22 @@ class RayNodes:
         A lost node is no reason to refuse settings under which every replica stays where it is.
         """
         kept = None if starting else kept_launches(settings, paths, running)
-        wait_s = SURVEY_S if kept is None else SPARED_S
         try:
-            asked = shared_paths(settings)
-            found = self._surveys.look(self._where.address, paths=asked, hive=self._where.hive, wait_s=wait_s)
+            found = self._look(shared_paths(settings), SURVEY_S if kept is None else SPARED_S)
             placed = place_launches(settings, paths, found, progress, running=running, avoid=avoid, tell=tell)
         except SkepError:
             if kept is None:
                 raise
             placed = kept
-        self._surveys.forget()
+        self._newest = None  # a change that is made takes what was free
         return placed
+
+    def _look(self, asked: tuple[str, ...], wait_s: float) -> ClusterSurvey:
+        newest = self._newest
+        if newest is None or newest[1] != asked or time.monotonic() - newest[0] > KEPT_S:
+            found = self._survey(self._where.address, paths=asked, hive=self._where.hive, wait_s=wait_s)
+            self._newest = newest = (time.monotonic(), asked, found)
+        return newest[2]
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> ClusterClient:
         """Return the link to the actors that run the replicas."""

@@ -1,29 +1,38 @@
 """Connects this process to a Ray cluster, or says in one line why it cannot. The only place that calls `ray.init`.
 
+Neither the supervisor nor a short command imports ray: `ask_ray` calls a function in a child process,
+`python -m skep.cluster.connect MODULE:FUNCTION`, which reads its arguments from stdin and prints one JSON document.
 Ray waits half a minute for an address where nobody listens and then reports a time-out, so the port is tried first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from skep.cluster.node_file import RayConnection, connection_to
-from skep.cluster.ray_command import LENIENT
-from skep.cluster.values import NAMESPACE
-from skep.errors import EngineError, UserError
+from skep.cluster.ray_processes import LENIENT
+from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 
+NAMESPACE = "skep"
 KNOCK_S = 3.0
 STRANGER = "this machine is not a node of the cluster"
 START = "`skep cluster start` starts one here, `skep cluster join ADDRESS` joins one"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_IMPATIENT = {"RAY_gcs_server_request_timeout_seconds": "8"}  # a machine that is not a node gets its error after it
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|Unauthenticated")
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
+_ERRORS: dict[int, type[SkepError]] = {error.exit_code: error for error in (EngineError, UserError, DoesNotFit)}
 
 
 def require_ray() -> None:
@@ -31,7 +40,7 @@ def require_ray() -> None:
         raise UserError("Ray is not installed", hint="run `pip install 'skep[ray]'`, the same version on every node")
 
 
-def join(address: str, *, namespace: str = NAMESPACE) -> None:
+def join(address: str) -> None:
     """Connect this process to the cluster at `address`, or to the one that runs here ("auto")."""
     require_ray()
     way = checked_connection(address)
@@ -39,10 +48,14 @@ def join(address: str, *, namespace: str = NAMESPACE) -> None:
         os.environ.setdefault(name, value)
     import ray
 
-    if way.session is not None and _session_of(way.head) not in (None, way.session):
+    session = None
+    with contextlib.suppress(Exception):  # `ray.init` compares it too, after 20 s
+        session = session_at(way.head) if way.session is not None else None
+    if session not in (None, way.session):
         raise _stranger(address)
+    where = {} if way.node is None else {"_node_ip_address": way.node}  # else Ray guesses the node's address
     try:
-        ray.init(address=way.head, namespace=namespace, log_to_driver=False, configure_logging=False, **way.options)
+        ray.init(address=way.head, namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **where)
     except (Exception, SystemExit) as error:  # a raylet that is not there ends the process
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # Ray's own handler of it
             raise
@@ -51,15 +64,27 @@ def join(address: str, *, namespace: str = NAMESPACE) -> None:
         raise explained(address, error) from None
 
 
+def gcs_client(head: str) -> Any:
+    """Return a client of the head by a private class of Ray: an exception if that has changed."""
+    return import_module("ray._raylet").GcsClient(address=head)
+
+
+def session_at(head: str) -> str | None:
+    """Return the session of the cluster, which differs after a restart of the head; None if it does not say."""
+    name = gcs_client(head).internal_kv_get(b"session_name", namespace=b"session", timeout=KNOCK_S)
+    return str(name.decode()) if name else None
+
+
 def head_of(address: str) -> tuple[str, int]:
     """Return host and port of an address HOST:PORT."""
+    host, _, port = address.rpartition(":")
     if "://" in address:
         hint = "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
-        raise UserError(f"`{address}` is no address of a head", hint=hint)
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not port.isascii() or not 0 < int(port) < 65536:
-        raise UserError(f"`{address}` is no address of a head", hint="write its HOST:PORT, such as 10.0.0.1:6379")
-    return host, int(port)
+    elif not host or not port.isdecimal() or not port.isascii() or not 0 < int(port) < 65536:
+        hint = "write its HOST:PORT, such as 10.0.0.1:6379"
+    else:
+        return host, int(port)
+    raise UserError(f"`{address}` is no address of a head", hint=hint)
 
 
 def checked_connection(address: str) -> RayConnection:
@@ -81,26 +106,10 @@ def check_address(address: str) -> None:
         return
     host, port = head_of(address)
     try:
-        with socket.create_connection((host.strip("[]"), port), timeout=KNOCK_S):
-            pass
+        socket.create_connection((host.strip("[]"), port), timeout=KNOCK_S).close()
     except OSError as error:
         why = error.strerror or "no answer"
         raise EngineError(f"there is no cluster at {address}: {why}", hint=START) from None
-
-
-def _session_of(head: str) -> str | None:
-    """Return the session of the head; `ray.init` would compare it too, after 20 s."""
-    with contextlib.suppress(Exception):  # private calls of Ray, which may change: then `ray.init` decides
-        import ray
-
-        return session_at(ray._raylet.GcsClient(address=head))  # noqa: SLF001
-    return None
-
-
-def session_at(gcs: Any) -> str | None:
-    """Return the session of the cluster, which differs after a restart of the head; None if it does not say."""
-    name = gcs.internal_kv_get(b"session_name", namespace=b"session", timeout=KNOCK_S)
-    return str(name.decode()) if name else None
 
 
 def _stranger(address: str) -> EngineError:
@@ -110,15 +119,14 @@ def _stranger(address: str) -> EngineError:
 def explained(address: str, error: BaseException) -> EngineError | UserError:
     """Return the error that says in one line why Ray cannot connect."""
     said = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # the cause has the details
-    text = _without_files(said)
+    # The file lines of a traceback name `node.py` and `_raylet.pyx`, which says nothing about a node.
+    text = "\n".join(line for line in said.splitlines() if not line.lstrip().startswith('File "'))
     if "ersion mismatch" in text:
         found = _VERSIONS.findall(text)
         (ray, python), (own_ray, own_python) = (found[0], found[-1]) if len(found) > 1 else (("?", "?"),) * 2
         hint = f"install ray=={ray} with Python {python} here, or restart the cluster with ray {own_ray}"
-        return UserError(
-            f"the cluster runs Ray {ray} on Python {python}, this machine has Ray {own_ray} and Python {own_python}",
-            hint=hint,
-        )
+        own = f"this machine has Ray {own_ray} and Python {own_python}"
+        return UserError(f"the cluster runs Ray {ray} on Python {python}, {own}", hint=hint)
     if _REFUSED.search(text):
         hint = "give this machine the cluster's token: docs/cluster.md"
         return EngineError(f"the cluster at {address} refuses the connection: it has another token", hint=hint)
@@ -134,6 +142,45 @@ def explained(address: str, error: BaseException) -> EngineError | UserError:
     return EngineError(f"the cluster at {address} cannot be joined: {last[:200]}", hint=hint)
 
 
-def _without_files(text: str) -> str:
-    """Return the text without the file lines of a traceback: `node.py` and `_raylet.pyx` say nothing about a node."""
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith('File "'))
+# Functions that need Ray, in a process of their own
+
+
+def ask_ray(function: Callable[..., Any], *args: Any, asked: str, wait_s: float, hint: str | None = None) -> Any:
+    """Return what the function returns in a child process, or raise its error. `asked`: the subject of errors."""
+    argv = [sys.executable, "-m", __name__, f"{function.__module__}:{function.__name__}"]
+    env = {**_IMPATIENT, **LENIENT, **os.environ}
+    try:
+        done = subprocess.run(
+            argv, input=json.dumps(args).encode(), env=env, capture_output=True, timeout=wait_s, check=False
+        )
+        document = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"{asked} did not answer within {wait_s:g} s", hint=hint) from None
+    except ValueError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise EngineError(f"{asked} cannot be asked: {lines[-1][:200]}", hint=hint) from None
+    if "error" in document:
+        raise error_of(document)
+    return document["answer"]
+
+
+def error_of(words: Mapping[str, Any]) -> SkepError:
+    return _ERRORS.get(words["exit_code"], EngineError)(words["error"], hint=words["hint"])
+
+
+def main() -> None:
+    """Be the child process. What Ray prints goes to stderr."""
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    module, _, function = sys.argv[1].partition(":")
+    document: dict[str, Any]
+    try:
+        document = {"answer": getattr(import_module(module), function)(*json.load(sys.stdin))}
+    except SkepError as error:
+        document = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    with answer:
+        json.dump(document, answer)
+
+
+if __name__ == "__main__":
+    main()

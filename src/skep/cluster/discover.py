@@ -1,21 +1,43 @@
-"""Asks a cluster for its nodes, through a child process that imports ray."""
+"""Asks a cluster for its nodes and their replicas, through a child process that imports ray.
+
+A node that cannot be asked is listed too, with the reason.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
 
-from skep.cluster import ray_subprocess
-from skep.cluster.connect import checked_connection, require_ray
-from skep.cluster.values import ClusterSurvey
-from skep.wire.json_pipe import from_document
+import msgspec
+
+from skep import __version__
+from skep.catalog.gpus import Gpu
+from skep.cluster.connect import ask_ray, checked_connection, join, require_ray
+from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, named_apart, nodes_of
+from skep.cluster.placement_groups import actor_name, free_by_node, living_nodes, placed_names, registry_name
+from skep.engines.base import Launch, engine_named
+from skep.engines.discovery import find_program, version_of
+from skep.errors import UserError
+from skep.host.facts import read_host
+from skep.host.nvidia import GpuCard, read_gpu_memory, read_nvidia, visible_gpus
+from skep.wire.json_pipe import Message, from_document, to_document
 
 SURVEY_S = 90.0
 SPARED_S = 15.0  # for a survey that is not essential
+STATUS_S = 60.0
 SLOW_S = 2.0
-KEPT_S = 5.0
+STANDING_S = 3.0
+REGISTRY_S = 5.0
+LOOK_S = 20.0  # for all nodes together: they are asked in parallel
+PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
+WITHIN = ("fake", "simulated")  # part of skep
+_SHOWN = ("name", "model", "state", "why", "slots", "url")
 
 
 def survey(
@@ -32,36 +54,199 @@ def survey(
     """
     require_ray()
     checked_connection(address)
-    words = [address, *(["--hive", hive] if hive is not None else [])]
-    words += [word for path in paths for word in ("--path", path)]
-    who, hint = f"the cluster at {address}", "`skep cluster status` may say more"
+    asked, hint = f"the cluster at {address}", "`skep cluster status` may say more"
     teller = threading.Timer(SLOW_S, slow)
     teller.daemon = True
     teller.start()
     try:
-        told = ray_subprocess.send("skep.cluster.discover_process", words, asked=who, wait_s=wait_s, hint=hint)
+        told = ask_ray(survey_here, address, list(paths), hive, asked=asked, wait_s=wait_s, hint=hint)
     finally:
         teller.cancel()
-    found: ClusterSurvey = from_document(told["survey"], ClusterSurvey)
+    found: ClusterSurvey = from_document(told, ClusterSurvey)
     return found
 
 
-class SurveyCache:
-    """The last survey, kept for a few seconds so that all attempts at one change see the same cluster."""
+def ask_status(address: str) -> Message:
+    """Return every node with its free resources and its replicas."""
+    require_ray()
+    checked_connection(address)
+    told: Message = ask_ray(status_here, address, asked=f"the cluster at {address}", wait_s=STATUS_S)
+    return told
 
-    def __init__(self, kept_s: float = KEPT_S, survey: Callable[..., ClusterSurvey] = survey) -> None:
-        self._kept_s = kept_s
-        self._survey = survey
-        self._newest: tuple[float, tuple[Any, ...], ClusterSurvey] | None = None
 
-    def look(self, address: str, *, paths: Sequence[str], hive: str, wait_s: float = SURVEY_S) -> ClusterSurvey:
-        asked = (address, tuple(paths), hive)
-        newest = self._newest
-        if newest is None or newest[1] != asked or time.monotonic() - newest[0] > self._kept_s:
-            found = self._survey(address, paths=paths, hive=hive, wait_s=wait_s)
-            self._newest = newest = (time.monotonic(), asked, found)
-        return newest[2]
+# In the child process
 
-    def forget(self) -> None:
-        """Drop the survey once a change is made: it takes what was free."""
-        self._newest = None
+
+def survey_here(address: str, paths: Sequence[str], hive: str | None) -> Message:
+    join(address)
+    import ray
+
+    context = ray.get_runtime_context()
+    nodes = _looked_at(named_apart(living_nodes()), paths)
+    standing, housed = ((), None) if hive is None else (_standing(hive), tuple(placed_names(hive)))
+    found = ClusterSurvey(context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing, housed)
+    ray.shutdown()
+    return to_document(found)
+
+
+def _looked_at(nodes: Sequence[Node], paths: Sequence[str]) -> tuple[Node, ...]:
+    """Return the nodes with their facts, or with why there are none."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(look)
+    asked = []
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        asked.append(task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(list(paths)))
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ((), ())
+    found = []
+    for node, answer in zip(nodes, asked, strict=True):
+        if answer not in done:
+            found.append(replace(node, why=f"does not answer within {LOOK_S:g} s"))
+            continue
+        try:
+            found.append(told_by(node, ray.get(answer)))
+        except Exception as error:
+            found.append(replace(node, why=_why(error)))
+    return tuple(found)
+
+
+def told_by(node: Node, document: Message) -> Node:
+    """Add the facts if the node runs this version of skep. GPUs that Ray does not assign are left out."""
+    version = document.get("skep")
+    if version != __version__:
+        return replace(node, why=f"runs skep {version}, this machine runs {__version__}")
+    facts = msgspec.convert(document, NodeFacts)
+    return replace(node, facts=replace(facts, cards=facts.cards[: int(node.gpus)]))
+
+
+def _why(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    missing = next((line for line in lines if "ModuleNotFoundError" in line or "No module named" in line), "")
+    if "skep." in missing:
+        return f"runs another version than skep {__version__}"
+    if "skep" in missing:
+        return "has no skep in the environment of its Ray"
+    return f"cannot run a task of skep: {(lines[-1] if lines else type(error).__name__)[:200]}"
+
+
+def _standing(hive: str) -> tuple[Launch, ...]:
+    """Return the running replicas; an actor that does not answer has not started yet."""
+    import ray
+
+    asked = []
+    for name in ray.util.list_named_actors():
+        if name.startswith(actor_name(hive, "")):
+            with contextlib.suppress(ValueError):  # gone meanwhile
+                asked.append(ray.get_actor(name).describe.remote())
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=STANDING_S) if asked else ((), ())
+    found = []
+    for answer in done:
+        with contextlib.suppress(Exception):  # it died meanwhile, or is of another version
+            found.append(from_document(ray.get(answer), Launch))
+    return tuple(found)
+
+
+def status_here(address: str) -> Message:
+    join(address)
+    import ray
+
+    context = ray.get_runtime_context()
+    ending, hives = registry_name(""), {}
+    for name in ray.util.list_named_actors():
+        if name.endswith(ending):
+            with contextlib.suppress(Exception):  # it may have ended
+                hives[name.removesuffix(ending)] = ray.get(ray.get_actor(name).state.remote(), timeout=REGISTRY_S)
+    rows, here = rows_of(ray.nodes(), free_by_node(), hives), context.get_node_id()
+    told = {
+        "address": context.gcs_address,
+        "ray": ray.__version__,
+        "hives": [
+            {"name": name, "gateway": said["owner"] and said["owner"].rpartition(":")[0]}  # its machine and process
+            for name, said in sorted(hives.items())
+        ],
+        "nodes": [{**row, "here": row["id"] == here} for row in rows],
+    }
+    ray.shutdown()
+    return told
+
+
+def rows_of(
+    nodes: Sequence[Message], free: Mapping[str, Mapping[str, float]], hives: Mapping[str, Message]
+) -> list[Message]:
+    """Return one row for each node, dead ones last unless they came back. `hives`: the state of each registry."""
+    alive = nodes_of(nodes, free)
+    here = {(node.name, node.address) for node in alive}
+    lost = nodes_of([{**node, "Alive": True} for node in nodes if not node["Alive"]], {})
+    gone = {(node.name, node.address): node for node in lost if (node.name, node.address) not in here}
+    rows = []
+    for node in (*named_apart(alive), *gone.values()):
+        standing = [
+            {"hive": hive, **{key: row.get(key) for key in _SHOWN}}
+            for hive, said in sorted(hives.items())
+            for row in said["rows"].values()
+            if row.get("node_id") == node.id
+        ]
+        told = {**asdict(node), "alive": node not in gone.values(), "replicas": standing}
+        del told["facts"], told["why"]
+        rows.append(told)
+    return rows
+
+
+# On each node
+
+
+def look(paths: Sequence[str] = ()) -> Message:
+    """Return the facts of this node; `paths`: files, folders and programs to look for."""
+    with ThreadPoolExecutor() as pool:  # nvidia-smi takes seconds if nothing keeps the driver loaded
+        cards_read, memory_read = pool.submit(read_nvidia), pool.submit(read_gpu_memory)
+        engines = installed_engines()
+        host, memory = read_host(cards_read.result()), memory_read.result()
+    used = {gpu.index: gpu.used_bytes for gpu in memory}
+    lent = lendable(host.gpus, memory, _of_the_node("CUDA_VISIBLE_DEVICES"))
+    facts = NodeFacts(
+        cores=host.cpu_cores,
+        memory_bytes=host.memory_bytes,
+        cards=tuple(NodeCard(**asdict(gpu), used_bytes=used.get(gpu.index)) for gpu in lent),
+        skep=__version__,
+        engines=engines,
+        links=links_among([gpu.index for gpu in lent], host.links),
+        paths={path: os.path.exists(os.path.expanduser(path)) for path in paths},  # noqa: PTH110, PTH111 - never raise
+    )
+    return asdict(facts)
+
+
+def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuCard], visible: str | None) -> list[Gpu]:
+    """Return the GPUs in the order in which Ray assigns them, that of CUDA_VISIBLE_DEVICES."""
+    if not memory:
+        return list(gpus)
+    known = {gpu.index: gpu for gpu in gpus}
+    numbers = dict.fromkeys(gpu.index for gpu in visible_gpus(memory, visible))
+    return [known[number] for number in numbers if number in known]
+
+
+def links_among(cards: Sequence[int], links: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
+    """Return the links with card numbers replaced by positions in `cards`, without links to other cards."""
+    ranks = {card: rank for rank, card in enumerate(cards)}
+    kept = [(ranks[a], ranks[b], kind) for a, b, kind in links if a in ranks and b in ranks]
+    return tuple((min(a, b), max(a, b), kind) for a, b, kind in kept)
+
+
+def _of_the_node(name: str) -> str | None:
+    """Return a variable from the start of this process: Ray changes it for each task."""
+    with contextlib.suppress(OSError):
+        for word in reversed(Path("/proc/self/environ").read_bytes().split(b"\0")):
+            if word.startswith(f"{name}=".encode()):
+                return word.partition(b"=")[2].decode()
+    return None
+
+
+def installed_engines() -> dict[str, str | None]:
+    found: dict[str, str | None] = dict.fromkeys(WITHIN)
+    if find_spec("xllamacpp") is not None:
+        found["embedded"] = engine_named("embedded").version()
+    for name in PROGRAMS:
+        with contextlib.suppress(UserError):
+            found[name] = version_of(find_program(name))
+    return found

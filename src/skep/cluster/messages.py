@@ -56,21 +56,11 @@ class DriverSetup(Struct, frozen=True, tag_field="op", tag="setup"):
 
 
 class WantReplicas(Struct, frozen=True, tag_field="op", tag="wanted"):
-    """All that are wanted; others are ended."""
+    """All that are wanted; others are ended. Sent again with each change."""
 
     launches: tuple[Launch, ...]
-
-
-class PlaceReplica(Struct, frozen=True, tag_field="op", tag="place"):
-    launch: Launch
-
-
-class SetPolicy(Struct, frozen=True, tag_field="op", tag="policy"):
+    avoid: tuple[str, ...]  # nodes that get no new replica
     policy: RestartPolicy
-
-
-class AvoidNodes(Struct, frozen=True, tag_field="op", tag="avoid"):
-    nodes: tuple[str, ...]
 
 
 class RestartReplica(Struct, frozen=True, tag_field="op", tag="restart"):
@@ -104,7 +94,7 @@ class DriverExit(Struct, frozen=True, tag_field="op", tag="exit"):
 
 
 Question = EndReplica | ReadLog | Leave
-Order = WantReplicas | PlaceReplica | SetPolicy | AvoidNodes | RestartReplica | Question
+Order = WantReplicas | RestartReplica | Question
 ToDriver = DriverSetup | Order | DriverExit
 
 

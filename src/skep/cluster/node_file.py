@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from skep.cluster import ray_processes
-from skep.cluster.ray_command import reaching
+from skep.cluster.ray_processes import marked, reaching
 from skep.errors import UserError
-from skep.paths import Paths, user_paths
+from skep.files import write_whole
+from skep.paths import Paths, make_private, user_paths
 
 _SHORTEST = 16  # characters of a token
 
@@ -30,10 +30,6 @@ class NodeRecord:
     ports: str
     mark: str
 
-    @property
-    def runs(self) -> bool:
-        return any(process.name == "raylet" for process in ray_processes.marked(self.mark))
-
 
 @dataclass(frozen=True, slots=True)
 class RayConnection:
@@ -44,14 +40,13 @@ class RayConnection:
     session: str | None = None  # the name of the cluster that this node is in
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def options(self) -> dict[str, str]:
-        """Options of `ray.init`. Without them Ray guesses the node's address."""
-        return {"_node_ip_address": self.node} if self.node is not None else {}
-
 
 def token_path(paths: Paths) -> Path:
     return paths.config / "ray-token"
+
+
+def record_path(paths: Paths) -> Path:
+    return paths.state / "ray-node.json"
 
 
 def folder_of(paths: Paths) -> Path:
@@ -62,25 +57,21 @@ def folder_of(paths: Paths) -> Path:
 
 def read_node(paths: Paths) -> NodeRecord | None:
     try:
-        return msgspec.json.decode(_record(paths).read_bytes(), type=NodeRecord)
+        return msgspec.json.decode(record_path(paths).read_bytes(), type=NodeRecord)
     except (OSError, ValueError):  # none, or of another version
         return None
 
 
 def write_node(paths: Paths, node: NodeRecord) -> None:
-    paths.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _record(paths).write_bytes(msgspec.json.encode(node))
-
-
-def forget_node(paths: Paths) -> None:
-    _record(paths).unlink(missing_ok=True)
+    make_private(paths.state)
+    record_path(paths).write_bytes(msgspec.json.encode(node))
 
 
 def connection_to(address: str, env: Mapping[str, str]) -> RayConnection:
     """Return how to reach the cluster; one that skep did not start here is left to Ray."""
     paths = user_paths(env)
     node = read_node(paths)
-    if node is None or address not in ("auto", node.head) or not node.runs:
+    if node is None or address not in ("auto", node.head) or "raylet" not in marked(node.mark).values():
         return RayConnection(address)
     return RayConnection(node.head, node.address, session_of(paths), reaching(node.address, token_path(paths)))
 
@@ -95,43 +86,33 @@ def session_of(paths: Paths) -> str | None:
 
 def token_of(paths: Paths) -> str:
     """Return the stored token. Raise UserError if there is none or others may read it."""
+    if (token := stored_token(paths)) is None:
+        raise UserError("there is no token here", hint="`skep cluster start` makes one on the head")
+    return token
+
+
+def stored_token(paths: Paths) -> str | None:
     path = token_path(paths)
-    try:
-        mode, text = path.stat().st_mode, path.read_text().strip()
-    except FileNotFoundError:
-        raise UserError("there is no token here", hint="`skep cluster start` makes one on the head") from None
-    if mode & 0o077:
-        raise UserError(
-            f"other users may read the token in `{path}`", hint=f"`chmod 600 {path}`, or delete it for a new one"
-        )
-    return checked_token(text)
+    if not path.exists():
+        return None
+    if path.stat().st_mode & 0o077:
+        hint = f"`chmod 600 {path}`, or delete it for a new one"
+        raise UserError(f"other users may read the token in `{path}`", hint=hint)
+    return checked_token(path.read_text().strip())
 
 
 def ensure_token(paths: Paths) -> None:
     """Create a token unless one is stored; a new head keeps the one that the other nodes have."""
-    if token_path(paths).exists():
-        token_of(paths)
-    else:
+    if stored_token(paths) is None:
         keep_token(paths, secrets.token_hex(32))
 
 
 def keep_token(paths: Paths, token: str) -> None:
-    path = token_path(paths)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(token)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    make_private(paths.config)
+    write_whole(token_path(paths), token, 0o600)
 
 
 def checked_token(text: str) -> str:
     if len(text) < _SHORTEST or not text.isascii() or not text.isprintable() or " " in text:
         raise UserError("this is not a cluster token", hint="`skep cluster token` prints it on the head")
     return text
-
-
-def _record(paths: Paths) -> Path:
-    return paths.state / "ray-node.json"

@@ -1,4 +1,4 @@
-"""Capacity of nodes: what is free, which node takes which replica, and the machine that a plan is made for. Pure.
+"""The nodes of a cluster: their facts, what is free, which node takes which replica. Pure, and without Ray.
 
 Ray places the replicas; this module says beforehand whether it can and which node would spread them best.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skep.catalog.gpus import HostFacts
-from skep.cluster.values import ClusterSurvey, Node, NodeFacts, can_keep_actor
+from skep.catalog.gpus import Gpu, HostFacts
 from skep.engines.base import Launch, PlacementRequest
 from skep.units import format_bytes
 
@@ -22,37 +21,135 @@ MOST = 1024  # replicas of one model
 _EPSILON = 1e-6  # Ray counts in ten-thousandths
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCard(Gpu):
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a task of skep found on the node itself."""
+
+    cores: int
+    memory_bytes: int | None
+    cards: tuple[NodeCard, ...] = ()
+    skep: str = ""  # its version on the node
+    engines: Mapping[str, str | None] = field(default_factory=dict)  # installed ones, with their version
+    links: tuple[tuple[int, int, str], ...] = ()  # between cards, by their rank among `cards`
+    paths: Mapping[str, bool] = field(default_factory=dict)  # of those asked for: does it exist on the node
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node with the resources that Ray counts. `facts` is None if nobody looked or looking failed (`why`)."""
+
+    id: str
+    name: str  # unique among the nodes
+    address: str
+    head: bool = False
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    free_cpus: float = 0.0
+    free_gpus: float = 0.0
+    free_memory_bytes: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    facts: NodeFacts | None = None
+    why: str | None = None
+
+    @property
+    def cards(self) -> tuple[NodeCard, ...]:
+        return self.facts.cards if self.facts is not None else ()
+
+    @property
+    def engines(self) -> Mapping[str, str | None]:
+        return self.facts.engines if self.facts is not None else {}
+
+    @property
+    def kind(self) -> str:
+        """The GPUs of the node, such as `2x NVIDIA GeForce RTX 3090`. Nodes of one kind get the same plan."""
+        counts = Counter(card.name for card in self.cards)
+        if counts:
+            return " + ".join(f"{count}x {name}" for name, count in sorted(counts.items()))
+        return f"{self.gpus:g} GPUs" if self.gpus else "CPU only"
+
+    @property
+    def long_name(self) -> str:
+        """Its name among nodes that share one."""
+        return f"{self.name}-{self.id[:6]}"
+
+    def describe(self) -> str:
+        gpus = f"{self.free_gpus:g} of {self.gpus:g} GPUs" if self.gpus else "no GPU"
+        memory = f"{format_bytes(self.free_memory_bytes)} of {format_bytes(self.memory_bytes)}"
+        return f"{self.name} has {gpus}, {self.free_cpus:g} of {self.cpus:g} CPUs, {memory} free"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSurvey:
+    """A cluster at one moment."""
+
+    address: str  # of its head
+    ray: str  # version
+    nodes: tuple[Node, ...]
+    here: str | None = None  # the id of the node that this machine is
+    standing: tuple[Launch, ...] = ()  # replicas of the hive that run already, as their actors were created
+    housed: tuple[str, ...] | None = None  # replicas of the hive whose placement group is ready; None: not asked
+
+    @property
+    def kinds(self) -> dict[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            found.setdefault(node.kind, []).append(node)
+        return found
+
+
+def can_keep_actor(old: Launch, new: Launch) -> bool:
+    """Return whether the actor of `old` can serve `new`: they differ only in placement and in what the gateway does."""
+    return replace(old, place=None).same_process(replace(new, place=None))
+
+
 def nodes_of(rows: Iterable[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> list[Node]:
     """Return the live nodes of `ray.nodes()` with their free resources, the head first."""
-    nodes = [_node(row, free.get(row["NodeID"], {})) for row in rows if row["Alive"]]
+    nodes = []
+    for row in rows:
+        if not row["Alive"]:
+            continue
+        has, left = row["Resources"], free.get(row["NodeID"], {})
+        nodes.append(
+            Node(
+                id=row["NodeID"],
+                name=row.get("NodeName") or row["NodeManagerAddress"],
+                address=row["NodeManagerAddress"],
+                head=HEAD in has,
+                cpus=has.get("CPU", 0.0),
+                gpus=has.get("GPU", 0.0),
+                memory_bytes=int(has.get("memory", 0)),
+                free_cpus=left.get("CPU", 0.0),
+                free_gpus=left.get("GPU", 0.0),
+                free_memory_bytes=int(left.get("memory", 0)),
+                labels={name: value for name, value in row.get("Labels", {}).items() if not name.startswith("ray.io/")},
+            )
+        )
     return sorted(nodes, key=lambda node: (not node.head, node.name, node.id))
-
-
-def _node(row: Mapping[str, Any], free: Mapping[str, float]) -> Node:
-    has = row["Resources"]
-    return Node(
-        id=row["NodeID"],
-        name=row.get("NodeName") or row["NodeManagerAddress"],
-        address=row["NodeManagerAddress"],
-        head=HEAD in has,
-        cpus=has.get("CPU", 0.0),
-        gpus=has.get("GPU", 0.0),
-        memory_bytes=int(has.get("memory", 0)),
-        free_cpus=free.get("CPU", 0.0),
-        free_gpus=free.get("GPU", 0.0),
-        free_memory_bytes=int(free.get("memory", 0)),
-        labels={name: value for name, value in row.get("Labels", {}).items() if not name.startswith("ray.io/")},
-    )
 
 
 def named_apart(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes with unique names: those that share one get the first letters of their id."""
     names = Counter(node.name for node in nodes)
-    return [node if names[node.name] == 1 else replace(node, name=_apart(node)) for node in nodes]
+    return [node if names[node.name] == 1 else replace(node, name=node.long_name) for node in nodes]
 
 
-def _apart(node: Node) -> str:
-    return f"{node.name}-{node.id[:6]}"
+def host_of(node: Node) -> HostFacts:
+    """Return the node as the machine that a plan is made for."""
+    facts = node.facts or NodeFacts(int(node.cpus), None)
+    return HostFacts(
+        os="", machine="", python="", cpu_model=None, cpu_cores=facts.cores, cpu_features=(),
+        memory_bytes=facts.memory_bytes, memory_available_bytes=None, open_files_soft=None, open_files_hard=None,
+        gpus=facts.cards, links=facts.links,
+    )  # fmt: skip
+
+
+# Which nodes a replica may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +178,12 @@ def choice_of(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[N
 
     A node that came back can be listed beside its old entry; both have its name.
     """
-    never = _ids(avoid, nodes)
-    return NodeChoice(_ids(place.nodes, nodes) - never) if place.nodes else NodeChoice(never=never)
+
+    def ids(names: Collection[str]) -> frozenset[str]:
+        return frozenset(node.id for node in nodes if node.name in names or node.long_name in names)
+
+    never = ids(avoid)
+    return NodeChoice(ids(place.nodes) - never) if place.nodes else NodeChoice(never=never)
 
 
 def first_choice(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[Node]) -> NodeChoice:
@@ -99,8 +200,7 @@ def fitting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) 
     return [room.node for room in free_capacity(nodes) if choice.takes(room.node) and room.holds(asked)]
 
 
-def _ids(names: Collection[str], nodes: Sequence[Node]) -> frozenset[str]:
-    return frozenset(node.id for node in nodes if node.name in names or _apart(node) in names)
+# Nodes that get no replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +214,19 @@ class LeftOut:
     def __str__(self) -> str:
         return f"{self.node.name}{':' if self.busy else ''} {self.why}"
 
-    @property
-    def line(self) -> str:
-        return f"{self.node.name} is left out: {'' if self.busy else 'it '}{self.why}"
-
 
 def left_out_lines(found: Iterable[LeftOut]) -> list[str]:
     """Return one line for each node left out, at most `SHOWN`."""
-    lines = list(dict.fromkeys(one.line for one in found))
+    lines = list(dict.fromkeys(f"{one.node.name} is left out: {'' if one.busy else 'it '}{one.why}" for one in found))
     more = len(lines) - SHOWN
     return lines[:SHOWN] + ([f"{more} more node{'s are' if more > 1 else ' is'} left out"] if more > 0 else [])
 
 
-def busy_nodes(nodes: Iterable[Node], share: float) -> tuple[LeftOut, ...]:
-    return tuple(LeftOut(node, words, busy=True) for node in nodes if (words := busy_cards(node, share)) is not None)
+def split_busy(nodes: Iterable[Node], share: float) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
+    """Return the nodes whose GPUs are free, `share` of each, and those whose GPUs others use."""
+    words = [(node, busy_cards(node, share)) for node in nodes]
+    busy = tuple(LeftOut(node, why, busy=True) for node, why in words if why is not None)
+    return tuple(node for node, why in words if why is None), busy
 
 
 def busy_cards(node: Node, share: float) -> str | None:
@@ -136,28 +235,23 @@ def busy_cards(node: Node, share: float) -> str | None:
     Ray says how many it has lent, not which: so many may be as full as they are. Which one a replica gets is Ray's to
     say too. One that is lent and still empty hides one that somebody else holds: then the post finds it.
     """
-    cards = node.facts.cards if node.facts is not None else ()
-    free = [(card, card.memory_bytes - card.used_bytes) for card in cards if card.memory_bytes and card.used_bytes]
-    full = [(card, left) for card, left in free if left < share * (card.memory_bytes or 0)]
+    sizes = [(card.index, card.memory_bytes, card.used_bytes) for card in node.cards]
+    full = [
+        (index, f"{format_bytes(whole - used)} of {format_bytes(whole)}")
+        for index, whole, used in sizes
+        if whole and used and whole - used < share * whole
+    ]
     lent = math.ceil(node.gpus - node.free_gpus - _EPSILON)  # one that is lent in part is lent to nobody else
     if len(full) <= lent:
         return None
-    rooms = [(card.index, f"{format_bytes(left)} of {format_bytes(card.memory_bytes or 0)}") for card, left in full]
-    if len(rooms) == 1:
-        return "GPU {} is busy: {} are free".format(*rooms[0])
-    named = [f"GPU {index} ({room} free)" for index, room in rooms]
+    if len(full) == 1:
+        return "GPU {} is busy: {} are free".format(*full[0])
+    named = [f"GPU {index} ({room} free)" for index, room in full]
     which = f"full, Ray has lent {lent} of them" if lent else "busy"
     return f"{', '.join(named[:-1])} and {named[-1]} are {which}"
 
 
-def host_of(node: Node) -> HostFacts:
-    """Return the node as the machine that a plan is made for."""
-    facts = node.facts or NodeFacts(int(node.cpus), None)
-    return HostFacts(
-        os="", machine="", python="", cpu_model=None, cpu_cores=facts.cores, cpu_features=(),
-        memory_bytes=facts.memory_bytes, memory_available_bytes=None, open_files_soft=None, open_files_hard=None,
-        gpus=facts.cards, links=facts.links,
-    )  # fmt: skip
+# What fits
 
 
 @dataclass(slots=True)
@@ -171,9 +265,9 @@ class NodeCapacity:
     taken: int = 0
 
     def holds(self, place: PlacementRequest) -> bool:
-        allowed = (not place.nodes or self.node.name in place.nodes) and self.node.name not in place.shunned
         return (
-            allowed
+            (not place.nodes or self.node.name in place.nodes)
+            and self.node.name not in place.shunned
             and place.cards <= self.cards + _EPSILON
             and place.cpus <= self.cpus + _EPSILON
             and place.memory_bytes <= self.memory_bytes
@@ -190,11 +284,6 @@ def free_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
     return [NodeCapacity(node, node.free_gpus, node.free_cpus, node.free_memory_bytes) for node in nodes]
 
 
-def total_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
-    """Return the capacity of empty nodes, for a change in which some replicas make room for others."""
-    return [NodeCapacity(node, node.gpus, node.cpus, node.memory_bytes) for node in nodes]
-
-
 def assign_nodes(places: Sequence[PlacementRequest], rooms: Sequence[NodeCapacity]) -> list[NodeCapacity | None]:
     """Return the node of each request in order, None if none fits. Those with most GPUs choose first.
 
@@ -203,16 +292,15 @@ def assign_nodes(places: Sequence[PlacementRequest], rooms: Sequence[NodeCapacit
     found: list[NodeCapacity | None] = [None] * len(places)
     for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
         place = places[number]
-        able = [room for room in rooms if room.holds(place)]
-        if able:
-            best = min(able, key=lambda room: (room.taken, bool(room.cards) and not place.cards, *_left(room)))
+
+        def preference(room: NodeCapacity, place: PlacementRequest = place) -> tuple[float, ...]:
+            return room.taken, bool(room.cards) and not place.cards, -room.cards, -room.cpus, -room.memory_bytes
+
+        best = min((room for room in rooms if room.holds(place)), key=preference, default=None)
+        if best is not None:
             best.take(place)
             found[number] = best
     return found
-
-
-def _left(room: NodeCapacity) -> tuple[float, float, int]:
-    return (-room.cards, -room.cpus, -room.memory_bytes)
 
 
 def kept_and_unplaceable(
@@ -225,23 +313,20 @@ def kept_and_unplaceable(
     """
     stand = {launch.name: launch for launch in running if launch.place is not None}
     stays = {one.name for one in asked if one.name in stand and can_keep_actor(stand[one.name], one)}
-    new = [(one.name, _off(avoid, one.place)) for one in asked if one.place is not None and one.name not in stays]
+    places = {one.name: one.place for one in asked if one.place is not None}
+    elsewhere = {name: replace(place, shunned=(*place.shunned, *avoid)) for name, place in places.items()}
+    new = {name: place for name, place in elsewhere.items() if name not in stays}
     if not new:
         return stays, set()
-    kept = [(one.name, one.place) for one in asked if one.place is not None and one.name in stays]
-    waiting = {name for name, _ in kept if survey.housed is not None and name not in survey.housed}
+    waiting = {name for name in places if name in stays and survey.housed is not None and name not in survey.housed}
     if stays == stand.keys():
         rooms = free_capacity(survey.nodes)
-        assign_nodes([_off(avoid, place) for name, place in kept if name in waiting], rooms)
+        assign_nodes([elsewhere[name] for name in places if name in waiting], rooms)
     else:
-        rooms = total_capacity(survey.nodes)
-        new += [(name, place) for name, place in kept if name not in waiting]
-    found = assign_nodes([place for _, place in new], rooms)
-    return stays, {name for (name, _), room in zip(new, found, strict=True) if room is None}
-
-
-def _off(avoid: Collection[str], place: PlacementRequest) -> PlacementRequest:
-    return replace(place, shunned=(*place.shunned, *avoid))
+        rooms = [NodeCapacity(node, node.gpus, node.cpus, node.memory_bytes) for node in survey.nodes]
+        new |= {name: place for name, place in places.items() if name in stays - waiting}
+    found = assign_nodes(list(new.values()), rooms)
+    return stays, {name for name, room in zip(new, found, strict=True) if room is None}
 
 
 def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
@@ -256,19 +341,16 @@ def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
 
 def threads_each(replicas: int, nodes: Sequence[Node]) -> int:
     """CPU threads of each, where so many share these nodes' free cores as evenly as nodes allow; at least 1."""
-    cores = {node.id: _cores(node) for node in nodes}
-    taken = dict.fromkeys(cores, 0)
+    cores = {
+        node.id: min(int(node.free_cpus + _EPSILON), node.facts.cores if node.facts is not None else int(node.cpus))
+        for node in nodes
+    }
+    if not cores:
+        return 1
+    taken: Counter[str] = Counter()
     for _ in range(min(replicas, MOST)):
-        best = max(cores, key=lambda node: cores[node] / (taken[node] + 1), default=None)
-        if best is None:
-            return 1
-        taken[best] += 1
-    return max(1, min((cores[node] // count for node, count in taken.items() if count), default=1))
-
-
-def _cores(node: Node) -> int:
-    real = node.facts.cores if node.facts is not None else int(node.cpus)
-    return min(int(node.free_cpus + _EPSILON), real)
+        taken[max(cores, key=lambda node: cores[node] / (taken[node] + 1))] += 1
+    return max(1, min((cores[node] // count for node, count in taken.items()), default=1))
 
 
 def describe_request(place: PlacementRequest) -> str:

@@ -1,4 +1,4 @@
-"""Ray's placement groups, one for each replica, and the live nodes.
+"""The names of actors, Ray's placement groups, one for each replica, and the live nodes.
 
 Every call may wait for the head, a minute if it is lost, so callers use a thread and never the event loop.
 """
@@ -8,9 +8,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from skep.cluster.nodes import NodeChoice, nodes_of
-from skep.cluster.values import Node
+from skep.cluster.connect import NAMESPACE
+from skep.cluster.nodes import Node, NodeChoice, nodes_of
 from skep.engines.base import PlacementRequest
+
+NODE_ID = "ray.io/node-id"
+WAITS = ("PENDING", "PREPARED", "RESCHEDULING")
+GONE = "REMOVED"
 
 
 def registry_name(hive: str) -> str:
@@ -22,15 +26,13 @@ def actor_name(hive: str, replica: str) -> str:
     return f"{hive}/post/{replica}"
 
 
-NODE_ID = "ray.io/node-id"
-WAITS = ("PENDING", "PREPARED", "RESCHEDULING")
-GONE = "REMOVED"
+def find_actor(full: str) -> Any | None:
+    import ray
 
-
-def bundle_of(place: PlacementRequest) -> dict[str, float]:
-    """Return the resources to ask Ray for, without those of amount 0."""
-    asked = {"CPU": place.cpus, "GPU": float(place.cards), "memory": float(place.memory_bytes)}
-    return {name: amount for name, amount in asked.items() if amount} or {"CPU": 0.001}
+    try:
+        return ray.get_actor(full, NAMESPACE)
+    except ValueError:
+        return None
 
 
 def living_nodes() -> list[Node]:
@@ -54,8 +56,9 @@ def make_group(full: str, place: PlacementRequest, choice: NodeChoice, target: s
 
     remove_group(full)
     selector = choice.selector()
+    asked = {"CPU": place.cpus, "GPU": float(place.cards), "memory": float(place.memory_bytes)}
     return placement_group(
-        [bundle_of(place)],
+        [{name: amount for name, amount in asked.items() if amount} or {"CPU": 0.001}],
         strategy="STRICT_PACK",
         name=full,
         lifetime="detached",

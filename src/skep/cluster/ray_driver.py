@@ -1,30 +1,28 @@
-"""The Ray driver process of a hive: `python -m skep.cluster.ray_driver --link-fd N`.
+"""The Ray driver process of a hive: `python -m skep.cluster.ray_driver FD`.
 
 Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. This process carries out the
-supervisor's commands (wanted, place, end, avoid) and forwards what the registry reports. It keeps no state: a new
+supervisor's commands and forwards what the registry reports. It keeps no state: a new
 driver receives everything again, and ends replicas that run and are not wanted.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from typing import Any, NoReturn
 
 from skep.cluster import messages
 from skep.cluster.actor_manager import ActorManager, Say
-from skep.cluster.connect import join
+from skep.cluster.connect import gcs_client, join
 from skep.cluster.node_file import connection_to
-from skep.cluster.registry_actor import find_registry, make_registry
-from skep.cluster.replica_registry import OWNED_S
+from skep.cluster.placement_groups import find_actor, registry_name
+from skep.cluster.replica_registry import OWNED_S, make_registry
 from skep.engines.base import Launch
 from skep.errors import EngineError, SkepError
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
@@ -32,60 +30,15 @@ from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 HEAD_EVERY_S = 1.0
 HEAD_S = 2.0
 MISSES = 2  # in a row: the head is lost
-
-
-class NewHead(Exception):
-    """Another cluster has the address, or this machine has joined another one. Only a new driver can join it."""
-
-
-class HeadWatch:
-    """A check of the head every second. `asked_for`: the user's address; `auto` may come to mean another cluster."""
-
-    def __init__(self, asked_for: str, told: Callable[[], None]) -> None:
-        self.lost = False
-        self._asked_for = asked_for
-        self._told = told  # called after each change
-        self._asking = ThreadPoolExecutor(1, "head")
-
-    async def run(self) -> None:
-        import ray
-
-        loop, misses = asyncio.get_running_loop(), 0
-        address = ray.get_runtime_context().gcs_address
-        client = import_module("ray._raylet").GcsClient(address=address)
-        while True:
-            await asyncio.sleep(HEAD_EVERY_S)
-            misses = 0 if await loop.run_in_executor(self._asking, _answers, client) else misses + 1
-            if self.lost and self._asked_for == "auto" and await asyncio.to_thread(_is_elsewhere, address):
-                raise NewHead
-            if (misses >= MISSES) != self.lost:
-                self.lost = misses >= MISSES
-                self._told()
-
-
-def _is_elsewhere(head: str) -> bool:
-    """Return whether this machine is now a node of another cluster, which `auto` then means."""
-    return connection_to("auto", os.environ).head not in ("auto", head)
-
-
-def _answers(client: Any) -> bool:
-    """Return whether the head answers in time. Ray's public calls, and a new client, would wait without limit."""
-    try:
-        client.internal_kv_exists(b"skep", namespace=b"skep", timeout=HEAD_S)
-    except (AttributeError, TypeError):
-        return True  # this version of Ray has another call: nothing is known about the head
-    except Exception as error:
-        if "WrongClusterID" in str(error):
-            raise NewHead from None
-        return False
-    return True
-
-
 TABLE_S = 2.0
 ASK_S = 1.8
 CLAIM_S = 60.0
 MEND_EVERY_S = 5.0
 LATE_S = 1.0
+
+
+class NewHead(Exception):
+    """Another cluster has the address, or this machine has joined another one. Only a new driver can join it."""
 
 
 class TakenOver(EngineError):
@@ -98,24 +51,28 @@ class RayDriver:
     def __init__(self, link: JsonPipe[messages.ToDriver], setup: messages.DriverSetup) -> None:
         self._link = link
         self._setup = setup
-        self._policy = setup.policy
         self._registry: Any = None
-        self._actors: ActorManager | None = None
+        self._actors = ActorManager(setup.hive, setup.key, setup.policy)
         self._wanted: dict[str, Launch] | None = None  # None: not received yet
         self._rows: dict[str, Message] = {}  # documents of a `ReplicaReport`
-        self._said: dict[str, Message] = {}  # of of replicas that have no actor yet
+        self._said: dict[str, Message] = {}  # of replicas that have no actor yet
         self._told: dict[str, Message] = {}  # what the supervisor knows of each
-        self._turns: dict[str, asyncio.Lock] = {}  # a replica is never placed while it is being ended
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # a replica is never placed while it is being ended
         self._placing: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
-        self._head = HeadWatch(setup.address, self._tell_head)
+        self._head_lost = False
         self._lookup = ThreadPoolExecutor(1, "lookup")  # without a head a lookup takes a minute: never two at once
 
     async def run(self) -> None:
+        """Join, find or create the registry, and claim the hive: only its owner places replicas."""
         await asyncio.to_thread(join, self._setup.address)
-        await self._enter()
-        works = (self._follow_link(), self._follow_table(), self._head.run(), self._repair_loop())
+        import ray
+
+        self._registry = await asyncio.to_thread(self._make_registry)
+        await self._claim(CLAIM_S)
+        self._link.send(messages.Joined(ray.get_runtime_context().gcs_address))
+        works = (self._follow_link(), self._follow_table(), self._watch_head(), self._repair_loop())
         tasks = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -125,21 +82,12 @@ class RayDriver:
             for task in (*tasks, *self._orders):
                 task.cancel()
 
-    async def _enter(self) -> None:
-        """Find or create the registry and claim the hive: only its owner places replicas."""
-        import ray
-
-        self._registry = await asyncio.to_thread(self._make_registry)
-        await self._claim(CLAIM_S)
-        self._actors = ActorManager(self._setup.hive, self._setup.key, self._policy)
-        self._link.send(messages.Joined(ray.get_runtime_context().gcs_address))
-
     def _make_registry(self) -> Any:
-        return make_registry(self._setup.hive, abandoned_after_s=self._setup.abandoned_after_s)
+        return make_registry(self._setup.hive, self._setup.abandoned_after_s)
 
     async def _claim(self, timeout_s: float = ASK_S) -> None:
         """Claim the hive and publish the restart policy. Raise TakenOver if another gateway owns it."""
-        claim = self._registry.claim.remote(self._setup.gateway, to_document(self._policy))
+        claim = self._registry.claim.remote(self._setup.gateway, to_document(self._actors.policy))
         self._check(await asyncio.wait_for(claim, timeout_s))
 
     def _check(self, owner: str) -> None:
@@ -170,23 +118,18 @@ class RayDriver:
             self._link.send(messages.Restarted(order.name, failed))
 
     async def _carry_out(self, order: messages.Order) -> messages.LogPart | None:
-        assert self._actors is not None
         match order:
-            case messages.WantReplicas(launches):
-                self._wanted = {launch.name: launch for launch in launches}
+            case messages.WantReplicas(launches, avoid, policy):
+                before, self._wanted = self._wanted or {}, {launch.name: launch for launch in launches}
+                self._actors.avoid = avoid
                 for launch in launches:
-                    self._place(launch)
-            case messages.PlaceReplica(launch):
-                if self._wanted is not None:
-                    self._wanted[launch.name] = launch
-                self._place(launch)
-                self._told.pop(launch.name, None)  # the supervisor knows nothing of it yet
+                    if before.get(launch.name) != launch:
+                        self._place(launch)
+                        self._told.pop(launch.name, None)  # the supervisor may know nothing of it yet
                 self._tell()
-            case messages.SetPolicy(policy):
-                self._policy = self._actors.policy = policy
-                await self._claim()
-            case messages.AvoidNodes(nodes):
-                self._actors.avoid = nodes
+                if policy != self._actors.policy:
+                    self._actors.policy = policy
+                    await self._claim()
             case messages.EndReplica(name):
                 (self._wanted or {}).pop(name, None)
                 if await self._is_ours():
@@ -206,7 +149,7 @@ class RayDriver:
         A registry that does not answer cannot have given it to another gateway.
         """
         try:
-            if not self._head.lost:
+            if not self._head_lost:
                 await self._claim()
         except TakenOver:
             return False
@@ -215,7 +158,6 @@ class RayDriver:
         return True
 
     def _place(self, launch: Launch) -> None:
-        assert self._actors is not None
         if launch.name in self._placing:
             return
 
@@ -235,24 +177,19 @@ class RayDriver:
         task.add_done_callback(done)
 
     async def _ensure(self, launch: Launch, standing: dict[str, str], say: Say) -> None:
-        assert self._actors is not None
-        async with self._turn(launch.name):
+        async with self._turns[launch.name]:
             if await self._is_ours():
                 await self._actors.ensure(launch, standing, say)
 
-    def _turn(self, name: str) -> asyncio.Lock:
-        return self._turns.setdefault(name, asyncio.Lock())
-
     async def _end(self, name: str) -> None:
         """End a replica. Without a head only its engine ends; `_repair` ends the rest when the head is back."""
-        assert self._actors is not None
         self._ending.add(name)
         try:
             if (placing := self._placing.get(name)) is not None:
                 placing.cancel()
                 await asyncio.wait({placing})
-            async with self._turn(name):
-                await self._actors.end(name, headless=self._head.lost)
+            async with self._turns[name]:
+                await self._actors.end(name, headless=self._head_lost)
                 with contextlib.suppress(Exception):  # the registry is away: `_repair` tells it again
                     await asyncio.wait_for(self._registry.forget.remote(name), ASK_S)
                 self._rows.pop(name, None)
@@ -262,20 +199,36 @@ class RayDriver:
 
     async def _leave(self) -> None:
         """End all replicas and the registry, if this gateway owns the hive; nobody else can claim it before."""
-        assert self._actors is not None
         self._wanted = {}
         if not await self._is_ours():
             return
         names = {*self._rows, *self._placing}
-        if not self._head.lost:
+        if not self._head_lost:
             names |= set(await asyncio.to_thread(self._actors.all_names))
         await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
-        if not self._head.lost:
+        if not self._head_lost:
             import ray
 
             await asyncio.to_thread(ray.kill, self._registry, no_restart=True)
 
     # Reports of the cluster
+
+    async def _watch_head(self) -> None:
+        import ray
+
+        loop, asking, misses = asyncio.get_running_loop(), ThreadPoolExecutor(1, "head"), 0
+        address = ray.get_runtime_context().gcs_address
+        client = gcs_client(address)
+        while True:
+            await asyncio.sleep(HEAD_EVERY_S)
+            misses = 0 if await loop.run_in_executor(asking, _answers, client) else misses + 1
+            if self._head_lost and self._setup.address == "auto":
+                now = await asyncio.to_thread(connection_to, "auto", os.environ)
+                if now.head not in ("auto", address):  # this machine is now a node of another cluster
+                    raise NewHead
+            if (misses >= MISSES) != self._head_lost:
+                self._head_lost = misses >= MISSES
+                self._link.send(messages.HeadState(self._head_lost))
 
     async def _follow_table(self) -> None:
         version = 0
@@ -304,14 +257,8 @@ class RayDriver:
         """Find the restarted registry, or create it again if it is gone."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(Exception):  # there is no head: tried again after LATE_S
-            found: Any = await loop.run_in_executor(self._lookup, find_registry, self._setup.hive)
-            if found is not None:
-                self._registry = found
-            else:
-                self._registry = await loop.run_in_executor(self._lookup, self._make_registry)
-
-    def _tell_head(self) -> None:
-        self._link.send(messages.HeadState(self._head.lost))
+            found: Any = await loop.run_in_executor(self._lookup, find_actor, registry_name(self._setup.hive))
+            self._registry = found or await loop.run_in_executor(self._lookup, self._make_registry)
 
     def _tell(self) -> None:
         """Send the rows that changed and the names of all replicas."""
@@ -326,7 +273,7 @@ class RayDriver:
         """Recreate actors that Ray gave up and end unwanted ones. Ray itself moves those whose node is away."""
         while True:
             await asyncio.sleep(MEND_EVERY_S)
-            if self._wanted is None or self._head.lost or not await self._is_ours():
+            if self._wanted is None or self._head_lost or not await self._is_ours():
                 continue
             try:
                 await self._repair(self._wanted)
@@ -334,7 +281,6 @@ class RayDriver:
                 traceback.print_exc()
 
     async def _repair(self, wanted: dict[str, Launch]) -> None:
-        assert self._actors is not None
         for name, launch in list(wanted.items()):
             row = self._rows.get(name)
             if (row is None or row["state"] == "away") and name not in self._placing:
@@ -345,6 +291,19 @@ class RayDriver:
                 return
             if name not in (self._wanted or ()) and name not in self._ending:  # checked again: ends take seconds
                 await self._end(name)
+
+
+def _answers(client: Any) -> bool:
+    """Return whether the head answers in time. Ray's public calls, and a new client, would wait without limit."""
+    try:
+        client.internal_kv_exists(b"skep", namespace=b"skep", timeout=HEAD_S)
+    except (AttributeError, TypeError):
+        return True  # this version of Ray has another call: nothing is known about the head
+    except Exception as error:
+        if "WrongClusterID" in str(error):
+            raise NewHead from None
+        return False
+    return True
 
 
 async def serve(link_fd: int) -> NoReturn:
@@ -370,11 +329,5 @@ async def serve(link_fd: int) -> NoReturn:
     os._exit(code)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="skep-ray-driver")
-    parser.add_argument("--link-fd", type=int, required=True)
-    asyncio.run(serve(parser.parse_args().link_fd))
-
-
 if __name__ == "__main__":
-    main()
+    asyncio.run(serve(int(sys.argv[1])))

@@ -1,34 +1,201 @@
-"""The processes of a Ray node that skep started, by the mark in their environment: which, where they listen, their end.
+"""Ray's own processes on this machine: how they are started, which run, where they listen, how they end. Linux only.
 
-Process numbers are used again and names are shared with other people's clusters; the mark is not. Linux only.
+Ray binds what it starts to every interface, but for a node whose address is exactly 127.0.0.1. So the ports are pinned
+to one range that a firewall can name, and every call wants a token. docs/cluster.md has the whole of it. Process
+numbers are used again and names are shared with other people's clusters; the mark in their environment is not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from skep.cluster.ray_command import MARK
-from skep.errors import UserError
+from skep.errors import EngineError, UserError
 from skep.host.processes import descendants, living
 
+LOOPBACK = "127.0.0.1"
+HEAD_PORT = 6379
+MARK = "SKEP_RAY_NODE"  # in the environment of every process of the node
+ENGINE_PORTS = "SKEP_ENGINE_PORTS"  # there as well: FIRST-LAST
+WORKERS = 1000  # ports: each worker and each driver has one
+ENGINES = 100  # ports: each engine has one
+_SERVICES = 20  # ports kept for the processes of the node itself
+_AFTER = _SERVICES + WORKERS + ENGINES
+STORE_BYTES = 256 * 2**20  # of shared memory: next to nothing travels through Ray, so the engines get the rest
 PROC = Path("/proc")
-EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told, not to be bound
-_LISTENS = "0A"
 _LOOK_EVERY_S = 0.1
+
+# A process that dies is missed after about 6 s, a machine that is silent after about 15 s.
+_WATCHFUL = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "5",
+}
+# Ray alone refuses 3.11.9 beside 3.11.2. What travels through it is data and the names of functions of skep.
+LENIENT = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
+# Else every node ends itself, and what it serves, 60 s after the head is lost; a driver too.
+PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600)}
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    pid: int
-    name: str
+class Ports:
+    """One range for a node. The head listens on the first; on other nodes it stays free."""
+
+    first: int = HEAD_PORT
+
+    @property
+    def last(self) -> int:
+        return self.first + _AFTER
+
+    @property
+    def services(self) -> dict[str, int]:
+        """By flag of `ray start`."""
+        flags = (
+            "node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-grpc-port",
+            "dashboard-agent-listen-port", "metrics-export-port",
+        )  # fmt: skip
+        return {flag: self.first + 1 + number for number, flag in enumerate(flags)}
+
+    @property
+    def dashboard(self) -> int:
+        """Nobody listens there; Ray counts it as taken all the same."""
+        return self.first + _SERVICES
+
+    @property
+    def client(self) -> int:
+        """Of the head's server for drivers elsewhere, which cannot be left out where Ray has it installed."""
+        return self.first + _SERVICES - 1
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        return self.first + _SERVICES + 1, self.first + _SERVICES + WORKERS
+
+    @property
+    def engines(self) -> tuple[int, int]:
+        """Not Ray's, but of what it hosts: so that the same lines of a firewall close them."""
+        return self.workers[1] + 1, self.last
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """What a machine offers as a node. None means what Ray detects."""
+
+    name: str | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStart:
+    """One node to be started. `head`: HOST:PORT of the head, its own where it is the head."""
+
+    head: str
+    address: str
+    is_head: bool
+    options: NodeOptions
+    ports: Ports
+    folder: Path  # Ray's logs and sockets: a short path, sockets have a limit of 107 characters
+    token: Path
+    has_client: bool = False  # Ray's client server is installed
+
+
+def checked_address(text: str) -> str:
+    """An address of one interface."""
+    try:
+        found = ipaddress.IPv4Address(LOOPBACK if text == "localhost" else text)
+    except ValueError:
+        raise UserError(f"`{text}` is no IPv4 address", hint="write one of this machine, such as 10.0.0.1") from None
+    if found.is_unspecified or found.is_multicast:
+        hint = "name the one that the other machines reach; `ip -4 -brief address` lists them"
+        raise UserError(f"`{text}` is no address of one interface", hint=hint)
+    return str(found)
+
+
+def checked_ports(first: int) -> Ports:
+    ports = Ports(first)
+    if first < 1024 or ports.last > 65535:
+        hint = f"from 1024 to {65535 - _AFTER}; Ray's own is {HEAD_PORT}"
+        raise UserError(f"port {first} leaves no room for the {_AFTER} ports after it", hint=hint)
+    return ports
+
+
+def checked_labels(texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value or "," in text:
+            raise UserError(f"`--label {text}` is not NAME=VALUE", hint="such as --label rack=7")
+        found[name] = value
+    return found
+
+
+def arguments(start: NodeStart) -> list[str]:
+    """Of `ray start`."""
+    ports, options = start.ports, start.options
+    flags = {
+        "node-ip-address": start.address,
+        "node-name": options.name,
+        "temp-dir": start.folder,
+        **ports.services,
+        "min-worker-port": ports.workers[0],
+        "max-worker-port": ports.workers[1],
+        "object-store-memory": STORE_BYTES,
+        "include-log-monitor": "false",
+        "log-style": "record",
+        "num-cpus": options.cpus,
+        "num-gpus": options.gpus,
+        "labels": ",".join(f"{name}={value}" for name, value in options.labels.items()) or None,
+    }
+    if start.is_head:
+        flags |= {"port": ports.first, "include-dashboard": "false", "dashboard-port": ports.dashboard}
+        flags["ray-client-server-port"] = ports.client if start.has_client else None
+    else:
+        flags["address"] = start.head
+    whole = ["--head", "--no-monitor"] if start.is_head else []
+    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    return ["start", *whole, "--disable-usage-stats", *given]
+
+
+def environment(start: NodeStart, mark: str, env: Mapping[str, str]) -> dict[str, str]:
+    """What the user has set of Ray's own settings counts, but for what closes it."""
+    own = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
+    first, last = start.ports.engines
+    ours = {MARK: mark, ENGINE_PORTS: f"{first}-{last}"}
+    return {**PATIENT, **_WATCHFUL, **LENIENT, **own, **reaching(start.address, start.token), **ours}
+
+
+def engine_ports(env: Mapping[str, str]) -> range | None:
+    """Return which ports the engines of a node may have. None: any, as in a cluster that skep did not start."""
+    text = env.get(ENGINE_PORTS)
+    if not text:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536):
+        raise EngineError(f"{ENGINE_PORTS} is `{text}`, no range of ports", hint="such as 7400-7499")
+    return range(int(first), int(last) + 1)
+
+
+def reaching(address: str, token: Path) -> dict[str, str]:
+    """For a driver as well: with what a node, or the head at `address`, is reached. Set before ray is imported."""
+    told = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    # Ray puts another interface's address in the place of 127.0.0.1, unless it takes this for a machine of its own.
+    return {**told, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if address == LOOPBACK else "1"}
+
+
+# Those that run
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,101 +206,76 @@ class Listener:
 
     @property
     def is_everywhere(self) -> bool:
-        return self.address in EVERYWHERE
+        return self.address in ("0.0.0.0", "::")  # noqa: S104 - to be told, not to be bound
 
 
-def require_proc() -> None:
-    if not (PROC / "self/environ").exists():
-        raise UserError("a node of a cluster needs Linux", hint="`skep up` serves on this machine without a cluster")
-
-
-def marked(mark: str) -> list[Process]:
-    """Return every live process that carries it."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
+def marked(mark: str) -> dict[int, str]:
+    """Return every live process that carries the mark, with its name."""
+    wanted, found = f"{MARK}={mark}".encode(), {}
     for pid in living():
         with contextlib.suppress(OSError):  # gone, or another user's
-            words = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-            if wanted in words:
-                found.append(Process(pid, (PROC / str(pid) / "comm").read_text().strip()))
+            if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                found[pid] = (PROC / str(pid) / "comm").read_text().strip()
     return found
 
 
 def end(mark: str, patience_s: float = 8.0) -> list[int]:
-    """The raylet first: it takes leave of the head and ends its workers. Then the rest; what stays is killed.
+    """End the raylet first: it takes leave of the head and ends its workers. Then the rest; what stays is killed.
 
-    Returns the process numbers that were killed.
+    Return the process numbers that were killed.
     """
-    kin = descendants(*(process.pid for process in marked(mark)))  # Ray's agents and workers write over their mark
+    kin = descendants(*marked(mark))  # Ray's agents and workers write over their mark
     _ask_to_end(mark, ("raylet",), patience_s)
     _ask_to_end(mark, None, patience_s)
-    left = marked(mark)
+    left, now = list(marked(mark)), living()
     _send(left, signal.SIGKILL)
-    now = living()
-    _send((Process(pid, "") for pid, begun in kin.items() if pid in now and now[pid][1] == begun), signal.SIGKILL)
-    return [process.pid for process in left]
-
-
-def listeners(processes: Sequence[Process]) -> list[Listener]:
-    """Return where they listen for TCP."""
-    owners = {inode: process.name for process in processes for inode in _sockets(process.pid)}
-    rows = [*_table("tcp", socket.AF_INET), *_table("tcp6", socket.AF_INET6)]
-    found = {Listener(owners[inode], address, port) for inode, address, port in rows if inode in owners}
-    return sorted(found, key=lambda one: (one.port, one.address))
-
-
-def parse_table(text: str, family: socket.AddressFamily) -> list[tuple[int, str, int]]:
-    """Listening sockets of /proc/net/tcp or tcp6: inode, address, port."""
-    found = []
-    for line in text.splitlines()[1:]:
-        words = line.split()
-        if len(words) > 9 and words[3] == _LISTENS:
-            address, _, port = words[1].partition(":")
-            found.append((int(words[9]), _address(address, family), int(port, 16)))
-    return found
-
-
-def _address(digits: str, family: socket.AddressFamily) -> str:
-    """Words of 4 bytes, each in the byte order of the machine."""
-    words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
-    text = socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
-    return text.removeprefix("::ffff:") if "." in text else text
-
-
-def _table(name: str, family: socket.AddressFamily) -> list[tuple[int, str, int]]:
-    try:
-        return parse_table((PROC / "net" / name).read_text(), family)
-    except FileNotFoundError:  # a kernel without IPv6
-        return []
-
-
-def _sockets(pid: int) -> set[int]:
-    found = set()
-    with contextlib.suppress(OSError):
-        for link in (PROC / str(pid) / "fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                kind, _, number = str(link.readlink()).partition(":")
-                if kind == "socket":
-                    found.add(int(number[1:-1]))
-    return found
-
-
-def _send(processes: Iterable[Process], number: signal.Signals) -> None:
-    for process in processes:
-        try:
-            os.kill(process.pid, number)
-        except ProcessLookupError:
-            continue
+    _send((pid for pid, begun in kin.items() if pid in now and now[pid][1] == begun), signal.SIGKILL)
+    return left
 
 
 def _ask_to_end(mark: str, names: tuple[str, ...] | None, patience_s: float) -> None:
     """Those of these names, or all; returns when they are gone, or patience is."""
-    deadline = time.monotonic() + patience_s
-    told: set[int] = set()
+    deadline, told = time.monotonic() + patience_s, set[int]()
     while True:
-        left = [process for process in marked(mark) if names is None or process.name in names]
-        _send((process for process in left if process.pid not in told), signal.SIGTERM)
-        told |= {process.pid for process in left}
+        left = {pid for pid, name in marked(mark).items() if names is None or name in names}
+        _send(left - told, signal.SIGTERM)
+        told |= left
         if not left or time.monotonic() > deadline:
             return
         time.sleep(_LOOK_EVERY_S)
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def listeners(processes: Mapping[int, str]) -> list[Listener]:
+    """Return where they listen for TCP."""
+    owners = {}
+    for pid, name in processes.items():
+        with contextlib.suppress(OSError):
+            for link in (PROC / str(pid) / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    owners[str(link.readlink())] = name
+    rows = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            rows += parse_table((PROC / "net" / table).read_text(), family)
+    found = {Listener(owners[one], address, port) for one, address, port in rows if one in owners}
+    return sorted(found, key=lambda one: (one.port, one.address))
+
+
+def parse_table(text: str, family: socket.AddressFamily) -> list[tuple[str, str, int]]:
+    """Return the listening sockets of /proc/net/tcp or tcp6: how a link in /proc names it, address, port."""
+    found = []
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) > 9 and words[3] == "0A":  # it listens
+            digits, _, port = words[1].partition(":")
+            parts = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]  # in the machine's byte order
+            address = socket.inet_ntop(family, struct.pack(f"={len(parts)}I", *parts))
+            short = address.removeprefix("::ffff:") if "." in address else address
+            found.append((f"socket:[{words[9]}]", short, int(port, 16)))
+    return found

@@ -18,12 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from msgspec import structs
-
 from skep.cluster.messages import LogPart, ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
-from skep.cluster.ray_command import engine_ports
-from skep.cluster.registry_actor import find_registry
+from skep.cluster.placement_groups import find_actor, registry_name
+from skep.cluster.ray_processes import engine_ports
 from skep.cluster.replica_registry import ANNOUNCE_EVERY_S, Row
 from skep.deploy.gpus import DEFAULT_SHARES, check_free, room_of
 from skep.engines.adapter import VISIBLE
@@ -39,6 +37,18 @@ from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document
 
 TELL_TIMEOUT_S = 2.5  # a lost report leaves time for the next before the replica counts as away
+TAIL_BYTES = 4 << 20  # at most so much of the end is searched for the last lines
+PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a message may have 4 MiB
+CARDS_AGAIN_S = 1.0
+AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
+AGAIN_MOST_S = 300.0
+INSTRUCTED_S = 5.0  # without an answer of the registry for so long, the creation arguments count
+
+
+async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 class HeartbeatSender:
@@ -65,7 +75,7 @@ class HeartbeatSender:
         self._every_s = every_s
         self._registry: Any = None
         self._held = False  # the registry has `me`; a report with it costs a fifth more
-        self._looks = False
+        self._looking: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -75,9 +85,7 @@ class HeartbeatSender:
     async def run(self) -> None:
         """Report until the registry says that this actor must end."""
         while not await self._is_over():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._every_s):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, self._every_s)
 
     async def _is_over(self) -> bool:
         self._wake.clear()
@@ -91,31 +99,16 @@ class HeartbeatSender:
                 return bool(answer["end"])
         except Exception:  # noqa: S110 - the registry is away: the replica goes on serving
             pass
-        self._look_for_another()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look_for_registry())
         return False
 
-    def _look_for_another(self) -> None:
-        if not self._looks:
-            self._looks = True
-            loop = asyncio.get_running_loop()
-            threading.Thread(target=self._look, args=(loop,), name="registry", daemon=True).start()
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        found = None
+    async def _look_for_registry(self) -> None:
         with contextlib.suppress(Exception):
-            found = self._find()
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(self._found, found)
-
-    def _found(self, registry: Any) -> None:
-        self._looks = False
-        if registry is not None and registry != self._registry:
-            self._registry = registry
-            self._wake.set()
-
-
-TAIL_BYTES = 4 << 20  # at most so much of the end is searched for the last lines
-PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a message may have 4 MiB
+            found = await asyncio.to_thread(self._find)
+            if found is not None and found != self._registry:
+                self._registry = found
+                self._wake.set()
 
 
 def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
@@ -124,7 +117,11 @@ def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
     A part ends at the end of a line if it holds one. A log that has shrunk is read from its beginning.
     """
     size = file.seek(0, os.SEEK_END)
-    begin = _begin_of(file, size, lines) if offset is None else offset if offset <= size else 0
+    begin = offset if offset is not None and offset <= size else 0
+    if offset is None:
+        file.seek(max(0, size - TAIL_BYTES))
+        found = file.read(min(TAIL_BYTES, size)).splitlines(keepends=True)
+        begin = size - sum(map(len, found[-lines:] if lines else ()))
     file.seek(begin)
     data = file.read(min(PART_BYTES, size - begin))
     if begin + len(data) < size:
@@ -132,49 +129,20 @@ def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
     return LogPart(data.decode(errors="replace"), begin + len(data), size)
 
 
-def _begin_of(file: BinaryIO, size: int, lines: int) -> int:
-    file.seek(max(0, size - TAIL_BYTES))
-    found = file.read(min(TAIL_BYTES, size)).splitlines(keepends=True)
-    return size - sum(map(len, found[-lines:] if lines else ()))
-
-
 def with_local_weights(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:
     """Return the launch with its weights as they lie here. Raises WeightsError where there are none to be had."""
     source = launch.place.source if launch.place is not None else None
-    if launch.weights is not None:
-        if launch.weights.is_file() and (source is None or source.startswith(("/", "~"))):
-            return launch
-        if source is None:
-            raise _missing(str(launch.weights))
-    elif source is None:
-        _check_shared(launch)
+    if launch.weights is not None and launch.weights.is_file() and (source is None or source.startswith(("/", "~"))):
         return launch
-    assert source is not None
-    path = pull(source, cache_dir=user_paths(os.environ).cache, progress=progress).path
-    return replace(launch, weights=path, checkpoint=str(path))
-
-
-def is_pulled(launch: Launch) -> bool:
-    """Return whether what is missing here may be there another time: a network, a proxy, room on the disk."""
-    return launch.place is not None and launch.place.source is not None
-
-
-def _check_shared(launch: Launch) -> None:
-    """A folder that engines read themselves; hub names are their own business."""
-    named = launch.checkpoint or ""
-    if named.startswith(("/", "~")) and not Path(named).expanduser().exists():
-        raise _missing(named)
-
-
-def _missing(path: str) -> WeightsError:
-    hint = "put it into a folder that all nodes share under the same path, or name a model that can be pulled"
-    return WeightsError(f"`{path}` does not exist on this node", hint=hint)
-
-
-CARDS_AGAIN_S = 1.0
-AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
-AGAIN_MOST_S = 300.0
-INSTRUCTED_S = 5.0  # without an answer of the registry for so long, the creation arguments count
+    if source is not None:
+        path = pull(source, cache_dir=user_paths(os.environ).cache, progress=progress).path
+        return replace(launch, weights=path, checkpoint=str(path))
+    named = launch.checkpoint or ""  # a folder that engines read themselves, or a hub name
+    is_there = not named.startswith(("/", "~")) or Path(named).expanduser().exists()
+    if launch.weights is not None or not is_there:
+        hint = "put it into a folder that all nodes share under the same path, or name a model that can be pulled"
+        raise WeightsError(f"`{launch.weights or named}` does not exist on this node", hint=hint)
+    return launch
 
 
 class ReplicaActor:
@@ -200,7 +168,7 @@ class ReplicaActor:
         self._working: asyncio.Task[None] | None = None
         self._instructed = asyncio.Event()
         self._announcer = HeartbeatSender(
-            launch["name"], self._row, _own_handle(), lambda: find_registry(hive), heard=self._heed
+            launch["name"], self._row, _own_handle(), lambda: find_actor(registry_name(hive)), heard=self._heed
         )
         threading.Thread(target=self._run, name="replica", daemon=True).start()
 
@@ -212,9 +180,6 @@ class ReplicaActor:
     def describe(self) -> Row:
         """Return the launch that it was created with."""
         return {"over": True} if self._over else self._wanted
-
-    def row(self) -> Row:
-        return self._row()
 
     def restart(self) -> None:
         """Restart the engine, or retry what failed before there was one."""
@@ -244,7 +209,8 @@ class ReplicaActor:
 
     async def _live(self) -> None:
         """Serve until stopped. After a failure, report it and wait for a retry."""
-        announcing = asyncio.ensure_future(self._announce_on())
+        announcing = asyncio.ensure_future(self._announcer.run())
+        announcing.add_done_callback(lambda _over: self._stop_now())
         failures = 0
         while not self._over:
             self._again.clear()
@@ -253,7 +219,7 @@ class ReplicaActor:
             if self._over or self._working.cancelled():
                 break
             failures += 1
-            await self._until_again(self._explain(self._working.exception(), failures))
+            await wait_for_event(self._again, self._explain(self._working.exception(), failures))
         announcing.cancel()
 
     def _explain(self, error: BaseException | None, failures: int) -> float | None:
@@ -263,18 +229,14 @@ class ReplicaActor:
             self._say("failed", f"{type(error).__name__}: {error}")
             return None
         why = f"{error.message}; {error.hint}" if error.hint else error.message
-        if not isinstance(error, DoesNotFit) and not (isinstance(error, WeightsError) and is_pulled(self._asked)):
-            self._say("failed", why)
+        pulled = self._asked.place is not None and self._asked.place.source is not None
+        if not isinstance(error, DoesNotFit) and not (isinstance(error, WeightsError) and pulled):
+            self._say("failed", why)  # what is pulled may be there another time
             return None
         wait_s: float = min(AGAIN_S * 2 ** (failures - 1), AGAIN_MOST_S)
         state = "failed" if failures >= self._policy.failures_before_ready else "backoff"
         self._say(state, f"{why}; next attempt in {wait_s:g} s")
         return wait_s
-
-    async def _until_again(self, wait_s: float | None) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._again.wait()
 
     async def _serve(self) -> None:
         """Run the engine until it is stopped. Kill leftovers of an earlier engine first."""
@@ -284,7 +246,7 @@ class ReplicaActor:
         engine = engine_named(launch.engine, launch.binary)
         await asyncio.to_thread(engine.check, launch)
         await asyncio.to_thread(engine.version)  # runs a program once; the reports use the cached answer
-        await self._until_instructed()
+        await wait_for_event(self._instructed, INSTRUCTED_S)
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         self._log = folder / f"{launch.name}.log"
         with contextlib.closing(StartOrder(engine_ports(os.environ))) as company:
@@ -299,26 +261,22 @@ class ReplicaActor:
         launch = replace(self._asked, host=self._node["address"], api_key=self._key, gpus=own_cards(self._node["gpus"]))
         if launch.place is not None and not launch.place.cards:
             os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray assigned no GPU: the engine sees none
-        return with_local_weights(launch, lambda done, total: self._say("fetching", _fetched(done, total)))
+        return with_local_weights(launch, self._tell_progress)
 
-    async def _until_instructed(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(INSTRUCTED_S):
-                await self._instructed.wait()
+    def _tell_progress(self, done: int, total: int | None) -> None:
+        self._say("fetching", "fetching the weights" + (f", {done * 100 // total} %" if total else ""))
 
     def _heed(self, answer: Row) -> None:
         """Apply the registry's restart policy. A start in progress keeps its deadline."""
         self._instructed.set()
-        with contextlib.suppress(ValueError):  # of another version of skep
-            self._policy = from_document(answer.get("policy") or to_document(self._policy), RestartPolicy)
+        if answer.get("policy"):
+            with contextlib.suppress(ValueError):  # of another version of skep
+                self._policy = from_document(answer["policy"], RestartPolicy)
         if self._replica is not None:
             self._replica.life.policy = self._policy
 
     def _restart_now(self) -> None:
-        if self._replica is not None:
-            self._replica.restart()
-        else:
-            self._again.set()
+        (self._again.set if self._replica is None else self._replica.restart)()
 
     def _stop_now(self) -> None:
         """Stop the engine in order, or cancel what comes before it, such as a pull."""
@@ -335,36 +293,15 @@ class ReplicaActor:
         if state != before["state"]:
             self._loop.call_soon_threadsafe(self._announcer.wake)
 
-    async def _announce_on(self) -> None:
-        await self._announcer.run()
-        self._stop_now()
-
     def _row(self) -> Row:
-        replica, launch = self._replica, self._launch
-        report = ReplicaReport(
-            name=launch.name,
-            model=launch.model,
-            slots=launch.slots,
-            node=self._node.get("name"),
-            node_id=self._node.get("id"),
-            launch=launch,
-            incarnation=self._incarnation,
-            **self._life,
-            **self._state,
-        )
+        replica, launch, node = self._replica, self._launch, self._node
+        told: Row = {**self._state, "slots": launch.slots, "launch": launch}
         if replica is not None and replica.life.state is not ReplicaState.STOPPED:
-            report = structs.replace(
-                report,
-                state=replica.life.state.value,
-                why=replica.life.why,
-                pid=replica.pid,
-                url=replica.life.url,
-                restarts=replica.life.restarts,
-                slots=replica.started.slots,
-                launch=replica.started,
-                engine=replica.engine.version(),
-            )
-        return to_document(report)
+            life, started = replica.life, replica.started
+            told = {"state": life.state.value, "why": life.why, "url": life.url, "restarts": life.restarts}
+            told |= {"pid": replica.pid, "slots": started.slots, "launch": started, "engine": replica.engine.version()}
+        told |= {"name": launch.name, "model": launch.model, "incarnation": self._incarnation, **self._life}
+        return to_document(ReplicaReport(**told, node=node.get("name"), node_id=node.get("id")))
 
 
 def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
@@ -379,19 +316,15 @@ def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
     """
     if not launch.gpus or launch.engine not in DEFAULT_SHARES:
         return
-    try:
-        _check_cards_now(launch)
-    except DoesNotFit:
+    for is_last in (False, True):
+        cards = read_gpu_memory()
+        try:
+            check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
+            return
+        except DoesNotFit as error:
+            if is_last:
+                raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
         time.sleep(again_s)
-        _check_cards_now(launch)
-
-
-def _check_cards_now(launch: Launch) -> None:
-    cards = read_gpu_memory()
-    try:
-        check_free([replace(launch, room=room_of(launch, cards, weights=None, cache=None))], cards)
-    except DoesNotFit as error:
-        raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
 
 
 def _own_handle() -> Any:
@@ -424,7 +357,3 @@ def _own_node() -> Row:
         raise EngineError(f"Ray does not list this node ({node_id[:6]})", hint="`skep replica restart` tries again")
     head = ray.get_runtime_context().gcs_address  # hives of two clusters may have one name
     return {"id": node_id, "address": found.address, "name": found.name, "gpus": ray.get_gpu_ids(), "head": head}
-
-
-def _fetched(done: int, total: int | None) -> str:
-    return f"fetching the weights, {done * 100 // total} %" if total else "fetching the weights"

@@ -1,8 +1,8 @@
-"""The registry of a hive: its replicas, and the gateway that owns it. One actor in the cluster.
+"""The registry of a hive: its replicas, and the gateway that owns it. One actor in the cluster, found by name.
 
-Its state can be lost: replica actors report every few seconds and the gateway polls the table, so a restarted registry
-knows everything within seconds; until then its table says `settling`. Clocks of different nodes are never compared.
-Reaches Ray only through `end_post` and `holder`.
+Its state can be lost: replica actors report every few seconds and the gateway polls the table, so a registry that Ray
+has restarted knows everything within seconds; until then its table says `settling`. Clocks of different nodes are never
+compared. When no gateway is left, it ends the hive.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
+
+from skep.cluster.connect import NAMESPACE
+from skep.cluster.nodes import HEAD
+from skep.cluster.placement_groups import actor_name, actor_names, find_actor, registry_name, remove_group
 
 ANNOUNCE_EVERY_S = 2.0
 AWAY_AFTER_S = 3.5 * ANNOUNCE_EVERY_S  # a replica that is silent for so long is away
@@ -24,38 +28,13 @@ OVER = 1000  # ended incarnations that are remembered
 Row = dict[str, Any]
 
 
-async def _not_known(_name: str) -> None:
-    return None
-
-
-def _incarnation(row: Row) -> str:
-    """Return the incarnation of a report. Raise KeyError if a field is missing."""
-    _ = row["state"], row["node"]
-    incarnation: str = row["incarnation"]
-    return incarnation
-
-
 class ReplicaRegistry:
-    """The table of a hive. `end_post` ends a replica actor by name and handle and returns success.
-
-    `end_self` ends the registry when no gateway is left. `holder` returns the id of the actor that Ray has under a
-    replica's name; "" for none, None if the head does not answer.
-    """
+    """The table of a hive; a subclass reaches Ray."""
 
     def __init__(
-        self,
-        hive: str,
-        *,
-        end_post: Callable[[str, Any], Awaitable[bool]],
-        end_self: Callable[[], Awaitable[None]],
-        holder: Callable[[str], Awaitable[str | None]] = _not_known,
-        abandoned_after_s: float = ABANDONED_AFTER_S,
-        now: Callable[[], float] = time.monotonic,
+        self, hive: str, abandoned_after_s: float = ABANDONED_AFTER_S, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.hive = hive
-        self._end_post = end_post
-        self._end_self = end_self
-        self._holder = holder
         self._abandoned_after_s = abandoned_after_s
         self._now = now
         self._rows: dict[str, Row] = {}
@@ -69,14 +48,27 @@ class ReplicaRegistry:
         self._version = time.time_ns()  # no two registries of a hive count alike
         self._moved = asyncio.Event()
 
+    async def _end_post(self, name: str, handle: Any) -> bool:
+        """End a replica actor. Return False if something may be left."""
+        raise NotImplementedError
+
+    async def _end_self(self) -> None:
+        """End the registry, when no gateway is left."""
+        raise NotImplementedError
+
+    async def _holder(self, name: str) -> str | None:
+        """Return the id of the actor that Ray has under this name; "" if none, None if the head does not answer."""
+        raise NotImplementedError
+
     # Called by replica actors
 
-    async def announce(self, name: str, row: Row, handle: Any = None) -> dict[str, Any]:
+    async def announce(self, name: str, row: Row, handle: Any = None) -> Row:
         """Take a report. The answer says whether the actor must end, because it was ended or replaced.
 
         `handle`: its own, costly to send, so left out once an answer said that it is `held`.
         """
-        known, incarnation = self._rows.get(name), _incarnation(row)
+        _ = row["state"], row["node"]  # a KeyError for a report that lacks one
+        known, incarnation = self._rows.get(name), row["incarnation"]
         if known is not None and known["incarnation"] != incarnation and incarnation not in self._over:
             succeeds = await self._succeeds(name, row, known)
             if succeeds is None or self._rows.get(name, row)["incarnation"] != known["incarnation"]:
@@ -114,7 +106,7 @@ class ReplicaRegistry:
         assert self._owner is not None
         return self._owner
 
-    async def table(self, gateway: str, since: int, timeout_s: float) -> dict[str, Any]:
+    async def table(self, gateway: str, since: int, timeout_s: float) -> Row:
         """Wait for a version other than `since` and return all replicas; always return the owner of the hive."""
         deadline = self._now() + timeout_s
         if gateway == self._owner:
@@ -128,7 +120,7 @@ class ReplicaRegistry:
         told = {"version": self._version, "owner": self._owner}
         return told if self._version == since else {**told, "rows": self._rows, "settling": self._settling}
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self) -> Row:
         return {"hive": self.hive, "owner": self._owner, "rows": self._rows}
 
     # Checks
@@ -144,7 +136,10 @@ class ReplicaRegistry:
 
     def look(self) -> None:
         now = self._now()
-        self._forgive(now)
+        late, self._looked_at = now - self._looked_at - LOOK_EVERY_S, now
+        if late > PAUSE_S:  # this process was held up: allow for the reports that are still to be read
+            self._heard_at = {name: at + late for name, at in self._heard_at.items()}
+            self._owner_seen_at += late
         if self._settling and now - self._began_at > AWAY_AFTER_S:
             self._settling = False
             self._changed()
@@ -152,8 +147,6 @@ class ReplicaRegistry:
             if row["state"] != "away" and now - self._heard_at[name] > AWAY_AFTER_S:
                 self._rows[name] = {**row, "state": "away", "why": f"no report from node {row['node']}"}
                 self._changed()
-
-    # Inside
 
     async def _succeeds(self, name: str, row: Row, known: Row) -> bool | None:
         """Return whether the reporting actor replaces the known one; None if that cannot be found out now.
@@ -177,13 +170,6 @@ class ReplicaRegistry:
     def _abandoned(self) -> bool:
         return self._now() - self._owner_seen_at > self._abandoned_after_s
 
-    def _forgive(self, now: float) -> None:
-        """After a pause of this process, allow for the reports that are still to be read."""
-        late, self._looked_at = now - self._looked_at - LOOK_EVERY_S, now
-        if late > PAUSE_S:
-            self._heard_at = {name: at + late for name, at in self._heard_at.items()}
-            self._owner_seen_at += late
-
     async def _end_all(self) -> None:
         """End the replicas one after the other: a gateway that comes back meanwhile keeps the rest."""
         for name, handle in list(self._handles.items()):
@@ -198,3 +184,88 @@ class ReplicaRegistry:
         self._version += 1
         self._moved.set()
         self._moved = asyncio.Event()
+
+
+# The actor
+
+END_S = 20.0
+HEAD_S = 10.0
+REGISTRY_BYTES = 1_000_000  # Ray honours a node preference only for actors that ask for a resource
+
+
+def make_registry(hive: str, abandoned_after_s: float = ABANDONED_AFTER_S) -> Any:
+    """Return the hive's registry, created if needed; preferably on the head, so that both are lost together."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    head = next((node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]), None)
+    options = {"name": registry_name(hive), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    options |= {"num_cpus": 0, "memory": REGISTRY_BYTES}
+    options |= {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 1000}
+    if head is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(head, soft=True)
+    return ray.remote(RegistryActor).options(**options).remote(hive, abandoned_after_s)
+
+
+class RegistryActor(ReplicaRegistry):
+    """It watches from the first report or claim on: before that there is no event loop."""
+
+    _watching: asyncio.Task[None] | None = None
+
+    def _watch_on(self) -> None:
+        self._watching = self._watching or asyncio.get_running_loop().create_task(self.watch())
+
+    async def announce(self, name: str, row: Row, handle: Any = None) -> Row:
+        self._watch_on()
+        return await super().announce(name, row, handle)
+
+    async def claim(self, gateway: str, policy: Row) -> str:
+        self._watch_on()
+        return await super().claim(gateway, policy)
+
+    async def _end_post(self, name: str, handle: Any) -> bool:
+        if handle is not None:  # that needs no head
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(handle.stop.remote(END_S), END_S)
+        return await end_actor(self.hive, name)
+
+    async def _holder(self, name: str) -> str | None:
+        try:
+            post = await _with_deadline(find_actor, actor_name(self.hive, name))
+        except Exception:
+            return None
+        return "" if post is None else str(post._actor_id.hex())  # noqa: SLF001 - Ray has no public call for it
+
+    async def _end_self(self) -> None:
+        """End what never reported to it too, such as a group that waits for room."""
+        import ray
+
+        for name in await _with_deadline(actor_names, self.hive):
+            await end_actor(self.hive, name)
+        await asyncio.to_thread(ray.kill, ray.get_runtime_context().current_actor, no_restart=True)
+
+
+async def end_actor(hive: str, name: str) -> bool:
+    """Stop the engine, then remove its actor and its placement group in any case.
+
+    Return False if the head did not answer: something may be left.
+    """
+    import ray
+
+    full = actor_name(hive, name)
+    try:
+        post = await _with_deadline(find_actor, full)
+        if post is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(post.stop.remote(END_S), END_S + 2)
+            with contextlib.suppress(Exception):
+                await _with_deadline(ray.kill, post)
+        await _with_deadline(remove_group, full)
+    except Exception:
+        return False
+    return True
+
+
+async def _with_deadline(call: Callable[..., Any], *args: Any) -> Any:
+    """Call in a thread with a deadline: Ray's own calls wait for a lost head without limit."""
+    return await asyncio.wait_for(asyncio.to_thread(call, *args), HEAD_S)

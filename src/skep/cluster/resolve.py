@@ -5,13 +5,23 @@ The names mean what they mean on one machine; `skep.cluster.placement` checks in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from skep.catalog.needs import NO_CARDS
-from skep.cluster.nodes import LeftOut, busy_nodes, capacity, describe_request, has_words, host_of, left_out_lines
-from skep.cluster.placement import BUSY_HINT, card_share, placement_request
+from skep.catalog.presets import Preset
+from skep.cluster.nodes import (
+    ClusterSurvey,
+    LeftOut,
+    Node,
+    capacity,
+    describe_request,
+    has_words,
+    host_of,
+    left_out_lines,
+    split_busy,
+)
+from skep.cluster.placement import BUSY_HINT, MORE_ROOM_HINT, card_share, placement_request
 from skep.config.presets import find_preset, presets_folder
 from skep.config.settings import Serve
 from skep.deploy.resolve import (
@@ -32,12 +42,6 @@ from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import Paths
 from skep.planner.rigs import rig_of_host
 
-if TYPE_CHECKING:
-    from skep.catalog.presets import Preset
-    from skep.cluster.values import ClusterSurvey, Node
-
-IN_CLUSTER = "in the cluster"
-
 
 def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
     """Return one table for each kind of node that serves the model."""
@@ -45,16 +49,15 @@ def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: S
     preset = find_preset(wanted.model, presets_folder(paths))
     if preset is not None:
         return (replace(_of_preset(preset, wanted, survey, say), gpus=()),)
-    with_cards = [node for node in survey.nodes if node.facts is not None and node.facts.cards]
-    llama = any(node.facts is not None and "llamacpp" in node.facts.engines for node in with_cards)
-    if is_for_embedded(wanted, llama_cards=llama):
+    with_cards = [node for node in survey.nodes if node.cards]
+    if is_for_embedded(wanted, llama_cards=any("llamacpp" in node.engines for node in with_cards)):
         return (_embedded(wanted, survey),)
-    if with_cards and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted, say):
-        if is_missing(wanted.model):  # a plan reads the configuration
-            hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
-            raise UserError(f"`{wanted.model}` is not on this machine, so that it cannot be planned", hint=hint)
-        return _of_plans(wanted, survey, paths, say)
-    return (replace(as_told(wanted, paths, cards=bool(with_cards), where=IN_CLUSTER), gpus=()),)
+    if not with_cards or wanted.engine not in (None, *FOR_PLANS) or is_unplanned(wanted, say):
+        return (replace(as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=()),)
+    if is_missing(wanted.model):  # a plan reads the configuration
+        hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
+        raise UserError(f"`{wanted.model}` is not on this machine, so that it cannot be planned", hint=hint)
+    return _of_plans(wanted, survey, paths, say)
 
 
 def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say: Say) -> Serve:
@@ -65,18 +68,16 @@ def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say:
         hint = "`skep cluster status` shows what the nodes have; --simulate tries a rig"
         what = f"the preset `{preset.name}` wants {preset.hardware}, no node of the cluster has {cards} GPUs"
         raise DoesNotFit(f"{what}: {has_words(survey.nodes)}", hint=hint)
-    best = next((node for node in able if node.facts and preset.engine in node.facts.engines), able[0])
-    assert best.facts is not None
-    for line in about_preset(preset, serve, host_of(best), best.facts.engines.get(preset.engine)):
+    best = next((node for node in able if preset.engine in node.engines), able[0])
+    for line in about_preset(preset, serve, host_of(best), best.engines.get(preset.engine)):
         say(line)
     return serve
 
 
 def _embedded(wanted: ServeRequest, survey: ClusterSurvey) -> Serve:
     """Place one replica on each node that has the engine, unless a number is given."""
-    able = sum(node.facts is not None and "embedded" in node.facts.engines and node.cpus >= 1 for node in survey.nodes)
-    count = wanted.replicas or max(1, able)
-    serve = Serve(model=wanted.model, checkpoint=wanted.checkpoint, replicas=count)
+    able = sum("embedded" in node.engines and node.cpus >= 1 for node in survey.nodes)
+    serve = Serve(model=wanted.model, checkpoint=wanted.checkpoint, replicas=wanted.replicas or max(1, able))
     slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
     return replace(serve, slots=slots, context_tokens=context)
 
@@ -92,63 +93,52 @@ class NodeKind:
     best: PlannedServe
     fits: int  # replicas, now
 
-    @property
-    def speed(self) -> float:
-        """Of one replica, as predicted."""
-        return self.best.tok_s / max(1, self.best.plan.setup.layout.replicas)
-
 
 def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
     found = _best_kinds(wanted, survey, paths, say)
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
         raise _no_room(wanted, found, room)
-    counts = shared_out(wanted.replicas or room, [one.fits for one in found])
-    shares = list(zip(found, counts, strict=True))
-    unused = [one for one, count in shares if not count]
-    for line in left_out_lines(
-        node for one in unused for node in one.busy
-    ):  # of the others `skep.cluster.placement` tells
-        say(f"warning: {line}")
-    used = [(one, count) for one, count in shares if count]
-    for one, count in used:
-        say(f"planned for {kind_words(one)}: {count} x {one.best}")
-    return tuple(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind) for one, count in used)
+    left, serves, unused, lines = wanted.replicas or room, [], [], []
+    for one in found:
+        count = min(one.fits, left)
+        left -= count
+        if count:
+            names = ", ".join(node.name for node in one.nodes[:4]) + (", ..." if len(one.nodes) > 4 else "")
+            lines.append(f"planned for {one.kind} ({names}): {count} x {one.best}")
+            serves.append(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind))
+        else:
+            unused += one.busy
+    warnings = [f"warning: {line}" for line in left_out_lines(unused)]  # of the others `skep.cluster.placement` tells
+    for line in (*warnings, *lines):
+        say(line)
+    return tuple(serves)
 
 
 def _best_kinds(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> list[NodeKind]:
     """Return the fastest first. Those that cannot serve it are left out, with a word."""
-    kinds = {kind: nodes for kind, nodes in survey.kinds.items() if nodes[0].facts is not None and nodes[0].facts.cards}
-    smallest_first = dict(sorted(kinds.items(), key=lambda pair: _card_bytes(pair[1][0])))
-    count = sum(len(nodes) for nodes in kinds.values())
+    kinds = [(kind, nodes) for kind, nodes in survey.kinds.items() if nodes[0].cards]
+    kinds.sort(key=lambda pair: sum(card.memory_bytes or 0 for card in pair[1][0].cards))
+    count = sum(len(nodes) for _, nodes in kinds)
     each = replace(
         wanted,
         replicas=-(-wanted.replicas // count) if wanted.replicas else None,
         concurrency=-(-wanted.concurrency // count) if wanted.concurrency else None,
     )
-    found, failed = _plan_kinds(each, smallest_first, paths, say)
+    found, failed = _plan_kinds(each, kinds, paths, say)
     if len({one.best.plan.setup.quant.id for one in found}) > 1 and wanted.quant is None:
         # One checkpoint has one format: the one that the smallest nodes can hold.
         least = min((one.best.plan.setup.quant for one in found), key=lambda quant: quant.bits)
-        found, failed = _plan_kinds(replace(each, quant=least.id), smallest_first, paths, say)
+        found, failed = _plan_kinds(replace(each, quant=least.id), kinds, paths, say)
     if not found:
         raise _fits_nowhere(wanted.model, failed)
     for kind, error in failed:
         say(f"warning: {kind} is left out: {error.message}")
-    return sorted(found, key=lambda one: one.speed, reverse=True)
-
-
-def _card_bytes(node: Node) -> int:
-    return sum(card.memory_bytes or 0 for card in node.facts.cards) if node.facts is not None else 0
-
-
-def kind_words(one: NodeKind) -> str:
-    names = ", ".join(node.name for node in one.nodes[:4])
-    return f"{one.kind} ({names}{', ...' if len(one.nodes) > 4 else ''})"
+    return sorted(found, key=lambda one: one.best.tok_s / max(1, one.best.plan.setup.layout.replicas), reverse=True)
 
 
 def _plan_kinds(
-    wanted: ServeRequest, kinds: Mapping[str, Sequence[Node]], paths: Paths, tell: Say
+    wanted: ServeRequest, kinds: Sequence[tuple[str, Sequence[Node]]], paths: Paths, tell: Say
 ) -> tuple[list[NodeKind], list[tuple[str, SkepError]]]:
     said: set[str] = set()
 
@@ -159,14 +149,22 @@ def _plan_kinds(
 
     found: list[NodeKind] = []
     failed: list[tuple[str, SkepError]] = []
-    for kind, nodes in kinds.items():
+    for kind, nodes in kinds:
         try:
             best = _plan_kind(wanted, nodes, paths, say)
-            idle, busy = _with_engine(best.serve, nodes)
+            serve = best.serve
+            able = [node for node in nodes if node.facts is not None and (serve.binary or serve.engine in node.engines)]
+            if not able:
+                names = ", ".join(node.name for node in nodes)
+                hint = "install it in the environment that their Ray was started in, or name another --engine"
+                raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
+            idle, busy = split_busy(able, card_share(serve))
+            if not idle:
+                raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
         except (DoesNotFit, EngineError) as error:
             failed.append((kind, error))
             continue
-        found.append(NodeKind(kind, idle, busy, best, capacity(placement_request(best.serve), idle)))
+        found.append(NodeKind(kind, idle, busy, best, capacity(placement_request(serve), idle)))
     return found, failed
 
 
@@ -184,43 +182,18 @@ def _plan_kind(wanted: ServeRequest, nodes: Sequence[Node], paths: Paths, say: S
             raise
         wanted = replace(wanted, replicas=None)
         best = planned(wanted, paths, rig, say=say)
-    there = {name for node in nodes if node.facts is not None for name in node.facts.engines}
+    there = {name for node in nodes for name in node.engines}
     other = next((name for name in FOR_PLANS if name in there), None)
     if wanted.engine is not None or wanted.binary or best.serve.engine in there or other is None:
         return best
     return planned(replace(wanted, engine=other), paths, rig, say=say)
 
 
-def _with_engine(serve: Serve, nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
-    """Split the nodes into those with free cards and the others."""
-    able = tuple(n for n in nodes if n.facts is not None and (serve.binary or serve.engine in n.facts.engines))
-    if not able:
-        names = ", ".join(node.name for node in nodes)
-        hint = "install it in the environment that their Ray was started in, or name another --engine"
-        raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
-    busy = busy_nodes(able, card_share(serve))
-    held = {one.node.id for one in busy}
-    idle = tuple(node for node in able if node.id not in held)
-    if not idle:
-        raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
-    return idle, busy
-
-
-def shared_out(replicas: int, room: Sequence[int]) -> list[int]:
-    """So many over kinds, the fastest first, each with room for so many."""
-    given = []
-    for most in room:
-        given.append(min(most, replicas))
-        replicas -= given[-1]
-    return given
-
-
 def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepError:
     """Which came nearest gives the hint: one that has the room and lacks the engine, else the largest."""
     best = next((error for _, error in failed if isinstance(error, EngineError)), failed[-1][1])
-    every = "; ".join(
-        error.message if other in error.message else f"{other}: {error.message}" for other, error in failed
-    )
+    told = [error.message if other in error.message else f"{other}: {error.message}" for other, error in failed]
+    every = "; ".join(told)
     what = f"`{name}` can be served by no kind of node: {every}" if len(failed) > 1 else every
     return type(best)(what, hint=best.hint)
 
@@ -232,4 +205,4 @@ def _no_room(wanted: ServeRequest, found: Sequence[NodeKind], room: int) -> Does
     had = has_words([node for one in found for node in one.nodes])
     held = "".join(f"; {node}" for one in found for node in one.busy)
     what = f"{several} of `{wanted.model}`, there is room for {room}: {each}; {had}{held}"
-    return DoesNotFit(what, hint="fewer --replicas, or another node: `skep cluster join ADDRESS`")
+    return DoesNotFit(what, hint=MORE_ROOM_HINT)

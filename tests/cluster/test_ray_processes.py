@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from skep.cluster.node_commands import refusal
-from skep.cluster.ray_command import (
+from skep.cluster.ray_processes import (
     ENGINE_PORTS,
     MARK,
+    NodeOptions,
     NodeStart,
     Ports,
     arguments,
@@ -20,7 +21,7 @@ from skep.cluster.ray_command import (
 )
 from skep.errors import EngineError, UserError
 
-HEAD = NodeStart("10.0.0.1:6379", "10.0.0.1", True, "a", Ports(), Path("/tmp/x/r"), Path("/c/ray-token"))
+HEAD = NodeStart("10.0.0.1:6379", "10.0.0.1", True, NodeOptions("a"), Ports(), Path("/tmp/x/r"), Path("/c/ray-token"))
 
 
 def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
@@ -36,7 +37,8 @@ def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
 
 
 def test_a_node_is_told_its_head_and_what_it_lends():
-    node = replace(HEAD, is_head=False, address="10.0.0.2", ports=Ports(9000), cpus=4, gpus=0, labels={"rack": "7"})
+    options = NodeOptions("b", cpus=4, gpus=0, labels={"rack": "7"})
+    node = replace(HEAD, is_head=False, address="10.0.0.2", ports=Ports(9000), options=options)
     told = arguments(node)
     assert {"--address=10.0.0.1:6379", "--num-cpus=4", "--num-gpus=0", "--labels=rack=7"} < set(told)
     assert not any(word.startswith(("--head", "--port", "--dashboard-port")) for word in told)
