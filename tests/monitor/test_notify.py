@@ -17,14 +17,13 @@ from skep.errors import UserError
 from skep.monitor.notify import (
     MAX_TEXT,
     Command,
-    Notification,
+    Notice,
     NotificationQueues,
     Secrets,
     Webhook,
     argv_of,
     body_of,
     log_line,
-    make_notice,
     notifiers_of,
     variables_of,
     webhook_of,
@@ -32,7 +31,7 @@ from skep.monitor.notify import (
 from skep.monitor.records import Alert, AlertRule
 
 DOWN = Alert(AlertRule.DOWN, "box", 3600.0, "box is down: refused", 2.0, 2.0, id=1)
-NOTICE = make_notice(Notification("opened", (DOWN,)), 7200.0, "attic")
+NOTICE = Notice("opened", (DOWN,), 7200.0, "attic")
 OK = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -226,7 +225,6 @@ def test_a_fault_in_one_notifier_does_not_end_its_rounds_and_too_many_notices_ar
         rounds = NotificationQueues([Broken()], done, said.append)
         for _ in range(102):
             rounds.hand_over(NOTICE)
-        assert repr(rounds) == "<NotificationQueues 100 for the webhook>"
         await rounds.end()
 
     asyncio.run(run())
@@ -277,7 +275,7 @@ PLAIN = check_webhook("https://example.org/hook?x=1", "json", name="x")
 
 
 def notice(what="opened", *alerts):
-    return make_notice(Notification(what, alerts or (MARKED,)), 7200.0, "attic", UTC)
+    return Notice(what, alerts or (MARKED,), 7200.0, "attic", UTC)
 
 
 def test_json_has_the_alert_and_the_event():

@@ -1,5 +1,6 @@
 """Quiet hours: over midnight, over the change of the clocks, and what is told at their end."""
 
+from dataclasses import replace
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -7,7 +8,7 @@ import pytest
 
 from skep.config.monitor import QuietHours, parse_quiet_hours
 from skep.errors import UserError
-from skep.monitor.notify import Notification, QuietHoursPolicy
+from skep.monitor.notify import Notice, QuietHoursPolicy
 from skep.monitor.records import Alert, AlertRule
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -58,9 +59,9 @@ LATE, MORNING = at("2026-05-04T23:00"), at("2026-05-05T07:00")
 
 def test_what_is_still_wrong_in_the_morning_is_told_then_and_once():
     policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
-    assert policy.opened(alert(), LATE) == []
+    assert policy.tell(alert(), LATE) == []
     assert policy.release(LATE + 3600) == []
-    assert policy.release(MORNING) == [Notification("opened", (alert(),))]
+    assert policy.release(MORNING) == [Notice("opened", (alert(),))]
     assert policy.release(MORNING + 60) == []
 
 
@@ -68,38 +69,39 @@ def test_what_came_and_went_at_night_is_told_together():
     policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
     gone = [alert(closed_at=LATE + 60), alert(AlertRule.TTFT, closed_at=LATE + 90)]
     for one in gone:
-        policy.opened(one, LATE)
-        assert policy.closed(one, LATE + 99) == []
-    assert "2 passed" in repr(policy)
-    assert policy.release(MORNING) == [Notification("passed", tuple(gone))]
+        policy.tell(replace(one, closed_at=None), LATE)
+        assert policy.tell(one, LATE + 99) == []
+    assert policy.release(MORNING) == [Notice("passed", tuple(gone))]
 
 
 def test_what_began_by_day_and_ended_at_night_is_ended_in_the_morning():
     policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
     noon = at("2026-05-04T12:00")
     by_day = alert(opened_at=noon)
-    assert policy.opened(by_day, noon) == [Notification("opened", (by_day,))]
-    assert policy.closed(by_day, LATE) == []
-    assert policy.release(MORNING) == [Notification("closed", (by_day,))]
+    assert policy.tell(by_day, noon) == [Notice("opened", (by_day,))]
+    over = replace(by_day, closed_at=LATE)
+    assert policy.tell(over, LATE) == []
+    assert policy.release(MORNING) == [Notice("closed", (over,))]
 
 
 def test_exceptions_are_told_at_any_hour():
     policy = QuietHoursPolicy(NIGHT, ["down"], BERLIN)
     down = alert(AlertRule.DOWN)
-    assert policy.opened(down, LATE) == [Notification("opened", (down,))]
-    assert policy.closed(down, LATE) == [Notification("closed", (down,))]
+    over = replace(down, closed_at=LATE)
+    assert policy.tell(down, LATE) == [Notice("opened", (down,))]
+    assert policy.tell(over, LATE) == [Notice("closed", (over,))]
 
 
 def test_without_quiet_hours_nothing_waits():
     policy = QuietHoursPolicy()
-    assert policy.opened(alert(), LATE) == [Notification("opened", (alert(),))]
-    assert policy.closed(alert(), LATE) == [Notification("closed", (alert(),))]
+    for what, one in (("opened", alert()), ("closed", alert(closed_at=LATE))):
+        assert policy.tell(one, LATE) == [Notice(what, (one,))]
     assert policy.release(LATE) == []
 
 
 def test_an_alert_held_back_takes_its_number_when_it_has_one():
     policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
     assert not policy.stored(alert(id=4))
-    policy.opened(alert(), LATE)
+    policy.tell(alert(), LATE)
     assert policy.stored(alert(id=4))
     assert policy.release(MORNING)[0].alerts[0].id == 4

@@ -12,6 +12,7 @@ from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.supervisor.control import ask, local_key, socket_of
 from skep.swarm.client import URL_VARIABLE
+from skep.swarm.records import SwarmRun
 from skep.swarm.store import SwarmStore
 
 
@@ -58,3 +59,10 @@ class ServerContext:
         """The runs of swarms, for reading."""
         with self.reading() as store:
             yield SwarmStore(store)
+
+    def newest_runs(self, limit: int) -> list[SwarmRun]:
+        """Of swarms; none where nothing has been stored yet."""
+        if not self.paths.store.exists():
+            return []
+        with self.runs() as runs:
+            return runs.runs(limit)

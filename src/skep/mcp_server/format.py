@@ -1,4 +1,7 @@
-"""Runs and results as the tools show them: compact, cut where long, with the next step in words."""
+"""Runs and results as the tools answer them: compact, cut where long, with the next step in words.
+
+What is unknown is None here and left out on the wire.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skep.mcp_server.schemas import FullResult, ResultPage, ResultRow, RunProgress, TaskFailure
 from skep.store.database import Store
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.store import SwarmStore
 from skep.units import shortened
+
+Answer = dict[str, Any]  # of a tool
 
 ENDED = ("done", "stopped", "cancelled")
 NEWEST_FAILURES = 5
@@ -27,106 +31,96 @@ WHERE swarm_results.run_id = ? AND ending = 'failed' ORDER BY ended_at DESC LIMI
 
 
 def run_progress(
-    store: Store,
-    run: SwarmRun,
-    now: float,
-    at_work: bool,
-    last_words: Callable[[str], str | None],
-    *,
-    whole: bool,
-) -> RunProgress:
-    """`at_work`: the process that was started for it still runs."""
-    standing = short_progress(run).model_copy(update={"next": _next(run, run.state.value)})
-    if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED) and run.counts.left and at_work:
-        standing = standing.model_copy(update={"state": "starting", "next": _next(run, "starting"), "error": None})
-    elif run.state is SwarmRunState.STOPPED and not run.sessions and now - run.created_at < STARTING_S:
-        if (said := last_words(run.id)) is None:
-            standing = standing.model_copy(update={"state": "starting", "next": _next(run, "starting")})
-        else:
-            standing = standing.model_copy(update={"error": said})
-    elif run.state is SwarmRunState.STOPPED and run.error is None:
-        standing = standing.model_copy(update={"error": last_words(run.id)})
+    store: Store, run: SwarmRun, now: float, at_work: bool, last_words: Callable[[str], str | None], *, whole: bool
+) -> Answer:
+    """`at_work`: the process that was started for it still runs. `whole`: with the speed and the newest failures."""
+    answer = short_progress(run)
+    stopped = run.state is SwarmRunState.STOPPED
+    if (stopped or run.state is SwarmRunState.CANCELLED) and run.counts.left and at_work:
+        answer |= {"state": "starting", "error": None}
+    elif stopped and not run.sessions and now - run.created_at < STARTING_S:
+        said = last_words(run.id)
+        answer |= {"state": "starting"} if said is None else {"error": said}
+    elif stopped and run.error is None:
+        answer["error"] = last_words(run.id)
+    state = answer["state"]
+    answer["next"] = _next_step(run, state)
     if not whole:
-        return standing
-    until = run.ended_at if standing.state in ENDED else now  # None: the process was killed, and nobody knows when
-    update: dict[str, Any] = {
-        "seconds": round(max(0.0, until - run.created_at), 1) if until is not None else None,
-        "failures": tuple(
-            TaskFailure(task=row["id"], error=shortened(row["error"] or row["error_kind"] or "", ERROR_CHARS))
-            for row in store.read(_NEWEST_FAILED, run.id, NEWEST_FAILURES)
-        )
-        or None,
-        **_speed(store, run, until, standing.state),
-    }
-    if standing.state == "running" and (why := _away(store, run)) is not None:
-        update["left_s"] = None
-        update["error"] = f"the endpoint does not answer at this moment, and is waited for: {why}"
-    return standing.model_copy(update=update)
+        return answer
+    until = run.ended_at if state in ENDED else now  # None: the process was killed, and nobody knows when
+    failed = store.read(_NEWEST_FAILED, run.id, NEWEST_FAILURES)
+    answer["seconds"] = None if until is None else round(max(0.0, until - run.created_at), 1)
+    answer["failures"] = [
+        {"task": name, "error": shortened(error or kind or "", ERROR_CHARS)} for name, error, kind in failed
+    ] or None
+    answer |= _speed(store, run, until, state)
+    told = [fact for session, _, _, fact in SwarmStore(store).facts(run.id, "endpoint") if session == run.sessions]
+    if state == "running" and told and not told[-1].get("up", True):
+        why = told[-1].get("why") or "no reason is known"
+        answer |= {"left_s": None, "error": f"the endpoint does not answer at this moment, and is waited for: {why}"}
+    return answer
 
 
-def short_progress(run: SwarmRun) -> RunProgress:
+def short_progress(run: SwarmRun) -> Answer:
     """What the run's row tells, without what to do next: it is one of many."""
     output = run.config.get("output")
-    return RunProgress(
-        run=run.id,
-        state=run.state.value,
+    return {
+        "run": run.id,
+        "state": run.state.value,  # or "starting"
         **{name: getattr(run.counts, name) for name in ("total", "done", "failed", "left")},
-        name=run.name or None,
-        simulated=run.simulated,
-        error=run.error,
-        output=output if isinstance(output, str) else None,
-    )
+        "name": run.name or None,
+        "simulated": run.simulated,
+        "error": run.error,
+        "output": output if isinstance(output, str) else None,
+    }
 
 
-def page_of(
-    run: SwarmRun, results: Sequence[TaskResult], *, page: int, size: int, matching: int, most: int
-) -> ResultPage:
+def page_of(run: SwarmRun, results: Sequence[TaskResult], *, page: int, size: int, matching: int, most: int) -> Answer:
+    """`matching`: results of the kind that was asked for, on all pages."""
     pages = -(-matching // size)
-    return ResultPage(
-        run=run.id,
-        state=run.state.value,
-        results=tuple(row_of(one, most) for one in results),
-        page=page,
-        pages=pages,
-        matching=matching,
-        left=run.counts.left,
-        next_page=page + 1 if page < pages else None,
-    )
+    return {
+        "run": run.id,
+        "state": run.state.value,
+        "results": [_result_row(one, most) for one in results],
+        "page": page,
+        "pages": pages,
+        "matching": matching,
+        "left": run.counts.left,
+        "next_page": page + 1 if page < pages else None,
+    }
 
 
-def row_of(result: TaskResult, most: int) -> ResultRow:
-    """A value that is too long is shown as the beginning of its JSON."""
+def _result_row(result: TaskResult, most: int) -> Answer:
+    """A value that is too long is shown as the beginning of its JSON. `cut`: the characters of the whole answer."""
     ok = result.ending is TaskEnding.DONE
-    error = None if ok else shortened(result.error or result.error_kind or "", ERROR_CHARS)
-    if result.value is not None:
-        text = json.dumps(result.value, ensure_ascii=False)
-        if len(text) <= most:
-            return ResultRow(id=result.task, ok=ok, value=result.value, error=error)
-    else:
-        text = result.answer or ""
-    whole = len(text) if len(text) > most else None
-    answer = shortened(text, most) if result.answer is not None or result.value is not None else None
-    return ResultRow(id=result.task, ok=ok, answer=answer, error=error, cut=whole)
+    row: Answer = {"id": result.task, "ok": ok}
+    text = result.answer if result.value is None else json.dumps(result.value, ensure_ascii=False)
+    if result.value is not None and text is not None and len(text) <= most:
+        row["value"] = result.value
+    elif text is not None:
+        row |= {"answer": shortened(text, most), "cut": len(text) if len(text) > most else None}
+    error = shortened(result.error or result.error_kind or "", ERROR_CHARS)
+    return {**row, "error": None if ok else error}
 
 
-def full_result(run_id: str, result: TaskResult, from_char: int) -> FullResult:
-    answer = result.answer
-    part = answer[from_char : from_char + WHOLE_CHARS] if answer is not None else None
-    rest = answer is not None and len(answer) > from_char + WHOLE_CHARS
+def full_result(run_id: str, result: TaskResult, from_char: int) -> Answer:
+    """`next_from`: where the rest of a very long answer begins."""
+    answer, end = result.answer, from_char + WHOLE_CHARS
+    rest = answer is not None and len(answer) > end
     ok = result.ending is TaskEnding.DONE
     told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
-    return FullResult(
-        run=run_id,
-        id=result.task,
-        ok=ok,
+    return {
+        "run": run_id,
+        "id": result.task,
+        "ok": ok,
         **{name: getattr(result, name) for name in told},
-        seconds=round(result.ended_at - result.started_at, 2),
-        answer=part,
-        characters=len(answer) if answer is not None else None,
-        value=result.value if not rest and not from_char else None,
-        error=None if ok else result.error or result.error_kind,
-        next_from=from_char + WHOLE_CHARS if rest else None,
-    )
+        "seconds": round(result.ended_at - result.started_at, 2),
+        "answer": None if answer is None else answer[from_char:end],
+        "characters": None if answer is None else len(answer),
+        "value": result.value if not rest and not from_char else None,
+        "error": None if ok else result.error or result.error_kind,
+        "next_from": end if rest else None,
+    }
 
 
 def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict[str, float | None]:
@@ -139,29 +133,20 @@ def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict
     took = until - began
     if not settled or took <= 0:
         return {}
-    left_s = run.counts.left * took / settled if state == "running" else None
     return {
-        "tok_s": round(tokens / took, 1) if tokens is not None else None,
-        "left_s": round(left_s, 1) if left_s is not None else None,
+        "tok_s": None if tokens is None else round(tokens / took, 1),
+        "left_s": round(run.counts.left * took / settled, 1) if state == "running" else None,  # an estimate
     }
 
 
-def _away(store: Store, run: SwarmRun) -> str | None:
-    """Why the endpoint is away; None where it is there."""
-    told = [fact for session, _, _, fact in SwarmStore(store).facts(run.id, "endpoint") if session == run.sessions]
-    return str(told[-1].get("why") or "no reason is known") if told and not told[-1].get("up", True) else None
-
-
-def _next(run: SwarmRun, state: str) -> str:
+def _next_step(run: SwarmRun, state: str) -> str:
+    left = run.counts.left
     retry = "; swarm_retry tries the failed ones again" if run.counts.failed else ""
-    match state:
-        case "done":
-            return f"swarm_results has the answers, page by page{retry}"
-        case "starting":
-            return f"call swarm_wait again; where it stays so, {run.url} does not answer and is waited for"
-        case "running":
-            return "call swarm_wait again; swarm_results has what is done already"
-        case "cancelled":
-            return f"what is done is kept: swarm_results; swarm_resume does the other {run.counts.left}"
-        case _:
-            return f"nobody works on it any more: swarm_resume does the {run.counts.left} tasks that are left"
+    steps = {
+        "done": f"swarm_results has the answers, page by page{retry}",
+        "starting": f"call swarm_wait again; where it stays so, {run.url} does not answer and is waited for",
+        "running": "call swarm_wait again; swarm_results has what is done already",
+        "cancelled": f"what is done is kept: swarm_results; swarm_resume does the other {left}",
+        "stopped": f"nobody works on it any more: swarm_resume does the {left} tasks that are left",
+    }
+    return steps[state]

@@ -7,6 +7,9 @@ looks. So a client may go away at any moment and ask again later.
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +18,15 @@ from typing import Annotated, Any, Literal
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
-from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.errors import EndpointError, UserError
+from skep.bench.endpoint import find_endpoint
+from skep.errors import EndpointError, EngineError, UserError
+from skep.files import lock_holder, open_log
 from skep.mcp_server.context import ServerContext
-from skep.mcp_server.format import ENDED, full_result, page_of, run_progress, short_progress
-from skep.mcp_server.run_process import RunLauncher
-from skep.mcp_server.schemas import DispatchedRun, FullResult, ResultPage, RunList, RunProgress
-from skep.store.database import Store, open_store
-from skep.swarm.journal import as_it_stands, create_run
-from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, run_options_from_json
+from skep.mcp_server.format import ENDED, Answer, full_result, page_of, run_progress, short_progress
+from skep.paths import Paths
+from skep.store.database import open_store
+from skep.swarm.journal import as_it_stands, create_run, lock_path
+from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, run_options_from_json
 from skep.swarm.store import SwarmStore
 from skep.swarm.task_file import read_tasks, tasks_of
 
@@ -33,6 +36,7 @@ FIND_S = 5.0
 CANCEL_S = 5.0
 MOST_ROWS, MOST_CHARS = 20, 2000
 MOST_WRITERS = 50  # newest runs, any of which may be writing the file that another one wants
+TAIL_BYTES = 4096
 
 Run = Annotated[str, Field(description="Id of the run, the beginning of it, or `last`.")]
 Model = Annotated[str | None, Field(description="Which model; needed only where several are served (see capacity).")]
@@ -47,10 +51,69 @@ MaxTokens = Annotated[int | None, Field(ge=1, description="Longest answer, in to
 Name = Annotated[str, Field(description="A word to find the run by in swarm_list.", max_length=200)]
 
 
+class RunLauncher:
+    """Starts processes that work on runs: in sessions of their own, so that they outlive this server and its client."""
+
+    def __init__(self, paths: Paths, env: Mapping[str, str]) -> None:
+        self._paths, self._env = paths, dict(env)
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, run_id: str, after_cancel: int) -> None:
+        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun.
+
+        `-P`: the client's folder, which may hold anything, is no place to import from.
+        """
+        if self.is_alive(run_id):
+            return
+        env, argv = self._env, [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
+        try:
+            with open_log(self._log_of(run_id), empty=True) as output:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd="/",
+                    env=env,
+                    start_new_session=True,
+                )
+            self._started[run_id] = process
+            threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay behind as a zombie
+        except OSError as error:
+            what = f"the process for run `{run_id}` could not be started: {error.strerror or error}"
+            raise EngineError(what, hint="the run is stored: swarm_resume tries again") from None
+
+    def is_alive(self, run_id: str) -> bool:
+        """Whether a process works on it: one that this server started, or another that holds the run's lock."""
+        started = self._started.get(run_id)
+        if started is not None and started.poll() is None:
+            return True
+        self._started.pop(run_id, None)
+        return lock_holder(lock_path(self._paths, run_id)) is not None
+
+    def _log_of(self, run_id: str) -> Path:
+        return self._paths.logs / f"swarm-{run_id}.log"
+
+    def last_words(self, run_id: str) -> str | None:
+        """The error that the process ended with, where it told one."""
+        try:
+            with self._log_of(run_id).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return None
+        errors = [place for place, line in enumerate(lines) if line.startswith("error: ")]
+        if not errors:
+            return None
+        last = errors[-1]
+        hint = lines[last + 1].removeprefix("hint: ") if lines[last + 1 : last + 2] else ""
+        return lines[last].removeprefix("error: ") + (f" ({hint})" if hint else "")
+
+
 class RunTools:
-    def __init__(self, place: ServerContext, launcher: RunLauncher, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
+    def __init__(self, place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
         self._place = place
-        self._launcher = launcher
+        self._launcher = RunLauncher(place.paths, place.env)
         self._longest_wait_s = longest_wait_s
 
     async def swarm_dispatch(
@@ -73,7 +136,7 @@ class RunTools:
         model: Model = None,
         agents: Agents = None,
         name: Name = "",
-    ) -> DispatchedRun:
+    ) -> Answer:
         """Send many independent tasks to the local model at once, in the background; returns a run id immediately.
         Use it whenever there are several pieces of work that do not depend on each other. Every task must be
         self-contained: the model sees nothing but its own prompt. Tasks are retried, checked against their schema and
@@ -100,7 +163,7 @@ class RunTools:
         model: Model = None,
         agents: Agents = None,
         name: Name = "",
-    ) -> DispatchedRun:
+    ) -> Answer:
         """As swarm_dispatch, with the tasks in a file on this machine. Prefer it for more than about 20 tasks or for
         long inputs: write the file with a script, and neither tasks nor results pass through the conversation. With
         `output`, the results are written there as JSON lines with the tasks' ids."""
@@ -119,7 +182,7 @@ class RunTools:
         run: Run,
         ctx: Context[Any, Any],
         seconds: Annotated[float, Field(description="How long at most; 45 is the longest.")] = 40.0,
-    ) -> RunProgress:
+    ) -> Answer:
         """Wait until a run has ended or the time is up, whichever is first, and say how it stands: counts, estimated
         time left, speed, the newest failures. Never longer than 45 s a call: while the state is `running`, call it
         again."""
@@ -129,11 +192,13 @@ class RunTools:
         while True:
             standing = await asyncio.to_thread(self._standing, run)
             now = loop.time()
-            if standing.state in ENDED or now >= ends:
+            if standing["state"] in ENDED or now >= ends:
                 return await asyncio.to_thread(self._standing, run, whole=True)
             if now >= tell_at:
-                told, tell_at = max(round(told + 0.001, 3), standing.done + standing.failed), now + TELL_S
-                await ctx.report_progress(told, standing.total, _progress_words(standing))
+                done, failed = standing["done"], standing["failed"]
+                told, tell_at = max(round(told + 0.001, 3), done + failed), now + TELL_S
+                words = f"{done} of {standing['total']} done{f', {failed} failed' if failed else ''}"
+                await ctx.report_progress(told, standing["total"], f"{words}, {standing['left']} left")
             await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
 
     def swarm_results(
@@ -143,7 +208,7 @@ class RunTools:
         page_size: Annotated[int, Field(description="At most 20.")] = 10,
         only: Annotated[Literal["all", "done", "failed"], Field(description="Which results.")] = "all",
         chars_per_answer: Annotated[int, Field(description="Longer answers are cut; at most 2000.")] = 600,
-    ) -> ResultPage:
+    ) -> Answer:
         """A page of a run's results, in the order of its tasks: id, ok, answer (or `value`, for a task with a schema),
         error. `cut` says how long the whole answer is where it was shortened; swarm_result fetches it. Works while
         the run is still going."""
@@ -151,21 +216,17 @@ class RunTools:
         ending = None if only == "all" else TaskEnding(only)
         with self._place.runs() as runs:
             found = runs.run(run)
-            counts = found.counts
-            matching = {
-                None: counts.done + counts.failed,
-                TaskEnding.DONE: counts.done,
-                TaskEnding.FAILED: counts.failed,
-            }
             results = runs.results(found.id, offset=(page - 1) * size, limit=size, ending=ending)
-        return page_of(found, results, page=page, size=size, matching=matching[ending], most=most)
+        counts = {"done": found.counts.done, "failed": found.counts.failed}
+        matching = sum(counts.values()) if only == "all" else counts[only]
+        return page_of(found, results, page=page, size=size, matching=matching, most=most)
 
     def swarm_result(
         self,
         run: Run,
         task: Annotated[str, Field(description="Id of the task.")],
         from_char: Annotated[int, Field(ge=0, description="Go on from there, where an answer is very long.")] = 0,
-    ) -> FullResult:
+    ) -> Answer:
         """One task's whole result: the full answer, tries, tokens, seconds, and the error where it was set aside."""
         with self._place.runs() as runs:
             found = runs.run(run)
@@ -175,11 +236,11 @@ class RunTools:
             raise UserError(f"task `{known.id}` of run `{found.id}` has no result yet", hint="swarm_wait waits for it")
         return full_result(found.id, result, from_char)
 
-    async def swarm_cancel(self, run: Run) -> RunProgress:
+    async def swarm_cancel(self, run: Run) -> Answer:
         """Stop a run. What is done is kept and can be fetched; swarm_resume goes on with the rest."""
 
         def cancel() -> str:
-            with self._writing() as store:
+            with open_store(self._place.paths.store) as store:
                 runs = SwarmStore(store)
                 found = runs.run(run)
                 if found.state is not SwarmRunState.DONE:
@@ -190,59 +251,58 @@ class RunTools:
         ends = asyncio.get_running_loop().time() + CANCEL_S
         while True:
             standing = await asyncio.to_thread(self._standing, run_id)
-            if standing.state in ENDED or asyncio.get_running_loop().time() >= ends:
+            if standing["state"] in ENDED or asyncio.get_running_loop().time() >= ends:
                 return await asyncio.to_thread(self._standing, run_id, whole=True)
             await asyncio.sleep(LOOK_S)
 
-    def swarm_resume(self, run: Run) -> RunProgress:
+    def swarm_resume(self, run: Run) -> Answer:
         """Go on with a run that was cancelled or whose process died: only what has no result yet is done. Tasks that
         failed keep their error: swarm_retry is for those."""
         standing = self._standing(run)
-        if standing.state in ("stopped", "cancelled"):
+        if standing["state"] in ("stopped", "cancelled"):
             with self._place.runs() as runs:
-                newest = runs.newest_cancel(standing.run)
-            self._launcher.start(standing.run, newest)
-        return self._standing(standing.run, whole=True)
+                newest = runs.newest_cancel(standing["run"])
+            self._launcher.start(standing["run"], newest)
+        return self._standing(standing["run"], whole=True)
 
-    async def swarm_retry(self, run: Run, agents: Agents = None) -> DispatchedRun:
+    async def swarm_retry(self, run: Run, agents: Agents = None) -> Answer:
         """Dispatch the failed tasks of a run again, as a new run with the same task ids. For failures that may pass
         (an endpoint that was down, a timeout); where the prompt or the schema was the reason, change it and use
         swarm_dispatch."""
 
-        def failed() -> tuple[str, str | None, Mapping[str, Any], list[Task]]:
+        def failed() -> tuple[SwarmRun, list[Task]]:
             with self._place.runs() as runs:
                 found = runs.run(run)
                 if found.kind != "map":
                     hint = "swarm_resume goes on with it where it is not finished"
                     raise UserError(f"run `{found.id}` was planned as a whole: its tasks mean nothing alone", hint=hint)
                 ids = {result.task for result in runs.results(found.id, ending=TaskEnding.FAILED)}
-                again = [task for task in runs.tasks(found.id) if task.id in ids]
-                return found.id, found.model, found.config, again
+                return found, [task for task in runs.tasks(found.id) if task.id in ids]
 
-        run_id, model, config, tasks = await asyncio.to_thread(failed)
+        found, tasks = await asyncio.to_thread(failed)
         if not tasks:
-            raise UserError(f"no task of run `{run_id}` has failed", hint="swarm_wait shows how it stands")
-        before = run_options_from_json(config)
+            raise UserError(f"no task of run `{found.id}` has failed", hint="swarm_wait shows how it stands")
+        before = run_options_from_json(found.config)
         order = replace(before, agents=agents or before.agents, output=None, ask=None)
-        return await self._dispatch(tasks, model, order, f"retry of {run_id}")
+        return await self._dispatch(tasks, found.model, order, f"retry of {found.id}")
 
-    def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> RunList:
+    def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Answer:
         """The newest runs, also those of other clients and of the command line: id, name, state, counts."""
-        if not self._place.paths.store.exists():
-            return RunList(runs=())
-        with self._place.runs() as runs:
-            found = runs.runs(limit)
-        return RunList(runs=tuple(short_progress(as_it_stands(self._place.paths, run)) for run in found))
+        found = self._place.newest_runs(limit)
+        return {"runs": [short_progress(as_it_stands(self._place.paths, run)) for run in found]}
 
-    async def _dispatch(self, tasks: list[Task], model: str | None, order: SwarmRunOptions, name: str) -> DispatchedRun:
+    async def _dispatch(self, tasks: list[Task], model: str | None, order: SwarmRunOptions, name: str) -> Answer:
         """The endpoint is asked first: what could not be done now is not taken."""
         place = self._place
         url = await asyncio.to_thread(place.endpoint_url)
-        endpoint = await self._find(url, model or place.model)
+        try:
+            endpoint = await find_endpoint(url, model or place.model, key=place.key(url), timeout_s=FIND_S)
+        except EndpointError as error:
+            raise EndpointError(f"nothing was dispatched: {error.message}", hint=error.hint) from None
         told = replace(order, key_env=place.key_env)
 
         def begin() -> str:
-            with self._writing() as store:
+            with open_store(place.paths.store) as store:
                 run_id = create_run(store, tasks, told, url=url, model=endpoint.model, kind="map", name=name)
             self._launcher.start(run_id, 0)
             return run_id
@@ -250,22 +310,16 @@ class RunTools:
         run_id = await asyncio.to_thread(begin)
         slots = endpoint.engine.get("slots")
         counts = [count for count in (slots, order.agents, len(tasks)) if isinstance(count, int)]
-        return DispatchedRun(
-            run=run_id,
-            tasks=len(tasks),
-            model=endpoint.model,
-            simulated=endpoint.simulated,
-            at_once=min(counts) if isinstance(slots, int) or order.agents else None,
-            next=f"call swarm_wait with run `{run_id}`, again and again until its state is `done`",
-        )
+        return {
+            "run": run_id,
+            "tasks": len(tasks),
+            "model": endpoint.model,
+            "simulated": endpoint.simulated,
+            "next": f"call swarm_wait with run `{run_id}`, again and again until its state is `done`",
+            "at_once": min(counts) if isinstance(slots, int) or order.agents else None,
+        }
 
-    async def _find(self, url: str, model: str | None) -> Endpoint:
-        try:
-            return await find_endpoint(url, model, key=self._place.key(url), timeout_s=FIND_S)
-        except EndpointError as error:
-            raise EndpointError(f"nothing was dispatched: {error.message}", hint=error.hint) from None
-
-    def _standing(self, run: str, *, whole: bool = False) -> RunProgress:
+    def _standing(self, run: str, *, whole: bool = False) -> Answer:
         """`whole`: with the speed and the newest failures."""
         with self._place.reading() as store:
             found = SwarmStore(store).run(run)
@@ -278,17 +332,10 @@ class RunTools:
             raise UserError(f"`output` `{output}` {what}", hint="name a file, such as /tmp/results.jsonl")
         if output.exists() and output.stat().st_size:
             raise UserError(f"`output` `{output}` is there already", hint="name another file, or remove it first")
-        if not self._place.paths.store.exists():
-            return
-        with self._place.runs() as runs:
-            writers = [run for run in runs.runs(MOST_WRITERS) if run.config.get("output") == str(output)]
-        for run in writers:
-            if run.state is not SwarmRunState.DONE and self._launcher.is_alive(run.id):
+        for run in self._place.newest_runs(MOST_WRITERS):
+            unfinished = run.state is not SwarmRunState.DONE and self._launcher.is_alive(run.id)
+            if run.config.get("output") == str(output) and unfinished:
                 raise UserError(f"`output` `{output}` is the file of run `{run.id}`", hint="name another file")
-
-    def _writing(self) -> Store:
-        self._place.paths.store.parent.mkdir(parents=True, exist_ok=True)
-        return open_store(self._place.paths.store)
 
 
 def _fields(task: dict[str, Any] | str) -> dict[str, Any]:
@@ -301,8 +348,3 @@ def _absolute(name: str, given: str) -> str:
     if not path.is_absolute():
         raise UserError(f"`{name}` `{given}` is not absolute", hint="this server runs in a folder of its own")
     return str(path)
-
-
-def _progress_words(standing: RunProgress) -> str:
-    failed = f", {standing.failed} failed" if standing.failed else ""
-    return f"{standing.done} of {standing.total} done{failed}, {standing.left} left"

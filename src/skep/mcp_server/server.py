@@ -22,7 +22,6 @@ from skep import __version__
 from skep.errors import SkepError
 from skep.mcp_server.context import ServerContext
 from skep.mcp_server.read_tools import ReadTools
-from skep.mcp_server.run_process import RunLauncher
 from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 
 INSTRUCTIONS = """\
@@ -117,9 +116,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SkepError):
         return error_text(error.message, error.hint)
     if isinstance(error, ValidationError):
-        return error_text(
-            "; ".join(_fault(one) for one in error.errors()[:5]), "the tool's input schema says what it takes"
-        )
+        faults = "; ".join(_fault(one) for one in error.errors()[:5])
+        return error_text(faults, "the tool's input schema says what it takes")
     if isinstance(error, ToolError):
         return str(error)
     if isinstance(error, OSError):
@@ -168,7 +166,6 @@ GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 def make_server(place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S) -> MCPServer[Any]:
-    """Files of this machine may be named only where the client is its user."""
     made: MCPServer[Any] = MCPServer(
         "skep",
         title="skep: a swarm of agents on a local model",
@@ -205,12 +202,11 @@ def serve_stdio(place: ServerContext) -> None:
 
 
 def _tools(place: ServerContext, longest_wait_s: float) -> list[SkepTool]:
-    runs = RunTools(place, RunLauncher(place.paths, place.env), longest_wait_s=longest_wait_s)
-    looks = ReadTools(place)
-    by_file = [make_tool(runs.swarm_dispatch_file, "Dispatch tasks of a file", reads=False, same=False)]
-    return [
+    """Files of this machine may be named only where the client is its user."""
+    runs, looks = RunTools(place, longest_wait_s=longest_wait_s), ReadTools(place)
+    made = [
         make_tool(runs.swarm_dispatch, "Dispatch tasks", reads=False, same=False),
-        *(by_file if place.files else ()),
+        make_tool(runs.swarm_dispatch_file, "Dispatch tasks of a file", reads=False, same=False),
         make_tool(runs.swarm_wait, "Wait for a run", reads=True),
         make_tool(runs.swarm_results, "Page of results", reads=True),
         make_tool(runs.swarm_result, "One whole result", reads=True),
@@ -224,3 +220,4 @@ def _tools(place: ServerContext, longest_wait_s: float) -> list[SkepTool]:
         make_tool(looks.benchmarks, "List benchmarks", reads=True),
         make_tool(looks.benchmark, "One benchmark", reads=True),
     ]
+    return [tool for tool in made if place.files or tool.name != "swarm_dispatch_file"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import platform
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any, Self
@@ -21,16 +22,14 @@ from skep.monitor.evaluate import Alarms, find_alerts, findings_of
 from skep.monitor.notify import (
     Log,
     Notice,
-    Notification,
     NotificationQueues,
     Notifier,
     QuietHoursPolicy,
     Secrets,
     log_line,
-    make_notice,
     notifiers_of,
 )
-from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome, ProbeTarget
+from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome
 from skep.monitor.status import TargetState, TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.units import format_seconds
@@ -38,10 +37,6 @@ from skep.units import format_seconds
 KNOWN_FOR_S = 30 * DAY_S
 UNTOLD_FOR_S = 2 * DAY_S
 DISK_EVERY_S = 600.0
-
-FreeBytes = Callable[[], int | None]
-InThread = Callable[..., Awaitable[object]]
-Entry = tuple[str, float, str, str | None]  # what was told, when, through what, what went wrong
 
 
 def free_bytes_of(path: Path) -> int | None:
@@ -67,22 +62,16 @@ class AlertWatcher:
         *,
         env: Mapping[str, str],
         log: Log,
-        free_bytes: FreeBytes,
+        free_bytes: Callable[[], int | None],
         zone: tzinfo | None = None,
         host: str | None = None,
         notifiers: list[Notifier] | None = None,
-        in_thread: InThread = asyncio.to_thread,
     ) -> None:
         """`zone` None: the machine's own time. `notifiers` None: those that are configured."""
-        self._series = series
-        self._wanted = wanted
-        self._env = env
-        self._log = log
-        self._free_bytes = free_bytes
-        self._zone = zone
+        self._series, self._wanted, self._env, self._log = series, wanted, env, log
+        self._free_bytes, self._zone = free_bytes, zone
         self._host = host or platform.node() or "this machine"
-        self._in_thread = in_thread
-        self._secrets = Secrets(self._known_secrets(()))
+        self._secrets = self._known_secrets(None)
         self._notifiers = notifiers_of(wanted, env, self._secrets, log) if notifiers is None else notifiers
         self._queues = NotificationQueues(self._notifiers, self._told, log)
         self._alarms = Alarms()
@@ -91,24 +80,17 @@ class AlertWatcher:
         self._trend: list[tuple[float, int]] = []  # free bytes of the last day, of this process
         self._unsaved: list[Alert] = []  # opened while nothing could be stored
         self._unended: list[Alert] = []  # closed, and not stored as such yet
-        self._words: list[Notification] = []  # to be handed over when the thread is done
+        self._notices: list[Notice] = []  # to be handed over when the thread is done
         self._told_before: dict[int | None, set[str]] = {}  # by the last process, of alerts that are open
         self._now = 0.0
         self._begun = False
         self._lock = asyncio.Lock()  # one event at a time changes the alarms, with all that is stored for it
-
-    def __repr__(self) -> str:
-        return f"<AlertWatcher {self._alarms!r} {self._quiet!r}>"
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
         await self._queues.end(hurry=raised[0] is not None)
-
-    @property
-    def open(self) -> list[Alert]:
-        return self._alarms.open
 
     async def delivered(self, limit_s: float) -> bool:
         """Wait for notices under way. Return False where that takes longer than `limit_s`."""
@@ -125,11 +107,14 @@ class AlertWatcher:
     async def _look(self, now: float, look: Callable[..., None], *about: str) -> None:
         async with self._lock:
             self._now = now
-            await self._in_thread(look, *about)
-            words, self._words = self._words, []
-            for word in words:
-                told = self._told_before.pop(word.alerts[0].id, ()) if word.what == "opened" else ()
-                self._queues.hand_over(make_notice(word, now, self._host, self._zone), told)
+            await asyncio.to_thread(look, *about)
+            notices, self._notices = self._notices, []
+            for notice in notices:
+                told = self._told_before.pop(notice.alerts[0].id, ()) if notice.what == "opened" else ()
+                self._queues.hand_over(self._dated(notice), told)
+
+    def _dated(self, notice: Notice) -> Notice:
+        return replace(notice, at=self._now, host=self._host, zone=self._zone)
 
     def _look_at_target(self, name: str) -> None:
         with self._never_raising("after_probe"):
@@ -137,33 +122,30 @@ class AlertWatcher:
             target = next((one for one in self._series.targets() if one.name == name), None)
             if target is None:  # removed while it was probed
                 return
-            self._secrets = Secrets(self._known_secrets([target]))
+            self._secrets = self._known_secrets(target.key_env)
             findings = findings_of(self._series, target, self._wanted, self._now, self._zone)
             self._carry_out(self._alarms.feed(findings, self._now))
 
     def _look_around(self) -> None:
         with self._never_raising("tick"):
             self._begin()
-            self._save_later()
+            self._write_what_waits()
             watched = [target.name for target in self._series.targets()]
             self._carry_out(self._alarms.forget(watched, self._now))
         with self._never_raising("disk"):
             self._look_at_disk()
-        self._words += self._quiet.release(self._now)
+        self._notices += self._quiet.release(self._now)
 
     def _begin(self) -> None:
         """Read the alerts of the last process from the store, once."""
         if self._begun:
             return
         known = self._series.alerts(since=self._now - KNOWN_FOR_S)
-        told: dict[int | None, list[Entry]] = {
-            alert.id: self._series.notices(alert.id) for alert in known if alert.id is not None and self._notifiers
-        }
+        told = [self._series.notices(alert.id) for alert in known]
         self._alarms = Alarms(known)
         self._begun = True
-        for alert in reversed(known):
-            if alert.id in told:
-                self._catch_up(alert, [(what, via) for what, _, via, _ in told[alert.id] if via != "log"])
+        for alert, entries in reversed([*zip(known, told, strict=True)]):
+            self._catch_up(alert, [(what, via) for what, _, via, _ in entries if via != "log"])
 
     def _catch_up(self, alert: Alert, entries: Sequence[tuple[str, str]]) -> None:
         told = {what for what, _ in entries}
@@ -171,13 +153,12 @@ class AlertWatcher:
             ways = {via for what, via in entries if what == "opened"}
             if not ways.issuperset(notifier.via for notifier in self._notifiers):
                 self._told_before[alert.id] = ways
-                self._words += self._quiet.opened(alert, self._now)
-        elif "closed" in told or self._now - alert.closed_at > UNTOLD_FOR_S:
-            pass
-        elif "opened" in told:
-            self._words += self._quiet.closed(alert, self._now)
-        else:
-            self._quiet.passed(alert)
+                self._notices += self._quiet.tell(alert, self._now)
+        elif "closed" not in told and self._now - alert.closed_at <= UNTOLD_FOR_S:
+            if "opened" in told:
+                self._notices += self._quiet.tell(alert, self._now)
+            else:
+                self._quiet.hold("passed", alert)
 
     def _look_at_disk(self) -> None:
         now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
@@ -192,20 +173,21 @@ class AlertWatcher:
 
     def _carry_out(self, changed: Sequence[Alert]) -> None:
         for one in changed:
-            alert, opened = self._secrets.scrubbed(one), one.closed_at is None
+            alert = self._secrets.scrubbed(one)
             with self._never_raising("store"):
-                alert = self._keep(alert) if opened else self._end(alert)
-            self._note(Notification("opened" if opened else "closed", (alert,)))
-            self._words += (self._quiet.opened if opened else self._quiet.closed)(alert, self._now)
+                alert = self._stored(alert)
+            notice = self._dated(Notice("opened" if alert.closed_at is None else "closed", (alert,)))
+            self._log(log_line(notice))  # at once, quiet hours or not
+            self._write_down(notice, "log", None)
+            self._notices += self._quiet.tell(alert, self._now)
 
-    def _keep(self, alert: Alert) -> Alert:
-        try:
-            return self._alarms.stored(alert, self._series.open_alert(alert))
-        except SkepError:
-            self._unsaved.append(alert)  # told all the same, stored when the store is well again
-            raise
-
-    def _end(self, alert: Alert) -> Alert:
+    def _stored(self, alert: Alert) -> Alert:
+        if alert.closed_at is None:
+            try:
+                return self._alarms.stored(alert, self._series.open_alert(alert))
+            except SkepError:
+                self._unsaved.append(alert)  # told all the same, stored when the store is well again
+                raise
         self._unsaved = [one for one in self._unsaved if (one.rule, one.target) != (alert.rule, alert.target)]
         self._unended.append(alert)  # until it is written: else it would stand there as open for ever
         self._write_ends()
@@ -218,7 +200,7 @@ class AlertWatcher:
                 self._series.close_alert(alert.id, alert.closed_at, alert.closed_because or "")
             self._unended.pop(0)
 
-    def _save_later(self) -> None:
+    def _write_what_waits(self) -> None:
         self._write_ends()
         while self._unsaved:
             alert = self._alarms.stored(self._unsaved[0], self._series.open_alert(self._unsaved[0]))
@@ -227,17 +209,11 @@ class AlertWatcher:
                 for via in ("log", *(notifier.via for notifier in self._notifiers)):
                     self._series.append_notice(alert.id, "opened", self._now, via, None)
 
-    def _note(self, word: Notification) -> None:
-        """Write the log line at once, quiet hours or not."""
-        notice = make_notice(word, self._now, self._host, self._zone)
-        self._log(log_line(notice))
-        self._write_down(notice, "log", None)
-
     async def _told(self, notice: Notice, via: str, error: str | None) -> None:
         error = None if error is None else self._secrets.scrub(error)
         if error is not None:
             self._log(f'alert.untold via={via} event={notice.what} error="{error}"')
-        await self._in_thread(self._write_down, notice, via, error)
+        await asyncio.to_thread(self._write_down, notice, via, error)
 
     def _write_down(self, notice: Notice, via: str, error: str | None) -> None:
         with self._never_raising("notices"):
@@ -245,20 +221,17 @@ class AlertWatcher:
             for number in [alert.id for alert in notice.alerts if alert.id is not None]:
                 self._series.append_notice(number, what, self._now, via, error)
 
-    def _known_secrets(self, targets: Sequence[ProbeTarget]) -> Iterator[str | None]:
-        wanted = self._wanted
-        yield wanted.webhook
-        for name in (wanted.webhook_env, wanted.webhook_token_env, *(target.key_env for target in targets)):
-            yield self._env.get(name) if name else None
+    def _known_secrets(self, key_env: str | None) -> Secrets:
+        names = (self._wanted.webhook_env, self._wanted.webhook_token_env, key_env)
+        return Secrets([self._wanted.webhook, *(self._env.get(name) for name in names if name)])
 
     @contextmanager
     def _never_raising(self, what: str) -> Iterator[None]:
         try:
             yield
-        except SkepError as error:
-            self._log(f'watch.failed in={what} error="{self._secrets.scrub(error.message)}"')
         except Exception as error:
-            self._log(f'watch.failed in={what} error="{type(error).__name__}: {self._secrets.scrub(str(error))}"')
+            why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
+            self._log(f'watch.failed in={what} error="{self._secrets.scrub(why)}"')
 
 
 def check_document(
@@ -273,9 +246,8 @@ def check_document(
     known = series.alerts(open_only=True)
     free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
     places = {(alert.rule, alert.target) for alert in known}
-    judged = [
-        alert for alert in find_alerts(series, wanted, now, free_bytes=free) if (alert.rule, alert.target) not in places
-    ]
+    found = find_alerts(series, wanted, now, free_bytes=free)
+    judged = [alert for alert in found if (alert.rule, alert.target) not in places]
     targets = [_checked(one, now) for one in target_statuses(series, now, with_readings=False)]
     overdue = [target for target in targets if target["overdue"]]
     wrong = [alert_document(alert) for alert in [*known, *judged]] + [_unwatched(one, running) for one in overdue]
@@ -295,11 +267,10 @@ def _checked(one: TargetStatus, now: float) -> dict[str, Any]:
         "name": one.target.name,
         "state": str(one.state if overdue_s is None else TargetState.SILENT),
         "every_s": one.target.every_s,
-        "last_probe_at": None if last is None else last.ended_at,
+        "last_probe_at": getattr(last, "ended_at", None),
         "overdue": overdue_s is not None,
         "overdue_s": overdue_s or 0.0,
-        "error_kind": None if last is None else last.error_kind,
-        "error": None if last is None else last.error,
+        **{name: getattr(last, name, None) for name in ("error_kind", "error")},
     }
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from skep.config.monitor import Monitor
 from skep.monitor.changes import primary_keys
-from skep.monitor.describe import clock
+from skep.monitor.describe import clock, percent
 from skep.monitor.probe_errors import BUSY
 from skep.monitor.records import (
     DAY_S,
@@ -63,9 +63,6 @@ class Alarms:
             self._last_opened[alert.rule, alert.target] = alert.opened_at
             if alert.closed_at is None:
                 self._open[alert.rule, alert.target] = alert
-
-    def __repr__(self) -> str:
-        return f"<Alarms {len(self._open)} open>"
 
     @property
     def open(self) -> list[Alert]:
@@ -127,6 +124,9 @@ DISK_FULL_WITHIN_S = 3 * DAY_S
 DISK_CLEARS = 1.1
 MIN_TREND_HOURS = 6
 MAX_ERROR = 200
+SPEEDS = (SeriesMetric.TOK_S, SeriesMetric.ENGINE_TOK_S, SeriesMetric.EFFECTIVE_TOK_S)
+LOOK_BACK_S = 2 * BASELINE_S  # the three last ones may lie some days back
+MISSED_BETWEEN = 50
 REFUSED_MOST = 24  # a target that has no room for so many probes in a row serves nobody
 
 
@@ -155,23 +155,21 @@ def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFin
     It must lie further below than the limit and than three times the deviation from run to run, and none of the three
     may be back within half of the limit: two odd runs of three are no rarity where runs differ much.
     """
-    parts = _late(points)
-    if parts is None:
-        return None
-    lately, before = parts
+    quiet = [point for point in points if not point.busy]
+    lately = [point.value for point in quiet[-LATE:]]
+    before = _baseline(quiet, quiet[-LATE].at) if len(quiet) > LATE else []
     if len(before) < MIN_BASELINE or min(*lately, *before) <= 0:
         return None
-    late = median(lately)
-    usual = median(before)
+    late, usual = median(lately), median(before)
     noise = NOISE_SIGMAS * SIGMA_OF_MAD * mad([math.log(value) for value in before])
     limit = min(usual * (1 - pct / 100), usual * math.exp(-noise))
     drop = 100 * (1 - late / usual)
+    found = partial(RuleFinding, AlertRule.SLOWER, key.target, value=late, limit=limit)
+    figure = f"{late:.4g} {key.metric.unit}"
     if late < limit and max(lately) < usual * (1 - pct / 200):
-        text = f"{describe(key)} {late:.4g} {key.metric.unit}, {drop:.1f} % below the median of 7 days, {usual:.4g}"
-        return RuleFinding(AlertRule.SLOWER, key.target, wrong=True, message=text, value=late, limit=limit)
-    text = f"{late:.4g} {key.metric.unit}, its median of 7 days is {usual:.4g}"
-    over = False if drop <= pct / 2 else None
-    return RuleFinding(AlertRule.SLOWER, key.target, wrong=over, message=text, value=late, limit=limit)
+        text = f"{describe(key)} {figure}, {drop:.1f} % below the median of 7 days, {usual:.4g}"
+        return found(wrong=True, message=text)
+    return found(wrong=False if drop <= pct / 2 else None, message=f"{figure}, its median of 7 days is {usual:.4g}")
 
 
 def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) -> RuleFinding | None:
@@ -201,10 +199,10 @@ def quality(
     late = values[-LATE:]
     share = sum(late) / len(late)
     before = _baseline(points, points[-len(late)].at)  # others may be there: an answer is right or wrong all the same
-    target, unit = key.target, f"{share:.0%} of the small tasks right in the last {len(late)} probes"
+    right = f"{share:.0%} of the small tasks right in the last {len(late)} probes"
+    found = partial(RuleFinding, AlertRule.QUALITY, key.target, value=share)
     if minimum is not None and share < minimum:
-        text = f"{target}: {unit}, the limit is {minimum:.0%}"
-        return RuleFinding(AlertRule.QUALITY, target, wrong=True, message=text, value=share, limit=minimum)
+        return found(wrong=True, message=f"{key.target}: {right}, the limit is {minimum:.0%}", limit=minimum)
     if len(before) >= MIN_BASELINE:
         counted = items * len(before)
         usual = min(median(before), (counted + 1) / (counted + 2))  # not even a year of right answers is certainty
@@ -212,11 +210,11 @@ def quality(
         for window in (late[-1:], late):
             asked = items * len(window)
             if chance_of_at_most(round(items * sum(window)), asked, usual) < risk:
-                text = f"{target}: {sum(window) / len(window):.0%} of {asked} small tasks right, usually {usual:.0%}"
-                return RuleFinding(AlertRule.QUALITY, target, wrong=True, message=text, value=share, limit=usual)
+                told = f"{sum(window) / len(window):.0%} of {asked} small tasks right, usually {usual:.0%}"
+                return found(wrong=True, message=f"{key.target}: {told}", limit=usual)
     elif minimum is None:
         return None
-    return RuleFinding(AlertRule.QUALITY, target, wrong=False, message=unit, value=share, limit=minimum)
+    return found(wrong=False, message=right, limit=minimum)
 
 
 def shift(target: str, changes: Sequence[SeriesChange], now: float, zone: tzinfo | None = None) -> RuleFinding:
@@ -224,18 +222,16 @@ def shift(target: str, changes: Sequence[SeriesChange], now: float, zone: tzinfo
     last = {change.key: change for change in sorted(changes, key=lambda change: change.at)}
     recent = [change for change in last.values() if now - change.at <= SHIFT_HOLDS_S]
     worse = [change for change in recent if change.worse and abs(change.ratio - 1) >= MIN_SHIFT]
+    found = partial(RuleFinding, AlertRule.SHIFT, target)
     if not worse:
         text = "it is as it was before" if recent else "no change for the worse in the last 7 days"
-        return RuleFinding(AlertRule.SHIFT, target, wrong=False, message=text)
-    change = max(worse, key=lambda change: (change.at, _size(change)))
-    when = clock(change.at, zone)
+        return found(wrong=False, message=text)
+    change = max(worse, key=lambda change: (change.at, abs(math.log(change.ratio)) if change.ratio > 0 else math.inf))
     low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
-    size = f"{100 * (change.ratio - 1):+.1f} % ({low:+.1f} to {high:+.1f} %)"
+    size = f"{_FIGURES.get(change.key.metric, change.key.metric)} {percent(change.ratio)} ({low:+.1f} to {high:+.1f} %)"
     because = f", when {change.because}" if change.because else ""
-    text = f"{describe(change.key)}: {_FIGURES.get(change.key.metric, change.key.metric)} {size} since {when}{because}"
-    return RuleFinding(
-        AlertRule.SHIFT, target, wrong=True, message=text, value=change.after, limit=change.before, since=change.at
-    )
+    text = f"{describe(change.key)}: {size} since {clock(change.at, zone)}{because}"
+    return found(wrong=True, message=text, value=change.after, limit=change.before, since=change.at)
 
 
 def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFinding | None:
@@ -255,12 +251,13 @@ def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFin
     return None
 
 
-def worst(findings: Sequence[RuleFinding]) -> RuleFinding | None:
+def worst(findings: Iterable[RuleFinding | None]) -> RuleFinding | None:
     """Return the finding of one rule over several series: wrong where one is, right again where all are."""
-    wrong = [finding for finding in findings if finding.wrong]
+    found = [finding for finding in findings if finding is not None]
+    wrong = [finding for finding in found if finding.wrong]
     if wrong:
         return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
-    return next((finding for finding in findings if finding.wrong is None), findings[0] if findings else None)
+    return next((finding for finding in found if finding.wrong is None), found[0] if found else None)
 
 
 _FIGURES = {
@@ -284,49 +281,41 @@ def chance_of_at_most(right: int, asked: int, share: float) -> float:
     return sum(math.comb(asked, k) * share**k * (1 - share) ** (asked - k) for k in range(right + 1))
 
 
-def _size(change: SeriesChange) -> float:
-    """Return the size of a change as the logarithm of its ratio; infinite for a fall to zero."""
-    return abs(math.log(change.ratio)) if change.ratio > 0 else math.inf
-
-
-def _late(points: Sequence[SeriesPoint]) -> tuple[list[float], list[float]] | None:
-    quiet = [point for point in points if not point.busy]
-    if len(quiet) <= LATE:
-        return None
-    return [point.value for point in quiet[-LATE:]], _baseline(quiet, quiet[-LATE].at)
-
-
 def _baseline(points: Sequence[SeriesPoint], until: float) -> list[float]:
     return [point.value for point in points if until - BASELINE_S <= point.at < until]
 
 
 def _hourly_loss(history: Sequence[tuple[float, int]]) -> float:
     """Return the median loss of free bytes an hour; 0 where there are too few hours."""
-    hours: dict[int, tuple[float, int]] = {}
-    for at, free in history:
-        hours[int(at // HOUR_S)] = (at, free)
-    kept = list(hours.values())
-    steps = [(b - a) / (y - x) * HOUR_S for (x, a), (y, b) in pairwise(kept) if y > x]
+    hours = {int(at // HOUR_S): (at, free) for at, free in history}
+    steps = [(b - a) / (y - x) * HOUR_S for (x, a), (y, b) in pairwise(hours.values()) if y > x]
     return -median(steps) if len(steps) >= MIN_TREND_HOURS else 0.0
-
-
-SPEEDS = (SeriesMetric.TOK_S, SeriesMetric.ENGINE_TOK_S, SeriesMetric.EFFECTIVE_TOK_S)
-LOOK_BACK_S = 2 * BASELINE_S  # the three last ones may lie some days back
-MISSED_BETWEEN = 50
 
 
 def findings_of(
     series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float, zone: tzinfo | None = None
 ) -> list[RuleFinding]:
     """Of one target. Its own limits go before the configured ones."""
-    changes = [one for one in series.changes(target.name, now - SHIFT_HOLDS_S) if one.key.heat is Heat.HOT]
-    probes = series.probes(target.name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
+    name = target.name
+
+    def fresh(key: SeriesKey) -> list[SeriesPoint]:
+        """Nothing where the series has ended: a run that is made no more keeps no alert open."""
+        points = series.points(key, now - LOOK_BACK_S, now + 1)
+        return points if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s) else []
+
+    probes = series.probes(name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
+    pct = wanted.slower_pct if target.slower_pct is None else target.slower_pct
+    speeds = [key for key in primary_keys(series, name) if key.heat is Heat.HOT and key.metric in SPEEDS]
+    limit_ms = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
+    ttft = SeriesKey(name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
+    tasks = [key for key in series.keys(name) if key.metric is SeriesMetric.QUALITY and key.heat is not Heat.SEEN][:1]
+    changes = [one for one in series.changes(name, now - SHIFT_HOLDS_S) if one.key.heat is Heat.HOT]
     found = [
-        down(target.name, probes, wanted.down_after),
-        _slower(series, target, wanted, now),
-        _first_token(series, target, wanted, now),
-        _quality(series, target, wanted, now),
-        shift(target.name, changes, now, zone),
+        down(name, probes, wanted.down_after),
+        None if pct is None else worst([slower(key, fresh(key), pct) for key in speeds]),
+        None if limit_ms is None else first_token(ttft, fresh(ttft), limit_ms),
+        *(quality(key, fresh(key), target.quality_items, target.every_s, wanted.quality_min) for key in tasks),
+        shift(name, changes, now, zone),
     ]
     return [finding for finding in found if finding is not None]
 
@@ -337,34 +326,3 @@ def find_alerts(series: SeriesStore, wanted: Monitor, now: float, *, free_bytes:
     if free_bytes is not None and (finding := disk(free_bytes, (), wanted.disk_free_bytes)):
         found.append(finding)
     return [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in found if one.wrong]
-
-
-def _slower(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> RuleFinding | None:
-    pct = wanted.slower_pct if target.slower_pct is None else target.slower_pct
-    if pct is None:
-        return None
-    keys = [key for key in primary_keys(series, target.name) if key.heat is Heat.HOT and key.metric in SPEEDS]
-    found = [slower(key, _fresh(series, key, target, now), pct) for key in keys]
-    return worst([finding for finding in found if finding is not None])
-
-
-def _first_token(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> RuleFinding | None:
-    limit = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
-    if limit is None:
-        return None
-    key = SeriesKey(target.name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
-    return first_token(key, _fresh(series, key, target, now), limit)
-
-
-def _quality(series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float) -> RuleFinding | None:
-    keys = [key for key in series.keys(target.name) if key.metric is SeriesMetric.QUALITY and key.heat is not Heat.SEEN]
-    if not keys or not target.quality_items:
-        return None
-    points = _fresh(series, keys[0], target, now)
-    return quality(keys[0], points, target.quality_items, target.every_s, wanted.quality_min)
-
-
-def _fresh(series: SeriesStore, key: SeriesKey, target: ProbeTarget, now: float) -> list[SeriesPoint]:
-    """Nothing where the series has ended: a run that is made no more keeps no alert open."""
-    points = series.points(key, now - LOOK_BACK_S, now + 1)
-    return points if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s) else []

@@ -1,6 +1,6 @@
-"""What somebody is told about an alert: the words, and their form for a command, ntfy, Slack or any other receiver.
+"""What somebody is told about an alert, when, and through what: a command, ntfy, Slack or any other receiver.
 
-Pure. Texts of servers stand in the messages, so they are made one line of plain characters, and every secret that is
+Texts of servers stand in the messages, so they are made one line of plain characters, and every secret that is
 known here is taken out of them before they go anywhere.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from typing import Any, Literal, Protocol
 
-from skep.config.monitor import Hook, Monitor, QuietHours, Shape, check_webhook
+from skep.config.monitor import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
 from skep.errors import UserError
 from skep.monitor.records import Alert, AlertRule, one_line
 from skep.monitor.status import alert_document
@@ -25,109 +25,111 @@ from skep.wire.client import WireFailure
 from skep.wire.fetch import HttpResponse, fetch_once
 from skep.wire.retry import KINDS
 
+MAX_TEXT = 1000
+MIN_SECRET = 4  # a shorter one would be found inside of words
+URGENT = (AlertRule.DOWN, AlertRule.DISK)
+NTFY_HIGH, NTFY_DEFAULT = 4, 3
+_NAMES = {
+    AlertRule.DOWN: "down",
+    AlertRule.SLOWER: "slower than usual",
+    AlertRule.TTFT: "late with its first token",
+    AlertRule.QUALITY: "wrong more often than usual",
+    AlertRule.DISK: "short of disk",
+    AlertRule.SHIFT: "changed for the worse",
+}
+
 What = Literal["opened", "closed", "passed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Notification:
-    """A notice to send. `passed`: alerts that opened and closed in quiet hours, sent together."""
+class Notice:
+    """One message. `passed`: alerts that opened and closed in quiet hours, told together; else it is of one alert."""
 
     what: What
     alerts: tuple[Alert, ...]
+    at: float = 0.0
+    host: str = ""
+    zone: tzinfo | None = None
+
+    @property
+    def title(self) -> str:
+        if self.what == "passed":
+            many = len(self.alerts)
+            return f"{many} alert{'s' if many != 1 else ''} came and went on {self.host}"
+        (alert,) = self.alerts
+        return f"{alert.target or self.host}: {'no longer ' if self.what == 'closed' else ''}{_NAMES[alert.rule]}"
+
+    @property
+    def text(self) -> str:
+        if self.what == "passed":
+            return f"came and went in quiet hours: {'; '.join(map(self._stretch, self.alerts))}"[:MAX_TEXT]
+        (alert,) = self.alerts
+        if self.what == "opened":
+            return alert.message
+        lasted = "" if alert.closed_at is None else f" after {format_seconds(alert.closed_at - alert.opened_at)}"
+        return f"{self.title}{lasted}: {alert.closed_because or 'it is over'}"
+
+    def _stretch(self, alert: Alert) -> str:
+        moments = [f"{datetime.fromtimestamp(at, self.zone):%H:%M}" for at in (alert.opened_at, alert.closed_at) if at]
+        return f"{alert.target or 'the machine'} {_NAMES[alert.rule]} {' to '.join(moments)}"
 
 
 class QuietHoursPolicy:
     """Decides whether an alert is told now or at the end of the quiet hours. Each is told as open once at most."""
 
     def __init__(self, hours: QuietHours | None = None, exempt: Sequence[str] = (), zone: tzinfo | None = None) -> None:
-        self._hours = hours
-        self._exempt = frozenset(exempt)
-        self._zone = zone
-        self._opened: dict[tuple[AlertRule, str | None, float], Alert] = {}
-        self._closed: list[Alert] = []
-        self._passed: list[Alert] = []
+        self._hours, self._exempt, self._zone = hours, frozenset(exempt), zone
+        self._held: dict[tuple[AlertRule, str | None, float], tuple[What, Alert]] = {}
 
-    def __repr__(self) -> str:
-        held = f"{len(self._opened)} opened, {len(self._closed)} closed, {len(self._passed)} passed"
-        return f"<QuietHoursPolicy {held} held>"
+    def tell(self, alert: Alert, now: float) -> list[Notice]:
+        """Return the notice of an alert that has opened or closed; none where it waits."""
+        what: What = "opened" if alert.closed_at is None else "closed"
+        if what == "closed" and self._is_held_open(alert):
+            self.hold("passed", alert)
+        elif self._is_quiet(now) and alert.rule not in self._exempt:
+            self.hold(what, alert)
+        else:
+            return [Notice(what, (alert,))]
+        return []
 
-    def quiet(self, now: float) -> bool:
-        return self._hours is not None and self._hours.hold(now, self._zone)
-
-    def opened(self, alert: Alert, now: float) -> list[Notification]:
-        if self._silent(alert, now):
-            self._opened[_identity(alert)] = alert
-            return []
-        return [Notification("opened", (alert,))]
-
-    def closed(self, alert: Alert, now: float) -> list[Notification]:
-        if self._opened.pop(_identity(alert), None) is not None:
-            self._passed.append(alert)
-            return []
-        if self._silent(alert, now):
-            self._closed.append(alert)
-            return []
-        return [Notification("closed", (alert,))]
+    def hold(self, what: What, alert: Alert) -> None:
+        self._held[_identity(alert)] = (what, alert)
 
     def stored(self, alert: Alert) -> bool:
         """Replace a held alert by the stored one, which has an id. Return False where it is not held."""
-        held = _identity(alert) in self._opened
+        held = self._is_held_open(alert)
         if held:
-            self._opened[_identity(alert)] = alert
+            self.hold("opened", alert)
         return held
 
-    def passed(self, alert: Alert) -> None:
-        """Hold an alert that opened and closed before this process started, without a notice."""
-        self._passed.append(alert)
-
-    def release(self, now: float) -> list[Notification]:
+    def release(self, now: float) -> list[Notice]:
         """Return the held notices, once the quiet hours are over."""
-        if self.quiet(now):
+        if self._is_quiet(now):
             return []
-        words = [Notification("passed", tuple(self._passed))] if self._passed else []
-        words += [Notification("closed", (alert,)) for alert in self._closed]
-        words += [Notification("opened", (alert,)) for alert in self._opened.values()]
-        self._passed, self._closed, self._opened = [], [], {}
-        return words
+        held, self._held = [*self._held.values()], {}
+        passed = tuple(alert for what, alert in held if what == "passed")
+        notices = [Notice("passed", passed)] if passed else []
+        return notices + [
+            Notice(what, (alert,)) for kind in ("closed", "opened") for what, alert in held if what == kind
+        ]
 
-    def _silent(self, alert: Alert, now: float) -> bool:
-        return self.quiet(now) and alert.rule not in self._exempt
+    def _is_quiet(self, now: float) -> bool:
+        return self._hours is not None and self._hours.hold(now, self._zone)
+
+    def _is_held_open(self, alert: Alert) -> bool:
+        held = self._held.get(_identity(alert))
+        return held is not None and held[0] == "opened"
 
 
 def _identity(alert: Alert) -> tuple[AlertRule, str | None, float]:
     return alert.rule, alert.target, alert.opened_at
 
 
-MAX_TEXT = 1000
-MIN_SECRET = 4  # a shorter one would be found inside of words
-URGENT = (AlertRule.DOWN, AlertRule.DISK)
-NTFY_HIGH, NTFY_DEFAULT = 4, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """One message. `alerts` are several only where they came and went in quiet hours."""
-
-    what: What
-    alerts: tuple[Alert, ...]
-    title: str
-    text: str
-    at: float
-    host: str
-
-    @property
-    def urgent(self) -> bool:
-        return self.what == "opened" and any(alert.rule in URGENT for alert in self.alerts)
-
-
 class Secrets:
-    """Secret values to be replaced in texts. `repr` never shows them."""
+    """Secret values to be replaced in texts."""
 
     def __init__(self, values: Iterable[str | None]) -> None:
         self._values = sorted({text for text in values if text and len(text) >= MIN_SECRET}, key=len, reverse=True)
-
-    def __repr__(self) -> str:
-        return f"<Secrets {len(self._values)}>"
 
     def scrub(self, text: str) -> str:
         """Return the text as one line of bounded length, without secrets and user names in URLs."""
@@ -140,91 +142,51 @@ class Secrets:
         return replace(alert, message=self.scrub(alert.message), closed_because=because)
 
 
-def make_notice(word: Notification, now: float, host: str, zone: tzinfo | None = None) -> Notice:
-    if word.what == "passed":
-        many = len(word.alerts)
-        text = f"came and went in quiet hours: {'; '.join(_passed(alert, zone) for alert in word.alerts)}"
-        title = f"{many} alert{'s' if many != 1 else ''} came and went on {host}"
-        return Notice(word.what, word.alerts, title, text[:MAX_TEXT], now, host)
-    (alert,) = word.alerts
-    about, name = alert.target or host, _NAMES[alert.rule]
-    if word.what == "opened":
-        return Notice(word.what, word.alerts, f"{about}: {name}", alert.message, now, host)
-    lasted = f" after {format_seconds(alert.closed_at - alert.opened_at)}" if alert.closed_at is not None else ""
-    title = f"{about}: no longer {name}"
-    return Notice(word.what, word.alerts, title, f"{title}{lasted}: {alert.closed_because or 'it is over'}", now, host)
-
-
 def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
     """Return the JSON body for a webhook."""
+    mark = "warning" if notice.what == "opened" else "white_check_mark"
     if shape == "ntfy":
+        urgent = notice.what == "opened" and any(alert.rule in URGENT for alert in notice.alerts)
         return {
             "topic": hook.topic,
             "title": f"{notice.title} ({notice.host})",
             "message": notice.text,
-            "priority": NTFY_HIGH if notice.urgent else NTFY_DEFAULT,
-            "tags": ["warning" if notice.what == "opened" else "white_check_mark"],
+            "priority": NTFY_HIGH if urgent else NTFY_DEFAULT,
+            "tags": [mark],
         }
     if shape == "slack":
-        mark = ":warning:" if notice.what == "opened" else ":white_check_mark:"
-        return {"text": f"{mark} {_for_slack(notice.text)} ({_for_slack(notice.host)})"}
-    first = alert_document(notice.alerts[0]) if len(notice.alerts) == 1 else {}
+        return {"text": f":{mark}: {_for_slack(notice.text)} ({_for_slack(notice.host)})"}
+    documents = [alert_document(alert) for alert in notice.alerts]
     return {
-        **first,
+        **(documents[0] if len(documents) == 1 else {}),
         "source": "skep",
         "event": notice.what,
         "host": notice.host,
         "at": notice.at,
         "title": notice.title,
         "message": notice.text,
-        "alerts": [alert_document(alert) for alert in notice.alerts],
+        "alerts": documents,
     }
 
 
 def variables_of(notice: Notice) -> dict[str, str]:
     """Return the variables `SKEP_ALERT_*` for a command; unknown values are empty."""
+    told = {"event": notice.what, "message": notice.text, "title": notice.title, "host": notice.host}
     one = notice.alerts[0] if len(notice.alerts) == 1 else None
-    told = {
-        "EVENT": notice.what,
-        "MESSAGE": notice.text,
-        "TITLE": notice.title,
-        "HOST": notice.host,
-        "RULE": one.rule if one else None,
-        "TARGET": one.target if one else None,
-        "VALUE": one.value if one else None,
-        "LIMIT": one.limit if one else None,
-        "OPENED_AT": one.opened_at if one else None,
-        "CLOSED_AT": one.closed_at if one else None,
-    }
-    return {f"SKEP_ALERT_{name}": "" if value is None else _plain(value) for name, value in told.items()}
+    values = {name: told[name] if name in told else getattr(one, name, None) for name in COMMAND_WORDS}
+    return {f"SKEP_ALERT_{name.upper()}": "" if value is None else _plain(value) for name, value in values.items()}
 
 
 def argv_of(command: Iterable[str], variables: Mapping[str, str]) -> list[str]:
     """Fill `{message}` and the like into the command. No shell reads them; other braces stay."""
-    words = {name.removeprefix("SKEP_ALERT_").lower(): value for name, value in variables.items()}
-    known = re.compile(r"\{(" + "|".join(words) + r")\}")
-    return [known.sub(lambda found: words[found[1]], part) for part in command]
+    known = re.compile(r"\{(" + "|".join(COMMAND_WORDS) + r")\}")
+    return [known.sub(lambda found: variables[f"SKEP_ALERT_{found[1].upper()}"], part) for part in command]
 
 
 def log_line(notice: Notice) -> str:
     rules = ",".join(alert.rule for alert in notice.alerts)
     targets = ",".join(alert.target or "-" for alert in notice.alerts)
     return f'alert.{notice.what} rule={rules} target={targets} message="{notice.text.replace(chr(34), chr(39))}"'
-
-
-_NAMES = {
-    AlertRule.DOWN: "down",
-    AlertRule.SLOWER: "slower than usual",
-    AlertRule.TTFT: "late with its first token",
-    AlertRule.QUALITY: "wrong more often than usual",
-    AlertRule.DISK: "short of disk",
-    AlertRule.SHIFT: "changed for the worse",
-}
-
-
-def _passed(alert: Alert, zone: tzinfo | None) -> str:
-    moments = [datetime.fromtimestamp(at, zone).strftime("%H:%M") for at in (alert.opened_at, alert.closed_at) if at]
-    return f"{alert.target or 'the machine'} {_NAMES[alert.rule]} {' to '.join(moments)}"
 
 
 def _for_slack(text: str) -> str:
@@ -245,7 +207,6 @@ MAX_OUTPUT = 2000
 MAX_WAITING = 100
 GRACE_S = 5.0
 
-Sleep = Callable[[float], Awaitable[None]]
 Log = Callable[[str], None]
 
 
@@ -317,36 +278,35 @@ class Webhook:
     hook: Hook
     shape: Shape
     token: str | None = None
-    sleep: Sleep = asyncio.sleep
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     retries_s: tuple[float, ...] = RETRIES_S
     limit_s: float = WEBHOOK_S
 
     async def send(self, notice: Notice) -> str | None:
-        error: str | None = None
-        for pause_s in (*self.retries_s, None):
+        for pause_s in self.retries_s:
             error, wait_s = await self._try(notice)
-            if error is None or wait_s is None or pause_s is None:
-                break
+            if wait_s is None:
+                return error
             await self.sleep(max(pause_s, wait_s))
-        return error
+        return (await self._try(notice))[0]
 
     async def _try(self, notice: Notice) -> tuple[str | None, float | None]:
         """Return what went wrong and the shortest wait before a retry; a wait of None means no retry."""
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        body = body_of(notice, self.shape, self.hook)
+        body, hook = body_of(notice, self.shape, self.hook), self.hook
         try:
             answer = await fetch_once(
-                self.hook.origin, "POST", self.hook.path, body=body, headers=headers, timeout_s=self.limit_s
+                hook.origin, "POST", hook.path, body=body, headers=headers, timeout_s=self.limit_s
             )
         except WireFailure as failure:
             why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
-            return f"{self.hook}: {KINDS[why][1] if why in KINDS else why}", 0.0
+            return f"{hook}: {KINDS[why][1] if why in KINDS else why}", 0.0
         except (OSError, ValueError) as failure:
-            return f"{self.hook}: {type(failure).__name__}", 0.0
+            return f"{hook}: {type(failure).__name__}", 0.0
         if 200 <= answer.status < 300:
             return None, None
         again = answer.status in AGAIN or answer.status >= 500
-        return f"{self.hook} answered {answer.status}", _retry_after(answer) if again else None
+        return f"{hook} answered {answer.status}", _retry_after(answer) if again else None
 
 
 def _retry_after(answer: HttpResponse) -> float:
@@ -358,35 +318,33 @@ def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
     """Return the configured webhook. Raise UserError where its variable is not set or holds no URL."""
     url, name = wanted.webhook, "`monitor.webhook`"
     if wanted.webhook_env is not None:
-        url, name = env.get(wanted.webhook_env), f"the address in `{wanted.webhook_env}`"
-        if not url:
-            hint = "it should hold the address of the webhook, see `monitor.webhook_env`"
-            raise UserError(f"the variable `{wanted.webhook_env}` is not set", hint=hint)
+        url = _value_of(wanted.webhook_env, env, "address", "webhook_env")
+        name = f"the address in `{wanted.webhook_env}`"
     if url is None:
         return None
-    if wanted.webhook_token_env is not None and not env.get(wanted.webhook_token_env):
-        hint = "it should hold the token of the webhook, see `monitor.webhook_token_env`"
-        raise UserError(f"the variable `{wanted.webhook_token_env}` is not set", hint=hint)
+    if wanted.webhook_token_env is not None:
+        _value_of(wanted.webhook_token_env, env, "token", "webhook_token_env")
     return check_webhook(url, wanted.webhook_shape, name=name)
+
+
+def _value_of(variable: str, env: Mapping[str, str], what: str, setting: str) -> str:
+    if value := env.get(variable):
+        return value
+    hint = f"it should hold the {what} of the webhook, see `monitor.{setting}`"
+    raise UserError(f"the variable `{variable}` is not set", hint=hint)
 
 
 def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Notifier]:
     """Return the configured notifiers; one that cannot be used is named in the log."""
-    notifiers: list[Notifier] = []
-    if wanted.command:
-        notifiers.append(Command(wanted.command, env, secrets, log))
+    notifiers: list[Notifier] = [Command(wanted.command, env, secrets, log)] if wanted.command else []
     try:
         hook = webhook_of(wanted, env)
     except UserError as error:
         log(f'alert.webhook unusable because="{error.message}"')
-        hook = None
-    if hook is not None:
+    else:
         token = env.get(wanted.webhook_token_env) if wanted.webhook_token_env else None
-        notifiers.append(Webhook(hook, wanted.webhook_shape, token))
+        notifiers += [Webhook(hook, wanted.webhook_shape, token)] if hook is not None else []
     return notifiers
-
-
-Done = Callable[[Notice, str, str | None], Awaitable[None]]
 
 
 class NotificationQueues:
@@ -395,21 +353,18 @@ class NotificationQueues:
     A notice that is not sent when they end has no entry in the store, and the next process sends it.
     """
 
-    def __init__(self, notifiers: list[Notifier], done: Done, log: Log) -> None:
+    def __init__(
+        self, notifiers: list[Notifier], done: Callable[[Notice, str, str | None], Awaitable[None]], log: Log
+    ) -> None:
+        """`done` hears of each notice that was sent or given up, through what, and what went wrong."""
         self._queues: dict[str, asyncio.Queue[Notice]] = {one.via: asyncio.Queue(MAX_WAITING) for one in notifiers}
-        self._notifiers = notifiers
-        self._done = done
-        self._log = log
-        self._life: asyncio.Task[None] | None = None  # begun with the first notice
-
-    def __repr__(self) -> str:
-        waiting = ", ".join(f"{queue.qsize()} for the {via}" for via, queue in self._queues.items())
-        return f"<NotificationQueues {waiting or 'to nobody'}>"
+        self._notifiers, self._done, self._log = notifiers, done, log
+        self._tasks: list[asyncio.Task[None]] = []  # begun with the first notice
 
     def hand_over(self, notice: Notice, told: Collection[str] = ()) -> None:
         """Queue a notice. Call from the loop's own thread. `told`: notifiers that have sent it already."""
-        if self._life is None and self._notifiers:
-            self._life = asyncio.ensure_future(self._live())
+        if not self._tasks:
+            self._tasks = [asyncio.ensure_future(self._send_all(notifier)) for notifier in self._notifiers]
         for via, queue in self._queues.items():
             if via in told:
                 continue
@@ -434,18 +389,12 @@ class NotificationQueues:
             if not hurry:
                 await self.delivered(GRACE_S)
         finally:
-            life, self._life = self._life, None
-            if life is not None:
-                life.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await life
+            tasks, self._tasks = self._tasks, []
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _live(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for notifier in self._notifiers:
-                tasks.create_task(self._walk(notifier))
-
-    async def _walk(self, notifier: Notifier) -> None:
+    async def _send_all(self, notifier: Notifier) -> None:
         queue = self._queues[notifier.via]
         while True:
             notice = await queue.get()

@@ -363,7 +363,7 @@ class SeriesStore:
     def append_notice(self, alert_id: int, what: str, at: float, via: str, error: str | None) -> None:
         self._append("notices", alert_id=alert_id, what=what, at=at, via=via, error=error)
 
-    def notices(self, alert_id: int) -> list[tuple[str, float, str, str | None]]:
+    def notices(self, alert_id: int | None) -> list[tuple[str, float, str, str | None]]:
         """What was told (opened or closed), when, through what, and what went wrong; in the order it was tried."""
         rows = self.store.read("SELECT what, at, via, error FROM notices WHERE alert_id = ? ORDER BY id", alert_id)
         return [(row["what"], row["at"], row["via"], row["error"]) for row in rows]
