@@ -136,14 +136,8 @@ _TOTALS: Mapping[str, tuple[str, ...]] = {
     "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
     "cache_queries": ("vllm:prefix_cache_queries_total",),
     "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
-    "drafted_tokens": (
-        "vllm:spec_decode_num_draft_tokens_total",
-        "llamacpp:spec_decode_num_draft_tokens_total",
-    ),
-    "accepted_tokens": (
-        "vllm:spec_decode_num_accepted_tokens_total",
-        "llamacpp:spec_decode_num_accepted_tokens_total",
-    ),
+    "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total", "llamacpp:spec_decode_num_draft_tokens_total"),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total", "llamacpp:spec_decode_num_accepted_tokens_total"),
     "prompt_busy_s": ("llamacpp:prompt_seconds_total",),
     "decode_busy_s": ("llamacpp:tokens_predicted_seconds_total",),
 }

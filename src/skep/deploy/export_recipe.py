@@ -227,14 +227,7 @@ def recipe_with(
     """Launches of a plan, given ports one after the other. `cards`: as the user named them."""
     check_ports(port, engine_port, len(launches))
     placed = tuple(replace(launch, port=engine_port + number) for number, launch in enumerate(launches))
-    return Recipe(
-        name=file_name(placed[0].model),
-        title=title,
-        launches=placed,
-        port=port,
-        vendor=vendor,
-        cards=cards,
-    )
+    return Recipe(name=file_name(placed[0].model), title=title, launches=placed, port=port, vendor=vendor, cards=cards)
 
 
 def check_engine(engine: str, name: str) -> None:
