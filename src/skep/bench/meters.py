@@ -93,20 +93,20 @@ async def watch_client() -> AsyncIterator[ClientHealth]:
     """Samples while the block runs; `cpu_share` is there after it."""
     health = ClientHealth()
     cpu, wall = time.process_time(), time.monotonic()
-    sampler = asyncio.create_task(_sample(health))
+
+    async def sample() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + SAMPLE_EVERY_S
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            health.lags_ms.append(max(0.0, (loop.time() - due) * 1000))
+
+    sampler = asyncio.create_task(sample())
     try:
         yield health
     finally:
         sampler.cancel()
         health.cpu_share = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)
-
-
-async def _sample(health: ClientHealth) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + SAMPLE_EVERY_S
-        await asyncio.sleep(SAMPLE_EVERY_S)
-        health.lags_ms.append(max(0.0, (loop.time() - due) * 1000))
 
 
 GATEWAYS_OWN = "skep_build_info"
