@@ -3,7 +3,7 @@
 import pytest
 from sample_rows import evenly, request
 
-from skep.bench.sweep import LevelRounds, ToSaturation, WithinLimits, figure_of, make_level_schedule
+from skep.bench.sweep import LevelRounds, SweepPlan, figure_of, make_level_schedule
 from skep.stats.precision import PrecisionGoal
 from skep.stats.slo import SloLimits
 
@@ -14,6 +14,10 @@ def run_of(level, tok_s, *, ttft_s=0.1, failing=False):
     """One second at `level` agents, a request each, with `tok_s` tokens a second together."""
     told = {"level": level, "tokens": round(tok_s * 1000) // level, "error_kind": "cut" if failing else None}
     return [request(*evenly(ttft_s, 1000.0, 101), index=index, **told) for index in range(level)]
+
+
+def saturation(most):
+    return make_level_schedule(SweepPlan(to_saturation=True, max_concurrency=most))
 
 
 def walk(schedule, figures, *, most=200, limited=()):
@@ -50,7 +54,7 @@ def test_levels_take_turns_and_one_agent_comes_once_more_at_the_end(levels, runs
 
 
 def test_levels_where_all_fails_end_too():
-    dead = [LevelRounds((1, 2), GOAL), ToSaturation(256)]
+    dead = [LevelRounds((1, 2), GOAL), saturation(256)]
     rounds, search = (walk(one, lambda level, _: run_of(level, 10, failing=True)) for one in dead)
     assert rounds.count(2) == 8
     assert len(search) <= 60
@@ -100,15 +104,15 @@ def growing(level, run):
 
 def test_a_curve_that_levels_off_has_its_knee_bracketed():
     """10 tok/s an agent up to eight of them."""
-    order = walk(ToSaturation(256), lambda level, run: growing(min(level, 8), run))
+    order = walk(saturation(256), lambda level, run: growing(min(level, 8), run))
     assert order[:5] == [1, 2, 4, 8, 16]
     assert max(order) <= 64
     assert any(4 < level < 8 for level in order)
 
 
 def test_a_curve_that_still_grows_ends_at_the_largest_level_or_where_the_client_was_the_limit():
-    assert max(walk(ToSaturation(16), growing)) == 16
-    assert max(walk(ToSaturation(256), growing, limited={8})) == 8
+    assert max(walk(saturation(16), growing)) == 16
+    assert max(walk(saturation(256), growing, limited={8})) == 8
 
 
 @pytest.mark.parametrize(
@@ -122,13 +126,7 @@ def test_a_curve_that_still_grows_ends_at_the_largest_level_or_where_the_client_
     ids=["up to nine agents", "one agent breaks it", "always kept", "failing requests keep no limit"],
 )
 def test_the_highest_level_within_the_limits_is_found(most, run, asked, highest):
-    order = walk(WithinLimits(SloLimits.parse("ttft=1s"), most), lambda level, _: run(level))
+    plan = SweepPlan(slo=SloLimits.parse("ttft=1s"), max_concurrency=most)
+    order = walk(make_level_schedule(plan), lambda level, _: run(level))
     assert asked <= set(order)
     assert max(order) <= highest
-
-
-def test_the_schedule_is_chosen_by_what_was_asked_for():
-    fields = {"runs": None, "to_saturation": False, "slo": None, "most": 8}
-    asked = {LevelRounds: {}, ToSaturation: {"to_saturation": True}, WithinLimits: {"slo": SloLimits.parse("ttft=1s")}}
-    for kind, how in asked.items():
-        assert isinstance(make_level_schedule((1, 2), GOAL, **{**fields, **how}), kind)

@@ -136,9 +136,9 @@ def test_a_process_with_more_places_gets_more_tasks(width, processes):
 class Forgetful(LoadProcess):
     """Tells of one request less than it made."""
 
-    async def work(self, begin):
-        async for news in super().work(begin):
-            yield replace(news, made=news.made + news.last)
+    async def _heard(self):
+        news = await super()._heard()
+        return replace(news, made=news.made + news.last)
 
 
 def test_a_process_that_tells_of_less_than_it_made_is_an_error(engine):
@@ -277,11 +277,10 @@ class OftenStopped(LoadProcess):
             self.stand_still()
         await super().prepare(job)
 
-    async def work(self, begin):
+    async def work(self, begin, on_row, health):
         if self.jobs == 2:
             self.stand_still()
-        async for frame in super().work(begin):
-            yield frame
+        await super().work(begin, on_row, health)
 
     def stand_still(self):
         os.kill(self.pid, signal.SIGSTOP)

@@ -150,9 +150,8 @@ def test_what_is_started_answers_while_it_is_measured_and_is_gone_afterwards(tmp
         ("sh -c 'echo loading; sleep 600'", "it did not answer within 0.5 s: loading"),
         ("no-such-program --x", "cannot be started"),
         ("unbalanced 'quote", "is not a command"),
-        (" ", ""),
     ],
-    ids=["ends", "does not answer in time", "does not exist", "cannot be read", "empty"],
+    ids=["ends", "does not answer in time", "does not exist", "cannot be read"],
 )
 def test_a_command_that_cannot_be_measured_is_told_with_its_last_words(tmp_path, start, told):
     """The environment of the configuration reaches it."""

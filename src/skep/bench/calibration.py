@@ -94,11 +94,7 @@ class CalibrationPlan:
     def prompts(self, token_s: float) -> SweepPlan:
         """`token_s`: of a token of a prompt, by the short ones. Where the budget is too short, so are the prompts."""
         held = PROMPTS_SHARE * self.budget_s / (7 * self.prompt_tokens * token_s)  # five runs and the warm-up
-        tokens = (
-            self.prompt_tokens
-            if held >= 1
-            else max(min(LEAST_TOKENS, self.prompt_tokens), int(self.prompt_tokens * held))
-        )
+        tokens = min(self.prompt_tokens, max(LEAST_TOKENS, int(self.prompt_tokens * held)))
         load = Workload(prompt_tokens=tokens, max_tokens=LONG_ANSWER_TOKENS, fixed_output=True, seed=self.seed)
         tasks = max(1, min(LONG_TASKS, int(held)))
         return replace(self._sweep((1,), load, PROMPTS_SHARE, tasks=tasks), quick_warm_up=True)
@@ -360,13 +356,10 @@ def _rig(flags: SetupFlags, endpoint: Endpoint, host: HostFacts, replicas: int) 
 
 def _layout(flags: SetupFlags, rig: Rig, replicas: int, engine: str, ep: int) -> Layout:
     """All cards work, unless a flag says otherwise: side by side in llama.cpp, as one in the others."""
-    each = max(1, len(rig.cards) // replicas)
+    tp, pp = flags.tp or 1, flags.pp or 1
     if flags.tp is None and flags.pp is None:
+        each = max(1, len(rig.cards) // replicas)
         tp, pp = (each, 1) if has_pool(engine) else (1, each)
-    elif flags.tp is None:
-        tp, pp = 1, flags.pp or 1
-    else:
-        tp, pp = flags.tp, flags.pp or 1
     layout = Layout(tp, pp, ep, replicas)
     if layout.cards > len(rig.cards):
         has = f"{len(rig.cards)} {'card' if len(rig.cards) == 1 else 'cards'}"

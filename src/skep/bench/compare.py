@@ -19,7 +19,6 @@ from skep.bench.recording import Identity, Recording
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.bench.session import SessionProgress
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
-from skep.bench.summary import summarise
 from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import HostFacts
@@ -28,7 +27,6 @@ from skep.stats.percentiles import paired_ratio_interval, percentile
 from skep.stats.versus import Judgement, judge
 from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
-from skep.units import Interval
 
 Figure = Callable[[Sequence[Request], int], float | None]
 
@@ -52,49 +50,33 @@ class ComparedRun:
         return next((level for level in self.summary.levels if level.concurrency == concurrency), None)
 
     def repeats(self, concurrency: int) -> dict[int, list[Request]]:
-        kept = {
-            repeat.repeat
-            for level in self.summary.levels
-            if level.concurrency == concurrency
-            for repeat in level.counted
-        }
+        level = self.level(concurrency)
+        kept = {repeat.repeat for repeat in level.counted} if level is not None else set()
         found = by_repeat(row for row in self.rows if row.level == concurrency)
         return {number: rows for number, rows in found.items() if number in kept}
 
 
+def _latency(
+    name: str, values: Callable[[Sequence[Request]], list[float]], summary: str, percent: int
+) -> ComparedMetric:
+    """A percentile of times: of a run's requests, and as the summary of a level has it."""
+
+    def of_rows(rows: Sequence[Request], _: int) -> float | None:
+        return percentile(found, percent) if (found := values(rows)) else None
+
+    return ComparedMetric(name, False, of_rows, lambda level: getattr(getattr(level, summary), f"p{percent}", None))
+
+
 METRICS: tuple[ComparedMetric, ...] = (
-    ComparedMetric(
-        "effective tok/s",
-        True,
-        lambda rows, level: repeat_of(0, rows, level).effective_tok_s or None,
-        lambda level: level.effective_tok_s,
-    ),
-    ComparedMetric(
-        "answered",
-        True,
-        lambda rows, _: sum(row.ok for row in rows) / len(rows) if rows else None,
-        lambda level: 1 - level.failed / level.requests if level.requests else None,
-    ),
+    ComparedMetric("effective tok/s", True, lambda rows, level: repeat_of(0, rows, level).effective_tok_s or None,
+                   lambda level: level.effective_tok_s),
+    ComparedMetric("answered", True, lambda rows, _: sum(row.ok for row in rows) / len(rows) if rows else None,
+                   lambda level: 1 - level.failed / level.requests if level.requests else None),
     ComparedMetric("task tok/s", True, lambda rows, _: task_tok_s(rows), lambda level: level.task_tok_s),
-    ComparedMetric(
-        "TTFT p50",
-        False,
-        lambda rows, _: _at(ttft_values(rows), 50),
-        lambda level: level.ttft_ms.p50 if level.ttft_ms else None,
-    ),
-    ComparedMetric(
-        "TTFT p95",
-        False,
-        lambda rows, _: _at(ttft_values(rows), 95),
-        lambda level: level.ttft_ms.p95 if level.ttft_ms else None,
-    ),
-    ComparedMetric(
-        "TPOT p50",
-        False,
-        lambda rows, _: _at(tpot_values(rows), 50),
-        lambda level: level.tpot_ms.p50 if level.tpot_ms else None,
-    ),
-)
+    _latency("TTFT p50", ttft_values, "ttft_ms", 50),
+    _latency("TTFT p95", ttft_values, "ttft_ms", 95),
+    _latency("TPOT p50", tpot_values, "tpot_ms", 50),
+)  # fmt: skip
 
 
 def check_kinds(a: StoredRun, b: StoredRun) -> None:
@@ -146,22 +128,17 @@ def _compared(
     if paired:
         both = sorted(of_a.keys() & of_b.keys())
         of_a, of_b = {key: of_a[key] for key in both}, {key: of_b[key] for key in both}
-    shown_a, shown_b = _shown(metric, level, a), _shown(metric, level, b)
-    limited = [name for name, side in (("A", a), ("B", b)) if _is_limited(side, level)]
+    levels = [side.level(level) for side in (a, b)]
+    shown_a, shown_b = (None if one is None else metric.of_level(one) for one in levels)
+    limited = [name for name, one in zip("AB", levels, strict=True) if one is not None and one.client_limited]
     if limited:
         why = f"the client was the limit in {' and '.join(limited)}"
         return Comparison(level, metric.name, shown_a, shown_b, None, Judgement.UNKNOWN, why)
     empty = _brought_nothing(metric, level, a, b, shown=(shown_a, shown_b))
     if empty is not None:
         return empty
-    ratio: Interval | None
-    ratio, judgement = judge(
-        tuple(of_a.values()),
-        tuple(of_b.values()),
-        higher_is_better=metric.higher_is_better,
-        paired=paired,
-        confidence=confidence,
-    )
+    of_both, up = (tuple(of_a.values()), tuple(of_b.values())), metric.higher_is_better
+    ratio, judgement = judge(*of_both, higher_is_better=up, paired=paired, confidence=confidence)
     why = "" if judgement is not Judgement.UNKNOWN else _no_spread(level, a, b)
     return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, why)
 
@@ -199,20 +176,6 @@ def _values(metric: ComparedMetric, level: int, side: ComparedRun) -> Mapping[in
     return {number: value for number, value in found.items() if value is not None and value > 0}
 
 
-def _shown(metric: ComparedMetric, level: int, side: ComparedRun) -> float | None:
-    summary = side.level(level)
-    return None if summary is None else metric.of_level(summary)
-
-
-def _is_limited(side: ComparedRun, level: int) -> bool:
-    summary = side.level(level)
-    return summary is not None and summary.client_limited
-
-
-def _at(values: Sequence[float], q: float) -> float | None:
-    return percentile(values, q) if values else None
-
-
 FEWEST = 3
 
 
@@ -246,7 +209,7 @@ async def run_ab(
         for sweep in sides:
             await sweep.warm_up()
         await _take_turns(plan, sides[0], sides[1])
-    a, b = (_side(sweep) for sweep in sides)
+    a, b = (ComparedRun(sweep.session.summary(), sweep.recording.rows) for sweep in sides)
     return ABResult(a, b, compare(a, b, paired=True))
 
 
@@ -256,11 +219,13 @@ async def _take_turns(plan: SweepPlan, a: Sweep, b: Sweep) -> None:
     for number in range(plan.runs or plan.most_runs):
         unsure = [level for level in plan.concurrency if plan.runs is not None or not _is_known(ratios[level], plan)]
         for place, level in enumerate(unsure):
-            if plan.runs is None and number >= FEWEST and _is_late(began, plan.budget_s):
+            late = plan.budget_s is not None and time.monotonic() - began > plan.budget_s
+            if plan.runs is None and number >= FEWEST and late:
                 return
-            first, second = (a, b) if (number + place) % 2 == 0 else (b, a)
-            rows = {first: await first.run_level(level), second: await second.run_level(level)}
-            ratios[level].append((_speed(rows[a]), _speed(rows[b])))
+            speed: dict[Sweep, float] = {}
+            for side in (a, b) if (number + place) % 2 == 0 else (b, a):
+                speed[side] = repeat_of(0, await side.run_level(level), None).effective_tok_s
+            ratios[level].append((speed[a], speed[b]))
 
 
 def _is_known(pairs: list[tuple[float, float]], plan: SweepPlan) -> bool:
@@ -268,21 +233,6 @@ def _is_known(pairs: list[tuple[float, float]], plan: SweepPlan) -> bool:
         return False
     found = paired_ratio_interval(pairs)
     return found is not None and found.half_width <= plan.precision
-
-
-def _is_late(began: float, budget_s: float | None) -> bool:
-    return budget_s is not None and time.monotonic() - began > budget_s
-
-
-def _speed(rows: list[Request]) -> float:
-    return repeat_of(0, rows, None).effective_tok_s
-
-
-def _side(sweep: Sweep) -> ComparedRun:
-    recording = sweep.recording
-    stored = (recording.rows, recording.samples, recording.facts)
-    summary = summarise(recording.run_id, *stored, simulated=recording.simulated)
-    return ComparedRun(summary, recording.rows)
 
 
 WORKLOAD = (

@@ -75,12 +75,10 @@ def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, d
 
 
 def _choose(model: str | None, known: list[str], url: str) -> str:
-    if model is None:
-        if len(known) == 1:
-            return known[0]
-        raise UserError(
-            f"{url} serves {len(known)} models: {', '.join(known) or 'none'}", hint="choose one with --model"
-        )
+    if model is None and len(known) != 1:
+        told = f"{url} serves {len(known)} models: {', '.join(known) or 'none'}"
+        raise UserError(told, hint="choose one with --model")
+    model = model or known[0]
     if model not in known:
         near = get_close_matches(model, known, 1)
         hint = f"did you mean `{near[0]}`?" if near else f"it serves: {', '.join(known) or 'nothing'}"

@@ -10,14 +10,15 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, Self
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_process import Begin, LoadJob, LoadUpdate, decode_news, framed, read_frame
 from skep.bench.load_shapes import Load, OnRow, TimeWindow, TrafficStream, run_streams, split_between_workers
 from skep.bench.meters import LEAST_DELIVERED, ClientHealth, counted, garbage_kept, read_counters, watch_client
-from skep.bench.metrics import delivered
+from skep.bench.metrics import delivered, repeat_of
 from skep.bench.recording import Recording
 from skep.bench.request import BenchTask, Sender
 from skep.bench.tasks import TaskMaker
@@ -92,14 +93,18 @@ class LoadProcess:
         self._tell(job)
         await self._heard()
 
-    async def work(self, begin: Begin) -> AsyncIterator[LoadUpdate]:
-        """Start the prepared job and yield its updates until the last one."""
+    async def work(self, begin: Begin, on_row: OnRow, health: ClientHealth) -> None:
+        """Start the prepared job, hand its rows on as they come, and check that none is missing."""
         self._tell(begin)
-        while True:
+        got, news = 0, None
+        while news is None or not news.last:
             news = await self._heard()
-            yield news
-            if news.last:
-                return
+            for row in news.rows:
+                on_row(row)
+            got += len(news.rows)
+        if got != news.made:
+            raise SkepError(f"a load process reported {got} of {news.made} requests", hint="please report it")
+        health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share, news.late_ms)
 
     def _tell(self, message: LoadJob | Begin) -> None:
         assert self._process.stdin is not None
@@ -129,17 +134,27 @@ class LoadProcesses:
 
     async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, witness: LoadObserver | None = None) -> ClientHealth:
         health, witness = ClientHealth(), witness or LoadObserver()
+
+        async def tell_witness() -> None:
+            """When the first process begins: at once, unless all wait for a common moment."""
+            if all(one.at_s is not None for one in begins):
+                await asyncio.sleep(LEAD_S)
+            witness.began()
+
         try:
-            await self._grow(len(jobs))
+            fresh = [await LoadProcess.start() for _ in range(len(jobs) - len(self.processes))]
+            self.processes += fresh
+            for process in fresh:
+                await process.ready()
             at_work = self.processes[: len(jobs)]
             async with asyncio.TaskGroup() as group:
                 for process, job in zip(at_work, jobs, strict=True):
                     group.create_task(process.prepare(job))
             begins = beginnings(jobs, time.monotonic())
             async with asyncio.TaskGroup() as group:
-                group.create_task(_at_beginning(begins, witness))
+                group.create_task(tell_witness())
                 for process, begin in zip(at_work, begins, strict=True):
-                    group.create_task(_follow(process.work(begin), on_row, health))
+                    group.create_task(process.work(begin, on_row, health))
             witness.ended()
         except BaseExceptionGroup as group_error:
             await self.close()
@@ -148,12 +163,6 @@ class LoadProcesses:
             await self.close()  # they work on for nobody
             raise
         return health
-
-    async def _grow(self, number: int) -> None:
-        fresh = [await LoadProcess.start() for _ in range(number - len(self.processes))]
-        self.processes += fresh
-        for process in fresh:
-            await process.ready()
 
     async def close(self) -> None:
         processes, self.processes = self.processes, []
@@ -167,25 +176,6 @@ def beginnings(jobs: Sequence[LoadJob], now_s: float) -> list[Begin]:
     """Return when each job begins: several processes that follow a schedule share one moment, shortly ahead."""
     together = len(jobs) > 1
     return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
-
-
-async def _at_beginning(begins: Sequence[Begin], witness: LoadObserver) -> None:
-    """Tell `witness` when the first process begins: at once, unless all wait for a common moment."""
-    if all(one.at_s is not None for one in begins):
-        await asyncio.sleep(LEAD_S)
-    witness.began()
-
-
-async def _follow(told: AsyncIterator[LoadUpdate], on_row: OnRow, health: ClientHealth) -> None:
-    """Hand rows on as they come, and check that none is missing."""
-    got = 0
-    async for news in told:
-        for row in news.rows:
-            on_row(row)
-        got += len(news.rows)
-    if got != news.made:
-        raise SkepError(f"a load process reported {got} of {news.made} requests", hint="please report it")
-    health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share, news.late_ms)
 
 
 BUSY = 0.7  # of a core
@@ -222,14 +212,9 @@ class LoadGenerator:
         await self.pool.close()
 
     async def run_tasks(
-        self,
-        level: int,
-        repeat: int,
-        tasks: Sequence[BenchTask],
-        width: int,
-        on_row: OnRow,
+        self, level: int, repeat: int, tasks: Sequence[BenchTask], width: int, on_row: OnRow,
         until_s: float | None = None,
-    ) -> tuple[list[Request], bool]:
+    ) -> tuple[list[Request], bool]:  # fmt: skip
         """`width` at once; no more is begun at `until_s` on the run's clock. The rows, and whether the client was the
         limit.
         """
@@ -237,25 +222,21 @@ class LoadGenerator:
         return await self.run_streams_at_level(level, repeat, streams, on_row, span, is_closed=True)
 
     async def run_streams_at_level(
-        self,
-        level: int,
-        repeat: int,
-        streams: Sequence[TrafficStream],
-        on_row: OnRow,
-        span: TimeWindow,
-        *,
+        self, level: int, repeat: int, streams: Sequence[TrafficStream], on_row: OnRow, span: TimeWindow, *,
         is_closed: bool = False,
-    ) -> tuple[list[Request], bool]:
+    ) -> tuple[list[Request], bool]:  # fmt: skip
         """Run prepared traffic. `is_closed`: its agents have a request in flight all the time."""
         width = sum(stream.width for stream in streams)
-        if self._processes > 1:
-            spread = self._spread(streams, span)
-            return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
-
-        async def load(sender: Sender, took: OnRow) -> None:
-            await run_streams(sender, took, streams, span)
-
-        return await self.run_load(level, repeat, load, width, on_row, is_closed=is_closed)
+        if self._processes == 1:
+            load = partial(run_streams, streams=streams, span=span)
+            return await self.run_load(level, repeat, load, width, on_row, is_closed=is_closed)
+        jobs = [
+            LoadJob(self.endpoint, hand, self.recording.origin_s, self._timeout_s, self._keep_text, span=span,
+                    most_connections=self._most_connections)
+            for hand in split_between_workers(streams, self._processes)
+        ]  # fmt: skip
+        spread = partial(self._load_processes.run, jobs)
+        return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
 
     async def run_load(
         self, level: int, repeat: int, load: Load, width: int, on_row: OnRow, *, is_closed: bool = True
@@ -273,25 +254,6 @@ class LoadGenerator:
             return health
 
         return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
-
-    def _spread(self, streams: Sequence[TrafficStream], span: TimeWindow) -> _RunLoad:
-        jobs = [
-            LoadJob(
-                self.endpoint,
-                hand,
-                self.recording.origin_s,
-                self._timeout_s,
-                self._keep_text,
-                span=span,
-                most_connections=self._most_connections,
-            )
-            for hand in split_between_workers(streams, self._processes)
-        ]
-
-        async def spread(took: OnRow, draw: LoadObserver) -> ClientHealth:
-            return await self._load_processes.run(jobs, took, draw)
-
-        return spread
 
     async def _measured(
         self, level: int, repeat: int, run: _RunLoad, width: int, on_row: OnRow, *, is_closed: bool = True
@@ -312,18 +274,15 @@ class LoadGenerator:
         share = delivered(rows, width) if whole else None
         limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
-            sample = ClientSample(
-                level=level,
-                repeat=repeat,
-                loop_lag_p99_ms=health.lag_p99_ms,
-                loop_lag_max_ms=health.lag_max_ms,
-                cpu_share=health.cpu_share,
-                client_limited=limited,
-                delivered=share,
-                processes=self._processes,
-            )
             self.recording.save()
-            self.recording.sampled(sample)
+            lags = {"loop_lag_p99_ms": health.lag_p99_ms, "loop_lag_max_ms": health.lag_max_ms}
+            told: dict[str, Any] = {
+                **lags,
+                "cpu_share": health.cpu_share,
+                "delivered": share,
+                "processes": self._processes,
+            }
+            self.recording.sampled(ClientSample(level=level, repeat=repeat, client_limited=limited, **told))
             late = {"late_ms": health.late_ms} if health.late else None
             facts = {"counters": counted(before, after), "energy": draw.drawn, "late": late}
             for name, fact in facts.items():
@@ -391,18 +350,11 @@ async def warm_up(
         index += count
         rows, _ = await driver.run_tasks(0, 0, tasks, count, on_row)
         if not any(row.ok for row in rows):
-            raise EndpointError(
-                f"{driver.endpoint.url} answered no request of the warm-up: {rows[0].error}",
-                hint="look at its log; `skep doctor` checks this machine",
-            )
+            hint = "look at its log; `skep doctor` checks this machine"
+            raise EndpointError(f"{driver.endpoint.url} answered no request of the warm-up: {rows[0].error}", hint=hint)
         if index > 1:
-            settling.feed(_batch_speed(rows))
+            settling.feed(repeat_of(0, rows, None).effective_tok_s)
         late = limit_s is not None and time.monotonic() - began > limit_s
         if settling.done or late or (quick and index > 1):
             return
         count = width
-
-
-def _batch_speed(rows: Sequence[Request]) -> float:
-    wall_s = max(row.ended_s for row in rows) - min(row.started_s for row in rows)
-    return sum(row.output_tokens or 0 for row in rows if row.ok) / wall_s if wall_s > 0 else 0.0

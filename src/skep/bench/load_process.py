@@ -13,6 +13,7 @@ import asyncio
 import resource
 import struct
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -100,8 +101,12 @@ async def carry_out(
         await pool.prepare(job.width)
         with garbage_kept():
             send.send_ready()
-            while (order := await _next(orders, fresh_s)) is None:  # others take their time
-                pool.trim()
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(fresh_s):
+                        order = await orders.get()
+                        break
+                pool.trim()  # others take their time
                 await pool.prepare(job.width)
             span = replace(job.span, begin_s=decode_begin(order).at_s)
             late_s = await wait_for_begin(sender, span)
@@ -111,15 +116,6 @@ async def carry_out(
         await pool.close()
     health.late_ms = late_s * 1000
     return health
-
-
-async def _next(orders: asyncio.Queue[bytes], wait_s: float) -> bytes | None:
-    """Return the next order, or None if none came in time."""
-    try:
-        async with asyncio.timeout(wait_s):
-            return await orders.get()
-    except TimeoutError:
-        return None
 
 
 class _Outbox:

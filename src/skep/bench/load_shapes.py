@@ -39,14 +39,9 @@ async def _kept(sender: Sender) -> AsyncIterator[None]:
 
 
 async def steady(
-    sender: Sender,
-    on_row: OnRow,
-    tasks: Iterable[BenchTask],
-    width: int,
-    *,
-    until_s: float | None = None,
+    sender: Sender, on_row: OnRow, tasks: Iterable[BenchTask], width: int, *, until_s: float | None = None,
     pause: Callable[[], Awaitable[None]] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """`width` in flight until the tasks are all done, or until no more are begun at `until_s` on the run's clock; each
     agent makes one request at least.
 
@@ -91,28 +86,27 @@ async def run_conversations(
 ) -> None:
     """`width` agents in conversation, each with the next one when theirs is over. A failed turn ends a conversation."""
 
+    async def talk(first: BenchTask, script: ConversationScript) -> None:
+        answers: list[str] = []
+        for turn in range(len(script.turns)):
+            if turn:
+                await asyncio.sleep(script.think_s[turn - 1] if turn <= len(script.think_s) else 0.0)
+            said = next_messages(script, turn, answers)
+            row, answer = await sender.ask(replace(first, messages=said, turn=turn, index=first.index + turn))
+            on_row(row)
+            if not row.ok:
+                return
+            answers.append(answer)
+
     async def agent() -> None:
         for first, script in them:
             if until_s is not None and sender.now() >= until_s:
                 return
-            await _run_conversation(sender, on_row, first, script)
+            await talk(first, script)
 
     async with asyncio.TaskGroup() as agents:
         for _ in range(width):
             agents.create_task(agent())
-
-
-async def _run_conversation(sender: Sender, on_row: OnRow, first: BenchTask, script: ConversationScript) -> None:
-    answers: list[str] = []
-    for turn in range(len(script.turns)):
-        if turn:
-            await asyncio.sleep(script.think_s[turn - 1] if turn <= len(script.think_s) else 0.0)
-        said = next_messages(script, turn, answers)
-        row, answer = await sender.ask(replace(first, messages=said, turn=turn, index=first.index + turn))
-        on_row(row)
-        if not row.ok:
-            return
-        answers.append(answer)
 
 
 async def run_together(sender: Sender, on_row: OnRow, loads: Sequence[Load]) -> None:
@@ -206,21 +200,13 @@ def split_between_workers(streams: Sequence[TrafficStream], workers: int) -> lis
 def _parted(stream: TrafficStream, workers: int) -> Iterator[TrafficStream]:
     width = stream.width if stream.offsets is None else max(stream.width, min(workers, len(stream.tasks)))
     for number, (places, mine) in enumerate(split_tasks(width, range(len(stream.tasks)), workers)):
-        due = stream.offsets and _due(stream.offsets, mine, len(stream.tasks))
+        own, due = frozenset(mine), None
+        if stream.offsets is not None:
+            due = [at for place, at in enumerate(stream.offsets) if place % len(stream.tasks) in own]
         if due or (stream.offsets is None and mine):
-            yield replace(
-                stream,
-                tasks=[stream.tasks[n] for n in mine],
-                width=places,
-                offsets=due,
-                scripts=[stream.scripts[n] for n in mine] if stream.scripts else [],
-                seed=f"{stream.seed}/{number}" if number else stream.seed,
-            )
-
-
-def _due(offsets: Sequence[float], mine: Sequence[int], tasks: int) -> list[float]:
-    own = frozenset(mine)
-    return [at for number, at in enumerate(offsets) if number % tasks in own]
+            tasks, seed = [stream.tasks[n] for n in mine], f"{stream.seed}/{number}" if number else stream.seed
+            scripts = [stream.scripts[n] for n in mine] if stream.scripts else []
+            yield replace(stream, tasks=tasks, width=places, offsets=due, scripts=scripts, seed=seed)
 
 
 def _load(stream: TrafficStream, begin_s: float, until_s: float | None) -> Load:
@@ -229,9 +215,13 @@ def _load(stream: TrafficStream, begin_s: float, until_s: float | None) -> Load:
     width = stream.width if stream.again else min(stream.width, len(stream.tasks))
     if stream.scripts:
         return partial(run_conversations, them=conversations(stream), width=width, until_s=until_s)
-    pause = partial(_pause, Random(stream.seed), stream.think_s) if stream.think_s else None
+    rng = Random(stream.seed)
+
+    async def pause() -> None:
+        await asyncio.sleep(capped_exponential(rng, stream.think_s))
+
     tasks = endless_tasks(stream) if stream.again else stream.tasks
-    return partial(steady, tasks=tasks, width=width, until_s=until_s, pause=pause)
+    return partial(steady, tasks=tasks, width=width, until_s=until_s, pause=pause if stream.think_s else None)
 
 
 def endless_tasks(stream: TrafficStream) -> Iterator[BenchTask]:
@@ -258,7 +248,3 @@ def conversations(stream: TrafficStream) -> Iterator[Conversation]:
             index, session = first.index + later * len(script.turns), (first.session or 0) + later
             told = replace(script, system=f"{number}. {script.system}")
             yield replace(first, index=index, session=session), told
-
-
-async def _pause(rng: Random, mean_s: float) -> None:
-    await asyncio.sleep(capped_exponential(rng, mean_s))

@@ -66,9 +66,8 @@ Measure = Callable[[MatrixConfig], Awaitable[SweepSummary]]
 def parse_matrix(document: Mapping[str, Any]) -> list[MatrixConfig]:
     entries = document.get("config")
     if not isinstance(entries, list) or not entries:
-        raise UserError(
-            "the matrix names no configuration", hint="write [[config]] with a name and a url, start or run"
-        )
+        hint = "write [[config]] with a name and a url, start or run"
+        raise UserError("the matrix names no configuration", hint=hint)
     configs = [_config(place, entry) for place, entry in enumerate(entries, start=1)]
     names = [config.name for config in configs]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -94,7 +93,13 @@ async def run_matrix(
             continue
         say(f"{config.name} ...")
         try:
-            cell = await _cell(config, measure, load, folder)
+            if config.run is not None:
+                cell = MatrixResult(config, load(config.run))
+            elif config.start is None:
+                cell = MatrixResult(config, await measure(config))
+            else:
+                async with started(config, folder) as boot_s:
+                    cell = MatrixResult(config, await measure(config), boot_s=boot_s)
         except SkepError as error:
             cell = MatrixResult(config, None, error.message)
             say(f"{config.name}: {error.message}")
@@ -110,33 +115,24 @@ async def run_matrix(
     return cells
 
 
-async def _cell(
-    config: MatrixConfig, measure: Measure, load: Callable[[str], SweepSummary], folder: Path
-) -> MatrixResult:
-    if config.run is not None:
-        return MatrixResult(config, load(config.run))
-    if config.start is None:
-        return MatrixResult(config, await measure(config))
-    async with started(config, folder) as boot_s:
-        return MatrixResult(config, await measure(config), boot_s=boot_s)
-
-
 @asynccontextmanager
 async def started(config: MatrixConfig, folder: Path) -> AsyncIterator[float]:
     """The command runs while the block does; gives the seconds it took to answer. Its output goes to a file."""
-    words = _words(config)
-    await _nobody_there(config)
+    try:
+        words = shlex.split(config.start or "")
+    except ValueError as error:
+        raise EngineError(f"`{config.start}` is not a command: {error}", hint="check its quotes") from None
+    with contextlib.suppress(WireFailure):
+        await fetch_once(parse_url(config.url or "", name="url")[0], "GET", "/", timeout_s=2.0)
+        # the other server would be measured instead
+        raise EngineError(f"something answers at {config.url} before it was started", hint="stop it first")
     log = folder / f"{''.join(c if c.isalnum() else '-' for c in config.name)}.log"
     began, mark = time.monotonic(), f"matrix-{secrets.token_hex(8)}"
     with open_log(log, empty=True) as out:
         try:
+            env = {**os.environ, **config.env, MARK: mark}
             process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**os.environ, **config.env, MARK: mark},
-                start_new_session=True,
+                *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
             )
         except OSError as error:
             raise EngineError(f"`{config.start}` cannot be started: {error}", hint="check the command") from None
@@ -146,24 +142,6 @@ async def started(config: MatrixConfig, folder: Path) -> AsyncIterator[float]:
     finally:
         await _stop(process)
         await asyncio.to_thread(kill_marked, mark)  # workers that left the group hold the GPU's memory
-
-
-def _words(config: MatrixConfig) -> list[str]:
-    try:
-        words = shlex.split(config.start or "")
-    except ValueError as error:
-        raise EngineError(f"`{config.start}` is not a command: {error}", hint="check its quotes") from None
-    if not words:
-        raise EngineError(f"configuration `{config.name}`: `start` is empty", hint="give `start` a command")
-    return words
-
-
-async def _nobody_there(config: MatrixConfig) -> None:
-    """Raise if the URL answers already: the other server would be measured instead."""
-    origin, _ = parse_url(config.url or "", name="url")
-    with contextlib.suppress(WireFailure):
-        await fetch_once(origin, "GET", "/", timeout_s=2.0)
-        raise EngineError(f"something answers at {config.url} before it was started", hint="stop it first")
 
 
 async def _until_ready(config: MatrixConfig, process: asyncio.subprocess.Process, log: Path, began: float) -> None:
@@ -179,10 +157,8 @@ async def _until_ready(config: MatrixConfig, process: asyncio.subprocess.Process
             if answer.status == 200:
                 return
         await asyncio.sleep(LOOK_EVERY_S)
-    raise EngineError(
-        f"it did not answer within {config.ready_within_s:g} s: {last_words(log)}",
-        hint=f"see {log}, or raise ready_within",
-    )
+    hint = f"see {log}, or raise ready_within"
+    raise EngineError(f"it did not answer within {config.ready_within_s:g} s: {last_words(log)}", hint=hint)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -206,29 +182,19 @@ def last_words(log: Path) -> str:
 def _config(place: int, entry: Any) -> MatrixConfig:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str) or not entry["name"]:
         raise UserError(f"configuration {place} has no name", hint='write name = "2x GPU, NVLink"')
-    name = entry["name"]
+    whose, env = f"configuration `{entry['name']}`", entry.get("env", {})
     unknown = next((key for key in entry if key not in _FIELDS), None)
     if unknown is not None:
-        raise UserError(f"configuration `{name}`: `{unknown}` is not known", hint=f"known are {', '.join(_FIELDS)}")
+        raise UserError(f"{whose}: `{unknown}` is not known", hint=f"known are {', '.join(_FIELDS)}")
     wrong = next((key for key in _FIELDS if key != "env" and not isinstance(entry.get(key, ""), str)), None)
     if wrong is not None:
-        raise UserError(f"configuration `{name}`: `{wrong}` is not a text", hint="put it in quotes")
-    env = entry.get("env", {})
+        raise UserError(f"{whose}: `{wrong}` is not a text", hint="put it in quotes")
     if not isinstance(env, Mapping):
-        raise UserError(
-            f"configuration `{name}`: `env` is not a table", hint='write env = { CUDA_VISIBLE_DEVICES = "0" }'
-        )
+        raise UserError(f"{whose}: `env` is not a table", hint='write env = { CUDA_VISIBLE_DEVICES = "0" }')
     if ("run" in entry) == ("url" in entry):
-        raise UserError(f"configuration `{name}` needs a url or a run, not both", hint="start goes with a url")
+        raise UserError(f"{whose} needs a url or a run, not both", hint="start goes with a url")
     if "start" in entry and not entry["start"].strip():
-        raise UserError(f"configuration `{name}`: `start` is empty", hint="give it a command, or leave it out")
-    return MatrixConfig(
-        name=name,
-        url=entry.get("url"),
-        model=entry.get("model"),
-        start=entry.get("start"),
-        run=entry.get("run"),
-        ready_within_s=parse_seconds(entry.get("ready_within", "10m")),
-        key_env=entry.get("key_env"),
-        env={str(key): str(value) for key, value in env.items()},
-    )
+        raise UserError(f"{whose}: `start` is empty", hint="give it a command, or leave it out")
+    ready_within_s = parse_seconds(entry.get("ready_within", "10m"))
+    texts = {key: entry[key] for key in entry if key not in ("env", "ready_within")}
+    return MatrixConfig(**texts, ready_within_s=ready_within_s, env={str(key): str(env[key]) for key in env})

@@ -93,20 +93,20 @@ async def watch_client() -> AsyncIterator[ClientHealth]:
     """Samples while the block runs; `cpu_share` is there after it."""
     health = ClientHealth()
     cpu, wall = time.process_time(), time.monotonic()
-    sampler = asyncio.create_task(_sample(health))
+
+    async def sample() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + SAMPLE_EVERY_S
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            health.lags_ms.append(max(0.0, (loop.time() - due) * 1000))
+
+    sampler = asyncio.create_task(sample())
     try:
         yield health
     finally:
         sampler.cancel()
         health.cpu_share = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)
-
-
-async def _sample(health: ClientHealth) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + SAMPLE_EVERY_S
-        await asyncio.sleep(SAMPLE_EVERY_S)
-        health.lags_ms.append(max(0.0, (loop.time() - due) * 1000))
 
 
 GATEWAYS_OWN = "skep_build_info"
@@ -136,14 +136,8 @@ _TOTALS: Mapping[str, tuple[str, ...]] = {
     "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
     "cache_queries": ("vllm:prefix_cache_queries_total",),
     "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
-    "drafted_tokens": (
-        "vllm:spec_decode_num_draft_tokens_total",
-        "llamacpp:spec_decode_num_draft_tokens_total",
-    ),
-    "accepted_tokens": (
-        "vllm:spec_decode_num_accepted_tokens_total",
-        "llamacpp:spec_decode_num_accepted_tokens_total",
-    ),
+    "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total", "llamacpp:spec_decode_num_draft_tokens_total"),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total", "llamacpp:spec_decode_num_accepted_tokens_total"),
     "prompt_busy_s": ("llamacpp:prompt_seconds_total",),
     "decode_busy_s": ("llamacpp:tokens_predicted_seconds_total",),
 }

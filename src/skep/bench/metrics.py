@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from statistics import fmean, median
+from typing import Any
 
 from skep.bench.records import Clock, Disagreement, Energy, LevelSummary, RepeatSummary
-from skep.stats.percentiles import Percentiles, percentiles, runs_interval
+from skep.stats.percentiles import percentiles, runs_interval
 from skep.store.records import Request
 from skep.units import Interval
 
@@ -72,26 +73,21 @@ def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
     if whole <= 0:
         return None
     edges = [edge for span in spans for edge in span]
+
+    def is_inside(at: float) -> bool:
+        """The end of a span belongs to it: the last token comes with the end of its request."""
+        place = bisect_right(edges, at)
+        return place % 2 == 1 or (place > 0 and edges[place - 1] == at)
+
     tokens = 0.0
     for row in rows:
         if row.ok and row.output_tokens:
             arrivals = row.arrivals_s or (row.ended_s,)  # tokens that no event showed, such as hidden reasoning
-            tokens += row.output_tokens * _inside(arrivals, edges) / len(arrivals)
+            first, last = bisect_right(edges, arrivals[0]), bisect_right(edges, arrivals[-1])
+            in_one_span = first == last and first % 2
+            inside = len(arrivals) if in_one_span else sum(map(is_inside, arrivals))
+            tokens += row.output_tokens * inside / len(arrivals)
     return tokens / whole
-
-
-def _inside(arrivals: Sequence[float], edges: Sequence[float]) -> int:
-    """Return how many lie in the spans whose edges these are."""
-    first, last = bisect_right(edges, arrivals[0]), bisect_right(edges, arrivals[-1])
-    if first == last and first % 2:
-        return len(arrivals)
-    return sum(_is_inside(at, edges) for at in arrivals)
-
-
-def _is_inside(at: float, edges: Sequence[float]) -> bool:
-    """The end of a span belongs to it: the last token comes with the end of its request."""
-    place = bisect_right(edges, at)
-    return place % 2 == 1 or (place > 0 and edges[place - 1] == at)
 
 
 def delivered(rows: Sequence[Request], concurrency: int) -> float | None:
@@ -119,21 +115,15 @@ def disagreements(rows: Sequence[Request], counters: Mapping[str, float] | None 
     answered = [row for row in rows if row.ok]
     found = [_decode(answered), _first_token(answered), _tokens(answered)]
     if counters and not any(row.engine.decode_ms for row in answered):
-        found += [_decode_by_counters(answered, counters), _first_token_by_counters(answered, counters)]
+        seen, told = tpot_values(answered), counters.get("tpot_s")
+        found.append(_decode_verdict(fmean(seen), told * 1000, answered) if seen and told else None)
+        found.append(_first_token_by_counters(answered, counters))
     return tuple(one for one in found if one is not None)
-
-
-def _decode_by_counters(rows: Sequence[Request], counters: Mapping[str, float]) -> Disagreement | None:
-    seen, told = [value for row in rows if (value := tpot_ms(row)) is not None], counters.get("tpot_s")
-    if not seen or not told:
-        return None
-    return _decode_verdict(fmean(seen), told * 1000, rows)
 
 
 def _first_token_by_counters(rows: Sequence[Request], counters: Mapping[str, float]) -> Disagreement | None:
     """The engine counts from the arrival of a request on, its own queue included."""
-    seen = [(row.first_token_s - row.due_s) * 1000 for row in rows if row.first_token_s is not None]
-    told = counters.get("ttft_s")
+    seen, told = ttft_values(rows), counters.get("ttft_s")
     if not seen or not told:
         return None
     client, engine = fmean(seen), told * 1000
@@ -160,12 +150,13 @@ def _decode(rows: Sequence[Request]) -> Disagreement | None:
 def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Disagreement | None:
     if abs(client - engine) <= TOLERATED * engine:
         return None
-    if client < engine:
-        cause = (
-            "several tokens came in one read" if _coalesced(rows) else "the engine counts time it does not stream in"
-        )
-    else:
+    events = sum(len(row.arrivals_s) for row in rows)
+    if client >= engine:
         cause = "tokens waited on the way: the client, a proxy or the network"
+    elif events > 0 and sum(len(set(row.arrivals_s)) for row in rows) < 0.9 * events:
+        cause = "several tokens came in one read"
+    else:
+        cause = "the engine counts time it does not stream in"
     return Disagreement(Clock.DECODE, 1000 / client, 1000 / engine, cause)
 
 
@@ -197,17 +188,10 @@ def _first_token(rows: Sequence[Request]) -> Disagreement | None:
 def _tokens(rows: Sequence[Request]) -> Disagreement | None:
     known = [row for row in rows if row.output_tokens is not None and row.engine.output_tokens is not None]
     client, engine = sum(row.output_tokens or 0 for row in known), sum(row.engine.output_tokens or 0 for row in known)
-    if not known or abs(client - engine) <= max(
-        len(known), TOLERATED * engine
-    ):  # some count the end token, some do not
+    tolerated = max(len(known), TOLERATED * engine)  # some count the end token, some do not
+    if not known or abs(client - engine) <= tolerated:
         return None
     return Disagreement(Clock.TOKENS, client, engine, "`usage` and the engine's own count differ")
-
-
-def _coalesced(rows: Sequence[Request]) -> bool:
-    """Return True if network reads commonly brought more than one event."""
-    events = sum(len(row.arrivals_s) for row in rows)
-    return events > 0 and sum(len(set(row.arrivals_s)) for row in rows) < 0.9 * events
 
 
 Key = tuple[int, int]  # a level and which of its runs
@@ -230,18 +214,11 @@ def levels_of(
         if row.level > 0:
             by_level.setdefault(row.level, []).append(row)
     serial_speed = task_tok_s(by_level.get(1, ())) if closed else None
-    return tuple(
-        _level(
-            level,
-            by_level[level],
-            serial_speed,
-            limited,
-            (energy or {}).get(level),
-            (counters or {}).get(level, {}),
-            closed=closed,
-        )
-        for level in sorted(by_level)
-    )
+    found = []
+    for level in sorted(by_level):
+        beside = {"energy": (energy or {}).get(level), "counters": (counters or {}).get(level, {})}
+        found.append(_level(level, by_level[level], serial_speed, limited, **beside, closed=closed))
+    return tuple(found)
 
 
 def classes_of(
@@ -251,10 +228,8 @@ def classes_of(
     kinds = sorted({row.traffic for row in rows if row.level > 0})
     if kinds in ([], [""]):
         return ()
-    found: list[LevelSummary] = []
-    for kind in kinds:
-        found.extend(levels_of([row for row in rows if row.traffic == kind], limited, closed=closed))
-    return tuple(found)
+    by_kind = ([row for row in rows if row.traffic == kind] for kind in kinds)
+    return tuple(level for some in by_kind for level in levels_of(some, limited, closed=closed))
 
 
 def complete_rows(rows: Sequence[Request], ended: Collection[Key]) -> list[Request]:
@@ -293,15 +268,9 @@ def by_repeat(rows: Iterable[Request]) -> dict[int, list[Request]]:
 
 
 def _level(
-    concurrency: int,
-    rows: Sequence[Request],
-    serial_speed: float | None,
-    limited: Collection[Key],
-    energy: Energy | None,
-    counters: Mapping[str, float],
-    *,
-    closed: bool,
-) -> LevelSummary:
+    concurrency: int, rows: Sequence[Request], serial_speed: float | None, limited: Collection[Key], *,
+    energy: Any, counters: Any, closed: bool,
+) -> LevelSummary:  # fmt: skip
     repeats = tuple(
         repeat_of(number, some, concurrency if closed else None, limited=(concurrency, number) in limited)
         for number, some in by_repeat(rows).items()
@@ -315,7 +284,10 @@ def _level(
     runs = by_repeat(rows).values() if closed and not thinking else ()
     shares = [share for some in runs if (share := delivered(some, concurrency)) is not None]
     engine = [row.engine.decode_tok_s for row in rows if row.ok and row.engine.decode_tok_s]
+    if not engine and counters.get("tpot_s"):
+        engine = [1 / counters["tpot_s"]]
     answered = [row for row in rows if row.ok]
+    kinds = {row.traffic for row in rows}
     return LevelSummary(
         concurrency=concurrency,
         requests=len(rows),
@@ -329,27 +301,29 @@ def _level(
         contention_pct=100 * (1 - speed / serial_speed) if speed and serial_speed else None,
         ttft_ms=percentiles(ttft_values(rows)),
         tpot_ms=percentiles(tpot_values(rows)),
-        engine_tok_s=median(engine) if engine else _per_second(counters.get("tpot_s")),
+        engine_tok_s=median(engine) if engine else None,
         cached_prompt_share=cached_share(rows, counters),
         truncated=sum(row.finish_reason == "length" for row in rows),
         client_limited=any(repeat.client_limited for repeat in repeats),
         repeats=repeats,
-        traffic=_only(row.traffic for row in rows),
+        traffic=kinds.pop() if len(kinds) == 1 else "",
         thinking=thinking,
         effective_interval=runs_interval(speeds) if tokens else None,
         ttft_interval=_of_medians(rows, ttft_values),
         tpot_interval=_of_medians(rows, tpot_values),
         plateau_tok_s=median(plateaus) if plateaus else None,
         task_tok_s_whole=task_tok_s(rows, whole=True),
-        first_byte_ms=_from_due(answered, [row.first_byte_s for row in answered]),
+        first_byte_ms=percentiles(
+            [(row.first_byte_s - row.due_s) * 1000 for row in answered if row.first_byte_s is not None]
+        ),
         gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
-        total_ms=_from_due(answered, [row.ended_s for row in answered]),
+        total_ms=percentiles([(row.ended_s - row.due_s) * 1000 for row in answered]),
         queued_ms=percentiles([row.queued_ms for row in rows if row.queued_ms is not None]),
         prompt_tokens=_mean(row.prompt_tokens for row in answered),
         output_tokens_each=_mean(row.output_tokens for row in answered),
         delivered=median(shares) if shares else None,
-        finish_reasons=_counted(row.finish_reason or "none" for row in answered),
-        errors=_counted(row.error_kind for row in rows if row.error_kind),
+        finish_reasons=tuple(Counter(row.finish_reason or "none" for row in answered).most_common()),
+        errors=tuple(Counter(row.error_kind for row in rows if row.error_kind).most_common()),
         energy=energy,
         clocks=disagreements(rows, counters),
     )
@@ -368,26 +342,9 @@ def _of_medians(rows: Sequence[Request], values: Callable[[Sequence[Request]], l
     return runs_interval([median(some) for some in found if some])
 
 
-def _from_due(rows: Sequence[Request], times: Sequence[float | None]) -> Percentiles | None:
-    return percentiles([(at - row.due_s) * 1000 for row, at in zip(rows, times, strict=True) if at is not None])
-
-
 def _mean(values: Iterable[int | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def _counted(values: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    return tuple(Counter(values).most_common())
-
-
-def _only(kinds: Iterable[str]) -> str:
-    found = set(kinds)
-    return found.pop() if len(found) == 1 else ""
-
-
-def _per_second(seconds: float | None) -> float | None:
-    return 1 / seconds if seconds else None
 
 
 def cached_share(rows: Sequence[Request], counters: Mapping[str, float] | None = None) -> float | None:

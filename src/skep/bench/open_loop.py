@@ -6,7 +6,7 @@ sent it: a server that falls behind must not look quick.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from random import Random
@@ -27,7 +27,7 @@ from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import TokenCalibration
 from skep.workload.conversations import conversations
 from skep.workload.mix import TrafficClass
-from skep.workload.prompts import Prompt, coding_prompts, messages, shared_prefix
+from skep.workload.prompts import coding_prompts, messages, shared_prefix
 from skep.workload.traces import TraceItem, trace_messages
 
 CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
@@ -71,16 +71,8 @@ async def run_timed(
     meter: EnergyMeter | None = None,
 ) -> SweepSummary:
     async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
-        session = RunSession(
-            endpoint,
-            recording,
-            on_progress,
-            timeout_s=plan.timeout_s,
-            widest=CONNECTIONS,
-            keep_text=plan.keep_text,
-            processes=plan.processes,
-            meter=meter,
-        )
+        how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "processes": plan.processes}
+        session = RunSession(endpoint, recording, on_progress, widest=CONNECTIONS, meter=meter, **how)
         async with session.open():
             await session.warm_up(maker, 1)
             for place, part in enumerate(parts):
@@ -107,7 +99,12 @@ def replay_part(
     items: Sequence[TraceItem], calibration: TokenCalibration, *, seed: int, default_tokens: int
 ) -> LevelRun:
     """A trace with times is followed; one without is sent as fast as sixteen agents can."""
-    tasks = [_replayed(place, item, calibration, seed, default_tokens) for place, item in enumerate(items)]
+    tasks = []
+    for place, item in enumerate(items):
+        said: Any = trace_messages(item, seed=seed, **calibration.lengths)
+        most = item.max_tokens or default_tokens
+        fixed = bool(item.blocks)  # the trace says how long the answer was; a batch line only how long it may be
+        tasks.append(BenchTask(1, 0, place, "replay", said, most, fixed, body=dict(item.extras)))
     offsets = [item.at_s for item in items if item.at_s is not None]
     due = offsets if len(offsets) == len(tasks) else None
     return LevelRun(1, 0, [TrafficStream(tasks, AGENTS_WITHOUT_TIMES, due)], len(tasks), "replay")
@@ -134,23 +131,22 @@ def _class_stream(
     base = BenchTask(1, repeat, first, "", [], one.max_tokens, traffic=one.name, priority=one.priority)
     pool = max(MADE_BEFOREHAND, 2 * width)
     if one.shape == "conversation":
-        talks = conversations(
-            rng,
-            turns=one.turns,
-            tokens_first=one.prompt_tokens,
-            tokens_turn=one.turn_tokens,
-            think_s=one.think_s,
-            **calibration.lengths,
-        )
+        lengths = {"tokens_first": one.prompt_tokens, "tokens_turn": one.turn_tokens, **calibration.lengths}
+        talks = conversations(rng, turns=one.turns, think_s=one.think_s, **lengths)
         scripts = [*islice(talks, pool)]
         firsts = [
             replace(base, kind=script.kind, session=place, index=first + place * one.turns)
             for place, script in enumerate(scripts)
         ]
         return TrafficStream(firsts, width, scripts=scripts, again=Repetition(pool, 0))
+    if one.prefix_tokens:
+        prefix = {"tokens": one.prefix_tokens, "task_tokens": one.prompt_tokens}
+        prompts = shared_prefix(rng, **prefix, **calibration.lengths)
+    else:
+        prompts = coding_prompts(rng, tokens=one.prompt_tokens, **calibration.lengths)
     tasks = [
         replace(base, kind=prompt.kind, messages=messages(prompt), index=first + place)
-        for place, prompt in enumerate(islice(_prompts(one, calibration, rng), pool))
+        for place, prompt in enumerate(islice(prompts, pool))
     ]
     if one.shape == "open":
         arrivals = parse_arrivals(one.arrivals)(one.rate or 1.0, rng)
@@ -164,16 +160,3 @@ def _check_number(rate: float, for_s: float, whose: str, of_what: str) -> None:
             f"{whose}{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}",
             hint=f"at most {MOST_REQUESTS:,} {of_what}: choose a shorter --for",
         )
-
-
-def _prompts(one: TrafficClass, calibration: TokenCalibration, rng: Random) -> Iterator[Prompt]:
-    if one.prefix_tokens:
-        wanted = {"tokens": one.prefix_tokens, "task_tokens": one.prompt_tokens}
-        return shared_prefix(rng, **wanted, **calibration.lengths)
-    return coding_prompts(rng, tokens=one.prompt_tokens, **calibration.lengths)
-
-
-def _replayed(place: int, item: TraceItem, calibration: TokenCalibration, seed: int, default_tokens: int) -> BenchTask:
-    said: Any = trace_messages(item, seed=seed, **calibration.lengths)
-    fixed = bool(item.blocks)  # the trace says how long the answer was; a batch line only how long it may be
-    return BenchTask(1, 0, place, "replay", said, item.max_tokens or default_tokens, fixed, body=dict(item.extras))

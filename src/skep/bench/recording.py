@@ -82,8 +82,10 @@ class Recording:
         if fault is None:
             self._store.end_run(self.run_id, time.time(), "done")
             return
-        interrupted = isinstance(fault, asyncio.CancelledError)
-        self._end("failed", "interrupted" if interrupted else _reason(fault))
+        inner = fault
+        while isinstance(inner, BaseExceptionGroup):
+            inner = inner.exceptions[0]
+        self._end("failed", "interrupted" if isinstance(fault, asyncio.CancelledError) else str(inner))
         if error is None:
             raise fault
 
@@ -140,10 +142,3 @@ class Recording:
         """A store that takes no more rows may still take the end; if not, the run stays without one: incomplete."""
         with suppress(Exception):  # the first fault is the one to be told
             self._store.end_run(self.run_id, time.time(), outcome, why)
-
-
-def _reason(error: BaseException | None) -> str:
-    inner: BaseException | None = error
-    while isinstance(inner, BaseExceptionGroup):
-        inner = inner.exceptions[0]
-    return str(inner)

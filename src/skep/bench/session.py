@@ -64,14 +64,9 @@ class RunSession:
         self.recording = recording
         self.now = SessionProgress()
         self.driver = LoadGenerator(
-            endpoint,
-            recording,
-            timeout_s=timeout_s,
-            keep_text=keep_text,
-            most_connections=widest,
-            processes=processes,
-            meter=meter,
-        )
+            endpoint, recording, timeout_s=timeout_s, keep_text=keep_text, most_connections=widest,
+            processes=processes, meter=meter,
+        )  # fmt: skip
         self._on_progress = on_progress
         self._more = more
         self._pace = TokenPace()
@@ -88,15 +83,11 @@ class RunSession:
 
     async def warm_up(self, maker: TaskMaker, width: int, *, limit_s: float | None = None, quick: bool = True) -> None:
         """One request alone, then `width` at once; again until they are alike, unless it is to be `quick`."""
-        await warm_up(
-            self.driver,
-            maker,
-            width,
-            on_row=self.took,
-            on_batch=lambda count: self.begin(level=0, repeat=0, done=0, total=count),
-            limit_s=limit_s,
-            quick=quick,
-        )
+
+        def begin_batch(count: int) -> None:
+            self.begin(level=0, repeat=0, done=0, total=count)
+
+        await warm_up(self.driver, maker, width, on_row=self.took, on_batch=begin_batch, limit_s=limit_s, quick=quick)
 
     def begin(self, **now: Any) -> None:
         """Start the next part of the run."""

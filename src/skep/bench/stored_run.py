@@ -43,9 +43,8 @@ def nothing_measured(run: StoredRun) -> UserError:
 
 def check_drawn_together(runs: Sequence[StoredRun]) -> None:
     """Judged runs have their own pictures: mixed ones stand beside each other, quality runs alone."""
-    odd = next(
-        (run for run in runs if run.kind != runs[0].kind and (run.kind in JUDGED or runs[0].kind in JUDGED)), None
-    )
+    first = runs[0].kind
+    odd = next((run for run in runs if run.kind != first and {run.kind, first} & {*JUDGED}), None)
     if odd is not None:
         what = f"`{runs[0].id}` is of the kind {runs[0].kind}, `{odd.id}` {odd.kind}"
         raise UserError(f"{what}: they have no picture in common", hint="report runs of one kind, or one at a time")

@@ -13,7 +13,7 @@ from skep.bench.meters import MEANS, limit_reason
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of, tpot_values, ttft_values
 from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSummary
 from skep.stats.percentiles import median, percentile, ratio_of_medians_interval
-from skep.stats.slo import SloLimit, SloLimits, share_of_limit
+from skep.stats.slo import SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
 from skep.store.records import ClientSample, LevelFact, Request
 from skep.units import Interval
@@ -31,12 +31,8 @@ def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
     failed = sum(not row.ok for row in rows)
     if not rows or failed > TOLERATED_FAILURES * len(rows):
         return inf
-    return share_of_limit((_figure(one, rows), one.ms) for one in limits.limits)
-
-
-def _figure(limit: SloLimit, rows: Sequence[Request]) -> float | None:
-    values = _VALUES[limit.name](rows)
-    return percentile(values, limit.percent) if values else None
+    values = ((one, _VALUES[one.name](rows)) for one in limits.limits)
+    return share_of_limit((percentile(told, one.percent) if told else None, one.ms) for one, told in values)
 
 
 def promise_of(limits: SloLimits, rows: Sequence[Request]) -> Promise:
@@ -55,23 +51,25 @@ SAME_LENGTH = 0.05  # prompts whose mean lengths differ by no more are the same 
 
 
 def summarise(
-    run_id: str,
-    rows: Sequence[Request],
-    samples: Sequence[ClientSample] = (),
-    facts: Sequence[LevelFact] = (),
-    *,
-    closed: bool = True,
-    slo: SloLimits | None = None,
-    simulated: bool = False,
-) -> SweepSummary:
+    run_id: str, rows: Sequence[Request], samples: Sequence[ClientSample] = (), facts: Sequence[LevelFact] = (), *,
+    closed: bool = True, slo: SloLimits | None = None, simulated: bool = False,
+) -> SweepSummary:  # fmt: skip
     """`closed`: a level is a number of agents, not a rate."""
-    limited = _limited(samples, facts)
+    late = {(fact.level, fact.repeat): float(fact.fact["late_ms"]) for fact in facts if fact.name == "late"}
+    limited = {  # the runs whose client was the limit, each with the reason
+        key: limit_reason(sample.loop_lag_p99_ms, sample.cpu_share, sample.delivered, late.get(key))
+        for sample in samples
+        if sample.client_limited and (key := (sample.level, sample.repeat))
+    }
     counted = _without_limited(rows, limited)
-    figures = levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed)
-    levels = _with_late(figures, facts)
-    levels = _with_every_run(levels, rows, limited, closed=closed)
+    figures = []
+    for level in levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed):
+        keys = [(level.concurrency, one.repeat) for one in level.repeats]
+        figures.append(replace(level, late_ms=max((late[key] for key in keys if key in late), default=None)))
+    levels = _with_every_run(figures, rows, limited, closed=closed)
     one, many = _same_tasks(counted, levels[-1].concurrency) if closed and levels else ([], [])
     speedups = _speedup(one, many)
+    points = [LevelPoint(one.concurrency, repeat_figure(one), limited=one.client_limited) for one in levels]
     return SweepSummary(
         run_id=run_id,
         levels=levels,
@@ -80,7 +78,7 @@ def summarise(
         speedup=speedups.by_wall if speedups else None,
         client_limited=any(level.client_limited for level in levels),
         classes=_with_every_run(classes_of(counted, limited, closed=closed), rows, limited, closed=closed),
-        turning=find_turning([_point(level) for level in levels]) if closed and len(levels) > 1 else None,
+        turning=find_turning(points) if closed and len(levels) > 1 else None,
         speedups=speedups,
         promise=promise_of(slo, counted) if slo is not None else None,
         drift=_drift([row for row in counted if row.level == 1]) if closed else None,
@@ -90,26 +88,10 @@ def summarise(
 
 def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
     """Return the speed of each run of a level: over its plateau if all have one, else over the whole batch."""
-    plateaus = [repeat.plateau_tok_s for repeat in level.counted]
-    if level.thinking:  # one agent alone is "full" whenever it does not think, many hardly ever
-        return tuple(repeat.effective_tok_s for repeat in level.counted)
-    if all(value is not None for value in plateaus):
-        return tuple(value for value in plateaus if value is not None)
-    return tuple(repeat.effective_tok_s for repeat in level.counted)
-
-
-def _point(level: LevelSummary) -> LevelPoint:
-    return LevelPoint(level.concurrency, repeat_figure(level), limited=level.client_limited)
-
-
-def _limited(samples: Sequence[ClientSample], facts: Sequence[LevelFact]) -> dict[Key, str]:
-    """Return the runs whose client was the limit, each with the reason."""
-    late = _late_ms(facts)
-    return {
-        key: limit_reason(sample.loop_lag_p99_ms, sample.cpu_share, sample.delivered, late.get(key))
-        for sample in samples
-        if sample.client_limited and (key := (sample.level, sample.repeat))
-    }
+    plateaus = tuple(repeat.plateau_tok_s for repeat in level.counted if repeat.plateau_tok_s is not None)
+    # one agent alone is "full" whenever it does not think, many hardly ever
+    whole = level.thinking or len(plateaus) < len(level.counted)
+    return tuple(repeat.effective_tok_s for repeat in level.counted) if whole else plateaus
 
 
 def _with_every_run(
@@ -169,24 +151,24 @@ def _speedup(one: Sequence[Request], many: Sequence[Request]) -> Speedup | None:
     one_whole = [row for row in one if (row.repeat, row.index) not in cut]
     many_whole = [row for row in many if (row.repeat, row.index) not in cut]
     both = bool(one_whole and many_whole)
+
+    def ratio(above: float, below: float) -> float | None:
+        return above / below if below > 0 else None
+
     return Speedup(
         tasks=len(one) // len(by_repeat(one)),
         concurrency=many[0].level,
         serial_wall_s=serial_wall_s,
         swarm_wall_s=swarm_wall_s,
         by_wall=serial_wall_s / swarm_wall_s,
-        by_tokens=_ratio(_speed(many), _speed(one)),
-        by_wall_whole=_ratio(_busy_s(one_whole), _busy_s(many_whole)) if both else None,
-        by_tokens_whole=_ratio(_speed(many_whole), _speed(one_whole)) if both else None,
-        truncated_serial=_truncated(one),
-        truncated_swarm=_truncated(many),
+        by_tokens=ratio(_speed(many), _speed(one)),
+        by_wall_whole=ratio(_busy_s(one_whole), _busy_s(many_whole)) if both else None,
+        by_tokens_whole=ratio(_speed(many_whole), _speed(one_whole)) if both else None,
+        truncated_serial=sum(row.finish_reason == "length" for row in one),
+        truncated_swarm=sum(row.finish_reason == "length" for row in many),
         tokens_serial=sum(row.output_tokens or 0 for row in one),
         tokens_swarm=sum(row.output_tokens or 0 for row in many),
     )
-
-
-def _truncated(rows: Sequence[Request]) -> int:
-    return sum(row.finish_reason == "length" for row in rows)
 
 
 def _busy_s(rows: Sequence[Request]) -> float:
@@ -203,23 +185,18 @@ def _speed(rows: Sequence[Request]) -> float:
     return sum(row.output_tokens or 0 for row in rows if row.ok) / busy if busy > 0 else 0.0
 
 
-def _ratio(above: float, below: float) -> float | None:
-    return above / below if below > 0 else None
-
-
 def _drift(rows: Sequence[Request]) -> Interval | None:
     """Return one agent alone at the end of the run against the beginning: heat, clocks, a filling cache."""
     repeats = list(by_repeat(rows).values())
     if len(repeats) < 2:
         return None
-    first, last = _speeds(repeats[0]), _speeds(repeats[-1])
+    first, last = (
+        [row.output_tokens / (row.ended_s - row.started_s) for row in some if row.ok and row.output_tokens]
+        for some in (repeats[0], repeats[-1])
+    )
     if min(len(first), len(last)) < 2:
         return None
     return ratio_of_medians_interval(last, first, rng=Random(len(rows)))
-
-
-def _speeds(rows: Sequence[Request]) -> list[float]:
-    return [row.output_tokens / (row.ended_s - row.started_s) for row in rows if row.ok and row.output_tokens]
 
 
 def _facts(
@@ -236,28 +213,14 @@ def _facts(
 
 def _counters(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, dict[str, float]]:
     """Over the runs of a level that are counted: totals summed, means averaged."""
-    return {level: _combined([fact for _, fact in some]) for level, some in _facts("counters", facts, rows).items()}
-
-
-def _combined(counters: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = {name for one in counters for name in one}
-    told = {name: [one[name] for one in counters if name in one] for name in names}
-    return {name: fmean(values) if name in MEANS else sum(values) for name, values in told.items()}
-
-
-def _with_late(levels: Sequence[LevelSummary], facts: Sequence[LevelFact]) -> tuple[LevelSummary, ...]:
-    """Over the runs of a level that are counted: the latest beginning of its load, where it marks the run."""
-    late = _late_ms(facts)
-    return tuple(replace(level, late_ms=_latest(level, late)) for level in levels)
-
-
-def _late_ms(facts: Sequence[LevelFact]) -> dict[Key, float]:
-    return {(fact.level, fact.repeat): float(fact.fact["late_ms"]) for fact in facts if fact.name == "late"}
-
-
-def _latest(level: LevelSummary, late: Mapping[Key, float]) -> float | None:
-    keys = [(level.concurrency, one.repeat) for one in level.repeats]
-    return max((late[key] for key in keys if key in late), default=None)
+    found: dict[int, dict[str, float]] = {}
+    for level, some in _facts("counters", facts, rows).items():
+        told: dict[str, list[float]] = {}
+        for _, fact in some:
+            for name, value in fact.items():
+                told.setdefault(name, []).append(value)
+        found[level] = {name: fmean(values) if name in MEANS else sum(values) for name, values in told.items()}
+    return found
 
 
 def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, Energy]:
@@ -280,8 +243,7 @@ def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, En
 
 
 JOULES_PER_KWH = 3_600_000.0
-TOKENS = 1_000_000
 
 
 def cost_per_million_tokens(joules_per_token: float, price_per_kwh: float) -> float:
-    return joules_per_token * TOKENS / JOULES_PER_KWH * price_per_kwh
+    return joules_per_token * 1_000_000 / JOULES_PER_KWH * price_per_kwh

@@ -9,7 +9,7 @@ for a limit. A level in, its figures back, no clock of its own. `run_sweep` carr
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -72,7 +72,13 @@ class LevelRounds:
             self._precision[level].feed(figure_of(rows, level))
 
     def remaining(self) -> dict[int, float]:
-        left = {level: self._left(level) for level in self._levels if not self._enough(level)}
+        left: dict[int, float] = {}
+        for level in self._levels:
+            done, precision = self._done[level], self._precision[level]
+            if self._enough(level):
+                continue
+            more = precision.expected_more() if self._runs is None else self._runs - done
+            left[level] = float(max(1, precision.goal.fewest - done) if more is None else more)
         if self._closing:
             left[1] = left.get(1, 0.0) + 1
         return left
@@ -82,56 +88,38 @@ class LevelRounds:
             return self._done[level] >= self._runs
         return self._precision[level].done or self._done[level] >= self._goal.most
 
-    def _left(self, level: int) -> float:
-        if self._runs is not None:
-            return self._runs - self._done[level]
-        more = self._precision[level].expected_more()
-        fewest = max(1, self._precision[level].goal.fewest - self._done[level])
-        return float(fewest if more is None else more)
 
+class LevelSearch:
+    """A search that says which level it needs next, and about how many more: for the knee, or for a limit.
 
-class _Search:
-    """A search that says which level it needs next, and about how many more."""
+    `closes`: C=1 once more at the end, so that drift is seen; it is nothing that the search asked for.
+    """
 
-    _search: SaturationSearch | SloSearch
-
-    def following(self) -> int | None:
-        return self._search.next_level()
-
-    def remaining(self) -> dict[int, float]:
-        level = self._search.next_level()
-        return {} if level is None else {level: float(self._search.remaining())}
-
-
-class ToSaturation(_Search):
-    """Doubles C until nothing more is gained, then narrows the knee and, where it falls, the cliff."""
-
-    def __init__(self, most: int) -> None:
-        self._search = SaturationSearch(max_concurrency=most)
-        self._closing = True
+    def __init__(
+        self,
+        search: SaturationSearch | SloSearch,
+        figure: Callable[[Sequence[Request], int], float],
+        *,
+        closes: bool = False,
+    ) -> None:
+        self._search, self._figure = search, figure
+        self._closes = closes
+        self._ended = False
 
     def following(self) -> int | None:
-        """C=1 once more at the end, so that drift is seen."""
         level = self._search.next_level()
-        if level is None and self._closing:
-            self._closing = False
+        if level is None and self._closes and not self._ended:
+            self._ended = True
             return 1
         return level
 
     def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
-        if self._closing:
-            self._search.measured(level, figure_of(rows, level), limited=limited)
+        if not self._ended:
+            self._search.measured(level, self._figure(rows, level), limited=limited)
 
-
-class WithinLimits(_Search):
-    """The highest C that keeps a promise."""
-
-    def __init__(self, limits: SloLimits, most: int) -> None:
-        self._limits = limits
-        self._search = SloSearch(max_concurrency=most)
-
-    def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None:
-        self._search.measured(level, worst_share(self._limits, rows), limited=limited)
+    def remaining(self) -> dict[int, float]:
+        level = self._search.next_level()
+        return {} if level is None else {level: float(self._search.remaining())}
 
 
 def figure_of(rows: Sequence[Request], level: int) -> float:
@@ -141,20 +129,14 @@ def figure_of(rows: Sequence[Request], level: int) -> float:
     return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
 
 
-def make_level_schedule(
-    levels: Sequence[int],
-    goal: PrecisionGoal,
-    *,
-    runs: int | None,
-    to_saturation: bool,
-    slo: SloLimits | None,
-    most: int,
-) -> LevelSchedule:
-    if to_saturation:
-        return ToSaturation(most)
-    if slo is not None:
-        return WithinLimits(slo, most)
-    return LevelRounds(levels, goal, runs=runs)
+def make_level_schedule(plan: SweepPlan) -> LevelSchedule:
+    if plan.to_saturation:
+        return LevelSearch(SaturationSearch(max_concurrency=plan.max_concurrency), figure_of, closes=True)
+    if (slo := plan.slo) is not None:
+        search = SloSearch(max_concurrency=plan.max_concurrency)
+        return LevelSearch(search, lambda rows, _: worst_share(slo, rows))
+    goal = PrecisionGoal(relative=plan.precision, most=plan.most_runs)
+    return LevelRounds(plan.concurrency, goal, runs=plan.runs)
 
 
 WARM_UP_WIDTH = 4  # where the widest level is not known
@@ -224,16 +206,9 @@ async def run_sweep(
 def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str:
     """Equal for repeats: the seed and the endpoint's address may differ, workload, engine and machine may not."""
     load = plan.workload
-    options: dict[str, str | int | float | bool | None] = {
-        "concurrency": "search" if plan.searches else ",".join(map(str, plan.concurrency)),
-        "tasks": plan.tasks,
-        "max_tokens": load.max_tokens,
-        "fixed_output": load.fixed_output,
-        "size": load.size,
-        "prompt_tokens": load.prompt_tokens,
-        "shape": load.shape,
-        "temperature": load.temperature,
-    }
+    levels = "search" if plan.searches else ",".join(map(str, plan.concurrency))
+    names = ("max_tokens", "fixed_output", "size", "prompt_tokens", "shape", "temperature")
+    options = {"concurrency": levels, "tasks": plan.tasks, **{name: getattr(load, name) for name in names}}
     return fingerprint_of([workload_fingerprint(options)], endpoint, host)
 
 
@@ -249,24 +224,11 @@ class Sweep:
     ) -> None:
         self.plan = plan
         self.recording = recording
-        self.course: LevelSchedule = make_level_schedule(
-            plan.concurrency,
-            PrecisionGoal(relative=plan.precision, most=plan.most_runs),
-            runs=plan.runs,
-            to_saturation=plan.to_saturation,
-            slo=plan.slo,
-            most=plan.max_concurrency,
-        )
+        self.course = make_level_schedule(plan)
+        widest = plan.max_concurrency if plan.searches else max(plan.concurrency)
+        how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "processes": plan.processes}
         self.session = RunSession(
-            endpoint,
-            recording,
-            on_progress,
-            timeout_s=plan.timeout_s,
-            widest=plan.max_concurrency if plan.searches else max(plan.concurrency),
-            keep_text=plan.keep_text,
-            processes=plan.processes,
-            meter=meter,
-            more=self._outlook,
+            endpoint, recording, on_progress, widest=widest, meter=meter, more=self._outlook, **how
         )
         self._maker = maker
         self._repeats: dict[int, int] = {}
@@ -298,8 +260,10 @@ class Sweep:
             talks = [self._maker.conversation_stream(level, repeat, total)]
             rows, limited = await driver.run_streams_at_level(level, repeat, talks, took, TimeWindow())
         else:
-            tasks = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks)
-            rows, limited = await driver.run_tasks(level, repeat, tasks, level, took, until_s=self._until_s())
+            tasks, left = self._maker.tasks(level, repeat, total, same=self.plan.same_tasks), self._budget_left()
+            # from then on, on the run's clock, nothing more is begun, and what is under way is finished
+            until_s = driver.sender.now() + left if left is not None and left > 0 else None
+            rows, limited = await driver.run_tasks(level, repeat, tasks, level, took, until_s=until_s)
         self._durations[level] = time.monotonic() - began
         self._runs_done += 1
         self._figures.setdefault(level, []).append(repeat_of(0, rows, None).effective_tok_s if rows else 0.0)
@@ -311,22 +275,13 @@ class Sweep:
     async def warm_up(self) -> None:
         plan = self.plan
         widest = WARM_UP_WIDTH if plan.searches else max(plan.concurrency)
-        await self.session.warm_up(
-            self._maker,
-            min(widest, plan.tasks_at(widest)),
-            limit_s=WARM_UP_SHARE * plan.budget_s if plan.budget_s else None,
-            quick=plan.quick_warm_up,
-        )
+        width, limit_s = min(widest, plan.tasks_at(widest)), WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
+        await self.session.warm_up(self._maker, width, limit_s=limit_s, quick=plan.quick_warm_up)
 
     def _may_close(self) -> bool:
         """The budget has ended it: C=1 once more all the same, where that is a small part of the time."""
         known, budget = self._durations.get(1), self.plan.budget_s
         return known is not None and budget is not None and self.plan.runs is None and known < CLOSING_SHARE * budget
-
-    def _until_s(self) -> float | None:
-        """On the run's clock: from then on nothing more is begun, and what is under way is finished."""
-        left = self._budget_left()
-        return None if left is None or left <= 0 else self.session.driver.sender.now() + left
 
     def _has_time(self, level: int) -> bool:
         """A level never run yet gets its first run while there is any time; another run must be expected to fit."""
@@ -342,19 +297,11 @@ class Sweep:
         return self.plan.budget_s - (time.monotonic() - self._began)
 
     def _outlook(self) -> dict[str, Any]:
-        remaining = self.course.remaining()
-        return {
-            "runs_done": self._runs_done,
-            "runs_left": sum(remaining.values()),
-            "left_s": self._left_s(remaining),
-            "figures": self._figures,
-        }
-
-    def _left_s(self, remaining: dict[int, float]) -> float | None:
-        """From what runs of the levels took; a level not run yet is taken for the slowest one that was."""
-        if not self._durations:
-            return None
-        slowest = max(self._durations.values())
-        wanted = sum(runs * self._durations.get(level, slowest) for level, runs in remaining.items())
-        allowed = self._budget_left()
-        return wanted if allowed is None else max(0.0, min(wanted, allowed))
+        """How much is left, from what runs of the levels took; one not run yet is taken for the slowest that was."""
+        remaining, left_s = self.course.remaining(), None
+        if self._durations:
+            slowest, allowed = max(self._durations.values()), self._budget_left()
+            left_s = sum(runs * self._durations.get(level, slowest) for level, runs in remaining.items())
+            left_s = left_s if allowed is None else max(0.0, min(left_s, allowed))
+        runs_left = sum(remaining.values())
+        return {"runs_done": self._runs_done, "runs_left": runs_left, "left_s": left_s, "figures": self._figures}

@@ -70,14 +70,9 @@ class TaskMaker:
         return [replace(task, max_tokens=max_tokens) for task in made]
 
     def scripts(self, level: int, repeat: int) -> Iterator[ConversationScript]:
-        load = self.workload
-        found = conversations(
-            self._rng(f"talk/{level}/{repeat}"),
-            turns=load.turns,
-            tokens_first=load.prompt_tokens or FIRST_TURN_TOKENS,
-            think_s=load.think_s,
-            **self._calibration.lengths,
-        )
+        load, rng = self.workload, self._rng(f"talk/{level}/{repeat}")
+        lengths = {"tokens_first": load.prompt_tokens or FIRST_TURN_TOKENS, **self._calibration.lengths}
+        found = conversations(rng, turns=load.turns, think_s=load.think_s, **lengths)
         if not self._salt:
             return found
         return (replace(script, system=f"{self._salt} {script.system}") for script in found)

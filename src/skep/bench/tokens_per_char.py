@@ -58,7 +58,6 @@ async def _usage(pool: Pool, endpoint: Endpoint, prompt: Prompt, timeout_s: floa
     row, _ = await sender.ask(BenchTask(0, 0, 0, prompt.kind, messages(prompt), 1))
     if row.prompt_tokens is None:
         why = row.error or "it says nothing of the prompt's tokens"
-        raise EndpointError(
-            f"{endpoint.url} did not count a prompt: {why}", hint="without --prompt-tokens no count is needed"
-        )
+        hint = "without --prompt-tokens no count is needed"
+        raise EndpointError(f"{endpoint.url} did not count a prompt: {why}", hint=hint)
     return row.prompt_tokens

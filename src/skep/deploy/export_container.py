@@ -15,18 +15,13 @@ from skep.deploy.export_recipe import (
     Recipe,
     RecipePath,
     Word,
-    before,
-    comments,
     environment,
     file_name,
-    gateway_words,
-    head,
     health_path,
     native_words,
     on_hub,
     shell_lines,
     shell_word,
-    wants,
     wrapped,
 )
 from skep.engines.base import Launch
@@ -71,7 +66,8 @@ class ContainerSpec:
 
 def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     public, _ = image_of(launch.engine, recipe.engine_version)
-    own = recipe.container or Container(public, ipc_host=_shares_memory(launch))
+    # processes of one engine on several cards talk through shared memory, of which a container has 64 MiB
+    own = recipe.container or Container(public, ipc_host=launch.engine in ("vllm", "sglang"))
     weights, checkpoint = _weights(launch, own)
     port = PORTS.get(launch.engine, 8000)
     inner = replace(launch, port=port, gpus=(), checkpoint=checkpoint, binary=None)
@@ -84,6 +80,9 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     given = {name: value.replace(f"{HERE}:", f"{EVERYWHERE}:") if name == OLLAMA else value for name, value in told}
     hub = launch.engine != "ollama" and on_hub(checkpoint or "")
     given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
+    url = f"http://{HERE}:{port}{health_path(launch)}"
+    by_python = ("CMD", "python3", "-c", f"import urllib.request as u; u.urlopen({url!r}, timeout=5)")
+    by_other = {"ollama": ("CMD", "ollama", "list"), "llamacpp": ("CMD", "curl", "-f", url)}  # what the image has
     return ContainerSpec(
         name=launch.name,
         image=own.image,
@@ -98,29 +97,8 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
         ipc_host=own.ipc_host,
         program=program,
         arguments=arguments,
-        health=_health(launch, port),
+        health=by_other.get(launch.engine, by_python),
     )
-
-
-def docker(recipe: Recipe) -> str:
-    lines = [*head(recipe, "docker"), *wants(recipe, contained=True), *tag_notes(recipe), *fetching(recipe)]
-    parts = ["#!/usr/bin/env bash\n", comments(lines), "set -euo pipefail\n", *_variables(recipe)]
-    for place, launch in enumerate(recipe.launches):
-        earlier = before(recipe.launches, place)
-        if earlier is not None:
-            url = f"http://{HERE}:{earlier.port}{health_path(earlier)}"
-            parts.append(f"\n# They share a card: {earlier.name} must be ready first.\n")
-            parts.append(f"until curl -fsS -o /dev/null {shell_word(url)} 2>/dev/null; do sleep 1; done\n")
-        words = ["docker", "run", "-d", *docker_words(container_of(recipe, launch))]
-        parts.append(f"\n{shell_lines(words)}\n")
-        if launch.engine == "ollama" and launch.checkpoint:
-            inside = f"docker exec {shell_word(launch.name)} ollama"
-            parts.append(f"until {inside} list >/dev/null 2>&1; do sleep 1; done\n")
-            parts.append(f"{inside} pull {shell_word(launch.checkpoint)}\n")
-    names = " ".join(shell_word(launch.name) for launch in recipe.launches)
-    parts.append(f"\n# One endpoint for all; `docker rm -f {names}` ends the engines.\n")
-    parts.append(f"{shell_lines(gateway_words(recipe))}\n")
-    return "".join(parts)
 
 
 def docker_words(one: ContainerSpec) -> list[Word]:
@@ -199,16 +177,6 @@ def _checkpoint_variable(recipe: Recipe) -> str | None:
     return next((match[1] for host in hosts if (match := _NAMES.fullmatch(host.rstrip("}")))), None)
 
 
-def _variables(recipe: Recipe) -> list[str]:
-    lines = []
-    for name, place in variables_of(recipe).items():
-        if place is None:
-            lines.append(f': "${{{name}:?say where it lies: export {name}=...}}"\n')
-        else:
-            lines.append(f'{name}="${{{name}:-$HOME{place[1:]}}}"\n')
-    return lines
-
-
 def _weights(launch: Launch, own: Container) -> tuple[list[tuple[RecipePath, str, bool]], str | None]:
     """Return what is mounted for them, and what the engine inside is told."""
     checkpoint = launch.checkpoint
@@ -234,33 +202,14 @@ def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[st
     words[0] = words[0].rpartition("/")[2]
     if words[0].startswith("python"):
         words[0] = "python3"
-    words = _opened(words, launch.engine)
+    # listening on all of the container's own addresses: only one port of it is published
+    if "--host" in words:
+        words[words.index("--host") + 1] = EVERYWHERE
+    elif launch.engine != "ollama":
+        words += ["--host", EVERYWHERE]
     own_entry = launch.engine in ("llamacpp", "ollama")
     if steps:
         start = "/app/llama-server" if launch.engine == "llamacpp" else words[0]
         script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
         return "/bin/bash", ("-c", script)
     return (None, tuple(words[1:])) if own_entry else (words[0], tuple(words[1:]))
-
-
-def _opened(words: list[str], engine: str) -> list[str]:
-    """Listening on all of the container's own addresses: only one port of it is published."""
-    if "--host" in words:
-        place = words.index("--host") + 1
-        return [*words[:place], EVERYWHERE, *words[place + 1 :]]
-    return words if engine == "ollama" else [*words, "--host", EVERYWHERE]
-
-
-def _shares_memory(launch: Launch) -> bool:
-    """Processes of one engine on several cards talk through shared memory, of which a container has 64 MiB."""
-    return launch.engine in ("vllm", "sglang")
-
-
-def _health(launch: Launch, port: int) -> tuple[str, ...]:
-    """By what is in the image: Python, curl, or the engine itself."""
-    url = f"http://{HERE}:{port}{health_path(launch)}"
-    if launch.engine == "ollama":
-        return ("CMD", "ollama", "list")
-    if launch.engine == "llamacpp":
-        return ("CMD", "curl", "-f", url)
-    return ("CMD", "python3", "-c", f"import urllib.request as u; u.urlopen({url!r}, timeout=5)")

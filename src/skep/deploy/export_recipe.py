@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from textwrap import wrap
+from typing import Any
 
 from skep.catalog.needs import is_moving_tag, stand_in_words
 from skep.catalog.presets import Container, Need, Preset, Published
@@ -44,10 +46,6 @@ def comment(text: str) -> str:
     return "\n".join(f"# {line}".rstrip() for line in re.split(r"[\r\n\x0b\x0c\x85\u2028\u2029]+", text))
 
 
-def comments(lines: Iterable[str]) -> str:
-    return "".join(f"{comment(line)}\n" for line in lines)
-
-
 def shell_word(word: Word) -> str:
     if isinstance(word, str):
         return shlex.quote(word)
@@ -57,15 +55,12 @@ def shell_word(word: Word) -> str:
 
 def systemd_word(word: Word, *, dollars: bool = True) -> str:
     """`dollars`: of a command line, where `$` would begin a variable; not so in Environment=."""
-    if isinstance(word, str):
-        return _systemd_quoted(_systemd_text(word, dollars=dollars))
-
-    def braced(name: str) -> str:
-        return f"${{{name.strip('${}')}}}"
-
-    found = _path(word.text, lambda text: _systemd_text(text, dollars=dollars), home="%h", variable=braced)
-    both = (_systemd_text(text, dollars=dollars) for text in (word.before, word.after))
-    return _systemd_quoted(found.join(both))
+    quote = partial(_systemd_text, dollars=dollars)
+    path = word if isinstance(word, RecipePath) else RecipePath("", before=word)
+    found = _path(path.text, quote, home="%h", variable=lambda name: f"${{{name.strip('${}')}}}")
+    text = quote(path.before) + found + quote(path.after)
+    # a lone `;` would end the command
+    return text if _PLAIN.fullmatch(re.sub(r"[${}]", "", text)) else f'"{text}"'
 
 
 def yaml_word(word: Word) -> str:
@@ -81,12 +76,12 @@ def yaml_word(word: Word) -> str:
     return f'"{_yaml_text(word.before)}{found}{_yaml_text(word.after)}"'
 
 
-def shell_lines(words: Sequence[Word], *, indent: str = "  ") -> str:
+def shell_lines(words: Sequence[Word]) -> str:
     """One command, over several lines where it is long."""
-    return folded([shell_word(word) for word in words], indent=indent)
+    return folded([shell_word(word) for word in words])
 
 
-def folded(quoted: Sequence[str], *, indent: str = "  ") -> str:
+def folded(quoted: Sequence[str]) -> str:
     """Broken where a line grows long, but not between an option and its value."""
     pieces: list[str] = []
     for word in quoted:
@@ -100,7 +95,7 @@ def folded(quoted: Sequence[str], *, indent: str = "  ") -> str:
         if lines and len(lines[-1]) + len(piece) < WIDTH:
             lines[-1] += f" {piece}"
         else:
-            lines.append(f"{indent if lines else ''}{piece}")
+            lines.append(f"  {piece}" if lines else piece)
     return " \\\n".join(lines)
 
 
@@ -128,11 +123,6 @@ def _systemd_text(text: str, *, dollars: bool) -> str:
     text = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     text = text.replace("$", "$$") if dollars else text
     return _UNPRINTABLE.sub(_escaped, text)
-
-
-def _systemd_quoted(text: str) -> str:
-    """A lone `;` would end the command."""
-    return text if _PLAIN.fullmatch(text.replace("$", "").replace("{", "").replace("}", "")) else f'"{text}"'
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -196,29 +186,15 @@ def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
         placed = [()] * preset.replicas  # an engine that divides itself over what it sees
     serve, name = serve_of(preset), file_name(preset.name)
     model = preset.checkpoint if preset.engine == "ollama" else preset.served_as  # it knows a model by its tag
+    one = replace(launch_of(serve, name, None, preset.checkpoint, threads=preset.threads or 0), model=model)
     launches = tuple(
-        replace(
-            launch_of(serve, f"{name}-{number}", None, preset.checkpoint, threads=preset.threads or 0),
-            model=model,
-            port=engine_port + number,
-            gpus=gpus,
-        )
+        replace(one, name=f"{name}-{number}", port=engine_port + number, gpus=gpus)
         for number, gpus in enumerate(placed)
     )
-    return Recipe(
-        name=preset.name,
-        title=preset.title,
-        launches=launches,
-        port=port,
-        source=preset.source,
-        container=preset.container,
-        needs=preset.needs,
-        published=preset.published,
-        engine_version=preset.engine_version,
-        vendor=cards[0].vendor if cards else "",
-        stand_in=stand_in_words(preset),
-        notes=preset.notes,
-    )
+    names = ("name", "title", "source", "container", "needs", "published", "engine_version", "notes")
+    alike: dict[str, Any] = {name: getattr(preset, name) for name in names}
+    vendor = cards[0].vendor if cards else ""
+    return Recipe(launches=launches, port=port, vendor=vendor, stand_in=stand_in_words(preset), **alike)
 
 
 def recipe_with(
@@ -227,14 +203,7 @@ def recipe_with(
     """Launches of a plan, given ports one after the other. `cards`: as the user named them."""
     check_ports(port, engine_port, len(launches))
     placed = tuple(replace(launch, port=engine_port + number) for number, launch in enumerate(launches))
-    return Recipe(
-        name=file_name(placed[0].model),
-        title=title,
-        launches=placed,
-        port=port,
-        vendor=vendor,
-        cards=cards,
-    )
+    return Recipe(name=file_name(placed[0].model), title=title, launches=placed, port=port, vendor=vendor, cards=cards)
 
 
 def check_engine(engine: str, name: str) -> None:
@@ -256,9 +225,9 @@ def head(recipe: Recipe, form: str) -> list[str]:
     if recipe.source:
         lines += wrapped(f"Recipe: {recipe.source}")
     version = f" {recipe.engine_version}" if recipe.engine_version else ""
-    many, slots = len(recipe.launches), _counted(first.slots, "slot")
+    many, slots = len(recipe.launches), f"{first.slots} slot{'s' if first.slots != 1 else ''}"
     lines.append(f"{many} x {first.engine}{version}, {slots} each" if many > 1 else f"{first.engine}{version}, {slots}")
-    most = _counted(recipe.capacity, "request")
+    most = f"{recipe.capacity} request{'s' if recipe.capacity != 1 else ''}"
     lines.append(f"Clients ask for `{first.model}` at http://{HERE}:{recipe.port}/v1; {most} at a time.")
     return lines
 
@@ -282,11 +251,6 @@ def wants(recipe: Recipe, *, contained: bool) -> list[str]:
     lines += [line for need in left for line in _need("Wants", need, recipe)]
     lines += wrapped(f"Note: {recipe.stand_in}") if recipe.stand_in else []
     return [*lines, *(line for note in recipe.notes for line in wrapped(f"Note: {note}"))]
-
-
-def pulling(recipe: Recipe) -> str | None:
-    """Return what Ollama has to fetch before it answers for it."""
-    return recipe.first.checkpoint if recipe.first.engine == "ollama" else None
 
 
 def native_words(launch: Launch) -> list[Word]:
@@ -327,10 +291,6 @@ def before(launches: Sequence[Launch], place: int) -> Launch | None:
 
 def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "model"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _need(word: str, need: Need, recipe: Recipe) -> list[str]:

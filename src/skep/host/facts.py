@@ -94,9 +94,7 @@ def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
         for folder in _folders(mount / "cpu", paths.get("cpu", "/"))
     ]
     return CgroupLimits(
-        min(limits, default=None),
-        min(available, default=None),
-        min((n for n in cpus if n is not None), default=None),
+        min(limits, default=None), min(available, default=None), min((n for n in cpus if n is not None), default=None)
     )
 
 

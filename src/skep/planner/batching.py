@@ -113,7 +113,8 @@ class SimulatedReplica:
         pieces, prompt, weighed = self._pieces(budget)
         steps = at_most
         if sequences:
-            steps = min(steps, _steps_until(self._ends[0][0] - self._gained, tokens_each))
+            to_next_end = self._ends[0][0] - self._gained
+            steps = min(steps, max(1, -int(-to_next_end // tokens_each)))
         if pieces:
             steps = min(steps, max(1, int(pieces[0][0].prompt_left / budget))) if len(pieces) == 1 else 1
         context = self._context
@@ -177,7 +178,3 @@ class SimulatedReplica:
             weighed += piece * (sequence.cached + sequence.prompt - sequence.prompt_left)
             left -= piece
         return pieces, budget - left, weighed
-
-
-def _steps_until(left: float, each: float) -> int:
-    return max(1, -int(-left // each))

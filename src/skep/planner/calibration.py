@@ -118,7 +118,11 @@ def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> 
     """Keep the factor near 1 where further sequences cost next to nothing and noise would decide."""
 
     def tpot(batch: float) -> float:
-        return _crowded_tpot(foresee(StepTuning(decode.estimate, batch)), crowd)
+        """Of the median task: tasks of one length end and begin together, so it meets no prompt while it decodes."""
+        found = foresee(StepTuning(decode.estimate, batch))
+        step, sequences = found.step, max(1, round(crowd.concurrency / found.setup.layout.replicas))
+        context = sequences * (crowd.input_tokens + crowd.output_tokens / 2)
+        return step.seconds(sequences, context) / step.tokens_per_step(sequences)
 
     low, high = tpot(_LEAST), tpot(1.0)
     slope = (high - low) / (1.0 - _LEAST)
@@ -130,13 +134,6 @@ def _batch(foresee: SpeedModelMaker, crowd: MeasuredLevel, decode: Interval) -> 
     share = _USUAL**2 / (_USUAL**2 + (unsure / _SIGMAS.get(crowd.runs, 1.96)) ** 2)
     found, unsure = 1.0 + (found - 1.0) * share, unsure * math.sqrt(share)
     return Interval(max(0.0, found - unsure), found, found + unsure)
-
-
-def _crowded_tpot(found: SpeedModel, crowd: MeasuredLevel) -> float:
-    """Of the median task: tasks of one length end and begin together, so it meets no prompt while it decodes."""
-    step, sequences = found.step, max(1, round(crowd.concurrency / found.setup.layout.replicas))
-    context = sequences * (crowd.input_tokens + crowd.output_tokens / 2)
-    return step.seconds(sequences, context) / step.tokens_per_step(sequences)
 
 
 def _scaled(measured: Interval, predicted: float) -> Interval:

@@ -83,21 +83,17 @@ def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) 
     found = []
     widest = 1 if engine == "llamacpp" and of_machines(rig) else count  # over a network it splits by layers
     for tp in _range(pins.tp, widest):
+        spread = model.is_moe and tp > 1 and engine != "llamacpp"
+        expert_sizes = (pins.ep,) if pins.ep else (1, tp) if spread else (1,)
         for pp in _range(pins.pp, max(1, count // tp)):
             most = max(1, min(count // (tp * pp), max(1, goal.agents)))
             wanted = [pins.replicas] if pins.replicas else list(range(most, 0, -1)) if mixed else [most]
-            found += [Layout(tp, pp, ep, r) for r in wanted for ep in _expert_sizes(model, engine, tp, pins)]
+            found += [Layout(tp, pp, ep, r) for r in wanted for ep in expert_sizes]
     return found
 
 
 def _range(pinned: int | None, most: int) -> Sequence[int]:
     return (pinned,) if pinned else range(1, most + 1)
-
-
-def _expert_sizes(model: Geometry, engine: str, tp: int, pins: Pins) -> tuple[int, ...]:
-    if pins.ep:
-        return (pins.ep,)
-    return (1, tp) if model.is_moe and tp > 1 and engine != "llamacpp" else (1,)
 
 
 def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
@@ -106,17 +102,17 @@ def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tup
         return (QUANTS["gguf_mxfp4" if engine == "llamacpp" else "mxfp4"],)
     native8 = model.native_bits == 8
     if engine == "llamacpp":
-        names = ["q4_k_m", "q5_k_m", "q6_k", "q8_0", *([] if native8 else ["f16"])]
-        return tuple(QUANTS[name] for name in names)
-    names = ["awq"]
-    if part_bits(QUANTS["awq"], model) != part_bits(QUANTS["gptq"], model):
-        names.append("gptq")  # AWQ checkpoints of hybrid mixtures keep more in 16 bit: not the same size
-    if all("fp4" in card.formats and card.vendor == "nvidia" for card in cards):
-        names.append("nvfp4")
-    names.append("fp8")
-    if not native8:
-        names.append("bf16")
-    return tuple(QUANTS[name] for name in names)
+        offered = {"q4_k_m": True, "q5_k_m": True, "q6_k": True, "q8_0": True, "f16": not native8}
+    else:
+        offered = {
+            "awq": True,
+            # AWQ checkpoints of hybrid mixtures keep more in 16 bit: not the same size
+            "gptq": part_bits(QUANTS["awq"], model) != part_bits(QUANTS["gptq"], model),
+            "nvfp4": all("fp4" in card.formats and card.vendor == "nvidia" for card in cards),
+            "fp8": True,
+            "bf16": not native8,
+        }
+    return tuple(QUANTS[name] for name, is_offered in offered.items() if is_offered)
 
 
 def offered_kv(engine: str, quant: Quant, cards: Sequence[Device]) -> tuple[KvType, ...]:
@@ -130,19 +126,13 @@ def offered_kv(engine: str, quant: Quant, cards: Sequence[Device]) -> tuple[KvTy
     return (half, KV_TYPES["fp8_e5m2"]) if ampere and quant.family != "fp8" else (half,)
 
 
-def offered_spec(model: Geometry, engine: str, pins: Pins) -> tuple[Speculation | None, ...]:
-    """Without a draft model of one's own, only what the checkpoint itself carries."""
-    if pins.spec is not None:
-        return (pins.spec,)
-    if pins.no_spec or not model.mtp_layers or engine == "llamacpp":
-        return (None,)
-    return (None, *(Speculation("mtp", depth) for depth in _DEPTHS))
-
-
 def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pins) -> Iterator[Setup]:
     """Return one setup for each quantization, with 16-bit KV and no speculation unless pinned."""
     cards = rig.cards[: layout.cards]
-    for quant in (pinned(pins.quant, engine),) if pins.quant else offered_quants(model, engine, cards):
+    wanted = pins.quant
+    if wanted is not None and wanted.id == "mxfp4" and engine == "llamacpp":
+        wanted = QUANTS["gguf_mxfp4"]  # in llama.cpp's own file the rest has 8 bits, not 16
+    for quant in (wanted,) if wanted else offered_quants(model, engine, cards):
         kv = pins.kv or offered_kv(engine, quant, cards)[0]
         yield Setup(
             model, quant, kv, engine, layout, pins.slots, pins.context, pins.utilization, pins.graphs, pins.spec,
@@ -150,18 +140,15 @@ def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pi
         )  # fmt: skip
 
 
-def pinned(quant: Quant, engine: str) -> Quant:
-    """MXFP4 in llama.cpp's own file: there the rest has 8 bits, not 16."""
-    return QUANTS["gguf_mxfp4"] if quant.id == "mxfp4" and engine == "llamacpp" else quant
-
-
 def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
-    """Yield the same with the other KV types and speculations on offer."""
+    """Yield the same with the other KV types and speculations: of the latter only what the checkpoint carries."""
     kinds = (pins.kv,) if pins.kv else offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])
-    for kv in kinds:
-        for spec in offered_spec(setup.model, setup.engine, pins):
-            if (kv, spec) != (setup.kv, setup.spec):
-                yield replace(setup, kv=kv, spec=spec)
+    specs: tuple[Speculation | None, ...] = (pins.spec,)
+    if pins.spec is None and not pins.no_spec and setup.model.mtp_layers and setup.engine != "llamacpp":
+        specs = (None, *(Speculation("mtp", depth) for depth in _DEPTHS))
+    for kv, spec in product(kinds, specs):
+        if (kv, spec) != (setup.kv, setup.spec):
+            yield replace(setup, kv=kv, spec=spec)
 
 
 def sizing_card(rig: Rig, layout: Layout) -> Device:
@@ -182,7 +169,12 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
 
     def holds(slots: int, context: int, share: float | None) -> Setup | None:
         tried = replace(setup, slots=slots, context=context, utilization=share)
-        return tried if _holds(tried, card, context, slots, goal.need_tokens) else None
+        if not memory(tried, card, context=context, slots=slots).fits:
+            return None
+        if not has_pool(setup.engine) or slots == 1:
+            return tried
+        all_full = memory(tried, card, context=min(goal.need_tokens, context), slots=slots, at_once=slots)
+        return tried if all_full.fits else None
 
     if (most := holds(wanted, contexts[0], shares[0])) is not None:
         return most
@@ -217,14 +209,6 @@ def _utilizations(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> tup
     return tuple(sorted(usual, reverse=True)) if goal.kind == "context" else tuple(dict.fromkeys(usual))
 
 
-def _holds(setup: Setup, card: Device, context: int, slots: int, need: int) -> bool:
-    if not memory(setup, card, context=context, slots=slots).fits:
-        return False
-    if not has_pool(setup.engine) or slots == 1:
-        return True
-    return memory(setup, card, context=min(need, context), slots=slots, at_once=slots).fits
-
-
 def _fewer(wanted: int, fewest: int) -> list[int]:
     """From what is wanted down: by one where there are few, by eighths where there are many."""
     found, slots = [], wanted
@@ -252,26 +236,19 @@ def arranged(rig: Rig) -> tuple[Rig, tuple[int, ...]]:
 
 def contradiction(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
     """Flags that cannot all be meant, or not of this model."""
-    most = model.max_context if model is not None else None
-    if model is not None and most is not None and (pins.context or 0) > most:
-        raise UserError(
-            f"--context {pins.context} is beyond the {most} tokens that {model.id} was made for",
-            hint=f"at most --context {most}, or a config.json with rope scaling",
-        )
-    if model is not None and most is not None and goal.need_tokens > most:
-        raise UserError(
-            f"a task of {goal.need_tokens} tokens is beyond the {most} that {model.id} was made for",
-            hint="lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling",
-        )
+    if model is not None and model.max_context is not None:
+        most, made_for = model.max_context, f"that {model.id} was made for"
+        if (pins.context or 0) > most:
+            hint = f"at most --context {most}, or a config.json with rope scaling"
+            raise UserError(f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint)
+        if goal.need_tokens > most:
+            hint = "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
+            raise UserError(f"a task of {goal.need_tokens} tokens is beyond the {most} {made_for}", hint=hint)
     needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
     if needed > len(rig.cards):
         there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
-        raise UserError(
-            f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}",
-            hint="the cards are TP x PP x replicas; leave one of them out and it is chosen",
-        )
+        hint = "the cards are TP x PP x replicas; leave one of them out and it is chosen"
+        raise UserError(f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint)
     if pins.context is not None and pins.context < goal.need_tokens:
-        raise UserError(
-            f"--context {pins.context} is less than a task's {goal.need_tokens} tokens",
-            hint="raise --context, or lower --prompt-tokens and --output-tokens",
-        )
+        hint = "raise --context, or lower --prompt-tokens and --output-tokens"
+        raise UserError(f"--context {pins.context} is less than a task's {goal.need_tokens} tokens", hint=hint)

@@ -21,7 +21,7 @@ from skep.planner.candidates import (
     sizing_card,
     variants,
 )
-from skep.planner.fit import FitResult, largest
+from skep.planner.fit import largest
 from skep.planner.memory import MemoryPlan
 from skep.planner.parts import part_bits, parts_of
 from skep.planner.predict import SpeedModel
@@ -274,7 +274,9 @@ def bases(
                 _drop(dropped, replace(dropped["memory"], quants=(setup.quant.id,)))
             elif say_why:
                 short = shortfall(setup, sizing_card(rig, layout), goal, pins)
-                reason = f"{short.sentence}; the largest term is {_largest(short)}"
+                most = short.plan.largest
+                size = max(most.bytes, short.plan.needed_kv_bytes if most.name == "KV pool" else 0)
+                reason = f"{short.sentence}; the largest term is {most.name} ({format_bytes(size)} a card)"
                 remedy = next(short.changes(), None)
                 _drop(dropped, Rejected(layout, engine, (setup.quant.id,), "memory", reason, remedy))
         rejected += dropped.values()
@@ -298,12 +300,6 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
         if refusal(smaller, rig) is None and (again := place(smaller, card, goal, pins)) is not None:
             return again
     return None
-
-
-def _largest(verdict: FitResult) -> str:
-    most = verdict.plan.largest
-    size = max(most.bytes, verdict.plan.needed_kv_bytes if most.name == "KV pool" else 0)
-    return f"{most.name} ({format_bytes(size)} a card)"
 
 
 _MOST_CARDS = 16  # tried where a model does not fit
@@ -379,10 +375,11 @@ def choose(
     shown = SHOWN if goal.agents <= CROWD else SHOWN // 2
     rated = sorted((r for s in surveys for r in s.rated), key=lambda r: r.key, reverse=True)[:shown]
     rejected = tuple(r for s in surveys for r in s.rejected)
-    plans = tuple(
-        _plan(r, goal, basis_of(r.setup.engine), _levels(goal, n), rejected, checkpoint, order)
-        for n, r in enumerate(rated)
-    )
+    plans = []
+    for number, r in enumerate(rated):
+        # all levels for the best three, the two ends for the others where many agents make it long
+        at = levels(goal.agents) if number < 3 or goal.agents <= FEW else (1, goal.agents)
+        plans.append(_plan(r, goal, basis_of(r.setup.engine), at, rejected, checkpoint, order))
     beside = []
     free = Pins(slots=pins.slots, context=pins.context)  # another engine has its own formats, the layout is left to it
     for engine in others if plans and goal.agents <= CROWD else ():
@@ -391,23 +388,13 @@ def choose(
     notes = tuple(dict.fromkeys(note for s in surveys for note in s.notes))
     runner = _runner_up(plans, goal, pins, basis_of) if len(plans) > 1 else None
     further = _further(rated[0], goal, pins, basis_of) if rated and scale and goal.agents <= CROWD else ()
-    return PlanChoice(rig, order, plans, rejected, tuple(beside), runner, further, notes)
-
-
-def _levels(goal: PlanGoal, place: int) -> tuple[int, ...]:
-    """All for the best three, the two ends for the others where many agents make it long."""
-    return levels(goal.agents) if place < 3 or goal.agents <= FEW else (1, goal.agents)
+    return PlanChoice(rig, order, tuple(plans), rejected, tuple(beside), runner, further, notes)
 
 
 def _plan(
-    rated: Rated,
-    goal: PlanGoal,
-    basis: Basis,
-    at: tuple[int, ...],
-    rejected: Sequence[Rejected],
-    checkpoint: str | None,
-    order: tuple[int, ...],
-) -> Plan:
+    rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...], rejected: Sequence[Rejected],
+    checkpoint: str | None, order: tuple[int, ...],
+) -> Plan:  # fmt: skip
     setup, layout = rated.setup, rated.setup.layout
     alone = next((r for r in rejected if r.rule == "memory" and r.layout.cards_each == 1), None)
     wider = next((r.reason for r in rejected if r.rule == "heads" and layout.cards < r.layout.tp), None)
@@ -421,11 +408,8 @@ def _plan(
 def _runner_up(plans: Sequence[Plan], goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> RunnerUp:
     """Return the best with another layout, or else the second; and a few changes of rig or load, tried on both."""
     best = plans[0].rated
-
-    def place_of(layout: Layout) -> tuple[int, int, int]:
-        return layout.tp, layout.pp, layout.replicas
-
-    other = next((p for p in plans[1:] if place_of(p.setup.layout) != place_of(best.setup.layout)), plans[1])
+    layout = replace(best.setup.layout, ep=1)
+    other = next((p for p in plans[1:] if replace(p.setup.layout, ep=1) != layout), plans[1])
     wins, tried = [], []
     for words, rig, changed in _changes(best, other.rated, goal):
         tried.append(words)
@@ -442,7 +426,9 @@ def _changes(best: Rated, other: Rated, goal: PlanGoal) -> Iterable[tuple[str, R
     rig = best.rig
     links = [r.prospect.link for r in (best, other) if r.prospect.link is not None]
     if any(link.kind != "nvlink" for link in links) and all(card.nvlink_gbs for card in rig.cards):
-        yield "NVLink between the cards", replace(rig, default_link=_nvlink(rig), pairs=()), goal
+        speed = min(card.nvlink_gbs or 0.0 for card in rig.cards)
+        bridged = CardLink("nvlink", speed, p2p=True, title="NVLink")
+        yield "NVLink between the cards", replace(rig, default_link=bridged, pairs=()), goal
     if any(not link.p2p for link in links) and not of_machines(rig):
         pairs = tuple((a, b, replace(link, p2p=True)) for a, b, link in rig.pairs)
         base = replace(rig.default_link, p2p=True) if rig.default_link else None
@@ -458,11 +444,6 @@ def _changes(best: Rated, other: Rated, goal: PlanGoal) -> Iterable[tuple[str, R
     for kind in ("latency", "throughput"):
         if goal.kind != kind:
             yield f"--goal {kind}", rig, replace(goal, kind=kind)
-
-
-def _nvlink(rig: Rig) -> CardLink:
-    speed = min(card.nvlink_gbs or 0.0 for card in rig.cards)
-    return CardLink("nvlink", speed, p2p=True, title="NVLink")
 
 
 def _again(rated: Rated, rig: Rig, goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> Rated | None:

@@ -69,7 +69,9 @@ class FitResult:
 
         fits = partial(works, tower=self.vision)
         if facts.has_pool(setup.engine):
-            shares = _utilizations(now, down=plan.over_outside_bytes > 0)
+            steps = [round(0.5 + n / 100, 2) for n in range(49)]
+            down = plan.over_outside_bytes > 0
+            shares = [u for u in reversed(steps) if u < now] if down else [u for u in steps if u > now]
             step = next((share for share in shares if fits(replace(setup, utilization=share))), None)
             if step is not None:
                 yield f"{'lower' if step < now else 'raise'} the utilization from {now:g} to {step:g}"
@@ -88,14 +90,9 @@ class FitResult:
 
 
 def fits(
-    setup: Setup,
-    card: Device,
-    *,
-    context: int,
-    slots: int | None = None,
-    at_once: int | None = None,
+    setup: Setup, card: Device, *, context: int, slots: int | None = None, at_once: int | None = None,
     vision: bool = True,
-) -> FitResult:
+) -> FitResult:  # fmt: skip
     """With a pool and no `at_once`: whether the engine starts. The arguments are those of `memory`."""
     return FitResult(setup, memory(setup, card, context=context, slots=slots, at_once=at_once, vision=vision), vision)
 
@@ -181,8 +178,3 @@ def _too_large(setup: Setup, plan: MemoryPlan) -> str:
         f"{what} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, {left} of {plan.card.id} "
         f"is left: it is out by {format_bytes(outside)}, the most by {late.name} ({format_bytes(late.bytes)})"
     )
-
-
-def _utilizations(now: float, *, down: bool) -> tuple[float, ...]:
-    steps = [round(0.5 + n / 100, 2) for n in range(49)]
-    return tuple(u for u in reversed(steps) if u < now) if down else tuple(u for u in steps if u > now)

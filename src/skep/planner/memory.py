@@ -226,23 +226,15 @@ def weights_bits(model: Geometry, quant: Quant, with_draft: bool = False, with_v
     parts, bits = parts_of(model), part_bits(quant, model)
     total = (parts.embedding + parts.head) * bits["ends"] + parts.small * bits["small"]
     total += parts.mlp * bits["mlp"] + parts.experts * bits["experts"]
-    if with_draft:
-        total += parts.draft * model.mtp_layers * bits["draft"]
-    if with_vision:
-        total += parts.vision * bits["vision"]
-    return total
+    total += parts.draft * model.mtp_layers * bits["draft"] if with_draft else 0.0
+    return total + (parts.vision * bits["vision"] if with_vision else 0.0)
 
 
 @lru_cache(maxsize=4096)  # a plan asks for the same ones many times
 def memory(
-    setup: Setup,
-    rig_card: Device,
-    *,
-    context: int,
-    slots: int | None = None,
-    at_once: int | None = None,
+    setup: Setup, rig_card: Device, *, context: int, slots: int | None = None, at_once: int | None = None,
     vision: bool = True,
-) -> MemoryPlan:
+) -> MemoryPlan:  # fmt: skip
     """`at_once` sequences of `context` tokens; None: one with a pool (the engine starts then, and the others wait),
     all slots where KV is taken at start. Of several kinds of card, give the smallest.
     """
@@ -253,7 +245,13 @@ def memory(
     usable = usable_bytes(rig_card)
     budget = int(usable * (setup.utilization or default.utilization)) if pooled else usable
     terms = [*_fixed_terms(replace(setup, context=None, utilization=None), rig_card, slots, vision=vision)]
-    terms += _sequence_terms(setup, at_once, context, default.batched_tokens)
+    window = window_bytes(setup, context, setup.batched_tokens or default.batched_tokens) * at_once
+    terms.append(
+        Term(WINDOW, int(window), f"{setup.model.sliding_layers} layers keep {setup.model.sliding_window} tokens")
+    )
+    times = f" x (1 + {drafts(setup)} drafts)" if drafts(setup) else ""
+    how = f"{at_once} sequence(s) x {setup.model.linear_layers} layers{times}"
+    terms.append(Term(STATE, int(state_bytes(setup) * at_once), how))
     kv_each = int(kv_bytes_per_token(setup) * context)
     needed = kv_each * at_once
     fixed = sum(term.bytes for term in terms if term.inside)
@@ -342,9 +340,8 @@ def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
     terms = [Term("weights", int(body * share + ends), f"{quant.title}, {quant.bits:g} bits a weight{spread}, {note}")]
     if _drafts_itself(setup):
         own = (parts.draft - parts.draft_experts) / layout.tp + parts.draft_experts / max(layout.tp, layout.ep)
-        how = f"{model.mtp_layers} MTP layer(s) at {bits['draft']:g} bits" + (
-            ", experts included" if model.is_moe else ""
-        )
+        experts_too = ", experts included" if model.is_moe else ""
+        how = f"{model.mtp_layers} MTP layer(s) at {bits['draft']:g} bits{experts_too}"
         terms.append(Term("draft layers", int(own * model.mtp_layers * bits["draft"] / 8), how))
     if vision and parts.vision and has_pool(setup.engine):
         tower = int(parts.vision * bits["vision"] / 8 / layout.tp)
@@ -373,11 +370,9 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
     forward = tokens * (3 * width / tp + 2 * model.hidden) * 2
     if not has_pool(setup.engine):
         logits = tokens * model.vocab * 4
-        compute = Term(
-            "activations", int(forward + logits), f"compute buffer of {tokens} tokens, {model.vocab} logits each"
-        )
+        how = f"compute buffer of {tokens} tokens, {model.vocab} logits each"
         engine = Term("engine overhead", CONTEXT_BYTES + LLAMACPP_ENGINE_BYTES, "context and workspaces")
-        return [compute, engine]
+        return [Term("activations", int(forward + logits), how), engine]
     rows = min(slots, tokens)
     sampling = rows * model.vocab * (SAMPLER_BYTES + depth * VERIFY_BYTES)
     how = f"{tokens} tokens through an MLP {width} wide, sampling of {rows} x {model.vocab} logits"
@@ -394,9 +389,8 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
     if vision and model.vision_params:
         scratch = next((b for n, b in VISION_SCRATCH_BYTES.items() if model.id.startswith(n)), None)
         scratch = VISION_SCRATCH_DEFAULT_BYTES if scratch is None else scratch
-        terms.append(
-            Term("vision scratch", scratch // tp, "the trial run encodes pictures of the largest size", inside)
-        )
+        how = "the trial run encodes pictures of the largest size"
+        terms.append(Term("vision scratch", scratch // tp, how, inside))
     if setup.layout.cards_each > 1:
         terms.append(Term("communication buffers", COMMUNICATION_BYTES, "NCCL channels", inside))
     return terms
@@ -415,9 +409,8 @@ def _late_terms(setup: Setup, card: Device, slots: int) -> list[Term]:
     terms.append(Term("linear-attention scratch", scratch, f"chunked scan of {tokens} tokens", inside=False))
     if setup.layout.tp > 1:
         late = int(COMMUNICATION_LATE_BYTES * log2(setup.layout.tp))
-        terms.append(
-            Term("late communication buffers", late, f"all-reduce among {setup.layout.tp} cards", inside=False)
-        )
+        how = f"all-reduce among {setup.layout.tp} cards"
+        terms.append(Term("late communication buffers", late, how, inside=False))
     if _drafts_itself(setup) and setup.model.is_moe and setup.spec is not None:
         # A write-up on 35B-A3B: "depth-3 spec means 3x the MoE expert footprint during dummy_run". One of them is
         # in the weights already.
@@ -425,21 +418,6 @@ def _late_terms(setup: Setup, card: Device, slots: int) -> list[Term]:
         again = int(own / max(setup.layout.tp, setup.layout.ep)) * max(0, setup.spec.depth - 1)
         terms.append(Term("draft experts again", again, f"one set for each of {setup.spec.depth} drafts", inside=False))
     return terms
-
-
-def _sequence_terms(setup: Setup, at_once: int, context: int, batched_tokens: int) -> list[Term]:
-    tokens = setup.batched_tokens or batched_tokens
-    window = int(window_bytes(setup, context, tokens) * at_once)
-    depth = drafts(setup)
-    times = f" x (1 + {depth} drafts)" if depth else ""
-    return [
-        Term(WINDOW, window, f"{setup.model.sliding_layers} layers keep {setup.model.sliding_window} tokens"),
-        Term(
-            STATE,
-            int(state_bytes(setup) * at_once),
-            f"{at_once} sequence(s) x {setup.model.linear_layers} layers{times}",
-        ),
-    ]
 
 
 def _drafts_itself(setup: Setup) -> bool:

@@ -96,18 +96,13 @@ class _LoadSimulation:
         return self._outcome(now)
 
     def _send(self, now: float) -> None:
+        """To the replica with the fewest in it; of several with a free slot to the fastest."""
         place = self.upcoming
         self.upcoming += 1
         self.sent[place] = now
-        self._target().submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
-
-    def _target(self) -> SimulatedReplica:
-        """Return the fewest in it; of several with a free slot the fastest."""
-        order = range(len(self.replicas))
-        best = min(
-            order, key=lambda n: (self.replicas[n].load >= self.replicas[n].slots, self.replicas[n].load, -self.pace[n])
-        )
-        return self.replicas[best]
+        paced = zip(self.replicas, self.pace, strict=True)
+        best, _ = min(paced, key=lambda one: (one[0].load >= one[0].slots, one[0].load, -one[1]))
+        best.submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
 
     def _start(self, now: float, next_arrival: float | None) -> None:
         for index in sorted(self.idle):
@@ -183,8 +178,10 @@ def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuni
         card = pace_setter([rig.cards[place] for place in group], in_turn=setup.layout.tp == 1)
         link = group_link(rig, group) if setup.layout.tp > 1 else None
         if (card, link) not in found:
+            # a format the card has no hardware for is unpacked to 16 bit by the kernel
+            unpacked = setup.quant.family in ("fp8", "fp4", "int8") and setup.quant.family not in card.formats
             found[card, link] = step_model(
-                setup, card, link, constants, split=split, tuning=tuning, weight_only=_weight_only(setup, card)
+                setup, card, link, constants, split=split, tuning=tuning, weight_only=unpacked
             )
         replicas.append((found[card, link], card, link))
     step, card, link = max(replicas, key=lambda one: one[0].seconds(1, context))
@@ -195,8 +192,3 @@ def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuni
     chunk = setup.batched_tokens or usual.batched_tokens
     steps = tuple(one for one, _, _ in replicas)
     return SpeedModel(setup, card, link, step, slots, float(pool), chunk, constants, steps)
-
-
-def _weight_only(setup: Setup, card: Device) -> bool:
-    """A format the card has no hardware for is unpacked to 16 bit by the kernel."""
-    return setup.quant.family in ("fp8", "fp4", "int8") and setup.quant.family not in card.formats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from skep.catalog.models import Geometry, geometry
 from skep.catalog.names import did_you_mean
@@ -33,11 +34,21 @@ class Contradiction:
 
 def contradictions(preset: Preset) -> list[Contradiction]:
     """Return all of them, those of names first: what rests on an unknown model or card is not looked at."""
-    found = [*_shares(preset), *_figures(preset)]
+    found: list[Contradiction] = []
+    if preset.reserve >= preset.slots:
+        message = f"`reserve` = {preset.reserve} of {preset.slots} slots leaves none for the others"
+        found.append(Contradiction(("reserve",), message, f"at most {preset.slots - 1}"))
+    found += _figures(preset)
     if preset.engine not in ENGINES:
-        known = did_you_mean(_near(preset.engine), f"known: {', '.join(ENGINES)}")
+        near = get_close_matches(preset.engine.casefold(), ENGINES, n=1)
+        known = did_you_mean(near, f"known: {', '.join(ENGINES)}")
         found.append(Contradiction(("engine",), f"no engine is called `{preset.engine}`", known))
-    found += [*_speculation(preset), *_lengths(preset), *_extra(preset)]
+    if preset.options.draft is not None and preset.engine == "ollama":
+        message = f"ollama has no speculative decoding, `speculation` = `{preset.options.draft}` was asked for"
+        found.append(Contradiction(("options", "speculation"), message, "leave it out, or use llamacpp or vllm"))
+    found += _lengths(preset)
+    if own := own_flag(preset.engine, preset.extra):
+        found.append(Contradiction(("extra",), f"`extra` has {own[0]}, which skep itself says", own[1]))
     model, rig = _model(preset, found), _rig(preset, found)
     if model is not None:
         found += [*_cuts(preset, model), *_context(preset, model)]
@@ -77,12 +88,6 @@ def _rig(preset: Preset, found: list[Contradiction]) -> Rig | None:
         return rig
 
 
-def _shares(preset: Preset) -> Iterator[Contradiction]:
-    if preset.reserve >= preset.slots:
-        message = f"`reserve` = {preset.reserve} of {preset.slots} slots leaves none for the others"
-        yield Contradiction(("reserve",), message, f"at most {preset.slots - 1}")
-
-
 def _figures(preset: Preset) -> Iterator[Contradiction]:
     ids = [need.id for need in preset.needs]
     for number, need in enumerate(preset.needs):
@@ -114,18 +119,6 @@ def _context(preset: Preset, model: Geometry) -> Iterator[Contradiction]:
         return
     hint = "fewer; more only with the engine's flags that stretch it (rope, yarn) in `extra`"
     yield Contradiction(("context",), f"`context` = {asked} is beyond the {most} tokens of {model.id}", hint)
-
-
-def _extra(preset: Preset) -> Iterator[Contradiction]:
-    own = own_flag(preset.engine, preset.extra)
-    if own is not None:
-        yield Contradiction(("extra",), f"`extra` has {own[0]}, which skep itself says", own[1])
-
-
-def _speculation(preset: Preset) -> Iterator[Contradiction]:
-    if preset.options.draft is not None and preset.engine == "ollama":
-        message = f"ollama has no speculative decoding, `speculation` = `{preset.options.draft}` was asked for"
-        yield Contradiction(("options", "speculation"), message, "leave it out, or use llamacpp or vllm")
 
 
 def _cuts(preset: Preset, model: Geometry) -> Iterator[Contradiction]:
@@ -185,9 +178,3 @@ def _formats(preset: Preset, rig: Rig) -> Iterator[Contradiction]:
     if (told or named) and lacking is not None and preset.engine not in _GGUF:
         place = ("options", "quant") if told else ("checkpoint",)
         yield Contradiction(place, f"{lacking.id} has no FP8 units, these weights are FP8", "an AWQ or GPTQ checkpoint")
-
-
-def _near(name: str) -> list[str]:
-    from difflib import get_close_matches
-
-    return get_close_matches(name.casefold(), ENGINES, n=1)

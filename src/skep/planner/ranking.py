@@ -65,7 +65,6 @@ _COSTS = 0.95  # each rule that says "costs": the speed model may see less of it
 _DEPENDS = 0.99  # each rule that says "depends on version or checkpoint" is a chance that it does not start
 _WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and whole experts: whole ones cut no group
 _ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
-_MOST_LEVELS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,30 +142,25 @@ def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis) -> Spee
 
 
 def rate(setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis) -> Rated:
+    """More is better. Of equal contexts the quicker wins, of near equal throughputs the one quicker for one agent."""
     card, context = sizing_card(rig, setup.layout), 0
     if goal.kind == "context":
         context = largest(setup, card, slots=setup.slots)[0]
         setup = replace(setup, context=max(context, setup.context or 0))
     found = speed_model_of(setup, rig, goal, basis)
     outcome = found.outcome(goal.load())
-    figures = {
-        "ttft": outcome.ttft_s * 1000,
-        "tpot": outcome.tpot_s * 1000,
-        "total": (outcome.ttft_s + outcome.tpot_s * goal.output_tokens) * 1000,
-    }
+    total_s = outcome.ttft_s + outcome.tpot_s * goal.output_tokens
+    figures = {"ttft": outcome.ttft_s * 1000, "tpot": outcome.tpot_s * 1000, "total": total_s * 1000}
     over = max((figures[name] / most for name, most in goal.limits), default=0.0)
-    value = _value(goal, outcome, context, found) * _weight(setup, findings)
-    return Rated(setup, rig, card, findings, found, outcome, context, over, value)
-
-
-def _value(goal: PlanGoal, outcome: PredictedOutcome, context: int, found: SpeedModel) -> float:
-    """More is better. Of equal contexts the quicker wins, of near equal throughputs the one quicker for one agent."""
     if goal.kind == "latency":
-        return 1.0 / max(1e-9, outcome.ttft_s + outcome.tpot_s * goal.output_tokens)
-    if goal.kind == "context":
-        return context + min(0.99, outcome.effective_tok_s / 1e6)
-    alone = found.step.tokens_per_step(1) / found.step.seconds(1, goal.input_tokens + goal.output_tokens / 2)
-    return float(outcome.effective_tok_s * alone**_ALONE)
+        value = 1.0 / max(1e-9, total_s)
+    elif goal.kind == "context":
+        value = context + min(0.99, outcome.effective_tok_s / 1e6)
+    else:
+        alone = found.step.tokens_per_step(1) / found.step.seconds(1, goal.input_tokens + goal.output_tokens / 2)
+        value = outcome.effective_tok_s * alone**_ALONE
+    score = value * _weight(setup, findings)
+    return Rated(setup, rig, card, findings, found, outcome, context, over, score)
 
 
 def figure(rated: Rated, goal: PlanGoal) -> float:
@@ -206,8 +200,7 @@ def _weight(setup: Setup, findings: tuple[Finding, ...]) -> float:
 
 def levels(agents: int) -> tuple[int, ...]:
     """1, 2, 4, ... up to the agents, the agents, and one doubling beyond."""
-    steps = [1 << n for n in range(_MOST_LEVELS) if 1 << n < agents]
-    return (*steps, agents, 2 * agents)
+    return (*(1 << n for n in range(12) if 1 << n < agents), agents, 2 * agents)
 
 
 def predict_levels(rated: Rated, goal: PlanGoal, basis: Basis, at: tuple[int, ...]) -> tuple[Predicted, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,15 +13,8 @@ from skep.planner.constants import Constants
 from skep.planner.setup import CardLink, Layout, Rig
 from skep.units import GIB, parse_bytes
 
-PCIE_GBS = {
-    "1.0": 0.25,
-    "1.1": 0.25,
-    "2.0": 0.5,
-    "3.0": 0.985,
-    "4.0": 1.969,
-    "5.0": 3.938,
-    "6.0": 7.56,
-}  # of one lane, one direction
+# Of one lane, one direction.
+PCIE_GBS = {"1.0": 0.25, "1.1": 0.25, "2.0": 0.5, "3.0": 0.985, "4.0": 1.969, "5.0": 3.938, "6.0": 7.56}
 _SLOT = re.compile(r"^(?:pcie)? ?(\d(?:\.\d)?)?(?:\s*x\s*(\d{1,2}))?$", re.IGNORECASE)
 
 # Microseconds of a small all-reduce on 2 cards, and how it grows with more: the engine's own kernel inside CUDA graphs
@@ -72,15 +66,12 @@ def is_built_in(link: CardLink) -> bool:
 
 def default_link(card: Device) -> CardLink:
     """Without a word from the user: NVLink where the board has it built in, PCIe of the card's slot otherwise."""
-    if card.nvlink_gbs is not None and card.nvlink_gbs >= _BRIDGE_GBS and not _is_bridged(card):
+    bridged = "pcie" in card.id or "nvl" in card.id.split("-") or "bridge" in (card.nvlink or "").lower()
+    if card.nvlink_gbs is not None and card.nvlink_gbs >= _BRIDGE_GBS and not bridged:
         return CardLink("nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink")
     if card.pcie is not None and _SLOT.match(card.pcie.strip()) is None:
         return _NETWORK  # machines of their own, joined by a cable
     return CardLink("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
-
-
-def _is_bridged(card: Device) -> bool:
-    return "pcie" in card.id or "nvl" in card.id.split("-") or "bridge" in (card.nvlink or "").lower()
 
 
 def pcie_gbs(text: str) -> float:
@@ -133,6 +124,7 @@ _HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nv
 _SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp16=71"'
 _SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
 _SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
+_ARCHS = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
 _AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
 _LANES = (1, 2, 4, 8, 12, 16, 32)
 _LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
@@ -198,16 +190,13 @@ def _part(part: str, text: str) -> tuple[str, int, float | None]:
     if match is None and (match := _COUNT_LAST.fullmatch(part.strip())):
         name, count = match[1], int(match[2])
     if not name.strip() or count < 1:
-        raise UserError(
-            f"--gpu `{text}` names no card" if not name.strip() else f"--gpu `{text}` has no cards", hint=_HINT
-        )
+        lacks = "has no cards" if name.strip() else "names no card"
+        raise UserError(f"--gpu `{text}` {lacks}", hint=_HINT)
     return name.strip(), count, each
 
 
 def _title(cards: Sequence[Device]) -> str:
-    counts: dict[str, int] = {}
-    for card in cards:
-        counts[card.id] = counts.get(card.id, 0) + 1
+    counts = Counter(card.id for card in cards)
     return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items())
 
 
@@ -263,8 +252,8 @@ def _linked(rig: Rig, word: str, members: Sequence[str], text: str) -> Rig:
     everybody = [(a, b) for a in range(count) for b in range(a + 1, count)]
     if members:
         chosen = [pair for member in members for pair in _members(member, count, text)]
-    elif word.lower() == "nvlink" and any(_bridged(card) for card in rig.cards):
-        chosen = [(a, a + 1) for a in range(0, count - 1, 2)]  # a bridge joins two cards
+    elif word.lower() == "nvlink" and any(c.nvlink_gbs and default_link(c).kind != "nvlink" for c in rig.cards):
+        chosen = [(a, a + 1) for a in range(0, count - 1, 2)]  # NVLink that is not the board's own joins two cards
     else:
         chosen = everybody
     pairs = {(a, b): link for a, b, link in rig.pairs}
@@ -279,18 +268,12 @@ def _linked(rig: Rig, word: str, members: Sequence[str], text: str) -> Rig:
     return replace(rig, pairs=tuple((a, b, link) for (a, b), link in sorted(pairs.items())))
 
 
-def _bridged(card: Device) -> bool:
-    """NVLink that is not the board's own joins two cards."""
-    return card.nvlink_gbs is not None and default_link(card).kind != "nvlink"
-
-
 def _members(member: str, count: int, text: str) -> list[tuple[int, int]]:
     """`0-1` is a pair, `2` every pair that card is in."""
     numbers = [int(n) for n in re.findall(r"\d+", member)]
     if not re.fullmatch(r"\d+(\s*-\s*\d+)?", member) or max(numbers) >= count or len(set(numbers)) != len(numbers):
-        raise UserError(
-            f"--gpu `{text}` has no cards `{member}`", hint=f"its cards are 0 to {count - 1}, a pair is 0-1"
-        )
+        hint = f"its cards are 0 to {count - 1}, a pair is 0-1"
+        raise UserError(f"--gpu `{text}` has no cards `{member}`", hint=hint)
     if len(numbers) == 2:
         return [(min(numbers), max(numbers))]
     own = numbers[0]
@@ -338,27 +321,21 @@ def parse_spec(text: str) -> Device:
         what = f"knows no `{unknown}`" if unknown else f"lacks {missing}"
         raise UserError(f"--gpu-spec `{text}` {what}", hint=_SPEC_HINT)
     numbers = {key: _number(values[key], text) for key in _SPEC_NUMBERS if key in values}
-    size = values["memory"]
-    memory = float(size) if re.fullmatch(r"\d+(\.\d+)?", size) else _gib(size)
+    size, cc = values["memory"], numbers.get("cc")
+    if re.fullmatch(r"\d+(\.\d+)?", size):
+        memory = float(size)
+    else:  # people call 24 GiB `24GB`: on a card both mean the same
+        memory = round(parse_bytes(re.sub(r"gb?$", "gib", size, flags=re.IGNORECASE)) / GIB, 2)
+    arch = "unknown" if cc is None else next((name for least, name in _ARCHS.items() if cc >= least), "Pascal")
     return Device(
         id="-".join(values["name"].casefold().split()), title=values["name"], vendor=values.get("vendor", "nvidia"),
-        arch=_arch(numbers.get("cc")), memory_gib=memory, bandwidth_gbs=numbers["bandwidth"],
+        arch=arch, memory_gib=memory, bandwidth_gbs=numbers["bandwidth"],
         fp16_tflops=numbers.get("fp16"), fp8_tflops=numbers.get("fp8"), fp4_tflops=numbers.get("fp4"),
-        int8_tops=numbers.get("int8"), compute_capability=numbers.get("cc"),
+        int8_tops=numbers.get("int8"), compute_capability=cc,
         formats=tuple(values["formats"].replace("+", " ").split()) if "formats" in values else _formats(numbers),
         pcie=values.get("pcie"), nvlink="bridge" if "nvlink" in numbers else None, nvlink_gbs=numbers.get("nvlink"),
         tdp_w=numbers.get("tdp"), origins={"memory_gib": ValueOrigin("--gpu-spec", "C")},
     )  # fmt: skip
-
-
-def _gib(text: str) -> float:
-    """People call 24 GiB `24GB`: on a card both mean the same."""
-    return round(parse_bytes(re.sub(r"gb?$", "gib", text.strip(), flags=re.IGNORECASE)) / GIB, 2)
-
-
-def _arch(cc: float | None) -> str:
-    names = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
-    return "unknown" if cc is None else next((name for least, name in names.items() if cc >= least), "Pascal")
 
 
 def _formats(numbers: Mapping[str, float]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, Literal
 
 from skep.catalog.gpus import Device
@@ -94,10 +94,7 @@ class Facts:
 
     def first(self, is_it: Callable[[Device], bool]) -> Device | None:
         """Return the first card in use of which it is true."""
-        for card in self.used:
-            if is_it(card):
-                return card
-        return None
+        return next(filter(is_it, self.used), None)
 
 
 def _link(facts: Facts) -> CardLink | None:
@@ -108,27 +105,11 @@ def _link(facts: Facts) -> CardLink | None:
     return min(told, key=lambda link: (link.p2p, link.gbs)) if told and len(told) == len(links) else None
 
 
-def _is_bridged(facts: Facts) -> bool:
-    """Some pair of cards has an NVLink of its own."""
-    return any(facts.rig.link(a, b) == other and other.kind == "nvlink" for a, b, other in facts.rig.pairs)
-
-
-def _kinds(facts: Facts) -> str:
-    """Return the cards by name where they are not all of one kind."""
-    names = list(dict.fromkeys(card.id for card in facts.used))
-    return " and ".join(names) if len(names) > 1 else ""
-
-
 def _width(facts: Facts) -> int:
     """Of what tensor parallel cuts; 0: nothing."""
     if facts.model.is_moe:
         return 0 if facts.layout.ep > 1 else facts.model.expert_intermediate
     return facts.model.intermediate
-
-
-def _release(facts: Facts) -> int | None:
-    """vLLM 0.17.1 is 17, 1.2 is 1002."""
-    return None if facts.version is None else facts.version[0] * 1000 + (*facts.version, 0)[1]
 
 
 def _lacks_int8(card: Device) -> bool:
@@ -152,15 +133,15 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "ampere": lambda f: f.first(lambda card: card.family == "ampere"),
     "smallest": lambda f: min(f.used, key=usable_bytes),
     "slowest": lambda f: min(f.used, key=lambda card: card.bandwidth_gbs),
-    "kinds": _kinds,
+    "kinds": lambda f: " and ".join(names) if len(names := dict.fromkeys(card.id for card in f.used)) > 1 else "",
     "other_vendors": lambda f: ", ".join(sorted({card.vendor for card in f.used} - {"nvidia"})),
     # links
     "link": _link,
     "link_name": lambda f: f.link.title or {"nvlink": "NVLink"}.get(f.link.kind, "PCIe"),
-    "bridged": _is_bridged,
+    "bridged": lambda f: any(f.rig.link(a, b) == own and own.kind == "nvlink" for a, b, own in f.rig.pairs),
     # version of the engine
     "version": lambda f: version_of(f.setup.version),
-    "release": _release,
+    "release": lambda f: f.version and f.version[0] * 1000 + (*f.version, 0)[1],  # vLLM 0.17.1 is 17, 1.2 is 1002
     # heads, experts, widths, layers
     "rungs": lambda f: valid_rungs(f.model),
     "rungs_listed": lambda f: ", ".join(str(n) for n in f.rungs),
@@ -255,7 +236,14 @@ def rules() -> Mapping[str, Rule]:
     from importlib.resources import files
 
     table = tomllib.loads(files("skep.planner").joinpath("rules.toml").read_text(encoding="utf-8"))
-    return {entry["id"]: _rule(entry, table["sources"]) for entry in table["rule"]}
+    found = {}
+    for entry in table["rule"]:
+        name, cases = entry["id"], []
+        for case in entry["case"]:
+            source = case["source"].format_map(table["sources"])
+            cases.append(RuleCase(name, **{**case, "when": _condition(case.get("when")), "source": source}))
+        found[name] = Rule(name, entry.get("card"), _condition(entry.get("when")), tuple(cases))
+    return found
 
 
 def check(setup: Setup, rig: Rig) -> tuple[Finding, ...]:
@@ -292,31 +280,15 @@ def _cases(facts: Facts, ids: Iterable[str]) -> Iterator[RuleCase]:
             yield case
 
 
-def _rule(entry: Mapping[str, Any], sources: Mapping[str, str]) -> Rule:
-    cases = tuple(_case(entry["id"], case, sources) for case in entry["case"])
-    return Rule(entry["id"], entry.get("card"), _condition(entry.get("when")), cases)
-
-
-def _case(rule: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> RuleCase:
-    worked_out = {"when": _condition(entry.get("when")), "source": entry["source"].format_map(sources)}
-    return RuleCase(rule, **{**entry, **worked_out})
-
-
 def _condition(written: str | list[str] | None) -> _Condition:
     """Return the test of a `when`: all comparisons of one string, any string of a list, always where there is none."""
     if written is None:
         return lambda _: True
     if isinstance(written, list):
-        return reduce(_either, (_condition(each) for each in written))
-    return reduce(_both, (_comparison(each.split()) for each in written.split(",")))
-
-
-def _both(one: _Condition, other: _Condition) -> _Condition:
-    return lambda facts: one(facts) and other(facts)
-
-
-def _either(one: _Condition, other: _Condition) -> _Condition:
-    return lambda facts: one(facts) or other(facts)
+        choices = [_condition(each) for each in written]
+        return lambda facts: any(holds(facts) for holds in choices)
+    tests = [_comparison(each.split()) for each in written.split(",")]
+    return tests[0] if len(tests) == 1 else lambda facts: all(holds(facts) for holds in tests)
 
 
 _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {

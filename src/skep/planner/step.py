@@ -67,13 +67,8 @@ def _share(quant: Quant, llamacpp: bool, c: Constants) -> float:
 
 
 def _on_card(card: Device, llamacpp: bool, c: Constants) -> float:
-    share = 1.0
-    if card.vendor == "amd":
-        share = c.on_amd_llamacpp if llamacpp else c.on_amd
-    elif card.vendor == "intel":
-        share = c.on_intel
-    elif card.vendor == "apple":
-        share = c.on_apple
+    on_amd = c.on_amd_llamacpp if llamacpp else c.on_amd
+    share = {"amd": on_amd, "intel": c.on_intel, "apple": c.on_apple}.get(card.vendor, 1.0)
     if card.unified_memory and card.vendor != "apple":
         share *= c.on_unified
     if is_datacenter(card):
@@ -267,15 +262,9 @@ def _smooth(read: float, compute: float) -> float:
 
 
 def step_model(
-    setup: Setup,
-    card: Device,
-    link: CardLink | None,
-    c: Constants,
-    *,
-    split: bool = False,
-    tuning: StepTuning = UNTUNED,
-    weight_only: bool = False,
-) -> StepModel:
+    setup: Setup, card: Device, link: CardLink | None, c: Constants, *,
+    split: bool = False, tuning: StepTuning = UNTUNED, weight_only: bool = False,
+) -> StepModel:  # fmt: skip
     """`weight_only`: a format the card could compute in is unpacked first (Marlin).
 
     `split`: layers are walked card by card (llama.cpp's default, Ollama) rather than computed on all at once.

@@ -8,12 +8,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from statistics import median, quantiles
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import to_builtins
 
 from skep.catalog.estimate import geometry_from_parameters
 from skep.catalog.gpus import Device, find_device
@@ -24,7 +27,7 @@ from skep.planner.fit import pool_tokens_as_reported
 from skep.planner.memory import defaults, kv_bytes_per_token, memory, state_bytes, weights_bytes, window_bytes
 from skep.planner.parts import part_bits, parts_of
 from skep.planner.predict import PredictedOutcome, simulate_load
-from skep.planner.quants import KvType, Quant, find_kv, find_quant, known_kv, known_quant
+from skep.planner.quants import Quant, find_kv, find_quant, known_kv, known_quant
 from skep.planner.ranking import band
 from skep.planner.rigs import default_link, pace_setter, pcie_gbs
 from skep.planner.setup import CardLink, Layout, PlannedLoad, Setup, Speculation
@@ -32,6 +35,9 @@ from skep.planner.step import LLAMACPP, UNTUNED, StepTuning, step_model
 from skep.units import GIB
 
 _PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them
+_WORDS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    files("skep.planner").joinpath("points.toml").read_text(encoding="utf-8")
+)
 
 
 class Unpredictable(Exception):
@@ -66,14 +72,6 @@ def source_of(url: str) -> str:
     return host or url
 
 
-@lru_cache(maxsize=1)
-def _words() -> Mapping[str, Mapping[str, Any]]:
-    import tomllib
-    from importlib.resources import files
-
-    return tomllib.loads(files("skep.planner").joinpath("points.toml").read_text(encoding="utf-8"))
-
-
 class _Row:
     """The cells of one row, as texts and as numbers."""
 
@@ -90,12 +88,13 @@ class _Row:
     def number(self, name: str) -> float | None:
         return _positive(self.text(name))
 
-    def count(self, name: str) -> int | None:
-        """Return a small count (cards, replicas, slots), or None."""
-        return _small(self.number(name))
+    def count(self, name: str, noted: str | None = None) -> int | None:
+        """Return a small count (cards, replicas, slots), of the cell or else of the notes, or None."""
+        value = self.number(name) or (_positive(self.noted(noted) or "") if noted else None)
+        return int(value) if value is not None and 1 <= value <= 65536 else None
 
     def noted(self, name: str) -> str | None:
-        return _found(_words()["noted"][name], self.notes)
+        return _found(_WORDS["noted"][name], self.notes)
 
 
 def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
@@ -104,7 +103,11 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
         raise Unpredictable("model: block diffusion, not one token after the other")
     if "offload" in row.lower("gpu") + row.notes:
         raise Unpredictable("memory: part of the weights is kept in the CPU's memory")
-    cards = _cards(row)
+    count = row.number("n_gpu")
+    if count is None or not 1 <= count <= 4096:
+        stated = "the number of cards is not stated" if count is None else f"{row.text('n_gpu')} cards"
+        raise Unpredictable(f"count: {stated}")
+    cards = int(count)
     devices, model, engine = _devices(row.text("gpu"), cards), _model(row), _engine(row)
     quant = _quant(row, engine, model)
     split, layout = _layout(row, cards, engine, model)
@@ -112,31 +115,20 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     load, slots = _load(row, card)
     published, metric = _published(row, load)
     pool, share, chunk = (row.noted(name) for name in ("pool", "utilization", "chunk"))
+    kv = re.split(r"[(/]", row.lower("kv_dtype"))[0].strip()
+    if kv.startswith("turboquant"):
+        kv = "turboquant_k8v4" if "k8" in kv else "turboquant_3bit"
+    if slots is None and engine == "llamacpp":
+        slots = load.concurrency
     setup = Setup(
-        model,
-        quant,
-        _kv(row.lower("kv_dtype")),
-        engine,
-        layout,
-        slots=load.concurrency if slots is None and engine == "llamacpp" else slots,
-        utilization=float(share) if share else None,
+        model, quant, known_kv(kv) or find_kv("bf16"), engine, layout, slots=slots, spec=_spec(row),
+        utilization=float(share) if share else None, batched_tokens=int(chunk) if chunk else None,
         graphs="enforce-eager" not in row.notes and "eager mode" not in row.notes,
-        spec=_spec(row),
-        batched_tokens=int(chunk) if chunk else None,
-    )
+    )  # fmt: skip
     link = _link(row.text("interconnect"), card, layout.tp) if layout.tp > 1 else None
     held = float(pool.replace(",", "")) if pool else None
     source, weight_only = source_of(row.text("source_url")), "marlin" in row.notes
     return PublishedCase(number, source, setup, card, link, split, held, weight_only, load, metric, published)
-
-
-def _cards(row: _Row) -> int:
-    count = row.number("n_gpu")
-    if count is None:
-        raise Unpredictable("count: the number of cards is not stated")
-    if not 1 <= count <= 4096:
-        raise Unpredictable(f"count: {row.text('n_gpu')} cards")
-    return int(count)
 
 
 def _devices(name: str, cards: int) -> list[Device]:
@@ -176,7 +168,7 @@ def _engine(row: _Row) -> str:
     name = row.lower("engine")
     if not name:
         return "llamacpp" if "gguf" in row.notes or re.search(r"\bq\d_", row.notes) else "vllm"
-    return next((engine for word, engine in _words()["engine"].items() if word in name), "vllm")
+    return next((engine for word, engine in _WORDS["engine"].items() if word in name), "vllm")
 
 
 def _quant(row: _Row, engine: str, model: Geometry) -> Quant:
@@ -186,13 +178,13 @@ def _quant(row: _Row, engine: str, model: Geometry) -> Quant:
     native = model.native_bits and bits <= 5
     if engine in LLAMACPP:
         named = row.noted("gguf")
-        by_bits = "gguf_mxfp4" if native else _words()["gguf_bits"].get(str(int(bits)), "f16")
+        by_bits = "gguf_mxfp4" if native else _WORDS["gguf_bits"].get(str(int(bits)), "f16")
         return (known_quant(named) if named else None) or find_quant(by_bits)
     if native:
         return find_quant("mxfp4")
-    noted = (find_quant(name) for word, name in _words()["quant"].items() if word in row.notes)
+    noted = (find_quant(name) for word, name in _WORDS["quant"].items() if word in row.notes)
     matching = next((quant for quant in noted if quant.nominal == int(bits)), None)
-    return matching or find_quant(_words()["quant_bits"].get(str(int(bits)), "bf16"))
+    return matching or find_quant(_WORDS["quant_bits"].get(str(int(bits)), "bf16"))
 
 
 def _layout(row: _Row, cards: int, engine: str, model: Geometry) -> tuple[bool, Layout]:
@@ -211,7 +203,7 @@ def _layout(row: _Row, cards: int, engine: str, model: Geometry) -> tuple[bool, 
 def _load(row: _Row, card: Device) -> tuple[PlannedLoad, int | None]:
     notes = row.notes
     prompt, answer = row.number("input_len") or _PROMPT, row.number("output_len") or _ANSWER
-    slots = row.count("max_num_seqs") or _small(_positive(row.noted("slots") or ""))
+    slots = row.count("max_num_seqs", noted="slots")
     stated = row.lower("concurrency") or row.noted("all_at_once") or ""
     chat = 1.0 if "sharegpt" in notes else 0.0
     if stated.startswith("offline"):
@@ -270,18 +262,11 @@ def _link(text: str, card: Device, tp: int) -> CardLink:
     return CardLink("pcie", pcie_gbs(f"{speed} x{min(lanes, default=16)}"), p2p=p2p, title=text)
 
 
-def _kv(name: str) -> KvType:
-    cleaned = re.split(r"[(/]", name)[0].strip()
-    if cleaned.startswith("turboquant"):
-        cleaned = "turboquant_k8v4" if "k8" in cleaned else "turboquant_3bit"
-    return known_kv(cleaned) or find_kv("bf16")
-
-
 def _spec(row: _Row) -> Speculation | None:
     said = row.lower("spec")
     if not said:
         return None
-    method, default = next((found for word, found in _words()["spec"].items() if word in said), ("mtp", 2))
+    method, default = next((found for word, found in _WORDS["spec"].items() if word in said), ("mtp", 2))
     depth = row.noted("drafts") or _found(r"(?:k|n|n-max)=(\d+)", said)
     return Speculation(method, min(16, int(depth or default)))
 
@@ -290,10 +275,6 @@ def _found(pattern: str, text: str) -> str | None:
     """Return the first group of a pattern's first match."""
     found = re.search(pattern, text)
     return found[1] if found else None
-
-
-def _small(value: float | None) -> int | None:
-    return int(value) if value is not None and 1 <= value <= 65536 else None
 
 
 def _positive(text: str) -> float | None:
@@ -335,10 +316,8 @@ def case_pool_tokens(case: PublishedCase) -> float:
 
 
 def predict(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> PredictedOutcome:
-    setup, load = case.setup, case.load
-    step = step_model(
-        setup, case.card, case.link, constants, split=case.split, tuning=tuning, weight_only=case.weight_only
-    )
+    setup, load, link = case.setup, case.load, case.link
+    step = step_model(setup, case.card, link, constants, split=case.split, tuning=tuning, weight_only=case.weight_only)
     usual, pool = defaults(setup.engine, case.card), case_pool_tokens(case)
     if load.cached_share and pool < 1.5 * load.concurrency * (load.input_tokens + load.output_tokens):
         load = replace(load, cached_share=_PUSHED_OUT * load.cached_share)
@@ -394,7 +373,7 @@ class ValidationReport:
 
     def document(self) -> dict[str, Any]:
         """Return the report as JSON; errors are fractions."""
-        groups = _plain(self.spreads())
+        groups = to_builtins(self.spreads())
         whole = groups.pop("all")
         return {
             "rows": self.rows,
@@ -403,8 +382,8 @@ class ValidationReport:
             "p90_ape": whole["p90_ape"],
             "covered_by_band": self.covered,
             "groups": groups,
-            "sources": _plain(self.by_source()),
-            "baselines": {formula: _plain(spreads) for formula, spreads in self.baselines().items()},
+            "sources": to_builtins(self.by_source()),
+            "baselines": to_builtins(self.baselines()),
             "unpredicted": [{"row": row, "why": why} for row, why in self.unpredicted],
             "points": [point.document() for point in self.points],
         }
@@ -442,7 +421,8 @@ def validate(
     rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None
 ) -> ValidationReport:
     """Predict every row with constants that were never fitted on its source."""
-    points, unpredicted = list[ValidationPoint](), list[tuple[int, str]]()
+    points: list[ValidationPoint] = []
+    unpredicted: list[tuple[int, str]] = []
     for row, cells in rows:
         tick(len(points) + len(unpredicted))
         try:
@@ -458,10 +438,6 @@ def predicted(case: PublishedCase, tuning: StepTuning = UNTUNED) -> ValidationPo
     value = value_of(case, predict(case, constants, tuning), constants)
     around = band(case.setup, case.card, case.load.concurrency, calibrated=tuning is not UNTUNED)
     return ValidationPoint(case, value, value * around.low, value * around.high)
-
-
-def _plain(spreads: Mapping[str, Spread]) -> dict[str, dict[str, Any]]:
-    return {name: asdict(spread) for name, spread in spreads.items()}
 
 
 def spread(errors: Sequence[float]) -> Spread:
@@ -508,7 +484,4 @@ def _agents(case: PublishedCase) -> float:
 
 
 # Tokens a second over all agents; agents share a replica's cards, replicas do not share anything.
-BASELINES: Mapping[str, Callable[[PublishedCase], float]] = {
-    "bandwidth / size x 0.55": _bandwidth,
-    "roofline": _roofline,
-}
+BASELINES = {"bandwidth / size x 0.55": _bandwidth, "roofline": _roofline}

@@ -57,10 +57,7 @@ def geometry_of(header: GgufHeader) -> Geometry:
         max_context=keys.whole("context_length", high=1 << 40, default=0) or None,
         native_bits=average_bits(header),
     )
-    origins = {
-        "geometry": ValueOrigin("keys of the GGUF file", "A"),
-        "params_total": ValueOrigin("its tensors", "A"),
-    }
+    origins = {"geometry": ValueOrigin("keys of the GGUF file", "A"), "params_total": ValueOrigin("its tensors", "A")}
     return replace(counted(drawn, _tensors_total(header, drawn)), origins=origins)
 
 
