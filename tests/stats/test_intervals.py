@@ -36,17 +36,6 @@ def test_interval_ignores_the_order_of_the_values(above, below, shuffler):
     assert ratio_of_medians_interval(shuffled, below, rng=rng(), resamples=50) == found
 
 
-@quick()
-@given(positive, positive)
-def test_more_confidence_never_narrows_the_interval(above, below):
-    """From the same draws, 99 % spans at least what 80 % spans."""
-    wide, tight = (
-        ratio_of_medians_interval(above, below, rng=rng(), confidence=confidence, resamples=50)
-        for confidence in (0.99, 0.8)
-    )
-    assert wide.low <= tight.low <= tight.high <= wide.high
-
-
 def test_interval_holds_the_truth_about_as_often_as_it_claims():
     """Of 100 pairs of samples, some 95 intervals contain the ratio; 85 allows for chance and small samples."""
     source = random.Random(5)
@@ -130,18 +119,10 @@ def test_pairs_cancel_what_both_share():
     assert apart.contains(1.0)
 
 
-@pytest.mark.parametrize(
-    ("interval", "why"),
-    [
-        (partial(ratio_of_medians_interval, [1.0, 2.0], [0.0, 1.0]), "denominator 0"),
-        *[(partial(ratio_of_medians_interval, [1.0, 2.0], [1.0, 2.0], confidence=c), "confidence") for c in (0, 1, 95)],
-        (partial(ratio_of_medians_interval, [1.0, 2.0], [1.0, 2.0], resamples=0), "resamples"),
-    ],
-)
-def test_what_has_no_ratio_of_medians_is_refused(interval, why):
-    """A speed of zero is a failure to report, 95 is not 95 %, and zero draws have no tails to cut."""
-    with pytest.raises(ValueError, match=why):
-        interval(rng=rng())
+def test_what_has_no_ratio_of_medians_is_refused():
+    """A speed of zero is a failure to report."""
+    with pytest.raises(ValueError, match="denominator 0"):
+        ratio_of_medians_interval([1.0, 2.0], [0.0, 1.0], rng=rng())
 
 
 @pytest.mark.parametrize(("confidence", "freedom"), [(0.0, 3), (1.0, 3), (95, 3), (0.95, 0)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.search import End, SaturationSearch
+from skep.stats.turning import SaturationSearch, SpeedCurve, find_turning
 
 
 def levels_off(c):
@@ -48,7 +48,6 @@ def run(curve, top, *, noise=0.0, seed=0, **options):
         assert expected >= 1
         asked.append(level)
         search.measured(level, curve(level) * rng.gauss(1, noise))
-    assert search.done
     assert search.remaining() == 0
     return search, asked
 
@@ -59,25 +58,30 @@ CURVES = pytest.mark.parametrize(
 )
 
 
-def holds(found, knee, cliff):
+def brackets(search):
+    """Of knee and cliff by what was measured; None for one that is not there."""
+    curve = SpeedCurve(search.points)
+    return [place and curve.bracket(place) for place in (curve.knee(), curve.cliff())]
+
+
+def holds(search, knee, cliff):
     """True where the brackets hold the points, and no cliff is told where there is none."""
-    if found.knee is None or not found.knee_bracket[0] < knee <= found.knee_bracket[1]:
+    around_knee, around_cliff = brackets(search)
+    if around_knee is None or not around_knee[0] < knee <= around_knee[1]:
         return False
-    if cliff is None or found.cliff is None:
-        return found.cliff is cliff
-    return found.cliff_bracket[0] <= cliff < found.cliff_bracket[1]
+    if cliff is None or around_cliff is None:
+        return around_cliff is cliff
+    return around_cliff[0] <= cliff < around_cliff[1]
 
 
 @CURVES
 def test_without_noise_the_points_are_bracketed_in_few_runs(curve, top, knee, cliff):
     """Narrow, sure and quick."""
     search, asked = run(curve, top)
-    found = search.turning
-    assert holds(found, knee, cliff)
-    for low, high in filter(None, (found.knee_bracket, found.cliff_bracket)):
+    assert holds(search, knee, cliff)
+    for low, high in filter(None, brackets(search)):
         assert high - low <= 1 or high <= 1.25 * low
-    assert found.sure
-    assert search.end is End.FOUND
+    assert find_turning(search.points).sure
     assert len(asked) <= (18 if curve is falls_off else 15)
 
 
@@ -88,7 +92,7 @@ def test_under_noise_the_brackets_hold_the_points(curve, top, knee, cliff):
     for seed in range(30):
         search, asked = run(curve, top, noise=0.03, seed=seed)
         assert len(asked) <= 60
-        held += holds(search.turning, knee, cliff)
+        held += holds(search, knee, cliff)
     assert held >= 0.9 * 30
 
 
@@ -97,8 +101,7 @@ def test_growth_to_the_end_is_said_and_not_searched_further(top):
     """No knee is made up at the largest C allowed."""
     for seed in range(10):
         search, asked = run(grows, top, noise=0.03, seed=seed)
-        assert search.turning.knee is None
-        assert search.end is End.STILL_GROWS
+        assert brackets(search)[0] is None
         assert max(asked) == top
         assert len(asked) <= 14
 
@@ -114,8 +117,7 @@ def test_the_budget_ends_it():
     """What is known by then is given, and that the rest is not."""
     search, asked = run(bends, 512, noise=0.03, budget=10)
     assert len(asked) == 10
-    assert search.end is End.BUDGET
-    assert search.turning.knee is not None
+    assert brackets(search)[0] is not None
 
 
 def test_a_limited_client_ends_the_search():
@@ -124,8 +126,7 @@ def test_a_limited_client_ends_the_search():
     while (level := search.next_level()) is not None:
         assert level <= 16
         search.measured(level, grows(level), limited=level >= 16)
-    assert search.end is End.CLIENT_LIMITED
-    assert search.turning.knee is None
+    assert brackets(search)[0] is None
     assert [point.concurrency for point in search.points] == [1, 2, 4, 8]
 
 
@@ -135,23 +136,22 @@ def test_a_level_without_a_figure_ends_the_search():
     while (level := search.next_level()) is not None:
         assert level <= 8
         search.measured(level, *([grows(level)] if level < 8 else []))
-    assert search.turning.cliff is None
+    assert brackets(search)[1] is None
 
 
 def test_a_collapse_to_zero_is_a_cliff():
     """A server that fails every request from 12 on."""
     search, _ = run(lambda c: 20 * c if c < 12 else 0.0, 256)
-    low, high = search.turning.cliff_bracket
+    low, high = brackets(search)[1]
     assert low <= 11 < high
     assert high <= 1.25 * low
-    assert search.turning.drop_pct == 100
 
 
 def test_an_unclear_level_is_run_again_but_not_for_ever():
     """A step right at the limit of 5 % stays open; the bracket spans it."""
     search, asked = run(lambda c: 100 * (1 if c < 8 else 1.05), 64, noise=0.03, seed=3, most_repeats=4)
     assert max(map(asked.count, set(asked))) <= 4
-    assert search.done
+    assert search.next_level() is None
 
 
 def test_several_figures_may_be_told_at_once():
@@ -175,9 +175,8 @@ def test_it_ends_on_any_curve(top, budget, noise, seed, steps):
     def curve(c):
         return 100 * math.prod(steps[: c.bit_length() - 1])
 
-    search, asked = run(curve, top, noise=noise / 3, seed=seed, budget=budget)
+    _, asked = run(curve, top, noise=noise / 3, seed=seed, budget=budget)
     assert len(asked) <= budget
-    assert search.end is not None
 
 
 @pytest.mark.parametrize("options", [{"max_concurrency": 0}, {"max_concurrency": 8, "most_repeats": 1}])

@@ -39,7 +39,7 @@ def test_nor_on_a_machine_whose_starts_differ_more_than_one_would_think(noise, s
     accepted = 0
     for seed in range(200):
         rng, known = Random(seed), MeasurementNoise()
-        known.add_starts([rng.gauss(0, start), rng.gauss(0, start)], [6, 6])
+        known.add_means([rng.gauss(0, start), rng.gauss(0, start)], [6, 6], sides=1)
         accepted += fought(0.0, seed + 1000, noise=noise, start=start, known=known).verdict is SequentialVerdict.BETTER
     assert accepted <= 14  # five in a hundred, and what chance does to two hundred
 
@@ -110,6 +110,6 @@ def test_noise_is_learned_from_readings_and_starts():
     noise, rng = MeasurementNoise(), Random(1)
     for _ in range(60):
         noise.add_start([rng.gauss(0, 0.1) for _ in range(6)])
-        noise.add_rounds([rng.gauss(0, 0.2), rng.gauss(0, 0.2)], [6, 6])
+        noise.add_means([rng.gauss(0, 0.2), rng.gauss(0, 0.2)], [6, 6], sides=2)
     assert noise.reading == pytest.approx(0.1, rel=0.2)
     assert noise.start > 0.08

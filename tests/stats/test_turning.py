@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.turning import LevelPoint, Turning, estimate_turning, find_turning
+from skep.stats.turning import LevelPoint, SpeedCurve, Turning, find_turning
 
 DUAL_3090 = {1: 75.0, 2: 135.0, 4: 225.0, 8: 167.0, 16: 160.0}
 SATURATING = {1: 50.0, 2: 100.0, 4: 200.0, 8: 390.0, 16: 400.0, 32: 402.0}
@@ -34,17 +34,16 @@ def test_one_repeat_gives_no_turning_point():
     """Nothing is known of chance: the places are estimates, good enough for a search, not to be told."""
     levels = points(DUAL_3090, repeats=1)
     assert find_turning(levels) == Turning(None, None, None, None, None, sure=False)
-    guess = estimate_turning(levels)
-    assert (guess.knee, guess.knee_bracket, guess.cliff, guess.cliff_bracket) == (4, (2, 4), 4, (4, 8))
-    assert not guess.sure
+    curve = SpeedCurve(levels)
+    assert (curve.bracket(curve.knee()), curve.bracket(curve.cliff())) == ((2, 4), (4, 8))
 
 
 def test_levels_that_cannot_be_told_apart_have_no_knee():
     """Repeats 20 % apart do not tell 390 from 400: a bracket over all levels that may hold the knee is an estimate."""
-    noisy, quiet = points(SATURATING, spread=0.2), points(SATURATING)
+    noisy = points(SATURATING, spread=0.2)
     assert find_turning(noisy) == Turning(None, None, None, None, None, sure=False, unclear=(8, 16, 32))
-    assert estimate_turning(noisy).knee_bracket == (4, 32)
-    assert find_turning(quiet) == estimate_turning(quiet)
+    curve = SpeedCurve(noisy)
+    assert curve.bracket(curve.knee()) == (4, 32)
 
 
 def test_a_sure_knee_is_told_beside_an_unclear_cliff():

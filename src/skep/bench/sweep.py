@@ -24,8 +24,8 @@ from skep.bench.summary import worst_share
 from skep.bench.tasks import Shape, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.stats.precision import Precision, PrecisionGoal
-from skep.stats.search import SaturationSearch
 from skep.stats.slo import SloLimits, SloSearch
+from skep.stats.turning import SaturationSearch
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.items import workload_fingerprint

@@ -21,6 +21,7 @@ is the whole base rate of 0.1 and nothing passes under load, the others 4.6 % at
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -180,23 +181,16 @@ def claim_of(difference: PairedDifference, delta: float) -> Claim:
 
 
 def items_needed(
-    delta: float,
-    *,
-    discordance: float = ASSUMED_DISCORDANCE,
-    repeats: int = 1,
-    power: float = 0.8,
-    loss: float = 0.0,
+    delta: float, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8,
     correlation: float = ASSUMED_CORRELATION,
-) -> int:
-    """Return how many must be asked so that the claim is made in `power` of runs, if no more than `loss` is lost.
+) -> int:  # fmt: skip
+    """Return how many must be asked so that the claim is made in `power` of runs, if nothing is lost.
 
     `discordance`: share of pairs that differ; `correlation`: of one item's repeats, see above. Even where nothing ever
     differs about 3.1 / delta are needed, and repeats do not help below that: fewer would hide as many lost items.
     """
     _check_share("delta", delta)
-    if loss >= delta:
-        raise ValueError(f"a loss of {loss} can never be shown to be smaller than {delta}")
-    values = _item_values(discordance, repeats, loss, correlation)
+    values = _item_values(discordance, repeats, correlation)
 
     def enough(items: int) -> bool:
         outcome = _unlucky(values, items, power)
@@ -207,36 +201,22 @@ def items_needed(
         high *= 2
         if high > MOST_ITEMS:
             raise ValueError(f"more than {MOST_ITEMS} items are needed to show {delta}")
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return bisect_left(range(high), True, lo=high // 2 + 1, key=enough) if high > 1 else 1
 
 
-def delta_shown(
-    items: int,
-    *,
-    discordance: float = ASSUMED_DISCORDANCE,
-    repeats: int = 1,
-    power: float = 0.8,
-    loss: float = 0.0,
-    correlation: float = ASSUMED_CORRELATION,
-) -> float:
+def delta_shown(items: int, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8) -> float:
     """Return the smallest loss that so many items can exclude in `power` of runs."""
     if items < 1:
         raise ValueError(f"{items} items can show nothing")
-    return -lower_bound(_unlucky(_item_values(discordance, repeats, loss, correlation), items, power))
+    return -lower_bound(_unlucky(_item_values(discordance, repeats, ASSUMED_CORRELATION), items, power))
 
 
-def _item_values(discordance: float, repeats: int, loss: float, correlation: float) -> dict[float, float]:
+def _item_values(discordance: float, repeats: int, correlation: float) -> dict[float, float]:
     """How an item's mean difference is spread: a share of `correlation` of the items is the same in all repeats, the
     repeats of the others are independent. This gives the variance that a correlation stands for."""
-    if not 0 <= loss <= discordance <= 1:
-        raise ValueError(f"a loss of {loss} does not go with a discordance of {discordance}")
-    if repeats < 1 or not 0 <= correlation <= 1:
-        raise ValueError(f"{repeats} repeats with a correlation of {correlation} make no sense")
-    once = {-1: (discordance + loss) / 2, 0: 1 - discordance, 1: (discordance - loss) / 2}
+    if not (0 <= discordance <= 1 and repeats >= 1 and 0 <= correlation <= 1):
+        raise ValueError(f"{repeats} repeats, discordance {discordance} and correlation {correlation} make no sense")
+    once = {-1: discordance / 2, 0: 1 - discordance, 1: discordance / 2}
     sums = {0: 1.0}
     for _ in range(repeats):
         following: dict[int, float] = {}

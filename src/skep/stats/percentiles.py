@@ -34,7 +34,10 @@ def percentile(values: Iterable[float], q: float) -> float:
     The smallest value is percentile 0 and the largest percentile 100; the n values between them lie
     100 / (n - 1) apart. `percentile([10, 20], 95)` is 19.5.
     """
-    return at_rank(_sorted(values), q)
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("a percentile needs at least one value")
+    return at_rank(ordered, q)
 
 
 def percentiles(values: Iterable[float]) -> Percentiles | None:
@@ -52,9 +55,9 @@ def median(values: Iterable[float]) -> float:
 
 def mad(values: Iterable[float]) -> float:
     """Median absolute deviation from the median, unscaled: multiply by 1.4826 to compare with a deviation."""
-    ordered = _sorted(values)
-    middle = median(ordered)
-    return median(abs(value - middle) for value in ordered)
+    sample = list(values)
+    middle = median(sample)
+    return median(abs(value - middle) for value in sample)
 
 
 def coefficient_of_variation(values: Iterable[float]) -> float | None:
@@ -64,13 +67,6 @@ def coefficient_of_variation(values: Iterable[float]) -> float | None:
         return None
     mean = fmean(sample)
     return stdev(sample, xbar=mean) / abs(mean) if mean else None
-
-
-def _sorted(values: Iterable[float]) -> list[float]:
-    ordered = sorted(values)
-    if not ordered:
-        raise ValueError("a percentile needs at least one value")
-    return ordered
 
 
 def at_rank(ordered: Sequence[float], q: float) -> float:
@@ -97,18 +93,15 @@ def t_quantile(confidence: float, freedom: float) -> float:
     if freedom <= 0:
         raise ValueError(f"{freedom} degrees of freedom are too few")
     t = NormalDist().inv_cdf((1 + confidence) / 2)
+    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
     for _ in range(STEPS):  # Newton's: the tail is convex, so each step stays below the answer
         x = freedom / (freedom + t * t)
-        step = (_beta_share(x, freedom / 2, 0.5) - (1 - confidence)) / (2 * _density(t, freedom))
+        density = math.exp(scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
+        step = (_beta_share(x, freedom / 2, 0.5) - (1 - confidence)) / (2 * density)
         t += step
         if abs(step) < 1e-11 * t:
             break
     return t
-
-
-def _density(t: float, freedom: float) -> float:
-    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-    return math.exp(scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
@@ -144,18 +137,9 @@ WIDEST = 700.0  # of a logarithm: its exponential is still a float
 
 
 def ratio_of_medians_interval(
-    numerators: Iterable[float],
-    denominators: Iterable[float],
-    *,
-    rng: Random,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
+    numerators: Iterable[float], denominators: Iterable[float], *, rng: Random, resamples: int = RESAMPLES
 ) -> Interval | None:
-    """median(numerators) / median(denominators), the two drawn independently; None below two values of either."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence} is not between 0 and 1")
-    if resamples < 1:
-        raise ValueError(f"{resamples} resamples are too few")
+    """Of median(numerators) / median(denominators), drawn independently, 95 %; None below two values of either."""
     above, below = sorted(numerators), sorted(denominators)  # sorted: the order of the values must not matter
     if below and below[0] <= 0:
         raise ValueError(f"denominator {below[0]} is not positive")
@@ -163,8 +147,7 @@ def ratio_of_medians_interval(
         return None
     samples = ((rng.choices(above, k=len(above)), rng.choices(below, k=len(below))) for _ in range(resamples))
     drawn = [median(one) / median(other) for one, other in samples]
-    tail = 50 * (1 - confidence)
-    return Interval(percentile(drawn, tail), median(above) / median(below), percentile(drawn, 100 - tail))
+    return Interval(percentile(drawn, 2.5), median(above) / median(below), percentile(drawn, 97.5))
 
 
 def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Interval | None:
@@ -187,10 +170,10 @@ def runs_interval(values: Iterable[float]) -> Interval | None:
     return None if found is None else replace(found, low=max(0.0, found.low))
 
 
-def paired_ratio_interval(pairs: Iterable[tuple[float, float]], *, confidence: float = 0.95) -> Interval | None:
-    """Return the interval of b / a over pairs (a, b) measured side by side; None below two pairs."""
+def paired_ratio_interval(pairs: Iterable[tuple[float, float]]) -> Interval | None:
+    """Return the 95 % interval of b / a over pairs (a, b) measured side by side; None below two pairs."""
     rates = paired_logs(pairs)
-    return MeanEstimate.of(rates).as_ratio(confidence) if len(rates) >= 2 else None
+    return MeanEstimate.of(rates).as_ratio(0.95) if len(rates) >= 2 else None
 
 
 @dataclass(frozen=True, slots=True)

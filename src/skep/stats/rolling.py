@@ -43,17 +43,9 @@ def window_stats(values: Iterable[float]) -> WindowStats | None:
         return None
     p05, p25, middle, p75, p95 = (at_rank(ordered, q) for q in (5, 25, 50, 75, 95))
     return WindowStats(
-        count=len(ordered),
-        median=middle,
-        mad=mad(ordered),
-        cv=coefficient_of_variation(ordered),
-        p05=p05,
-        p25=p25,
-        p75=p75,
-        p95=p95,
-        low=ordered[0],
-        high=ordered[-1],
-    )
+        len(ordered), middle, mad(ordered), coefficient_of_variation(ordered), p05, p25, p75, p95,
+        low=ordered[0], high=ordered[-1],
+    )  # fmt: skip
 
 
 def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> list[tuple[float, float, float, float]]:

@@ -21,6 +21,7 @@ READING, START = 0.03, 0.012  # spreads taken for granted until there are figure
 _GUESS_READING, _GUESS_START = 6.0, 2.0  # as many values as these guesses are worth
 _CLIP = 3.0  # deviations beyond which a reading is pulled in: a five-prompt outlier must not decide
 _MOST_FREEDOM = 40.0
+CHANCE = 0.05  # that the true ratio lies outside of the interval at any look
 
 
 class SequentialVerdict(Enum):
@@ -35,10 +36,7 @@ class MeasurementNoise:
 
     def __init__(self, *, reading: float = READING, start: float = START) -> None:
         self._reading_squares, self._reading_freedom = _GUESS_READING * reading**2, _GUESS_READING
-        self._start_squares, self._start_freedom = _GUESS_START * start**2, _GUESS_START
-
-    def __repr__(self) -> str:
-        return f"<MeasurementNoise {100 * self.reading:.1f} % a reading, {100 * self.start:.1f} % a start>"
+        self._start_squares, self.start_freedom = _GUESS_START * start**2, _GUESS_START
 
     @property
     def reading(self) -> float:
@@ -46,11 +44,7 @@ class MeasurementNoise:
 
     @property
     def start(self) -> float:
-        return math.sqrt(self._start_squares / self._start_freedom)
-
-    @property
-    def start_freedom(self) -> float:
-        return self._start_freedom
+        return math.sqrt(self._start_squares / self.start_freedom)
 
     def add_start(self, logs: Sequence[float]) -> None:
         """The logarithms of one start's readings."""
@@ -61,19 +55,15 @@ class MeasurementNoise:
         self._reading_squares += sum((value - middle) ** 2 for value in clipped)
         self._reading_freedom += len(clipped) - 1
 
-    def add_rounds(self, means: Sequence[float], counts: Sequence[int]) -> None:
-        """Differences of two configurations, one a round: what readings do not explain is the starts'."""
-        self._add_means(means, counts, 2)
+    def add_means(self, means: Sequence[float], counts: Sequence[int], *, sides: int) -> None:
+        """Of the starts of one configuration, or, with two sides, the differences of two, one a round.
 
-    def add_starts(self, means: Sequence[float], counts: Sequence[int]) -> None:
-        """Of one configuration, one a start."""
-        self._add_means(means, counts, 1)
-
-    def _add_means(self, means: Sequence[float], counts: Sequence[int], sides: int) -> None:
+        What readings do not explain is the starts'.
+        """
         if len(means) >= 2:
             within = sides * self.reading**2 * fmean(1 / count for count in counts)
             self._start_squares += (len(means) - 1) * max(0.0, variance(means) - within) / sides
-            self._start_freedom += len(means) - 1
+            self.start_freedom += len(means) - 1
 
     def clipped(self, logs: Sequence[float]) -> list[float]:
         """Return the readings with outliers pulled in to three deviations."""
@@ -102,20 +92,15 @@ class RatioEstimate:
 class SequentialTest:
     """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN.
 
-    `chance`: that the true ratio lies outside of the interval at any look. `worth`: a share below which a gain is not
-    looked for any longer. At least two rounds, so two starts of either side, before B is called better.
+    `worth`: a share below which a gain is not looked for any longer. At least two rounds, so two starts of either
+    side, before B is called better.
     """
 
-    def __init__(self, noise: MeasurementNoise, *, rounds: int = 6, chance: float = 0.05, worth: float = 0.01) -> None:
-        if rounds < 2:
-            raise ValueError(f"{rounds} rounds cannot show what starts differ by")
+    def __init__(self, noise: MeasurementNoise, *, rounds: int = 6, worth: float = 0.01) -> None:
         self._noise, self._rounds, self._worth = noise, rounds, worth
-        self._each = chance / (rounds - 1)
+        self._each = CHANCE / (rounds - 1)
         self._differences: list[list[float]] = []
         self.verdict = SequentialVerdict.OPEN
-
-    def __repr__(self) -> str:
-        return f"<SequentialTest {self.verdict.value} after {len(self._differences)}/{self._rounds} rounds>"
 
     @property
     def rounds(self) -> int:
@@ -140,13 +125,8 @@ class SequentialTest:
         """None before there are two pairs."""
         if self.pairs < 2:
             return None
-        rounds = self.rounds
-        estimate = fmean(fmean(one) for one in self._differences)
-        reading, reading_freedom = self._reading_variance()
-        start, start_freedom = self._start_variance(reading)
-        parts = ((start / rounds, start_freedom), (reading * self._thinness() / rounds, reading_freedom))
-        known = MeanEstimate(estimate, parts)
-        return RatioEstimate(estimate, known.error, _reach(known, 1 - self._each))
+        known = _mean_of(self._differences, self._noise, sides=2)
+        return RatioEstimate(known.estimate, known.error, _reach(known, 1 - self._each))
 
     @property
     def round_means(self) -> tuple[list[float], list[int]]:
@@ -155,42 +135,14 @@ class SequentialTest:
     def _judged(self, now: RatioEstimate) -> SequentialVerdict:
         if now.estimate + now.reach < 0:
             return SequentialVerdict.WORSE
-        if self.rounds < 2:
-            return SequentialVerdict.SAME if now.estimate + now.reach < self._worth else SequentialVerdict.OPEN
-        if now.estimate - now.reach > 0:
+        if self.rounds >= 2 and now.estimate - now.reach > 0:
             return SequentialVerdict.BETTER
-        last = self.rounds >= self._rounds
-        return SequentialVerdict.SAME if last or self._is_futile(now) else SequentialVerdict.OPEN
-
-    def _is_futile(self, now: RatioEstimate) -> bool:
-        """Either no gain worth having is left in it, or even a lucky remainder would not show one."""
-        if now.estimate + now.reach < self._worth:
-            return True
+        if now.estimate + now.reach < self._worth:  # no gain worth having is left in it
+            return SequentialVerdict.SAME
         at_the_end = now.reach * math.sqrt(self.rounds / self._rounds)
-        return now.estimate + now.error < at_the_end
-
-    def _thinness(self) -> float:
-        return fmean(1 / len(one) for one in self._differences)
-
-    def _reading_variance(self) -> tuple[float, float]:
-        """Of one pair: what is known of readings in general, and what these pairs show."""
-        squares, freedom = 2 * self._noise.reading**2 * _GUESS_READING, _GUESS_READING
-        for one in self._differences:
-            middle = fmean(one)
-            squares += sum((value - middle) ** 2 for value in one)
-            freedom += len(one) - 1
-        return squares / freedom, freedom
-
-    def _start_variance(self, reading: float) -> tuple[float, float]:
-        guess, freedom = 2 * self._noise.start**2, self._noise.start_freedom
-        if self.rounds < 2:
-            return guess, freedom
-        means = [fmean(one) for one in self._differences]
-        middle = fmean(means)
-        between = sum((value - middle) ** 2 for value in means) - (self.rounds - 1) * reading * self._thinness()
-        pooled = (freedom * guess + max(0.0, between)) / (freedom + self.rounds - 1)
-        own = max(0.0, between) / (self.rounds - 1)
-        return max(pooled, own), freedom + self.rounds - 1  # a machine may be more moody than one took it for
+        even_if_lucky = now.estimate + now.error < at_the_end
+        over = self.rounds >= 2 and (self.rounds >= self._rounds or even_if_lucky)
+        return SequentialVerdict.SAME if over else SequentialVerdict.OPEN
 
     def _clipped(self, differences: list[float]) -> list[float]:
         middle = median([*(value for one in self._differences for value in one), *differences])
@@ -203,21 +155,29 @@ def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -
     groups = [noise.clipped(one) for one in starts if one]
     if not groups:
         return None
+    known = _mean_of(groups, noise, sides=1)
+    reach = _reach(known, 0.95)
+    return Interval(*(math.exp(known.estimate + step) for step in (-reach, 0.0, reach)))
+
+
+def _mean_of(groups: Sequence[Sequence[float]], noise: MeasurementNoise, *, sides: int) -> MeanEstimate:
+    """Return the mean over starts, or over rounds of two sides, by what is known of noise and what these groups show.
+
+    Groups that differ more than others did know it best: a machine may be more moody than one took it for.
+    """
     count, thin = len(groups), fmean(1 / len(one) for one in groups)
     means = [fmean(one) for one in groups]
     estimate = fmean(means)
-    readings = sum(len(one) - 1 for one in groups)
-    squares = sum((value - fmean(one)) ** 2 for one in groups for value in one)
-    reading = (_GUESS_READING * noise.reading**2 + squares) / (_GUESS_READING + readings)
+    readings = _GUESS_READING + sum(len(one) - 1 for one in groups)
+    within = sum((value - mean) ** 2 for one, mean in zip(groups, means, strict=True) for value in one)
+    reading = (_GUESS_READING * sides * noise.reading**2 + within) / readings
     between = max(0.0, sum((mean - estimate) ** 2 for mean in means) - (count - 1) * reading * thin)
-    start, freedom = (noise.start_freedom * noise.start**2 + between), noise.start_freedom + count - 1
-    start /= freedom
+    freedom = noise.start_freedom + count - 1
+    start = (noise.start_freedom * sides * noise.start**2 + between) / freedom
     own = between / (count - 1) if count > 1 else 0.0
-    if own > start:  # these starts differ more than others did: they know it best, few as they are
-        start, freedom = own, float(count)
-    parts = ((start / count, freedom), (reading * thin / count, _GUESS_READING + readings))
-    reach = _reach(MeanEstimate(estimate, parts), 0.95)
-    return Interval(math.exp(estimate - reach), math.exp(estimate), math.exp(estimate + reach))
+    if own > start:
+        start, freedom = own, float(count) if sides == 1 else freedom
+    return MeanEstimate(estimate, ((start / count, freedom), (reading * thin / count, readings)))
 
 
 def _reach(known: MeanEstimate, confidence: float) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 from skep.errors import UserError
 from skep.stats.percentiles import median
@@ -50,8 +49,6 @@ class SloLimits:
 
 
 KINDS = ("ttft", "tpot", "total")
-
-
 _HINT = "write it as --slo ttft=1s,tpot=50ms; the names are ttft, tpot and total, with _p50, _p90, _p95 or _p99"
 
 
@@ -76,24 +73,6 @@ WIDTH = 0.05  # the gap left, as a share of C
 NEAR_ENOUGH_TO_LOOK_BEYOND = 2.0
 
 
-class SloEnd(Enum):
-    FOUND = "found"
-    NEVER = "not even one agent at a time"
-    STILL_MET = "still met at the largest C allowed"
-    CLIENT_LIMITED = "the client was the limit"
-    BUDGET = "the budget of runs is spent"
-
-
-@dataclass(frozen=True, slots=True)
-class SloResult:
-    """`highest_met` counts passes above a failure too; `safe` is the highest C with no failure at or below it."""
-
-    highest_met: int | None
-    lowest_failed: int | None
-    safe: int | None
-    end: SloEnd
-
-
 def share_of_limit(figures: Iterable[tuple[float | None, float]]) -> float:
     """Return the worst of (measured, limit). Infinite where a figure is missing: what was not seen was not kept."""
     return max((math.inf if seen is None else seen / limit for seen, limit in figures), default=math.inf)
@@ -110,9 +89,6 @@ class SloSearch:
         self._limited: set[int] = set()
         self.runs = 0
 
-    def __repr__(self) -> str:
-        return f"<SloSearch {self.runs}/{self._budget} runs, met at {self._highest_met()}, next {self.next_level()}>"
-
     def measured(self, concurrency: int, share: float, *, limited: bool = False) -> None:
         """One run. A failure where the client was the limit is not the server's, and nothing is asked above it."""
         self.runs += 1
@@ -123,54 +99,34 @@ class SloSearch:
 
     def next_level(self) -> int | None:
         """Return the level to run next; None when the search is done."""
-        return None if self.runs >= self._budget else self._wanted()
-
-    @property
-    def done(self) -> bool:
-        return self.next_level() is None
-
-    def result(self) -> SloResult:
-        """Return the result by what is known so far."""
-        met, failed = self._highest_met(), min(self._levels(met=False), default=None)
-        safe = max((c for c in self._levels(met=True) if failed is None or c < failed), default=None)
-        return SloResult(met, failed, safe, self._end(met))
-
-    def remaining(self) -> int:
-        """Runs still to come, roughly: how many levels lie near the limit is only known afterwards."""
-        if self.done:
-            return 0
-        met, failed = self._highest_met() or 0, self._failed_above()
-        if failed is None:
-            halvings = 1 + max(0, (met or 1).bit_length() - 1)
-        else:
-            halvings = math.ceil(math.log2(max(2.0, (failed - met) / self._step(met))))
-        return max(1, min(self._budget - self.runs, halvings + 2))
-
-    def _wanted(self) -> int | None:
+        if self.runs >= self._budget:
+            return None
         unclear = next((c for c in sorted(self._shares) if self._is_met(c) is None), None)
         if unclear is not None:
             return unclear
-        met, failed = self._highest_met() or 0, self._failed_above()
+        met, failed = self.bracket()
         ceiling = min((c for c in self._limited if c > met), default=None)
         if failed is None and ceiling is None:
             return min(max(1, 2 * met), self._max) if met < self._max else None
         if failed is not None and ceiling is None and self._may_pass_beyond(failed):
             return min(2 * failed, self._max)
         upper = min(edge for edge in (failed, ceiling) if edge is not None)
-        return (met + upper) // 2 if upper - met > self._step(met) else None
+        return (met + upper) // 2 if upper - met > _step(met) else None
+
+    def remaining(self) -> int:
+        """Runs still to come, roughly: how many levels lie near the limit is only known afterwards."""
+        if self.next_level() is None:
+            return 0
+        met, failed = self.bracket()
+        if failed is None:
+            halvings = (met or 1).bit_length()
+        else:
+            halvings = math.ceil(math.log2(max(2.0, (failed - met) / _step(met))))
+        return max(1, min(self._budget - self.runs, halvings + 2))
 
     def _may_pass_beyond(self, failed: int) -> bool:
         beyond = max(c for c in self._shares) > failed
         return not beyond and failed < self._max and median(self._shares[failed]) < NEAR_ENOUGH_TO_LOOK_BEYOND
-
-    def _end(self, met: int | None) -> SloEnd:
-        if self.runs >= self._budget and self._wanted() is not None:
-            return SloEnd.BUDGET
-        if met is None:
-            return SloEnd.CLIENT_LIMITED if self._limited and not self._shares else SloEnd.NEVER
-        if self._failed_above() is not None:
-            return SloEnd.FOUND
-        return SloEnd.STILL_MET if met >= self._max else SloEnd.CLIENT_LIMITED
 
     def _is_met(self, concurrency: int) -> bool | None:
         """Return None if the level is near the limit and must be run again."""
@@ -182,16 +138,11 @@ class SloSearch:
             return middle <= 1
         return None
 
-    def _levels(self, *, met: bool) -> list[int]:
-        return [c for c in self._shares if self._is_met(c) is met]
+    def bracket(self) -> tuple[int, int | None]:
+        """Return the highest pass, and the lowest failure above it: between them lies what is looked for."""
+        met = max((c for c in self._shares if self._is_met(c)), default=0)
+        return met, min((c for c in self._shares if c > met and self._is_met(c) is False), default=None)
 
-    def _highest_met(self) -> int | None:
-        return max(self._levels(met=True), default=None)
 
-    def _failed_above(self) -> int | None:
-        """Return the lowest failure above the highest pass: between them lies what is looked for."""
-        met = self._highest_met() or 0
-        return min((c for c in self._levels(met=False) if c > met), default=None)
-
-    def _step(self, met: int) -> int:
-        return max(1, round(WIDTH * met))
+def _step(met: int) -> int:
+    return max(1, round(WIDTH * met))

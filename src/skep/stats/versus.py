@@ -94,18 +94,14 @@ def slowness(parts: Sequence[Sequence[float]]) -> float:
     hides of that is added back.
     """
     count = sum(map(len, parts))
-    around = [_around_mean(part) for part in parts if part]
+    means = [(part, math.fsum(part) / len(part)) for part in parts if part]
+    around = [[value - mean for value in part] for part, mean in means]
     squares = sum(value * value for part in around for value in part)
     if squares <= 0:
         return 1.0
     alike = sum(before * after for part in around for before, after in pairwise(part)) / squares
     alike = min(max(alike + _HIDDEN * len(around) / count, 0.0), _SLOWEST)
     return math.sqrt((1 + alike) / (1 - alike))
-
-
-def _around_mean(part: Sequence[float]) -> list[float]:
-    mean = math.fsum(part) / len(part)
-    return [value - mean for value in part]
 
 
 def _error_of_median(values: Sequence[float]) -> float:
@@ -125,14 +121,9 @@ def _error_of_median(values: Sequence[float]) -> float:
 
 
 def judge(
-    a_values: Sequence[float],
-    b_values: Sequence[float],
-    *,
-    higher_is_better: bool,
-    paired: bool = False,
-    indifferent: float = 0.01,
-    confidence: float = 0.95,
-) -> tuple[Interval | None, Judgement]:
+    a_values: Sequence[float], b_values: Sequence[float], *, higher_is_better: bool, paired: bool = False,
+    indifferent: float = 0.01, confidence: float = 0.95,
+) -> tuple[Interval | None, Judgement]:  # fmt: skip
     """B over A. Better or worse only if the interval leaves out 1 and the ratio is off by more than `indifferent`.
 
     `paired`: the i-th of A and of B were measured side by side. UNKNOWN, without interval, below two values of either,

@@ -232,7 +232,8 @@ class Measurements:
         """What its starts differ by is learned."""
         logs = [speeds(one.readings) for one in self.starts(config)]
         known = [one for one in logs if one]
-        self.noise.add_starts([fmean(self.noise.clipped(one)) for one in known], [len(one) for one in known])
+        means = [fmean(self.noise.clipped(one)) for one in known]
+        self.noise.add_means(means, [len(one) for one in known], sides=1)
 
     def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
         """Return the mean with a 95 % interval; None: nothing counts."""

@@ -352,7 +352,7 @@ class KnobSearch:
         trial.took(first, second, answer.seconds)
         if trial.verdict is SequentialVerdict.OPEN:
             return
-        self._book.noise.add_rounds(*trial.speeds.round_means)
+        self._book.noise.add_means(*trial.speeds.round_means, sides=2)
         if trial.verdict is not SequentialVerdict.BETTER:
             self._reject(trial, _TURNED_DOWN[trial.verdict] if not trial.late else StageDecision.OVER_LIMIT)
         elif any(self._alters(change.knob) for change in trial.evidence.changes):
