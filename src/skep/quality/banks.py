@@ -130,12 +130,7 @@ def makes_its_items(name: str) -> bool:
 
 
 def choose_bank(
-    name: str,
-    *,
-    seed: int,
-    count: int | None = None,
-    cache_dir: Path,
-    progress: Progress = lambda _done, _total: None,
+    name: str, *, seed: int, count: int | None = None, cache_dir: Path, progress: Progress = lambda _done, _total: None
 ) -> Bank:
     """`count` items of it, the same ones for the same seed; None: all, where the bank has an end.
 

@@ -276,12 +276,7 @@ def signed(share: float) -> str:
 
 
 def outlook(
-    items: int,
-    delta: float,
-    repeats: int,
-    *,
-    seen: LevelQuality | None = None,
-    available: int | None = None,
+    items: int, delta: float, repeats: int, *, seen: LevelQuality | None = None, available: int | None = None
 ) -> list[str]:
     """Return what so many items can show. `seen`: a level whose changed verdicts take the place of the assumed share;
     `available`: how many the bank has.

@@ -107,11 +107,7 @@ class Tables:
 
     @classmethod
     def of(
-        cls,
-        rows: Iterable[Request],
-        verdicts: Iterable[Verdict],
-        facts: Iterable[LevelFact],
-        items: Sequence[Item],
+        cls, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact], items: Sequence[Item]
     ) -> Tables:
         by_pass: dict[Key, dict[int, Request]] = {}
         for row in rows:

@@ -20,15 +20,7 @@ from typing import Any
 from skep.swarm.attempt import REJECTED, copied
 from skep.swarm.client import AttemptResult
 from skep.swarm.endpoint_health import GiveUp, Outage, ProbeEndpoint
-from skep.swarm.records import (
-    FREE_BREAKS,
-    Attempt,
-    AttemptOutcome,
-    Task,
-    TaskEnding,
-    TaskResult,
-    Why,
-)
+from skep.swarm.records import FREE_BREAKS, Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
 from skep.wire.retry import ErrorKind, classify_error, wait_s
 
 FEWEST = 5  # answers, before anything can be said

@@ -21,16 +21,7 @@ from skep.store.database import Store
 from skep.store.named_rows import NamedRows
 from skep.store.rows import as_stored, document_text, insert, read, storable
 from skep.store.writer_process import free_id, this_process, writes_on
-from skep.swarm.records import (
-    Attempt,
-    Counts,
-    SwarmRun,
-    SwarmRunState,
-    Task,
-    TaskEnding,
-    TaskResult,
-    given_fields,
-)
+from skep.swarm.records import Attempt, Counts, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult, given_fields
 
 SessionOutcome = Literal["done", "stopped", "cancelled", "failed"]
 

@@ -182,12 +182,7 @@ READING_S = 0.1  # at most, when many end at the same moment
 
 
 def spans_of(
-    sessions: Sequence[SwarmSession],
-    attempts: Sequence[Attempt],
-    facts: Sequence[Fact],
-    *,
-    now: float,
-    finished: bool,
+    sessions: Sequence[SwarmSession], attempts: Sequence[Attempt], facts: Sequence[Fact], *, now: float, finished: bool
 ) -> list[SessionSpan]:
     """`finished`: every task has its result, so what a session did after the last attempt is not counted.
 

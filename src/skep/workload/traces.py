@@ -61,11 +61,7 @@ def read_trace(lines: Iterable[str], *, speed: float = 1.0, limit: int | None = 
 
 
 def trace_messages(
-    item: TraceItem,
-    *,
-    seed: int = 0,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
+    item: TraceItem, *, seed: int = 0, chars_per_token: float = TYPICAL_CHARS_PER_TOKEN, overhead_tokens: float = 0.0
 ) -> list[dict[str, Any]]:
     """Return what is sent for one item. Another seed gives other texts: a replay that no earlier one has warmed."""
     if item.messages:

@@ -14,12 +14,7 @@ from typing import Any
 
 from .link import CheckReport, WorkerGone, WorkerLink
 
-MODULES = {
-    "python": "plain",
-    "completion": "plain",
-    "cases": "cases",
-    "regex": "pattern",
-}
+MODULES = {"python": "plain", "completion": "plain", "cases": "cases", "regex": "pattern"}
 
 
 def main() -> None:
