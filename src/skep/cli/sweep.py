@@ -41,10 +41,9 @@ from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.store.records import Request
 from skep.units import format_seconds, number, parse_int_list
-from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import TokenCalibration
 from skep.workload.items import workload_fingerprint
-from skep.workload.mix import TrafficClass, parse_classes, with_agents
+from skep.workload.mix import TrafficClass, parse_arrivals, parse_classes, with_agents
 from skep.workload.traces import read_trace
 
 # The rank behind a key: in a narrow terminal the highest goes first.

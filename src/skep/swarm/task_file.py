@@ -22,7 +22,7 @@ from skep.swarm.checking.schemas import check_schema, schema_fault
 from skep.swarm.records import Task
 from skep.swarm.templates import Template, parse_template
 from skep.units import shortened
-from skep.workload.checkers import checker_faults, like
+from skep.workload.banks import checker_faults, like
 
 __all__ = ["FORMS", "TaskDefaults", "read_schema", "read_tasks", "tasks_of"]
 
