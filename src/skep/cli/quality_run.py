@@ -24,9 +24,8 @@ from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.quality.mixed_figures import side_by_side
 from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
 from skep.quality.records import MixedSummary, QualitySummary
-from skep.quality.trial import noise_words, outlook, remarks, run_trial
-from skep.quality.trial_figures import POWER
-from skep.quality.trial_plan import AGAIN, BASE, LEAST_DELTA, LOAD, MOST_DELTA, TrialPlan
+from skep.quality.trial import LEAST_DELTA, MOST_DELTA, TrialPlan, noise_words, outlook, remarks, run_trial
+from skep.quality.trial_figures import AGAIN, BASE, LOAD, POWER
 from skep.quality.words import claim_words, conclusion
 from skep.report.columns import print_records
 from skep.report.mixed import spot_words, tables_of

@@ -123,10 +123,10 @@ def _read(text: str) -> tuple[dict[str, Any], TraceFormat]:
 
 
 def _mooncake(number: int, values: Mapping[str, Any]) -> TraceItem:
-    at_ms, tokens, blocks = values.get("timestamp"), _count(values, "input_length"), values.get("hash_ids")
-    if type(at_ms) not in (int, float) or not 0 <= at_ms < math.inf:
+    at_ms, blocks = values.get("timestamp"), values.get("hash_ids")
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < math.inf:
         raise UserError(f": `timestamp` is {_shown(at_ms)}, not a number from 0 up")
-    max_tokens = _count(values, "output_length")
+    tokens, max_tokens = _count(values, "input_length"), _count(values, "output_length")
     if not isinstance(blocks, list) or any(type(block) is not int for block in blocks):
         raise UserError(": `hash_ids` is not a list of whole numbers")
     needed = -(-tokens // BLOCK_TOKENS)
