@@ -25,18 +25,15 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
-from skep.swarm.attempt import ChatWorker, TaskWorker, WorkerFactory
-from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.checking.schemas import check_schema, one_line
-from skep.swarm.client import SwarmClient, key_here, url_here
+from skep.swarm.client import key_here, url_here
 from skep.swarm.journal import create_run
 from skep.swarm.progress import SwarmProgress
 from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, given_fields
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import Account, account_of
-from skep.swarm.task_file import FIELDS, TaskDefaults, tasks_of
-from skep.swarm.templates import Template, parse_template
+from skep.swarm.task_file import FIELDS, TaskDefaults, Template, parse_template, tasks_of
 
 Messages = Sequence[Mapping[str, Any]]
 Made = str | Messages | Mapping[str, Any] | Task
@@ -236,7 +233,8 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
                 model=options.get("model"),
                 after_cancel=after_cancel,
                 key=options.get("key") or key_here(url, os.environ),
-                work=_work(form),
+                # a type may demand more than a schema can say: an answer counts when the type takes it
+                demand=form.fault if form.is_type else None,
                 watch=options.get("watch", lambda _: None),
             )
         except BaseException as error:
@@ -299,18 +297,6 @@ def _order(options: Options) -> SwarmRunOptions:
             raise UserError(f"`{name}` must be a number of seconds above 0, not {value!r}")
     names = ("agents", "tries", "timeout_s", "deadline_s", "max_tokens", "priority")
     return SwarmRunOptions(**{name: options[name] for name in names if options.get(name) is not None})  # type: ignore[literal-required]
-
-
-def _work(form: AnswerForm) -> WorkerFactory:
-    """A type may demand more than a schema can say: an answer counts when the type takes it."""
-    if not form.is_type:
-        return ChatWorker
-
-    def make(line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> TaskWorker:
-        checking.require(form.fault)
-        return ChatWorker(line, checking, order)
-
-    return make
 
 
 @contextmanager

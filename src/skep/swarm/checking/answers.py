@@ -102,7 +102,7 @@ class SchemaChecks:
         """
         if self._child is None:
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "skep.swarm.checking.schema_worker", str(self._compute_s)),
+                *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -134,11 +134,12 @@ class CheckedAnswer:
 class AnswerChecker:
     """The checks of a run. A sandbox, or a process for slow schemas, is opened when the first answer needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, demand: Demand | None = None) -> None:
+        """`demand`: a further one on every value, beyond its schema: what is wrong with it, or None."""
+        self._demand = demand
         self._opened: Sandbox | None = None
         self._judge: Judge | None = None
         self._schemas = SchemaChecks()
-        self._demand: Demand | None = None
         self._opening = asyncio.Lock()  # there is one sandbox, however many answers need it at once
 
     async def __aenter__(self) -> Self:
@@ -146,10 +147,6 @@ class AnswerChecker:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def require(self, demand: Demand) -> None:
-        """A further demand on every value, beyond its schema: what is wrong with it, or None."""
-        self._demand = demand
 
     async def prepare(self, tasks: Iterable[Task]) -> None:
         """UserError where checkers of these tasks cannot be carried out here: to be known before anything runs."""

@@ -1,11 +1,18 @@
 """JSON schemas: whether one is sound, and where a value is not as it says.
 
 Nothing is ever fetched: a reference must be found in the schema itself or among JSON Schema's own ones.
+
+Also a program, for schemas whose check may never end: Python's regular expressions backtrack, `^(a+)+$` takes for ever
+on thirty characters, and while they do nothing else of the process runs: a thread would stop the runner as well. So
+such a schema is checked in a child that the kernel ends after so many seconds of computing, whether its parent still
+lives or not. No sandbox is needed: the schema is the user's, and the answer is data; what is bounded is time.
 """
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -136,3 +143,20 @@ def _parts(resource: Any, resolver: Any) -> Iterator[tuple[Any, Any]]:
 
 def _shown(value: Any) -> str:
     return f"`{one_line(str(value), 80)}`"
+
+
+def main() -> None:
+    """A line in: {"schema": ..., "value": ...}; a line out: {"fault": null or a text}. Ends with its input."""
+    compute_s = float(sys.argv[1])
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel's own: ends the process in the middle of a match
+    for line in sys.stdin.buffer:
+        job = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, compute_s)
+        fault = value_faults(job["schema"], job["value"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(json.dumps({"fault": fault}).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
