@@ -149,12 +149,12 @@ class CountingReader(StreamReader):
     def _has_room(self, size: int, at: float) -> bool:
         """Return whether it may go on. An answer that never ends is given up, and nothing of it is kept."""
         self._received_bytes += size
-        is_too_long = self._received_bytes > LARGEST_ANSWER_BYTES
-        if is_too_long:
-            for kept in (self.text, self.reasoning, self._times, self._reads):
-                kept.clear()
-            self.give_up("too_long", f"the answer has more than {LARGEST_ANSWER_BYTES:,} bytes", at)
-        return not is_too_long
+        if self._received_bytes <= LARGEST_ANSWER_BYTES:
+            return True
+        for kept in (self.text, self.reasoning, self._times, self._reads):
+            kept.clear()
+        self.give_up("too_long", f"the answer has more than {LARGEST_ANSWER_BYTES:,} bytes", at)
+        return False
 
     def _count(self, data: bytes) -> None:
         events = data.count(self._mark)

@@ -30,8 +30,7 @@ SLOW = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$recur
 
 def check_schema(schema: Mapping[str, Any]) -> None:
     """UserError for what is no JSON schema of its draft (2020-12 unless told), or refers to what is not there."""
-    fault = schema_fault(schema)
-    if fault is not None:
+    if (fault := schema_fault(schema)) is not None:
         raise UserError(f"not a JSON schema: {fault}", hint="see https://json-schema.org/understanding-json-schema")
 
 
@@ -120,17 +119,15 @@ def _dangling(schema: Mapping[str, Any]) -> str | None:
     name = root.id() or ""
     registry = REGISTRY.with_resource(name, root).crawl()
     for resource, resolver in _parts(root, registry.resolver(base_uri=name)):
-        contents = resource.contents
-        if not isinstance(contents, Mapping):
-            continue
-        for word in ("$ref", "$dynamicRef"):
-            target = contents.get(word)
-            if not isinstance(target, str):
-                continue
+        contents = resource.contents if isinstance(resource.contents, Mapping) else {}
+        targets = ((word, contents.get(word)) for word in ("$ref", "$dynamicRef"))
+        for word, target in targets:
             try:
-                resolver.lookup(target)
+                if isinstance(target, str):
+                    resolver.lookup(target)
             except Unresolvable:
-                why = "there is nothing" if target.startswith("#") else "not in the schema, and nothing is fetched"
+                is_inside = str(target).startswith("#")
+                why = "there is nothing" if is_inside else "not in the schema, and nothing is fetched"
                 return f"`{word}` to {_shown(target)}: {why}"
     return None
 
