@@ -19,10 +19,9 @@ from skep.report.liveview import Page, bar_cells
 from skep.report.swarm_text import frame
 from skep.report.terminal import speak_plainly
 from skep.store.database import open_store
-from skep.swarm.journal import create_run
+from skep.swarm.journal import create_run, lock_path
 from skep.swarm.progress import Lane, SwarmProgress, SwarmProgressLines
 from skep.swarm.records import Attempt, AttemptOutcome, SwarmRunOptions, Task, TaskEnding, TaskResult, Why
-from skep.swarm.runner import lock_path
 from skep.swarm.store import Recorded, SwarmStore
 from skep.testing.process import FakeEngine
 
@@ -392,7 +391,7 @@ def test_a_run_killed_after_its_last_result_is_done_when_it_is_resumed(paths, ru
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
 
 
-PROGRESS = SwarmProgress("r", 50, 30, 2, 3, 4, "4 slots", 10.0, 5.0, 80.0, 900, 1)
+PROGRESS = SwarmProgress("r", 50, 30, 2, "4 slots", 10.0, 900, 1, 3, 4, 5.0, 80.0)
 LANES = tuple(Lane(agent, f"task-{agent}", agent + 0.5, agent, 1 + agent % 2) for agent in range(40))
 
 

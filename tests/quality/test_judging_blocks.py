@@ -4,7 +4,7 @@ import pytest
 from answers.sample_judge import FOLDER, expected, sample, samples_judged, texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
-from skep.quality.harness.blocks import free_names
+from skep.quality.harness.sources import free_names
 from skep.quality.judging import needs_sandbox
 from skep.sandbox.script import SandboxLimits
 from skep.store.verdicts import VerdictOutcome

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
+from skep.quality.harness.checks import alike, decoded, encoded, shown
 from skep.quality.harness.sources import as_one_file, completed
-from skep.quality.harness.values import alike, decoded, encoded, shown
 
 
 class Point(NamedTuple):

@@ -4,8 +4,19 @@ import pytest
 
 from skep.errors import UserError
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
-from skep.quality.trial import noise_words, outlook, remarks, signed
-from skep.quality.trial_plan import AGAIN, BASE, LOAD, CacheBypass, ItemPass, Passes, TrialPlan, blocks_of, order_of
+from skep.quality.trial import (
+    CacheBypass,
+    ItemPass,
+    Passes,
+    TrialPlan,
+    blocks_of,
+    noise_words,
+    order_of,
+    outlook,
+    remarks,
+    signed,
+)
+from skep.quality.trial_figures import AGAIN, BASE, LOAD
 from skep.quality.words import claim_words, conclusion, points
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
 

@@ -11,6 +11,7 @@ from skep.swarm.ask.split import (
     LARGEST_BYTES,
     Sizes,
     find_sources,
+    parameters_in,
     pieces_of,
     plan_tokens,
     planner_messages,
@@ -19,7 +20,6 @@ from skep.swarm.ask.split import (
     split_by_rule,
     split_of,
 )
-from skep.swarm.ask.traits import parameters_in
 
 SIZES = Sizes(chunk_chars=600, merge_chars=1200, answer_tokens=100, chars_per_token=3.0)
 

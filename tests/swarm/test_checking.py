@@ -159,10 +159,9 @@ def test_a_check_that_is_broken_off_does_not_answer_the_next_one():
 
 def test_a_further_demand_is_made_of_values_and_a_checker_that_only_reads_opens_no_sandbox():
     async def checking():
-        async with AnswerChecker() as checks:
+        async with AnswerChecker(lambda value: "$: too few" if not value["items"] else None) as checks:
             await checks.prepare([task(checker={"kind": "number", "answer": 1}), task()])
             assert checks._opened is None
-            checks.require(lambda value: "$: too few" if not value["items"] else None)
             answers = ('{"items": []}', '{"items": [{}]}')
             return [await checks.check(task(schema=ORDER), text) for text in answers]
 

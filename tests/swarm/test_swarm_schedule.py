@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.swarm.client import AttemptResult
-from skep.swarm.endpoint_health import GiveUp, ProbeEndpoint
-from skep.swarm.records import AttemptOutcome, Task, TaskEnding, Why
-from skep.swarm.schedule import SILENT_S, Cancel, Pending, Record, Start, TaskSchedule
+from skep.swarm.records import AttemptOutcome, Recorded, Task, TaskEnding, Why
+from skep.swarm.schedule import SILENT_S, Cancel, GiveUp, Pending, ProbeEndpoint, Start, TaskSchedule
 from skep.wire.retry import ErrorKind, classify_error, wait_s
 
 GOOD = AttemptResult(answer="yes", output_tokens=10, status=200)
@@ -36,7 +35,7 @@ def starts(actions):
 
 
 def result(actions):
-    return next((one.result for one in actions if isinstance(one, Record) and one.result is not None), None)
+    return next((one.result for one in actions if isinstance(one, Recorded) and one.result is not None), None)
 
 
 def test_tasks_go_out_in_order_interactive_first_batch_last():
@@ -187,7 +186,7 @@ def test_a_straggler_is_asked_a_second_time_once_and_the_first_answer_counts():
     actions = plan.ended(second.lease, GOOD, 51.0)
     assert result(actions).task == "slow"
     assert Cancel(slow.lease) in actions
-    assert [one.attempt.outcome for one in actions if isinstance(one, Record)] == [
+    assert [one.attempt.outcome for one in actions if isinstance(one, Recorded)] == [
         AttemptOutcome.DONE,
         AttemptOutcome.SUPERSEDED,
     ]
@@ -199,7 +198,7 @@ def test_stopping_writes_down_what_was_under_way():
     plan = schedule("a", "b", "c")
     sent = starts(plan.step(0.0, 2))
     actions = plan.stop(1.0)
-    assert [one.attempt.outcome for one in actions if isinstance(one, Record)] == [AttemptOutcome.CANCELLED] * 2
+    assert [one.attempt.outcome for one in actions if isinstance(one, Recorded)] == [AttemptOutcome.CANCELLED] * 2
     assert plan.ended(sent[0].lease, GOOD, 2.0) == []
     assert not plan.is_over
 
@@ -261,7 +260,7 @@ def test_every_task_ends_once_and_never_are_too_many_under_way(number, events):
         for action in actions:
             if isinstance(action, Start):
                 assert action.task.id not in ended
-            if isinstance(action, Record) and action.result is not None:
+            if isinstance(action, Recorded) and action.result is not None:
                 assert action.result.task not in ended
                 ended[action.result.task] = action.result
 

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from skep.errors import UserError
-from skep.swarm.task_file import read_schema, read_tasks, tasks_of
-from skep.swarm.templates import parse_template
+from skep.swarm.task_file import parse_template, read_schema, read_tasks, tasks_of
 
 
 def read(text, **options):

@@ -23,10 +23,9 @@ from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import HostFacts
 from skep.errors import UserError
 from skep.store.database import Store
-from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import TokenCalibration
 from skep.workload.conversations import conversations
-from skep.workload.mix import TrafficClass
+from skep.workload.mix import TrafficClass, parse_arrivals
 from skep.workload.prompts import coding_prompts, messages, shared_prefix
 from skep.workload.traces import TraceItem, trace_messages
 

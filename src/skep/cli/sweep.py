@@ -36,10 +36,9 @@ from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.units import parse_int_list
-from skep.workload.arrivals import parse_arrivals
 from skep.workload.calibration import TokenCalibration
 from skep.workload.items import workload_fingerprint
-from skep.workload.mix import TrafficClass, parse_classes, with_agents
+from skep.workload.mix import TrafficClass, parse_arrivals, parse_classes, with_agents
 from skep.workload.traces import read_trace
 
 MOST_TASKS = 100_000

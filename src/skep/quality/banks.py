@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from skep.catalog.pullable import PullableModel
 from skep.errors import UserError, WeightsError
@@ -46,8 +46,7 @@ Answer with the whole function, imports included, in one ```python block and not
 ```"""
 
 
-@dataclass(frozen=True, slots=True)
-class HumanEvalTask:
+class HumanEvalTask(NamedTuple):
     """One task as published; `solution` is the body of its canonical solution."""
 
     id: str
@@ -96,17 +95,12 @@ def humaneval_tasks(path: Path) -> list[HumanEvalTask]:
 
 
 def humaneval_items(path: Path) -> list[Item]:
-    return [_item(task) for task in humaneval_tasks(path)]
-
-
-def _item(task: HumanEvalTask) -> Item:
-    return Item(
-        id=task.id,
-        messages=({"role": "user", "content": _ASK.format(prompt=task.prompt.strip("\n").rstrip())},),
-        checker=Checker("completion", {"prompt": task.prompt, "entry_point": task.entry_point, "tests": task.tests}),
-        max_tokens=MAX_TOKENS,
-        family="humaneval",
-    )
+    items = []
+    for name, prompt, entry_point, _, tests in humaneval_tasks(path):
+        messages = ({"role": "user", "content": _ASK.format(prompt=prompt.strip("\n").rstrip())},)
+        checker = Checker("completion", {"prompt": prompt, "entry_point": entry_point, "tests": tests})
+        items.append(Item(name, messages, checker, MAX_TOKENS, family=HUMANEVAL))
+    return items
 
 
 HUMANEVAL, DRILLS = "humaneval", "drills"
@@ -130,12 +124,7 @@ def makes_its_items(name: str) -> bool:
 
 
 def choose_bank(
-    name: str,
-    *,
-    seed: int,
-    count: int | None = None,
-    cache_dir: Path,
-    progress: Progress = lambda _done, _total: None,
+    name: str, *, seed: int, count: int | None = None, cache_dir: Path, progress: Progress = lambda _done, _total: None
 ) -> Bank:
     """`count` items of it, the same ones for the same seed; None: all, where the bank has an end.
 

@@ -12,11 +12,12 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from skep.errors import SkepError, UserError, first_of
 from skep.sandbox.runner import Sandbox
@@ -36,8 +37,7 @@ _LIGHT = SandboxLimits(seconds=10, memory_bytes=512 << 20)
 _HEAVY = SandboxLimits(seconds=20, memory_bytes=768 << 20)  # of items with packages: they have to be loaded first
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredItem:
+class AnsweredItem(NamedTuple):
     """A request with the item it asked."""
 
     row: Request
@@ -83,7 +83,7 @@ class Judge:
 
         async def one(which: AnsweredItem) -> Verdict:
             nonlocal done
-            verdict = await self._verdict(which)
+            verdict = await self._verdict(*which)
             done += 1
             on_done(done)
             return verdict
@@ -109,19 +109,16 @@ class Judge:
         if not needs_sandbox(items):
             return
         if self._sandbox is None:
-            raise UserError(
-                "these answers are programs, and there is no sandbox to run them in", hint="see `skep doctor`"
-            )
-        missing = missing_packages(items)
-        if missing:
+            what = "these answers are programs, and there is no sandbox to run them in"
+            raise UserError(what, hint="see `skep doctor`")
+        if missing := missing_packages(items):
             hint = "pip install 'skep[quality]'"
             raise UserError(f"not installed, but the answers may use it: {', '.join(missing)}", hint=hint)
 
-    async def _verdict(self, which: AnsweredItem) -> Verdict:
-        row, item = which.row, which.item
+    async def _verdict(self, row: Request, item: Item) -> Verdict:
         async with self._room:
             began = time.perf_counter()
-            found = await self._catch_check_errors(self._finding(which))
+            found = await self._catch_check_errors(self._finding(row, item))
             seconds = time.perf_counter() - began
         said, missing = keyword_check(item.keywords, row.answer or "") if item.keywords else (None, ())
         return Verdict(
@@ -148,31 +145,28 @@ class Judge:
         except Exception as error:
             return AnswerFinding(VerdictOutcome.BROKEN, f"the check itself failed: {type(error).__name__}: {error}")
 
-    async def _finding(self, which: AnsweredItem) -> AnswerFinding:
-        row = which.row
+    async def _finding(self, row: Request, item: Item) -> AnswerFinding:
         if not row.ok:
             outcome = VerdictOutcome.TIMED_OUT if row.error_kind == "timeout" else VerdictOutcome.FAILED
             return AnswerFinding(outcome, row.error or row.error_kind or "")
         if row.finish_reason == "length":
-            return _truncated(row, which.item, await self._of_text(which))
-        return await self._of_text(which)
+            return _truncated(row, item, await self._of_text(row, item))
+        return await self._of_text(row, item)
 
-    async def _of_text(self, which: AnsweredItem) -> AnswerFinding:
-        row, item = which.row, which.item
+    async def _of_text(self, row: Request, item: Item) -> AnswerFinding:
         if row.answer is None and row.reasoning is None:
             return AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
         said = split_answer(row.answer or "", row.reasoning)
         if not said.text.strip():
-            return AnswerFinding(VerdictOutcome.NO_ANSWER, _silence(row, thought=bool((said.reasoning or "").strip())))
+            tokens = "nothing but" if row.output_tokens is None else f"{row.output_tokens} tokens of"
+            silence = f"{tokens} reasoning, no answer" if said.reasoning else "an empty answer"
+            return AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
         return await self._said(said.text, item)
 
     async def _said(self, text: str, item: Item) -> AnswerFinding:
         if not item.checker.is_executed:
             passed, detail = read_check(item.checker, text)
             return AnswerFinding(VerdictOutcome.PASSED if passed else VerdictOutcome.WRONG, detail)
-        return await self._executed(text, item)
-
-    async def _executed(self, text: str, item: Item) -> AnswerFinding:
         checker = item.checker
         asked = "\n".join(one.get("content", "") for one in item.messages)
         blocks = python_blocks(text, asked)
@@ -200,14 +194,11 @@ class Judge:
 
 async def _run(sandbox: Sandbox, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
     """Again where the sandbox itself failed: a busy machine may lose a run, and that is not the model's fault."""
-    for left in reversed(range(_TRIES)):
-        try:
+    for _ in range(_TRIES - 1):
+        with suppress(SkepError):
             return await sandbox.run(script, limits)
-        except SkepError:
-            if left == 0:
-                raise
         await asyncio.sleep(_PAUSE_S)
-    raise AssertionError
+    return await sandbox.run(script, limits)
 
 
 @cache
@@ -229,10 +220,8 @@ def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
     if result.ending in (ScriptEnding.OUT_OF_TIME, ScriptEnding.OUT_OF_MEMORY, ScriptEnding.TOO_MUCH_OUTPUT):
         return AnswerFinding(VerdictOutcome.EXCEEDED, result.ending.value)
     last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    how = (
-        f"ended by signal {result.signal}" if result.ending is ScriptEnding.KILLED else f"ended with {result.exit_code}"
-    )
-    return AnswerFinding(VerdictOutcome.BROKEN, f"{how} before there was a report{f': {last}' if last else ''}")
+    how = f"by signal {result.signal}" if result.ending is ScriptEnding.KILLED else f"with {result.exit_code}"
+    return AnswerFinding(VerdictOutcome.BROKEN, f"ended {how} before there was a report{f': {last}' if last else ''}")
 
 
 def _check(one: Mapping[str, Any]) -> Check:
@@ -249,13 +238,6 @@ def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
         why = f"cut after {tokens} of {allowed} tokens: the context of its slot was full"
     told = "the checks pass all the same" if found.outcome.passed else found.detail or found.outcome.value
     return replace(found, outcome=VerdictOutcome.TRUNCATED, detail=f"{why}; {told}")
-
-
-def _silence(row: Request, *, thought: bool) -> str:
-    if not thought:
-        return "an empty answer"
-    tokens = "nothing but" if row.output_tokens is None else f"{row.output_tokens} tokens of"
-    return f"{tokens} reasoning, no answer"
 
 
 def _one_line(text: str) -> str:

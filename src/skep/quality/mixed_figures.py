@@ -46,24 +46,12 @@ def mixed_summary(
 ) -> MixedSummary:
     """`incomplete`: why the run was cut short. Without verdicts, nothing is said about what passed."""
     known = {(one.level, one.repeat, one.index): one for one in verdicts}
-    by_level: dict[int, list[Request]] = {}
-    for row in rows:
-        if row.level > 0:
-            by_level.setdefault(row.level, []).append(row)
     levels: list[MixedLevel] = []
-    for level in sorted(by_level):
-        found = _level(level, by_level[level], known)
+    for level in sorted({row.level for row in rows} - {0}):
+        found = _level(level, [row for row in rows if row.level == level], known)
         levels.append(replace(found, loss=_loss(found, levels)))
-    return MixedSummary(
-        run_id=run_id,
-        model=model,
-        form=form,
-        levels=tuple(levels),
-        axes=axes_of(levels),
-        advice=advice_of(levels),
-        simulated=simulated,
-        incomplete=incomplete,
-    )
+    axes, advice = axes_of(levels), advice_of(levels)
+    return MixedSummary(run_id, model, form, tuple(levels), axes, advice, simulated, incomplete)
 
 
 def side_by_side(summaries: Sequence[MixedSummary]) -> list[MixedSummary]:
@@ -114,10 +102,10 @@ def advice_of(levels: Sequence[MixedLevel]) -> Advice:
         return Advice(None, None, ("no answer was judged: speed alone is no reason to choose a level",))
     if not any(part.passed for level in levels for part in level.tasks):
         return Advice(None, None, (f"none of {judged} answers passed, at any level: no level does this work",))
-    best, reasons = solo, []
-    for place, level in enumerate(levels):
-        faults = [] if level is solo else _faults(level, levels[place - 1] if place else None, solo)
-        best = best if faults else level
+    best, reasons, below = solo, [], None
+    for level in levels:
+        faults = [] if level is solo else _faults(level, below, solo)
+        best, below = best if faults else level, level
         rate, taken = level.passed_per_minute, level.slowdown(solo)
         facts = [
             "the conversation was never finished" if taken is None else f"the conversation takes {taken:.2f}x of C=1",
@@ -154,16 +142,15 @@ def loss_words(loss: PassLoss) -> str:
 
 def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:
     """Return each task against the lowest level that had it; tasks that no lower level had are left out."""
-    pairs = []
+    passed = judged = base_passed = base_judged = 0
     for part in level.tasks:
         before = (one for other in lower for one in other.tasks if one.item == part.item and one.judged)
         base = next(before, None)
         if base is not None and part.judged:
-            pairs.append((part, base))
-    if not pairs:
+            passed, judged = passed + part.passed, judged + part.judged
+            base_passed, base_judged = base_passed + base.passed, base_judged + base.judged
+    if not judged:
         return None
-    passed, judged = sum(part.passed for part, _ in pairs), sum(part.judged for part, _ in pairs)
-    base_passed, base_judged = sum(base.passed for _, base in pairs), sum(base.judged for _, base in pairs)
     falls = [
         fewer
         for fewer in range(judged + 1)
@@ -190,6 +177,9 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
     found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
     passed = sum(verdict.passed for verdict in found)
+    counts = Counter(verdict.outcome for verdict in found)
+    outcomes = tuple((outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome])
+    outcomes += ((NOT_ASKED, sum(not_asked)),) if sum(not_asked) else ()
     return MixedLevel(
         name=LEVEL_NAMES.get(concurrency, f"C={concurrency}"),
         concurrency=concurrency,
@@ -203,7 +193,7 @@ def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdic
         aggregate_tok_s=tokens / wall_s if tokens and wall_s > 0 else None,
         seconds_per_task=wall_s / passed if passed else None,
         held_share=_held_share(concurrency - 1, repeats.values()),
-        outcomes=_outcomes(found, sum(not_asked)),
+        outcomes=outcomes,
     )
 
 
@@ -267,12 +257,6 @@ def _time_with(wanted: int, spans: Iterable[Span], within: Span) -> float:
         open_now += step
         since = at
     return held
-
-
-def _outcomes(found: Iterable[Verdict], not_asked: int) -> tuple[tuple[str, int], ...]:
-    counts = Counter(verdict.outcome for verdict in found)
-    named = [(outcome.value, counts[outcome]) for outcome in VerdictOutcome if counts[outcome]]
-    return (*named, (NOT_ASKED, not_asked)) if not_asked else tuple(named)
 
 
 def _turns(rows: Iterable[Request]) -> list[Request]:

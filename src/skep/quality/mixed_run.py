@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from skep.bench.endpoint import Endpoint
@@ -73,8 +73,7 @@ async def run_mixed(
     judged later; answers are executed when all has been measured.
     """
     items = items_of(plan.levels)
-    identity = Identity("mixed", _fingerprint(plan, items, endpoint, host), _config(plan, items, sandbox))
-    async with Recording(store, endpoint, host, identity) as recording:
+    async with Recording(store, endpoint, host, _identity(plan, items, sandbox, endpoint, host)) as recording:
         store.append_items(recording.run_id, items)
         widest = max(plan.levels)
         session = RunSession(endpoint, recording, on_progress, timeout_s=plan.timeout_s, widest=widest, meter=meter)
@@ -111,7 +110,7 @@ def mixed_load(plan: MixedPlan, level: int, repeat: int) -> Load:
     """One run of one level."""
 
     async def load(sender: Sender, on_row: OnRow) -> None:
-        one = _MixedRound(plan, level, repeat, sender, on_row)
+        one = _MixedRound(plan, level, repeat, sender, on_row, asyncio.Event())
         async with asyncio.TaskGroup() as group:
             group.create_task(one.run_conversation())
             for place in range(level - 1):
@@ -120,16 +119,16 @@ def mixed_load(plan: MixedPlan, level: int, repeat: int) -> Load:
     return load
 
 
+@dataclass(eq=False, slots=True)
 class _MixedRound:
     """The conversation and its side tasks, once."""
 
-    def __init__(self, plan: MixedPlan, level: int, repeat: int, sender: Sender, on_row: OnRow) -> None:
-        self._plan = plan
-        self._level = level
-        self._repeat = repeat
-        self._sender = sender
-        self._on_row = on_row
-        self._over = asyncio.Event()  # the conversation is
+    _plan: MixedPlan
+    _level: int
+    _repeat: int
+    _sender: Sender
+    _on_row: OnRow
+    _over: asyncio.Event  # the conversation is
 
     async def run_conversation(self) -> None:
         """Answers become part of what is asked next, reasoning does not. A failed turn ends it."""
@@ -137,8 +136,7 @@ class _MixedRound:
         try:
             for turn, item in enumerate(PRIMARY):
                 said = [*said, *([dict(one) for one in item.messages] if turn else self._tagged(item, "primary"))]
-                task = replace(self._task(item, turn, PRIMARY_TRAFFIC), messages=said, session=0, turn=turn)
-                row, answer = await self._ask(task)
+                row, answer = await self._ask(item, turn, PRIMARY_TRAFFIC, said, session=0, turn=turn)
                 if not row.ok:
                     return
                 said = [*said, {"role": "assistant", "content": split_answer(answer, None).text}]
@@ -149,8 +147,8 @@ class _MixedRound:
         """One side task; where the load is sustained, again and again while the conversation goes on."""
         item = SIDE[place]
         for number in range(SIDE_STEP):
-            task = self._task(item, (place + 1) * SIDE_STEP + number, SIDE_TRAFFIC)
-            row, _ = await self._ask(replace(task, messages=self._tagged(item, f"{item.id}/{number}")))
+            asked = self._tagged(item, f"{item.id}/{number}")
+            row, _ = await self._ask(item, (place + 1) * SIDE_STEP + number, SIDE_TRAFFIC, asked)
             if self._plan.form == "published":
                 return
             if not row.ok:
@@ -160,22 +158,23 @@ class _MixedRound:
             if self._over.is_set():
                 return
 
-    async def _ask(self, task: BenchTask) -> tuple[Request, str]:
-        row, answer = await self._sender.ask(task)
-        self._on_row(row)
-        return row, answer
-
-    def _task(self, item: Item, index: int, traffic: str) -> BenchTask:
-        return BenchTask(
+    async def _ask(
+        self, item: Item, index: int, traffic: str, messages: list[dict[str, str]], **turn: Any
+    ) -> tuple[Request, str]:
+        task = BenchTask(
             level=self._level,
             repeat=self._repeat,
             index=index,
             kind=item.id,
-            messages=[],
+            messages=messages,
             max_tokens=item.max_tokens,
             temperature=TEMPERATURE,
             traffic=traffic,
+            **turn,
         )
+        row, answer = await self._sender.ask(task)
+        self._on_row(row)
+        return row, answer
 
     def _tagged(self, item: Item, what: str) -> list[dict[str, str]]:
         """Behind a first line that no other conversation and no other side task has."""
@@ -185,27 +184,24 @@ class _MixedRound:
         return said
 
 
-def _config(plan: MixedPlan, items: Sequence[Item], sandbox: Sandbox) -> dict[str, Any]:
-    return {
+def _identity(
+    plan: MixedPlan, items: Sequence[Item], sandbox: Sandbox, endpoint: Endpoint, host: HostFacts
+) -> Identity:
+    """The fingerprint is equal for repeats: the seed, the address and the number of repeats may differ."""
+    levels = sorted(plan.levels)
+    asked = {
         "form": plan.form,
-        "repeats": plan.repeats,
-        "concurrency": sorted(plan.levels),
-        "levels": [LEVEL_NAMES[level] for level in sorted(plan.levels)],
-        "seed": plan.seed,
+        "levels": levels,
+        "temperature": TEMPERATURE,
+        "items": [item_json(one) for one in items],
+    }
+    config = {
+        **asdict(plan),
+        "concurrency": levels,
+        "levels": [LEVEL_NAMES[level] for level in levels],
         "temperature": TEMPERATURE,
         "max_tokens": {item.id: item.max_tokens for item in items},
-        "timeout_s": plan.timeout_s,
         "sandbox": sandbox.name,
         "first_line": "a tag of each conversation and of each side task, so that no prompt is cached from another one",
     }
-
-
-def _fingerprint(plan: MixedPlan, items: Sequence[Item], endpoint: Endpoint, host: HostFacts) -> str:
-    """Equal for repeats: the seed, the address and the number of repeats may differ."""
-    asked: Mapping[str, Any] = {
-        "form": plan.form,
-        "levels": sorted(plan.levels),
-        "temperature": TEMPERATURE,
-        "items": [item_json(item) for item in items],
-    }
-    return fingerprint_of(["mixed", asked], endpoint, host)
+    return Identity("mixed", fingerprint_of(["mixed", asked], endpoint, host), config)

@@ -3,7 +3,8 @@
     warm up -> for each level upward: blocks of base and load in turns -> judge -> claim -> further only while it holds
 
 Levels are a fixed sequence: one that does not hold ends the walk, so that what is claimed stays true 19 times in 20
-however many levels were asked for.
+however many levels were asked for. A round has every item once in each arm. Arms are interleaved in blocks, so that
+what the machine does meanwhile befalls both, and which of them goes first changes from block to block.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
@@ -25,41 +27,122 @@ from skep.bench.session import OnProgress, RunSession
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
-from skep.quality.judging import AnsweredItem
+from skep.quality.banks import Bank
+from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.records import LevelQuality, QualitySummary
-from skep.quality.trial_figures import CUT_SHORT, PAIRED_WITH, POWER, WHOLE_BLOCK, discordance_of, quality_summary
-from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
-from skep.quality.trial_plan import (
+from skep.quality.trial_figures import (
+    AGAIN,
     BASE,
+    CUT_SHORT,
     LOAD,
-    MOST_DELTA,
-    CacheBypass,
-    ItemPass,
-    Passes,
-    TrialPlan,
-    blocks_of,
-    order_of,
+    PAIRED_WITH,
+    POWER,
+    WHOLE_BLOCK,
+    discordance_of,
+    needed_items,
+    quality_summary,
 )
+from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
 from skep.quality.words import points
-from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, delta_shown, items_needed
+from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, delta_shown
 from skep.store.database import Store
 from skep.store.records import LevelFact, Request
 from skep.store.verdicts import Verdict
 from skep.units import format_seconds
 from skep.workload.items import Item, item_json
 
+BLOCK = 64  # items, at least
+BLOCK_PER_AGENT = 8  # a block begins and ends with fewer than C in flight: that must be a small part of it
+LEAST_DELTA, MOST_DELTA = 0.1, 50.0  # points
 
-class Questions(Protocol):
-    """A bank: its name and what it asks."""
+LLAMA = frozenset({"embedded", "xllamacpp", "llamacpp", "llama.cpp", "llama-server"})
+VLLM = frozenset({"vllm"})
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """`delta` is a share: 0.03 are three points. C=1 is the base of every level, whether it is named or not."""
+
+    concurrency: tuple[int, ...] = (1, 4, 8)
+    delta: float = 0.03
+    repeats: int = 1  # of every item in every arm
+    temperature: float = 0.0
+    timeout_s: float = 900.0
+    seed: int = 0
+    budget_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            shown, hint = ",".join(map(str, self.concurrency)), "write it as --concurrency 1,4,8"
+            raise UserError(f"concurrency `{shown}` has no level to hold against C=1", hint=hint)
 
     @property
-    def name(self) -> str: ...
-    @property
-    def items(self) -> Sequence[Item]: ...
+    def levels(self) -> tuple[int, ...]:
+        """Walked upward."""
+        return tuple(sorted({level for level in self.concurrency if level > 1}))
 
 
-class ItemJudge(Protocol):
-    async def judge(self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = ...) -> list[Verdict]: ...
+@dataclass(frozen=True, slots=True)
+class ItemPass:
+    """All items once in one arm: rows are told apart by its level and repeat."""
+
+    level: int
+    repeat: int
+    arm: str
+
+
+class Passes:
+    """Numbers the passes of each level in the order they are begun."""
+
+    def __init__(self) -> None:
+        self._begun: Counter[int] = Counter()
+
+    def round(self, level: int, *, again: bool) -> dict[str, ItemPass]:
+        """`again`: with C=1 twice, which shows what changes by itself."""
+        found: dict[str, ItemPass] = {}
+        for arm, width in ((BASE, 1), *([(AGAIN, 1)] if again else []), (LOAD, level)):
+            found[arm] = ItemPass(width, self._begun[width], arm)
+            self._begun[width] += 1
+        return found
+
+
+def blocks_of(count: int, level: int) -> list[tuple[int, int]]:
+    """From and to, of `count` items: none smaller than a block unless there is but one."""
+    size = max(BLOCK, BLOCK_PER_AGENT * level)
+    number = max(1, count // size)
+    return [(place * size, (place + 1) * size if place + 1 < number else count) for place in range(number)]
+
+
+def order_of(arms: Mapping[str, ItemPass], seed: int, level: int, round_: int, block: int) -> list[ItemPass]:
+    """One way in this block, the other way in the next; a coin of the seed says which begins."""
+    first = Random(f"{seed}/{level}").randrange(2)
+    forth = [arms[arm] for arm in (BASE, LOAD, AGAIN) if arm in arms]
+    return forth if (first + round_ + block) % 2 == 0 else forth[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBypass:
+    """What keeps an engine from answering out of its prompt cache, which would flatter the second arm.
+
+    llama.cpp takes `cache_prompt`: false, and gives other greedy answers with a cache than without; vLLM takes a
+    `cache_salt`, here one of its own for each request. Of other engines the cached share is reported.
+    """
+
+    llama: bool = False
+    vllm: bool = False
+    salt: str = field(default="", repr=False)
+
+    @classmethod
+    def for_engine(cls, told: Mapping[str, Any], salt: str) -> CacheBypass:
+        """By what an endpoint told of itself: "vllm 0.19.1", or several where a gateway stands before them."""
+        names = {name.strip().partition(" ")[0].lower() for name in str(told.get("engine", "")).split(",")}
+        return cls(bool(names & LLAMA) or "build" in told, bool(names & VLLM), salt)
+
+    def fields(self, one: ItemPass, index: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"cache_prompt": False} if self.llama else {}
+        if self.vllm:
+            found["cache_salt"] = f"{self.salt}-{one.level}-{one.repeat}-{index}"
+        return found
 
 
 WARM_UP_WIDTH = 16  # requests at once, at most
@@ -68,11 +151,11 @@ OnLevel = Callable[[QualitySummary], None]
 
 async def run_trial(
     plan: TrialPlan,
-    bank: Questions,
+    bank: Bank,
     endpoint: Endpoint,
     store: Store,
     host: HostFacts,
-    judge: ItemJudge,
+    judge: Judge,
     on_progress: OnProgress = lambda _: None,
     *,
     on_level: OnLevel = lambda _: None,
@@ -89,13 +172,12 @@ async def run_trial(
     Random(f"{plan.seed}/items").shuffle(items)
     async with Recording(store, endpoint, host, _identity(plan, bank, items, endpoint, host)) as recording:
         store.append_items(recording.run_id, items)
-        shown = (on_progress, on_level)
-        trial = _QualityTrial(plan, bank.name, items, endpoint, recording, store, judge, shown, meter)
+        trial = _QualityTrial(plan, bank.name, items, endpoint, recording, store, judge, on_progress, on_level, meter)
         await trial.run()
     return trial.summary()
 
 
-def _identity(plan: TrialPlan, bank: Questions, items: Sequence[Item], endpoint: Endpoint, host: HostFacts) -> Identity:
+def _identity(plan: TrialPlan, bank: Bank, items: Sequence[Item], endpoint: Endpoint, host: HostFacts) -> Identity:
     """The fingerprint is equal for repeats: the seed of the order and the endpoint's address may differ."""
     digest = hashlib.sha256(json.dumps(sorted(json.dumps(item_json(item)) for item in items)).encode()).hexdigest()
     config: dict[str, Any] = {**asdict(plan), "bank": bank.name, "items": len(items), "items_digest": digest[:16]}
@@ -104,38 +186,26 @@ def _identity(plan: TrialPlan, bank: Questions, items: Sequence[Item], endpoint:
     return Identity("quality", fingerprint_of([same], endpoint, host), config)
 
 
+@dataclass(eq=False)
 class _QualityTrial:
-    def __init__(
-        self,
-        plan: TrialPlan,
-        bank: str,
-        items: Sequence[Item],
-        endpoint: Endpoint,
-        recording: Recording,
-        store: Store,
-        judge: ItemJudge,
-        shown: tuple[OnProgress, OnLevel],
-        meter: EnergyMeter | None,
-    ) -> None:
-        self._plan = plan
-        self._bank = bank
-        self._items = items
-        self._endpoint = endpoint
-        self._recording = recording
-        self._store = store
-        self._judge = judge
-        on_progress, self._on_level = shown
+    _plan: TrialPlan
+    _bank: str
+    _items: Sequence[Item]
+    _endpoint: Endpoint
+    _recording: Recording
+    _store: Store
+    _judge: Judge
+    _on_progress: OnProgress
+    _on_level: OnLevel
+    _meter: EnergyMeter | None
+
+    def __post_init__(self) -> None:
+        how: dict[str, Any] = {"timeout_s": self._plan.timeout_s, "widest": max(self._plan.levels)}
         self._session = RunSession(
-            endpoint,
-            recording,
-            on_progress,
-            timeout_s=plan.timeout_s,
-            widest=max(plan.levels),
-            meter=meter,
-            more=self._outlook,
+            self._endpoint, self._recording, self._on_progress, meter=self._meter, more=self._outlook, **how
         )
         self._passes = Passes()
-        self._cold = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8))
+        self._cold = CacheBypass.for_engine(self._endpoint.engine, secrets.token_hex(8))
         self._verdicts: list[Verdict] = []
         self._began = time.monotonic()
         self._block_began = 0.0  # the one under way
@@ -155,18 +225,10 @@ class _QualityTrial:
                     return
 
     def summary(self) -> QualitySummary:
-        recording = self._recording
-        return quality_summary(
-            recording.run_id,
-            recording.rows,
-            self._verdicts,
-            recording.facts,
-            self._items,
-            bank=self._bank,
-            delta=self._plan.delta,
-            levels=self._plan.levels,
-            simulated=recording.simulated,
-        )
+        told, plan = self._recording, self._plan
+        asked: dict[str, Any] = {"bank": self._bank, "delta": plan.delta, "levels": plan.levels}
+        rows = (told.run_id, told.rows, self._verdicts, told.facts, self._items)
+        return quality_summary(*rows, **asked, simulated=told.simulated)
 
     async def _walk(self, level: int) -> bool:
         """All rounds of a level. False: the budget ended it after a block."""
@@ -210,13 +272,11 @@ class _QualityTrial:
         """Nothing is answered at C=1. If that began under load, this is the news."""
         url, hint = self._endpoint.url, "there is nothing to hold a level against; look at the server's log"
         level, failed, asked = self._last_load
+        what = f"{url} answers nothing at C=1, one request after the other"
         if failed:
-            return EndpointError(
-                f"{url} stopped answering at C={level}: {failed} of {asked} requests failed there, and then all at "
-                f"C=1: {row.error}",
-                hint=hint,
-            )
-        return EndpointError(f"{url} answers nothing at C=1, one request after the other: {row.error}", hint=hint)
+            there = f"{failed} of {asked} requests failed there"
+            what = f"{url} stopped answering at C={level}: {there}, and then all at C=1"
+        return EndpointError(f"{what}: {row.error}", hint=hint)
 
     def _task(self, one: ItemPass, index: int) -> BenchTask:
         item = self._items[index]
@@ -276,18 +336,13 @@ def signed(share: float) -> str:
 
 
 def outlook(
-    items: int,
-    delta: float,
-    repeats: int,
-    *,
-    seen: LevelQuality | None = None,
-    available: int | None = None,
+    items: int, delta: float, repeats: int, *, seen: LevelQuality | None = None, available: int | None = None
 ) -> list[str]:
     """Return what so many items can show. `seen`: a level whose changed verdicts take the place of the assumed share;
     `available`: how many the bank has.
     """
     share = ASSUMED_DISCORDANCE if seen is None else discordance_of(seen.difference)
-    needed = _needed(delta, share, repeats)
+    needed = needed_items(delta, share, repeats)
     best = delta_shown(items, discordance=share, repeats=repeats, power=POWER)
     source = "assumed until the first level was measured"
     if seen is not None:
@@ -306,10 +361,10 @@ def outlook(
 
 def _remedy(items: int, delta: float, share: float, available: int | None) -> str:
     ways = []
-    needed = _needed(delta, share, 1)
+    needed = needed_items(delta, share, 1)
     if available is None or needed <= available:
         ways.append(f"--items {needed}")
-    times = next((n for n in range(2, MOST_REPEATS + 1) if _needed(delta, share, n) <= items), None)
+    times = next((n for n in range(2, MOST_REPEATS + 1) if needed_items(delta, share, n) <= items), None)
     if times is not None:
         ways.append(f"--repeats {times}")
     largest = int(100 * delta_shown(items, discordance=share, power=POWER)) + 1
@@ -318,10 +373,6 @@ def _remedy(items: int, delta: float, share: float, available: int | None) -> st
     if available is not None and needed > available:
         ways.append("a larger bank (--bank drills has no end)")
     return ", or ".join(ways)
-
-
-def _needed(delta: float, share: float, repeats: int) -> int:
-    return items_needed(delta, discordance=share, repeats=repeats, power=POWER)
 
 
 def noise_words(summary: QualitySummary) -> str | None:

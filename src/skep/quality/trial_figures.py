@@ -6,15 +6,14 @@ Items are in an order of chance, so whole blocks are a fair sample of them, howe
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from skep.bench.metrics import cached_share, ttft_values
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
-from skep.quality.trial_plan import AGAIN, BASE
 from skep.stats.noninferiority import (
     ASSUMED_DISCORDANCE,
     Claim,
@@ -30,6 +29,7 @@ from skep.workload.items import Item
 
 POWER = 0.95  # of a number of items that is called enough: 19 of 20 trials show what holds
 UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
+BASE, AGAIN, LOAD = "base", "again", "load"
 PAIRED_WITH, WHOLE_BLOCK, CUT_SHORT = "paired_with", "whole_block", "cut_short"
 Key = tuple[int, int]  # level and repeat: a pass
 Block = tuple[int, int]  # from one index to before another
@@ -51,7 +51,8 @@ def quality_summary(
 ) -> QualitySummary:
     """`levels`: those that were asked for, so that the ones not walked can be named."""
     tables = Tables.of(rows, verdicts, facts, items)
-    walked = tuple(found for level in tables.levels() if (found := _level(tables, level, delta)) is not None)
+    measured = sorted({level for level, _ in tables.partners if level > 1})
+    walked = tuple(found for level in measured if (found := _level(tables, level, delta)) is not None)
     held = [found.concurrency for found in walked if found.claim is Claim.HOLDS]
     noise = tables.noise()
     return QualitySummary(
@@ -78,62 +79,45 @@ def summary_of_run(
     items: Sequence[Item],
 ) -> QualitySummary:
     """Sum up a stored run, however it ended."""
-    config: Mapping[str, Any] = run.config
+    asked: dict[str, Any] = {
+        "bank": str(run.config.get("bank", "")),
+        "delta": float(run.config.get("delta", 0.03)),
+        "levels": tuple(run.config.get("concurrency", ())),
+    }
     why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
-    return quality_summary(
-        run.id,
-        rows,
-        verdicts,
-        facts,
-        items,
-        bank=str(config.get("bank", "")),
-        delta=float(config.get("delta", 0.03)),
-        levels=tuple(config.get("concurrency", ())),
-        simulated=run.simulated,
-        incomplete=why,
-    )
+    return quality_summary(run.id, rows, verdicts, facts, items, **asked, simulated=run.simulated, incomplete=why)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tables:
     """A run's rows by pass and index."""
 
-    rows: Mapping[Key, Mapping[int, Request]]
-    verdicts: Mapping[Key, Mapping[int, Verdict]]
-    partners: Mapping[Key, Key]
-    blocks: Mapping[Key, Sequence[Block]]
+    rows: dict[Key, dict[int, Request]]
+    verdicts: dict[Key, dict[int, Verdict]]
+    partners: dict[Key, Key]
+    blocks: dict[Key, list[Block]]
     items: int
-    cut_short: str
+    cut_short: str = ""
 
     @classmethod
     def of(
-        cls,
-        rows: Iterable[Request],
-        verdicts: Iterable[Verdict],
-        facts: Iterable[LevelFact],
-        items: Sequence[Item],
+        cls, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact], items: Sequence[Item]
     ) -> Tables:
-        by_pass: dict[Key, dict[int, Request]] = {}
+        made = cls(defaultdict(dict), defaultdict(dict), {}, defaultdict(list), len(items))
         for row in rows:
             if row.level:
-                by_pass.setdefault((row.level, row.repeat), {})[row.index] = row
-        judged: dict[Key, dict[int, Verdict]] = {}
+                made.rows[row.level, row.repeat][row.index] = row
         for verdict in verdicts:
-            judged.setdefault((verdict.level, verdict.repeat), {})[verdict.index] = verdict
-        partners: dict[Key, Key] = {}
-        blocks: dict[Key, list[Block]] = {}
-        cut_short = ""
-        for fact in facts:
-            if fact.name == PAIRED_WITH:
-                partners[fact.level, fact.repeat] = (fact.fact["level"], fact.fact["repeat"])
-            elif fact.name == WHOLE_BLOCK:
-                blocks.setdefault((fact.level, fact.repeat), []).append((fact.fact["begin"], fact.fact["end"]))
-            elif fact.name == CUT_SHORT:
-                cut_short = str(fact.fact["why"])
-        return cls(by_pass, judged, partners, blocks, len(items), cut_short)
-
-    def levels(self) -> list[int]:
-        return sorted({level for level, _ in self.partners if level > 1})
+            made.verdicts[verdict.level, verdict.repeat][verdict.index] = verdict
+        for one in facts:
+            key, fact = (one.level, one.repeat), one.fact
+            if one.name == PAIRED_WITH:
+                made.partners[key] = (fact["level"], fact["repeat"])
+            elif one.name == WHOLE_BLOCK:
+                made.blocks[key].append((fact["begin"], fact["end"]))
+            elif one.name == CUT_SHORT:
+                made.cut_short = str(fact["why"])
+        return made
 
     def pairings(self, level: int) -> list[Pairing]:
         """Those that are whole; else what there is of the first, so that every item counts as often as the others."""
@@ -180,11 +164,11 @@ def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
     difference = _difference(tables, pairings)
     if difference is None:
         return None
-    claim = claim_of(difference, delta)
+    claim, needed = claim_of(difference, delta), None
     if claim is Claim.HOLDS and difference.base_rate <= delta:
         claim = Claim.UNSHOWN  # so little could not be lost: that it was not says nothing
-    seen = difference.base_rate > delta  # else more items would not help
-    needed = needed_by(difference, delta, len(pairings)) if claim is Claim.UNSHOWN and seen else None
+    if claim is Claim.UNSHOWN and difference.base_rate > delta:  # else more items would not help
+        needed = needed_items(delta, discordance_of(difference), len(pairings))
     return LevelQuality(
         concurrency=level,
         difference=difference,
@@ -196,9 +180,9 @@ def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
     )
 
 
-def needed_by(difference: PairedDifference, delta: float, repeats: int) -> int:
-    """Return how many items would be needed, by the share of pairs that differed here."""
-    return items_needed(delta, discordance=discordance_of(difference), repeats=max(1, repeats), power=POWER)
+def needed_items(delta: float, share: float, repeats: int) -> int:
+    """Return how many items would be needed if that share of pairs differs."""
+    return items_needed(delta, discordance=share, repeats=repeats, power=POWER)
 
 
 def discordance_of(found: PairedDifference) -> float:
@@ -258,17 +242,12 @@ def _arm(tables: Tables, level: int, parts: Sequence[tuple[Key, Sequence[int]]])
 def _by_family(tables: Tables, items: Sequence[Item]) -> tuple[tuple[str, int, float], ...]:
     """Return (family, items, pass rate at C=1) for each family."""
     families = {item.id: item.family for item in items if item.family}
-    asked: dict[str, set[str]] = {}
-    counts: Counter[str] = Counter()
-    passed: Counter[str] = Counter()
-    for key in tables.verdicts:
-        if key[0] != 1 or tables.arm(key) not in (BASE, AGAIN):
-            continue
-        for index in tables.shared(key):
-            verdict = tables.verdicts[key][index]
-            family = families.get(verdict.item)
-            if family is not None:
-                asked.setdefault(family, set()).add(verdict.item)
-                counts[family] += 1
-                passed[family] += verdict.passed
-    return tuple((family, len(asked[family]), passed[family] / counts[family]) for family in sorted(asked))
+    found: dict[str, list[Verdict]] = {}
+    for key in [key for key in tables.verdicts if key[0] == 1 and tables.arm(key) in (BASE, AGAIN)]:
+        for verdict in (tables.verdicts[key][index] for index in tables.shared(key)):
+            if verdict.item in families:
+                found.setdefault(families[verdict.item], []).append(verdict)
+    return tuple(
+        (family, len({one.item for one in own}), sum(one.passed for one in own) / len(own))
+        for family, own in sorted(found.items())
+    )

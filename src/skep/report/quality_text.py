@@ -13,8 +13,8 @@ from skep.paths import user_paths
 from skep.quality.banks import Bank
 from skep.quality.mixed_run import MixedPlan
 from skep.quality.records import MixedSummary, QualitySummary
-from skep.quality.trial import noise_words, outlook, remarks
-from skep.quality.trial_plan import AGAIN, BASE, LOAD, TrialPlan
+from skep.quality.trial import TrialPlan, noise_words, outlook, remarks
+from skep.quality.trial_figures import AGAIN, BASE, LOAD
 from skep.quality.words import claim_words, conclusion
 from skep.report.liveview import progress_bar
 from skep.report.quality import print_quality_tables

@@ -25,18 +25,15 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
-from skep.swarm.attempt import ChatWorker, TaskWorker, WorkerFactory
-from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.checking.schemas import check_schema, one_line
-from skep.swarm.client import SwarmClient, key_here, url_here
+from skep.swarm.client import key_here, url_here
 from skep.swarm.journal import create_run
 from skep.swarm.progress import SwarmProgress
 from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, given_fields
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import Account, account_of
-from skep.swarm.task_file import FIELDS, TaskDefaults, tasks_of
-from skep.swarm.templates import Template, parse_template
+from skep.swarm.task_file import FIELDS, TaskDefaults, Template, parse_template, tasks_of
 
 Messages = Sequence[Mapping[str, Any]]
 Made = str | Messages | Mapping[str, Any] | Task
@@ -55,7 +52,13 @@ class AnswerForm:
         if isinstance(schema, Mapping):
             self.schema = dict(schema)
         else:
-            self._adapter, self.schema = _adapted(schema)
+            try:
+                self._adapter = TypeAdapter(schema)
+                self.schema = self._adapter.json_schema()
+            except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
+                hint = "give a pydantic model, a dataclass, a TypedDict, or a JSON schema as a dict"
+                name = getattr(schema, "__name__", str(schema))
+                raise UserError(f"`{name}` is no form of JSON: {one_line(str(error), 160)}", hint=hint) from None
         check_schema(self.schema)
 
     @property
@@ -75,7 +78,8 @@ class AnswerForm:
             self._adapter.validate_json(json.dumps(value))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            return one_line(f"{_place(first['loc'])}: {first['msg']}")
+            place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+            return one_line(f"${place}: {first['msg']}")
         return None
 
 
@@ -98,16 +102,14 @@ async def make_tasks(
     made = [await _made(maker, item) for item in items]
     told: TaskDefaults = {**defaults, "schema": schema}
     tasks = tasks_of([_document(one, number) for number, one in enumerate(made, 1)], **told)
-    return [
-        replace(task, stage=one.stage) if isinstance(one, Task) else task for task, one in zip(tasks, made, strict=True)
-    ]
+    stages = [one.stage if isinstance(one, Task) else 0 for one in made]
+    return [replace(task, stage=stage) for task, stage in zip(tasks, stages, strict=True)]
 
 
 async def _made(prompt: Prompt | Template, item: Any) -> Made:
     if isinstance(prompt, Template):
         values = _values(item)
-        missing = prompt.missing(values)
-        if missing is not None:
+        if (missing := prompt.missing(values)) is not None:
             raise UserError(missing)
         return prompt.fill(values)
     assert callable(prompt)
@@ -136,20 +138,6 @@ def _values(item: Any) -> Mapping[str, Any]:
         item = asdict(item)
     fields = {str(name): value for name, value in item.items()} if isinstance(item, Mapping) else {}
     return {"": item, "item": item, **fields}
-
-
-def _adapted(schema: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(schema)
-        return adapter, adapter.json_schema()
-    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
-        hint = "give a pydantic model, a dataclass, a TypedDict, or a JSON schema as a dict"
-        name = getattr(schema, "__name__", str(schema))
-        raise UserError(f"`{name}` is no form of JSON: {one_line(str(error), 160)}", hint=hint) from None
-
-
-def _place(path: tuple[int | str, ...]) -> str:
-    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
 T = TypeVar("T")
@@ -219,12 +207,10 @@ class Run(Generic[T]):
 
 async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options) -> Run[Any] | None:
     """None: there are no items. What ends it early says how to go on, if there is something to go on with."""
-    form = AnswerForm(schema)
-    order = _order(options)
-    defaults: TaskDefaults = {"system": options.get("system"), "temperature": options.get("temperature")}
-    given = await listed(items)
-    if not given:
+    form, order = AnswerForm(schema), _order(options)
+    if not (given := await listed(items)):
         return None
+    defaults: TaskDefaults = {"system": options.get("system"), "temperature": options.get("temperature")}
     tasks = await make_tasks(prompt, given, form.schema, defaults)
     with _places(options.get("journal"), options.get("resume")) as paths:
         run_id, url, after_cancel = _begun(paths, tasks, order, options)
@@ -236,14 +222,21 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
                 model=options.get("model"),
                 after_cancel=after_cancel,
                 key=options.get("key") or key_here(url, os.environ),
-                work=_work(form),
+                # a type may demand more than a schema can say: an answer counts when the type takes it
+                demand=form.fault if form.is_type else None,
                 watch=options.get("watch", lambda _: None),
             )
         except BaseException as error:
             if options.get("journal") is not False:
                 error.add_note(f'what is done is kept: resume="{run_id}" goes on with it')
             raise
-        return _told(paths, run_id, state, given, tasks, form)
+        with open_store(paths.store, read_only=True) as store:
+            swarm = SwarmStore(store)
+            found = {result.task: result for result in swarm.results(run_id)}
+            account = account_of(swarm, swarm.run(run_id), now=time.time())
+    results = [found.get(task.id) for task in tasks]
+    values = [_value(*one, form) for one in zip(given, tasks, results, strict=True)]
+    return Run(run_id, state, values, results, account)
 
 
 def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options: Options) -> tuple[str, str, int]:
@@ -262,18 +255,6 @@ def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options:
         return run.id, options.get("url") or run.url, swarm.newest_cancel(run.id)
 
 
-def _told(
-    paths: Paths, run_id: str, state: SwarmRunState, items: Sequence[Any], tasks: Sequence[Task], form: AnswerForm
-) -> Run[Any]:
-    with open_store(paths.store, read_only=True) as store:
-        swarm = SwarmStore(store)
-        found = {result.task: result for result in swarm.results(run_id)}
-        account = account_of(swarm, swarm.run(run_id), now=time.time())
-    results = [found.get(task.id) for task in tasks]
-    values = [_value(*one, form) for one in zip(items, tasks, results, strict=True)]
-    return Run(run_id, state, values, results, account)
-
-
 def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -> Any:
     if result is None:
         return Failure(task.id, item, "unfinished", "the run was stopped before it was done", 0)
@@ -289,28 +270,14 @@ def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -
 
 
 def _order(options: Options) -> SwarmRunOptions:
-    for name in ("agents", "tries"):
-        value = options.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise UserError(f"`{name}` must be a whole number from 1 on, not {value!r}")
-    for name in ("timeout_s", "deadline_s"):
-        value = options.get(name)
-        if value is not None and (not isinstance(value, int | float) or not value > 0):
-            raise UserError(f"`{name}` must be a number of seconds above 0, not {value!r}")
     names = ("agents", "tries", "timeout_s", "deadline_s", "max_tokens", "priority")
-    return SwarmRunOptions(**{name: options[name] for name in names if options.get(name) is not None})  # type: ignore[literal-required]
-
-
-def _work(form: AnswerForm) -> WorkerFactory:
-    """A type may demand more than a schema can say: an answer counts when the type takes it."""
-    if not form.is_type:
-        return ChatWorker
-
-    def make(line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> TaskWorker:
-        checking.require(form.fault)
-        return ChatWorker(line, checking, order)
-
-    return make
+    told: dict[str, Any] = {name: value for name, value in options.items() if name in names and value is not None}
+    for name, value in told.items():
+        if name in ("agents", "tries") and (type(value) is not int or value < 1):
+            raise UserError(f"`{name}` must be a whole number from 1 on, not {value!r}")
+        if name.endswith("_s") and (not isinstance(value, int | float) or not value > 0):
+            raise UserError(f"`{name}` must be a number of seconds above 0, not {value!r}")
+    return SwarmRunOptions(**told)
 
 
 @contextmanager
@@ -322,14 +289,14 @@ def _places(journal: str | os.PathLike[str] | Literal[False] | None, resume: str
     elif journal is False:
         if resume is not None:
             raise UserError("there is nothing to resume without a journal")
-        with tempfile.TemporaryDirectory(prefix="skep-swarm-") as folder:
-            yield replace(paths, data=Path(folder), state=Path(folder))
+        with tempfile.TemporaryDirectory(prefix="skep-swarm-") as made:
+            yield replace(paths, data=Path(made), state=Path(made))
     else:
-        folder_of_its_own = Path(journal).absolute()
-        if folder_of_its_own.exists() and not folder_of_its_own.is_dir():
+        folder = Path(journal).absolute()
+        if folder.exists() and not folder.is_dir():
             raise UserError(f"`{journal}` is a file; a journal is a folder")
-        folder_of_its_own.mkdir(parents=True, exist_ok=True)
-        yield replace(paths, data=folder_of_its_own, state=folder_of_its_own)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield replace(paths, data=folder, state=folder)
 
 
 __all__ = ["Failure", "Options", "Run", "SwarmError", "map", "map_sync", "run", "run_sync"]
@@ -423,12 +390,7 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
 
 def _in_plain_code(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Return the same for plain code, and for a notebook, where a loop runs already. Ctrl-C keeps what is done."""
-
-    @wraps(work)
-    def run(*args: P.args, **options: P.kwargs) -> T:
-        return _finished(work(*args, **options))
-
-    return run
+    return wraps(work)(lambda *args, **options: _finished(work(*args, **options)))
 
 
 map_sync = _in_plain_code(map)

@@ -1,11 +1,12 @@
-"""Requests to one endpoint, streamed, with what was heard of each so far. Knows nothing of retries and checks."""
+"""Requests to one endpoint, streamed, with what was heard of each so far; and one attempt at one task made of them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
@@ -14,12 +15,15 @@ from skep.errors import SkepError
 from skep.paths import DEFAULT_PORT, Paths, user_paths
 from skep.store.rows import storable
 from skep.supervisor.control import ask, local_key, socket_of
-from skep.swarm.records import AnswerFigures
+from skep.swarm.checking.answers import AnswerChecker
+from skep.swarm.records import AnswerFigures, SwarmRunOptions, Task
 from skep.wire.client import Pool
 from skep.wire.fetch import LARGEST_ANSWER_BYTES
 from skep.wire.heads import ResponseHead, parse_url
 from skep.wire.openai import CHAT, OpenAIClient, StreamReader
 
+REJECTED = "rejected"
+_NOT_TAKEN = (400, 404, 415, 422, 500, 501)  # what servers say to a `response_format` they do not know
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
 
 
@@ -145,18 +149,96 @@ class CountingReader(StreamReader):
     def _has_room(self, size: int, at: float) -> bool:
         """Return whether it may go on. An answer that never ends is given up, and nothing of it is kept."""
         self._received_bytes += size
-        is_too_long = self._received_bytes > LARGEST_ANSWER_BYTES
-        if is_too_long:
-            for kept in (self.text, self.reasoning, self._times, self._reads):
-                kept.clear()
-            self.give_up("too_long", f"the answer has more than {LARGEST_ANSWER_BYTES:,} bytes", at)
-        return not is_too_long
+        if self._received_bytes <= LARGEST_ANSWER_BYTES:
+            return True
+        for kept in (self.text, self.reasoning, self._times, self._reads):
+            kept.clear()
+        self.give_up("too_long", f"the answer has more than {LARGEST_ANSWER_BYTES:,} bytes", at)
+        return False
 
     def _count(self, data: bytes) -> None:
         events = data.count(self._mark)
         self.heard += events
         if not self.done.done():
             self._owner.took(self._whose, events)
+
+
+class ChatWorker:
+    """One streamed request an attempt.
+
+    After a rejected answer, the next attempt is given that answer and what was wrong with it. The second attempt at a
+    task goes to another replica if there is one: it names a session of its own.
+    """
+
+    def __init__(self, line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> None:
+        self._line = line
+        self._checking = checking
+        self._order = order
+        self._rejected: dict[str, str] = {}  # by task
+        self._takes_formats: bool | None = None  # None: nobody knows yet
+        self._forms_not_taken: set[str] = set()  # schemas that this engine cannot hold an answer to
+
+    async def attempt(self, task: Task, number: int, complaint: str | None) -> AttemptResult:
+        reply = await self._ask(task, number, complaint)
+        if reply.error_kind is not None:
+            return reply
+        said = reply.answer or ""
+        checked = await self._checking.check(task, said)
+        if checked.ok:
+            self._rejected.pop(task.id, None)
+            return replace(reply, answer=checked.text, value=checked.value)
+        self._rejected[task.id] = said
+        why = checked.complaint or "the answer does not count"
+        return replace(reply, answer=said, error_kind=REJECTED, error=why)
+
+    async def _ask(self, task: Task, number: int, complaint: str | None) -> AttemptResult:
+        messages = [dict(one) for one in task.messages]
+        if task.schema is not None:  # engines that hold an answer to a schema do not tell the model of it
+            form_told = json.dumps(task.schema, ensure_ascii=False)
+            _append(messages, f"Answer with JSON alone, of the form of this JSON schema: {form_told}")
+        if complaint is not None:
+            said = self._rejected.get(task.id)
+            messages += [{"role": "assistant", "content": said}] if said else []
+            text = f"That answer was not accepted: {complaint}. Answer again, with nothing but the corrected answer."
+            messages.append({"role": "user", "content": text})
+        # What the task says goes before what the run says.
+        most = task.max_tokens if task.max_tokens is not None else self._order.max_tokens
+        told = {"max_tokens": None if "max_completion_tokens" in task.extra else most, "temperature": task.temperature}
+        fields = {**{name: value for name, value in told.items() if value is not None}, **task.extra}
+        form = None if task.schema is None else json.dumps(task.schema)
+        if form is None or "response_format" in fields or self._takes_formats is False or form in self._forms_not_taken:
+            return await self._send(task, number, messages, fields)
+        held = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(task.schema or {})}}
+        reply = await self._send(task, number, messages, {**fields, "response_format": held})
+        if reply.error_kind is None:
+            self._takes_formats = True
+        elif reply.status in _NOT_TAKEN:
+            plain = await self._send(task, number, messages, fields)
+            if plain.error_kind is None:
+                self._forms_not_taken.add(form)
+                self._takes_formats = self._takes_formats or False
+                return plain
+        return reply
+
+    async def _send(
+        self, task: Task, number: int, messages: list[dict[str, Any]], fields: Mapping[str, Any]
+    ) -> AttemptResult:
+        return await self._line.ask(
+            messages,
+            attempt=(task.id, number),
+            fields=fields,
+            priority=task.priority or self._order.priority,
+            session=f"{task.id}/{number}" if number > 1 else None,
+        )
+
+
+def _append(messages: list[dict[str, Any]], text: str) -> None:
+    """To the last message, where it is a person's and plain text; else as one of its own."""
+    last = messages[-1] if messages else None
+    if last is not None and last.get("role") == "user" and isinstance(last.get("content"), str):
+        last["content"] = f"{last['content']}\n\n{text}"
+    else:
+        messages.append({"role": "user", "content": text})
 
 
 ANSWER_S = 2.0

@@ -30,14 +30,14 @@ class SwarmProgress:
     total: int
     done: int
     failed: int
-    in_flight: int
-    limit: int  # agents allowed at once now
     limit_why: str
     elapsed_s: float  # of this session
-    left_s: float | None
-    tok_s: float | None  # over the last seconds
     output_tokens: int  # of this session, answers under way included
     retried: int
+    in_flight: int = 0
+    limit: int = 0  # agents allowed at once now
+    left_s: float | None = None
+    tok_s: float | None = None  # over the last seconds
     lanes: tuple[Lane, ...] = ()
     down_s: float | None = None  # the endpoint has not answered for so long
     down_why: str | None = None
@@ -85,17 +85,7 @@ class ProgressTracker:
 
     def away(self, now: float, since: float, why: str) -> None:
         """Show that the endpoint has not answered for the first time yet."""
-        self._show(
-            now,
-            in_flight=0,
-            limit=0,
-            limit_why="waiting for the endpoint",
-            left_s=None,
-            tok_s=None,
-            output_tokens=self._tokens,
-            down_s=now - since,
-            down_why=why,
-        )
+        self._show(now, limit_why="waiting for the endpoint", down_s=now - since, down_why=why)
 
     def show(
         self,
@@ -122,25 +112,16 @@ class ProgressTracker:
             limit_why=concurrency.why,
             left_s=(now - self._began) * left / self._ended if self._ended else None,
             tok_s=self._rate(),
-            output_tokens=self._tokens + sum(heard.values()),
+            heard=sum(heard.values()),
             lanes=tuple(sorted(lanes, key=lambda lane: lane.agent)),
             down_s=None if outage.since is None else now - outage.since,
             down_why=outage.why if outage.is_away else None,
         )
 
-    def _show(self, now: float, **known: Any) -> None:
-        self._watch(
-            SwarmProgress(
-                run_id=self._run_id,
-                total=self._total,
-                done=self._done,
-                failed=self._failed,
-                elapsed_s=now - self._began,
-                retried=self._retried,
-                last=tuple(self._news),
-                **known,
-            )
-        )
+    def _show(self, now: float, *, heard: int = 0, **known: Any) -> None:
+        known |= {"total": self._total, "done": self._done, "failed": self._failed, "retried": self._retried}
+        known |= {"elapsed_s": now - self._began, "output_tokens": self._tokens + heard, "last": tuple(self._news)}
+        self._watch(SwarmProgress(run_id=self._run_id, **known))
 
     def _rate(self) -> float | None:
         if len(self._heard) < 2:
@@ -206,9 +187,8 @@ def progress_line(progress: SwarmProgress) -> str:
     ended = progress.done + progress.failed
     failed = f", {progress.failed} set aside" if progress.failed else ""
     speed = "" if progress.tok_s is None else f", {progress.tok_s:,.1f} tok/s"
-    eta = (
-        "" if progress.left_s is None or ended == progress.total else f", about {format_seconds(progress.left_s)} left"
-    )
+    left_s = None if ended == progress.total else progress.left_s
+    eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
     most = min(progress.limit, max(progress.in_flight, progress.total - ended))  # there are no more tasks than that
     agents = f"{progress.in_flight} of {most} agents at work"
     return f"{ended}/{progress.total} after {format_seconds(progress.elapsed_s)}{failed}, {agents}{speed}{eta}"

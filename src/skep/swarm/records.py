@@ -105,6 +105,14 @@ class Attempt(AnswerFigures):
     requests: int = 1  # several only in runs of earlier versions
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What an attempt left behind, written at once or not at all. `result`: where the task has come to its end."""
+
+    attempt: Attempt | None
+    result: TaskResult | None = None
+
+
 class SwarmRunState(StrEnum):
     RUNNING = "running"  # a living process works on it
     STOPPED = "stopped"  # unfinished, and nobody works on it: `skep swarm resume`

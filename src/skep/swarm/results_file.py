@@ -25,8 +25,8 @@ from typing import Any, Self, TypeVar
 
 from skep.errors import StoreError, UserError
 from skep.store.connection import is_about_a_row, is_busy
-from skep.swarm.records import Task, TaskEnding, TaskResult
-from skep.swarm.store import Recorded, SwarmStore
+from skep.swarm.records import Recorded, Task, TaskEnding, TaskResult
+from skep.swarm.store import SwarmStore
 
 
 def result_line(task: Task, result: TaskResult) -> str:

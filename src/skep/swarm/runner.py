@@ -19,14 +19,13 @@ from skep.files import hold_lock
 from skep.host.power import open_meter
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import open_store
-from skep.swarm.attempt import REJECTED, ChatWorker, TaskWorker, WorkerFactory
-from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.client import AttemptResult, SwarmClient
+from skep.swarm.checking.answers import AnswerChecker, Demand
+from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
-from skep.swarm.endpoint_health import FIRST_LOOK_S, GiveUp, ProbeEndpoint, next_pause_s
 from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import ProgressTracker, SwarmProgress
 from skep.swarm.records import (
+    Recorded,
     SwarmRun,
     SwarmRunOptions,
     SwarmRunState,
@@ -36,8 +35,18 @@ from skep.swarm.records import (
     run_options_from_json,
 )
 from skep.swarm.results_file import ResultsFile, ResultsWriter, check_place
-from skep.swarm.schedule import Action, Cancel, Pending, Record, Start, TaskSchedule
-from skep.swarm.store import Recorded, SessionOutcome, SwarmStore
+from skep.swarm.schedule import (
+    FIRST_LOOK_S,
+    Action,
+    Cancel,
+    GiveUp,
+    Pending,
+    ProbeEndpoint,
+    Start,
+    TaskSchedule,
+    next_pause_s,
+)
+from skep.swarm.store import SessionOutcome, SwarmStore
 from skep.wire.retry import ErrorKind, classify_error
 
 TICK_S = 0.1
@@ -63,7 +72,7 @@ class SwarmRunner:
     """Runs attempts as the schedule says. `run_tasks` may be called again when the schedule has more tasks."""
 
     line: SwarmClient
-    work: TaskWorker
+    work: ChatWorker
     schedule: TaskSchedule
     pace: ConcurrencyLimit
     writer: ResultsWriter
@@ -109,11 +118,9 @@ class SwarmRunner:
         due = self.schedule.wake_at
         pause = TICK_S if due is None else max(0.0, min(TICK_S, due - now))
         self._wake.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
         if self.writer.fault is not None:
             self._fault = self.writer.fault
             return
@@ -146,17 +153,9 @@ class SwarmRunner:
                 self._first.append(now - start.started)
         streaming = sum(1 for count in heard.values() if count)
         self.tally.heard(now, self.line.total)
-        self.pace.look(
-            ConcurrencySample(
-                now,
-                tokens=self.line.total,
-                in_flight=len(heard),
-                streaming=streaming,
-                waiting=self.schedule.waiting,
-                task_s=median(self._took) if self._took else None,
-                first_s=median(self._first) if self._first else None,
-            )
-        )
+        task_s, first_s = (median(times) if times else None for times in (self._took, self._first))
+        counts = (self.line.total, len(heard), streaming, self.schedule.waiting)
+        self.pace.look(ConcurrencySample(now, *counts, task_s, first_s))
         self._tell(now)
 
     def _tell(self, now: float) -> None:
@@ -186,7 +185,7 @@ class SwarmRunner:
                 task = self._attempts.pop(action.lease, None)
                 if task is not None:
                     task.cancel()
-            elif isinstance(action, Record):
+            elif isinstance(action, Recorded):
                 self._record(action)
             elif isinstance(action, ProbeEndpoint):
                 self._run_in_background(self._probe())
@@ -194,15 +193,16 @@ class SwarmRunner:
                 self._fault = _given_up(action)
                 self._wake.set()
 
-    def _record(self, record: Record) -> None:
-        attempt = record.attempt
+    def _record(self, record: Recorded) -> None:
+        attempt, result = record.attempt, record.result
+        assert attempt is not None
         self.line.forget(attempt.task, attempt.number)
         self._whole.discard((attempt.task, attempt.number))
         self._sent.discard((attempt.task, attempt.number))
-        self.writer.put(Recorded(attempt, record.result))
-        self.tally.ended(attempt, record.result)
-        if record.result is not None and record.result.ending is TaskEnding.FAILED:
-            self.tally.say(f"`{attempt.task}` is set aside: {record.result.error}")
+        self.writer.put(record)
+        self.tally.ended(attempt, result)
+        if result is not None and result.ending is TaskEnding.FAILED:
+            self.tally.say(f"`{attempt.task}` is set aside: {result.error}")
 
     async def _attempt(self, start: Start) -> None:
         began = time.monotonic()
@@ -279,9 +279,6 @@ def _given_up(action: GiveUp) -> EndpointError:
     return EndpointError(f"the endpoint was of no use for {action.after_s:.0f} s: {action.why}", hint=hint)
 
 
-__all__ = ["carry_out", "lock_path"]
-
-
 async def carry_out(
     paths: Paths,
     run_id: str,
@@ -292,7 +289,7 @@ async def carry_out(
     after_cancel: int | None = None,
     key: str | None = None,
     watch: Callable[[SwarmProgress], None] = lambda _: None,
-    work: WorkerFactory = ChatWorker,
+    demand: Demand | None = None,
     on_result: Callable[[TaskResult], None] = lambda _: None,
 ) -> SwarmRunState:
     """Until every task has its result. What has one already is not sent again.
@@ -302,6 +299,7 @@ async def carry_out(
     that has moved, for this session. `output`: a results file for this session, instead of the run's own.
     `after_cancel`: the run's newest cancel when this session was asked for; a later one is meant for this session, even
     one that came before it began. Without it: none, or, of a run that had sessions already, the newest until now.
+    `demand`: on every value, beyond its schema.
     """
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
@@ -311,7 +309,7 @@ async def carry_out(
         moved = replace(run, url=url or run.url, model=model or run.model)
         if after_cancel is None:
             after_cancel = swarm.newest_cancel(run_id) if run.sessions else 0
-        session = _Session(swarm, moved, output, after_cancel, key, watch, work, on_result)
+        session = _Session(swarm, moved, output, after_cancel, key, watch, demand, on_result)
         state = await session.carry_out()
         if state is SwarmRunState.DONE:
             with suppress(OSError):
@@ -329,7 +327,7 @@ class _Session:
     _after_cancel: int
     _key: str | None
     _watch: Callable[[SwarmProgress], None]
-    _work: WorkerFactory
+    _demand: Demand | None
     _on_result: Callable[[TaskResult], None]
 
     def __post_init__(self) -> None:
@@ -390,9 +388,8 @@ class _Session:
 
     def _record_done(self) -> None:
         """Record that the run is done: the process that wrote the last result was killed before it did."""
-        now, agents = time.time(), self._order.agents
-        simulated = bool(self._run.simulated)
-        number = self._swarm.open_session(self._run.id, at=now, agents=agents, endpoint={}, simulated=simulated)
+        simulated, agents = bool(self._run.simulated), self._order.agents
+        number = self._swarm.open_session(self._run.id, at=time.time(), agents=agents, endpoint={}, simulated=simulated)
         self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
 
     def _is_cancelled(self) -> bool:
@@ -456,37 +453,28 @@ class _Session:
         async with AsyncExitStack() as stack:
             line = SwarmClient(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
             stack.push_async_callback(line.close)
-            checking = await stack.enter_async_context(AnswerChecker())
+            checking = await stack.enter_async_context(AnswerChecker(self._demand))
             await checking.prepare(one.task for one in pending)
-            schedule = TaskSchedule(
-                pending,
-                session=number,
-                epoch=time.time() - time.monotonic(),
-                rng=random.Random(),
-                tries=order.tries,
-                deadline_s=order.deadline_s,
-                stragglers=order.stragglers,
-            )
+            how: dict[str, Any] = {"tries": order.tries, "deadline_s": order.deadline_s, "stragglers": order.stragglers}
+            epoch = time.time() - time.monotonic()
+            schedule = TaskSchedule(pending, session=number, epoch=epoch, rng=random.Random(), **how)
             writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output, self._on_result)
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
-            work = self._work(line, checking, order)
+            work = ChatWorker(line, checking, order)
             runner = SwarmRunner(line, work, schedule, pace, writer, self._tally, self._find, self._is_cancelled)
             with _energy_recorded(endpoint, writer):
-                await self._all_stages(runner, writer, checking)
+                while True:
+                    await runner.run_tasks()
+                    await writer.drain()
+                    following = await asyncio.to_thread(self._next_stage)
+                    if not following:
+                        break
+                    await checking.prepare(one.task for one in following)
+                    schedule.add(following)
             self._all_ended = True
             self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
             await writer.drain()
-
-    async def _all_stages(self, runner: SwarmRunner, writer: ResultsWriter, checking: AnswerChecker) -> None:
-        while True:
-            await runner.run_tasks()
-            await writer.drain()
-            following = await asyncio.to_thread(self._next_stage)
-            if not following:
-                return
-            await checking.prepare(one.task for one in following)
-            runner.schedule.add(following)
 
 
 @contextmanager

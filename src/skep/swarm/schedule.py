@@ -11,25 +11,134 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from heapq import heapify, heappop, heappush
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
-from skep.swarm.attempt import REJECTED, copied
-from skep.swarm.client import AttemptResult
-from skep.swarm.endpoint_health import GiveUp, Outage, ProbeEndpoint
-from skep.swarm.records import (
-    FREE_BREAKS,
-    Attempt,
-    AttemptOutcome,
-    Task,
-    TaskEnding,
-    TaskResult,
-    Why,
-)
+from skep.swarm.client import REJECTED, AttemptResult
+from skep.swarm.records import FREE_BREAKS, Attempt, AttemptOutcome, Recorded, Task, TaskEnding, TaskResult, Why
 from skep.wire.retry import ErrorKind, classify_error, wait_s
+
+FIRST_LOOK_S = 0.25
+USUAL_LOOK_S = 1.0
+LONGEST_LOOK_S = 5.0
+RESTARTING_S = 30.0  # an engine that is started again is mostly back by then
+DOUBT = 3  # mishaps in a row, after which no more are added to those under way
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEndpoint:
+    """Ask the endpoint whether it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """`after_s` None: at once, since waiting would not help."""
+
+    why: str
+    after_s: float | None
+
+
+def next_pause_s(pause_s: float, away_s: float) -> float:
+    """Between two looks."""
+    return min(2 * pause_s, USUAL_LOOK_S if away_s < RESTARTING_S else LONGEST_LOOK_S)
+
+
+class Outage:
+    """Whether the endpoint answers, when to probe it, and when to give up.
+
+    *Away*: nobody answers; nothing is sent, and one look at a time finds out when it is back. *Trouble*: it answers,
+    but with nothing of use (refusals, broken streams), since its last good answer. Either, for the whole deadline, ends
+    the session.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self.since: float | None = None  # away
+        self.why: str | None = None
+        self._trouble: float | None = None  # since
+        self._row = 0  # mishaps since the last good answer
+        self._looking = False
+        self._look_at: float | None = None
+        self._pause_s = FIRST_LOOK_S
+        self._refused_key = False
+
+    def __repr__(self) -> str:
+        return f"away: {self.why}" if self.is_away else f"{self._row} mishaps in a row" if self._row else "up"
+
+    @property
+    def is_away(self) -> bool:
+        return self.since is not None
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self._row >= DOUBT
+
+    @property
+    def wake_at(self) -> float | None:
+        return None if self._looking else self._look_at
+
+    def came(self, mishap: ErrorKind | None, error: str | None, now: float, *, answered: bool) -> None:
+        """What came of an attempt. Any answer to it at all, a rejected one too, shows that the endpoint works."""
+        if answered:
+            self._clear()
+            return
+        if mishap is ErrorKind.TRY:
+            self.doubt(now)
+            return
+        self._row += 1
+        self.why = error
+        if self._trouble is None:
+            self._trouble = now
+        if mishap is ErrorKind.AWAY:
+            self._away(now)
+        elif mishap is ErrorKind.KEY:
+            self._refused_key = True
+        elif mishap is ErrorKind.BROKEN:
+            self.doubt(now)
+
+    def doubt(self, now: float) -> None:
+        """Is it still there? What is under way goes on meanwhile."""
+        if self._look_at is None:
+            self._look_at = now
+
+    def probed(self, why: str | None, now: float) -> None:
+        self._looking, self._look_at = False, None
+        if why is None:
+            self.since, self._pause_s = None, FIRST_LOOK_S
+            return
+        self.why = why
+        self._away(now)
+        self._look_at = now + self._pause_s
+        self._pause_s = next_pause_s(self._pause_s, now - (self.since or now))
+
+    def step(self, now: float, *, quiet: bool) -> list[ProbeEndpoint | GiveUp]:
+        """`quiet`: none of the answers under way has begun."""
+        why = self.why or "it does not answer"
+        if self._refused_key:
+            return [GiveUp(why, None)]
+        since = self.since if self.since is not None else self._trouble if quiet else None
+        if since is not None and now - since >= self._deadline_s:
+            return [GiveUp(why, now - since)]
+        if self._look_at is not None and now >= self._look_at and not self._looking:
+            self._looking = True
+            return [ProbeEndpoint()]
+        return []
+
+    def _away(self, now: float) -> None:
+        if self.since is None:
+            self.since = now
+            if self._look_at is None:
+                self._look_at = now
+
+    def _clear(self) -> None:
+        self.since = self.why = self._trouble = None
+        self._row, self._pause_s = 0, FIRST_LOOK_S
+        if not self._looking:
+            self._look_at = None
+
 
 FEWEST = 5  # answers, before anything can be said
 REMEMBERED = 200
@@ -58,6 +167,7 @@ class Stragglers:
         return not self._rates or tokens / seconds < SLOW * median(self._rates)
 
 
+_Made = TypeVar("_Made", Attempt, TaskResult)
 SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
 RANKS = {"interactive": 0, "normal": 1, None: 1, "batch": 2}
 
@@ -83,39 +193,20 @@ class Cancel:
     lease: int
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Write it down; with its result, where the task has come to its end."""
-
-    attempt: Attempt
-    result: TaskResult | None = None
+Action = Start | Cancel | Recorded | ProbeEndpoint | GiveUp
 
 
-Action = Start | Cancel | Record | ProbeEndpoint | GiveUp
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
-    """A task without a result, with what earlier sessions did for it."""
+    """A task on its way to its result; with what earlier sessions did for it."""
 
     task: Task
     attempts: int = 0  # the number of the last
     tries: int = 0  # that count
     breaks: int = 0
     first_at: float | None = None  # unix seconds
-
-
-@dataclass(slots=True)
-class _TaskState:
-    """A task on its way to its result."""
-
-    task: Task
-    place: tuple[int, int]
-    attempts: int
-    tries: int
-    breaks: int
-    first_at: float | None
-    resumed: bool
+    place: tuple[int, int] = (0, 0)  # among those that are ready
+    resumed: bool = False
     row: int = 0  # mishaps of one kind in a row
     last: ErrorKind | None = None
     complaint: str | None = None
@@ -147,7 +238,7 @@ class TaskSchedule:
         self.outage = Outage(deadline_s)
         self.leases: dict[int, Start] = {}
         self._stragglers = Stragglers() if stragglers else None
-        self._jobs: dict[str, _TaskState] = {}  # without a result
+        self._jobs: dict[str, Pending] = {}  # without a result
         self._ready: list[tuple[tuple[int, int], str]] = []
         self._later: list[tuple[float, tuple[int, int], str]] = []
         self._suspects: deque[str] = deque()  # ready
@@ -178,18 +269,17 @@ class TaskSchedule:
     @property
     def wake_at(self) -> float | None:
         """When `step` should be asked again, although nothing has happened."""
-        times = [at for at in (self._later[0][0] if self._later else None, self.outage.wake_at) if at is not None]
+        times = [one[0] for one in self._later[:1]] + [at for at in (self.outage.wake_at,) if at is not None]
         return min(times, default=None)
 
     def add(self, pending: Iterable[Pending]) -> None:
         for one in pending:
             if one.task.id in self._jobs:
                 continue
-            place = (RANKS.get(one.task.priority, 1), self._placed)
+            one.place, one.resumed = (RANKS.get(one.task.priority, 1), self._placed), one.attempts > 0
             self._placed += 1
-            job = _TaskState(one.task, place, one.attempts, one.tries, one.breaks, one.first_at, one.attempts > 0)
-            self._jobs[one.task.id] = job
-            self._queue(job)
+            self._jobs[one.task.id] = one
+            self._queue(one)
 
     def step(self, now: float, limit: int, heard: Mapping[int, int] | None = None) -> list[Action]:
         """Return what is to be done now, with at most `limit` under way. `heard`: tokens so far, by lease."""
@@ -203,7 +293,8 @@ class TaskSchedule:
             self._queue(self._jobs[heappop(self._later)[2]])
         most = min(limit, max(1, len(self.leases))) if quiet and self.outage.is_doubtful else limit
         while len(self.leases) < most and (job := self._next()) is not None:
-            actions.append(self._start(job, self._why(job), now))
+            again = Why.RESUMED if job.resumed else Why.FIRST
+            actions.append(self._start(job, again if job.failed is None else Why.RETRY, now))
         if self._stragglers is not None and not self.waiting and len(self.leases) < most:
             actions += self._second_attempts(now, most, counts)
         return actions
@@ -230,10 +321,12 @@ class TaskSchedule:
             job.tries += 1
         attempt = self._attempt(start, AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED, came, now)
         if (job.tries >= self._tries or mishap is ErrorKind.FINAL) and not job.leases:
-            return [Record(attempt, self._set_aside(job, now))]
+            self._drop(job)
+            return [Recorded(attempt, self._result(job, TaskEnding.FAILED, came, now, value=None))]
         if not job.leases:
-            self._again(job, now + wait_s(mishap, job.row, self._rng, came.retry_after_s))
-        return [Record(attempt)]
+            at = now + wait_s(mishap, job.row, self._rng, came.retry_after_s)
+            heappush(self._later, (at, job.place, job.task.id))
+        return [Recorded(attempt)]
 
     def probed(self, why: str | None, now: float) -> list[Action]:
         """The endpoint was asked whether it is there; `why` it is not, or None.
@@ -258,7 +351,7 @@ class TaskSchedule:
             self._release(lease_id)
             self._jobs[start.task.id].leases.discard(lease_id)
             attempt = self._attempt(start, AttemptOutcome.CANCELLED, AttemptResult(), now)
-            actions += [Cancel(lease_id), Record(attempt)]
+            actions += [Cancel(lease_id), Recorded(attempt)]
         return actions
 
     # Inside
@@ -269,7 +362,7 @@ class TaskSchedule:
         elif now - self._heard_at >= SILENT_S:
             self.outage.doubt(now)
 
-    def _next(self) -> _TaskState | None:
+    def _next(self) -> Pending | None:
         if self._suspects:
             if self._together is None:
                 self._together = max(1, len(self._suspects) // 2)
@@ -279,23 +372,20 @@ class TaskSchedule:
 
     @property
     def _suspects_under_way(self) -> int:
-        return sum(1 for one in self.leases.values() if self._jobs[one.task.id].is_suspect)
+        return sum(self._jobs[one.task.id].is_suspect for one in self.leases.values())
 
-    def _broke(self, job: _TaskState, start: Start) -> None:
+    def _broke(self, job: Pending, start: Start) -> None:
         """Those of a group break one after the other in the same moment: only the first of them makes it smaller."""
         if job.is_suspect and start.lease > self._split:
             self._together = max(1, (self._suspects_under_way + 1) // 2)
             self._split = self._last_lease
         job.breaks += 1
 
-    def _queue(self, job: _TaskState) -> None:
+    def _queue(self, job: Pending) -> None:
         if job.is_suspect:
             self._suspects.append(job.task.id)
         else:
             heappush(self._ready, (job.place, job.task.id))
-
-    def _again(self, job: _TaskState, at: float) -> None:
-        heappush(self._later, (at, job.place, job.task.id))
 
     def _recall(self) -> None:
         """It is back: those who only waited for that need not wait longer."""
@@ -306,27 +396,20 @@ class TaskSchedule:
         self._later = [one for one in self._later if self._jobs[one[2]].last not in late]
         heapify(self._later)
 
-    def _why(self, job: _TaskState) -> Why:
-        if job.failed is not None:
-            return Why.RETRY
-        return Why.RESUMED if job.resumed else Why.FIRST
-
-    def _start(self, job: _TaskState, why: Why, now: float) -> Start:
+    def _start(self, job: Pending, why: Why, now: float) -> Start:
         self._last_lease += 1
         job.attempts += 1
         if job.first_at is None:
             job.first_at = now + self._epoch
         blamed = job.is_suspect and self._together == 1
-        start = Start(self._last_lease, job.task, job.attempts, self._agent(), why, job.complaint, now, blamed)
+        if not self._agents:
+            self._agents.append(self._most_agents)
+            self._most_agents += 1
+        agent = heappop(self._agents)
+        start = Start(self._last_lease, job.task, job.attempts, agent, why, job.complaint, now, blamed)
         self.leases[start.lease] = start
         job.leases.add(start.lease)
         return start
-
-    def _agent(self) -> int:
-        if self._agents:
-            return heappop(self._agents)
-        self._most_agents += 1
-        return self._most_agents - 1
 
     def _release(self, lease_id: int) -> Start | None:
         start = self.leases.pop(lease_id, None)
@@ -334,59 +417,36 @@ class TaskSchedule:
             heappush(self._agents, start.agent)
         return start
 
-    def _won(self, job: _TaskState, start: Start, came: AttemptResult, now: float) -> list[Action]:
+    def _won(self, job: Pending, start: Start, came: AttemptResult, now: float) -> list[Action]:
         if self._stragglers is not None:
             self._stragglers.took(now - start.started, came.output_tokens)
         attempt = self._attempt(start, AttemptOutcome.DONE, came, now)
         job.tries += 1
         result = self._result(job, TaskEnding.DONE, came, now, value=came.value)
-        actions: list[Action] = [Record(attempt, result)]
+        actions: list[Action] = [Recorded(attempt, result)]
         for other_id in job.leases:
             other = self._release(other_id)
             if other is not None:
                 late = self._attempt(other, AttemptOutcome.SUPERSEDED, AttemptResult(), now)
-                actions += [Cancel(other_id), Record(late)]
+                actions += [Cancel(other_id), Recorded(late)]
         self._drop(job)
         return actions
 
-    def _drop(self, job: _TaskState) -> None:
+    def _drop(self, job: Pending) -> None:
         del self._jobs[job.task.id]
         if self._together is not None and not any(one.is_suspect for one in self._jobs.values()):
             self._together = None
 
-    def _set_aside(self, job: _TaskState, now: float) -> TaskResult:
-        assert job.failed is not None
-        self._drop(job)
-        return self._result(job, TaskEnding.FAILED, job.failed, now, value=None)
-
-    def _result(
-        self, job: _TaskState, ending: TaskEnding, came: AttemptResult, now: float, *, value: Any
-    ) -> TaskResult:
-        return copied(
-            TaskResult,
-            came,
-            task=job.task.id,
-            ending=ending,
-            value=value,
-            tries=job.tries,
-            started_at=now + self._epoch if job.first_at is None else job.first_at,
-            ended_at=now + self._epoch,
-        )
+    def _result(self, job: Pending, ending: TaskEnding, came: AttemptResult, now: float, *, value: Any) -> TaskResult:
+        started_at = now + self._epoch if job.first_at is None else job.first_at
+        own = {"task": job.task.id, "ending": ending, "value": value, "tries": job.tries}
+        return copied(TaskResult, came, **own, started_at=started_at, ended_at=now + self._epoch)
 
     def _attempt(self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
-        return copied(
-            Attempt,
-            came,
-            task=start.task.id,
-            session=self._session,
-            number=start.number,
-            agent=start.agent,
-            why=start.why,
-            outcome=outcome,
-            started_at=start.started + self._epoch,
-            ended_at=now + self._epoch,
-            answer=None if outcome is AttemptOutcome.DONE else came.answer,
-        )
+        own = {"task": start.task.id, "session": self._session, "outcome": outcome}
+        own |= {"number": start.number, "agent": start.agent, "why": start.why}
+        own["answer"] = None if outcome is AttemptOutcome.DONE else came.answer
+        return copied(Attempt, came, **own, started_at=start.started + self._epoch, ended_at=now + self._epoch)
 
     def _second_attempts(self, now: float, most: int, heard: Mapping[int, int]) -> list[Action]:
         assert self._stragglers is not None
@@ -401,3 +461,10 @@ class TaskSchedule:
                 job.doubled = True
                 actions.append(self._start(job, Why.STRAGGLER, now))
         return actions
+
+
+def copied(kind: type[_Made], source: AttemptResult, **own: Any) -> _Made:
+    """Make a dataclass from the fields that it shares with another one, and from `own`, which go first."""
+    known = {field.name for field in fields(source)}
+    shared = {field.name: getattr(source, field.name) for field in fields(kind) if field.name in known}
+    return kind(**{**shared, **own})

@@ -24,6 +24,7 @@ from skep.store.writer_process import free_id, this_process, writes_on
 from skep.swarm.records import (
     Attempt,
     Counts,
+    Recorded,
     SwarmRun,
     SwarmRunState,
     Task,
@@ -33,18 +34,6 @@ from skep.swarm.records import (
 )
 
 SessionOutcome = Literal["done", "stopped", "cancelled", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What an attempt left behind, written at once or not at all."""
-
-    attempt: Attempt | None
-    result: TaskResult | None = None
-
-    def tasks(self) -> set[str]:
-        """Return the ids it names; one, unless somebody mixed them up."""
-        return {one.task for one in (self.attempt, self.result) if one is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +77,6 @@ def _state(row: Row) -> SwarmRunState:
 def _is_alive(row: Row) -> bool:
     return row["ended_at"] is None and writes_on(row)
 
-
-__all__ = ["Recorded", "SessionOutcome", "SwarmSession", "SwarmStore"]
 
 # A run's last session is the one that counts; one that was ever simulated stays so.
 _RUNS = NamedRows(
@@ -334,7 +321,7 @@ def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], cl
 def _keys(connection: Connection, run_id: str, rows: Iterable[Recorded]) -> dict[str, int]:
     """Return what the tables call the tasks that are named here."""
     keys: dict[str, int] = {}
-    for name in set().union(*(row.tasks() for row in rows)):
+    for name in {one.task for row in rows for one in (row.attempt, row.result) if one is not None}:
         sql = "SELECT key FROM swarm_tasks WHERE run_id = ? AND id = ?"
         found: Row | None = connection.execute(sql, (run_id, storable(name))).fetchone()
         if found is None:

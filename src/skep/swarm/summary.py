@@ -6,7 +6,7 @@ Every figure is derived from the journal's rows, so it can be had again at any t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -182,33 +182,24 @@ READING_S = 0.1  # at most, when many end at the same moment
 
 
 def spans_of(
-    sessions: Sequence[SwarmSession],
-    attempts: Sequence[Attempt],
-    facts: Sequence[Fact],
-    *,
-    now: float,
-    finished: bool,
+    sessions: Sequence[SwarmSession], attempts: Sequence[Attempt], facts: Sequence[Fact], *, now: float, finished: bool
 ) -> list[SessionSpan]:
     """`finished`: every task has its result, so what a session did after the last attempt is not counted.
 
     A session whose process vanished has no end; it worked at least until the last thing that it wrote.
     """
-    last_of: dict[int, float] = {}
-    for attempt in attempts:
-        last_of[attempt.session] = max(last_of.get(attempt.session, 0.0), attempt.ended_at)
-    told_of: dict[int, float] = {}
-    for session, _, at, _ in facts:
-        told_of[session] = max(told_of.get(session, 0.0), at)
-    last = max(last_of.values(), default=None)
+    written: dict[int, float] = {}  # by session, the last thing
+    moments = [(one.session, one.ended_at) for one in attempts] + [(session, at) for session, _, at, _ in facts]
+    for session, at in moments:
+        written[session] = max(written.get(session, 0.0), at)
+    last = max((one.ended_at for one in attempts), default=None)
     spans: list[SessionSpan] = []
     for one in sessions:
         end = one.ended_at
-        if end is None and one.alive:
-            end = now
         if end is None:
-            end = max(last_of.get(one.number, 0.0), told_of.get(one.number, 0.0), one.started_at)
+            end = now if one.alive else written.get(one.number, 0.0)
         if finished and last is not None:
-            end = min(end, max(last, one.started_at))
+            end = min(end, last)
         end = max(end, one.started_at)
         before = max(0.0, one.started_at - spans[-1].ended_at) if spans else None
         spans.append(SessionSpan(one.number, one.started_at, end, before, one.outcome, one.alive, one.error))
@@ -223,7 +214,7 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
         own = [one for one in facts if one[:2] == (span.session, "endpoint")]
         for _, _, at, fact in sorted(own, key=lambda one: one[2]):
             if not fact.get("up", True):
-                began = began or (at, _words(fact))
+                began = began or (at, str(fact.get("why") or "") or None)
             elif began is not None:
                 found.append(Down(began[0], max(min(at, span.ended_at), began[0]), began[1]))
                 began = None
@@ -235,7 +226,7 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
 def limits_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[AgentLimit]:
     known = {span.session for span in spans}
     found = [
-        AgentLimit(session, at, int(fact["limit"]), _words(fact) or "")
+        AgentLimit(session, at, int(fact["limit"]), str(fact.get("why") or ""))
         for session, name, at, fact in facts
         if name == "limit" and session in known and isinstance(fact.get("limit"), int | float)
     ]
@@ -256,16 +247,9 @@ def at_once(attempts: Sequence[Attempt]) -> int:
     return most
 
 
-def busy_s(attempts: Sequence[Attempt]) -> float:
+def busy_s(attempts: Iterable[Attempt]) -> float:
     return sum(max(0.0, one.ended_at - one.started_at) for one in attempts)
 
-
-def _words(fact: Mapping[str, Any]) -> str | None:
-    why = fact.get("why")
-    return str(why) if why else None
-
-
-__all__ = ["Account", "Rows", "SwarmStory", "account_json", "account_of", "story_of"]
 
 _ERRORS = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
 
@@ -312,7 +296,7 @@ def read_rows(swarm: SwarmStore, run: SwarmRun) -> Rows:
 def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> SwarmStory:
     spans = spans_of(rows.sessions, rows.attempts, rows.facts, now=now, finished=rows.run.counts.left == 0)
     downs = downs_of(rows.facts, spans)
-    limits: list[AgentLimit] = limits_of(rows.facts, spans)
+    limits = limits_of(rows.facts, spans)
     price = price_kwh if price_kwh is not None else run_options_from_json(rows.run.config).price_kwh
     account = _account(rows, spans, downs, price)
     urls = [str(one.endpoint["url"]) for one in rows.sessions if "url" in one.endpoint]
@@ -340,6 +324,9 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
     wall_s = sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
     times = [task_seconds(one, spans) for one in done]
+    errors = [one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS]
+    told = [one for one in attempts if one.queued_ms is not None]
+    queued_s, told_s = sum(one.queued_ms or 0.0 for one in told) / 1000, busy_s(told)
     return Account(
         run=run.id,
         kind=run.kind,
@@ -371,10 +358,8 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
         ttft_s=_ttft(attempts),
         agents_mean=busy_s(attempts) / wall_s if wall_s and attempts else None,
         agents_max=at_once(attempts),
-        queued_share=_queued_share(attempts),
-        errors=tuple(
-            Counter(one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS).most_common()
-        ),
+        queued_share=min(1.0, queued_s / told_s) if told_s > 0 else None,
+        errors=tuple(Counter(errors).most_common()),
         by_agent=tuple(_agents(attempts, wall_s)),
         by_replica=tuple(_replicas(attempts)),
         energy=_energy(rows, price),
@@ -382,19 +367,8 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
 
 
 def _ttft(attempts: Iterable[Attempt]) -> Percentiles | None:
-    return percentiles(
-        [
-            max(0.0, one.first_token_at - one.started_at)
-            for one in attempts
-            if one.outcome is AttemptOutcome.DONE and one.first_token_at is not None
-        ]
-    )
-
-
-def _queued_share(attempts: Sequence[Attempt]) -> float | None:
-    told = [one for one in attempts if one.queued_ms is not None]
-    whole = busy_s(told)
-    return min(1.0, sum(one.queued_ms or 0.0 for one in told) / 1000 / whole) if whole > 0 else None
+    done = [one for one in attempts if one.outcome is AttemptOutcome.DONE]
+    return percentiles([max(0.0, one.first_token_at - one.started_at) for one in done if one.first_token_at])
 
 
 def _grouped(attempts: Sequence[Attempt], name: str) -> dict[Any, list[Attempt]]:
@@ -417,7 +391,12 @@ def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
     for name in sorted(by_name, key=lambda name: (name is None, name or "")):
         own = by_name[name]
         done = [one for one in own if one.outcome is AttemptOutcome.DONE]
-        speeds = [speed for one in done if (speed := _decode_tok_s(one)) is not None]
+        speeds = [
+            one.output_tokens / seconds
+            for one in done  # of one request; earlier versions had agents that made several
+            if one.requests == 1 and one.first_token_at and one.output_tokens
+            if (seconds := one.ended_at - one.first_token_at) > 0
+        ]
         yield ReplicaRow(
             replica=name,
             tasks=len(done),
@@ -427,14 +406,6 @@ def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
             ttft_s=_ttft(own),
             task_tok_s=median(speeds) if speeds else None,
         )
-
-
-def _decode_tok_s(attempt: Attempt) -> float | None:
-    """Of one request; earlier versions had agents that made several."""
-    if attempt.requests != 1 or attempt.first_token_at is None or not attempt.output_tokens:
-        return None
-    seconds = attempt.ended_at - attempt.first_token_at
-    return attempt.output_tokens / seconds if seconds > 0 else None
 
 
 def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:

@@ -9,8 +9,10 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, BinaryIO, Literal, TypedDict, Unpack
 
 import msgspec
@@ -20,11 +22,67 @@ from skep.errors import UserError
 from skep.swarm.checking.extract_json import NotJson, parse
 from skep.swarm.checking.schemas import check_schema, schema_fault
 from skep.swarm.records import Task
-from skep.swarm.templates import Template, parse_template
 from skep.units import shortened
-from skep.workload.checkers import checker_faults, like
+from skep.workload.banks import checker_faults, like
 
-__all__ = ["FORMS", "TaskDefaults", "read_schema", "read_tasks", "tasks_of"]
+MOST_NAMED = 12  # columns in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A prompt with places to fill in: `Summarise {title}: {text}`. Literal braces are doubled.
+
+    Nothing but names: it cannot reach into an object, and what is filled in is never looked at for places again.
+    `parts`: a piece of text and the name of what follows it; None: nothing does.
+    """
+
+    parts: tuple[tuple[str, str | None], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for _, name in self.parts if name is not None))
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """KeyError where a value is missing. Numbers, lists and objects are written as JSON."""
+        return "".join(text + ("" if name is None else _written(values[name])) for text, name in self.parts)
+
+    def missing(self, known: Iterable[str]) -> str | None:
+        """Return what it asks for and is not among these, in words; None: all of it is."""
+        given = list(known)
+        absent = [name for name in self.names if name not in given]
+        if not absent:
+            return None
+        wanted = ", ".join(f"`{{{name}}}`" for name in absent)
+        named = [f"`{shortened(name, 60)}`" for name in given if name]
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        return f"the template asks for {wanted}; there is {', '.join(named[:MOST_NAMED]) or 'nothing'}{more}"
+
+
+def parse_template(text: str) -> Template:
+    """UserError for what is no template."""
+    try:
+        found = list(Formatter().parse(text))
+    except ValueError as error:
+        hint = "literal braces are doubled: `{{` and `}}`"
+        raise UserError(f"`{shortened(text, 60)}` is no template: {error}", hint=hint) from None
+    parts: list[tuple[str, str | None]] = []
+    for literal, name, form, conversion in found:
+        if form or conversion or (name and any(sign in name for sign in ".[]!")):
+            hint = "a place is a name in braces; literal braces are doubled: `{{` and `}}`"
+            raise UserError(f"`{{{shortened(name or '', 60)}}}` in the template is more than a name", hint=hint)
+        parts.append((literal, name))
+    template = Template(tuple(parts))
+    if not template.names:
+        hint = "name a column or a field in braces: `Summarise {text}`"
+        raise UserError(f"the template `{shortened(text, 60)}` has no place to fill in", hint=hint)
+    return template
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | dict | list | tuple):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
 
 LONGEST_ID = 200
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -46,38 +104,25 @@ RESERVED = {
 }
 
 
-# What a value must be: a type, in words, and a test of its own where the type does not say it all.
-_Text = Annotated[str, Meta(description="a text")]
-_Id = Annotated[
-    str | int,
-    Meta(description=f"a whole number or 1 to {LONGEST_ID} printable characters"),
-    lambda value: bool(str(value).strip()) and len(str(value)) <= LONGEST_ID and str(value).isprintable(),
-]
-_Tokens = Annotated[int, Meta(ge=1, le=10_000_000, description="a whole number from 1 on")]
-_Temperature = Annotated[float, Meta(ge=0, le=100, description="a number from 0 on")]
-_Priority = Annotated[Literal["interactive", "normal", "batch"], Meta(description="one of interactive, normal, batch")]
-_Object = Annotated[dict[str, Any], Meta(description="an object")]
-
-_VALUES = {
-    "id": _Id,
-    "prompt": _Text,
-    "system": _Text,
-    "max_tokens": _Tokens,
-    "temperature": _Temperature,
-    "priority": _Priority,
-    "extra": _Object,
+# What a value must be, as a type and in words.
+_VALUES: Mapping[str, tuple[Any, str]] = {
+    "id": (str | int, f"a whole number or 1 to {LONGEST_ID} printable characters"),
+    "prompt": (str, "a text"),
+    "system": (str, "a text"),
+    "max_tokens": (Annotated[int, Meta(ge=1, le=10_000_000)], "a whole number from 1 on"),
+    "temperature": (Annotated[float, Meta(ge=0, le=100)], "a number from 0 on"),
+    "priority": (Literal["interactive", "normal", "batch"], "one of interactive, normal, batch"),
+    "extra": (dict[str, Any], "an object"),
 }
 FIELDS = ("id", "prompt", "messages", "system", "schema", "max_tokens", "temperature", "priority", "checker", "extra")
 
 
-def _wanted(value: Any, kind: Any) -> str | None:
-    """Return what is wanted instead of the value, in words; None: it is as it should be."""
-    words, *tests = kind.__metadata__
+def _is_sound(name: str, value: Any) -> bool:
     try:
-        msgspec.convert(value, kind)
+        msgspec.convert(value, _VALUES[name][0])
     except msgspec.ValidationError:
-        return str(words.description)
-    return None if all(test(value) for test in tests) else str(words.description)
+        return False
+    return name != "id" or (bool(str(value).strip()) and len(str(value)) <= LONGEST_ID and str(value).isprintable())
 
 
 class TaskDefaults(TypedDict, total=False):
@@ -111,15 +156,13 @@ class TaskForm:
 
     def task(self, document: Any, default_id: str) -> Task:
         """Faulty where it is none."""
-        if isinstance(document, str):
-            document = {"prompt": document}
+        document = {"prompt": document} if isinstance(document, str) else document
         if not isinstance(document, Mapping):
             raise Faulty(f"an object is wanted, this is {_kind(document)}")
         told = {name: value for name, value in document.items() if value is not None}
         faults: list[str] = []
         if self.template is not None and "prompt" not in document and "messages" not in document:
-            missing = self.template.missing(document)
-            if missing is not None:
+            if (missing := self.template.missing(document)) is not None:
                 raise Faulty(missing)
             told["prompt"] = self.template.fill(document)
         else:
@@ -136,15 +179,13 @@ class TaskForm:
         messages = messages or [{"role": "user", "content": told["prompt"]}]
         if told.get("system") and not any(one["role"] in ("system", "developer") for one in messages):
             messages.insert(0, {"role": "system", "content": told["system"]})
-        shared: dict[str, Any] = {
-            name: self._check_once(name, told[name])[0] for name in ("schema", "checker") if name in told
-        }
-        plain = {name: told[name] for name in ("max_tokens", "temperature", "priority", "extra") if name in told}
-        return Task(id=str(told.get("id", default_id)), messages=tuple(messages), **plain, **shared)
+        own = {name: told[name] for name in ("max_tokens", "temperature", "priority", "extra") if name in told}
+        own |= {name: self._check_once(name, told[name])[0] for name in ("schema", "checker") if name in told}
+        return Task(id=str(told.get("id", default_id)), messages=tuple(messages), **own)
 
     def _value_faults(self, told: Mapping[str, Any]) -> Iterator[str]:
-        for name, kind in _VALUES.items():
-            if name in told and (words := _wanted(told[name], kind)) is not None:
+        for name, (_, words) in _VALUES.items():
+            if name in told and not _is_sound(name, told[name]):
                 yield f"`{name}` must be {words}, not {_shown(told[name])}"
         for name in ("schema", "checker"):
             if name in told:
@@ -158,14 +199,13 @@ class TaskForm:
         """Return the first schema or checker that was equal to this one, with its faults."""
         key = (name, json.dumps(value, sort_keys=True))
         if key not in self._checked:
-            faults = _schema_faults(value) if name == "schema" else checker_faults(value)
-            self._checked[key] = (value, tuple(faults))
+            if name == "checker":
+                faults = tuple(checker_faults(value))
+            else:
+                fault = schema_fault(value)
+                faults = () if fault is None else (f"`schema` is not a JSON schema: {fault}",)
+            self._checked[key] = (value, faults)
         return self._checked[key]
-
-
-def _schema_faults(schema: Any) -> Iterator[str]:
-    if (fault := schema_fault(schema)) is not None:
-        yield f"`schema` is not a JSON schema: {fault}"
 
 
 def _unknown(told: Mapping[str, Any]) -> Iterator[str]:
@@ -249,9 +289,17 @@ def _text_rows(text: str, template: Template | None) -> Rows:
 
 def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
+    rows: list[tuple[int, list[str] | Faulty]] = []  # the line where each begins, and its fields
+    line = 1
     before = csv.field_size_limit(len(text) + 1)  # the module's own limit, for all of the process: put back
+    delimiter = "\t" if name.lower().endswith(".tsv") else ","
+    reader = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
     try:
-        rows = _records(text, "\t" if name.lower().endswith(".tsv") else ",")
+        for read in reader:
+            rows.append((line, read))
+            line = reader.line_num + 1
+    except csv.Error as error:  # after a broken quote, nothing more is read
+        rows.append((line, Faulty(f"broken CSV: {error}")))
     finally:
         csv.field_size_limit(before)
     header_at, header = next(((line, row) for line, row in rows if row and isinstance(row, list)), (1, []))
@@ -270,32 +318,16 @@ def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
             yield line, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
 
 
-def _records(text: str, delimiter: str) -> list[tuple[int, list[str] | Faulty]]:
-    """Return the line where each begins, and its fields. After a broken quote, nothing more is read."""
-    reader = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
-    found: list[tuple[int, list[str] | Faulty]] = []
-    while True:
-        line = reader.line_num + 1
-        try:
-            found.append((line, next(reader)))
-        except StopIteration:
-            return found
-        except csv.Error as error:
-            return [*found, (line, Faulty(f"broken CSV: {error}"))]
-
-
 def _check_columns(columns: list[str], name: str, line: int, template: Template | None) -> None:
     if not any(columns):
         raise UserError(f"{name} is empty", hint="the first row of a CSV file names its columns")
-    twice = next((column for column in columns if columns.count(column) > 1), None)
-    if twice is not None:
+    if (twice := next((column for column in columns if columns.count(column) > 1), None)) is not None:
         raise UserError(f"{name}, line {line}: the column `{twice}` is there twice")
     if template is None and "prompt" not in columns:
         named = ", ".join(f"`{column}`" for column in columns[:12])
         hint = "say how a row becomes a prompt: --template 'Summarise {title}: {text}'"
         raise UserError(f"{name} has no column `prompt`; it has {named}", hint=hint)
-    missing = None if template is None else template.missing(columns)
-    if missing is not None:
+    if template is not None and (missing := template.missing(columns)) is not None:
         raise UserError(f"{name}: {missing}")
 
 
@@ -335,9 +367,8 @@ def read_tasks(
 def tasks_of(documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[TaskDefaults]) -> list[Task]:
     """Of JSON that came another way: a list of objects as a JSONL line has them, or of plain prompts."""
     rows = ((number, _as_json(document)) for number, document in enumerate(documents, 1))
-    return _gathered(
-        rows, TaskForm(template, defaults), "the list", "task", "every task is checked first; nothing was run"
-    )
+    hint = "every task is checked first; nothing was run"
+    return _gathered(rows, TaskForm(template, defaults), "the list", "task", hint)
 
 
 def _as_json(document: Any) -> Any:

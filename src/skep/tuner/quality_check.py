@@ -33,7 +33,8 @@ from skep.errors import SkepError
 from skep.host.facts import lasting_json
 from skep.quality.banks import DRILLS, Bank, choose_bank
 from skep.quality.judging import AnsweredItem, Judge, needs_sandbox
-from skep.quality.trial_plan import LOAD, CacheBypass, ItemPass
+from skep.quality.trial import CacheBypass, ItemPass
+from skep.quality.trial_figures import LOAD
 from skep.quality.words import points
 from skep.sandbox.detect import open_sandbox
 from skep.stats.noninferiority import Claim, PairedDifference, claim_of, paired_difference

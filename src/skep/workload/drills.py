@@ -31,20 +31,7 @@ _T = TypeVar("_T")
 class Drill:
     question: str
     answer: str
-    kind: str = "exact"  # "exact" | "number" | "choice"
-    options: tuple[str, ...] = ()
-    ignore_case: bool = True
-
-    @property
-    def checker(self) -> Checker:
-        values: dict[str, Any] = {"answer": self.answer}
-        if self.kind == "number":
-            values["answer"] = int(self.answer)
-        elif self.kind == "choice":
-            values["options"] = list(self.options)
-        elif not self.ignore_case:
-            values["ignore_case"] = False
-        return Checker(self.kind, values)
+    checker: Checker
 
 
 Maker = Callable[..., Drill]  # of chance, a grade, and what the file says of that grade
@@ -60,11 +47,12 @@ class DrillFamily:
     maker: Maker
     tokens: int
 
-    def instruction(self, grade: int) -> str:
-        return self.says if isinstance(self.says, str) else self.says[str(grade)]
-
     def make(self, rng: Random, grade: int) -> Drill:
         return self.maker(rng, grade, *self.grades[grade])
+
+    def asks(self, grade: int, task: Drill) -> dict[str, str]:
+        said = self.says if isinstance(self.says, str) else self.says[str(grade)]
+        return {"role": "user", "content": f"{said}\n{task.question}"}
 
 
 def between(rng: Random, low: int, high: int) -> int:
@@ -77,13 +65,13 @@ def some(rng: Random, items: Sequence[_T], count: int) -> list[_T]:
     return [items[place] for place in some_numbers(rng, count, 0, len(items) - 1)]
 
 
-def some_words(rng: Random, count: int, *, longest: int = 99, shortest: int = 1) -> list[str]:
-    return some(rng, _words(shortest, longest), count)
-
-
 @cache
 def _words(shortest: int, longest: int) -> tuple[str, ...]:
     return tuple(word for word in WORDS if shortest <= len(word) <= longest)
+
+
+def some_words(rng: Random, count: int, *, longest: int = 99, shortest: int = 1) -> list[str]:
+    return some(rng, _words(shortest, longest), count)
 
 
 def some_numbers(rng: Random, count: int, low: int, high: int) -> list[int]:
@@ -98,12 +86,16 @@ def coin(rng: Random) -> bool:
     return rng.random() < 0.5
 
 
+def exact(question: str, answer: str, **values: bool) -> Drill:
+    return Drill(question, answer, Checker("exact", {"answer": answer, **values}))
+
+
 def number(question: str, answer: int) -> Drill:
-    return Drill(question, str(answer), kind="number")
+    return Drill(question, str(answer), Checker("number", {"answer": answer}))
 
 
-def choice(question: str, answer: str, options: Sequence[str]) -> Drill:
-    return Drill(question, answer, kind="choice", options=tuple(options))
+def choice(question: str, answer: str, *options: str) -> Drill:
+    return Drill(question, answer, Checker("choice", {"answer": answer, "options": list(options)}))
 
 
 def listed(items: Sequence[object]) -> str:
@@ -132,7 +124,7 @@ def _larger(rng: Random, grade: int, count: int, low: int, high: int) -> Drill:
 
 def _parity(rng: Random, _grade: int, low: int, high: int) -> Drill:
     value = between(rng, low, high)
-    return choice(f"Is {value} even or odd?", "odd" if value % 2 else "even", ("even", "odd"))
+    return choice(f"Is {value} even or odd?", "odd" if value % 2 else "even", "even", "odd")
 
 
 def _sequence(rng: Random, grade: int) -> Drill:
@@ -162,7 +154,7 @@ def _rule(rng: Random, grade: int, count: int, highest: int) -> Drill:
         made = [value for value in numbers if value % 2 == 0]
     else:
         made = [value // 2 if value % 2 == 0 else value + 1 for value in numbers]
-    return Drill(listed(numbers), listed(made))
+    return exact(listed(numbers), listed(made))
 
 
 def _trace(rng: Random, grade: int, *lines: str) -> Drill:
@@ -180,12 +172,12 @@ def _trace(rng: Random, grade: int, *lines: str) -> Drill:
 
 def _copy(rng: Random, _grade: int, count: int) -> Drill:
     words = " ".join(some_words(rng, count))
-    return Drill(words, words)
+    return exact(words, words)
 
 
 def _upper(rng: Random, _grade: int, count: int) -> Drill:
     words = " ".join(some_words(rng, count))
-    return Drill(words, words.upper(), ignore_case=False)
+    return exact(words, words.upper(), ignore_case=False)
 
 
 def _pick(rng: Random, grade: int, count: int) -> Drill:
@@ -199,7 +191,7 @@ def _pick(rng: Random, grade: int, count: int) -> Drill:
     else:
         back = between(rng, 2, len(words) - 2)
         place, said = -back, f"{ordinals[back - 1]} from the end"
-    return Drill(f"{listed(words)}. Which word is {said}?", words[place])
+    return exact(f"{listed(words)}. Which word is {said}?", words[place])
 
 
 def _count_words(rng: Random, _grade: int, low: int, high: int) -> Drill:
@@ -217,17 +209,17 @@ def _count_letter(rng: Random, _grade: int, most: int, length: int) -> Drill:
 def _member(rng: Random, _grade: int, count: int) -> Drill:
     words = some_words(rng, count + 1)
     asked = pick(rng, words[1:]) if coin(rng) else words[0]
-    return choice(f"{listed(words[1:])}. Is {asked} in the list?", "yes" if asked in words[1:] else "no", ("yes", "no"))
+    return choice(f"{listed(words[1:])}. Is {asked} in the list?", "yes" if asked in words[1:] else "no", "yes", "no")
 
 
 def _reverse(rng: Random, _grade: int, count: int, longest: int = 0) -> Drill:
     things = some_words(rng, 1, shortest=count, longest=longest)[0] if longest else some_words(rng, count)
-    return Drill(" ".join(things), " ".join(reversed(things)))
+    return exact(" ".join(things), " ".join(reversed(things)))
 
 
 def _sort(rng: Random, _grade: int, count: int) -> Drill:
     words = some_words(rng, count)
-    return Drill(" ".join(words), " ".join(sorted(words)))
+    return exact(" ".join(words), " ".join(sorted(words)))
 
 
 def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
@@ -238,8 +230,8 @@ def _calendar(rng: Random, grade: int, low: int, high: int) -> Drill:
     answer = names[(start - step if back else start + step) % len(names)]
     where = "before" if back else "after"
     if step == 1:
-        return Drill(f"Which {what} comes {where} {names[start]}?", answer)
-    return Drill(f"Which {what} is {step} {what}s {where} {names[start]}?", answer)
+        return exact(f"Which {what} comes {where} {names[start]}?", answer)
+    return exact(f"Which {what} is {step} {what}s {where} {names[start]}?", answer)
 
 
 def _json(rng: Random, grade: int, key_count: int, name_count: int) -> Drill:
@@ -257,7 +249,7 @@ def _json(rng: Random, grade: int, key_count: int, name_count: int) -> Drill:
     for place, one in enumerate(shuffled(rng, names)):  # no two alike, so that one is the largest
         tables[one][asked] = 10 * (place + 1) + between(rng, 0, 9)
     best = max(names, key=lambda one: tables[one][asked])
-    return Drill(f"{json.dumps(tables)}\nWho has the largest {asked}?", best)
+    return exact(f"{json.dumps(tables)}\nWho has the largest {asked}?", best)
 
 
 def _edit(rng: Random, grade: int) -> Drill:
@@ -269,34 +261,34 @@ def _edit(rng: Random, grade: int) -> Drill:
         4: word[-1] + word[1:-1] + word[0],
         5: "".join(letter for letter in word if letter not in "aeiou"),
     }
-    return Drill(word, edited[grade])
+    return exact(word, edited[grade])
 
 
 def _caesar(rng: Random, _grade: int, shift: int) -> Drill:
     (word,) = some_words(rng, 1, shortest=4, longest=6)
-    return Drill(word, "".join(_LETTERS[(_LETTERS.index(letter) + shift) % 26] for letter in word))
+    return exact(word, "".join(_LETTERS[(_LETTERS.index(letter) + shift) % 26] for letter in word))
 
 
 def _order(rng: Random, grade: int, count: int) -> Drill:
     """A chain of comparisons, told in any order from grade 3 up."""
     tallest = grade == 1 or coin(rng)
     names = some(rng, NAMES, count)
-    while tallest and grade <= 2 and _is_even(names) != (grade == 1):  # grades 1 and 2 share no question
+    while (
+        tallest and grade <= 2 and sum(map(NAMES.index, names)) % 2 == (grade == 1)
+    ):  # grades 1 and 2 share no question
         names = some(rng, NAMES, 2)
     facts = [f"{tall} is taller than {short}." for tall, short in pairwise(names)]
     facts = facts if grade < 3 else shuffled(rng, facts)
     asked, answer = ("tallest", names[0]) if tallest else ("shortest", names[-1])
-    return Drill(f"{' '.join(facts)} Who is {asked}?", answer)
-
-
-def _is_even(names: Sequence[str]) -> bool:
-    return sum(map(NAMES.index, names)) % 2 == 0
+    return exact(f"{' '.join(facts)} Who is {asked}?", answer)
 
 
 _DATA = read_data("drills.toml")
-_OF_WORDS: tuple[Maker, ...] = (_copy, _upper, _pick, _count_words, _count_letter, _member, _reverse, _sort)
-_OF_NAMES_AND_LETTERS: tuple[Maker, ...] = (_calendar, _json, _edit, _caesar, _order)
-_OF_NUMBERS: tuple[Maker, ...] = (_add, _subtract, _multiply, _larger, _parity, _sequence, _rule, _trace)
+_MAKERS: tuple[Maker, ...] = (
+    *(_copy, _upper, _pick, _count_words, _count_letter, _member, _reverse, _sort),
+    *(_calendar, _json, _edit, _caesar, _order),
+    *(_add, _subtract, _multiply, _larger, _parity, _sequence, _rule, _trace),
+)
 
 
 def _family(maker: Maker) -> DrillFamily:
@@ -309,7 +301,7 @@ def _family(maker: Maker) -> DrillFamily:
 
 VERSION = 1  # raised whenever the same seed gives other drills than before
 GRADES = (1, 2, 3, 4, 5)
-FAMILIES = tuple(_family(maker) for maker in (*_OF_WORDS, *_OF_NAMES_AND_LETTERS, *_OF_NUMBERS))
+FAMILIES = tuple(_family(maker) for maker in _MAKERS)
 MOST = 100_000
 
 _EXAMPLES = 2  # of a task, before it is asked
@@ -334,15 +326,16 @@ def drills(
 def _some_of(seed: int, grade: int, count: int, families: Sequence[DrillFamily]) -> list[Item]:
     found = list(islice(_graded(seed, grade, families), count))
     if len(found) < count:
-        raise UserError(
-            f"there are only {len(found)} different drills of grade {grade}, not {count}",
-            hint="ask for fewer, or for another grade",
-        )
+        what = f"there are only {len(found)} different drills of grade {grade}, not {count}"
+        raise UserError(what, hint="ask for fewer, or for another grade")
     return found
 
 
 def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[Item]:
-    """Each family of the grade once before any comes again, until it has run out of questions."""
+    """Each family of the grade once before any comes again, until it has run out of questions.
+
+    The examples are turns that went before: a small model follows those, but only talks about a list of them.
+    """
     rng = Random(f"drills/{VERSION}/{seed}/{grade}")
     left = [family for family in families if grade in family.grades]
     asked: set[str] = set()
@@ -353,8 +346,11 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
             if task is None:
                 left.remove(family)
                 continue
+            said = []
+            for one in _examples(rng, family, grade, task):
+                said += [family.asks(grade, one), {"role": "assistant", "content": one.answer}]
+            messages = (*said, family.asks(grade, task))
             name = f"drills-{seed}/{family.name}/{place}"
-            messages = tuple(_messages(rng, family, grade, task))
             yield Item(name, messages, task.checker, family.tokens, family=family.name, difficulty=grade)
             place += len(GRADES)
 
@@ -363,28 +359,17 @@ def _new_task(rng: Random, family: DrillFamily, grade: int, asked: set[str]) -> 
     """One that was not asked before. None: many draws gave none, so the family has no others, or hardly any."""
     for _ in range(_TRIES):
         task = family.make(rng, grade)
-        question = _asks(family, grade, task)["content"]
+        question = family.asks(grade, task)["content"]
         if question not in asked:
             asked.add(question)
             return task
     return None
 
 
-def _messages(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list[dict[str, str]]:
-    """The examples are turns that went before: a small model follows those, but only talks about a list of them."""
-    said = []
-    for one in _examples(rng, family, grade, task):
-        said += [_asks(family, grade, one), {"role": "assistant", "content": one.answer}]
-    return [*said, _asks(family, grade, task)]
-
-
-def _asks(family: DrillFamily, grade: int, task: Drill) -> dict[str, str]:
-    return {"role": "user", "content": f"{family.instruction(grade)}\n{task.question}"}
-
-
 def _examples(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list[Drill]:
     """Other questions than the one that is asked. Choices in equal numbers, so that the examples favour none."""
-    room = {option: _EXAMPLES // len(task.options) for option in task.options}
+    options = task.checker.values.get("options", ())
+    room = {option: _EXAMPLES // len(options) for option in options}
     found: list[Drill] = []
     seen = {task.question}
     for _ in range(_TRIES):

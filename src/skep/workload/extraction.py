@@ -58,17 +58,15 @@ def code_run(text: str) -> str | None:
     An answer whose first line is indented is the body of a function, and is kept with its indentation.
     """
     best: list[str] = []
-    best_size = 0
     run: list[str] = []
-    size = 0
+    best_size = 0
     for line in [*session_code(text).split("\n"), "."]:
         if _goes_on(line, run):
             run.append(line)
-            size += len(line)
             continue
-        if size > best_size and looks_like_code("\n".join(run)):
+        if (size := sum(map(len, run))) > best_size and looks_like_code("\n".join(run)):
             best, best_size = run, size
-        run, size = [], 0
+        run = []
     while best and (not best[-1].strip() or best[-1].startswith("#")):
         best.pop()
     if not best:
@@ -236,8 +234,11 @@ class _OpenBlock:
         return "in" if self.language in _NESTING else "new"
 
     def block(self, *, closed: bool) -> Block:
-        column = 0 if self.quoted else self.column
-        lines = [_less(line, column) for line in self.lines]
+        """Without the indentation of the opening line."""
+        lines = self.lines
+        if self.column and not self.quoted:
+            lines = [line.expandtabs(4) if "\t" in line[: self.column] else line for line in lines]
+            lines = [line[min(self.column, _indent(line)) :] for line in lines]
         return Block(self.language, "\n".join(lines) + ("\n" if lines else ""), closed)
 
 
@@ -252,14 +253,6 @@ def _is_inline(match: re.Match[str], found: list[Block]) -> bool:
         language = language_of(word) if rest and language_of(word) == "python" else ""
         found.append(Block(language, (rest if language else inner).strip() + "\n"))
     return True
-
-
-def _less(line: str, column: int) -> str:
-    """Return the line without its indentation, up to that column."""
-    if not column:
-        return line
-    line = line.expandtabs(4) if line[:column].count("\t") else line
-    return line[min(column, len(line) - len(line.lstrip(" "))) :]
 
 
 def language_of(info: str) -> str:
@@ -292,11 +285,9 @@ def python_blocks(text: str, given: str = "") -> list[str]:
 
 
 def _is_python(block: Block) -> bool:
-    if not block.code.strip():
-        return False
     if block.language in _UNSAID:
         return is_session(block.code) or looks_like_code(block.code)
-    return block.language == "python"
+    return block.language == "python" and bool(block.code.strip())
 
 
 def _complete(codes: list[str], given: str) -> list[str]:
@@ -348,23 +339,22 @@ def _meant(codes: list[str]) -> list[str]:
     lines: set[str] = set()  # of later blocks
     for code in reversed(codes):
         names = top_level_names(code)
-        own = {line.strip() for line in code.split("\n") if line.strip()}
+        own = _lines(code)
         if (names and names <= later) or own <= lines:
             continue
         kept.append(code)
         later |= names
         lines |= own
     kept.reverse()
-    return _without_quotations(kept)
+    shown: set[str] = set()  # lines of earlier blocks: a fragment of those is a quotation
+    meant: list[str] = []
+    for code in kept:
+        own = _lines(code)
+        if not meant or top_level_names(code) or not own <= shown:
+            meant.append(code)
+        shown |= own
+    return meant
 
 
-def _without_quotations(codes: list[str]) -> list[str]:
-    """Without fragments of what was given before, shown once more."""
-    kept: list[str] = []
-    earlier: set[str] = set()
-    for code in codes:
-        own = {line.strip() for line in code.split("\n") if line.strip()}
-        if not kept or top_level_names(code) or not own <= earlier:
-            kept.append(code)
-        earlier |= own
-    return kept
+def _lines(code: str) -> set[str]:
+    return {line.strip() for line in code.split("\n") if line.strip()}

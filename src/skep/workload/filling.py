@@ -82,19 +82,11 @@ class Idea:
         return self.code.replace(*self.bug, 1)
 
 
-def _ideas(kind: str) -> tuple[Idea, ...]:
-    return tuple(
-        Idea(one["name"], one["summary"], one["code"], (one["bug"][0], one["bug"][1]))
-        for one in read_data("words.toml")[kind]
-    )
-
-
-TINY = _ideas("tiny")
-FULL = _ideas("full")
-
-
 _DATA = read_data("words.toml")
-
+TINY, FULL = (
+    tuple(Idea(one["name"], one["summary"], one["code"], (one["bug"][0], one["bug"][1])) for one in _DATA[kind])
+    for kind in ("tiny", "full")
+)
 THINGS: tuple[tuple[str, str], ...] = tuple(
     (one, many) for one, _, many in (pair.partition("/") for pair in _DATA["things"].split())
 )
@@ -102,7 +94,6 @@ FIELDS: tuple[str, ...] = tuple(_DATA["fields"].split())
 ADJECTIVES: tuple[str, ...] = tuple(_DATA["adjectives"].split())
 CLOSINGS: tuple[str, ...] = tuple(_DATA["closings"])
 REQUIREMENTS: tuple[str, ...] = tuple(_DATA["wishes"])
-
 
 Names = Mapping[str, str]
 Measure = Callable[[str], int]
@@ -118,16 +109,12 @@ def draw_names(rng: Random, *, qualified: bool = False) -> Names:
     thing, things = pick(rng, THINGS)
     number = str(2 + int(rng.random() * 998))
     field = pick(rng, FIELDS)
-    if not qualified:
-        return {"thing": thing, "things": things, "Thing": thing.title(), "field": field, "number": number}
-    adjective = pick(rng, ADJECTIVES)
-    return {
-        "thing": f"{adjective}_{thing}",
-        "things": f"{adjective}_{things}",
-        "Thing": adjective.title() + thing.title(),
-        "field": field,
-        "number": number,
-    }
+    names = {"thing": thing, "things": things, "Thing": thing.title(), "field": field, "number": number}
+    if qualified:
+        adjective = pick(rng, ADJECTIVES)
+        names |= {"thing": f"{adjective}_{thing}", "things": f"{adjective}_{things}"}
+        names["Thing"] = adjective.title() + thing.title()
+    return names
 
 
 def fenced(code: str) -> str:
@@ -146,16 +133,16 @@ def functions(rng: Random, measure: Measure, room: int) -> str:
     taken: set[str] = set()
     while True:
         name, text = _function(rng, taken)
-        needed = measure(text)
-        if needed > room:
-            last = _last_function(rng, measure, room, taken)
-            if last is None:
+        if measure(text) > room:
+            names = draw_names(rng, qualified=True)
+            texts = {idea.name.format_map(names): _text(idea, names) for idea in _IDEAS}
+            fitting = [(name, text) for name, text in texts.items() if name not in taken and measure(text) <= room]
+            if not fitting:
                 return "".join(made)
-            name, text = last
-            needed = measure(text)
+            name, text = pick(rng, fitting)
         made.append(text)
         taken.add(name)
-        room -= needed
+        room -= measure(text)
 
 
 def endless_functions(rng: Random) -> Iterator[str]:
@@ -173,13 +160,6 @@ def _function(rng: Random, taken: set[str]) -> tuple[str, str]:
         if name not in taken:
             break
     return name, _text(idea, names)
-
-
-def _last_function(rng: Random, measure: Measure, room: int, taken: set[str]) -> tuple[str, str] | None:
-    names = draw_names(rng, qualified=True)
-    texts = {idea.name.format_map(names): _text(idea, names) for idea in _IDEAS}
-    fitting = [(name, text) for name, text in texts.items() if name not in taken and measure(text) <= room]
-    return pick(rng, fitting) if fitting else None
 
 
 def _text(idea: Idea, names: Names) -> str:

@@ -31,20 +31,70 @@ A mapping as a TOML file holds it becomes frozen classes:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from itertools import accumulate, count
+from random import Random
 from typing import Any, Literal, TypeVar, get_args
 
 from skep.errors import UserError
-from skep.workload.arrivals import parse_arrivals
-from skep.workload.checkers import Demand
+from skep.workload.filling import exponential
+from skep.workload.filling import gamma as draw_gamma
+
+# When requests arrive, of a rate per second: endless offsets in seconds from the beginning of a load, never falling.
+# The first of a random process comes after a gap as well: it has no beginning of its own.
+Arrivals = Callable[[float, Random], Iterator[float]]
+_HINT = "write `poisson`, `constant` or `gamma:CV`, such as `gamma:2.0`"
+_LARGEST_CV = 20.0
+
+
+def constant(rate: float) -> Iterator[float]:
+    """0, 1/rate, 2/rate, ...: not summed up, so that nothing drifts."""
+    _check_rate(rate)
+    return (place / rate for place in count())
+
+
+def poisson(rate: float, rng: Random) -> Iterator[float]:
+    _check_rate(rate)
+    return accumulate(exponential(rng, 1.0 / rate) for _ in count())
+
+
+def gamma(rate: float, cv: float, rng: Random) -> Iterator[float]:
+    """`cv` is the gaps' deviation over their mean: 1 is Poisson, above it is burstier, 0 gives constant gaps."""
+    _check_rate(rate)
+    if cv == 0:
+        return constant(rate)
+    shape = 1.0 / (cv * cv)
+    return accumulate(draw_gamma(rng, shape) / (shape * rate) for _ in count())
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """ "poisson", "constant" or "gamma:2.0": what makes offsets of a rate and a generator."""
+    name, colon, value = text.strip().lower().partition(":")
+    if not colon and name in ("poisson", "constant"):
+        return poisson if name == "poisson" else lambda rate, _: constant(rate)
+    if name != "gamma" or not colon:
+        raise UserError(f"arrivals `{text}` are not known", hint=_HINT)
+    try:
+        cv = float(value)
+    except ValueError:
+        raise UserError(f"arrivals `{text}`: `{value}` is not a number", hint=_HINT) from None
+    if not 0 <= cv <= _LARGEST_CV:
+        hint = f"give a value between 0 and {_LARGEST_CV:g}; 1 is Poisson"
+        raise UserError(f"arrivals `{text}` have an impossible coefficient of variation", hint=hint)
+    return lambda rate, rng: gamma(rate, cv, rng)
+
+
+def _check_rate(rate: float) -> None:
+    if not (math.isfinite(rate) and rate > 0):
+        raise UserError(f"`{rate}` requests per second is not a rate", hint="give a number above zero")
+
 
 Shape = Literal["steady", "open", "conversation"]
 Priority = Literal["interactive", "normal", "batch"]
 
 _T = TypeVar("_T")
-_NAME = "letters, digits, `-` and `_`, at most 40"
 _ONLY_IN: Mapping[str, tuple[Shape, ...]] = {
     "agents": ("steady", "conversation"),
     "share": ("steady", "conversation"),
@@ -90,9 +140,8 @@ def with_agents(classes: Sequence[TrafficClass], agents: int) -> tuple[TrafficCl
     if free < len(sharing):
         names = ", ".join(f"`{one.name}`" for one in sharing)
         raise UserError(f"{agents} agents leave {max(free, 0)} for the shares of {names}", hint="ask for more agents")
-    given = dict(
-        zip((one.name for one in sharing), _apportion([one.share or 0.0 for one in sharing], free), strict=True)
-    )
+    counts = _apportion([one.share or 0.0 for one in sharing], free)
+    given = {one.name: count for one, count in zip(sharing, counts, strict=True)}
     return tuple(replace(one, agents=given[one.name], share=None) if one.name in given else one for one in classes)
 
 
@@ -109,7 +158,9 @@ def _apportion(shares: Sequence[float], whole: int) -> list[int]:
 
 def _parse(name: str, values: Any) -> TrafficClass:
     if not (0 < len(name) <= 40 and name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
-        raise UserError(f"`{name}` is not a name for a class of traffic", hint=_NAME)
+        raise UserError(
+            f"`{name}` is not a name for a class of traffic", hint="letters, digits, `-` and `_`, at most 40"
+        )
     if not isinstance(values, Mapping):
         raise _wrong(name, None, "is not a table of fields", "such as `shape`, `agents` and `prompt_tokens`")
     known = [one.name for one in fields(TrafficClass) if one.name != "name"]
@@ -124,21 +175,15 @@ def _parse(name: str, values: Any) -> TrafficClass:
             only = " or ".join(f"`{one}`" for one in shapes)
             raise _wrong(name, field, f"has no meaning for the shape `{shape}`", f"it belongs to {only}")
     checked = {field: _checked(name, field, value) for field, value in values.items() if field != "shape"}
-    return _complete(TrafficClass(name, shape, **checked))
-
-
-def _complete(made: TrafficClass) -> TrafficClass:
-    if made.shape == "open":
+    made = TrafficClass(name, shape, **checked)
+    if shape == "open":
         if made.rate is None:
-            raise _wrong(made.name, "rate", "is missing", "an open class needs its requests per second")
-        return made
-    if (made.agents is None) == (made.share is None):
+            raise _wrong(name, "rate", "is missing", "an open class needs its requests per second")
+    elif (made.agents is None) == (made.share is None):
         both = "stand together" if made.agents is not None else "are both missing"
-        raise _wrong(made.name, None, f"has `agents` and `share` that {both}", "give one of the two")
-    if made.shape == "conversation" and made.turns < 2:
-        raise _wrong(
-            made.name, "turns", f"is {made.turns}", "a conversation has two turns or more; else it is `steady`"
-        )
+        raise _wrong(name, None, f"has `agents` and `share` that {both}", "give one of the two")
+    elif shape == "conversation" and made.turns < 2:
+        raise _wrong(name, "turns", f"is {made.turns}", "a conversation has two turns or more; else it is `steady`")
     return made
 
 
@@ -158,17 +203,6 @@ def _one_of(name: str, field: str, value: Any, known: tuple[_T, ...]) -> _T:
     raise _wrong(name, field, f"is `{value}`", f"did you mean `{near[0]}`?" if near else hint)
 
 
-def _whole(least: int, most: int) -> Demand:
-    return f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most
-
-
-def _real(least: float, most: float) -> Demand:
-    def is_it(value: Any) -> bool:
-        return type(value) in (int, float) and least <= value <= most
-
-    return f"a number from {least:g} to {most:g}", is_it
-
-
 def _checked(name: str, field: str, value: Any) -> Any:
     if field == "priority":
         return _one_of(name, field, value, get_args(Priority))
@@ -178,20 +212,21 @@ def _checked(name: str, field: str, value: Any) -> Any:
         except UserError as error:
             raise _wrong(name, field, f"is `{value}`", error.hint or error.message) from None
         return str(value)
-    wanted, is_it = _NUMBERS[field]
-    if not is_it(value):
+    kind, least, most = _NUMBERS[field]
+    if type(value) not in (int, kind) or not least <= value <= most:
+        wanted = f"a whole number from {least} to {most}" if kind is int else f"a number from {least:g} to {most:g}"
         raise _wrong(name, field, f"is `{value}`", wanted)
-    return float(value) if field in ("share", "rate", "think_s") else value
+    return kind(value)
 
 
-_NUMBERS: Mapping[str, Demand] = {
-    "agents": _whole(1, 100_000),
-    "share": _real(0.001, 1000.0),
-    "rate": _real(0.0001, 100_000.0),
-    "prompt_tokens": _whole(30, 1_000_000),
-    "max_tokens": _whole(1, 1_000_000),
-    "prefix_tokens": _whole(0, 1_000_000),
-    "turns": _whole(1, 1000),
-    "turn_tokens": _whole(15, 1_000_000),
-    "think_s": _real(0.0, 86_400.0),
+_NUMBERS: Mapping[str, tuple[type, float, float]] = {
+    "agents": (int, 1, 100_000),
+    "share": (float, 0.001, 1000.0),
+    "rate": (float, 0.0001, 100_000.0),
+    "prompt_tokens": (int, 30, 1_000_000),
+    "max_tokens": (int, 1, 1_000_000),
+    "prefix_tokens": (int, 0, 1_000_000),
+    "turns": (int, 1, 1000),
+    "turn_tokens": (int, 15, 1_000_000),
+    "think_s": (float, 0.0, 86_400.0),
 }

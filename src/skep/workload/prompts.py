@@ -94,9 +94,7 @@ def token_budget(tokens: int, chars_per_token: float, overhead_tokens: float) ->
 
 def form_for(room: int) -> Form:
     """Return what so many pieces have room for."""
-    if room < _PIECES_FOR_CODE:
-        return "bare"
-    return "full" if room >= _PIECES_FOR_FULL_IDEAS else "plain"
+    return "bare" if room < _PIECES_FOR_CODE else "plain" if room < _PIECES_FOR_FULL_IDEAS else "full"
 
 
 def tag(rng: Random, serial: int) -> str:

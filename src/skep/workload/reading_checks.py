@@ -49,16 +49,14 @@ class StatedNumber:
 def last_number(text: str) -> StatedNumber | None:
     """Return the last one in the text, or in its last `\\boxed{}`; None: there is none."""
     text = _FRACTION.sub(r"\1/\2", text.replace("\u2212", "-").replace("{,}", ","))
-    boxed = last_boxed(text)
-    found = _last(_NUMBER, boxed) if boxed else None
-    found = found or _last(_NUMBER, text)
-    return None if found is None else _said(found)
+    found = _last(_NUMBER, last_boxed(text) or "") or _last(_NUMBER, text)
+    return found and _said(found)
 
 
 def last_boxed(text: str) -> str | None:
     """Return how models that were trained on mathematics mark their answer."""
     found = _last(_BOXED, text)
-    return None if found is None else found.group(1)
+    return found and found.group(1)
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -73,20 +71,17 @@ def value_of(given: Any) -> Decimal | None:
         value = Decimal(repr(given))
         return value if value.is_finite() else None
     match = _NUMBER.fullmatch(str(given).strip().replace("\u2212", "-"))
-    return None if match is None else _said(match).value
+    return match and _said(match).value
 
 
 def _said(match: re.Match[str]) -> StatedNumber:
     if match["over"] is not None:  # over zero: not a number, and equal to none
         value = CALM.divide(Decimal(match["over"]), Decimal(match["under"]))
-        return StatedNumber(
-            value.copy_negate() if match["sign"] == "-" else value, match["percent"] is not None, match.group().strip()
-        )
-    digits = _DIVIDERS.sub("", match["whole"] or "0") + (match["part"] or match["bare"] or "") + (match["power"] or "")
-    value = Decimal(digits)
-    return StatedNumber(
-        value.copy_negate() if match["sign"] == "-" else value, match["percent"] is not None, match.group().strip()
-    )
+    else:
+        digits = _DIVIDERS.sub("", match["whole"] or "0") + (match["part"] or match["bare"] or "")
+        value = Decimal(digits + (match["power"] or ""))
+    value = value.copy_negate() if match["sign"] == "-" else value
+    return StatedNumber(value, match["percent"] is not None, match.group().strip())
 
 
 LONGEST_READ = 100_000  # characters, from the end: an answer is settled there
@@ -152,19 +147,17 @@ def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
 
 
 def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted = value_of(values["answer"])
-    tolerance = value_of(values.get("tolerance", 0))
+    wanted, tolerance = value_of(values["answer"]), value_of(values.get("tolerance", 0))
     if wanted is None or tolerance is None or not wanted.is_finite():
         raise ValueError(f"`{values['answer']}` is not a number")
-    said = last_number(text)
+    said, unlike = last_number(text), f"not {_shown(str(values['answer']))}"
     if said is None:
-        return False, f"no number, not {_shown(str(values['answer']))}"
-    if said.value.is_nan():  # `0/0`
-        return False, f"said {_shown(said.text)}, not {_shown(str(values['answer']))}"
+        return False, f"no number, {unlike}"
     candidates = [said.value, CALM.divide(said.value, Decimal(100))] if said.percent else [said.value]
-    right = any(CALM.compare(CALM.abs(CALM.subtract(one, wanted)), tolerance) <= 0 for one in candidates)
-    shown = _shown(said.text)
-    return right, f"said {shown}" if right else f"said {shown}, not {_shown(str(values['answer']))}"
+    right = not said.value.is_nan() and any(  # `0/0` is none
+        CALM.compare(CALM.abs(CALM.subtract(one, wanted)), tolerance) <= 0 for one in candidates
+    )
+    return right, f"said {_shown(said.text)}" if right else f"said {_shown(said.text)}, {unlike}"
 
 
 def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
@@ -193,7 +186,7 @@ def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
         return stated[-1]
     lines = [line for line in text.split("\n") if line.strip(_EDGES)]
     leads = [option for line in (lines[:1] + lines[-1:]) if (option := named.lead(line))]
-    return _distinct(leads) or named.mentioned(text)
+    return tuple(dict.fromkeys(leads)) or named.mentioned(text)
 
 
 class _ChoiceOptions:
@@ -220,7 +213,7 @@ class _ChoiceOptions:
             found.append(self._spelled[match.group(1).casefold()])
             other = self._other.match(text, match.end())
             match = self._here.match(text, other.end()) if other else None
-        return _distinct(found)
+        return tuple(dict.fromkeys(found))
 
     def lead(self, line: str) -> str | None:
         match = self._here.match(line.lstrip("-•># "))
@@ -231,10 +224,8 @@ class _ChoiceOptions:
         return self._spelled[match.group(1).casefold()] if not rest.strip() or rest[0] in signs else None
 
     def mentioned(self, text: str) -> tuple[str, ...]:
-        found = self._anywhere.finditer(text)
-        return _distinct(
-            self._spelled[one.group().casefold()] for one in found if self._is_meant(one.group(), text, one.end())
-        )
+        meant = (one for one in self._anywhere.finditer(text) if self._is_meant(one.group(), text, one.end()))
+        return tuple(dict.fromkeys(self._spelled[one.group().casefold()] for one in meant))
 
     def _is_meant(self, said: str, text: str, end: int) -> bool:
         if len(said) > 1 or not said.isalpha():
@@ -243,10 +234,6 @@ class _ChoiceOptions:
         if said.islower():
             return after[:1] in (")", "]")
         return said not in "AI" or not re.match(r"\s+(?!(?:or|and|is)\b)[a-z]|['’]", after)
-
-
-def _distinct(found: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(found))
 
 
 def _shown(text: str) -> str:

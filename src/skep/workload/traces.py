@@ -61,11 +61,7 @@ def read_trace(lines: Iterable[str], *, speed: float = 1.0, limit: int | None = 
 
 
 def trace_messages(
-    item: TraceItem,
-    *,
-    seed: int = 0,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
+    item: TraceItem, *, seed: int = 0, chars_per_token: float = TYPICAL_CHARS_PER_TOKEN, overhead_tokens: float = 0.0
 ) -> list[dict[str, Any]]:
     """Return what is sent for one item. Another seed gives other texts: a replay that no earlier one has warmed."""
     if item.messages:
@@ -73,8 +69,8 @@ def trace_messages(
     whole = pieces_for(BLOCK_TOKENS, chars_per_token)
     last_tokens = (item.prompt_tokens or 0) - BLOCK_TOKENS * (len(item.blocks) - 1)
     last = max(1, pieces_for(last_tokens, chars_per_token, overhead_tokens))
-    texts = [_block(seed, block, whole) for block in item.blocks[:-1]]
-    texts.append(_block(seed, item.blocks[-1], last))
+    lengths = [whole] * (len(item.blocks) - 1) + [last]
+    texts = [_block(seed, block, length) for block, length in zip(item.blocks, lengths, strict=True)]
     return [{"role": "user", "content": "".join(texts)}]
 
 
@@ -97,91 +93,70 @@ def _items(lines: Iterable[str]) -> Iterator[TraceItem]:
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
-        values = _object(number, text)
-        shape = _format(number, values)
-        if seen is not None and shape != seen:
-            raise UserError(
-                f"line {number} of the trace is a {shape} line among {seen} lines", hint="give each format its own file"
-            )
+        try:
+            values, shape = _read(text)
+            if seen is not None and shape != seen:
+                raise UserError(f" is a {shape} line among {seen} lines", hint="give each format its own file")
+            item = _mooncake(number, values) if shape == "mooncake" else _batch(number, values)
+            if item.custom_id is not None and (earlier := ids.setdefault(item.custom_id, number)) != number:
+                raise UserError(f" has the custom_id `{item.custom_id}` of line {earlier}")
+        except UserError as error:
+            raise UserError(f"line {number} of the trace{error.message}", hint=error.hint) from None
         seen = shape
-        item = _mooncake(number, values) if shape == "mooncake" else _batch(number, values)
-        if item.custom_id is not None and ids.setdefault(item.custom_id, number) != number:
-            earlier = ids[item.custom_id]
-            raise UserError(f"line {number} of the trace has the custom_id `{item.custom_id}` of line {earlier}")
         yield item
 
 
-def _object(number: int, text: str) -> dict[str, Any]:
+def _read(text: str) -> tuple[dict[str, Any], TraceFormat]:
+    """Return the object of a line, and of which format it is. Errors here begin behind `line 5 of the trace`."""
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise UserError(f"line {number} of the trace is not JSON: {error}", hint="one JSON object a line") from None
+        raise UserError(f" is not JSON: {error}", hint="one JSON object a line") from None
     if not isinstance(values, dict):
-        raise UserError(f"line {number} of the trace is not a JSON object", hint=f"such as {_LOOKS['mooncake']}")
-    return values
-
-
-def _format(number: int, values: Mapping[str, Any]) -> TraceFormat:
+        raise UserError(" is not a JSON object", hint=f"such as {_LOOKS['mooncake']}")
     if "body" in values or "custom_id" in values:
-        return "batch"
+        return values, "batch"
     if "input_length" in values or "hash_ids" in values:
-        return "mooncake"
-    raise UserError(
-        f"line {number} of the trace is in an unknown format",
-        hint=f"Mooncake's: {_LOOKS['mooncake']}; OpenAI's: {_LOOKS['batch']}",
-    )
+        return values, "mooncake"
+    hint = f"Mooncake's: {_LOOKS['mooncake']}; OpenAI's: {_LOOKS['batch']}"
+    raise UserError(" is in an unknown format", hint=hint)
 
 
 def _mooncake(number: int, values: Mapping[str, Any]) -> TraceItem:
-    at_ms = _number(number, values, "timestamp", 0)
-    tokens = _count(number, values, "input_length", 1)
-    max_tokens = _count(number, values, "output_length", 1)
-    blocks = values.get("hash_ids")
+    at_ms, blocks = values.get("timestamp"), values.get("hash_ids")
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < math.inf:
+        raise UserError(f": `timestamp` is {_shown(at_ms)}, not a number from 0 up")
+    tokens, max_tokens = _count(values, "input_length"), _count(values, "output_length")
     if not isinstance(blocks, list) or any(type(block) is not int for block in blocks):
-        raise UserError(f"line {number} of the trace: `hash_ids` is not a list of whole numbers")
+        raise UserError(": `hash_ids` is not a list of whole numbers")
     needed = -(-tokens // BLOCK_TOKENS)
     if len(blocks) != needed:
-        raise UserError(
-            f"line {number} of the trace: {tokens} tokens are {needed} blocks of {BLOCK_TOKENS}, not {len(blocks)}",
-            hint=f"only traces with blocks of {BLOCK_TOKENS} tokens can be replayed",
-        )
+        hint = f"only traces with blocks of {BLOCK_TOKENS} tokens can be replayed"
+        raise UserError(f": {tokens} tokens are {needed} blocks of {BLOCK_TOKENS}, not {len(blocks)}", hint=hint)
     return TraceItem(number, at_ms / 1000, tokens, max_tokens, blocks=tuple(blocks))
 
 
 def _batch(number: int, values: Mapping[str, Any]) -> TraceItem:
     custom_id, body = values.get("custom_id"), values.get("body")
     if not isinstance(custom_id, str) or not custom_id:
-        raise UserError(f"line {number} of the trace has no `custom_id`", hint=f"such as {_LOOKS['batch']}")
+        raise UserError(" has no `custom_id`", hint=f"such as {_LOOKS['batch']}")
     if values.get("method", "POST") != "POST" or values.get("url", CHAT_PATH) != CHAT_PATH:
-        raise UserError(f"line {number} of the trace is not a POST to {CHAT_PATH}", hint="leave such lines out")
+        raise UserError(f" is not a POST to {CHAT_PATH}", hint="leave such lines out")
     if not isinstance(body, dict):
-        raise UserError(f"line {number} of the trace has no `body`", hint=f"such as {_LOOKS['batch']}")
+        raise UserError(" has no `body`", hint=f"such as {_LOOKS['batch']}")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise UserError(f"line {number} of the trace: `body.messages` is not a list of messages with a role")
+        raise UserError(": `body.messages` is not a list of messages with a role")
     limits = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-    return TraceItem(
-        number,
-        at_s=None,
-        prompt_tokens=None,
-        max_tokens=_count(number, body, limits[0], 1) if limits else None,
-        messages=tuple(messages),
-        custom_id=custom_id,
-        extras={name: value for name, value in body.items() if name not in _OURS},
-    )
+    most = _count(body, limits[0]) if limits else None
+    extras = {name: value for name, value in body.items() if name not in _OURS}
+    return TraceItem(number, None, None, most, messages=tuple(messages), custom_id=custom_id, extras=extras)
 
 
-def _number(number: int, values: Mapping[str, Any], name: str, least: float) -> float:
+def _count(values: Mapping[str, Any], name: str) -> int:
     value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= least):
-        raise UserError(f"line {number} of the trace: `{name}` is {_shown(value)}, not a number from {least:g} up")
-    return float(value)
-
-
-def _count(number: int, values: Mapping[str, Any], name: str, least: int) -> int:
-    value = values.get(name)
-    if type(value) is not int or value < least:
-        raise UserError(f"line {number} of the trace: `{name}` is {_shown(value)}, not a whole number from {least} up")
+    if type(value) is not int or value < 1:
+        raise UserError(f": `{name}` is {_shown(value)}, not a whole number from 1 up")
     return value
 
 

@@ -5,5 +5,5 @@ tells what it found through a pipe; the second asks, compares and reports, and a
 What that promises: whatever code prints, writes to its descriptors or returns on leaving makes no pass. Code that goes
 looking for the harness inside its own process, and imitates it, can make one where tests run beside it (`python`,
 `completion`); for the other kinds what should come out is known to the reporting process alone.
-A kind of checker is a module with `try_out` (beside the answer's code) and `look` (in the other process).
+A kind of checker is two functions: one looks, in the reporting process, the other tries the answer's code.
 """

@@ -5,7 +5,6 @@ Started with the checker's kind; the job comes as JSON on stdin; the last line o
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -13,13 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 from .link import CheckReport, WorkerGone, WorkerLink
-
-MODULES = {
-    "python": "plain",
-    "completion": "plain",
-    "cases": "cases",
-    "regex": "pattern",
-}
 
 
 def main() -> None:
@@ -45,8 +37,9 @@ def _report(kind: str, link: WorkerLink) -> None:
     link.begin(job.pop("seconds"))
     report = CheckReport()
     try:
-        module = importlib.import_module(f".{MODULES[kind]}", __package__)
-        module.look({**job, "kind": kind}, link, report)
+        from .checks import KINDS
+
+        KINDS[kind][0]({**job, "kind": kind}, link, report)
     except WorkerGone as silent:
         report.end(silent.outcome, silent.detail)
     link.kill()
@@ -61,9 +54,10 @@ def _as_worker(kind: str, job: int, told: int) -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nowhere, number)
+        from .checks import KINDS
         from .worker import work
 
-        work(f"{__package__}.{MODULES[kind]}", job, told)
+        work(KINDS[kind][1], job, told)
     finally:
         os._exit(1)
 

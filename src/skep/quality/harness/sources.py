@@ -1,13 +1,34 @@
-"""Answers as source text: a body made a function again, imports that lead nowhere."""
+"""Answers as source text: a body made a function again, imports that lead nowhere, and of an answer in several blocks
+which are the program, and which only quote it or show how it is used.
+
+Blocks are tried in order, in one namespace, in a process apart: one that ends it, hangs or spoils something does no
+harm. A block that raises is left out, unless it gives what was asked for: then it is judged as it stands.
+"""
 
 from __future__ import annotations
 
 import ast
+import builtins
+import json
+import os
 import re
+import select
+import signal
 import sys
 import textwrap
+import time
+import types
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
+from typing import Any
 
+from .worker import described
+
+Wanted = Callable[[str], bool]
+# With one block, by the number of those that hung; an example that waits for somebody is left out, a program is not.
+_PATIENCE_S = (3.0, 1.0, 1.0, 1.0)
+_DEFINED = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 Unit = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -132,3 +153,173 @@ def is_installed(module: str) -> bool:
         return bool(root) and find_spec(root) is not None
     except (ImportError, ValueError):
         return False
+
+
+def giving(names: set[str]) -> Wanted:
+    """Blocks that define one of these names, or would if they could be parsed."""
+
+    def wanted(code: str) -> bool:
+        return bool(names & _given(code))
+
+    return wanted
+
+
+def free_names(code: str) -> set[str]:
+    """Return the names that the code uses but does not define."""
+    tree = parsed(code)
+    used: set[str] = set()
+    own = set(vars(builtins))
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else own).add(node.id)
+        elif isinstance(node, ast.alias):
+            own.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+        elif isinstance(node, Unit):
+            own.add(node.name)
+    return used - own
+
+
+def _given(code: str) -> set[str]:
+    tree = parsed(code)
+    return set(_DEFINED.findall(code)) if tree is None else names_of(tree)
+
+
+def joined(blocks: Sequence[str]) -> str:
+    return "\n\n".join(code.strip("\n") for code in blocks) + "\n"
+
+
+def chosen(blocks: Sequence[str], wanted: Wanted, *before: str) -> tuple[str, str]:
+    """Return the program, and a remark on what was left out of it. `before` is code of ours that runs first.
+
+    Where nothing gives what was asked for there is nothing to be left out either.
+    """
+    blocks = [textwrap.dedent(code) for code in blocks] if len(blocks) > 1 else list(blocks)
+    asked = {number for number, code in enumerate(blocks) if wanted(code)}
+    if len(blocks) < 2 or not asked:
+        return joined(blocks), ""
+    everything = frozenset(name for code in blocks for name in _given(code))
+    out = {n: "is no Python" for n, code in enumerate(blocks) if n not in asked and parsed(code) is None}
+    order: list[int] = []
+    for patience_s in _PATIENCE_S:
+        todo = [n for n, code in enumerate(blocks) if n not in out and parsed(code) is not None]
+        told, stuck = _tried([(n, as_one_file(blocks[n], everything), n in asked) for n in todo], before, patience_s)
+        order = [n for n, _error in told]
+        out |= {n: error for n, error in told if error and n not in asked}
+        if stuck is None or stuck[0] in asked:
+            break
+        out[stuck[0]] = stuck[1]
+    order += [n for n in range(len(blocks)) if n not in order]
+    return joined([blocks[n] for n in order if n not in out]), _remark([out[n] for n in sorted(out)])
+
+
+def _remark(reasons: list[str]) -> str:
+    if not reasons:
+        return ""
+    if len(reasons) == 1:
+        return f"left out: a block that {reasons[0]}"
+    return f"left out: {len(reasons)} blocks, the first of which {reasons[0]}"
+
+
+def _tried(
+    todo: list[tuple[int, str, bool]], before: tuple[str, ...], patience_s: float
+) -> tuple[list[tuple[int, str]], tuple[int, str] | None]:
+    """Return what each block did, in the order in which they ran; and the one where it came to an end, and how."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reading)
+            _BlockRunner(todo, writing).run(before)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        messages, how = _heard(pid, reading, len(todo), patience_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+    told = [(int(n), str(error)) for kind, n, error in messages if kind == "done"]
+    begun = [int(n) for kind, n, _error in messages if kind == "begun"]
+    done = {n for n, _error in told}
+    stuck = next((n for n in reversed(begun) if n not in done), None)
+    return told, None if stuck is None or len(done) == len(todo) else (stuck, how)
+
+
+def _heard(pid: int, reading: int, expected: int, patience_s: float) -> tuple[list[tuple[str, int, str]], str]:
+    held = b""
+    lines: list[tuple[str, int, str]] = []
+    until = time.monotonic() + patience_s
+    ended = False
+    while sum(line[0] == "done" for line in lines) < expected:
+        if select.select([reading], [], [], 0 if ended else 0.02)[0] and (read := os.read(reading, 1 << 16)):
+            held += read
+            *whole, held = held.split(b"\n")
+            with suppress(ValueError, TypeError):
+                lines += [(str(kind), int(n), str(error)) for kind, n, error in map(json.loads, whole)]
+            until = time.monotonic() + patience_s
+        elif ended:
+            return lines, "ended its process"
+        elif time.monotonic() > until:
+            return lines, "did not come to an end"
+        ended = ended or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    return lines, ""
+
+
+class _BlockRunner:
+    """Runs in the process apart. A block that failed leaves no names behind."""
+
+    def __init__(self, todo: list[tuple[int, str, bool]], writing: int) -> None:
+        self._todo = todo
+        self._writing = writing
+        self._late: set[int] = set()
+        self._solid: set[str] = set()  # names of blocks with functions or classes
+        self._module = types.ModuleType("answer")
+        self._module.__file__ = "answer.py"
+        sys.modules["answer"] = self._module
+
+    def run(self, before: tuple[str, ...]) -> None:
+        held = self._module.__dict__
+        with suppress(BaseException):
+            for text in before:
+                exec(compile(text, "given.py", "exec", dont_inherit=True), held)  # noqa: S102 - the sandbox is for it
+        self._solid |= set(held) if before else set()
+        while self._todo:
+            number, code, asked = self._todo.pop(0)
+            self._say("begun", number)
+            names = dict(held)
+            error = self._failed(code, asked, names)
+            if error is None:
+                self._say("done", number)
+                continue
+            held.clear()
+            held.update(names)
+            if isinstance(error, NameError) and number not in self._late and self._can_wait(code, error):
+                self._late.add(number)
+                self._todo.append((number, code, asked))
+            else:
+                self._say("done", number, error if isinstance(error, str) else f"raised {described(error)}")
+
+    def _failed(self, code: str, asked: bool, names: dict[str, Any]) -> BaseException | str | None:
+        held = self._module.__dict__
+        try:
+            exec(compile(code, "answer.py", "exec", dont_inherit=True), held)  # noqa: S102 - as above
+        except BaseException as error:
+            return error
+        tree = parsed(code)
+        if asked or (tree is not None and any(isinstance(node, Unit) for node in tree.body)):
+            self._solid |= {name for name, value in held.items() if names.get(name) is not value}
+        elif any(held.get(name) is not names.get(name) for name in self._solid & set(names)):
+            return "gives other values to the program's names"
+        return None
+
+    def _can_wait(self, code: str, error: NameError) -> bool:
+        """Files may come in any order: what is missing is defined later, and nothing of this block is."""
+        later: set[str] = set().union(*(_given(text) for _, text, _ in self._todo))
+        return error.name in later and not later & _given(code)
+
+    def _say(self, kind: str, number: int, error: str = "") -> None:
+        os.write(self._writing, json.dumps([kind, number, error]).encode() + b"\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -23,12 +22,12 @@ class Broken(Exception):
         self.outcome = outcome
 
 
-def work(module: str, job_fd: int, told_fd: int) -> None:
+def work(try_out: Callable[[dict[str, Any], Say], None], job_fd: int, told_fd: int) -> None:
     with os.fdopen(job_fd, "rb") as pipe:
         job = json.loads(pipe.read())
     say = _saying(told_fd, job.pop("token").encode())
     try:
-        importlib.import_module(module).try_out(job, say)
+        try_out(job, say)
     except Broken as broken:
         say(outcome=broken.outcome, detail=broken.detail)
     except BaseException as error:

@@ -65,14 +65,14 @@ class MergedAnswer:
 
 def plan_document(goal: str, split: GoalSplit, *, merge: bool) -> dict[str, Any]:
     """Return the plan as the run stores it and as `--dry-run --json` prints it."""
-    parts = [
-        {"id": one.id, "objective": one.objective, "files": [piece.ref for piece in one.pieces]} for one in split.parts
-    ]
     return {
         "goal": goal,
         "made_by": "orchestrator" if split.by_model else "fallback",
         "why": split.why,
-        "tasks": parts,
+        "tasks": [
+            {"id": one.id, "objective": one.objective, "files": [piece.ref for piece in one.pieces]}
+            for one in split.parts
+        ],
         "reduce": {"how": "merge" if merge else "concat"},
     }
 
@@ -208,11 +208,8 @@ def left_out(text: str, group: Sequence[MergeProblem]) -> list[MergeProblem]:
     words = [set(_WORD.findall(one.text.casefold())) for one in group]
     counts = Counter(word for own in words for word in own)
     said = set(_WORD.findall(text.casefold()))
-    dropped: list[MergeProblem] = []
-    for one, own in zip(group, words, strict=True):
-        only = {word for word in own if counts[word] == 1}
-        if len(only) >= LEAST_WORDS and not only & said:
-            dropped.append(one)
+    only = [{word for word in own if counts[word] == 1} for own in words]
+    dropped = [one for one, own in zip(group, only, strict=True) if len(own) >= LEAST_WORDS and not own & said]
     return dropped if len(dropped) < len(group) else []
 
 

@@ -11,7 +11,7 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -20,13 +20,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from skep.bench.endpoint import Endpoint
+from skep.bench.tokens_per_char import count_tokens
 from skep.errors import UserError
-from skep.swarm.ask.traits import CHARS_PER_TOKEN, Traits, chars_per_token, traits_of
-from skep.swarm.attempt import REJECTED, ChatWorker
 from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.client import AttemptResult, SwarmClient
+from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
 from skep.swarm.records import SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
+from skep.wire.client import Pool
+from skep.wire.fetch import fetch_if_there
 
 Item = TypeVar("Item")
 _PROSE = frozenset({".md", ".markdown", ".rst", ".txt", ".adoc", ""})
@@ -209,6 +210,80 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
+TINY = 1e9  # parameters, below which a model writes no plan and no merge worth its time
+CHARS_PER_TOKEN = 3.0  # where nobody counts: code and prose have more
+SAMPLE_CHARS = 2_500
+LEAST_SAMPLE = 200  # characters, below which nothing can be said
+MARGIN = 0.9  # of what fits: other texts have shorter tokens than the sample
+_IN_NAME = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,3})?)([mb])(?![a-z0-9])", re.IGNORECASE)
+_UNITS = {"m": 1e6, "b": 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What an endpoint tells of itself beside its name. None: it does not tell."""
+
+    context: int | None = None  # tokens of one conversation
+    parameters: float | None = None
+
+    @property
+    def is_tiny(self) -> bool:
+        return self.parameters is not None and self.parameters < TINY
+
+
+async def traits_of(endpoint: Endpoint) -> Traits:
+    """Ask as skep, llama.cpp (`/props`, `meta`) or vLLM (`max_model_len`) tell it; the size else as the name has it."""
+    props = await _fetched(endpoint, "/props")
+    if props.get("model_alias", endpoint.model) != endpoint.model:
+        props = {}  # of another model behind the same gateway
+    data = (await _fetched(endpoint, f"{endpoint.base}/models")).get("data")
+    entries = data if isinstance(data, list) else []
+    own = next((one for one in entries if isinstance(one, dict) and one.get("id") == endpoint.model), {})
+    settings, meta = (
+        one if isinstance(one, dict) else {} for one in (props.get("default_generation_settings"), own.get("meta"))
+    )
+    told = (own.get("max_model_len"), endpoint.engine.get("context"), settings.get("n_ctx"))
+    sizes = [one for one in told if type(one) is int and 256 <= one < 10**8]
+    counted = meta.get("n_params")
+    parameters = float(counted) if isinstance(counted, int | float) and counted > 1 else parameters_in(endpoint.model)
+    return Traits(min(sizes, default=None), parameters)
+
+
+def parameters_in(name: str) -> float | None:
+    """`smollm2-135m`, `Qwen3-0.6B`; the largest of several (`30b-a3b`). None: it names none."""
+    found = [float(number) * _UNITS[unit.lower()] for number, unit in _IN_NAME.findall(name)]
+    return max(found, default=None) or None
+
+
+async def chars_per_token(endpoint: Endpoint, texts: list[str], *, timeout_s: float = 60.0) -> float:
+    """Count on a piece of these very texts: by the tokenizer, else by a request of one token, else guess carefully."""
+    share = max(SAMPLE_CHARS // max(len(texts), 1), LEAST_SAMPLE)
+    sample = "\n".join(text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE])[:SAMPLE_CHARS]
+    if len(sample) < LEAST_SAMPLE:
+        return CHARS_PER_TOKEN
+    line = SwarmClient(endpoint, timeout_s=timeout_s)
+    try:
+        tokens = await count_tokens(line.pool, endpoint, sample)
+        if not tokens:
+            asked = [{"role": "user", "content": sample}]
+            tokens = (await line.ask(asked, fields={"max_tokens": 1})).prompt_tokens
+    finally:
+        await line.close()
+    if not tokens or tokens * 12 < len(sample):
+        return CHARS_PER_TOKEN
+    return max(0.5, MARGIN * len(sample) / tokens)
+
+
+async def _fetched(endpoint: Endpoint, path: str) -> dict[str, Any]:
+    """Return an empty document where it has none."""
+    pool = Pool(endpoint.origin, connect_timeout_s=5.0)
+    try:
+        answer = await fetch_if_there(pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0)
+    finally:
+        await pool.close()
+    return answer.document() if answer else {}
+
+
 UNKNOWN_CONTEXT = 2_048  # tokens; what skep's embedded engine gives a slot unless told
 UNKNOWN_CHUNK, UNKNOWN_ANSWER = 1_000, 512  # where the context is unknown
 LEAST_ANSWER = 256  # tokens: two paragraphs; of a small context an answer takes no more than an eighth
@@ -273,7 +348,7 @@ class GoalPart:
 
     def task(self, sizes: Sizes) -> Task:
         """Return a task that holds its material: no file is read again when the run is resumed."""
-        texts = [material(_place(piece.ref), piece.text) for piece in self.pieces]
+        texts = [material("file {0}, lines {2}".format(*one.ref.rpartition(":")), one.text) for one in self.pieces]
         # The question stands before and after long material: a small model has forgotten it by then.
         content = "\n\n".join([self.objective, *texts, f"Now do this: {self.objective}"])
         messages = ({"role": "system", "content": AGENT}, {"role": "user", "content": content})
@@ -361,7 +436,7 @@ async def split_goal(
 
 def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = None) -> GoalSplit:
     """Ask the goal of every piece of every file."""
-    return GoalSplit(_checked(_a_part_each(goal, list(sources.texts), sources, sizes)), by_model=False, why=why)
+    return GoalSplit(_checked(_a_part_each(goal, sources.texts, sources, sizes)), by_model=False, why=why)
 
 
 async def split_by_model(
@@ -392,8 +467,7 @@ async def split_by_model(
 
     line, task = SwarmClient(endpoint, timeout_s=timeout_s), Task("plan", tuple(messages), most, 0.0, SCHEMA)
     try:
-        async with asyncio.timeout(timeout_s), AnswerChecker() as checking:
-            checking.require(fault)
+        async with asyncio.timeout(timeout_s), AnswerChecker(fault) as checking:
             work = ChatWorker(line, checking, SwarmRunOptions())
             came = await work.attempt(task, 1, None)
             if came.error_kind == REJECTED:
@@ -485,7 +559,7 @@ def packed(items: Sequence[Item], sizes: Sequence[int], most: int) -> list[list[
     return groups
 
 
-def _a_part_each(goal: str, names: Sequence[str], sources: Sources, sizes: Sizes) -> list[GoalPart]:
+def _a_part_each(goal: str, names: Iterable[str], sources: Sources, sizes: Sizes) -> list[GoalPart]:
     pieces = [piece for name in names for piece in pieces_of(name, sources.texts[name], sizes.chunk_chars)]
     short = [PurePosixPath(piece.ref).name for piece in pieces]  # an id that a person can type
     counts = Counter(short)
@@ -509,8 +583,3 @@ def _checked(parts: Sequence[GoalPart]) -> tuple[GoalPart, ...]:
         taken.add(name)
         made.append(replace(part, id=name))
     return tuple(made)
-
-
-def _place(ref: str) -> str:
-    file, _, lines = ref.rpartition(":")
-    return f"file {file}, lines {lines}"

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from skep.errors import SkepError, UserError
-from skep.quality.judging import Judge, missing_packages
+from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.runner import Sandbox
 from skep.swarm.checking.extract_json import values_in, why_none
-from skep.swarm.checking.schemas import check_schema, may_be_slow, one_line, value_faults
+from skep.swarm.checking.schemas import may_be_slow, one_line, value_faults
 from skep.swarm.records import Task
 from skep.workload.extraction import split_answer
 from skep.workload.items import Checker, Item
@@ -53,17 +53,15 @@ class SchemaChecks:
 
     async def close(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        with suppress(ProcessLookupError):
-            child.kill()
-        await asyncio.shield(child.wait())
+        if child is not None:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await asyncio.shield(child.wait())
 
     def _is_slow(self, schema: Mapping[str, Any]) -> bool:
-        known = self._slow.get(id(schema))
-        if known is None:
-            known = self._slow[id(schema)] = (schema, may_be_slow(schema))
-        return known[1]
+        if id(schema) not in self._slow:
+            self._slow[id(schema)] = (schema, may_be_slow(schema))
+        return self._slow[id(schema)][1]
 
     async def _asked(self, line: bytes) -> str | None:
         for _ in range(_TRIES):
@@ -78,7 +76,8 @@ class SchemaChecks:
                 if answer.endswith(b"\n"):
                     fault: str | None = json.loads(answer)["fault"]
                     return fault
-                if await self._ended(child) == -signal.SIGPROF:
+                code, self._child = await child.wait(), None
+                if code == -signal.SIGPROF:
                     return TOO_LONG
             except TimeoutError:
                 await self.close()
@@ -90,11 +89,6 @@ class SchemaChecks:
                 raise
         raise SkepError("the process that checks schemas does not stay alive", hint="is there memory left?")
 
-    async def _ended(self, child: asyncio.subprocess.Process) -> int:
-        code = await child.wait()
-        self._child = None
-        return code
-
     async def _started(self) -> asyncio.subprocess.Process:
         """In a session of its own, so that Ctrl-C is the runner's alone; it ends with its input.
 
@@ -102,7 +96,7 @@ class SchemaChecks:
         """
         if self._child is None:
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "skep.swarm.checking.schema_worker", str(self._compute_s)),
+                *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -111,8 +105,6 @@ class SchemaChecks:
             )
         return self._child
 
-
-__all__ = ["AnswerChecker", "CheckedAnswer", "check_schema"]
 
 Demand = Callable[[Any], str | None]
 KNOWN_ANSWER = ("exact", "choice", "number")  # what is wrong with an answer would tell the right one
@@ -134,11 +126,12 @@ class CheckedAnswer:
 class AnswerChecker:
     """The checks of a run. A sandbox, or a process for slow schemas, is opened when the first answer needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, demand: Demand | None = None) -> None:
+        """`demand`: a further one on every value, beyond its schema: what is wrong with it, or None."""
+        self._demand = demand
         self._opened: Sandbox | None = None
         self._judge: Judge | None = None
         self._schemas = SchemaChecks()
-        self._demand: Demand | None = None
         self._opening = asyncio.Lock()  # there is one sandbox, however many answers need it at once
 
     async def __aenter__(self) -> Self:
@@ -147,21 +140,14 @@ class AnswerChecker:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def require(self, demand: Demand) -> None:
-        """A further demand on every value, beyond its schema: what is wrong with it, or None."""
-        self._demand = demand
-
     async def prepare(self, tasks: Iterable[Task]) -> None:
         """UserError where checkers of these tasks cannot be carried out here: to be known before anything runs."""
         items = [_item(task) for task in tasks if task.checker is not None]
-        executed = [item for item in items if item.checker.is_executed]
-        if not executed:
-            return
-        missing = missing_packages(executed)
-        if missing:
+        if missing := missing_packages(items):
             hint = "pip install 'skep[quality]'"
             raise UserError(f"checkers need what is not installed: {', '.join(missing)}", hint=hint)
-        await self._judging(executed=True)
+        if needs_sandbox(items):
+            await self._judging(executed=True)
 
     async def check(self, task: Task, text: str) -> CheckedAnswer:
         said = split_answer(text, None)
@@ -191,17 +177,15 @@ class AnswerChecker:
 
     async def _read(self, schema: Mapping[str, Any], text: str) -> tuple[Any, str | None]:
         """The first value that is as it should be; else what is wrong with the first, or with the largest beside it."""
-        values = values_in(text)
-        if not values:
-            return None, f"{why_none(text)}; answer with JSON alone"
-        complaints = []
-        for value in values:
+        faults = []
+        for value in values_in(text):
             fault = await self._schemas.fault(schema, value)
             if fault is None:
                 return value, None
-            complaints.append(fault)
-        largest = max(range(len(values)), key=lambda place: len(str(values[place])))
-        return None, complaints[largest]
+            faults.append((len(str(value)), fault))
+        if not faults:
+            return None, f"{why_none(text)}; answer with JSON alone"
+        return None, max(faults, key=lambda one: one[0])[1]
 
     async def _judged(self, item: Item, text: str) -> str | None:
         judge = await self._judging(executed=item.checker.is_executed)

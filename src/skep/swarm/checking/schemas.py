@@ -1,11 +1,18 @@
 """JSON schemas: whether one is sound, and where a value is not as it says.
 
 Nothing is ever fetched: a reference must be found in the schema itself or among JSON Schema's own ones.
+
+Also a program, for schemas whose check may never end: Python's regular expressions backtrack, `^(a+)+$` takes for ever
+on thirty characters, and while they do nothing else of the process runs: a thread would stop the runner as well. So
+such a schema is checked in a child that the kernel ends after so many seconds of computing, whether its parent still
+lives or not. No sandbox is needed: the schema is the user's, and the answer is data; what is bounded is time.
 """
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -23,8 +30,7 @@ SLOW = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$recur
 
 def check_schema(schema: Mapping[str, Any]) -> None:
     """UserError for what is no JSON schema of its draft (2020-12 unless told), or refers to what is not there."""
-    fault = schema_fault(schema)
-    if fault is not None:
+    if (fault := schema_fault(schema)) is not None:
         raise UserError(f"not a JSON schema: {fault}", hint="see https://json-schema.org/understanding-json-schema")
 
 
@@ -113,17 +119,15 @@ def _dangling(schema: Mapping[str, Any]) -> str | None:
     name = root.id() or ""
     registry = REGISTRY.with_resource(name, root).crawl()
     for resource, resolver in _parts(root, registry.resolver(base_uri=name)):
-        contents = resource.contents
-        if not isinstance(contents, Mapping):
-            continue
-        for word in ("$ref", "$dynamicRef"):
-            target = contents.get(word)
-            if not isinstance(target, str):
-                continue
+        contents = resource.contents if isinstance(resource.contents, Mapping) else {}
+        targets = ((word, contents.get(word)) for word in ("$ref", "$dynamicRef"))
+        for word, target in targets:
             try:
-                resolver.lookup(target)
+                if isinstance(target, str):
+                    resolver.lookup(target)
             except Unresolvable:
-                why = "there is nothing" if target.startswith("#") else "not in the schema, and nothing is fetched"
+                is_inside = str(target).startswith("#")
+                why = "there is nothing" if is_inside else "not in the schema, and nothing is fetched"
                 return f"`{word}` to {_shown(target)}: {why}"
     return None
 
@@ -136,3 +140,20 @@ def _parts(resource: Any, resolver: Any) -> Iterator[tuple[Any, Any]]:
 
 def _shown(value: Any) -> str:
     return f"`{one_line(str(value), 80)}`"
+
+
+def main() -> None:
+    """A line in: {"schema": ..., "value": ...}; a line out: {"fault": null or a text}. Ends with its input."""
+    compute_s = float(sys.argv[1])
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel's own: ends the process in the middle of a match
+    for line in sys.stdin.buffer:
+        job = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, compute_s)
+        fault = value_faults(job["schema"], job["value"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(json.dumps({"fault": fault}).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
