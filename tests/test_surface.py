@@ -60,14 +60,13 @@ def gather(value, at, keys):
 def routes(_skep, folder):
     from skep.config.gateway_messages import BatchPlaces, GatewaySetup
     from skep.gateway import request_policy
-    from skep.gateway.main import mount_batches
-    from skep.gateway.process import Gateway
+    from skep.gateway.main import Gateway
     from skep.paths import user_paths
     from skep.web.app import make_app
     from skep.web.context import Site
 
     async def own():
-        gateway = Gateway(GatewaySetup(batches=BatchPlaces(str(folder / "store"), str(folder))), (mount_batches,))
+        gateway = Gateway(GatewaySetup(batches=BatchPlaces(str(folder / "store"), str(folder))))
         found = [(*route, "key") for route in gateway.proxy.routes]
         return found + [(*route, "open") for route in gateway.proxy.open_routes]
 

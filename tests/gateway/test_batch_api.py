@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from skep.config.keys import digest_of
+from skep.gateway.batch.calls import MOST_HELD_BYTES, BatchGatewayPort
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_AT_ONCE, MOST_LOST, BatchAnswer
 from skep.gateway.batch.store import BatchStore, RequestStart
-from skep.gateway.main import MOST_HELD_BYTES, BatchGatewayPort
 from skep.gateway.proxy import Policy
 from skep.store.database import open_store
 from skep.testing.gateway_process import GatewayProcess

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.gateway.batch.api import boundary_of, parts_of
-from skep.gateway.batch.files import MOST_ERRORS, body_of, check_lines
+from skep.gateway.batch.files import MOST_ERRORS, body_of, boundary_of, check_lines, parts_of
 
 ENDPOINT = "/v1/chat/completions"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai.types
 import pytest
 
-from skep.gateway.batch.objects import (
+from skep.gateway.batch.api import (
     ENDPOINTS,
     BatchApiError,
     batch_document,

@@ -12,7 +12,6 @@ from skep.gateway.batch.scheduler import (
     WAITING_TURN_S,
     BatchAnswer,
     BatchSchedule,
-    NextBatch,
     RunningBatch,
     SuspectTurn,
     choose,
@@ -35,7 +34,7 @@ def schedule_of(count):
 def test_requests_go_out_in_their_order_and_are_done_when_answered():
     work = schedule_of(2)
     first, second = work.next(0.0), work.next(0.0)
-    assert (first.index, second.index, work.next(0.0), work.out) == (0, 1, None, 2)
+    assert (first.index, second.index, work.next(0.0)) == (0, 1, None)
     assert work.due_in_s(0.0) is None
     assert work.answered(1, BatchAnswer(200), 1.0)
     assert work.answered(0, BatchAnswer(400), 1.0)
@@ -224,19 +223,19 @@ def pick(waiting, running, had_turn=None, now=0.0):
 
 
 def test_the_oldest_begins_while_there_is_room_and_who_has_the_fewest_first():
-    assert pick([batch("a"), batch("b")], under_way(batch("c"))) == NextBatch(batch("a"))
+    assert pick([batch("a"), batch("b")], under_way(batch("c"))) == (batch("a"), None)
     assert pick([], []) is None
     running = under_way(batch("a"), batch("b"), batch("c", "bob"))
-    assert pick([batch("d"), batch("e", "bob"), batch("f", "eve")], running).begins.id == "f"
-    assert pick([batch("d"), batch("e", "ann", "other")], running).begins.id == "e"
+    assert pick([batch("d"), batch("e", "bob"), batch("f", "eve")], running)[0].id == "f"
+    assert pick([batch("d"), batch("e", "ann", "other")], running)[0].id == "e"
 
 
 def test_one_owners_batches_give_way_until_the_shares_are_alike():
     ann, bob = [batch(f"a{i}") for i in range(9)], [batch(f"b{i}", "bob") for i in range(9)]
     running = under_way(*ann[:MOST])
-    assert pick([*ann[MOST:], *bob], running) == NextBatch(bob[0], ann[3])
+    assert pick([*ann[MOST:], *bob], running) == (bob[0], ann[3])
     running = under_way(*ann[:3], bob[0])
-    assert pick([*ann[3:], *bob[1:]], running) == NextBatch(bob[1], ann[2])
+    assert pick([*ann[3:], *bob[1:]], running) == (bob[1], ann[2])
     running = under_way(*ann[:2], *bob[:2])
     assert pick([*ann[2:], *bob[2:]], running) is None
 
@@ -244,13 +243,13 @@ def test_one_owners_batches_give_way_until_the_shares_are_alike():
 def test_a_model_that_is_not_loaded_does_not_block_another_model_of_its_owner():
     asleep = [batch(f"a{i}", model="asleep") for i in range(9)]
     running = under_way(*asleep[:MOST], waits=True)
-    assert pick([*asleep[MOST:], batch("b", model="awake")], running).begins.id == "b"
+    assert pick([*asleep[MOST:], batch("b", model="awake")], running)[0].id == "b"
     assert pick(asleep[MOST:], running) is None
 
 
 def test_what_waits_gives_way_before_what_is_being_answered_and_a_file_that_is_read_or_written_never():
     running = [*under_way(batch("a"), waits=True), *under_way(batch("b"), batch("c"), batch("d"), since=5.0)]
-    assert pick([batch("e", "bob")], running).gives_way.id == "a"
+    assert pick([batch("e", "bob")], running)[1].id == "a"
     assert pick([batch("e", "bob")], under_way(*(batch(f"a{i}") for i in range(MOST)), waits=None)) is None
 
 
@@ -258,13 +257,13 @@ def test_where_all_have_the_same_batches_take_turns():
     running = under_way(*(batch(f"a{i}", f"owner {i}", "asleep") for i in range(MOST)), waits=True)
     late = [batch("late", "eve"), batch("later", "zoe")]
     assert pick(late, running, now=WAITING_TURN_S - 1) is None
-    assert pick(late, running, now=WAITING_TURN_S) == NextBatch(late[0], running[0].batch)
-    assert pick(late, running, {"late": 1.0}, now=WAITING_TURN_S).begins.id == "later"
+    assert pick(late, running, now=WAITING_TURN_S) == (late[0], running[0].batch)
+    assert pick(late, running, {"late": 1.0}, now=WAITING_TURN_S)[0].id == "later"
     assert pick(late[:1], running, {"late": 1.0}, now=WAITING_TURN_S) is None  # it had its turn a moment ago
-    assert pick(late[:1], running, {"late": 1.0}, now=WAITING_TURN_S + 1) == NextBatch(late[0], running[0].batch)
+    assert pick(late[:1], running, {"late": 1.0}, now=WAITING_TURN_S + 1) == (late[0], running[0].batch)
     running = under_way(*(batch(f"a{i}", f"owner {i}") for i in range(MOST)))
     assert pick(late, running, now=TURN_S - 1) is None
-    assert pick(late, running, now=TURN_S) == NextBatch(late[0], running[0].batch)
+    assert pick(late, running, now=TURN_S) == (late[0], running[0].batch)
 
 
 def test_batches_of_one_owner_for_one_model_take_no_turns():

@@ -1,182 +1,327 @@
-"""The gateway process with the batch API mounted into it: `python -m skep.gateway.main --listen-fd N --link-fd M`.
+"""The gateway as a process of its own: `python -m skep.gateway.main --listen-fd N --link-fd M`.
 
-The gateway and the swarm's batch API do not know each other. Here a batch's request becomes one of the gateway's own:
-it comes on no connection, waits in the class `batch`, and is counted like every other.
+The listening socket belongs to the supervisor and outlives this process, so that a crash or an upgrade refuses no
+connection. The link brings the replica table and takes questions; when it ends, the supervisor is gone, and so is
+this process. Also what it shows of itself: its models, its state for `skep ps` and `skep top`, its metrics.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import ssl
 import sys
-from collections import defaultdict
-from collections.abc import Callable
-from fnmatch import fnmatchcase
-from itertools import chain
+from collections import Counter
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote
 
-from skep.config.gateway_messages import GatewaySetup
+import uvloop
+
+from skep import __version__
+from skep.config import gateway_messages as messages
+from skep.config.keys import KeySpec, Priority, digest_of
+from skep.gateway.admission import Admission
 from skep.gateway.batch.api import BatchApi
-from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer
-from skep.gateway.process import Gateway, exit_now, main
-from skep.gateway.proxied_request import Exchange
-from skep.gateway.proxy import Proxy
-from skep.units import MIB
-from skep.wire.server_request import ServerRequest
-
-READY_POLL_S = 0.05
-MOST_HELD_BYTES = 512 * MIB  # of all answers together while they come in; beyond it the largest is sent for again later
-
-
-class InternalRequest:
-    """One request without a connection: its own carrier, which gathers the answer until it is whole or given up."""
-
-    def __init__(self, gateway: BatchGatewayPort, owner: str) -> None:
-        self._gateway = gateway
-        self._owner = owner
-        self._is_over = False
-        self._answered: Callable[[BatchAnswer], None] = lambda _answer: None
-        self._received: list[bytes] = []
-        self._request: ServerRequest | None = None
-        self._exchange: Exchange | None = None
-        self.held_bytes = 0
-
-    @property
-    def waiting(self) -> bool:
-        exchange = self._exchange
-        return not self._is_over and (exchange is None or not exchange.under_way)
-
-    def go(self, endpoint: str, body: bytes, answered: Callable[[BatchAnswer], None]) -> None:
-        """As HTTP/1.0, whose answers have no chunks to be taken apart again."""
-        request = self._request = ServerRequest(self, b"POST", endpoint.encode(), [], "1.0")
-        request.body = body
-        self._answered = answered
-        self._exchange = self._gateway.proxy.submit_internal(request, self._owner)
-
-    def give_up(self) -> None:
-        request = self._end()
-        if request is not None:
-            _hang_up(request)
-
-    def break_off(self, why: BatchAnswer) -> None:
-        """Drop what came and end the call to the replica: in the next round, for the exchange is writing just now."""
-        request = self._end()
-        if request is not None:
-            asyncio.get_running_loop().call_soon(_hang_up, request)
-            self._answered(why)
-
-    # The carrier's side
-
-    def send(self, request: ServerRequest, data: bytes) -> None:  # noqa: ARG002
-        if not self._is_over:
-            self._received.append(data)
-            self.held_bytes += len(data)
-            self._gateway.received(self, len(data))
-
-    def finished(self, request: ServerRequest) -> None:  # noqa: ARG002
-        received = self._received
-        if self._end() is not None:
-            self._answered(parse_answer(b"".join(received)))
-
-    def abort(self) -> None:
-        if self._end() is not None:
-            self._answered(BatchAnswer(None))
-
-    def _end(self) -> ServerRequest | None:
-        """The request, if it was sent and not over before. What came of its answer is not kept any longer."""
-        if self._is_over:
-            return None
-        self._is_over = True
-        self._gateway.ended(self, self._owner)
-        request, self._request, self._received = self._request, None, []  # the accounts keep the request for a while
-        return request
+from skep.gateway.batch.calls import BatchGatewayPort
+from skep.gateway.error_format import JSON, RequestRefused
+from skep.gateway.health_loop import HealthLoop
+from skep.gateway.metrics import Metrics
+from skep.gateway.proxy import Policy, Proxy
+from skep.gateway.replica_table import GatewayReplica
+from skep.gateway.request_log import RequestAccounting, RequestLog
+from skep.wire.json_pipe import JsonPipe
+from skep.wire.prometheus import Labels, label_samples
+from skep.wire.server import HttpServer, ServerRequest
 
 
-class BatchGatewayPort:
-    """The gateway, as the batch API sees it. Bounds what it holds of answers that are not whole yet."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        self.proxy = proxy
-        self._out: dict[str, set[InternalRequest]] = defaultdict(set)  # by owner
-        self._held_bytes = 0
-
-    def received(self, call: InternalRequest, more_bytes: int) -> None:
-        self._held_bytes += more_bytes
-        if call.held_bytes > MOST_ANSWER_BYTES:
-            call.break_off(BatchAnswer(None, fault="answer_too_large"))
-        elif self._held_bytes > MOST_HELD_BYTES:
-            max(chain(*self._out.values()), key=lambda one: one.held_bytes).break_off(BatchAnswer(None))
-
-    def ended(self, call: InternalRequest, owner: str) -> None:
-        self._held_bytes -= call.held_bytes
-        self._out[owner].discard(call)
-
-    def owner_of(self, request: ServerRequest) -> str | None:
-        key = self.proxy.key_of(request)
-        return None if key is None else key.name
-
-    def complaint_of(self, model: str | None) -> str | None:
-        models = self.proxy.admission.models
-        known = ", ".join(models)
-        if model is None:
-            return None if len(models) == 1 else f"several models are served here: {known}; name one in the body"
-        if self.proxy.admission.knows(model) or any(fnmatchcase(model, alias) for alias in self.proxy.policy.aliases):
-            return None
-        return f"the model `{model[:80]}` is not served here; known: {known}"
-
-    def open_call(self, owner: str) -> InternalRequest | None:
-        """All batches of a key have one less than the key may have, so that it can be used beside them."""
-        most = next((key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None)
-        if most is not None and len(self._out[owner]) >= max(1, most - 1):
-            return None
-        call = InternalRequest(self, owner)
-        self._out[owner].add(call)
-        return call
-
-    async def ready(self) -> None:
-        while not self.proxy.admission.models:
-            await asyncio.sleep(READY_POLL_S)
+def models_document(proxy: Proxy) -> dict[str, Any]:
+    data = [model_document(proxy, model) for model in proxy.admission.models]
+    return {"object": "list", "data": data}
 
 
-def _hang_up(request: ServerRequest) -> None:
-    if request.on_gone is not None:
-        request.on_gone()
+def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
+    admission = proxy.admission
+    specs = [replica.spec for replica in admission.table() if replica.spec.model == model]
+    serving: dict[str, Any] = {
+        "replicas": len(specs),
+        "slots": sum(spec.slots for spec in specs),
+        "engine": ", ".join(sorted({spec.engine for spec in specs})),
+        "simulated": any(spec.simulated for spec in specs),
+    }
+    if specs and all(spec.context for spec in specs):
+        serving["context"] = min(spec.context or 0 for spec in specs)  # what any of them takes
+    if (state := proxy.unloaded.states.get(model)) is not None:
+        serving["state"] = state
+    return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
 
 
-def parse_answer(received: bytes) -> BatchAnswer:
-    """Of the bytes of a whole answer."""
-    head, _, body = received.partition(b"\r\n\r\n")
-    first, *lines = head.split(b"\r\n")
-    fields = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    retry_after_s = None
-    with contextlib.suppress(KeyError, ValueError):
-        retry_after_s = float(fields[b"retry-after"])
-    return BatchAnswer(
-        int(first.split(b" ", 2)[1]), body, fields.get(b"x-skep-request-id", b"").decode(), retry_after_s
+def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewayStatus:
+    """Return the answer to the supervisor."""
+    admission = proxy.admission
+    busy: dict[str, int] = {}
+    for replica in admission.replicas():
+        busy[replica.name] = busy.get(replica.name, 0) + replica.busy
+    return messages.GatewayStatus(
+        queued=admission.queued,
+        in_flight=admission.in_flight,
+        busy=busy,
+        models=figures(proxy, now),
+        queues={model: admission.waiting(model) for model in admission.models},
+        replicas=[_replica(replica, now) for replica in admission.table()],
+        tokens=tokens_so_far(proxy, metrics),
+        ended=metrics.requests.by("outcome"),
     )
 
 
-def mount_batches(gateway: Gateway, setup: GatewaySetup) -> BatchApi:
-    said = ""
+def tokens_so_far(proxy: Proxy, metrics: Metrics) -> dict[str, float]:
+    """By replica, about: of answers that ended their own number, of all others the events that have passed."""
+    sums = metrics.output_tokens.by("replica")
+    for name, events in metrics.counted_tokens.by("replica").items():
+        sums[name] = sums.get(name, 0) + events
+    for exchange in proxy.exchanges.values():
+        if exchange.granted is not None and exchange.leased:
+            name = exchange.granted.replica.name
+            sums[name] = sums.get(name, 0) + exchange.events
+    return sums
 
-    def say(text: str) -> None:
-        """What is in the way is found again every few seconds, and said once."""
-        nonlocal said
-        if text != said:
-            said = text
-            sys.stderr.write(f"batches: {text}\n")
-            sys.stderr.flush()
 
-    places = setup.batches
-    assert places is not None, "a hive says where the batch API keeps its files"
-    return BatchApi(
-        BatchGatewayPort(gateway.proxy),
-        store=Path(places.store),
-        folder=Path(places.files),
-        say=say,
-        quota_bytes=places.quota_bytes,
+def figures(proxy: Proxy, now: float) -> dict[str, messages.ModelUsage]:
+    """By model: requests that wait, answers under way, seconds since the last one ended."""
+    ended = proxy.accounts.last_ended
+    counts = Counter((exchange.model, exchange.under_way) for exchange in proxy.exchanges.values())
+    return {
+        model: messages.ModelUsage(
+            counts[model, True], counts[model, False], now - ended[model] if model in ended else None
+        )
+        for model in proxy.admission.models
+    }
+
+
+def _replica(replica: GatewayReplica, now: float) -> messages.ReplicaFigures:
+    spec = replica.spec
+    return messages.ReplicaFigures(
+        name=replica.name,
+        model=spec.model,
+        url=spec.url,
+        engine=spec.engine,
+        simulated=spec.simulated,
+        slots=replica.slots,
+        active=replica.active,
+        releasing=replica.busy - replica.active,
+        state=state_of(replica, now),
     )
+
+
+def state_of(replica: GatewayReplica, now: float) -> str:
+    if replica.spec.draining:
+        return "draining"
+    state = replica.breaker.state(now)
+    return "up" if state == "closed" else state
+
+
+def fill_gauges(metrics: Metrics, admission: Admission, *, connections: int, lost: dict[str, int], now: float) -> None:
+    slots: dict[Labels, float] = {}
+    busy: dict[Labels, float] = {}
+    up: dict[Labels, float] = {}
+    for replica in admission.table():
+        place = (replica.spec.model, replica.name)
+        slots[place] = replica.slots
+        state = state_of(replica, now)
+        up[*place, state] = state == "up"
+    for replica in admission.replicas():  # what has left the table works on for a while
+        place, active = (replica.spec.model, replica.name), replica.active
+        busy[*place, "active"] = busy.get((*place, "active"), 0) + active
+        busy[*place, "releasing"] = busy.get((*place, "releasing"), 0) + replica.busy - active
+    metrics.slots.set_all(slots)
+    metrics.busy.set_all(busy)
+    metrics.up.set_all(up)
+    metrics.queued.set_all({
+        (model, priority.label): admission.waiting(model)[priority.label]
+        for model in admission.models
+        for priority in Priority
+    })  # fmt: skip
+    metrics.connections.set_all({(): connections})
+    metrics.lost_rows.set_all({(why,): count for why, count in lost.items()})
+    metrics.build.set_all({(__version__,): 1})
+
+
+DRAIN_POLL_S = 0.02
+PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class Gateway:
+    """One gateway: built from the supervisor's first message, told of changes by later ones."""
+
+    def __init__(self, setup: messages.GatewaySetup) -> None:
+        store, log = (Path(one) if one else None for one in (setup.store, setup.log))
+        self.journal = RequestLog(store, sys.stderr, log_path=log)
+        self.metrics = Metrics()
+        admission = Admission(setup.limits)
+        self.accounts = RequestAccounting(self.metrics, self.journal.add, admission.knows)
+        self.proxy = Proxy(admission, self.accounts, policy_of(setup), keys_wanted=setup.keys_wanted)
+        self.server = HttpServer(self.proxy.handle, setup.server, self.proxy.check_head)
+        self.watch = HealthLoop(self.proxy, setup.watch)
+        self.tls = _tls(setup.tls)
+        for path in ("/health", "/healthz"):
+            self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')
+        for path in ("/v1/models", "/models"):
+            self.proxy.routes[b"GET", path] = self._models
+            self.proxy.routes[b"GET", f"{path}/"] = self._model
+        self.proxy.routes[b"GET", "/metrics"] = self._metrics
+        self.proxy.routes[b"GET", "/metrics/engines"] = self._engine_metrics
+        self._answering: set[asyncio.Task[None]] = set()
+        self.batches: BatchApi | None = None
+        if (places := setup.batches) is not None:
+            port, store, files = BatchGatewayPort(self.proxy), Path(places.store), Path(places.files)
+            self.batches = BatchApi(port, store=store, folder=files, say=self._say, quota_bytes=places.quota_bytes)
+            self.proxy.routes.update(self.batches.routes)
+        self._said = ""
+
+    def _say(self, text: str) -> None:
+        """What is in the way of batches is found again every few seconds, and said once."""
+        if text != self._said:
+            self._said = text
+            print(f"batches: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+
+    def _models(self, request: ServerRequest) -> None:
+        request.respond(200, [JSON], json.dumps(models_document(self.proxy)).encode())
+
+    def _model(self, request: ServerRequest) -> None:
+        admission, model = self.proxy.admission, unquote(request.path.partition("models/")[2])
+        if not admission.knows(model):
+            known = ", ".join(admission.models) or "none"
+            raise RequestRefused("model_not_found", f"the model `{model}` is not served here; known: {known}")
+        request.respond(200, [JSON], json.dumps(model_document(self.proxy, model)).encode())
+
+    def _metrics(self, request: ServerRequest) -> None:
+        self.accounts.settle()
+        lost = {"buffer full": self.journal.dropped, "store": self.journal.unwritten}
+        admission, now = self.proxy.admission, self.proxy.now()
+        fill_gauges(self.metrics, admission, connections=self.server.connections, lost=lost, now=now)
+        request.respond(200, [PROMETHEUS], self.metrics.text())
+
+    def _engine_metrics(self, request: ServerRequest) -> None:
+        task = asyncio.create_task(self._gather_engine_metrics(request))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _gather_engine_metrics(self, request: ServerRequest) -> None:
+        """Of the replicas of `?model=`, or of all. What an engine does not tell is left out."""
+        admission = self.proxy.admission
+        (model,) = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("model", [""])[:1]
+        specs = [one.spec for one in admission.table() if one.spec.model == model or not admission.knows(model)]
+        texts = await asyncio.gather(*(self.watch.engine_metrics(spec) for spec in specs))
+        parts = [label_samples(text, spec.name) for spec, text in zip(specs, texts, strict=True) if text]
+        request.respond(200, [PROMETHEUS], "".join(parts).encode())
+
+    async def serve(self, listener: socket.socket, link: JsonPipe[messages.ToGateway]) -> None:
+        self.journal.start()
+        batches = asyncio.create_task(self.batches.run()) if self.batches is not None else None
+        await self.server.listen(listener, self.tls)
+        self.proxy.on_wanted = lambda model: link.send(messages.ModelWanted(model))
+        link.send(messages.Listening())
+        clock = asyncio.create_task(self.watch.run())
+        orders = asyncio.create_task(self._follow(link))
+        try:
+            await asyncio.wait({clock, orders}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (clock, orders):
+                if task.done():
+                    task.result()
+        finally:
+            clock.cancel()
+            orders.cancel()
+            if batches is not None:
+                batches.cancel()
+                await asyncio.wait([batches])
+            self.proxy.abort_requests()
+            await self.server.close()
+            await self.proxy.close()
+            self.accounts.settle()
+            self.journal.close()
+
+    async def _follow(self, link: JsonPipe[messages.ToGateway]) -> None:
+        """Carry out the supervisor's messages until it says `exit` or is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            drains = []
+            while (message := await link.receive()) is not None and not isinstance(message, messages.Exit):
+                match message:
+                    case messages.ReplicaTable(replicas, models, dormant):
+                        self.proxy.set_replicas(replicas, models, dormant)
+                    case messages.LoadFailed(model, why, retry_after_s):
+                        self.proxy.load_failed(model, why, retry_after_s)
+                    case messages.GatewaySetup():
+                        self.proxy.set_policy(policy_of(message))
+                        self.proxy.carry_out(self.proxy.admission.set_limits(message.limits, self.proxy.now()))
+                    case messages.AskStatus(number):
+                        self.accounts.settle()
+                        link.send(messages.StatusAnswer(number, status_of(self.proxy, self.metrics, self.proxy.now())))
+                    case messages.AskDrain():
+                        drains.append(tasks.create_task(self._drain(link, message)))
+            for drain in drains:
+                drain.cancel()
+
+    async def _drain(self, link: JsonPipe[messages.ToGateway], message: messages.AskDrain) -> None:
+        admission = self.proxy.admission
+        if self.batches is not None:
+            self.batches.leave()
+        if message.hand_over:
+            self.server.stop_accepting()
+        else:
+            self.proxy.carry_out(admission.close())
+        try:
+            async with asyncio.timeout(message.timeout_s):
+                while self.server.active or not self.proxy.drained.is_set() or (self.batches and self.batches.busy):
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            self.proxy.carry_out(admission.close())
+        link.send(messages.Drained(message.id, admission.in_flight))
+
+
+def policy_of(setup: messages.GatewaySetup) -> Policy:
+    keys = setup.keys
+    if setup.api_key:
+        names = {key.name for key in keys}  # a key of the file may be called so too
+        name = "SKEP_API_KEY" if "SKEP_API_KEY" not in names else "$SKEP_API_KEY"
+        keys = (*keys, KeySpec(name, digest_of(setup.api_key)))
+    return Policy(keys, setup.aliases, setup.origins, setup.hosts or None, setup.timeouts)
+
+
+def _tls(files: messages.TlsFiles | None) -> ssl.SSLContext | None:
+    if files is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    return context
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="skep-gateway")
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--link-fd", type=int, required=True)
+    args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole group: the supervisor says when to end
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and 1024 are few
+
+    async def run() -> None:
+        link: JsonPipe[messages.ToGateway] = await JsonPipe.over(socket.socket(fileno=args.link_fd), messages.ToGateway)
+        setup = await link.receive()
+        if isinstance(setup, messages.GatewaySetup):
+            gateway = Gateway(setup)
+            gc.freeze()  # what is there now stays: collections look only at what requests leave behind
+            await gateway.serve(socket.socket(fileno=args.listen_fd), link)
+
+    uvloop.run(run())
+    os._exit(0)  # nothing here needs an orderly interpreter shutdown, and a stop should be instant
 
 
 if __name__ == "__main__":
-    exit_now(main((mount_batches,)))
+    main()

@@ -1,7 +1,8 @@
 """/v1/files and /v1/batches as OpenAI defines them, for the gateway to mount.
 
-Answers are made in tasks of their own; whatever blocks (the store, the disk, a form of many megabytes) is done in
-threads, so that no token of anybody waits for it. Without a batch or a file nothing is opened.
+The shapes are OpenAI's: https://platform.openai.com/docs/api-reference/batch and /files. Answers are made in threads:
+the store, the disk and a form of many megabytes block, and no token of anybody waits for them. Without a batch or a
+file nothing is opened.
 """
 
 from __future__ import annotations
@@ -10,139 +11,69 @@ import asyncio
 import contextlib
 import json
 import re
+import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote
 
+import msgspec
+from msgspec import Meta
+
 from skep.errors import SkepError
-from skep.gateway.batch.files import FileStorage, new_batch_id, new_file_id
-from skep.gateway.batch.objects import (
-    BATCH_FILE_S,
-    PURPOSES,
-    BatchApiError,
-    batch_document,
-    expiry_seconds,
-    file_document,
-    no_such,
-    page,
-    parse_batch_spec,
-    refusal_body,
-)
+from skep.gateway.batch.calls import BatchGatewayPort
+from skep.gateway.batch.files import FileStorage, FormPart, boundary_of, new_file_id, parts_of
 from skep.gateway.batch.runner import BatchRunner
-from skep.gateway.batch.scheduler import GatewayPort
-from skep.gateway.batch.store import BatchOrder, BatchStatus, BatchStore, FileQuota, StoredBatch, StoredFile
+from skep.gateway.batch.store import (
+    BATCH_FILE_S,
+    BatchOrder,
+    BatchStatus,
+    BatchStore,
+    FileQuota,
+    StoredBatch,
+    StoredFile,
+)
+from skep.gateway.error_format import JSON
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
-from skep.units import GIB, format_bytes
+from skep.units import format_bytes
 from skep.wire.server_request import ServerRequest
 
-MOST_PARTS = 64
-_HEAD_BYTES = 16_384
-_PIECE = 1_048_576
-_PARAMETER = re.compile(r';\s*([\w*-]+)=(?:"((?:[^"\\]|\\.)*)"|([^;\s]*))')
-_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"\r\n]{1,200})"|([^;\s"]{1,200}))', re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class FormPart:
-    name: str
-    filename: str | None  # None: a plain field
-    content: memoryview
-
-    @property
-    def text(self) -> str:
-        return bytes(self.content).decode("utf-8", "replace")
-
-
-def boundary_of(content_type: str) -> bytes | None:
-    """None: it is no multipart form."""
-    kind, _, parameters = content_type.partition(";")
-    found = _BOUNDARY.search(";" + parameters)
-    if kind.strip().lower() != "multipart/form-data" or found is None:
-        return None
-    return (found[1] or found[2]).encode("latin-1", "replace")
-
-
-def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
-    """In their order. Raises ValueError for what is no form, or not a whole one."""
-    mark = b"--" + boundary
-    at = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
-    if at < 2 and not body.startswith(mark):
-        raise ValueError("the form does not begin with its boundary")
-    view, parts = memoryview(body), list[FormPart]()
-    at += len(mark)
-    while body[at : at + 2] != b"--":
-        if len(parts) == MOST_PARTS:
-            raise ValueError(f"the form has more than {MOST_PARTS} parts")
-        begin = body.find(b"\r\n", at) + 2
-        # A part without any header begins with the blank line itself.
-        end_of_head = begin - 2 if body[begin : begin + 2] == b"\r\n" else body.find(b"\r\n\r\n", begin)
-        if begin < 2 or end_of_head < 0 or end_of_head - begin > _HEAD_BYTES:
-            raise ValueError("a part of the form has no end of its headers")
-        end = _find(body, b"\r\n" + mark, end_of_head + 2)
-        if end < 0:
-            raise ValueError("the form is cut off: its last boundary is missing")
-        name, filename = _names(body[begin : max(begin, end_of_head)])
-        parts.append(FormPart(name, filename, view[end_of_head + 4 : max(end, end_of_head + 4)]))
-        at = end + 2 + len(mark)
-    return parts
-
-
-def _find(body: bytes, mark: bytes, start: int) -> int:
-    """Piece by piece: one search through a large file would keep every other thread waiting for its whole length."""
-    for at in range(start, len(body), _PIECE):
-        found = body.find(mark, at, at + _PIECE + len(mark) - 1)
-        if found >= 0:
-            return found
-    return -1
-
-
-def _names(head: bytes) -> tuple[str, str | None]:
-    for line in head.split(b"\r\n"):
-        field, _, value = line.partition(b":")
-        if field.strip().lower() == b"content-disposition":
-            told = {name.lower(): _plain(quoted or bare) for name, quoted, bare in _PARAMETER.findall(_text(value))}
-            return told.get("name", ""), told.get("filename")
-    raise ValueError("a part of the form has no Content-Disposition")
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
-
-
-def _plain(text: str) -> str:
-    """Quotes and line ends inside a name are percent-encoded by browsers, and escaped with a backslash by others."""
-    text = re.sub(r"\\([\"\\])", r"\1", text)
-    return text.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
-
-
-JSON = (b"content-type", b"application/json")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")  # those a client may name
+SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 30 * 86_400
+LONGEST_WINDOW_S = 86_400
+MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 PIECE = 262_144  # bytes of a file that are sent at once
 MOST_FILES, MOST_BATCHES, SOME_BATCHES = 10_000, 100, 20  # of one page of a list; also the most files of an owner
-QUOTA_BYTES = 4 * GIB  # of one owner's files together, unless the settings say otherwise
 MOST_INPUT = 200_000_000
 LONGEST_NAME = 255
 AGAIN_S = 5.0
+_WINDOW = re.compile(r"([1-9][0-9]{0,6})([hms])")
+_UNITS = {"h": 3600, "m": 60, "s": 1}
 
 Owner = str | None  # None: no keys are wanted, and everything is everybody's
-Answering = Callable[[ServerRequest, Owner], Awaitable[dict[str, Any] | None]]
+Document = dict[str, Any]
+Answering = Callable[[BatchStore, ServerRequest, Owner], Document | StoredFile]  # StoredFile: what it holds
 Route = Callable[[ServerRequest], None]
+
+
+class BatchApiError(Exception):
+    """The answer to a request that cannot be met."""
+
+    def __init__(self, status: int, message: str, *, code: str = "bad_request", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
 
 
 class BatchApi:
     """`routes` by method and path; one that ends with a slash is for all below it."""
 
     def __init__(
-        self,
-        gateway: GatewayPort,
-        *,
-        store: Path,
-        folder: Path,
-        say: Callable[[str], None],
-        quota_bytes: int = QUOTA_BYTES,
+        self, gateway: BatchGatewayPort, *, store: Path, folder: Path, say: Callable[[str], None], quota_bytes: int
     ) -> None:
         self._gateway = gateway
         self._store_path = store
@@ -199,30 +130,28 @@ class BatchApi:
         if self._runner is not None:
             self._runner.leave()
 
-    # Files
+    # Files, in threads
 
-    async def _create_file(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
+    def _create_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         boundary = boundary_of((request.get(b"content-type") or b"").decode("latin-1"))
         if boundary is None:
             raise BatchApiError(400, "a file comes as multipart/form-data, with the fields `file` and `purpose`")
-        store = await self._open()
         body, request.body = request.body, b""
-        return file_document(await asyncio.to_thread(self._keep_file, store, body, boundary, owner or ""))
-
-    def _keep_file(self, store: BatchStore, body: bytes, boundary: bytes, owner: str) -> StoredFile:
-        """In a thread."""
         try:
             parts = {part.name: part for part in parts_of(body, boundary)}
         except ValueError as error:
             raise BatchApiError(400, str(error)) from None
-        content, purpose = parts.get("file"), _purpose(parts.get("purpose"))
-        if content is None:
-            raise BatchApiError(400, "the field `file` is missing", param="file")
+        for field in ("purpose", "file"):
+            if field not in parts:
+                raise BatchApiError(400, f"the field `{field}` is missing", param=field)
+        content, purpose = parts["file"], parts["purpose"].text
+        if purpose not in PURPOSES:
+            raise BatchApiError(400, f"the purpose `{purpose[:32]}` is none of {', '.join(PURPOSES)}", param="purpose")
         now = time.time()
         expires_s = _expiry(parts) or (BATCH_FILE_S if purpose == "batch" else None)
         name, expires_at = _plain_name(content.filename), now + expires_s if expires_s else None
-        file = StoredFile(new_file_id(), owner, now, name, purpose, len(content.content), expires_at)
-        if not self._quota.has_room(*store.held(owner, now), file.bytes):
+        file = StoredFile(new_file_id(), owner or "", now, name, purpose, len(content.content), expires_at)
+        if not self._quota.has_room(*store.held(file.owner, now), file.bytes):
             raise self._over_quota(store, file)
         self._room.require_space(file.bytes)
         self._room.write(file.id, (content.content,))
@@ -234,7 +163,7 @@ class BatchApi:
                 self._room.delete(file.id)
         if not added:  # others came first
             raise self._over_quota(store, file)
-        return file
+        return file_document(file)
 
     def _over_quota(self, store: BatchStore, file: StoredFile) -> BatchApiError:
         files, taken_bytes = store.held(file.owner, file.created_at)
@@ -246,46 +175,113 @@ class BatchApi:
         )
         return BatchApiError(413, message, code="file_quota_exceeded", param="file")
 
-    async def _list_files(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
+    def _list_files(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         asked = _query(request)
         limit = _limit(asked, default=MOST_FILES, most=MOST_FILES)
-        order = asked.get("order", "desc")
+        order, after = asked.get("order", "desc"), asked.get("after")
         if order not in ("asc", "desc"):
             raise BatchApiError(400, "`order` is `asc` or `desc`", param="order")
-        store = await self._open()
-        if "after" in asked:
-            await self._file(owner, asked["after"])
-        wanted: dict[str, Any] = {
-            "purpose": asked.get("purpose"),
-            "after": asked.get("after"),
-            "ascending": order == "asc",
-        }
+        if after is not None:
+            _file(store, owner, after)
+        found = store.files(
+            owner=owner, purpose=asked.get("purpose"), after=after, limit=limit + 1, ascending=order == "asc"
+        )
+        return page([file_document(file) for file in found[:limit]], more=len(found) > limit)
 
-        def listed() -> dict[str, Any]:
-            found = store.files(owner=owner, limit=limit + 1, **wanted)
-            return page([file_document(file) for file in found[:limit]], more=len(found) > limit)
-
-        return await asyncio.to_thread(listed)
-
-    async def _show_file(self, request: ServerRequest, owner: Owner) -> dict[str, Any] | None:
+    def _show_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document | StoredFile:
         name, _, rest = _below(request, "/v1/files/").partition("/")
-        file = await self._file(owner, name)
-        if rest == "content":
-            await self._send_content(request, file)
-            return None
-        if rest:
+        file = _file(store, owner, name)
+        if rest not in ("", "content"):
             raise BatchApiError(404, f"there is nothing at {request.path[:200]}", code="not_found")
-        return file_document(file)
+        return file if rest else file_document(file)
 
-    async def _delete_file(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
-        file, store = await self._file(owner, _below(request, "/v1/files/")), await self._open()
-        user = await asyncio.to_thread(store.delete_file, file.id)
+    def _delete_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
+        file = _file(store, owner, _below(request, "/v1/files/"))
+        user = store.delete_file(file.id)
         if user is not None:
-            raise BatchApiError(
-                409, f"{file.id} is being read by {user}; cancel that first", code="file_in_use", param="id"
-            )
-        await asyncio.to_thread(self._room.delete, file.id)
+            message = f"{file.id} is being read by {user}; cancel that first"
+            raise BatchApiError(409, message, code="file_in_use", param="id")
+        self._room.delete(file.id)
         return {"id": file.id, "object": "file", "deleted": True}
+
+    # Batches, in threads
+
+    def _create_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
+        wanted = parse_batch_spec(request.body)
+        window_s = window_seconds(wanted.completion_window)
+        expires_s = expiry_seconds(wanted.output_expires_after, "output_expires_after")
+        file = _file(store, owner, wanted.input_file_id, param="input_file_id")
+        if file.purpose != "batch":
+            message = f"{file.id} has the purpose `{file.purpose}`; a batch reads one with the purpose `batch`"
+            raise BatchApiError(400, message, param="input_file_id")
+        if file.bytes > MOST_INPUT:
+            raise BatchApiError(400, f"{file.id} is larger than {MOST_INPUT} bytes", param="input_file_id")
+        now, batch_id = time.time(), f"batch_{secrets.token_hex(12)}"
+        order = BatchOrder(
+            batch_id, owner or "", now, wanted.endpoint, file.id,
+            wanted.completion_window, now + window_s, wanted.metadata, expires_s,
+        )  # fmt: skip
+        if not store.add_batch(order):  # deleted a moment ago
+            raise _no_such("File", file.id, "input_file_id")
+        return batch_document(StoredBatch(order, BatchStatus.VALIDATING, {}, {}))
+
+    def _list_batches(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
+        asked = _query(request)
+        limit, after = _limit(asked, default=SOME_BATCHES, most=MOST_BATCHES), asked.get("after")
+        if after is not None:
+            _batch(store, owner, after)
+        found = store.batches(owner=owner, after=after, limit=limit + 1)
+        return page([batch_document(batch) for batch in found[:limit]], more=len(found) > limit)
+
+    def _show_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
+        return batch_document(_batch(store, owner, _below(request, "/v1/batches/")))
+
+    def _cancel_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
+        name, _, rest = _below(request, "/v1/batches/").partition("/")
+        if rest != "cancel":
+            raise BatchApiError(404, f"there is nothing at {request.path[:200]}", code="not_found")
+        batch = _batch(store, owner, name)
+        if batch.status.is_final or batch.status is BatchStatus.FINALIZING:
+            raise BatchApiError(409, f"{batch.id} cannot be cancelled: it is {batch.status.value}", code="batch_ended")
+        store.become(batch.id, BatchStatus.CANCELLING, time.time())
+        return batch_document(_batch(store, owner, name))
+
+    # Inside
+
+    def _answers(self, answering: Answering) -> Route:
+        def route(request: ServerRequest) -> None:
+            if self._tasks is None:
+                _refuse(request, BatchApiError(503, "the batch API is not ready", code="store_unavailable"))
+            else:
+                key = self._gateway.proxy.key_of(request)
+                self._tasks.create_task(self._answer(request, None if key is None else key.name, answering))
+
+        return route
+
+    async def _answer(self, request: ServerRequest, owner: Owner, answering: Answering) -> None:
+        """Nothing a request does ends the others."""
+        try:
+            store = await self._open()
+            answer = await asyncio.to_thread(answering, store, request, owner)
+            if isinstance(answer, StoredFile):
+                await self._send_content(request, answer)
+                return
+            if request.method == b"POST" and request.path.startswith("/v1/batches"):
+                self._wanted.set()
+                if self._runner is not None:
+                    self._runner.wake()
+            request.respond(200, [JSON], await asyncio.to_thread(_json, answer))
+        except BatchApiError as refusal:
+            _refuse(request, refusal)
+        except (SkepError, OSError) as error:
+            self._say(f"{request.method.decode()} {request.path}: {error}")
+            said = error.message if isinstance(error, SkepError) else error.strerror or str(error)
+            what = f"files and batches cannot be kept now: {said}"
+            _refuse(request, BatchApiError(503, what, code="store_unavailable"))
+        except Exception as error:
+            self._say(f"{request.method.decode()} {request.path}: {error!r}")
+            what = "this went wrong inside; the gateway's log says how"
+            _refuse(request, BatchApiError(500, what, code="internal_error"))
 
     async def _send_content(self, request: ServerRequest, file: StoredFile) -> None:
         """In pieces, as fast as the client reads."""
@@ -316,90 +312,6 @@ class BatchApi:
         request.on_gone = request.on_pause = request.on_resume = None
         request.finish()
 
-    # Batches
-
-    async def _create_batch(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
-        wanted = parse_batch_spec(request.body)
-        store, file = await self._open(), await self._file(owner, wanted.input_file_id, param="input_file_id")
-        if file.purpose != "batch":
-            message = f"{file.id} has the purpose `{file.purpose}`; a batch reads one with the purpose `batch`"
-            raise BatchApiError(400, message, param="input_file_id")
-        if file.bytes > MOST_INPUT:
-            raise BatchApiError(400, f"{file.id} is larger than {MOST_INPUT} bytes", param="input_file_id")
-        now = time.time()
-        order = BatchOrder(
-            new_batch_id(), owner or "", now, wanted.endpoint, file.id,
-            wanted.completion_window, now + wanted.window_s, wanted.metadata, wanted.output_expires_s,
-        )  # fmt: skip
-        if not await asyncio.to_thread(store.add_batch, order):  # deleted a moment ago
-            raise no_such("File", file.id, "input_file_id")
-        self._wanted.set()
-        if self._runner is not None:
-            self._runner.wake()
-        return batch_document(StoredBatch(order, BatchStatus.VALIDATING, {}, {}))
-
-    async def _list_batches(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
-        asked = _query(request)
-        limit, store = _limit(asked, default=SOME_BATCHES, most=MOST_BATCHES), await self._open()
-        after = asked.get("after")
-        if after is not None:
-            await self._batch(owner, after)
-        found = await asyncio.to_thread(lambda: store.batches(owner=owner, after=after, limit=limit + 1))
-        return page([batch_document(batch) for batch in found[:limit]], more=len(found) > limit)
-
-    async def _show_batch(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
-        return batch_document(await self._batch(owner, _below(request, "/v1/batches/")))
-
-    async def _cancel_batch(self, request: ServerRequest, owner: Owner) -> dict[str, Any]:
-        name, _, rest = _below(request, "/v1/batches/").partition("/")
-        if rest != "cancel":
-            raise BatchApiError(404, f"there is nothing at {request.path[:200]}", code="not_found")
-        batch, store = await self._batch(owner, name), await self._open()
-        if batch.status.is_final or batch.status is BatchStatus.FINALIZING:
-            raise BatchApiError(409, f"{batch.id} cannot be cancelled: it is {batch.status.value}", code="batch_ended")
-        await asyncio.to_thread(store.become, batch.id, BatchStatus.CANCELLING, time.time())
-        if self._runner is not None:
-            self._runner.cancel(batch.id)
-        return batch_document(await self._batch(owner, name))
-
-    # Inside
-
-    def _answers(self, answering: Answering) -> Route:
-        def route(request: ServerRequest) -> None:
-            if self._tasks is None:
-                self._refuse(request, BatchApiError(503, "the batch API is not ready", code="store_unavailable"))
-            else:
-                self._tasks.create_task(self._answer(request, self._gateway.owner_of(request), answering))
-
-        return route
-
-    async def _answer(self, request: ServerRequest, owner: Owner, answering: Answering) -> None:
-        """Nothing a request does ends the others."""
-        try:
-            document = await answering(request, owner)
-        except BatchApiError as refusal:
-            self._refuse(request, refusal)
-        except (SkepError, OSError) as error:
-            self._say(f"{request.method.decode()} {request.path}: {error}")
-            said = error.message if isinstance(error, SkepError) else error.strerror or str(error)
-            what = f"files and batches cannot be kept now: {said}"
-            self._refuse(request, BatchApiError(503, what, code="store_unavailable"))
-        except Exception as error:
-            self._say(f"{request.method.decode()} {request.path}: {error!r}")
-            self._refuse(
-                request, BatchApiError(500, "this went wrong inside; the gateway's log says how", code="internal_error")
-            )
-        else:
-            if document is not None:
-                request.respond(200, [JSON], await asyncio.to_thread(_json, document))
-
-    def _refuse(self, request: ServerRequest, refusal: BatchApiError) -> None:
-        if request.started:
-            request.cut()
-        else:
-            later = [(b"retry-after", b"5")] if refusal.status == 503 else []
-            request.respond(refusal.status, [JSON, *later], refusal_body(refusal))
-
     async def _open(self) -> BatchStore:
         async with self._opening:
             if self._store is not None and await asyncio.to_thread(lambda store: store.moved, self._store):
@@ -412,25 +324,71 @@ class BatchApi:
                 self._store = await asyncio.to_thread(open_store, self._store_path)
             return BatchStore(self._store)
 
-    async def _file(self, owner: Owner, name: str, *, param: str = "id") -> StoredFile:
-        store = await self._open()
-        file = await asyncio.to_thread(store.file, name)
-        gone = file is None or (file.expires_at is not None and file.expires_at <= time.time())
-        if file is None or gone or owner not in (None, file.owner):
-            raise no_such("File", name, param)
-        return file
 
-    async def _batch(self, owner: Owner, name: str) -> StoredBatch:
-        store = await self._open()
-        batch = await asyncio.to_thread(store.batch, name)
-        if batch is None or owner not in (None, batch.order.owner):
-            raise no_such("Batch", name)
-        return batch
+# What a client asks for
+
+_Metadata = dict[Annotated[str, Meta(max_length=LONGEST_KEY)], Annotated[str, Meta(max_length=LONGEST_VALUE)]]
 
 
-def _json(document: dict[str, Any]) -> bytes:
-    """In a thread, and in pieces: a list of ten thousand files is long, and others want their tokens meanwhile."""
-    return "".join(json.JSONEncoder().iterencode(document)).encode()
+class BatchSpec(msgspec.Struct, frozen=True):
+    """A batch as its client asks for it."""
+
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: Annotated[_Metadata, Meta(max_length=MOST_METADATA)] | None = None
+    output_expires_after: Any = None
+
+
+def parse_batch_spec(body: bytes) -> BatchSpec:
+    """Return what a client says when it makes a batch. Raises BatchApiError."""
+    try:
+        spec = msgspec.json.decode(body, type=BatchSpec)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        param = next((name for name in BatchSpec.__struct_fields__ if name in str(error)), None)
+        raise BatchApiError(400, f"the body is no order for a batch: {error}", param=param) from None
+    if spec.endpoint not in ENDPOINTS:
+        message = f"the endpoint `{spec.endpoint[:64]}` takes no batches; {', '.join(ENDPOINTS)} do"
+        raise BatchApiError(400, message, param="endpoint")
+    return spec
+
+
+def window_seconds(window: str) -> int:
+    """`24h` is what OpenAI takes; shorter ones are taken here too."""
+    found = _WINDOW.fullmatch(window)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 0 < seconds <= LONGEST_WINDOW_S:
+        message = f"the completion_window `{window[:32]}` is none of `24h` and shorter ones like `90m`"
+        raise BatchApiError(400, message, param="completion_window")
+    return seconds
+
+
+def expiry_seconds(told: Any, param: str) -> int | None:
+    """Of {"anchor": "created_at", "seconds": 3600}."""
+    if told is None:
+        return None
+    if not isinstance(told, dict) or told.get("anchor") != "created_at":
+        raise BatchApiError(400, f'`{param}` wants {{"anchor": "created_at", "seconds": …}}', param=param)
+    seconds = told.get("seconds")
+    if type(seconds) is not int or not SHORTEST_EXPIRY_S <= seconds <= LONGEST_EXPIRY_S:
+        message = f"`{param}[seconds]` is a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}"
+        raise BatchApiError(400, message, param=f"{param}[seconds]")
+    return seconds
+
+
+def _expiry(parts: dict[str, FormPart]) -> int | None:
+    told = {name: part.text for name, part in parts.items() if name.startswith("expires_after[")}
+    if not told:
+        return None
+    seconds = told.get("expires_after[seconds]", "")
+    number = int(seconds) if seconds.isascii() and seconds.isdigit() and len(seconds) < 10 else None
+    return expiry_seconds({"anchor": told.get("expires_after[anchor]"), "seconds": number}, "expires_after")
+
+
+def _plain_name(told: str | None) -> str:
+    """Return the last part of a path, of any system, without what a terminal would obey."""
+    name = re.split(r"[/\\]", told or "")[-1][:LONGEST_NAME]
+    return storable("".join(one if one.isprintable() else "_" for one in name.lstrip("."))) or "upload"
 
 
 def _below(request: ServerRequest, place: str) -> str:
@@ -449,24 +407,101 @@ def _limit(asked: dict[str, str], *, default: int, most: int) -> int:
     return int(told)
 
 
-def _plain_name(told: str | None) -> str:
-    """Return the last part of a path, of any system, without what a terminal would obey."""
-    name = re.split(r"[/\\]", told or "")[-1][:LONGEST_NAME]
-    return storable("".join(one if one.isprintable() else "_" for one in name.lstrip("."))) or "upload"
+def _file(store: BatchStore, owner: Owner, name: str, *, param: str = "id") -> StoredFile:
+    file = store.file(name)
+    gone = file is None or (file.expires_at is not None and file.expires_at <= time.time())
+    if file is None or gone or owner not in (None, file.owner):
+        raise _no_such("File", name, param)
+    return file
 
 
-def _purpose(part: FormPart | None) -> str:
-    if part is None:
-        raise BatchApiError(400, "the field `purpose` is missing", param="purpose")
-    if part.text not in PURPOSES:
-        raise BatchApiError(400, f"the purpose `{part.text[:32]}` is none of {', '.join(PURPOSES)}", param="purpose")
-    return part.text
+def _batch(store: BatchStore, owner: Owner, name: str) -> StoredBatch:
+    batch = store.batch(name)
+    if batch is None or owner not in (None, batch.order.owner):
+        raise _no_such("Batch", name)
+    return batch
 
 
-def _expiry(parts: dict[str, FormPart]) -> int | None:
-    anchor, seconds = parts.get("expires_after[anchor]"), parts.get("expires_after[seconds]")
-    if anchor is None and seconds is None:
+# What it is shown
+
+
+def _no_such(kind: str, name: str, param: str = "id") -> BatchApiError:
+    """`kind`: "File" or "Batch". The same words for one that was never there and for one of another key."""
+    status = 404 if param == "id" else 400
+    return BatchApiError(status, f"No such {kind} object: {name[:64]}", code="not_found", param=param)
+
+
+def _refuse(request: ServerRequest, refusal: BatchApiError) -> None:
+    if request.started:
+        request.cut()
+        return
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
+    later = [(b"retry-after", b"5")] if refusal.status == 503 else []
+    request.respond(refusal.status, [JSON, *later], json.dumps({"error": error, "source": "gateway"}).encode())
+
+
+def _json(document: Document) -> bytes:
+    """In a thread, and in pieces: a list of ten thousand files is long, and others want their tokens meanwhile."""
+    return "".join(json.JSONEncoder().iterencode(document)).encode()
+
+
+def file_document(file: StoredFile) -> Document:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_at),
+        "expires_at": _whole(file.expires_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def batch_document(batch: StoredBatch) -> Document:
+    order, times, detail, tally = batch.order, batch.times, batch.detail, batch.tally
+    faults = detail.get("errors")
+    return {
+        "id": order.id,
+        "object": "batch",
+        "endpoint": order.endpoint,
+        "model": detail.get("model"),
+        "errors": None if faults is None else {"object": "list", "data": faults},
+        "input_file_id": order.input_file_id,
+        "completion_window": order.completion_window,
+        "status": batch.status.value,
+        "output_file_id": detail.get("output_file_id"),
+        "error_file_id": detail.get("error_file_id"),
+        "created_at": int(order.created_at),
+        "expires_at": int(order.expires_at),
+        **{f"{status}_at": _whole(times.get(status)) for status in BatchStatus if status is not BatchStatus.VALIDATING},
+        "request_counts": {"total": detail.get("total", 0), "completed": tally.completed, "failed": tally.failed},
+        "usage": _usage(batch) if batch.status.is_final else None,
+        "metadata": None if order.metadata is None else dict(order.metadata),
+    }
+
+
+def _usage(batch: StoredBatch) -> Document | None:
+    """None: no answer told its tokens. Details that were never told are given as 0, for clients expect a number."""
+    tally = batch.tally
+    if tally.prompt_tokens is None and tally.output_tokens is None:
         return None
-    told = seconds.text if seconds is not None else ""
-    number = int(told) if told.isascii() and told.isdigit() and len(told) < 10 else None
-    return expiry_seconds({"anchor": anchor.text if anchor else None, "seconds": number}, "expires_after")
+    prompt, output = tally.prompt_tokens or 0, tally.output_tokens or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": tally.cached_tokens or 0},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": tally.reasoning_tokens or 0},
+        "total_tokens": prompt + output,
+    }
+
+
+def _whole(at: float | None) -> int | None:
+    return None if at is None else int(at)
+
+
+def page(documents: list[Document], *, more: bool) -> Document:
+    first, last = (documents[0]["id"], documents[-1]["id"]) if documents else (None, None)
+    return {"object": "list", "data": documents, "first_id": first, "last_id": last, "has_more": more}

@@ -1,7 +1,7 @@
-"""What the files of the batch API hold, on disk: one file each, named by its id, in a folder of the owner's alone.
+"""Files of the batch API: the form they are uploaded with, their place on disk, and the requests in an input file.
 
-A file is there whole or not at all: it is written under another name, flushed, and renamed. Who knows an id of which no
-content is here has one that was deleted by hand.
+Each is one file on disk, named by its id, in a folder of the owner's alone. It is there whole or not at all: it is
+written under another name, flushed, and renamed. An id of which no content is here is one that was deleted by hand.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from skep.gateway.batch.store import BatchRequest
-from skep.units import MIB, format_bytes
+from skep.units import MIB, format_bytes, shortened
 
 KEPT_FREE_BYTES = 512 * MIB  # of the disk, for results, the store and everything else that is on it
 UNFINISHED = ".part"
@@ -32,10 +31,6 @@ FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 
 def new_file_id() -> str:
     return f"file-{secrets.token_hex(12)}"
-
-
-def new_batch_id() -> str:
-    return f"batch_{secrets.token_hex(12)}"
 
 
 class FileStorage:
@@ -75,8 +70,7 @@ class FileStorage:
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                for piece in pieces:
-                    file.write(piece)
+                file.writelines(pieces)
                 size = file.tell()
                 file.flush()
                 os.fsync(file.fileno())
@@ -84,7 +78,11 @@ class FileStorage:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        self._flush_names()
+        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)  # a rename is on disk only when its folder is
+        finally:
+            os.close(folder)
         return size
 
     def read(self, file_id: str, start: int, length: int) -> bytes:
@@ -108,28 +106,100 @@ class FileStorage:
                     if now - path.stat().st_mtime > kept_s:
                         path.unlink()
 
-    def _flush_names(self) -> None:
-        """A rename is on disk only when its folder is."""
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
+# The form of an upload
+
+MOST_PARTS = 64
+_HEAD_BYTES = 16_384
+_PIECE = 1_048_576
+_PARAMETER = re.compile(r';\s*([\w*-]+)=(?:"((?:[^"\\]|\\.)*)"|([^;\s]*))')
+_BOUNDARY = re.compile(
+    r'\s*multipart/form-data\s*(?=;).*?;\s*boundary=(?:"([^"\r\n]{1,200})"|([^;\s"]{1,200}))', re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FormPart:
+    name: str
+    filename: str | None  # None: a plain field
+    content: memoryview
+
+    @property
+    def text(self) -> str:
+        return bytes(self.content).decode("utf-8", "replace")
+
+
+def boundary_of(content_type: str) -> bytes | None:
+    """None: it is no multipart form."""
+    found = _BOUNDARY.match(content_type)
+    return (found[1] or found[2]).encode("latin-1", "replace") if found else None
+
+
+def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
+    """In their order. Raises ValueError for what is no form, or not a whole one."""
+    mark = b"--" + boundary
+    at = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
+    if at < 2 and not body.startswith(mark):
+        raise ValueError("the form does not begin with its boundary")
+    view, parts = memoryview(body), list[FormPart]()
+    at += len(mark)
+    while body[at : at + 2] != b"--":
+        if len(parts) == MOST_PARTS:
+            raise ValueError(f"the form has more than {MOST_PARTS} parts")
+        begin = body.find(b"\r\n", at) + 2
+        # A part without any header begins with the blank line itself.
+        end_of_head = begin - 2 if body[begin : begin + 2] == b"\r\n" else body.find(b"\r\n\r\n", begin)
+        if begin < 2 or end_of_head < 0 or end_of_head - begin > _HEAD_BYTES:
+            raise ValueError("a part of the form has no end of its headers")
+        end = _find(body, b"\r\n" + mark, end_of_head + 2)
+        if end < 0:
+            raise ValueError("the form is cut off: its last boundary is missing")
+        name, filename = _names(body[begin : max(begin, end_of_head)])
+        parts.append(FormPart(name, filename, view[end_of_head + 4 : max(end, end_of_head + 4)]))
+        at = end + 2 + len(mark)
+    return parts
+
+
+def _find(body: bytes, mark: bytes, start: int) -> int:
+    """Piece by piece: one search through a large file would keep every other thread waiting for its whole length."""
+    for at in range(start, len(body), _PIECE):
+        found = body.find(mark, at, at + _PIECE + len(mark) - 1)
+        if found >= 0:
+            return found
+    return -1
+
+
+def _names(head: bytes) -> tuple[str, str | None]:
+    for line in head.decode("utf-8", "replace").split("\r\n"):
+        field, _, value = line.partition(":")
+        if field.strip().lower() == "content-disposition":
+            told = {name.lower(): _plain(quoted or bare) for name, quoted, bare in _PARAMETER.findall(value)}
+            return told.get("name", ""), told.get("filename")
+    raise ValueError("a part of the form has no Content-Disposition")
+
+
+def _plain(text: str) -> str:
+    """Quotes and line ends inside a name are percent-encoded by browsers, and escaped with a backslash by others."""
+    text = re.sub(r"\\([\"\\])", r"\1", text)
+    return text.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+
+
+# The requests of an input file
 
 MOST_REQUESTS = 50_000
 MOST_ERRORS = 100  # told of one file
 LONGEST_ID = 512  # characters of a custom id
 _BOM = b"\xef\xbb\xbf"
-_SHOWN = 80
 
 
-@dataclass(frozen=True, slots=True)
-class LineError:
+@dataclass(eq=False)
+class LineError(Exception):
+    """`line` None: it is about the file."""
+
     code: str
     message: str
-    line: int | None = None
     param: str | None = None
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,57 +228,41 @@ _lines = msgspec.json.Decoder(_BatchLine)
 _bodies = msgspec.json.Decoder(_BatchBody)
 
 
-class _InvalidLine(Exception):
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-
-
 def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS) -> CheckedInput:
     """Return all that can be said without asking who serves the model."""
     requests: list[BatchRequest] = []
     faults: list[LineError] = []
     seen: dict[str, int] = {}
-    models: list[str | None] = []
+    model = None  # of the first request
     at = 0
     for number, line in enumerate(lines, start=1):
         start, at = at, at + len(line)
         text = line.removeprefix(_BOM) if number == 1 else line
         if not text.strip():
             continue
-        if len(requests) == most:
-            faults.append(LineError("too_many_tasks", f"the file has more than {most} requests", number))
-            break
         try:
-            custom_id, model = _check(text, endpoint)
+            if len(requests) == most:
+                raise LineError("too_many_tasks", f"the file has more than {most} requests")
+            custom_id, its_model = _check(text, endpoint)
             if custom_id in seen:
-                raise _InvalidLine(
-                    "duplicate_custom_id",
-                    f"the custom_id {_short(custom_id)} is that of line {seen[custom_id]} already",
-                    "custom_id",
-                )
+                message = f"the custom_id {_short(custom_id)} is that of line {seen[custom_id]} already"
+                raise LineError("duplicate_custom_id", message, "custom_id")
+            model = model if seen else its_model
             seen[custom_id] = number
-            if not models:
-                models.append(model)
-            elif model != models[0]:
-                first = "none" if models[0] is None else _short(models[0])
-                raise _InvalidLine(
-                    "model_mismatch",
-                    f"the model {'none' if model is None else _short(model)} is not that of the requests before"
-                    f" ({first}): one model a batch",
-                    "body.model",
-                )
+            if its_model != model:
+                first, other = (_short(name) if name is not None else "none" for name in (model, its_model))
+                message = f"the model {other} is not that of the requests before ({first}): one model a batch"
+                raise LineError("model_mismatch", message, "body.model")
             skipped = len(line) - len(text)
             requests.append(BatchRequest(len(requests), custom_id, start + skipped, len(text)))
-        except _InvalidLine as wrong:
-            faults.append(LineError(wrong.code, str(wrong), number, wrong.param))
-            if len(faults) == MOST_ERRORS:
+        except LineError as fault:
+            fault.line = number
+            faults.append(fault)
+            if len(faults) == MOST_ERRORS or fault.code == "too_many_tasks":
                 break
     if not requests and not faults:
         faults.append(LineError("empty_file", "the file has no requests"))
-    first_line = min(seen.values()) if seen else None
-    return CheckedInput(tuple(requests), models[0] if models else None, tuple(faults), first_line)
+    return CheckedInput(tuple(requests), model, tuple(faults), min(seen.values(), default=None))
 
 
 def body_of(line: bytes) -> bytes:
@@ -220,38 +274,32 @@ def body_of(line: bytes) -> bytes:
 
 
 def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
-    line = _read(text)
+    """Return the id and the model of a line."""
+    try:
+        text.decode()  # what stands deeper in a body is not looked at below
+        line = _lines.decode(text)
+    except msgspec.ValidationError as error:
+        raise LineError("invalid_request", f"not a request: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LineError("invalid_json_line", f"this line cannot be read as JSON: {error}") from None
     if not line.custom_id:
-        raise _InvalidLine("missing_required_parameter", "`custom_id` is missing", "custom_id")
+        raise LineError("missing_required_parameter", "`custom_id` is missing", "custom_id")
     if len(line.custom_id) > LONGEST_ID:
-        raise _InvalidLine("invalid_custom_id", f"the custom_id is longer than {LONGEST_ID} characters", "custom_id")
+        raise LineError("invalid_custom_id", f"the custom_id is longer than {LONGEST_ID} characters", "custom_id")
     if line.method is None or line.method.upper() != "POST":
-        raise _InvalidLine("invalid_method", f"`method` is {_short(line.method)}; POST is what a batch does", "method")
+        raise LineError("invalid_method", f"`method` is {_short(line.method)}; POST is what a batch does", "method")
     if line.url != endpoint:
-        raise _InvalidLine("url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url")
+        raise LineError("url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url")
     if not bytes(line.body):
-        raise _InvalidLine("missing_required_parameter", "`body` is missing", "body")
+        raise LineError("missing_required_parameter", "`body` is missing", "body")
     try:
         body = _bodies.decode(line.body)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise _InvalidLine("invalid_request", f"`body`: {error}", "body") from None
+        raise LineError("invalid_request", f"`body`: {error}", "body") from None
     if body.stream:
-        raise _InvalidLine("invalid_request", "`stream` is not for batches: answers go into a file", "body.stream")
+        raise LineError("invalid_request", "`stream` is not for batches: answers go into a file", "body.stream")
     return line.custom_id, body.model
 
 
-def _read(text: bytes) -> _BatchLine:
-    try:
-        text.decode()  # what stands deeper in a body is not looked at below
-        return _lines.decode(text)
-    except msgspec.ValidationError as error:
-        raise _InvalidLine("invalid_request", f"not a request: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _InvalidLine("invalid_json_line", f"this line cannot be read as JSON: {error}") from None
-
-
-def _short(value: Any) -> str:
-    if value is None:
-        return "missing"
-    text = str(value)
-    return f"`{text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}`"
+def _short(text: str | None) -> str:
+    return "missing" if text is None else f"`{shortened(text, 81)}`"

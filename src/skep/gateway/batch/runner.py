@@ -1,4 +1,4 @@
-"""Carries batches out from wherever an earlier process left them. Which ones at once is decided in `sharing`.
+"""Carries batches out from wherever an earlier process left them. Which ones at once is decided in `scheduler`.
 
 One process at a time works on batches: while a gateway is replaced there are two, and a lock of the kernel, which a
 killed process cannot keep, says which.
@@ -11,22 +11,20 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from itertools import chain
 
 from skep.errors import EngineError, SkepError, StoreError
 from skep.files import hold_lock
+from skep.gateway.batch.calls import BatchGatewayPort, InternalRequest
 from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
-from skep.gateway.batch.objects import BATCH_FILE_S
 from skep.gateway.batch.scheduler import (
     MOST_AT_ONCE,
     AttemptCounts,
     BatchAnswer,
     BatchSchedule,
-    GatewayCall,
-    GatewayPort,
     RunningBatch,
     SuspectTurn,
     choose,
@@ -34,6 +32,7 @@ from skep.gateway.batch.scheduler import (
     without_answer,
 )
 from skep.gateway.batch.store import (
+    BATCH_FILE_S,
     BatchOrder,
     BatchRequest,
     BatchResult,
@@ -61,6 +60,19 @@ class Halt(Enum):
     LEAVING = "leaving"  # it goes on later, or in another process
 
 
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+@dataclass(slots=True)
+class _SentRequest:
+    call: InternalRequest
+    task: asyncio.Task[None]
+    start: RequestStart | None = None  # None: no replica has it yet
+
+
 @dataclass(eq=False)
 class BatchSender:
     """Sends the requests of one batch as its schedule says, and records what came."""
@@ -69,16 +81,14 @@ class BatchSender:
     schedule: BatchSchedule
     store: BatchStore
     room: FileStorage
-    gateway: GatewayPort
+    gateway: BatchGatewayPort
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self._halt: Halt | None = None
         self._ends = False  # nothing more is sent, whatever is said
-        self._calls: dict[int, GatewayCall] = {}
-        self._out: dict[int, asyncio.Task[None]] = {}
+        self._out: dict[int, _SentRequest] = {}
         self._unrecorded: list[BatchResult] = []
-        self._beginnings: dict[int, RequestStart] = {}  # of what a replica has
         self._begun: list[RequestStart] = []  # that the store does not know of yet, as the next
         self._over: list[RequestStart] = []
         self._writing = threading.Lock()  # what is removed from the lists is what was written
@@ -91,7 +101,7 @@ class BatchSender:
     @property
     def waits(self) -> bool:
         """No replica has a request of it."""
-        return all(call.waiting for call in self._calls.values())
+        return all(sent.call.waiting for sent in self._out.values())
 
     def halt(self, why: Halt) -> None:
         """The first reason stays, but leaving gives way: it only means later, or elsewhere."""
@@ -121,19 +131,24 @@ class BatchSender:
                     await self._send_all(tasks)
                     await self._quiet()
                     self._ends = self.schedule.done or self._halt is not None
-                while self._unrecorded or self._begun or self._over:
+                while self._has_news:
                     self._to_record.set()
                     await asyncio.sleep(SENDING_LOOK_S / 10)
                 recording.cancel()
         finally:
             self._ends = True
             self.schedule.leave()
-            for call in self._calls.values():
-                call.give_up()
-            if self._unrecorded or self._begun or self._over:  # an end in order is no death of the gateway
+            for sent in self._out.values():
+                sent.call.give_up()
+            if self._has_news:  # an end in order is no death of the gateway
                 with contextlib.suppress(StoreError):
                     await asyncio.to_thread(self._write)
         return None if self.schedule.done else self._halt
+
+    @property
+    def _has_news(self) -> bool:
+        """For the store."""
+        return bool(self._unrecorded or self._begun or self._over)
 
     async def _send_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self.schedule.done and self._halt is None:
@@ -146,55 +161,46 @@ class BatchSender:
                 if (request := self.schedule.next(now)) is None:
                     call.give_up()
                     break
-                self._calls[request.index] = call
-                self._out[request.index] = tasks.create_task(self._one(request, call))
+                self._out[request.index] = _SentRequest(call, tasks.create_task(self._one(request, call)))
             self._wake.clear()
             due_s = self.schedule.due_in_s(now)
             pause_s = min(left_s, max(SENDING_LOOK_S, due_s) if due_s is not None else CLOCK_S)
-            if self._note_beginnings():
+            if self._note_starts():
                 pause_s = min(pause_s, SENDING_LOOK_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._wake.wait()
+            await _wait(self._wake, pause_s)
 
     async def _quiet(self) -> None:
         """What is out ends: by itself when this process is to leave, at once when nobody wants it any more."""
         while self._out and self._halt is Halt.LEAVING:
-            for index, call in self._calls.items():
-                if call.waiting:
-                    self._out[index].cancel()
+            for sent in self._out.values():
+                if sent.call.waiting:
+                    sent.task.cancel()
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SENDING_LOOK_S):
-                    await self._wake.wait()
-        if self._halt is None:
-            return
-        for task in self._out.values():
+            await _wait(self._wake, SENDING_LOOK_S)
+        tasks = [sent.task for sent in self._out.values()] if self._halt is not None else []
+        for task in tasks:
             task.cancel()
-        if self._out:
-            await asyncio.wait(self._out.values())
+        if tasks:
+            await asyncio.wait(tasks)
 
-    def _open_call(self) -> GatewayCall | None:
+    def _open_call(self) -> InternalRequest | None:
         """None: what is out is enough for now."""
-        waiting = sum(call.waiting for call in self._calls.values())
+        waiting = sum(sent.call.waiting for sent in self._out.values())
         unrecorded_bytes = sum(len(result.line) for result in self._unrecorded)
         if waiting >= BACKLOG or len(self._unrecorded) >= UNRECORDED or unrecorded_bytes >= UNRECORDED_BYTES:
             return None
         return self.gateway.open_call(self.order.owner)
 
-    def _note_beginnings(self) -> bool:
+    def _note_starts(self) -> bool:
         """Return whether there are requests that no replica has yet: one may get them at any moment."""
-        waiting = False
-        for index, call in self._calls.items():
-            if call.waiting:
-                waiting = True
-            elif index not in self._beginnings:
-                beginning = self._beginnings[index] = RequestStart(index, time.time())
-                self._begun.append(beginning)
+        for index, sent in self._out.items():
+            if sent.start is None and not sent.call.waiting:
+                sent.start = RequestStart(index, time.time())
+                self._begun.append(sent.start)
                 self._to_record.set()
-        return waiting
+        return any(sent.start is None for sent in self._out.values())
 
-    async def _one(self, request: BatchRequest, call: GatewayCall) -> None:
+    async def _one(self, request: BatchRequest, call: InternalRequest) -> None:
         index, answer = request.index, None
         try:
             answer = await self._ask(request, call)
@@ -206,25 +212,22 @@ class BatchSender:
             self._keep(without_answer(request, "input_file_missing", _name(), time.time()))
         finally:
             call.give_up()
-            self._calls.pop(index, None)
-            self._out.pop(index, None)
             self._wake.set()
-            beginning = self._beginnings.pop(index, None)
-            if beginning is not None:
-                self._over.append(beginning)
+            sent = self._out.pop(index)
+            if sent.start is not None:
+                self._over.append(sent.start)
         if answer is not None and self.schedule.answered(index, answer, time.monotonic()):
             self._keep(result_of(request, answer, _name(), time.time()))
 
-    async def _ask(self, request: BatchRequest, call: GatewayCall) -> BatchAnswer:
-        order = self.order
-        line = await asyncio.to_thread(self.room.read, order.input_file_id, request.start, request.length)
+    async def _ask(self, request: BatchRequest, call: InternalRequest) -> BatchAnswer:
+        line = await asyncio.to_thread(self.room.read, self.order.input_file_id, request.start, request.length)
         got: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
 
         def answered(answer: BatchAnswer) -> None:
             if not got.done():
                 got.set_result(answer)
 
-        call.go(order.endpoint, body_of(line), answered)
+        call.go(self.order.endpoint, body_of(line), answered)
         self._wake.set()
         return await got
 
@@ -279,22 +282,11 @@ class _ActiveBatch:
         if self.sending is not None:
             self.sending.halt(why)
 
-    def give_way(self) -> None:
-        self.gives_way = True
-        self.halt(Halt.LEAVING)
-
-    @property
-    def may_go_on(self) -> bool:
-        return self.gives_way and self.sending is not None and self.sending.may_resume
-
-    def go_on(self, now: float) -> None:
-        assert self.sending is not None
-        self.sending.resume()
-        self.gives_way, self.since = False, now
-
 
 class BatchRunner:
-    def __init__(self, store: BatchStore, room: FileStorage, gateway: GatewayPort, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: BatchStore, room: FileStorage, gateway: BatchGatewayPort, say: Callable[[str], None]
+    ) -> None:
         self._store, self._room, self._gateway, self._say = store, room, gateway, say
         self._wake = asyncio.Event()
         self._under_way: dict[str, _ActiveBatch] = {}
@@ -315,18 +307,12 @@ class BatchRunner:
         return bool(self._under_way)
 
     def wake(self) -> None:
-        """There is a new batch."""
+        """There is a new batch, or one was cancelled."""
         self._wake.set()
 
     def abandon(self) -> None:
         """Its store is another one: what it has under way is nobody's any more."""
         self._abandoned = True
-        self._wake.set()
-
-    def cancel(self, batch_id: str) -> None:
-        self._cancelled.add(batch_id)
-        if batch_id in self._under_way:
-            self._under_way[batch_id].halt(Halt.CANCELLED)
         self._wake.set()
 
     def leave(self) -> None:
@@ -358,8 +344,9 @@ class BatchRunner:
                 if now >= tidy_at:
                     await asyncio.to_thread(self._tidy)
                     tidy_at = now + TIDY_S
-                for batch_id in await asyncio.to_thread(self._store.cancelling) - self._cancelled:
-                    self.cancel(batch_id)
+                self._cancelled = await asyncio.to_thread(self._store.cancelling)
+                for batch_id in self._cancelled & self._under_way.keys():
+                    self._under_way[batch_id].halt(Halt.CANCELLED)
                 unfinished = await asyncio.to_thread(self._store.unfinished)
                 while not self._leaving and (carried := self._next(unfinished, now)) is not None:
                     if carried.batch.id not in self._under_way:
@@ -372,26 +359,30 @@ class BatchRunner:
 
     def _next(self, unfinished: list[UnfinishedBatch], now: float) -> _ActiveBatch | None:
         """What ends takes no room from what is sent, and does not wait for it. What is giving way may go on again."""
-        idle = [one for one in unfinished if one.id not in self._under_way and self._resting.get(one.id, 0.0) <= now]
+        active = self._under_way
+        idle = [one for one in unfinished if one.id not in active and self._resting.get(one.id, 0.0) <= now]
         ending = [one for one in idle if one.id in self._cancelled or one.expires_at <= time.time()]
-        if ending and sum(one.ends for one in self._under_way.values()) < MOST_AT_ONCE:
+        if ending and sum(one.ends for one in active.values()) < MOST_AT_ONCE:
             return _ActiveBatch(ending[0], now, ends=True)
         under_way = [
             RunningBatch(one.batch, one.since, one.sending.waits if one.sending is not None else None)
-            for one in self._under_way.values()
+            for one in active.values()
             if not one.ends and not one.gives_way
         ]
-        leaving = [one.batch for one in self._under_way.values() if one.may_go_on]
+        leaving = [one.batch for one in active.values() if one.gives_way and one.sending and one.sending.may_resume]
         choice = choose([*leaving, *(one for one in idle if one not in ending)], under_way, self._had_turn, now)
         if choice is None:
             return None
-        if choice.gives_way is not None:
-            self._under_way[choice.gives_way.id].give_way()
-            self._had_turn[choice.gives_way.id] = now
-        carried = self._under_way.get(choice.begins.id)
-        if carried is None:
-            return _ActiveBatch(choice.begins, now)
-        carried.go_on(now)
+        begins, gives_way = choice
+        if gives_way is not None:
+            active[gives_way.id].gives_way = True
+            active[gives_way.id].halt(Halt.LEAVING)
+            self._had_turn[gives_way.id] = now
+        carried = active.get(begins.id)
+        if carried is None or carried.sending is None:
+            return _ActiveBatch(begins, now)
+        carried.sending.resume()
+        carried.gives_way, carried.since = False, now
         return carried
 
     async def _carry(self, carried: _ActiveBatch) -> None:
@@ -399,8 +390,8 @@ class BatchRunner:
         batch_id = carried.batch.id
         try:
             if await self._carry_on(carried):
-                for of_batches in (self._had_turn, self._tried):
-                    of_batches.pop(batch_id, None)
+                self._had_turn.pop(batch_id, None)
+                self._tried.pop(batch_id, None)
         except Exception as error:  # whatever it is, the other batches go on
             self._say(f"{batch_id} has to wait: {error!r}")
             self._resting[batch_id] = time.monotonic() + REST_S
@@ -412,21 +403,18 @@ class BatchRunner:
         """Return whether it has ended."""
         batch_id = carried.batch.id
         batch = await asyncio.to_thread(self._store.batch, batch_id)
-        if batch is None or batch.status.is_final:
-            return True
-        cancelled = batch_id in self._cancelled or BatchStatus.CANCELLING in batch.times
-        if BatchStatus.IN_PROGRESS not in batch.times and not cancelled:
+        if batch is not None and batch.status is BatchStatus.VALIDATING:
             await self._check(batch)
             batch = await asyncio.to_thread(self._store.batch, batch_id)
-            if batch is None or batch.status.is_final:
-                return True
-            carried.batch = replace(carried.batch, model=batch.detail.get("model"))
+        if batch is None or batch.status.is_final:
+            return True
+        carried.batch = replace(carried.batch, model=batch.detail.get("model"))
         pending = await asyncio.to_thread(self._store.pending, batch_id)
         lost = await asyncio.to_thread(self._store.lost, batch_id)
         course = BatchSchedule(pending, lost, self._turn, self._tried.setdefault(batch_id, {}))
         sending = BatchSender(batch.order, course, self._store, self._room, self._gateway, self._say)
         carried.sending = sending
-        if cancelled or batch_id in self._cancelled:
+        if BatchStatus.CANCELLING in batch.times:
             sending.halt(Halt.CANCELLED)
         if self._leaving:
             sending.halt(Halt.LEAVING)
@@ -437,15 +425,14 @@ class BatchRunner:
         if why is Halt.LEAVING:
             return False
         await asyncio.to_thread(self._finish, batch, course.left(), why)
-        self._cancelled.discard(batch_id)
         return True
 
     async def _check(self, batch: StoredBatch) -> None:
-        checked = await asyncio.to_thread(self._read, batch)
+        checked = await asyncio.to_thread(self._read, batch.order)
         faults = checked.faults
         complaint = self._gateway.complaint_of(checked.model) if checked.requests else None
         if complaint is not None:
-            faults = (LineError("model_not_found", complaint, checked.first, "body.model"), *faults)
+            faults = (LineError("model_not_found", complaint, "body.model", checked.first), *faults)
         if faults:
             told = {"errors": [asdict(fault) for fault in faults]}
             await asyncio.to_thread(self._store.end, batch.id, BatchStatus.FAILED, time.time(), (), **told)
@@ -454,46 +441,43 @@ class BatchRunner:
 
     # In threads
 
-    def _read(self, batch: StoredBatch) -> CheckedInput:
+    def _read(self, order: BatchOrder) -> CheckedInput:
         try:
-            with self._room.path(batch.order.input_file_id).open("rb") as file:
-                return check_lines(file, batch.order.endpoint)
+            with self._room.path(order.input_file_id).open("rb") as file:
+                return check_lines(file, order.endpoint)
         except FileNotFoundError:
-            gone = LineError(
-                "input_file_missing", f"the file {batch.order.input_file_id} is gone", param="input_file_id"
-            )
+            gone = LineError("input_file_missing", f"the file {order.input_file_id} is gone", "input_file_id")
             return CheckedInput((), None, (gone,))
 
     def _finish(self, batch: StoredBatch, left: list[BatchRequest], why: Halt | None) -> None:
-        now = time.time()
+        order, now = batch.order, time.time()
         if why is not Halt.CANCELLED:
             self._store.become(batch.id, BatchStatus.FINALIZING, now)
-        code = why.value if why is not None else ""
         never = (
-            without_answer(request, code, f"batch_req_{batch.id[6:]}_{request.index}", now).line for request in left
+            without_answer(one, why.value if why else "", f"batch_req_{batch.id[6:]}_{one.index}", now).line
+            for one in left
         )
         written = {
-            "output_file_id": ("output", self._store.lines(batch.id, ok=True)),
-            "error_file_id": ("error", chain(self._store.lines(batch.id, ok=False), never)),
+            "output": self._store.lines(batch.id, ok=True),
+            "error": chain(self._store.lines(batch.id, ok=False), never),
         }
         files: dict[str, StoredFile] = {}
         ended = False
         try:
-            for name, (kind, lines) in written.items():
-                if (first := next(lines, None)) is not None:
-                    files[name] = self._write(batch, kind, chain((first,), lines), now)
+            for kind, lines in written.items():
+                if (first := next(lines, None)) is None:
+                    continue
+                file_id, name = new_file_id(), f"{batch.id}_{kind}.jsonl"
+                size = self._room.write(file_id, chain((first,), lines))
+                expires_at = now + (order.output_expires_s or BATCH_FILE_S)
+                file = StoredFile(file_id, order.owner, now, name, "batch_output", size, expires_at)
+                files[f"{kind}_file_id"] = file
             detail = {"tally": asdict(self._store.tally(batch.id)), **{name: file.id for name, file in files.items()}}
             ended = self._store.end(batch.id, _BY_HALT[why], time.time(), [*files.values()], **detail)
         finally:
             for file in files.values() if not ended else ():  # a full disk is not filled further, try by try
                 self._room.delete(file.id)
         self._store.forget_ended()
-
-    def _write(self, batch: StoredBatch, kind: str, lines: Iterator[bytes], now: float) -> StoredFile:
-        order, file_id = batch.order, new_file_id()
-        size = self._room.write(file_id, lines)
-        expires_at = now + (order.output_expires_s or BATCH_FILE_S)
-        return StoredFile(file_id, order.owner, now, f"{batch.id}_{kind}.jsonl", "batch_output", size, expires_at)
 
     def _tidy(self) -> None:
         """What expired, and what a killed process left behind."""
@@ -513,7 +497,5 @@ class BatchRunner:
         return True
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
+        await _wait(self._wake, seconds)
         self._wake.clear()

@@ -1,4 +1,4 @@
-"""Which request of a batch is next, and what becomes of an answer. Decides; no clock, no I/O.
+"""Which request of a batch is next, what becomes of an answer, and which batches are under way. No clock, no I/O.
 
 An answer is final, or it is no answer and the request comes again later: the endpoint is full, loads its model or lost
 a replica. What loses replicas again and again is set aside with its error; the rest waits until the batch expires.
@@ -12,15 +12,15 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
 from skep.units import MIB
+from skep.wire.openai import count_of
 from skep.wire.retry import FULL_OR_AWAY, REFUSALS
-from skep.wire.server_request import ServerRequest
 
 COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
 MOST_COSTLY = 5  # such answers, or broken ones, of one request
@@ -62,11 +62,11 @@ class AttemptCounts:
     costly: int = 0
 
 
+@dataclass(slots=True)
 class SuspectTurn:
     """Of the requests that may be what the gateway dies of, one is out at a time, whatever batch it is of."""
 
-    def __init__(self) -> None:
-        self.holder: BatchSchedule | None = None
+    holder: BatchSchedule | None = None
 
 
 class BatchSchedule:
@@ -78,15 +78,15 @@ class BatchSchedule:
 
     def __init__(
         self,
-        pending: Iterable[BatchRequest],
+        pending: Sequence[BatchRequest],
         lost: Mapping[int, int] | None = None,
         turn: SuspectTurn | None = None,
         tried: dict[int, AttemptCounts] | None = None,
     ) -> None:
-        requests, lost = list(pending), lost or {}
-        self.set_aside = [request for request in requests if lost.get(request.index, 0) >= MOST_LOST]
-        self._suspects = deque(one for one in requests if ALONE_FROM <= lost.get(one.index, 0) < MOST_LOST)
-        self._waiting = deque(one for one in requests if lost.get(one.index, 0) < ALONE_FROM)
+        lost = lost or {}
+        self.set_aside = [request for request in pending if lost.get(request.index, 0) >= MOST_LOST]
+        self._suspects = deque(one for one in pending if ALONE_FROM <= lost.get(one.index, 0) < MOST_LOST)
+        self._waiting = deque(one for one in pending if lost.get(one.index, 0) < ALONE_FROM)
         self._suspected = frozenset(request.index for request in self._suspects)
         self._turn = turn or SuspectTurn()
         self._out: dict[int, BatchRequest] = {}
@@ -102,10 +102,6 @@ class BatchSchedule:
     def done(self) -> bool:
         return not (self._waiting or self._suspects or self._out or self._paused)
 
-    @property
-    def out(self) -> int:
-        return len(self._out)
-
     def left(self) -> list[BatchRequest]:
         """Return everything without a final answer, in the file's order."""
         paused = [request for _, _, request in self._paused]
@@ -114,18 +110,22 @@ class BatchSchedule:
 
     def next(self, now: float) -> BatchRequest | None:
         """It counts as out until it is `answered`."""
-        if now < self.held_until:
-            return None
+        request = self._next(now) if now >= self.held_until else None
+        if request is not None:
+            self._out[request.index] = request
+        return request
+
+    def _next(self, now: float) -> BatchRequest | None:
         while self._paused and self._paused[0][0] <= now:
             request = heapq.heappop(self._paused)[2]
             if request.index not in self._suspected:
-                return self._go(request)
+                return request
             self._suspects.append(request)
         if self._waiting:
-            return self._go(self._waiting.popleft())
+            return self._waiting.popleft()
         if self._suspects and self._turn.holder is None:
             self._turn.holder = self
-            return self._go(self._suspects.popleft())
+            return self._suspects.popleft()
         return None
 
     def due_in_s(self, now: float) -> float | None:
@@ -137,21 +137,14 @@ class BatchSchedule:
 
     def take_back(self, index: int) -> None:
         """It was out, and was given up before it was answered."""
-        request = self._out.pop(index)
         if index in self._suspected:
             self.leave()
-            self._suspects.appendleft(request)
-        else:
-            self._waiting.appendleft(request)
+        (self._suspects if index in self._suspected else self._waiting).appendleft(self._out.pop(index))
 
     def leave(self) -> None:
         """Nothing of it goes out any more: another batch may have the turn."""
         if self._turn.holder is self:
             self._turn.holder = None
-
-    def _go(self, request: BatchRequest) -> BatchRequest:
-        self._out[request.index] = request
-        return request
 
     def answered(self, index: int, answer: BatchAnswer, now: float) -> bool:
         """Return whether it is final. If not, the request comes again."""
@@ -159,7 +152,7 @@ class BatchSchedule:
             self.leave()
         tried = self._tried.setdefault(index, AttemptCounts())
         tried.times += 1
-        if answer.status is None or code_of(answer.body) in COSTLY:
+        if answer.status is None or _code_of(answer.body) in COSTLY:
             tried.costly += 1
         answered = answer.status is not None and answer.status not in FULL_OR_AWAY
         if answered or answer.fault or tried.costly >= MOST_COSTLY:
@@ -192,15 +185,12 @@ def without_answer(request: BatchRequest, code: str, name: str, at: float) -> Ba
     return BatchResult(request.index, at, ok=False, line=_line(name, request, b"null", json.dumps(error).encode()))
 
 
-def code_of(body: bytes) -> str | None:
+def _code_of(body: bytes) -> str | None:
     """Of an error in the gateway's own words."""
-    if b'"source"' not in body:
+    document = _one_line(body)[1] if b'"source"' in body else {}
+    if document.get("source") != "gateway":
         return None
-    _, document = _one_line(body)
-    if not isinstance(document, dict) or document.get("source") != "gateway":
-        return None
-    error = document.get("error")
-    return error.get("code") if isinstance(error, dict) else None
+    return _inner(document, "error").get("code")
 
 
 def _line(name: str, request: BatchRequest, response: bytes, error: bytes) -> bytes:
@@ -208,34 +198,31 @@ def _line(name: str, request: BatchRequest, response: bytes, error: bytes) -> by
     return b'{"id": %b, "custom_id": %b, "response": %b, "error": %b}\n' % (*names, response, error)
 
 
-def _one_line(body: bytes) -> tuple[bytes, Any]:
-    """As JSON without line ends: as it came where it can be, as a text where it is no JSON."""
+def _one_line(body: bytes) -> tuple[bytes, dict[str, Any]]:
+    """As JSON without line ends: as it came where it can be, as a text where it is no JSON. And the object in it."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        return json.dumps(body.decode("utf-8", "replace")).encode(), None
-    if b"\n" in body or b"\r" in body:
-        return json.dumps(document).encode(), document
-    return body.strip(), document
+        return json.dumps(body.decode("utf-8", "replace")).encode(), {}
+    line = json.dumps(document).encode() if b"\n" in body or b"\r" in body else body.strip()
+    return line, document if isinstance(document, dict) else {}
 
 
-def _tokens(document: Any) -> dict[str, int | None]:
-    usage = document.get("usage") if isinstance(document, dict) else None
-    if not isinstance(usage, dict):
-        return {}
-    chat = "prompt_tokens" in usage
-    prompt, output = ("prompt", "completion") if chat else ("input", "output")
+def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """Empty where there is no object of that name."""
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _tokens(document: dict[str, Any]) -> dict[str, int | None]:
+    usage = _inner(document, "usage")
+    prompt, output = ("prompt", "completion") if "prompt_tokens" in usage else ("input", "output")
     return {
-        "prompt_tokens": _count(usage, f"{prompt}_tokens"),
-        "cached_tokens": _count(usage.get(f"{prompt}_tokens_details"), "cached_tokens"),
-        "output_tokens": _count(usage, f"{output}_tokens"),
-        "reasoning_tokens": _count(usage.get(f"{output}_tokens_details"), "reasoning_tokens"),
+        "prompt_tokens": count_of(usage.get(f"{prompt}_tokens")),
+        "cached_tokens": count_of(_inner(usage, f"{prompt}_tokens_details").get("cached_tokens")),
+        "output_tokens": count_of(usage.get(f"{output}_tokens")),
+        "reasoning_tokens": count_of(_inner(usage, f"{output}_tokens_details").get("reasoning_tokens")),
     }
-
-
-def _count(document: Mapping[str, Any] | None, name: str) -> int | None:
-    value = document.get(name) if isinstance(document, dict) else None
-    return value if type(value) is int and 0 <= value < 2**53 else None
 
 
 MOST_AT_ONCE = 16
@@ -251,98 +238,35 @@ class RunningBatch:
     waits: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class NextBatch:
-    """The batch that begins, and the one that gives way to it; None: there is room."""
-
-    begins: UnfinishedBatch
-    gives_way: UnfinishedBatch | None = None
-
-
 def choose(
     waiting: Iterable[UnfinishedBatch],
     under_way: Sequence[RunningBatch],
     had_turn: Mapping[str, float],
     now: float,
     most: int = MOST_AT_ONCE,
-) -> NextBatch | None:
-    """None: nothing can begin now. `waiting` is oldest first; `had_turn` says when a batch gave way last."""
+) -> tuple[UnfinishedBatch, UnfinishedBatch | None] | None:
+    """Return the batch that begins, and the one that gives way to it, if there is no room. None: nothing can begin.
+
+    `waiting` is oldest first; `had_turn` says when a batch gave way last.
+    """
     owners = Counter(one.batch.owner for one in under_way)
-    models = Counter(_model(one.batch) for one in under_way)
-
-    def place(batch: UnfinishedBatch) -> tuple[int, int, float]:
-        return owners[batch.owner], models[_model(batch)], had_turn.get(batch.id, 0.0)
-
-    first: dict[tuple[str, str | None], UnfinishedBatch] = {}  # of each owner and model: the others come no sooner
-    for batch in sorted(waiting, key=place):
-        first.setdefault(_model(batch), batch)
+    kinds = Counter(one.batch.kind for one in under_way)
+    able = [one for one in under_way if one.waits is not None]
+    first: dict[tuple[str, str | None], UnfinishedBatch] = {}  # of each kind: the others come no sooner
+    for batch in sorted(waiting, key=lambda one: (owners[one.owner], kinds[one.kind], had_turn.get(one.id, 0.0))):
+        first.setdefault(batch.kind, batch)
     for batch in first.values():
         if len(under_way) < most:
-            return NextBatch(batch)
-        other = _who_has_more(batch, under_way)
-        if other is None and now - had_turn.get(batch.id, -inf) >= WAITING_TURN_S:
-            other = _whose_turn_is_over(batch, under_way, now)
-        if other is not None:
-            return NextBatch(batch, other)
+            return batch, None
+        of_others = [one for one in able if owners[one.batch.owner] >= owners[batch.owner] + 2]
+        of_owner = [one for one in able if one.batch.owner == batch.owner]
+        more = of_others or [one for one in of_owner if kinds[one.batch.kind] >= kinds[batch.kind] + 2]
+        if more:  # than their share: one that waits, if there is one, else the one that began last
+            most_of = max(more, key=lambda one: (owners[one.batch.owner], kinds[one.batch.kind], one.waits, one.since))
+            return batch, most_of.batch
+        if now - had_turn.get(batch.id, -inf) >= WAITING_TURN_S:
+            over = [one for one in able if now - one.since >= (WAITING_TURN_S if one.waits else TURN_S)]
+            over = [one for one in over if one.batch.kind != batch.kind]  # that would wait for the same
+            if over:
+                return batch, min(over, key=lambda one: one.since).batch
     return None
-
-
-def _who_has_more(batch: UnfinishedBatch, under_way: Sequence[RunningBatch]) -> UnfinishedBatch | None:
-    """Of those who have more than their share one that waits, if there is one, else the one that began last."""
-    owners = Counter(one.batch.owner for one in under_way)
-    models = Counter(_model(one.batch) for one in under_way)
-    able = [one for one in under_way if one.waits is not None]
-    of_others = [one for one in able if owners[one.batch.owner] >= owners[batch.owner] + 2]
-    of_owner = [one for one in able if one.batch.owner == batch.owner]
-    of_models = [one for one in of_owner if models[_model(one.batch)] >= models[_model(batch)] + 2]
-    more = of_others or of_models
-    by_share = {one.batch.id: (owners[one.batch.owner], models[_model(one.batch)]) for one in more}
-    return max(more, key=lambda one: (by_share[one.batch.id], one.waits, one.since)).batch if more else None
-
-
-def _whose_turn_is_over(
-    batch: UnfinishedBatch, under_way: Sequence[RunningBatch], now: float
-) -> UnfinishedBatch | None:
-    """Not for one of the same owner and model: that would wait for the same."""
-    over = [
-        one
-        for one in under_way
-        if one.waits is not None
-        and _model(one.batch) != _model(batch)
-        and now - one.since >= (WAITING_TURN_S if one.waits else TURN_S)
-    ]
-    return min(over, key=lambda one: one.since).batch if over else None
-
-
-def _model(batch: UnfinishedBatch) -> tuple[str, str | None]:
-    return batch.owner, batch.model
-
-
-class GatewayCall(Protocol):
-    """One request, counted as one of its owner's until its answer comes or it is given up."""
-
-    @property
-    def waiting(self) -> bool:
-        """No replica has it yet."""
-
-    def go(self, endpoint: str, body: bytes, answered: Callable[[BatchAnswer], None]) -> None:
-        """In the class `batch`, with the rights of its owner. `answered` is called once, perhaps at once."""
-
-    def give_up(self) -> None:
-        """Nobody wants the answer any more, and none comes. Nothing happens where one has come."""
-
-
-class GatewayPort(Protocol):
-    """The gateway, as the batch API sees it."""
-
-    def owner_of(self, request: ServerRequest) -> str | None:
-        """Return the name of the key it came with; None: no keys are wanted, and everything is everybody's."""
-
-    def complaint_of(self, model: str | None) -> str | None:
-        """Return why a request for this model would not be served; None: it would."""
-
-    def open_call(self, owner: str) -> GatewayCall | None:
-        """None: the owner's batches have as many requests out as they may have."""
-
-    async def ready(self) -> None:
-        """Until it knows what it serves."""

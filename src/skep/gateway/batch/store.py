@@ -19,6 +19,7 @@ from skep.store.rows import StoredAs, insert, insert_all, read
 
 MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
 DELETED_AT_ONCE = 2000
+BATCH_FILE_S = 30 * 86_400  # a file for batches goes after so long unless its client says otherwise
 
 
 class BatchStatus(StrEnum):
@@ -47,7 +48,6 @@ _HELD = """
 SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"""
 _FIRST_STAYS = "ON CONFLICT DO NOTHING"
 _DELETE_BEGINNINGS = "DELETE FROM batch_beginnings WHERE batch_id = ? AND idx = ?"
-_DELETE_BEGINNING = f"{_DELETE_BEGINNINGS} AND begun_at = ?"
 _PENDING = """
 SELECT idx, custom_id, start, length FROM batch_requests AS request
 WHERE batch_id = ?1 AND NOT EXISTS (SELECT 1 FROM batch_results WHERE batch_id = ?1 AND idx = request.idx)
@@ -130,6 +130,11 @@ class UnfinishedBatch:
     model: str | None  # None: its file was not read yet, or names none
     expires_at: float
 
+    @property
+    def kind(self) -> tuple[str, str | None]:
+        """Batches of one kind wait for the same."""
+        return self.owner, self.model
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
@@ -175,17 +180,15 @@ class BatchStore:
     def add_file(self, file: StoredFile, quota: FileQuota | None = None) -> bool:
         """False: its owner would have more than the quota. Looked up in the transaction: others may add files too."""
         with self._store.transaction() as connection:
-            if quota is not None:
-                files, taken_bytes = connection.execute(_HELD, (file.owner, file.created_at)).fetchone()
-                if not quota.has_room(files, taken_bytes, file.bytes):
-                    return False
-            insert(connection, "files", file)
-        return True
+            files, taken_bytes = connection.execute(_HELD, (file.owner, file.created_at)).fetchone()
+            if fits := quota is None or quota.has_room(files, taken_bytes, file.bytes):
+                insert(connection, "files", file)
+        return fits
 
     def held(self, owner: str, now: float) -> tuple[int, int]:
         """Return how many files of the owner there are, and their bytes. Those that expired count no more."""
-        files, taken_bytes = self._store.read(_HELD, owner, now)[0]
-        return files, taken_bytes
+        (row,) = self._store.read(_HELD, owner, now)
+        return row[0], row[1]
 
     def file(self, file_id: str) -> StoredFile | None:
         found = read(self._store.read("SELECT * FROM files WHERE id = ?", file_id), StoredFile)
@@ -286,7 +289,8 @@ class BatchStore:
         """In one transaction. A request that has its result keeps it. `over`: begun before, and ended without one."""
         with self._store.transaction() as connection:
             insert_all(connection, "batch_beginnings", begun, _FIRST_STAYS, batch_id=batch_id)
-            connection.executemany(_DELETE_BEGINNING, [(batch_id, one.index, one.at) for one in over])
+            sql = f"{_DELETE_BEGINNINGS} AND begun_at = ?"
+            connection.executemany(sql, [(batch_id, one.index, one.at) for one in over])
             insert_all(connection, "batch_results", results, _FIRST_STAYS, batch_id=batch_id)
             connection.executemany(_DELETE_BEGINNINGS, [(batch_id, one.index) for one in results])
 
@@ -318,19 +322,14 @@ class BatchStore:
     def forget_ended(self) -> None:
         """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""
         for table in ("batch_results", "batch_requests", "batch_beginnings"):
-            sql = f"SELECT DISTINCT batch_id FROM {table} WHERE batch_id IN ({_ENDED})"  # noqa: S608
+            sql = f"SELECT batch_id, max(idx) AS most FROM {table} WHERE batch_id IN ({_ENDED}) GROUP BY batch_id"  # noqa: S608
             for row in self._store.read(sql):
-                for first in range(0, self._most(table, row["batch_id"]) + 1, DELETED_AT_ONCE):
+                for first in range(0, row["most"] + 1, DELETED_AT_ONCE):
                     values = (row["batch_id"], first, first + DELETED_AT_ONCE)
                     with self._store.transaction() as connection:
                         connection.execute(f"DELETE FROM {table} WHERE batch_id = ? AND idx >= ? AND idx < ?", values)  # noqa: S608
 
     # Inside
-
-    def _most(self, table: str, batch_id: str) -> int:
-        """-1: nothing is there, or no longer, since another batch that ended tidied up at the same moment."""
-        (row,) = self._store.read(f"SELECT max(idx) FROM {table} WHERE batch_id = ?", batch_id)  # noqa: S608
-        return -1 if row[0] is None else int(row[0])
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         (order,) = read([row], BatchOrder)
