@@ -135,12 +135,7 @@ def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int)
     """`spec` as one panel of a larger picture; an empty panel says so."""
     nothing = layer([{}], label("center", color=theme.MUTED), text={"value": "not measured"})
     panel = {key: value for key, value in (spec or nothing).items() if key != "padding"}
-    return {
-        **panel,
-        "title": {"text": title, "subtitle": subtitle, "frame": "group"},
-        "width": width,
-        "height": height,
-    }
+    return {**panel, "title": {"text": title, "subtitle": subtitle, "frame": "group"}, "width": width, "height": height}
 
 
 def panels(main: Spec, above: Spec, below: Spec, spacing: int) -> Spec:

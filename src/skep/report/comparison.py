@@ -24,15 +24,7 @@ from skep.report.sweep import incomplete, marks_of, run_facts
 from skep.report.tables import Entry, effective_table
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
-from skep.units import (
-    UNKNOWN,
-    fact_list,
-    known,
-    moment,
-    number,
-    printable,
-    shortened,
-)
+from skep.units import UNKNOWN, fact_list, known, moment, number, printable, shortened
 
 MOST_RUNS = len(theme.SERIES)
 _DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))
@@ -136,11 +128,7 @@ _STYLES = {Judgement.BETTER: "left up", Judgement.WORSE: "left bad"}
 
 
 def comparison_page(
-    entries: Entries,
-    comparisons: Sequence[Comparison] = (),
-    *,
-    labels: Sequence[str] | None = None,
-    verdict: str = "",
+    entries: Entries, comparisons: Sequence[Comparison] = (), *, labels: Sequence[str] | None = None, verdict: str = ""
 ) -> str:
     """Return one HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
     runs = series_of(entries, labels)

@@ -93,12 +93,7 @@ def definitions(title: str, facts: Iterable[tuple[str, str]]) -> Markup:
 def table(caption: str, head: Iterable[Markup], rows: Iterable[Markup]) -> Markup:
     return tag(
         "div",
-        tag(
-            "table",
-            tag("caption", text(caption)),
-            tag("thead", *head),
-            tag("tbody", *rows),
-        ),
+        tag("table", tag("caption", text(caption)), tag("thead", *head), tag("tbody", *rows)),
         class_="scroll",
         tabindex="0",
         role="region",

@@ -18,16 +18,7 @@ from skep.report.charts import COLOUR, Spec, headed, label, layer, quantity
 from skep.report.columns import Column, html_table
 from skep.report.comparison import Series, comparison_banners, series_of
 from skep.report.levels import counted
-from skep.report.markup import (
-    Markup,
-    banner,
-    join,
-    tag,
-    term_list,
-    text,
-    trusted,
-    wide_figure,
-)
+from skep.report.markup import Markup, banner, join, tag, term_list, text, trusted, wide_figure
 from skep.report.style import Part, report_page
 from skep.report.svg import picture, standalone
 from skep.report.sweep import broken_off, heading, judged_banners, marks_of, provenance

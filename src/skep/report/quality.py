@@ -17,29 +17,13 @@ from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, chosen, html_table, print_records
 from skep.report.levels import counted
-from skep.report.markup import (
-    Markup,
-    card_list,
-    join,
-    tag,
-    text,
-    text_table,
-    trusted,
-    wide_figure,
-)
+from skep.report.markup import Markup, card_list, join, tag, text, text_table, trusted, wide_figure
 from skep.report.svg import chart_figure, picture, standalone
 from skep.report.sweep import broken_off, judged_banners, marks_of, run_report
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import StoredRun
 from skep.store.verdicts import VerdictOutcome
-from skep.units import (
-    UNKNOWN,
-    known,
-    moment,
-    number,
-    percent,
-    seconds,
-)
+from skep.units import UNKNOWN, known, moment, number, percent, seconds
 
 # Shape beside colour: a filled circle holds, a hollow square is not shown, a filled triangle points down at a loss.
 _LOOKS = {

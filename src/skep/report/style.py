@@ -42,12 +42,7 @@ Part = Markup | tuple[str, str, Markup | None] | None  # anchor, title and body 
 
 
 def report_page(
-    kind: str,
-    title: str,
-    name: str,
-    top: Iterable[Markup | None],
-    parts: Iterable[Part],
-    footer: str,
+    kind: str, title: str, name: str, top: Iterable[Markup | None], parts: Iterable[Part], footer: str
 ) -> str:
     """Return a report: `top` stands below its title, `parts` follow."""
     header = tag("header", mark(kind), tag("h1", text(title)), *top)

@@ -209,10 +209,7 @@ def run_report(
 ) -> str:
     """Return the report of a stored run: `top` and `parts` between where it was made and how it was measured."""
     where = tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}{about}"), class_="where")
-    last = (
-        ("where", "What ran where", provenance(run)),
-        ("how", "How this was measured", term_list(terms)),
-    )
+    last = (("where", "What ran where", provenance(run)), ("how", "How this was measured", term_list(terms)))
     footer = f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"
     return report_page(kind, heading(run), name, [where, *top], [*parts, *last], footer)
 

@@ -324,11 +324,7 @@ _STATES = {
 
 
 def tuning_page(
-    tuning: Tuning,
-    stages: Sequence[TuneStage],
-    curve: Sequence[CurvePoint] = (),
-    *,
-    state: str | None = None,
+    tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = (), *, state: str | None = None
 ) -> str:
     """`state`: where the search is not at its end."""
     model = model_words(tuning)

@@ -54,11 +54,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         return problem(site, error, as_json=as_json)
 
     app = Starlette(
-        routes=[
-            *_page_routes(site, reader),
-            *auth.routes(site, authenticator),
-            *_plain_routes(site),
-        ],
+        routes=[*_page_routes(site, reader), *auth.routes(site, authenticator), *_plain_routes(site)],
         middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
         exception_handlers={HTTPException: refuse, SkepError: refuse},
         lifespan=running,
