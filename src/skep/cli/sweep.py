@@ -34,9 +34,16 @@ from skep.cli.output import note, plain, print_json
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
-from skep.report.checks import clock_figure, drift_sentence, has_curve, left_out_sentences, turning_sentence
 from skep.report.columns import Column, print_records
-from skep.report.levels import level_columns, runs_text
+from skep.report.levels import (
+    clock_figure,
+    drift_sentence,
+    has_curve,
+    left_out_sentences,
+    level_columns,
+    runs_text,
+    turning_sentence,
+)
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.store.records import Request

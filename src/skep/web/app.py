@@ -16,10 +16,10 @@ from starlette.routing import BaseRoute, Route
 
 from skep.errors import SkepError
 from skep.web import auth, compare, history, now, plan, runs, tuning
+from skep.web.auth import AccessMiddleware, as_error
 from skep.web.context import Site
 from skep.web.layout import answer_static, compile_templates
 from skep.web.live import Live
-from skep.web.middleware import AccessMiddleware, as_error
 from skep.web.responses import problem, wants_json
 from skep.wire.serve_asgi import AsgiServer
 
