@@ -296,7 +296,7 @@ def test_one_slot_is_one_slot():
 def test_a_plan_for_named_cards_loads_neither_a_store_nor_what_draws_and_checks():
     """Half a second is the time somebody waits for it."""
     heavy = "('rich', 'pydantic', 'asyncio', 'sqlite3', 'jinja2', 'skep.host.facts')"
-    code = f"import sys, skep.report.plan_text; sys.exit(any(name in sys.modules for name in {heavy}))"
+    code = f"import sys, skep.report.plan; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -10,12 +10,12 @@ from skep.report.columns import (
     Column,
     csv_table,
     documents,
-    html_table,
     markdown_table,
     present,
     split_titles,
     table_lines,
 )
+from skep.report.page import html_table
 from skep.units import fact_list, milliseconds, moment, number, percent, printable, public_url, shortened, times
 
 

@@ -21,8 +21,10 @@ from skep.report.series_chart import (
     shift_label,
     trend_svg,
     value_range,
+    wall_s,
+    when,
+    zone_name,
 )
-from skep.report.wall_clock import wall_s, when, zone_name
 
 BERLIN = ZoneInfo("Europe/Berlin")
 SINCE = 1_792_267_200.0  # Sat 17 Oct 2026, 20:00 UTC; clocks go back on the 25th

@@ -7,17 +7,15 @@ from dataclasses import replace
 import pytest
 
 from skep.bench.records import SweepSummary
-from skep.report.checks import (
+from skep.report.comparison import comparison_page
+from skep.report.levels import (
     cache_sentence,
-    check_list,
-    clock_section,
     delivered_sentence,
     drift_sentence,
     left_out_sentences,
     turning_sentence,
 )
-from skep.report.comparison import comparison_page
-from skep.report.sweep import sweep_page, timed_page
+from skep.report.sweep import check_sentences, clock_parts, sweep_page, timed_page
 from skep.stats.turning import Turning
 from skep.units import Interval
 
@@ -63,15 +61,15 @@ def test_silent_engine_makes_no_sentence_about_its_cache(told):
 
 def test_clocks_that_differ_are_listed_with_their_cause(told):
     """And the levels at which they agree are named."""
-    section = clock_section(told.levels)
+    section = "".join(clock_parts(told.levels))
     for words in ("time to first token", "498 ms", "210 ms", "+137 %", "gateway", "At C = 1, 4, 8 client and engine"):
         assert words in section
 
 
 def test_clocks_that_agree_are_said_to_agree(levels):
     """Only where the engine told something of itself."""
-    assert "Client and engine agree at every level." in clock_section(levels)
-    assert clock_section([replace(level, engine_tok_s=None) for level in levels]) is None
+    assert "Client and engine agree at every level." in clock_parts(levels)
+    assert clock_parts([replace(level, engine_tok_s=None) for level in levels]) is None
 
 
 def test_missing_requests_in_flight_are_told(told):
@@ -127,7 +125,7 @@ def test_turning_points_are_told_in_words(turning, sentence):
 def test_nothing_known_makes_no_list(levels, summary):
     """An old run has no empty section."""
     bare = tuple(replace(level, cached_prompt_share=None) for level in levels)
-    assert check_list(replace(summary, levels=bare)) is None
+    assert check_sentences(replace(summary, levels=bare)) == []
 
 
 def test_a_run_that_is_left_out_is_told_on_every_page(run, summary, told):

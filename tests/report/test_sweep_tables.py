@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from skep.report.levels import class_table, energy_table, failure_table, level_table, request_table
+from skep.report.sweep import failure_table, level_table
 
 
 def _cells(markup):
@@ -17,7 +17,7 @@ def _cells(markup):
 
 def test_every_level_has_its_row(levels):
     """One row for each level, with all of its figures."""
-    rows = _cells(level_table(levels))[2:]
+    rows = _cells(level_table("levels", levels))[2:]
     assert [row[0] for row in rows] == ["1", "4", "8", "16"]
     assert rows[1][:5] == ["4", "48", "0", "127", "121..133 (2 runs)"]
     assert rows[1][5:12] == ["36.2", "18 %", "148", "305", "366", "27.6", "35.9"]
@@ -26,7 +26,7 @@ def test_every_level_has_its_row(levels):
 
 def test_header_names_each_column_of_a_row(levels):
     """Groups and names span what the rows hold."""
-    table = level_table(levels)
+    table = level_table("levels", levels)
     spans = sum(int(n) for n in re.findall(r'colspan="(\d+)"', table)) + table.count("rowspan")
     assert spans == len(_cells(table)[2])
 
@@ -44,14 +44,14 @@ def test_unknown_values_are_dashes(levels):
         tpot_ms=None,
         engine_tok_s=None,
     )
-    row = _cells(level_table([unknown]))[2]
+    row = _cells(level_table("levels", [unknown]))[2]
     assert row[3:12] == ["–"] * 9
-    assert 'class="best"' not in level_table([unknown])
+    assert 'class="best"' not in level_table("levels", [unknown])
 
 
 def test_client_limited_level_is_flagged(levels):
     """The reader sees which row is a lower bound, without colour."""
-    notes = [row[-1] for row in _cells(level_table(levels))[2:]]
+    notes = [row[-1] for row in _cells(level_table("levels", levels))[2:]]
     assert [note.startswith("client-limited") for note in notes] == [False, False, False, True]
 
 
@@ -71,28 +71,28 @@ def test_failed_warm_up_is_named(rows):
 
 def test_columns_without_a_value_are_left_out(levels, told):
     """Energy, intervals and the rest are absent where nobody measured them."""
-    assert request_table([replace(level, cached_prompt_share=None) for level in levels]) is None
-    assert energy_table(levels) is None
-    assert class_table(()) is None
-    names = _cells(level_table(levels))[1]
+    assert level_table("requests", [replace(level, cached_prompt_share=None) for level in levels]) is None
+    assert level_table("energy", levels) is None
+    assert level_table("classes", ()) is None
+    names = _cells(level_table("levels", levels))[1]
     assert "plateau" not in names
-    assert {"plateau", "95 %", "with TTFT"} <= set(_cells(level_table(told.levels))[1])
+    assert {"plateau", "95 %", "with TTFT"} <= set(_cells(level_table("levels", told.levels))[1])
 
 
 def test_energy_has_its_columns_and_reasons(told):
     """Joules per token, watts, and why the clocks were held back."""
-    row = _cells(energy_table(told.levels))[2]
+    row = _cells(level_table("energy", told.levels))[2]
     assert row == ["1", "1.52", "9,000", "312", "349", "power cap", "NVML energy counter"]
 
 
 def test_kinds_of_traffic_have_their_rows(told):
     """One for each kind of each level."""
-    assert [row[1] for row in _cells(class_table(told.classes))[2:]] == ["interactive", "batch"]
+    assert [row[1] for row in _cells(level_table("classes", told.classes))[2:]] == ["interactive", "batch"]
 
 
 def test_requests_end_by_reason_and_fail_by_kind(told):
     """Counts, not shares: nothing is rounded away."""
-    row = _cells(request_table(told.levels))[4]
+    row = _cells(level_table("requests", told.levels))[4]
     assert row[-2:] == ["stop 45, length 3", "timeout 3"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from skep.report import theme
-from skep.report.timeline import MOST_BARS, choose_timeline, timeline_caption, timeline_chart
+from skep.report.sweep import MOST_BARS, choose_timeline
 from skep.store.records import Request
 
 
@@ -19,7 +19,7 @@ def _rows(level, count, repeat=0):
 
 
 def _bars(timeline):
-    return timeline_chart(timeline)["layer"][0]["data"]["values"]
+    return timeline.chart()["layer"][0]["data"]["values"]
 
 
 def test_largest_level_that_the_client_did_not_limit_is_drawn(levels):
@@ -32,7 +32,7 @@ def test_limited_level_is_drawn_where_there_is_no_other(levels):
     """And the caption says so."""
     timeline = choose_timeline(levels, _rows(16, 3))
     assert timeline.level == 16
-    assert "client limited" in timeline_caption(timeline)
+    assert "client limited" in timeline.caption()
 
 
 def test_no_rows_make_no_timeline(levels):
@@ -60,11 +60,11 @@ def test_failed_request_is_one_rose_bar(levels):
     rows[1] = replace(rows[1], error_kind="timeout")
     timeline = choose_timeline(levels, rows)
     assert [bar["colour"] for bar in _bars(timeline)].count(theme.ROSE) == 1
-    assert "failed (1 of those drawn)" in timeline_caption(timeline)
+    assert "failed (1 of those drawn)" in timeline.caption()
 
 
 def test_too_many_requests_are_left_out_and_counted(levels):
     """The picture stays small, the reader knows."""
     timeline = choose_timeline(levels, _rows(4, 300))
     assert len(timeline.rows) == MOST_BARS
-    assert "The first 120 of 300 requests are drawn, 180 are left out." in timeline_caption(timeline)
+    assert "The first 120 of 300 requests are drawn, 180 are left out." in timeline.caption()

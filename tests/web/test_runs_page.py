@@ -10,8 +10,7 @@ from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.web import run_cache
 from skep.web.context import Site
-from skep.web.pictures import FileCache, body_of
-from skep.web.run_cache import RunCache, engine_of, figures_of, layout_of, machine_of
+from skep.web.run_cache import FileCache, RunCache, body_of, engine_of, figures_of, layout_of, machine_of
 from skep.web.runs import RunsQuery, listed
 
 MADE = {}

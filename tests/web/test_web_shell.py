@@ -21,7 +21,7 @@ from skep.store.database import open_store
 from skep.web.app import serve
 from skep.web.context import make_site
 from skep.web.layout import PAGES, asset, assets, environment
-from skep.web.now import slot_picture, sparkline
+from skep.web.now import sparkline
 from skep.web.responses import csv_answer, json_answer, way_back
 
 SECRETS = ("10.9.8.7", "secret-host", "hunter2", "/models/", "no answer from")
@@ -237,6 +237,7 @@ def test_a_sparkline_breaks_where_nothing_was_measured():
 
 
 def test_slots_are_dots_until_there_are_too_many():
+    slot_picture = environment().get_template("macros.html").module.slots
     assert slot_picture(8, 3, 1).count("dot busy") == 3
     assert slot_picture(8, 3, 1).count("dot going") == 1
     assert slot_picture(8, 3, 1).count("dot free") == 4

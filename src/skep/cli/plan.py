@@ -83,12 +83,10 @@ def plan(
     error = nothing_fits(found)
     if error is not None:
         raise error
-    if not as_json:
-        from skep.report.plan_text import print_plan
+    from skep.report.plan import plan_page, print_plan
 
+    if not as_json:
         print_plan(found, explain=explain)
     if html is not None:
-        from skep.report.plan import plan_page
-
         html.write_text(plan_page(document(found, explain=True)), encoding="utf-8")
         note(f"wrote {html}")

@@ -20,6 +20,9 @@ from skep.units import known, milliseconds, number, percent, printable, seconds,
 Spec = dict[str, Any]
 
 AGENTS = "agents at once (C)"
+# Lines beside each other differ in these as well as in colour.
+DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "circle", "square")
 _WIDE = 24  # from this ratio of the largest C to the smallest on, the axis is logarithmic
 
 

@@ -12,11 +12,11 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
 
-from skep.report.markup import Markup, table, tag, text
+from markupsafe import Markup
+
 from skep.units import UNKNOWN, number, printable, shortened
 
 Record = TypeVar("Record")
@@ -65,6 +65,17 @@ class Column(Generic[Record]):
         shown = self.figure(record)
         return shown if shown == UNKNOWN or isinstance(self.value(record), str) else shown + self.unit
 
+    def page_cell(self, record: Record) -> str:
+        """Return what a page shows, whose heads of groups hold the unit."""
+        return self.html(record) if self.html else self.figure(record) if self.group else self.cell(record)
+
+    def page_style(self, record: Record) -> str:
+        """Return the class of a cell; nothing is bad about none."""
+        style = self.style(record) if callable(self.style) else self.style
+        if style == "strong" or (style == "bad" and not self.value(record)):
+            return ""
+        return style or ("" if self.right else "left")
+
 
 def chosen(columns: Iterable[Column[Record]], keys: str) -> list[Column[Record]]:
     """Return the columns of the keys, parted by blanks, in their order; `key~2` has the rank 2."""
@@ -88,12 +99,10 @@ def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> s
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([one.key for one in columns])
-    writer.writerows([[_csv_cell(one.value(record)) for one in columns] for record in records])
+    for record in records:
+        values = [one.value(record) for one in columns]
+        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in values])
     return out.getvalue()
-
-
-def _csv_cell(value: Any) -> Any:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 def markdown_table(columns: Sequence[Column[Record]], records: Sequence[Record]) -> str:
@@ -108,56 +117,6 @@ def markdown_cell(text: str) -> str:
     """Return the text on one line, with nothing in it that Markdown takes for the end of a cell or for HTML."""
     one_line = " ".join(printable(text).split())
     return one_line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-
-
-def html_table(
-    caption: str, columns: Sequence[Column[Record]], records: Sequence[Record], *, best: Sequence[int] = ()
-) -> Markup:
-    """Return the table for a page; the first column names the row."""
-    columns = present(columns, records)
-    rows = [
-        tag(
-            "tr",
-            tag("th", _html_cell(columns[0], record), scope="row"),
-            *(tag("td", _html_cell(one, record), class_=_style(one, record)) for one in columns[1:]),
-            class_="best" if place in best else None,
-        )
-        for place, record in enumerate(records)
-    ]
-    return table(caption, _html_head(columns), rows)
-
-
-def _html_head(columns: Sequence[Column[Record]]) -> list[Markup]:
-    """Return one row; two where columns are grouped, and then the unit stands over them."""
-    if not any(one.group for one in columns):
-        return [tag("tr", *(tag("th", text(one.title), scope="col", class_=_left(one)) for one in columns))]
-    above: list[Markup] = []
-    for group, some in groupby(columns, key=lambda one: one.group and f"{one.group[0]}{one.unit and f',{one.unit}'}"):
-        if group is None:
-            above += [tag("th", text(one.title), rowspan="2", scope="col", class_="left") for one in some]
-        else:
-            above.append(tag("th", text(group), colspan=str(len(list(some))), scope="colgroup"))
-    below = (tag("th", text(one.group[1]), scope="col", class_=_left(one)) for one in columns if one.group)
-    return [tag("tr", *above, class_="group"), tag("tr", *below)]
-
-
-def _html_cell(one: Column[Record], record: Record) -> Markup:
-    if one.html is not None:
-        return one.html(record)
-    shown = text(one.figure(record) if one.group else one.cell(record))
-    return tag("b", shown) if one.style == "strong" else shown
-
-
-def _style(one: Column[Record], record: Record) -> str | None:
-    """Return the class of a cell; nothing is bad about none."""
-    style = one.style(record) if callable(one.style) else one.style
-    if style == "strong" or (style == "bad" and not one.value(record)):
-        return None
-    return style or (None if one.right else "left")
-
-
-def _left(one: Column[Record]) -> str | None:
-    return None if one.right else "left"
 
 
 def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:

@@ -6,29 +6,28 @@ above the first picture. A level that a client limited is drawn hollow, and no c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from markupsafe import Markup
+
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
-from skep.report.checks import left_out_sentences
-from skep.report.columns import Column, chosen, html_table
-from skep.report.levels import level_columns
-from skep.report.markup import Markup, banner, definitions, join, tag, text, trusted
-from skep.report.style import report_page
-from skep.report.svg import chart_figure, standalone
-from skep.report.sweep import incomplete, marks_of, run_facts
+from skep.report.columns import Column, chosen
+from skep.report.levels import left_out_sentences, level_columns
+from skep.report.page import html_table, render
+from skep.report.svg import standalone
+from skep.report.sweep import Banner, incomplete, marks_of, run_facts
 from skep.report.tables import Entry, effective_table
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
 from skep.units import UNKNOWN, fact_list, known, moment, number, printable, shortened
 
 MOST_RUNS = len(theme.SERIES)
-_DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))
-_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "circle", "square")
 _LONGEST_NAME = 70
 _HEIGHT = 200  # of the part of a picture that curves are drawn in: letters keep their distance in its terms
 
@@ -49,11 +48,11 @@ class Series:
 
     @property
     def dash(self) -> tuple[int, ...]:
-        return _DASHES[self.place % len(_DASHES)]
+        return charts.DASHES[self.place % len(charts.DASHES)]
 
     @property
     def shape(self) -> str:
-        return _SHAPES[self.place % len(_SHAPES)]
+        return charts.SHAPES[self.place % len(charts.SHAPES)]
 
     @property
     def levels(self) -> list[LevelSummary]:
@@ -132,15 +131,22 @@ def comparison_page(
 ) -> str:
     """Return one HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
     runs = series_of(entries, labels)
-    lead = tag("p", text(f"{verdict[0].upper()}{verdict[1:]}."), class_="lead") if verdict else None
-    parts = (
-        ("pictures", "The same figures of each run", join([_legend(runs), _pictures(runs)])),
-        ("judgement", "B against A", comparison_table(comparisons) if comparisons else None),
-        ("effective", "Effective tok/s at every level", _effective(runs)),
-        ("runs", "The runs", _provenance(runs)),
+    named: list[Entry] = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
+    facts = ([*run_facts(run), *fact_list(run.engine), *fact_list(run.config)] for run, _ in entries)
+    return render(
+        "comparison_page.html",
+        kind="comparison",
+        name="comparison",
+        title=_heading(runs),
+        verdict=verdict,
+        told=comparison_banners(runs),
+        runs=runs,
+        drawn=[(overlay(runs, key, unit), title, caption) for title, key, unit, caption in _CURVES],
+        judgement=comparison_table(comparisons) if comparisons else None,
+        effective=html_table("Effective tok/s of each run", effective_table(named).columns, named),
+        provenance=[(name, some) for (name, _), some in zip(named, facts, strict=True)],
+        footer=" · ".join(f"{one.letter}: run {one.run.id}" for one in runs),
     )
-    footer = " · ".join(f"{one.letter}: run {one.run.id}" for one in runs)
-    return report_page("comparison", _heading(runs), "comparison", [lead, *comparison_banners(runs)], parts, footer)
 
 
 def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None) -> str:
@@ -155,27 +161,34 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
     )
     first = charts.sized(overlay(runs, "ttft_p50_ms", "ms", 105), "Time to first token, p50", "", 290, 105)
     rest = charts.sized(overlay(runs, "tpot_p50_ms", "ms", 105), "Time per output token, p50", "", 290, 105)
-    marks = sorted({word for one in runs for word in _marks(one)})
+    marked = {one.letter: marks_of(simulated=one.run.simulated, broken_off=incomplete(one.run)) for one in runs}
+    marks = sorted(f"{word}: {letter}" for letter, words in marked.items() for word in words)
     drawn = [legend_chart(runs), charts.panels(gain, first, rest, 118)]
     spec = {"title": charts.headed(_heading(runs), marks), "vconcat": drawn, "spacing": 76, "bounds": "flush"}
     names = ", ".join(f"{one.letter} {one.name}" for one in runs)
     return standalone(spec, f"Comparison of {names}: effective tok/s, TTFT and TPOT against C")
 
 
-def comparison_banners(runs: Sequence[Series]) -> list[Markup]:
+def comparison_banners(runs: Sequence[Series]) -> list[Banner]:
     """Return what a reader has to know before the first figure."""
+    limited = [
+        (one.letter, ", ".join(str(level.concurrency) for level in one.levels if level.client_limited)) for one in runs
+    ]
+    left_out = [
+        f"{one.letter} {line.removeprefix('left out: ')}" for one in runs for line in left_out_sentences(one.levels)
+    ]
     told = (
-        ("incomplete", "Incomplete", _names(runs, lambda one: incomplete(one.run)),
+        ("incomplete", "Incomplete", ", ".join(one.letter for one in runs if incomplete(one.run)),
          "broke off or is still running; levels broken off are left out."),
-        ("simulated", "Simulated", _names(runs, lambda one: one.run.simulated),
+        ("simulated", "Simulated", ", ".join(one.letter for one in runs if one.run.simulated),
          "had no model behind it: its figures are a prediction."),
-        ("limited", "Client-limited", _limited(runs),
+        ("limited", "Client-limited", "; ".join(f"{letter} at C = {where}" for letter, where in limited if where),
          "the load generator may have set the pace there: lower bounds, hollow in the pictures, never ranked."),
-        ("limited", "Runs left out", _left_out(runs), "none of their figures count."),
+        ("limited", "Runs left out", "; ".join(left_out), "none of their figures count."),
     )  # fmt: skip
-    banners = [banner(kind, title, f"{who}: {story}") for kind, title, who, story in told if who]
+    banners = [(kind, title, f"{who}: {story}") for kind, title, who, story in told if who]
     if len(runs) > MOST_RUNS:
-        banners.append(banner("differs", "Many runs", f"Colours repeat after {MOST_RUNS}; the letters do not."))
+        banners.append(("differs", "Many runs", f"Colours repeat after {MOST_RUNS}; the letters do not."))
     return [*banners, *_difference(runs)]
 
 
@@ -187,9 +200,8 @@ def _side(side: str) -> Column[Comparison]:
     """Return the figure of one run: times are milliseconds in the records, rates are what their name says."""
 
     def shown(one: Comparison) -> Markup:
-        value = getattr(one, side)
-        is_time = one.metric.upper().startswith(("TTFT", "TPOT")) and known(value)
-        return text(f"{number(value)} ms" if is_time else number(value))
+        is_time = one.metric.upper().startswith(("TTFT", "TPOT")) and known(getattr(one, side))
+        return Markup("{}{}").format(number(getattr(one, side)), " ms" if is_time else "")
 
     return Column(side, side.upper(), lambda one: getattr(one, side), html=shown)
 
@@ -220,10 +232,10 @@ _IN_WORDS: tuple[Column[Comparison], ...] = (
 def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     """One row for each figure of each level, with the ratio, its interval and what it means."""
     columns = chosen((*COMPARISON_COLUMNS, *_IN_WORDS), "concurrency metric a b ratio interval verdict")
-    counts = {judgement: sum(one.judgement is judgement for one in comparisons) for judgement in Judgement}
-    below = ", ".join(f"{count} {judgement.value}" for judgement, count in counts.items() if count)
+    counts = Counter(one.judgement for one in comparisons)
+    below = ", ".join(f"{counts[one]} {one.value}" for one in Judgement if counts[one])
     made = html_table("Each figure of each level", columns, comparisons)
-    return join([made, tag("p", text(f"B against A: {below}. – stands for unknown."), class_="below")])
+    return made + Markup('<p class="below">B against A: {}. – stands for unknown.</p>').format(below)
 
 
 def differing(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -234,34 +246,30 @@ def differing(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 
-def _difference(runs: Sequence[Series]) -> list[Markup]:
+def _difference(runs: Sequence[Series]) -> list[Banner]:
     """Only where fingerprints differ: equal ones mean the same work on the same machine."""
     if len({one.run.fingerprint for one in runs}) < 2:
         return []
-    workload = differing([one.run.config for one in runs])
-    if workload:
+    if workload := differing([one.run.config for one in runs]):
         story = f"What was asked is not the same in all runs: {_listed(workload, runs)}."
-        return [banner("differs", "Workloads differ", story)]
+        return [("differs", "Workloads differ", story)]
     about = differing([{"model": one.run.model, "engine": one.run.engine, "host": one.run.host} for one in runs])
     if not about:
-        return [banner("differs", "Fingerprints differ", "The runs were not made under the same conditions.")]
-    return [banner("differs", "Same workload", f"What differs is {_listed(about, runs)}.")]
+        return [("differs", "Fingerprints differ", "The runs were not made under the same conditions.")]
+    return [("differs", "Same workload", f"What differs is {_listed(about, runs)}.")]
 
 
 def _listed(found: Mapping[str, Sequence[Any]], runs: Sequence[Series]) -> str:
+    def words(value: Any) -> str:
+        if value is None:
+            return UNKNOWN
+        return shortened(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value), 60)
+
     parts = []
     for key, values in list(found.items())[:12]:
-        told = (f"{_value(value)} ({one.letter})" for one, value in zip(runs, values, strict=True))
+        told = (f"{words(value)} ({one.letter})" for one, value in zip(runs, values, strict=True))
         parts.append(f"{key} {', '.join(told)}")
-    if len(found) > 12:
-        parts.append(f"and {len(found) - 12} more")
-    return "; ".join(parts)
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return UNKNOWN
-    return shortened(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value), 60)
+    return "; ".join([*parts, f"and {len(found) - 12} more"] if len(found) > 12 else parts)
 
 
 def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -279,58 +287,3 @@ def _heading(runs: Sequence[Series]) -> str:
     if len(models) == 1:
         return f"{printable(models[0])}: {len(runs)} runs"
     return printable(" / ".join(models)) if len(models) == 2 else f"{len(models)} models, {len(runs)} runs"
-
-
-def _names(runs: Sequence[Series], holds: Any) -> str:
-    return ", ".join(one.letter for one in runs if holds(one))
-
-
-def _limited(runs: Sequence[Series]) -> str:
-    parts = []
-    for one in runs:
-        where = [str(level.concurrency) for level in one.levels if level.client_limited]
-        if where:
-            parts.append(f"{one.letter} at C = {', '.join(where)}")
-    return "; ".join(parts)
-
-
-def _left_out(runs: Sequence[Series]) -> str:
-    told = [
-        f"{one.letter} {line.removeprefix('left out: ')}" for one in runs for line in left_out_sentences(one.levels)
-    ]
-    return "; ".join(told)
-
-
-def _marks(one: Series) -> list[str]:
-    found = marks_of(simulated=one.run.simulated, broken_off=incomplete(one.run))
-    return [f"{word}: {one.letter}" for word in found]
-
-
-def _legend(runs: Sequence[Series]) -> Markup:
-    return tag(
-        "ol", *(tag("li", _sample(one), tag("b", text(one.letter)), text(one.name)) for one in runs), class_="legend"
-    )
-
-
-def _sample(one: Series) -> Markup:
-    """Return a piece of the run's line. Its shape is left to the pictures; the letter names it in all of them."""
-    dash = f' stroke-dasharray="{" ".join(map(str, one.dash))}"' if one.dash else ""
-    return trusted(
-        f'<svg viewBox="0 0 52 16" aria-hidden="true"><path d="M2 8h48" fill="none" stroke="{one.colour}" '
-        f'stroke-width="3" stroke-linecap="round"{dash}/></svg>'
-    )
-
-
-def _pictures(runs: Sequence[Series]) -> Markup:
-    drawn = (chart_figure(overlay(runs, key, unit), title, caption) for title, key, unit, caption in _CURVES)
-    return tag("div", *drawn, class_="charts")
-
-
-def _effective(runs: Sequence[Series]) -> Markup:
-    entries: list[Entry] = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
-    return html_table("Effective tok/s of each run", effective_table(entries).columns, entries)
-
-
-def _provenance(runs: Sequence[Series]) -> Markup:
-    told = [(one, [*run_facts(one.run), *fact_list(one.run.engine), *fact_list(one.run.config)]) for one in runs]
-    return tag("div", *(definitions(f"{one.letter}  {one.name}", facts) for one, facts in told), class_="columns")

@@ -1,6 +1,7 @@
-"""The figures of a level, each described once for terminals, pages, Markdown, CSV and JSON, and the tables of a page.
+"""The figures of a level, each described once for terminals, pages, Markdown, CSV and JSON, and what to think of them.
 
-A column that no level has a value for is left out where it is marked so; what is unknown in a column is a dash.
+A column that no level has a value for is left out where it is marked so; what is unknown in a column is a dash. A
+sentence is left out where what it would say is not known.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from skep.bench.records import LevelSummary
-from skep.report.columns import Column, chosen, html_table, present
-from skep.report.markup import Markup, join, section, tag, text
-from skep.store.records import Request
-from skep.units import UNKNOWN, Interval, known, number, percent, seconds, shortened
+from markupsafe import Markup, escape
 
-COLD = 0.05  # a cache that held less than this share of the prompts' tokens
+from skep.bench.records import Clock, LevelSummary, SweepSummary
+from skep.report.columns import Column, chosen
+from skep.stats.turning import Turning
+from skep.units import UNKNOWN, Interval, known, milliseconds, number, percent, seconds
+
+COLD, WARM = 0.05, 0.5  # the share of the prompts' tokens that a cache held
+FULL = 0.97  # in flight, as a share of C
 _LevelColumn = Column[LevelSummary]
 _count = partial(number, digits=0)
 
@@ -128,7 +131,7 @@ def counted(counts: Sequence[tuple[str, int]]) -> str:
 
 
 def _notes(level: LevelSummary) -> Markup:
-    flag = tag("span", text("client-limited"), class_="flag") if level.client_limited else Markup("")
+    flag = Markup('<span class="flag">client-limited</span>') if level.client_limited else Markup()
     notes = []
     if level.left_out:
         notes.append(f"{len(level.left_out)} run{'s' if len(level.left_out) > 1 else ''} left out: client-limited")
@@ -136,47 +139,21 @@ def _notes(level: LevelSummary) -> Markup:
         notes.append(f"{level.truncated} cut at the token limit")
     if level.cached_prompt_share is not None and level.cached_prompt_share >= COLD:
         notes.append(f"{percent(100 * level.cached_prompt_share)} of prompt cached")
-    return join([flag, text(", ".join(notes))])
+    return flag + escape(", ".join(notes))
 
 
+_words = partial(Column, right=False, optional=True)
 # Several figures in one cell: only people read them.
 _IN_WORDS: tuple[_LevelColumn, ...] = (
     Column("spread", "95 %", spread_text, group=("Effective tok/s", "95 %"), style="soft", optional=True),
     Column("counted", "runs", runs_text, group=("Runs", "counted")),
-    Column(
-        "ended",
-        "ended by",
-        lambda level: counted(level.finish_reasons),
-        right=False,
-        optional=True,
-        group=("Ended", "by reason"),
-    ),
-    Column(
-        "failed_by",
-        "failed by",
-        lambda level: counted(level.errors),
-        right=False,
-        optional=True,
-        group=("Failed", "by kind"),
-    ),
-    Column(
-        "slowed",
-        "throttled",
-        lambda level: level.energy and (", ".join(level.energy.throttled) or "no"),
-        right=False,
-        optional=True,
-        group=("GPUs", "throttled"),
-    ),
-    Column(
-        "measured_by",
-        "measured by",
-        _part("energy", "source"),
-        right=False,
-        optional=True,
-        group=("GPUs", "measured by"),
-    ),
+    _words("ended", "ended by", lambda level: counted(level.finish_reasons), group=("Ended", "by reason")),
+    _words("failed_by", "failed by", lambda level: counted(level.errors), group=("Failed", "by kind")),
+    _words("slowed", "throttled", lambda level: level.energy and (", ".join(level.energy.throttled) or "no"),
+           group=("GPUs", "throttled")),
+    _words("measured_by", "measured by", _part("energy", "source"), group=("GPUs", "measured by")),
     Column("notes", "Notes", lambda _: "", style="note", right=False, html=_notes),
-)
+)  # fmt: skip
 
 
 def level_columns(keys: str) -> list[_LevelColumn]:
@@ -184,70 +161,100 @@ def level_columns(keys: str) -> list[_LevelColumn]:
     return chosen((*LEVEL_COLUMNS, *_IN_WORDS), keys)
 
 
-def level_table(levels: Sequence[LevelSummary]) -> Markup:
-    best = best_level(levels)
-    columns = level_columns(
-        "concurrency requests failed effective_tok_s spread plateau_tok_s task_tok_s task_with_ttft_tok_s "
-        "contention_pct ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms engine_tok_s wall_s counted notes"
-    )
-    below = "The level with the highest effective tok/s is tinted. – stands for unknown."
-    if any(level.client_limited for level in levels):
-        below += " Client-limited levels are not ranked."
-    tinted = [place for place, level in enumerate(levels) if level is best]
-    made = html_table("Every level of the sweep", columns, levels, best=tinted)
-    return join([made, tag("p", text(below), class_="below")])
-
-
-def class_table(classes: Sequence[LevelSummary]) -> Markup | None:
-    """Return one row for each kind of traffic of a level; None where a load has one kind only."""
-    columns = level_columns(
-        "concurrency traffic requests failed effective_tok_s task_tok_s ttft_p50_ms ttft_p95_ms tpot_p50_ms "
-        "tpot_p95_ms total_p50_ms total_p95_ms queued_p50_ms notes"
-    )
-    rows = sorted(classes, key=lambda level: level.concurrency)
-    return html_table("Levels by kind of traffic", columns, rows) if rows else None
-
-
-def request_table(levels: Sequence[LevelSummary]) -> Markup | None:
-    """Return what the requests of each level were and how they ended; None where nothing of it is known."""
-    columns = level_columns(
-        "concurrency prompt_tokens_mean output_tokens_mean cached_prompt_share first_byte_p50_ms gap_p50_ms gap_p99_ms "
-        "total_p50_ms total_p95_ms queued_p50_ms queued_p95_ms delivered_share ended failed_by"
-    )
-    return html_table("The requests of every level", columns, levels) if len(present(columns, levels)) > 1 else None
-
-
-def energy_table(levels: Sequence[LevelSummary]) -> Markup | None:
-    """Return what the GPUs drew at each level; None where nothing measures it."""
-    columns = level_columns("concurrency joules_per_token joules mean_w max_w slowed measured_by")
-    return html_table("Energy of every level", columns, levels) if any(level.energy for level in levels) else None
-
-
-def failure_table(rows: Sequence[Request]) -> Markup | None:
-    """Failed requests by kind and level; None when there were none."""
-    kinds: dict[tuple[int, str], list[Request]] = {}
-    for row in rows:
-        if not row.ok:
-            kinds.setdefault((row.level, str(row.error_kind)), []).append(row)
-    columns: list[Column[list[Request]]] = [
-        Column("level", "C", lambda same: same[0].level or "warm-up"),
-        Column("kind", "Kind", lambda _: "", right=False, html=lambda same: tag("code", text(same[0].error_kind))),
-        Column("count", "Count", len, right=False, style="left bad"),
-        Column(
-            "error",
-            "First message",
-            lambda same: next((row.error for row in same if row.error), None),
-            lambda error: shortened(error, 240),
-            right=False,
-            style="wide",
-        ),
-    ]
-    found = [kinds[key] for key in sorted(kinds)]
-    made = html_table("Failed requests by kind", columns, found)
-    return section("failures", "Failed requests", made) if found else None
-
-
 def best_level(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     """Of those that the client did not limit: the others are lower bounds, and are not ranked."""
     ranked = [level for level in levels if known(level.effective_tok_s) and not level.client_limited]
     return max(ranked, key=lambda level: level.effective_tok_s or 0.0, default=None)
+
+
+def turning_sentence(turning: Turning) -> str:
+    """Knee and cliff in words, with their brackets; what the runs leave open is said instead."""
+    parts = []
+    if turning.knee is not None:
+        parts.append(f"past C = {turning.knee} nothing is gained (the knee{_bracket(turning.knee_bracket)})")
+    if turning.cliff is not None:
+        fall = f" by {percent(turning.drop_pct)}" if known(turning.drop_pct) else ""
+        parts.append(f"past C = {turning.cliff} it falls{fall} (the cliff{_bracket(turning.cliff_bracket)})")
+    if not parts and turning.sure:
+        parts.append("no knee: effective tok/s still grows at the largest level")
+    if not turning.sure:
+        parts.append(_unclear_words(turning))
+    sentence = "; ".join(parts)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def has_curve(levels: Sequence[LevelSummary]) -> bool:
+    """Two levels or more that the client did not limit: of fewer, knee and cliff are no question."""
+    return sum(not level.client_limited for level in levels) > 1
+
+
+def _unclear_words(turning: Turning) -> str:
+    """Return which levels their runs do not tell apart, and what to do about it."""
+    if not turning.unclear:
+        return "knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)"
+    missing = [name for name, at in (("knee", turning.knee), ("cliff", turning.cliff)) if at is None]
+    names = [f"C={level}" for level in turning.unclear]
+    levels = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    told = f"{levels} cannot be told apart: their runs differ too much"
+    what = f", so {' and '.join(missing)} are not known" if len(missing) > 1 else f", so the {missing[0]} is not known"
+    return f"{told}{what if missing else ''}; measure more runs of each level (--runs 5)"
+
+
+def left_out_sentences(levels: Sequence[LevelSummary], names: Sequence[str] = ()) -> list[str]:
+    """Return the runs that are in no figure, and why; `names` of the levels, where they are no concurrencies."""
+    titles = names or [f"C={level.concurrency}" for level in levels]
+    return [
+        f"left out: {title} run {one.repeat + 1}, {number(one.effective_tok_s)} tok/s: "
+        f"the client was the limit ({one.why})"
+        for title, level in zip(titles, levels, strict=True)
+        for one in level.left_out
+    ]
+
+
+def drift_sentence(summary: SweepSummary) -> str | None:
+    drift = summary.drift
+    if drift is None or not known(drift.estimate):
+        return None
+    figures = f"{drift.estimate:.2f} ({drift.low:.2f}..{drift.high:.2f})"
+    grew = f"the machine grew {'slower' if drift.high < 1 else 'faster'} while it was measured"
+    verdict = "no drift to be seen" if drift.contains(1.0) else grew
+    return f"C=1 at the end was {figures} of the beginning: {verdict}."
+
+
+def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
+    """Return what share of the prompts' tokens the engine had not to read, over all levels, and where it had most."""
+    told = [(level, level.cached_prompt_share) for level in levels if level.cached_prompt_share is not None]
+    if not told:
+        return None
+    weighed = all(level.prompt_tokens is not None for level, _ in told)
+    weights = [level.requests * ((level.prompt_tokens or 0.0) if weighed else 1.0) for level, _ in told]
+    shares = [share for _, share in told]
+    total = sum(weights)
+    share = sum(w * s for w, s in zip(weights, shares, strict=True)) / total if total else max(shares)
+    verdict = "the prompts were cold" if share < COLD else "the prompts were not all cold, so TTFT flatters"
+    if share >= WARM:
+        verdict = "most of what was asked had been read before, so TTFT flatters"
+    fullest, most = max(told, key=lambda pair: pair[1])
+    where = f" ({percent(100 * most)} at C = {fullest.concurrency})" if most - share > 0.02 else ""
+    return f"The engine's cache held {percent(100 * share)} of the prompts' tokens{where}: {verdict}."
+
+
+def delivered_sentence(levels: Sequence[LevelSummary]) -> str | None:
+    """Return whether as many requests were in flight as the level says."""
+    told = [(level.concurrency, level.delivered) for level in levels if level.delivered is not None]
+    short = [f"{percent(100 * share)} at C = {c}" for c, share in told if share < FULL]
+    if not told:
+        return None
+    if not short:
+        return "While a level was full, as many requests were in flight as it asked for."
+    return f"Fewer requests were in flight than asked for: {', '.join(short)} of C."
+
+
+def clock_figure(clock: Clock, value: float) -> str:
+    if clock is Clock.FIRST_TOKEN:
+        return milliseconds(value)
+    return f"{number(value)} tok/s" if clock is Clock.DECODE else number(value, digits=0)
+
+
+def _bracket(bracket: tuple[int, int] | None) -> str:
+    return "" if bracket is None or not bracket[0] else f", between {bracket[0]} and {bracket[1]}"

@@ -6,7 +6,7 @@ Pure: takes records and verdicts, gives text. The tables are the same on a termi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,13 +15,12 @@ from skep.bench.records import SweepSummary
 from skep.quality.records import Axis, MixedLevel, MixedSummary, TaskFigures
 from skep.report import theme
 from skep.report.charts import COLOUR, Spec, headed, label, layer, quantity
-from skep.report.columns import Column, html_table
+from skep.report.columns import Column
 from skep.report.comparison import Series, comparison_banners, series_of
 from skep.report.levels import counted
-from skep.report.markup import Markup, banner, join, tag, term_list, text, trusted, wide_figure
-from skep.report.style import Part, report_page
+from skep.report.page import html_table, render
 from skep.report.svg import picture, standalone
-from skep.report.sweep import broken_off, heading, judged_banners, marks_of, provenance
+from skep.report.sweep import Banner, broken_off, heading, judged_banners, marks_of, provenance
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
@@ -33,7 +32,6 @@ from skep.units import (
     number,
     percent,
     printable,
-    public_url,
     seconds,
     shortened,
     times,
@@ -148,10 +146,8 @@ def _tasks(summaries: Sequence[MixedSummary]) -> Table:
 
 
 def _outcome(part: TaskFigures | None) -> str:
-    if part is None:
-        return UNKNOWN
-    if not part.runs:
-        return "not asked"
+    if part is None or not part.runs:
+        return UNKNOWN if part is None else "not asked"
     return f"{_share([part])} ({seconds(part.seconds)})"
 
 
@@ -176,17 +172,37 @@ def spot_words(summary: MixedSummary) -> str:
 def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
     """Return one HTML document. `verdicts`: to list the answers that did not pass."""
     looks = _looks(entries)
-    caption = "From 0 to 1, the more the better; full load is the highest level that was measured."
-    drawn = trusted(picture(axes_chart(entries), "Axes"))
-    parts: list[Part] = [
-        *_advice(entries, looks),
-        ("picture", "Axes", wide_figure(drawn, "Axes", caption)),
-        ("tables", "Figures", join(map(_html, tables_of([one for _, one in entries], verdicts)))),
-        *((f"where-{look.letter}", f"What ran where: {look.name}", provenance(look.run)) for look in looks),
-        ("how", "How this was measured", term_list("mixed")),
-    ]
+    tables = tables_of([one for _, one in entries], verdicts)
     ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
-    return report_page("mixed workload", _heading(entries), "mixed", _top(entries, looks), parts, ids)
+    return render(
+        "mixed_page.html",
+        kind="mixed workload",
+        name="mixed",
+        title=_heading(entries),
+        several=len(entries) > 1,
+        entries=[(look, run, summary) for look, (run, summary) in zip(looks, entries, strict=True)],
+        forms=_FORMS,
+        judged_banners=judged_banners,
+        beside=_beside(entries, looks),
+        spot_words=spot_words,
+        drawn=picture(axes_chart(entries), "Axes"),
+        tables=[(html_table(_title(one), one.columns, one.records), _title(one), one.notes) for one in tables],
+        provenance=provenance,
+        footer=ids,
+    )
+
+
+def _title(table: Table) -> str:
+    return f"{table.title[0].upper()}{table.title[1:]}"
+
+
+def _beside(entries: Entries, looks: Sequence[Series]) -> list[Banner]:
+    """Return what makes several models unlike."""
+    if len(entries) < 2:
+        return []
+    forms = {summary.form for _, summary in entries}
+    differ = ("differs", "Forms differ", "The load beside the conversation was not the same.")
+    return [*comparison_banners(looks), *([differ] if len(forms) > 1 else [])]
 
 
 def mixed_picture(entries: Entries) -> str:
@@ -207,15 +223,8 @@ def axes_chart(entries: Entries) -> Spec:
     rows: list[Spec] = []
     for look, (_, one) in zip(_looks(entries), entries, strict=True):
         for place, axis in enumerate(one.axes):
-            row = {
-                "place": place,
-                "letter": look.letter,
-                "colour": look.colour,
-                "value": None,
-                "zero": 0.0,
-                "end": 1.15,
-            }
-            row |= {"shown": shortened(printable(axis.shown), 60), "label": ""}
+            row = {"place": place, "letter": look.letter, "colour": look.colour, "value": None, "zero": 0.0}
+            row |= {"end": 1.15, "shown": shortened(printable(axis.shown), 60), "label": ""}
             if axis.value is not None and known(axis.value):
                 value = min(max(axis.value, 0.0), 1.0)
                 row |= {"value": value, "label": number(value, digits=2)}
@@ -254,30 +263,3 @@ def _heading(entries: Entries) -> str:
         return printable(heading(entries[0][0]))
     names = list(dict.fromkeys(summary.model for _, summary in entries))
     return printable(" / ".join(names)) if len(names) < 3 else f"{len(names)} models beside each other"
-
-
-def _top(entries: Entries, looks: Sequence[Series]) -> Iterator[Markup]:
-    """Above the first figure: where and when, in which form, and what is not plain about it."""
-    for (run, summary), look in zip(entries, looks, strict=True):
-        said = f"{look.letter} {look.name} · " if len(entries) > 1 else ""
-        form = _FORMS.get(summary.form, f"Form: {summary.form}.")
-        yield tag("p", text(f"{said}{public_url(run.url)} · {moment(run.created_at)} · {form}"), class_="where")
-        yield from judged_banners(run, summary, "The times are a prediction.", said)
-    if len(entries) > 1:
-        yield from comparison_banners(looks)
-        if len({summary.form for _, summary in entries}) > 1:
-            yield banner("differs", "Forms differ", "The load beside the conversation was not the same.")
-
-
-def _advice(entries: Entries, looks: Sequence[Series]) -> Iterator[Markup]:
-    for (_, summary), look in zip(entries, looks, strict=True):
-        name = f"{look.letter} {look.name}: " if len(entries) > 1 else ""
-        yield tag("p", text(f"{name}{spot_words(summary)}."), class_="lead")
-        reasons = (tag("li", text(reason)) for reason in summary.advice.reasons)
-        yield tag("ul", *reasons, class_="checks", style="margin-top:12px")
-
-
-def _html(one: Table) -> Markup:
-    title = f"{one.title[0].upper()}{one.title[1:]}"
-    below = (tag("p", text(note), class_="below") for note in one.notes)
-    return join([tag("h3", text(title), style="margin-top:22px"), html_table(title, one.columns, one.records), *below])

@@ -1,68 +1,321 @@
-"""The page of a plan: what is expected of the best layouts, what one card holds, where a step's time goes, and why.
-
-Takes the document of `skep plan --json --explain`, gives text. Nothing on it was measured, and it says so.
-"""
+"""A plan for people: the text that `skep plan` prints, and its page, made of the document of `skep plan --json`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from skep.deploy.commands import gateway_line
+from skep.deploy.plan_request import PlanAnswer, commands_of, watts_of
+from skep.planner.candidates import PlanGoal
+from skep.planner.choose import Plan, PlanChoice, RunnerUp, StepAccount, StepShare, account
+from skep.planner.memory import Term
+from skep.planner.ranking import Predicted
+from skep.planner.setup import CardLink
 from skep.report import theme
-from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart
-from skep.report.markup import Markup, banner, card, join, section, tag, text, text_table
-from skep.report.style import document, mark
-from skep.report.svg import chart_figure
+from skep.report.charts import DASHES, ChartCurve, Spec, bars_chart, curves_chart
+from skep.report.columns import Column, print_records
+from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
 
 Document = Mapping[str, Any]
-_DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3))
-_SHAPES = ("circle", "square", "triangle-up")
-_DRAWN = len(_SHAPES)
-_GIB = 1 << 30
+_BAR = 30
+CLOSE = 0.005  # a runner-up no further behind is second for another reason than its figure
+_DROPPED = 10
+_DRAWN = 3  # plans with a curve on a page
+
+
+def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
+    ranked = found.ranked
+    choice, best = ranked[0]
+    _say(headline(found, choice, best))
+    for other in found.choices:
+        if len(other.rig.cards) > 1:
+            _say(f"{other.rig.title}: {_links(other)}")
+        if not other.plans:
+            why = other.rejected[0].reason if other.rejected else "nothing was left to try"
+            _say(f"{other.rig.title}: does not fit ({why})")
+    _gap("Layouts, best first")
+    _layouts(found, ranked)
+    load = f"{found.goal.shape}, {found.goal.input_tokens:.0f} tokens in, {found.goal.output_tokens:.0f} out"
+    _gap(f"Expected of the best by agents at once ({load})")
+    print_records(SPEEDS, best.predicted)
+    wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
+    _say("8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else ""))
+    _gap(f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)")
+    _memory(best)
+    if explain:
+        for level in dict.fromkeys((1, found.goal.agents)):
+            _account(account(best.rated.prospect, found.goal, level), level)
+    _gap("Why")
+    _lines(best.why)
+    _rules(best)
+    _gap("Start it")
+    _start(best)
+    _runner_up(found, choice)
+    _further(found)
+    _others(found, choice)
+    _rejected(found)
+    if found.notes:
+        _gap("Notes")
+        _lines(found.notes)
+
+
+def headline(found: PlanAnswer, choice: PlanChoice, best: Plan) -> str:
+    at = _at(best, found.goal.agents)
+    agents = f"{found.goal.agents} agent{'s' if found.goal.agents > 1 else ''}"
+    words = f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"
+    speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
+    met = "" if not found.goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
+    return f"{words} -> {speed}, first token after {format_seconds(at.ttft_ms / 1000)}{met}"
+
+
+def _links(choice: PlanChoice) -> str:
+    """Describe the usual link between cards, and the pairs that have another."""
+    rig, order = choice.rig, choice.order
+    usual = rig.default_link
+
+    def words(link: CardLink) -> str:
+        peers = "" if link.kind == "nvlink" else ", peer access" if link.p2p else ", no peer access"
+        return f"{link.title or link.kind}{peers}"
+
+    others = [f"{words(link)} between {order[a]} and {order[b]}" for a, b, link in rig.pairs if link != usual]
+    return "; ".join([words(usual), *others] if usual is not None else others)
+
+
+def _what(plan: Plan) -> str:
+    setup = plan.setup
+    parts = [str(setup.layout), setup.quant.title]
+    if setup.kv.family != "half":
+        parts.append(f"{setup.kv.title} KV")
+    if setup.spec is not None:
+        parts.append(str(setup.spec))
+    return f"{', '.join(parts)} ({setup.engine})"
+
+
+def _at(plan: Plan, agents: int) -> Predicted:
+    return next((p for p in plan.predicted if p.concurrency == agents), plan.predicted[-1])
+
+
+_whole = partial(number, digits=0)
+_left = partial(Column, right=False)
+# Figures at one number of agents, of layouts and of levels alike
+_FIGURES: tuple[Column[Predicted], ...] = (
+    Column("effective_tok_s", "TOK/S", lambda p: p.effective_tok_s, _whole),
+    Column("low", "LOW", lambda p: p.low, _whole, rank=1),
+    Column("high", "HIGH", lambda p: p.high, _whole, rank=1),
+    Column("task_tok_s", "EACH", lambda p: p.task_tok_s, _whole),
+    Column("ttft_ms", "FIRST TOKEN", lambda p: format_seconds(p.ttft_ms / 1000)),
+)
+SPEEDS: tuple[Column[Predicted], ...] = (
+    Column("concurrency", "AGENTS", lambda p: p.concurrency),
+    *_FIGURES,
+    Column("tpot_ms", "TOKEN EVERY", lambda p: f"{p.tpot_ms:.1f} ms", rank=1),
+)
+STEP: tuple[Column[StepShare], ...] = (
+    _left("term", "TERM", lambda term: term.name),
+    Column("us", "us", lambda term: f"{term.seconds * 1e6:,.0f}"),
+    Column("share", "SHARE", lambda term: f"{term.share * 100:.1f} %"),
+    _left("how", "HOW", lambda term: term.how),
+)
+Ranked = tuple[PlanChoice, Plan]
+
+
+def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
+    several, engines, agents = len(found.choices) > 1, len(found.engines) > 1, found.goal.agents
+
+    def figure(column: Column[Predicted]) -> Column[Ranked]:
+        def value(pair: Ranked) -> object:
+            return column.value(_at(pair[1], agents))
+
+        return Column(column.key, column.title, value, column.text, rank=column.rank)
+
+    def per_watt(pair: Ranked) -> float | None:
+        watts = watts_of(pair[1])
+        return _at(pair[1], agents).effective_tok_s / watts if watts else None
+
+    def per_price(pair: Ranked) -> float | None:
+        price = pair[0].rig.price
+        return 1000 * _at(pair[1], agents).effective_tok_s / price if price else None
+
+    columns: list[Column[Ranked]] = [
+        *([_left("rig", "RIG", lambda pair: pair[0].rig.title)] if several else ()),
+        _left("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout)),
+        *([_left("engine", "ENGINE", lambda pair: pair[1].setup.engine)] if engines else ()),
+        _left("quant", "WEIGHTS", lambda pair: pair[1].setup.quant.title),
+        _left("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
+        _left("spec", "DRAFTS", lambda pair: pair[1].setup.spec, rank=2),
+        Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
+        Column("context", "CONTEXT", lambda pair: pair[1].setup.context, _whole, rank=3),
+        Column("largest", "LARGEST", lambda pair: pair[1].largest_context, _whole, rank=4),
+        *map(figure, _FIGURES),
+        Column("per_watt", "TOK/S/W", per_watt, partial(number, digits=2), rank=4),
+        Column("per_price", "TOK/S PER 1000", per_price, _whole, rank=2, optional=True),
+    ]
+    print_records(columns, ranked[:12])
+    _say("SLOTS are of one replica; LARGEST is the context with every slot full")
+
+
+def _memory(plan: Plan) -> None:
+    usable = plan.memory.usable_bytes
+
+    def bar(term: Term) -> str:
+        share = term.bytes / usable
+        return "█" * max(1, round(share * _BAR)) if share > 0.005 else "▏"
+
+    columns: list[Column[Term]] = [
+        _left("term", "TERM", lambda term: term.name),
+        Column("gib", "GiB", lambda term: f"{term.bytes / GIB:.2f}"),
+        Column("share", "OF CARD", lambda term: f"{term.bytes / usable * 100:.0f} %"),
+        _left("bar", "", bar, rank=1),
+        _left("how", "HOW", lambda term: term.how if term.inside else f"{term.how}; beside the budget"),
+    ]
+    print_records(columns, plan.memory.terms)
+    setup = plan.setup
+    longest = f"{setup.slots} sequence(s) of {plan.largest_context:,} tokens"
+    _say(f"at once: {longest}, or {plan.largest_slots} of {setup.context:,}")
+
+
+def _account(spent: StepAccount, agents: int) -> None:
+    plural = "s" if agents > 1 else ""
+    _gap(
+        f"One step of a replica with {agents} agent{plural}: {spent.seconds * 1e6:,.0f} us, {spent.sequences} "
+        f"sequence(s) of {spent.context:.0f} tokens, {spent.tokens:.2f} tokens -> {spent.tok_s:,.0f} tok/s"
+    )
+    print_records(STEP, spent.terms)
+
+
+def _rules(plan: Plan) -> None:
+    spoken = [f for f in plan.rated.findings if f.verdict in ("costs", "depends")]
+    if spoken:
+        _gap("Rules that apply")
+    for finding in spoken:
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        _say(f"  {finding.verdict}: {finding.sentence}{remedy} [{finding.source}]")
+
+
+def _start(plan: Plan) -> None:
+    front = gateway_line(plan.setup, plan.rated.rig)
+    _lines([*commands_of(plan), *([front] if front else [])])
+
+
+def _runner_up(found: PlanAnswer, choice: PlanChoice) -> None:
+    runner = choice.runner_up
+    if runner is None:
+        return
+    first, second = (_at(plan, found.goal.agents) for plan in (choice.plans[0], runner.plan))
+    _gap(f"Runner-up: {_what(runner.plan)}, {behind_words(runner, found.goal)}")
+    if second.high > first.effective_tok_s:
+        _say("  closer than either is known: where it matters, measure both")
+    if runner.wins_if:
+        _say(f"  it would win with: {'; '.join(runner.wins_if)}")
+    else:
+        _say(f"  nothing that was tried makes it win: {'; '.join(runner.tried)}")
+
+
+def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
+    """Say how far the goal's figure is behind or ahead; if it is no worse, say why it is second."""
+    outcome, share = runner.plan.rated.outcome, abs(runner.behind)
+    ahead = runner.behind < 0
+    if goal.kind == "latency":
+        longer = 1 / (1 - runner.behind) - 1 if runner.behind < 1 else 0.0
+        took = format_seconds(outcome.ttft_s + outcome.tpot_s * goal.output_tokens)
+        words = f"a task takes {took}, {abs(longer) * 100:.0f} % {'less' if ahead else 'longer'}"
+    elif goal.kind == "context":
+        words = f"{runner.plan.largest_context:,} tokens of context, {share * 100:.0f} % {'more' if ahead else 'less'}"
+    else:
+        words = f"{outcome.effective_tok_s:,.0f} tok/s, {share * 100:.0f} % {'more' if ahead else 'less'}"
+    if round(share * 100) == 0:
+        words = f"{words.rpartition(', ')[0]}, as much"
+    return f"{words}, but {runner.why}" if runner.why and runner.behind < CLOSE else words
+
+
+def _further(found: PlanAnswer) -> None:
+    for choice in found.choices:
+        if not choice.further:
+            continue
+        _gap(f"What each further card adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
+        for step in choice.further:
+            if step.effective_tok_s is None or step.share is None:
+                _say(f"  {step.cards}: does not fit")
+            else:
+                share = f"{step.share * 100:.0f} % of {choice.further[-1].cards}"
+                _say(f"  {step.cards}: {step.effective_tok_s:,.0f} tok/s, {share} ({step.layout})")
+
+
+def _others(found: PlanAnswer, choice: PlanChoice) -> None:
+    for plan in choice.others:
+        at = _at(plan, found.goal.agents)
+        _gap(f"With {plan.setup.engine}: {_what(plan)} -> {at.effective_tok_s:,.0f} tok/s")
+        _start(plan)
+
+
+def _rejected(found: PlanAnswer) -> None:
+    """Print why layouts were rejected; layouts rejected by the same rule share a line."""
+    for choice in found.choices:
+        if not choice.rejected:
+            continue
+        _gap("Dropped" if len(found.choices) == 1 else f"Dropped on {choice.rig.title}")
+        heads = [r for r in choice.rejected if r.rule == "heads"]
+        if len(heads) > 1:
+            _say(f"  {', '.join(f'TP={r.layout.tp}' for r in heads)}: e.g. {heads[-1].reason}")
+        rest = [r for r in choice.rejected if r not in heads or len(heads) == 1]
+        for rejected in rest[:_DROPPED]:
+            remedy = f" -> {rejected.remedy}" if rejected.remedy is not None else ""
+            _say(f"  {rejected.layout} {', '.join(rejected.quants)}: {rejected.reason}{remedy}")
+        if len(rest) > _DROPPED:
+            _say(f"  and {len(rest) - _DROPPED} more: --json has them all")
+
+
+def _lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        _say(f"  {line}")
+
+
+def _gap(title: str) -> None:
+    _say(f"\n{title}")
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201
 
 
 def plan_page(found: Document) -> str:
-    """One HTML document that needs no other file and no network."""
-    plans: Sequence[Document] = found["plans"]
-    best, agents = plans[0], found["goal"]["agents"]
-    drawn = [plan for plan in plans if len(plan["predicted"]) > 2][:_DRAWN]
-    header = tag(
-        "header",
-        mark("plan"),
-        tag("h1", text(f"{found['model']} on {best['rig']}")),
-        banner("note", "Predicted, not measured.", "LOW to HIGH is where 8 of 10 measurements should lie."),
-        tag("p", text(_lead(best, agents)), class_="lead"),
-    )
+    """One HTML document that needs no other file and no network. Nothing on it was measured, and it says so."""
+    from skep.report.page import html_table, render
+
+    plans, agents = found["plans"], found["goal"]["agents"]
+    best, drawn = plans[0], [plan for plan in plans if len(plan["predicted"]) > 2][:_DRAWN]
     legend = "; ".join(f"{chr(65 + n)}: {layout_name(plan)} on {plan['rig']}" for n, plan in enumerate(drawn))
-    pictures = tag(
-        "div",
-        chart_figure(_curves(drawn, "effective_tok_s", "tok/s", banded=True), "Effective tok/s", legend),
-        chart_figure(_curves(drawn, "ttft_ms", "ms"), "Time to the first token", "mean over all tasks"),
-        chart_figure(_bars([(t["term"], t["bytes"] / _GIB) for t in best["memory"]], "GiB"), "What one card holds",
-                     f"{best['card_bytes'] / _GIB:.1f} GiB are there"),
-        *(_step(part) for part in best.get("explain", ())[-1:]),
-        class_="charts",
-    )  # fmt: skip
-    main = tag(
-        "main",
-        _cards(best, agents),
-        section("pictures", "What to expect", pictures),
-        section("layouts", "Layouts, best first", _layouts(plans, agents)),
-        section("why", "Why this one", _list(best["why"])),
-        section("rules", "What depends, and what costs", _list(_rules(best))),
-        section("start", "How to start it", *(tag("p", tag("code", text(one))) for one in _commands(best))),
-        section("dropped", "What was dropped", _dropped(found["rejected"])),
-        section("notes", "Notes", _list(found["notes"])) if found["notes"] else None,
-    )
-    return document(f"{found['model']} on {best['rig']}: skep plan", header, main)
+    memory = [(term["term"], term["bytes"] / GIB) for term in best["memory"]]
+    pictures = [
+        (predicted_chart(drawn, "effective_tok_s", "tok/s"), "Effective tok/s", legend),
+        (predicted_chart(drawn, "ttft_ms", "ms"), "Time to the first token", "mean over all tasks"),
+        (_bars(memory, "GiB"), "What one card holds", f"{best['card_bytes'] / GIB:.1f} GiB are there"),
+    ]
+    for step in best.get("explain", ())[-1:]:
+        terms = [(term["name"], term["seconds"] * 1e6) for term in step["terms"]]
+        caption = f"{step['sequences']} sequences, {step['seconds'] * 1e6:,.0f} us in all"
+        pictures.append((_bars(terms, "us"), "Where a step's time goes", caption))
+    names = {"kind": "plan", "name": "plan", "title": f"{found['model']} on {best['rig']}"}
+    table = html_table(f"Expected with {agents} agents at once", _layout_columns(agents), plans, [0])
+    own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures, "layouts": table}
+    return render("plan_page.html", **names, **own, found=found, layout_name=layout_name)
 
 
-def _lead(best: Document, agents: int) -> str:
-    at = level_of(best, agents)
-    return (
-        f"{layout_name(best)} gives {agents} agents {at['effective_tok_s']:,.0f} tok/s together ({at['low']:,.0f} to "
-        f"{at['high']:,.0f}), {at['task_tok_s']:,.0f} each, the first token after {_seconds(at['ttft_ms'])}."
-    )
+def _layout_columns(agents: int) -> list[Column[Document]]:
+    def at(title: str, key: str, text: Callable[[float], str] = _whole) -> Column[Document]:
+        return Column(key, title, lambda plan: level_of(plan, agents)[key], text)
+
+    return [
+        _left("rig", "Rig", lambda plan: plan["rig"]),
+        _left("layout", "Layout", layout_name),
+        _left("kv_dtype", "KV", lambda plan: plan["kv_dtype"]),
+        Column("slots", "Slots", lambda plan: plan["slots"]),
+        Column("context", "Context", lambda plan: plan["context"], _whole),
+        at("tok/s", "effective_tok_s"), at("low", "low"), at("high", "high"), at("each", "task_tok_s"),
+        at("first token", "ttft_ms", milliseconds),
+    ]  # fmt: skip
 
 
 def layout_name(plan: Document) -> str:
@@ -77,75 +330,36 @@ def level_of(plan: Document, agents: int) -> Document:
     return found
 
 
-def _seconds(ms: float) -> str:
-    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
-
-
-def _cards(best: Document, agents: int) -> Markup:
-    at = level_of(best, agents)
-    shown = [
-        card(f"{at['effective_tok_s']:,.0f}", "tok/s together", f"{at['low']:,.0f} to {at['high']:,.0f}"),
-        card(f"{at['task_tok_s']:,.0f}", "tok/s each", f"with {agents} at once"),
-        card(_seconds(at["ttft_ms"]), "first token", f"then one every {at['tpot_ms']:.1f} ms"),
-        card(f"{best['largest_context']:,}", "tokens of context", "with every slot full"),
-    ]
-    return tag("dl", *shown, class_="cards")
-
-
-def _curves(plans: Sequence[Document], field: str, unit: str, *, banded: bool = False) -> Spec | None:
-    """Return one curve a plan, its letter at the end; where banded, a rule from low to high at each level."""
+def predicted_chart(
+    plans: Sequence[Document], field: str, unit: str, measured: Sequence[ChartCurve] = ()
+) -> Spec | None:
+    """Return one curve a plan, its letter at the end, the first with its band; `measured` are drawn beside them."""
     curves = []
     for place, plan in enumerate(plans):
-        points = [(level["concurrency"], level[field]) for level in plan["predicted"]]
-        ranges = {level["concurrency"]: (level["low"], level["high"]) for level in plan["predicted"]} if banded else {}
-        look = (chr(65 + place), _DASHES[place], _SHAPES[place])
-        curves.append(ChartCurve(points, theme.SERIES[place], *look, ranges=ranges))
-    return curves_chart(curves, unit)
+        levels = {level["concurrency"]: level for level in plan["predicted"]}
+        banded = field == "effective_tok_s" and not place
+        curves.append(
+            ChartCurve(
+                [(c, level[field]) for c, level in levels.items()],
+                theme.SERIES[place],
+                chr(65 + place),
+                DASHES[place],
+                ranges={c: (level["low"], level["high"]) for c, level in levels.items()} if banded else {},
+                tips={c: _told(level) for c, level in levels.items()},
+                shaded=banded,
+            )
+        )
+    return curves_chart([*curves, *measured], unit)
+
+
+def _told(level: Document) -> str:
+    return (
+        f"C = {level['concurrency']}: {number(level['effective_tok_s'])} tok/s, {number(level['low'])} to "
+        f"{number(level['high'])}, the first token after {milliseconds(level['ttft_ms'])}"
+    )
 
 
 def _bars(values: Sequence[tuple[str, float]], unit: str) -> Spec:
     digits = 2 if unit == "GiB" else 0
     rows = [{"name": name, "value": value, "label": f"{value:,.{digits}f}"} for name, value in values]
     return bars_chart(rows, unit, room=1.25)
-
-
-def _step(part: Document) -> Markup:
-    values = [(term["name"], term["seconds"] * 1e6) for term in part["terms"]]
-    caption = f"{part['sequences']} sequences, {part['seconds'] * 1e6:,.0f} us in all"
-    return chart_figure(_bars(values, "us"), "Where a step's time goes", caption)
-
-
-def _layouts(plans: Sequence[Document], agents: int) -> Markup:
-    columns = (("Rig", "left"), ("Layout", "left"), ("KV", "left"), "Slots", "Context", "tok/s", "low", "high", "each",
-               "first token")  # fmt: skip
-    rows = []
-    for plan in plans:
-        at = level_of(plan, agents)
-        figures = (f"{at[name]:,.0f}" for name in ("effective_tok_s", "low", "high", "task_tok_s"))
-        which = (plan["rig"], layout_name(plan), plan["kv_dtype"], plan["slots"], f"{plan['context']:,}")
-        rows.append((*which, *figures, _seconds(at["ttft_ms"])))
-    return text_table(f"Expected with {agents} agents at once", columns, rows, best=[0])
-
-
-def _rules(best: Document) -> list[str]:
-    spoken = [r for r in best["rules"] if r["verdict"] in ("costs", "depends")]
-    return [f"{r['verdict']}: {r['sentence']} ({r['source']})" for r in spoken] or ["nothing"]
-
-
-def _commands(best: Document) -> list[str]:
-    return [*best["launch"], *([best["gateway"]] if best["gateway"] else [])]
-
-
-def _dropped(rejected: Sequence[Document]) -> Markup:
-    if not rejected:
-        return tag("p", text("Nothing."))
-    shown = []
-    for one in rejected:
-        layout = one["topology"]
-        name = f"{layout['replicas']} x TP={layout['tp']} PP={layout['pp']} EP={layout['ep']}"
-        shown.append(f"{one['rig']}, {name}, {', '.join(one['quants'])}: {one['reason']}")
-    return _list(shown)
-
-
-def _list(lines: Sequence[str]) -> Markup:
-    return tag("ul", join(tag("li", text(one)) for one in lines))

@@ -11,14 +11,16 @@ from functools import partial
 from textwrap import wrap
 from typing import Any
 
+from markupsafe import Markup
+
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.words import claim_words, conclusion, points
 from skep.report import charts, theme
 from skep.report.charts import Spec
-from skep.report.columns import Column, chosen, html_table, print_records
+from skep.report.columns import Column, chosen, print_records
 from skep.report.levels import counted
-from skep.report.markup import Markup, card_list, join, tag, text, text_table, trusted, wide_figure
-from skep.report.svg import chart_figure, picture, standalone
+from skep.report.page import html_table
+from skep.report.svg import picture, standalone
 from skep.report.sweep import broken_off, judged_banners, marks_of, run_report
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import StoredRun
@@ -290,23 +292,11 @@ def level_table(summary: QualitySummary) -> Markup:
     return html_table("Difference against C = 1", columns, [*measured, *skipped])
 
 
-def latency_table(summary: QualitySummary) -> Markup:
-    """Of the same requests, arm by arm."""
-    keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
-    columns = chosen(_COLUMNS, f"concurrency {keys}")
-    return html_table("Latency and outcomes of the same requests", columns, _arm_rows(summary))
-
-
-def family_table(summary: QualitySummary) -> Markup | None:
-    """None where the bank has one family only."""
-    if len(summary.by_family) < 2:
-        return None
-    rows = [(family or "unnamed", f"{items:,}", percent(100 * rate)) for family, items, rate in summary.by_family]
-    below = "An item that always passes or never does says little about load: those in between carry the test."
-    made = text_table("Items by family", ("family", "items", "passed at C = 1"), rows)
-    return join([made, tag("p", text(below), class_="below")])
-
-
+_FAMILIES: tuple[Column[tuple[str, int, float]], ...] = (
+    Column("family", "family", lambda row: row[0] or "unnamed"),
+    Column("items", "items", lambda row: row[1], _count),
+    Column("passed", "passed at C = 1", lambda row: row[2], _share),
+)
 _CURVES_PX = 110  # of the part that curves are drawn in
 _LATENCY = "Median whole, 95th percentile dashed."
 
@@ -314,17 +304,35 @@ _LATENCY = "Median whole, 95th percentile dashed."
 def quality_page(run: StoredRun, summary: QualitySummary) -> str:
     """One HTML document that needs no other file and no network."""
     said = conclusion(summary)
-    story = "Neither times nor answers are those of a real one."
-    top = [*judged_banners(run, summary, story), tag("p", text(f"{said[0].upper()}{said[1:]}."), class_="lead")]
-    parts = (
-        _cards(summary),
-        ("pictures", "The same items alone and under load", _pictures(summary)),
-        ("levels", "Every level against C = 1", join(filter(None, (level_table(summary), _shown(summary))))),
-        ("latency", "Latency and outcomes of the same requests", latency_table(summary)),
-        ("families", "By family", family_table(summary)),
+    keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
+    columns, outcomes = chosen(_COLUMNS, f"concurrency {keys}"), outcome_chart(summary)
+    difference = difference_chart(summary)
+    low = [
+        (chart and {**chart, "height": _CURVES_PX + 65}, title, _LATENCY)
+        for chart, title in (
+            (ttft_chart(summary, _CURVES_PX), "Time to first token"),
+            (total_chart(summary, _CURVES_PX), "Time of an answer"),
+        )
+    ]
+    return run_report(
+        "quality_page.html",
+        run,
+        "quality under load",
+        "quality",
+        about=f" · bank {summary.bank}",
+        terms_kind="quality",
+        told=judged_banners(run, summary, "Neither times nor answers are those of a real one."),
+        lead=f"{said[0].upper()}{said[1:]}.",
+        figures=_cards(summary),
+        difference=difference and {**difference, "height": 400},
+        bounds=_bounds(summary),
+        latency=low,
+        outcomes=outcomes and picture(outcomes, "Outcomes by level"),
+        levels=level_table(summary),
+        unshown=any(level.claim is Claim.UNSHOWN for level in summary.levels),
+        arms=html_table("Latency and outcomes of the same requests", columns, _arm_rows(summary)),
+        families=html_table("Items by family", _FAMILIES, summary.by_family) if len(summary.by_family) > 1 else None,
     )
-    about = f" · bank {summary.bank}"
-    return run_report(run, "quality under load", "quality", top, parts, about=about, terms="quality")
 
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
@@ -336,84 +344,29 @@ def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     whole = charts.sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
     bars = outcome_chart(summary, 640)
     below = charts.sized(bars, "What became of the answers", "", 640, 80 if bars is None else int(bars["height"]))
-    drawn = [charts.panels(gain, first, whole, 130), below]
-    spec = {"title": _title(run, summary), "vconcat": drawn, "spacing": 34}
+    marks = marks_of(simulated=run.simulated or summary.simulated, broken_off=broken_off(run, summary))
+    facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
+    title = charts.headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
+    spec = {"title": title, "vconcat": [charts.panels(gain, first, whole, 130), below], "spacing": 34}
     return standalone(spec, f"Quality under load of {run.model} on {summary.bank}: {conclusion(summary)}")
 
 
-def _title(run: StoredRun, summary: QualitySummary) -> Spec:
-    marks = marks_of(simulated=run.simulated or summary.simulated, broken_off=broken_off(run, summary))
-    facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
-    return charts.headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
-
-
-def _cards(summary: QualitySummary) -> Markup:
+def _cards(summary: QualitySummary) -> list[tuple[str, str, str]]:
     first = summary.levels[0].difference if summary.levels else None
-    noise = summary.noise
+    noise, texts, held = summary.noise, summary.noise_texts_changed, summary.holds_up_to
     changed = None if noise is None or not noise.pairs else 100 * (noise.lost + noise.gained) / noise.pairs
-    texts = summary.noise_texts_changed
     said = "" if texts is None else f"; {percent(100 * texts)} of the texts"
-    held = summary.holds_up_to
-    return card_list(
-        (
-            UNKNOWN if held is None else f"C = {held}",
-            "Holds up to",
-            "nothing is excluded" if held is None else f"a loss of {points(summary.delta)} excluded",
-        ),
+    excluded = "nothing is excluded" if held is None else f"a loss of {points(summary.delta)} excluded"
+    needed = max((level.needed_items or 0 for level in summary.levels), default=0)
+    asked = f"about {needed:,} would be needed" if needed > summary.items else "the same at every level"
+    return [
+        (UNKNOWN if held is None else f"C = {held}", "Holds up to", excluded),
         (percent(None if first is None else 100 * first.base_rate, digits=1), "Passed at C = 1", summary.bank),
         (percent(changed, digits=1), "Verdicts that change by themselves", f"C = 1 against itself{said}"),
-        (number(summary.items, digits=0), "Items", _asked(summary)),
-    )
-
-
-def _asked(summary: QualitySummary) -> str:
-    needed = [level.needed_items or 0 for level in summary.levels if (level.needed_items or 0) > summary.items]
-    return f"about {max(needed):,} would be needed" if needed else "the same at every level"
-
-
-def _pictures(summary: QualitySummary) -> Markup:
-    marks = "Circle: no worse; square: not shown; triangle: worse."
-    bars = outcome_chart(summary)
-    title, caption = "What became of the answers", "Everything but passed counts as a failure."
-    outcomes = (
-        chart_figure(None, title, caption)
-        if bars is None
-        else wide_figure(trusted(picture(bars, "Outcomes by level")), title, caption)
-    )
-    chart = difference_chart(summary)
-    return tag(
-        "div",
-        chart_figure(
-            None if chart is None else {**chart, "height": 400},
-            "Passed, against C = 1 on the same items",
-            f"{_bounds(summary)}. {marks}",
-        ),
-        tag(
-            "div",
-            chart_figure(_low(ttft_chart(summary, _CURVES_PX)), "Time to first token", _LATENCY),
-            chart_figure(_low(total_chart(summary, _CURVES_PX)), "Time of an answer", _LATENCY),
-            style="display:grid;gap:16px",
-        ),
-        outcomes,
-        class_="charts",
-    )
+        (number(summary.items, digits=0), "Items", asked),
+    ]
 
 
 def _bounds(summary: QualitySummary) -> str:
     noise = "C = 1 against itself was not measured" if summary.noise is None else "grey: C = 1 against itself"
     return f"Upright: one-sided 95 % bounds; {noise}"
-
-
-def _low(chart: Spec | None) -> Spec | None:
-    return None if chart is None else {**chart, "height": _CURVES_PX + 65}
-
-
-def _shown(summary: QualitySummary) -> Markup | None:
-    """What "not shown" means, where a level is."""
-    if not any(level.claim is Claim.UNSHOWN for level in summary.levels):
-        return None
-    told = (
-        "“Not shown” says nothing about quality, neither that it was lost nor that it held: with so few items, or so "
-        "much that changes by itself, a loss that would matter cannot be told from none."
-    )
-    return tag("p", text(told), class_="below")

@@ -1,7 +1,8 @@
 """Series over time as a picture: points, rolling median with its band, changes, events, what failed and was missed.
 
-Pure: values in, markup out. Times are drawn on the wall's clock, so that days begin at midnight. A picture of a page is
-drawn twice, for a desk and for a phone; the style sheet shows the one that fits.
+Pure: values in, markup out. Times are drawn and told on the wall's clock, so that days begin at midnight; without a
+`zone` that is the machine's. A picture of a page is drawn twice, for a desk and for a phone; the style sheet shows the
+one that fits.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import tzinfo
+from datetime import UTC, datetime, tzinfo
 from html import escape
 from itertools import pairwise
+
+from markupsafe import Markup
 
 from skep.monitor.describe import describe_change
 from skep.monitor.history import Band
 from skep.monitor.records import DAY_S, MonitorEvent, SeriesChange, SeriesPoint
 from skep.report import theme
 from skep.report.charts import MarkSheet, Spec, line
-from skep.report.markup import Markup, join, tag, trusted
 from skep.report.svg import render
-from skep.report.wall_clock import wall_s, when
 from skep.units import number, printable, shortened
 
 _FAR = 6.0  # middle halves beyond the middle: drawn at the edge, so that the rest can be seen
@@ -89,11 +90,13 @@ def series_picture(picture: Picture, name: str, zone: tzinfo | None = None, *, s
     """
     picture = _steady(picture)
     kinds = ("wide", "narrow") if size == "full" else ("only",)
-    drawings = [trusted(series_svg(picture, f"{name}-{kind}", kind, zone)) for kind in kinds]
-    data = trusted(f'<script type="application/json" class="chart-data">{_island(picture, zone)}</script>')
+    drawn = "".join(series_svg(picture, f"{name}-{kind}", kind, zone) for kind in kinds)
     hint = "Left and right arrow move from point to point"
-    live = tag("output", class_="chart-tip", aria_live="polite", hidden="")
-    return tag("div", *drawings, data, live, class_="chart", id=name, tabindex="0", role="group", aria_label=hint)
+    return Markup(  # noqa: S704
+        f'<div class="chart" id="{name}" tabindex="0" role="group" aria-label="{hint}">{drawn}'
+        f'<script type="application/json" class="chart-data">{_island(picture, zone)}</script>'
+        '<output class="chart-tip" aria-live="polite" hidden=""></output></div>'
+    )
 
 
 def series_svg(picture: Picture, name: str, kind: str = "wide", zone: tzinfo | None = None) -> str:
@@ -110,11 +113,12 @@ def series_svg(picture: Picture, name: str, kind: str = "wide", zone: tzinfo | N
     ).replace("</svg>", '<g class="cross"></g></svg>')
 
 
-def trend_svg(picture: Picture, zone: tzinfo | None = None) -> str:
+def trend_svg(picture: Picture, zone: tzinfo | None = None) -> Markup:
     """Return the band alone, small, with a dot at its end."""
     words = escape(printable(picture.words))
     opening = '<svg class="trend" viewBox="{0}" role="img" aria-label="{1}">'
-    return render(_Drawing(_steady(picture), "trend", zone).spec(), lambda box: opening.format(box, words))
+    drawn = render(_Drawing(_steady(picture), "trend", zone).spec(), lambda box: opening.format(box, words))
+    return Markup(drawn)  # noqa: S704
 
 
 def _steady(picture: Picture) -> Picture:
@@ -422,12 +426,12 @@ def legend(picture: Picture) -> Markup:
             (f'<path d="M1 8h14" stroke="{one.colour}" stroke-width="3"/>', one.name, True) for one in picture.tracks
         ]
         entries = [*named, entries[1], *entries[3:]]
-    items = [
-        tag("li", trusted(f'<svg viewBox="0 0 17 16" aria-hidden="true">{drawn}</svg>'), trusted(escape(words)))
+    items = "".join(
+        f'<li><svg viewBox="0 0 17 16" aria-hidden="true">{drawn}</svg>{escape(words)}</li>'
         for drawn, words, there in entries
         if there
-    ]
-    return tag("ul", *items, class_="chart-legend") if items else join([])
+    )
+    return Markup(f'<ul class="chart-legend">{items}</ul>' if items else "")  # noqa: S704
 
 
 def _island(picture: Picture, zone: tzinfo | None) -> str:
@@ -453,3 +457,29 @@ def _island(picture: Picture, zone: tzinfo | None) -> str:
     flags = [[after(event.at), event.text] for _, event in picture.events]
     document = {"since": since, "unit": picture.unit, "tracks": tracks, "flags": flags}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def local(at: float, zone: tzinfo | None) -> datetime:
+    """Return the wall's clock, without its zone: what days and months are counted on."""
+    return datetime.fromtimestamp(at, zone).replace(tzinfo=None)
+
+
+def wall_s(at: float, zone: tzinfo | None) -> float:
+    """Return what the wall's clock showed at `at`, in seconds as if it were in UTC: an axis of whole days."""
+    return datetime.fromtimestamp(at, zone).replace(tzinfo=UTC).timestamp()
+
+
+def when(at: float, zone: tzinfo | None = None, *, now: float | None = None) -> str:
+    """ "Tue 3 Nov, 04:00"; with the year where that is not the year of `now`."""
+    wall = local(at, zone)
+    year = "" if now is None or wall.year == local(now, zone).year else f" {wall.year}"
+    return f"{wall:%a} {wall.day} {wall:%b}{year}, {wall:%H:%M}"
+
+
+def zone_name(at: float, zone: tzinfo | None = None) -> str:
+    """ "CET (UTC+01:00)", or only the difference where the zone has no name."""
+    moment = datetime.fromtimestamp(at, zone) if zone else datetime.fromtimestamp(at).astimezone()
+    name = moment.tzname() or ""
+    offset = f"{moment:%z}"
+    told = "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:5]}"
+    return told if name in ("UTC", told) or not name.isalpha() else f"{name} ({told})"

@@ -113,9 +113,8 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
 
 def _readable(run: StoredRun, summary: SweepSummary) -> Any:
     """Return the level table of a README: what fits beside each other. Classes of traffic follow the whole."""
-    from skep.report.checks import left_out_sentences
     from skep.report.columns import Column
-    from skep.report.levels import level_columns
+    from skep.report.levels import left_out_sentences, level_columns
     from skep.report.sweep import level_names
     from skep.report.tables import Table
 

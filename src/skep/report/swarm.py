@@ -10,22 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from skep.report.columns import Column, html_table
-from skep.report.markup import (
-    Markup,
-    banner,
-    card,
-    definitions,
-    join,
-    optional_section,
-    section,
-    tag,
-    term_list,
-    text,
-    trusted,
-    wide_figure,
-)
-from skep.report.style import document, mark
+from skep.report.columns import Column
 from skep.report.swarm_gantt import gantt, gantt_caption, gantt_element
 from skep.swarm.ask.split import PreparedAsk
 from skep.swarm.records import (
@@ -47,7 +32,6 @@ from skep.units import (
     percent,
     printable,
     public_name,
-    public_url,
     seconds,
     shortened,
 )
@@ -340,55 +324,36 @@ _SHORT_GOAL = 140
 
 
 def swarm_page(story: SwarmStory) -> str:
-    account = story.account
+    from skep.report.page import render
+
+    account, run = story.account, story.run
     title = one_line(account.name, _SHORT_GOAL) or "Swarm run"
-    title = f"{title} (simulated)" if account.simulated else title
-    model = public_name(account.model) if account.model else "model not told"
-    where = f"{model} · {public_url(story.run.url)} · {moment(story.run.created_at)}"
-    drawn = gantt_element(story)
-    picture = None if drawn is None else wide_figure(trusted(drawn), "Every attempt", gantt_caption(story))
-    header = tag(
-        "header",
-        mark(_KINDS.get(account.kind, "swarm run")),
-        tag("h1", text(title)),
-        tag("p", text(where), class_="where"),
-        *_banners(account, story),
-        tag("p", text(f"{headline(account)}."), class_="lead"),
-    )
-    main = tag(
-        "main",
-        _cards(account),
-        optional_section("picture", "Agent by agent", picture),
-        optional_section("failures", "Set aside", _failures(story)),
-        section("figures", "The account", _figures(story)),
-        _table("errors", "What went wrong on the way", "Attempts that failed, by kind", _ERRORS, account.errors),
-        _table("slow", "The slowest", "The slowest tasks", _SLOWEST, _slowest(story)),
-        _table("replicas", "By replica", "By replica", REPLICAS, named_replicas(account)),
-        optional_section("agents", "By agent", _cut_table("By agent", AGENTS, account.by_agent, _MOST_AGENTS)),
-        _table("sessions", "Sessions", "Sessions", _SESSIONS, _sessions(story)),
-        section("how", "How each figure was made", term_list("swarm")),
-    )
-    footer = tag("footer", text(f"skep {story.run.skep_version} · run {account.run}"))
-    return document(f"{title}: skep swarm", header, main, footer)
-
-
-def _table(
-    anchor: str, title: str, caption: str, columns: Sequence[Column[Any]], records: Sequence[Any]
-) -> Markup | None:
-    return optional_section(anchor, title, html_table(caption, columns, records) if records else None)
-
-
-def _cut_table(caption: str, columns: Sequence[Column[Any]], records: Sequence[Any], most: int) -> Markup | None:
-    if not records:
-        return None
-    more = len(records) - most
-    left_out = tag("p", text(f"{_count(more)} more are left out here."), class_="below") if more > 0 else join([])
-    return join([html_table(caption, columns, records[:most]), left_out])
-
-
-def _failures(story: SwarmStory) -> Markup | None:
-    failed = [one for one in story.results if one.ending is TaskEnding.FAILED]
-    return _cut_table("Tasks that were set aside", (*FAILURES, _LAST_ANSWER), failed, _MOST_FAILURES)
+    shown = {key: value for key, value in run.config.items() if value is not None and key not in ("output", "ask")}
+    sessions = len(story.spans) > 1 or any(span.error for span in story.spans)
+    return render(
+        "swarm_page.html",
+        kind=_KINDS.get(account.kind, "swarm run"),
+        name="swarm",
+        title=f"{title} (simulated)" if account.simulated else title,
+        model=public_name(account.model) if account.model else "model not told",
+        run=run,
+        told=_banners(account, story),
+        headline=headline(account),
+        figures=_cards(account),
+        drawn=gantt_element(story),
+        caption=gantt_caption(story),
+        failures=[one for one in story.results if one.ending is TaskEnding.FAILED],
+        columns={"failures": (*FAILURES, _LAST_ANSWER), "errors": _ERRORS, "slow": _SLOWEST, "replicas": REPLICAS,
+                 "agents": AGENTS, "sessions": _SESSIONS},
+        most={"failures": _MOST_FAILURES, "agents": _MOST_AGENTS},
+        groups=[*figures(story), ("Asked for", [("run", run.id), *fact_list(shown)])],  # a page is made to be passed on
+        errors=account.errors,
+        slow=_slowest(story),
+        replicas=named_replicas(account),
+        agents=account.by_agent,
+        sessions=story.spans if sessions else (),
+        footer=f"skep {run.skep_version} · run {account.run}",
+    )  # fmt: skip
 
 
 def _slowest(story: SwarmStory) -> list[_Timed]:
@@ -404,43 +369,25 @@ def named_replicas(account: Account) -> Sequence[ReplicaRow]:
     return account.by_replica if any(one.replica for one in account.by_replica) else ()
 
 
-def _sessions(story: SwarmStory) -> Sequence[SessionSpan]:
-    """Where there were several, or the only one did not end well."""
-    return story.spans if len(story.spans) > 1 or any(span.error for span in story.spans) else ()
-
-
-def _banners(account: Account, story: SwarmStory) -> list[Markup]:
-    banners = []
-    if account.state is not SwarmRunState.DONE:
-        why = f" The last session ended with: {shortened(story.run.error, 300)}" if story.run.error else ""
-        told = f"This run is {account.state.value}; {account.left} of {account.tasks} tasks have no result.{why}"
-        banners.append(banner("incomplete", "Incomplete", told))
-    if account.failed:
-        told = f"{account.failed} of {account.tasks} tasks were set aside after all their tries; they are listed below."
-        banners.append(banner("limited", "Set aside", told))
-    if account.simulated:
-        told = "No model ran. Speed and answers are a prediction, served in real time over the real protocol."
-        banners.append(banner("simulated", "Simulated", told))
-    return banners
-
-
-def _cards(account: Account) -> Markup:
-    told = dict(_time(account))
-    retried = f"{_tasks(account.retried)} tried more than once" if account.retried else "each at the first try"
-    return tag(
-        "dl",
-        card(seconds(account.wall_s), "Wall time", told.get("wall time", "").partition(", ")[2] or "one session"),
-        card(number(account.effective_tok_s), "Effective tok/s", _at_once(account)),
-        card(f"{_count(account.done)} of {_count(account.tasks)}", "Tasks done", retried),
-        class_="cards",
+def _banners(account: Account, story: SwarmStory) -> list[tuple[str, str, str]]:
+    """Return kind, title and words of each."""
+    why = f" The last session ended with: {shortened(story.run.error, 300)}" if story.run.error else ""
+    state = f"This run is {account.state.value}; {account.left} of {account.tasks} tasks have no result.{why}"
+    aside = f"{account.failed} of {account.tasks} tasks were set aside after all their tries; they are listed below."
+    story_of = "No model ran. Speed and answers are a prediction, served in real time over the real protocol."
+    told = (
+        (account.state is not SwarmRunState.DONE, "incomplete", "Incomplete", state),
+        (account.failed, "limited", "Set aside", aside),
+        (account.simulated, "simulated", "Simulated", story_of),
     )
+    return [(kind, title, words) for holds, kind, title, words in told if holds]
 
 
-def _figures(story: SwarmStory) -> Markup:
-    asked = ("Asked for", [("run", story.run.id), *fact_list(_shown(story.run.config))])
-    return tag("div", *(definitions(title, facts) for title, facts in (*figures(story), asked)), class_="columns")
-
-
-def _shown(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is unset, and without the output's path: a page is made to be passed on."""
-    return {key: value for key, value in config.items() if value is not None and key not in ("output", "ask")}
+def _cards(account: Account) -> list[tuple[str, str, str]]:
+    told = dict(_time(account)).get("wall time", "").partition(", ")[2] or "one session"
+    retried = f"{_tasks(account.retried)} tried more than once" if account.retried else "each at the first try"
+    return [
+        (seconds(account.wall_s), "Wall time", told),
+        (number(account.effective_tok_s), "Effective tok/s", _at_once(account)),
+        (f"{_count(account.done)} of {_count(account.tasks)}", "Tasks done", retried),
+    ]

@@ -1,4 +1,4 @@
-"""The report of a sweep: one page, and one picture for a README.
+"""The report of a sweep: one page, and one picture for a README. Other reports of stored runs share its frame.
 
 Pure: takes records, gives text. The caller writes the file. Whatever a run did not finish, simulate or measure is
 said on the page, next to the figures.
@@ -6,41 +6,30 @@ said on the page, next to the figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from skep.bench.records import LevelSummary, Speedup, SweepSummary
+from markupsafe import Markup
+
+from skep.bench.records import Disagreement, LevelSummary, Speedup, SweepSummary
 from skep.quality.records import MixedSummary, QualitySummary
-from skep.report import charts
-from skep.report.charts import by_wall, headed, panels, sized, walls
-from skep.report.checks import check_list, clock_section, left_out_sentences, listed
-from skep.report.columns import Column, html_table
+from skep.report import charts, theme
+from skep.report.charts import Spec, by_wall, headed, layer, panels, quantity, sized, walls
+from skep.report.columns import Column, present
 from skep.report.levels import (
     best_level,
-    class_table,
-    energy_table,
-    failure_table,
+    cache_sentence,
+    clock_figure,
+    delivered_sentence,
+    drift_sentence,
+    has_curve,
+    left_out_sentences,
     level_columns,
-    level_table,
-    request_table,
+    turning_sentence,
 )
-from skep.report.markup import (
-    Markup,
-    banner,
-    card_list,
-    definitions,
-    join,
-    section,
-    tag,
-    term_list,
-    text,
-    text_table,
-    trusted,
-    wide_figure,
-)
-from skep.report.style import Part, report_page
-from skep.report.svg import chart_figure, picture, standalone
-from skep.report.timeline import choose_timeline, timeline_caption, timeline_chart
+from skep.report.page import html_table, render
+from skep.report.svg import picture, standalone
 from skep.store.records import Request, RunState, StoredRun
 from skep.units import (
     UNKNOWN,
@@ -57,63 +46,138 @@ from skep.units import (
 )
 
 NO_GAIN = 1.05
+MOST_BARS = 120
+_BAR_PX = 13
+_LOWEST_PX, _TALLEST_PX = 90, 470
+TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
+# Of levels, by name: caption, and the keys of its columns.
+_TABLES = {
+    "levels": """Every level of the sweep: concurrency requests failed effective_tok_s spread plateau_tok_s task_tok_s
+        task_with_ttft_tok_s contention_pct ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms engine_tok_s
+        wall_s counted notes""",
+    "classes": """Levels by kind of traffic: concurrency traffic requests failed effective_tok_s task_tok_s ttft_p50_ms
+        ttft_p95_ms tpot_p50_ms tpot_p95_ms total_p50_ms total_p95_ms queued_p50_ms notes""",
+    "requests": """The requests of every level: concurrency prompt_tokens_mean output_tokens_mean cached_prompt_share
+        first_byte_p50_ms gap_p50_ms gap_p99_ms total_p50_ms total_p95_ms queued_p50_ms queued_p95_ms delivered_share
+        ended failed_by""",
+    "energy": "Energy of every level: concurrency joules_per_token joules mean_w max_w slowed measured_by",
+}
+_TIMED = (
+    "requests failed effective_tok_s ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms total_p95_ms "
+    "queued_p50_ms task_tok_s"
+)
+_FAILURES: tuple[Column[list[Request]], ...] = (
+    Column("level", "C", lambda same: same[0].level or "warm-up"),
+    Column("kind", "Kind", lambda same: same[0].error_kind, right=False, style="left mono"),
+    Column("count", "Count", len, right=False, style="left bad"),
+    Column("error", "First message", lambda same: next((row.error for row in same if row.error), None),
+           lambda error: shortened(error, 240), right=False, style="wide"),
+)  # fmt: skip
+_CLOCKS: tuple[Column[tuple[LevelSummary, Disagreement]], ...] = (
+    Column("concurrency", "C", lambda pair: pair[0].concurrency),
+    Column("clock", "Figure", lambda pair: pair[1].clock.value, right=False),
+    Column("client", "Client", lambda pair: clock_figure(pair[1].clock, pair[1].client)),
+    Column("engine", "Engine", lambda pair: clock_figure(pair[1].clock, pair[1].engine)),
+    Column("change", "Client against engine", lambda pair: pair[1].client / pair[1].engine if pair[1].engine else None,
+           lambda ratio: ("+" if ratio > 1 else "") + percent(100 * (ratio - 1))),
+    Column("cause", "Likely cause", lambda pair: pair[1].cause, right=False, style="wide"),
+)  # fmt: skip
 
 
-def lead(levels: Sequence[LevelSummary]) -> Markup | None:
+def level_table(name: str, levels: Sequence[LevelSummary]) -> Markup | None:
+    """Return one of the tables of levels, the best one tinted; None where nothing of it is known."""
+    caption, _, keys = _TABLES[name].partition(": ")
+    columns = present(level_columns(keys), levels)
+    best = best_level(levels) if name == "levels" else None
+    tinted = [place for place, level in enumerate(levels) if level is best]
+    return html_table(caption, columns, levels, tinted) if levels and len(columns) > 1 else None
+
+
+def failure_table(rows: Sequence[Request]) -> Markup | None:
+    """Failed requests by kind and level; None when there were none."""
+    kinds: dict[tuple[int, str], list[Request]] = {}
+    for row in rows:
+        if not row.ok:
+            kinds.setdefault((row.level, str(row.error_kind)), []).append(row)
+    found = [kinds[key] for key in sorted(kinds)]
+    return html_table("Failed requests by kind", _FAILURES, found) if found else None
+
+
+def clock_parts(levels: Sequence[LevelSummary]) -> tuple[Markup | None, str] | None:
+    """Return where client and engine disagree, and words below; None where the engine says nothing of itself."""
+    told = [level for level in levels if known(level.engine_tok_s) or level.clocks]
+    if not told:
+        return None
+    rows = [(level, one) for level in told for one in level.clocks]
+    if not rows:
+        return None, "Client and engine agree at every level."
+    agreeing = ", ".join(str(level.concurrency) for level in told if not level.clocks)
+    below = f"At C = {agreeing} client and engine agree." if agreeing else ""
+    return html_table("Where client and engine disagree", _CLOCKS, rows), below
+
+
+def check_sentences(summary: SweepSummary) -> list[str]:
+    """Return how far to trust the figures."""
+    sentences = (
+        turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
+        drift_sentence(summary),
+        cache_sentence(summary.levels),
+        delivered_sentence(summary.levels),
+    )
+    return [*left_out_sentences(summary.levels), *filter(None, sentences)]
+
+
+def lead(levels: Sequence[LevelSummary]) -> str | None:
     """Return the finding in one sentence, only where all of its figures are known."""
     best, alone = best_level(levels), _alone(levels)
     if best is None or alone is None or best is alone or not best.effective_tok_s or not alone.effective_tok_s:
         return None
     gain = best.effective_tok_s / alone.effective_tok_s
     if gain < NO_GAIN:
-        sentence = (
+        return (
             f"More agents at once gain nothing here: {number(alone.effective_tok_s)} tok/s for one alone, "
-            f"{number(best.effective_tok_s)} for {best.concurrency} together"
+            f"{number(best.effective_tok_s)} for {best.concurrency} together."
         )
-        return tag("p", text(f"{sentence}."), class_="lead")
-    sentence = (
+    each = f"; each of them streams at {number(best.task_tok_s)} tok/s" if known(best.task_tok_s) else ""
+    return (
         f"{best.concurrency} agents at once get {number(best.effective_tok_s)} tok/s together, "
-        f"{number(gain)} times what one agent gets alone"
+        f"{number(gain)} times what one agent gets alone{each}."
     )
-    if known(best.task_tok_s):
-        sentence += f"; each of them streams at {number(best.task_tok_s)} tok/s"
-    return tag("p", text(f"{sentence}."), class_="lead")
 
 
-def cards(summary: SweepSummary) -> Markup:
-    best, widest = best_level(summary.levels), _widest(summary.levels)
+def _cards(summary: SweepSummary) -> list[tuple[str, str, str]]:
+    levels = summary.levels
+    best, alone = best_level(levels), _alone(levels)
+    widest = max(levels, key=lambda level: level.concurrency, default=None)
     remark = "the best of all levels"
     if best is None:
-        best, remark = _fastest(summary.levels), "client-limited: a lower bound"
+        measured = [level for level in levels if known(level.effective_tok_s)]
+        best = max(measured, key=lambda level: level.effective_tok_s or 0.0, default=None)
+        remark = "client-limited: a lower bound"
     elif summary.client_limited:
         remark = "the best of the levels that the client did not limit"
     ttft = widest.ttft_ms if widest else None
-    return card_list(
+    solo = f"; {milliseconds(alone.ttft_ms.p50)} {_at(alone)}" if alone and alone.ttft_ms and alone != widest else ""
+    if all(map(known, walls(summary))):
+        gained = (times(by_wall(summary)), "Swarm speedup", _wall_words(summary))
+    else:
+        of_best, of_one = best.effective_tok_s if best else None, alone.effective_tok_s if alone else None
+        gain = of_best / of_one if of_best and of_one else None
+        gained = (times(gain), "Gain in tok/s", f"{_at(best)} over one agent alone")
+    return [
         (number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, remark)),
-        _gain_card(summary, best),
+        gained,
         (percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
-        (milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + _solo_ttft(summary.levels)),
-    )
-
-
-def _gain_card(summary: SweepSummary, best: LevelSummary | None) -> tuple[str, str, str]:
-    """Return the speedup where serial and swarm did the same tasks; else what concurrency gained in tokens a second."""
-    serial, swarm = walls(summary)
-    if known(serial) and known(swarm):
-        return times(by_wall(summary)), "Swarm speedup", _walls(summary)
-    alone = _alone(summary.levels)
-    of_best, of_one = best.effective_tok_s if best else None, alone.effective_tok_s if alone else None
-    gain = of_best / of_one if of_best and of_one else None
-    return times(gain), "Gain in tok/s", f"{_at(best)} over one agent alone"
+        (milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + solo),
+    ]
 
 
 def comparable(summary: SweepSummary) -> bool:
     """Whether serial and swarm did the same work: both walls without a speedup mean that some of it was not done."""
-    serial, swarm = walls(summary)
-    return by_wall(summary) is not None or not (known(serial) and known(swarm))
+    return by_wall(summary) is not None or not all(map(known, walls(summary)))
 
 
-def _walls(summary: SweepSummary) -> str:
+def _wall_words(summary: SweepSummary) -> str:
     if not comparable(summary):
         return "not comparable: not all requests were answered"
     serial, swarm = walls(summary)
@@ -122,22 +186,6 @@ def _walls(summary: SweepSummary) -> str:
     if forms is None or not (forms.truncated_serial or forms.truncated_swarm) or forms.by_wall_whole is None:
         return note
     return f"{note}; {times(forms.by_wall_whole)} without tasks cut at the token limit"
-
-
-def _solo_ttft(levels: Sequence[LevelSummary]) -> str:
-    alone = _alone(levels)
-    if alone is None or alone.ttft_ms is None or alone is _widest(levels):
-        return ""
-    return f"; {milliseconds(alone.ttft_ms.p50)} {_at(alone)}"
-
-
-def _fastest(levels: Sequence[LevelSummary]) -> LevelSummary | None:
-    measured = [level for level in levels if known(level.effective_tok_s)]
-    return max(measured, key=lambda level: level.effective_tok_s or 0.0, default=None)
-
-
-def _widest(levels: Sequence[LevelSummary]) -> LevelSummary | None:
-    return max(levels, key=lambda level: level.concurrency, default=None)
 
 
 def _alone(levels: Sequence[LevelSummary]) -> LevelSummary | None:
@@ -152,98 +200,87 @@ def _at(level: LevelSummary | None, remark: str = "") -> str:
 
 def speedup_part(summary: SweepSummary) -> Markup | None:
     """None where serial or swarm was not measured."""
-    speedups, walls = summary.speedups, charts.wall_chart(summary)
-    if walls is None:
+    speedups, drawn = summary.speedups, charts.wall_chart(summary)
+    if drawn is None:
         return None
-    drawn = [chart_figure(walls, "Wall time", _wall_note(summary))]
-    if speedups is not None:
-        cut = speedups.truncated_serial + speedups.truncated_swarm
-        note = (
-            "Green: without the tasks that were cut at the token limit in either batch." if cut else "No task was cut."
-        )
-        drawn.append(chart_figure(charts.speedup_chart(speedups), "Speedup in each of its forms", note))
-    beneath = None if speedups is None else speedup_table(speedups)
-    return join([tag("div", *drawn, class_="charts"), *([beneath] if beneath else [])])
+    note = "The same tasks at C = 1 and at the largest C."
+    pictures = [(drawn, "Wall time", note if comparable(summary) else f"{note} Not comparable: requests failed.")]
+    if speedups is None:
+        return render("speedup.html", drawn=pictures, tables=())
+    cut = speedups.truncated_serial + speedups.truncated_swarm
+    note = "Green: without the tasks that were cut at the token limit in either batch." if cut else "No task was cut."
+    pictures.append((charts.speedup_chart(speedups) or {}, "Speedup in each of its forms", note))
+    return render("speedup.html", drawn=pictures, tables=_speedup_tables(speedups))
 
 
-def speedup_table(speedups: Speedup) -> Markup:
-    one = speedups
+def _speedup_tables(one: Speedup) -> list[Markup]:
+    def column(title: str, place: int, text: Callable[[Any], str] = str, **more: Any) -> Column[tuple[Any, ...]]:
+        return Column(title, title, lambda row: row[place], text, **more)
+
+    def exactly(value: float) -> str:
+        return f"{number(value, digits=2)}×" if value < 100 else times(value)
+
     batches = [
-        ("Serial", 1, seconds(one.serial_wall_s), number(one.tokens_serial, digits=0), one.truncated_serial),
-        ("Swarm", one.concurrency, seconds(one.swarm_wall_s), number(one.tokens_swarm, digits=0), one.truncated_swarm),
+        ("Serial", 1, one.serial_wall_s, one.tokens_serial, one.truncated_serial),
+        ("Swarm", one.concurrency, one.swarm_wall_s, one.tokens_swarm, one.truncated_swarm),
     ]
     ratios = [
-        ("By wall time", _exactly(one.by_wall), _exactly(one.by_wall_whole)),
-        ("By tokens (ratio of effective tok/s)", _exactly(one.by_tokens), _exactly(one.by_tokens_whole)),
+        ("By wall time", one.by_wall, one.by_wall_whole),
+        ("By tokens (ratio of effective tok/s)", one.by_tokens, one.by_tokens_whole),
     ]
-    columns = ((f"{one.tasks} tasks", "left"), "C", "Wall time", "Output tokens", "Cut")
-    forms = (("Speedup", "left"), "All tasks", "Without tasks cut in either batch")
-    tables = [text_table("The two batches", columns, batches), text_table("The speedup", forms, ratios)]
-    return join([*tables, tag("p", text(_TOKENS), class_="below")])
+    columns = [
+        column(f"{one.tasks} tasks", 0, right=False), column("C", 1), column("Wall time", 2, seconds),
+        column("Output tokens", 3, lambda count: number(count, digits=0)), column("Cut", 4),
+    ]  # fmt: skip
+    forms = [
+        column("Speedup", 0, right=False), column("All tasks", 1, exactly),
+        column("Without tasks cut in either batch", 2, exactly),
+    ]  # fmt: skip
+    return [html_table("The two batches", columns, batches), html_table("The speedup", forms, ratios)]
 
 
-_TOKENS = (
-    "With natural stop the two batches differ in length, and one answer that runs into the token limit can make "
-    "either wall time; so the speedup is given in each form, and nothing is deleted."
-)
-
-
-def _exactly(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{number(value, digits=2)}×" if value < 100 else times(value)
-
-
-def _wall_note(summary: SweepSummary) -> str:
-    note = "The same tasks at C = 1 and at the largest C."
-    return note if comparable(summary) else f"{note} Not comparable: requests failed."
-
-
-def run_report(
-    run: StoredRun,
-    kind: str,
-    name: str,
-    top: Iterable[Markup | None],
-    parts: Iterable[Part],
-    *,
-    about: str = "",
-    terms: str = "sweep",
-) -> str:
-    """Return the report of a stored run: `top` and `parts` between where it was made and how it was measured."""
-    where = tag("p", text(f"{public_url(run.url)} · {moment(run.created_at)}{about}"), class_="where")
-    last = (("where", "What ran where", provenance(run)), ("how", "How this was measured", term_list(terms)))
+def run_report(template: str, run: StoredRun, kind: str, name: str, **values: Any) -> str:
+    """Return the report of a stored run: the template's figures between where it was made and how it was measured."""
     footer = f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"
-    return report_page(kind, heading(run), name, [where, *top], [*parts, *last], footer)
+    usual = {"about": "", "lead": None, "terms_kind": "sweep"}
+    frame = {"run": run, "kind": kind, "name": name, "title": heading(run), "footer": footer}
+    return render(template, **frame, **{**usual, **values}, provenance=provenance(run))
 
 
 def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     """One HTML document that needs no other file and no network."""
     levels = summary.levels
-    parts = (
-        cards(summary),
-        ("pictures", "What concurrency gives, and what it costs", _pictures(summary)),
-        ("serial", "Serial against swarm", speedup_part(summary)),
-        ("timeline", "One level, request by request", _timeline(levels, rows)),
-        ("levels", "Every level", level_table(levels)),
-        ("classes", "By kind of traffic", class_table(summary.classes)),
-        ("requests", "The requests", request_table(levels)),
-        failure_table(rows),
-        ("energy", "Energy", energy_table(levels)),
-        ("checks", "How far to trust it", check_list(summary)),
-        clock_section(levels),
+    drawn = (
+        (charts.effective_chart(levels, summary.turning), "Effective tok/s", _effective_caption(summary)),
+        (charts.contention_chart(levels), "Contention", "How much slower one task streams than it does alone."),
+        (charts.ttft_chart(levels), "Time to first token", "Median whole, 95th percentile dashed, 99th dotted."),
+        (charts.tpot_chart(levels), "Time per output token", "Median whole, 95th percentile dashed."),
     )
-    kind = "serial against swarm" if run.kind == "serial-vs-swarm" else "concurrency sweep"
-    return run_report(run, kind, "sweep", [*run_banners(run, summary), lead(levels)], parts)
+    return run_report(
+        "sweep_page.html",
+        run,
+        "serial against swarm" if run.kind == "serial-vs-swarm" else "concurrency sweep",
+        "sweep",
+        told=run_banners(run, summary),
+        lead=lead(levels),
+        figures=_cards(summary),
+        drawn=drawn,
+        speedup=speedup_part(summary),
+        timeline=choose_timeline(levels, rows),
+        client_limited=any(level.client_limited for level in levels),
+        tables={name: level_table(name, levels) for name in ("levels", "requests", "energy")}
+        | {"classes": level_table("classes", sorted(summary.classes, key=lambda level: level.concurrency))},
+        failures=failure_table(rows),
+        checks=check_sentences(summary),
+        clocks=clock_parts(levels),
+    )
 
 
 def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     """Return one SVG document of two panels: what concurrency gives, and what it costs."""
     levels = summary.levels
-    gain = sized(
-        charts.effective_chart(levels, summary.turning),
-        "Effective tok/s",
-        f"{charts.band_caption(levels)}{_hollow(levels)}",
-        400,
-        330,
-    )
+    band, curve = f"{charts.band_caption(levels)}{_hollow(levels)}", charts.effective_chart(levels, summary.turning)
+    gain = sized(curve, "Effective tok/s", band, 400, 330)
     first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 whole, p95 dashed, p99 dotted", 290, 100)
     loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed against C = 1", 290, 100)
     marks = marks_of(simulated=run.simulated, broken_off=incomplete(run))
@@ -252,34 +289,33 @@ def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     return standalone(spec, f"Concurrency sweep of {run.model}: effective tok/s, TTFT and contention against C")
 
 
-def run_banners(run: StoredRun, summary: SweepSummary) -> list[Markup]:
+Banner = tuple[str, str, str]  # kind, title and words
+
+
+def run_banners(run: StoredRun, summary: SweepSummary) -> list[Banner]:
     """Return what a reader has to know before the first figure."""
-    banners = []
-    if incomplete(run):
-        why = f" Error: {shortened(run.error, 300)}" if run.error else ""
-        stored = (
-            f"This run is {run.state.value}; {run.requests} requests are stored, levels broken off are left out.{why}"
-        )
-        banners.append(banner("incomplete", "Incomplete", stored))
-    if run.simulated:
-        story = "No model ran. The figures are a prediction, served in real time over the real protocol."
-        banners.append(banner("simulated", "Simulated", story))
-    if summary.client_limited:
-        bound = "At the flagged levels the load generator may have set the pace: read them as lower bounds."
-        banners.append(banner("limited", "Client-limited", bound))
-    return banners
+    why = f" Error: {shortened(run.error, 300)}" if run.error else ""
+    stored = f"This run is {run.state.value}; {run.requests} requests are stored, levels broken off are left out.{why}"
+    story = "No model ran. The figures are a prediction, served in real time over the real protocol."
+    bound = "At the flagged levels the load generator may have set the pace: read them as lower bounds."
+    told = (
+        (incomplete(run), "Incomplete", stored, "incomplete"),
+        (run.simulated, "Simulated", story, "simulated"),
+        (summary.client_limited, "Client-limited", bound, "limited"),
+    )
+    return [(kind, title, words) for holds, title, words, kind in told if holds]
 
 
-def judged_banners(run: StoredRun, summary: QualitySummary | MixedSummary, story: str, said: str = "") -> list[Markup]:
+def judged_banners(run: StoredRun, summary: QualitySummary | MixedSummary, story: str, said: str = "") -> list[Banner]:
     """Return the same for a run whose answers were judged; `story` of a simulated one, `said`: which run it is."""
     banners = []
     if broken_off(run, summary):
         state = f"the run is {run.state.value}" if incomplete(run) else ""
         told = dict.fromkeys(part for part in (summary.incomplete, state, run.error) if part)
         why = "; ".join(shortened(part, 300) for part in told)
-        banners.append(banner("incomplete", "Incomplete", f"{said}{run.requests:,} requests are stored; {why}."))
+        banners.append(("incomplete", "Incomplete", f"{said}{run.requests:,} requests are stored; {why}."))
     if run.simulated or summary.simulated:
-        banners.append(banner("simulated", "Simulated", f"{said}No model ran. {story}"))
+        banners.append(("simulated", "Simulated", f"{said}No model ran. {story}"))
     return banners
 
 
@@ -304,18 +340,6 @@ def _hollow(levels: Sequence[LevelSummary]) -> str:
     return "; hollow: client-limited" if any(level.client_limited for level in levels) else ""
 
 
-def _pictures(summary: SweepSummary) -> Markup:
-    levels = summary.levels
-    drawn = (
-        (charts.effective_chart(levels, summary.turning), "Effective tok/s", _effective_caption(summary)),
-        (charts.contention_chart(levels), "Contention", "How much slower one task streams than it does alone."),
-        (charts.ttft_chart(levels), "Time to first token",
-         "Median whole, 95th percentile dashed, 99th dotted."),
-        (charts.tpot_chart(levels), "Time per output token", "Median whole, 95th percentile dashed."),
-    )  # fmt: skip
-    return tag("div", *(chart_figure(spec, title, caption) for spec, title, caption in drawn), class_="charts")
-
-
 def _effective_caption(summary: SweepSummary) -> str:
     levels = summary.levels
     caption = f"{charts.band_caption(levels)}{_hollow(levels)}"
@@ -323,15 +347,6 @@ def _effective_caption(summary: SweepSummary) -> str:
         caption += "; dotted: the plateau, while at least 95 % of C were in flight"
     shaded = summary.turning is not None and (summary.turning.knee_bracket or summary.turning.cliff_bracket)
     return f"{caption[0].upper()}{caption[1:]}{'; grey: where it turns' if shaded else ''}."
-
-
-def _timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Markup | None:
-    timeline = choose_timeline(levels, rows)
-    if timeline is None:
-        return None
-    title = f"C = {timeline.level}"
-    drawing = trusted(picture(timeline_chart(timeline), f"Timeline of the requests at {title}"))
-    return wide_figure(drawing, f"The requests at {title}", timeline_caption(timeline))
 
 
 def run_facts(run: StoredRun) -> list[tuple[str, str]]:
@@ -350,39 +365,49 @@ def run_facts(run: StoredRun) -> list[tuple[str, str]]:
     ]
 
 
-def provenance(run: StoredRun) -> Markup:
-    groups = (
-        ("Run", run_facts(run)),
-        ("Configuration", fact_list(run.config)),
-        ("Engine, as the endpoint told", fact_list(run.engine)),
-        ("Host of the client", fact_list(run.host)),
+def provenance(run: StoredRun) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return what ran where, by group."""
+    told = (
+        ("Configuration", run.config),
+        ("Engine, as the endpoint told", run.engine),
+        ("Host of the client", run.host),
     )
-    return tag(
-        "div", *(definitions(title, facts or [(UNKNOWN, "not told")]) for title, facts in groups), class_="columns"
-    )
-
-
-TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
-_FIGURES = (
-    "requests failed effective_tok_s ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms total_p95_ms "
-    "queued_p50_ms task_tok_s"
-)
+    return [("Run", run_facts(run)), *((title, fact_list(some) or [(UNKNOWN, "not told")]) for title, some in told)]
 
 
 def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     levels, classes = summary.levels, summary.classes
     names = level_names(run, levels)
-    parts = (
-        _cards(levels, names),
-        ("levels", "What was sent", _table("load", lambda level: names[levels.index(level)], levels)),
-        ("left-out", "Runs left out", listed(left_out_sentences(levels, names))),
-        ("classes", "By kind of traffic", _table("class", lambda level: level.traffic, classes) if classes else None),
-        _timed_timeline(summary, names, rows),
-        failure_table(rows),
-        energy_table(levels),
-        clock_section(levels),
+    last, name = levels[-1], names[-1]
+    p50, p95 = (last.ttft_ms.p50, last.ttft_ms.p95) if last.ttft_ms else (None, None)
+    cards = (
+        (number(last.effective_tok_s), "Effective tok/s", name),
+        (milliseconds(p50), "TTFT p50", f"{name}; from when a request was due"),
+        (milliseconds(p95), "TTFT p95", name),
+        (percent(100 * last.failed / last.requests if last.requests else None), "Failed", f"of {last.requests}"),
     )
-    return run_report(run, TITLES[run.kind], run.kind, run_banners(run, summary), parts)
+
+    def table(first: str, name: Callable[[LevelSummary], str], levels: Sequence[LevelSummary]) -> Markup:
+        figures = [replace(one, group=None, optional=False) for one in level_columns(_TIMED)]
+        return html_table(f"Figures by {first}", [Column(first, first, name), *figures], levels)
+
+    timeline = choose_timeline(levels, rows)
+    return run_report(
+        "timed_page.html",
+        run,
+        TITLES[run.kind],
+        run.kind,
+        told=run_banners(run, summary),
+        figures=cards,
+        sent=table("load", lambda level: names[levels.index(level)], levels),
+        left_out=left_out_sentences(levels, names),
+        classes=table("class", lambda level: level.traffic, classes) if classes else None,
+        timeline=timeline,
+        level_name=timeline and names[[level.concurrency for level in levels].index(timeline.level)],
+        failures=failure_table(rows),
+        energy=level_table("energy", levels),
+        clocks=clock_parts(levels),
+    )
 
 
 def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:
@@ -390,30 +415,77 @@ def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:
     rates = run.config.get("rates")
     if run.kind == "open" and isinstance(rates, list):
         return [f"{rates[level.concurrency - 1]:g} requests/s" for level in levels]
-    return ["all traffic"] * len(levels) if run.kind == "classes" else ["the trace"] * len(levels)
+    return ["all traffic" if run.kind == "classes" else "the trace"] * len(levels)
 
 
-def _cards(levels: Sequence[LevelSummary], names: Sequence[str]) -> Markup:
-    last, name = levels[-1], names[-1]
-    ttft = last.ttft_ms
-    return card_list(
-        (number(last.effective_tok_s), "Effective tok/s", name),
-        (milliseconds(ttft.p50 if ttft else None), "TTFT p50", f"{name}; from when a request was due"),
-        (milliseconds(ttft.p95 if ttft else None), "TTFT p95", name),
-        (percent(100 * last.failed / last.requests if last.requests else None), "Failed", f"of {last.requests}"),
-    )
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One level, request by request: `rows` of one of its runs, by start; `left_out` came after the last drawn."""
+
+    level: int
+    repeat: int
+    client_limited: bool
+    rows: tuple[Request, ...]
+    left_out: int
+
+    def caption(self, name: str | None = None) -> str:
+        """`name` of the level, where it is no concurrency."""
+        failed, drawn = sum(not row.ok for row in self.rows), len(self.rows)
+        of = f"{name or f'C = {self.level}'}, run {self.repeat + 1}: each bar is one request"
+        told = f"{of}. Faint: waiting for the first token; strong: streaming"
+        told += f"; rose: failed ({failed} of those drawn)." if failed else "."
+        if self.left_out:
+            total = drawn + self.left_out
+            told += f" The first {drawn} of {total} requests are drawn, {self.left_out} are left out."
+        return told + (" The client limited every level, this one too." if self.client_limited else "")
+
+    def chart(self) -> Spec:
+        """Return one bar a request, the earliest on top: waiting faint, streaming strong, failed in rose."""
+        origin = min(row.due_s for row in self.rows)
+        bars: list[Spec] = [
+            {"from": round(begin - origin, 4), "to": round(end - origin, 4), "y": i + 0.12, "y2": i + 0.88,
+             "colour": colour}
+            for i, row in enumerate(self.rows) for begin, end, colour in _bars(row)
+        ]  # fmt: skip
+        least = (max((bar["to"] for bar in bars), default=0.0) or 1.0) / 700  # what is too short to see is still there
+        for bar in bars:
+            bar["to"] = max(bar["to"], bar["from"] + least)
+        x = quantity("from", "seconds after the first request", [0, max(bar["to"] for bar in bars)])
+        x["axis"] |= {"tickCount": 10, "grid": True}
+        y = quantity("y", "requests, by start", [len(self.rows), 0])
+        y["axis"] = {"labels": False, "grid": False}
+        sides = {"x": x, "x2": {"field": "to"}, "y": y, "y2": {"field": "y2"}}
+        height = min(max(_BAR_PX * len(self.rows), _LOWEST_PX), _TALLEST_PX) + 60
+        drawn = layer(bars, {"type": "rect"}, **sides, color=charts.COLOUR)
+        return {"width": 980, "height": height, "layer": [drawn]}
+
+    def picture(self, label: str) -> Markup:
+        return picture(self.chart(), label)
 
 
-def _table(first: str, name: Callable[[LevelSummary], str], levels: Sequence[LevelSummary]) -> Markup:
-    figures = [replace(one, group=None, optional=False) for one in level_columns(_FIGURES)]
-    return html_table(f"Figures by {first}", [Column(first, first, name), *figures], levels)
-
-
-def _timed_timeline(summary: SweepSummary, names: Sequence[str], rows: Sequence[Request]) -> Markup | None:
-    chosen = choose_timeline(summary.levels, rows)
-    if chosen is None:
+def choose_timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Timeline | None:
+    """The first run of the largest level that the client did not limit, or of the largest where it limited all."""
+    stored = {row.level for row in rows}
+    candidates = [level for level in levels if level.concurrency in stored]
+    if not candidates:
         return None
-    drawn = trusted(picture(timeline_chart(chosen), "Timeline of requests"))
-    places = [level.concurrency for level in summary.levels]
-    caption = timeline_caption(chosen, names[places.index(chosen.level)])
-    return section("timeline", "Request by request", wide_figure(drawn, "Timeline", caption))
+    level = max(candidates, key=lambda level: (not level.client_limited, level.concurrency))
+    kept = {one.repeat for one in level.counted} or {row.repeat for row in rows}
+    timed = [row for row in rows if row.level == level.concurrency and known(row.due_s) and known(row.ended_s)]
+    of_level = [row for row in timed if row.repeat in kept]
+    if not of_level:
+        return None
+    repeat = min(row.repeat for row in of_level)
+    batch = sorted((row for row in of_level if row.repeat == repeat), key=lambda row: (row.due_s, row.index))
+    drawn = tuple(batch[:MOST_BARS])
+    return Timeline(level.concurrency, repeat, level.client_limited, drawn, len(batch) - len(drawn))
+
+
+def _bars(row: Request) -> list[tuple[float, float, str]]:
+    """Return begin, end and colour of what is drawn of a request."""
+    if not row.ok:
+        return [(row.due_s, row.ended_s, theme.ROSE)]
+    if row.first_token_s is None:
+        return [(row.due_s, row.ended_s, theme.PALE)]
+    last = row.ended_s if row.last_token_s is None else row.last_token_s
+    return [(row.due_s, row.first_token_s, theme.PALE), (row.first_token_s, last, theme.SKY)]

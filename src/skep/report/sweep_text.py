@@ -12,9 +12,16 @@ from skep.bench.records import LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.session import SessionProgress
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
-from skep.report.checks import clock_figure, drift_sentence, has_curve, left_out_sentences, turning_sentence
 from skep.report.columns import Column, print_records, table_lines
-from skep.report.levels import level_columns, runs_text
+from skep.report.levels import (
+    clock_figure,
+    drift_sentence,
+    has_curve,
+    left_out_sentences,
+    level_columns,
+    runs_text,
+    turning_sentence,
+)
 from skep.report.liveview import Line, Page, progress_bar
 from skep.report.terminal import note, plain
 from skep.stats.percentiles import runs_interval

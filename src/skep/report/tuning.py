@@ -12,28 +12,15 @@ from datetime import datetime
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
+from typing import Any
+
+from markupsafe import Markup
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
-from skep.report.columns import Column, html_table
+from skep.report.columns import Column
 from skep.report.levels import interval_text
-from skep.report.markup import (
-    Markup,
-    banner,
-    card,
-    definitions,
-    join,
-    optional_section,
-    section,
-    tag,
-    term_list,
-    text,
-    text_table,
-    trusted,
-    wide_figure,
-)
-from skep.report.style import document, mark
-from skep.report.svg import chart_figure, picture, standalone
+from skep.report.svg import picture, standalone
 from skep.tuner.records import METRICS, CurvePoint, KnobConfig, StageDecision, TuneStage, Tuning, value_words
 from skep.tuner.store import TuningRecord
 from skep.tuner.summary import (
@@ -64,36 +51,6 @@ _STYLES = {
     StageDecision.SAME: "left soft",
     StageDecision.UNDECIDED: "left soft",
 }
-
-
-def ladder(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
-    """Return every attempt in the order in which it was decided. Of many, those that were not kept are folded away."""
-    if sum(one.decision not in KEPT for one in stages) <= MOST_OPEN:
-        return _rungs("The ladder: every attempt and what became of it", tuning, stages, stages)
-    kept = [one for one in stages if one.decision in KEPT]
-    steps = _rungs("The ladder: every configuration that was the best of its time", tuning, stages, kept)
-    folds = [_fold(tuning, stages, step, left) for step, left in after_each(stages) if left]
-    return join([steps, *folds] if kept else folds)
-
-
-def _fold(tuning: Tuning, stages: Sequence[TuneStage], step: TuneStage | None, left: Sequence[TuneStage]) -> Markup:
-    """Return what was tried after a step and not kept. Its id lets a page that is read anew keep it open."""
-    number = 0 if step is None else step.number
-    after = "before the baseline" if step is None else f"after stage {number}, {shortened(step.title, 80)}"
-    said = tag("summary", tag("b", text(f"{len(left)} not kept {after}")), text(f": {count_decisions(left)}"))
-    made = _rungs(f"Attempts that were not kept {after}", tuning, stages, left)
-    return tag("details", said, made, id=f"after-{number}", class_="attempts")
-
-
-def _rungs(caption: str, tuning: Tuning, stages: Sequence[TuneStage], shown: Sequence[TuneStage]) -> Markup:
-    columns, lost = stage_columns(tuning, stages), given_up(stages)
-    columns = [replace(one, style=partial(_decision_style, lost)) if one.key == "decision" else one for one in columns]
-    kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
-    return html_table(caption, columns, shown, best=kept)
-
-
-def _decision_style(lost: Collection[int], stage: TuneStage) -> str:
-    return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
 
 
 def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[TuneStage]]:
@@ -211,40 +168,32 @@ def _times(ratio: float) -> str:
     return f"{number(ratio, digits=2)}×" if known(ratio) else UNKNOWN
 
 
-def settings_table(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None:
-    """Return each knob in the baseline and in the best configuration."""
-    best = best_of(stages)
-    if best is None:
-        return None
+_DEAD_ENDS: tuple[Column[TuneStage], ...] = (
+    Column("number", "#", lambda one: one.number),
+    Column("change", "Change", lambda one: shortened(one.title, 160), right=False, style="wide"),
+    Column("what", "What happened", lambda one: f"{decision_words(one)}: {one.failure and one.failure.cause}",
+           partial(shortened, longest=400), right=False, style="wide"),
+    Column("log_line", "Log line", lambda one: (one.failure and one.failure.evidence) or None,
+           partial(shortened, longest=600), right=False, style="wide mono"),
+    Column("remedy", "Remedy", lambda one: (one.failure and one.failure.remedy) or None,
+           partial(shortened, longest=400), right=False, style="wide"),
+)  # fmt: skip
+
+
+def settings_columns(tuning: Tuning, best: KnobConfig) -> list[Column[str]]:
+    """Return the columns of a knob: in the baseline and in the best configuration."""
     titles = {knob.name: knob.title for knob in tuning.knobs}
-    named = list(dict.fromkeys([*titles, *tuning.baseline.as_dict, *best.config.as_dict]))
-    rows, changed = [], []
-    for place, name in enumerate(named):
-        before, after = tuning.baseline.get(name), best.config.get(name)
-        if before != after:
-            changed.append(place)
-        mark = " (changed)" if before != after else ""
-        values = (shortened(value_words(before), 80), shortened(value_words(after), 80) + mark)
-        rows.append((name, titles.get(name, ""), *values))
-    columns = ("Knob", ("What it is", "note"), ("Baseline", "left"), ("Best", "left"))
-    return text_table("Settings of the baseline and of the best", columns, rows, best=changed)
 
+    def after(name: str) -> str:
+        changed = " (changed)" if tuning.baseline.get(name) != best.get(name) else ""
+        return shortened(value_words(best.get(name)), 80) + changed
 
-def dead_ends(stages: Sequence[TuneStage]) -> Markup | None:
-    """Return what happened, the line of the log that says so, and what would mend it."""
-    columns = ("#", ("Change", "wide"), ("What happened", "wide"), ("Log line", "wide"), ("Remedy", "wide"))
-    rows = [
-        (
-            stage.number,
-            shortened(stage.title, 160),
-            shortened(f"{decision_words(stage)}: {failure.cause}", 400),
-            shortened(failure.evidence, 600) if failure.evidence else UNKNOWN,
-            shortened(failure.remedy or UNKNOWN, 400),
-        )
-        for stage in stages
-        if (failure := stage.failure) is not None
+    return [
+        Column("knob", "Knob", str),
+        Column("what", "What it is", lambda name: titles.get(name, ""), right=False, style="note"),
+        Column("before", "Baseline", lambda name: shortened(value_words(tuning.baseline.get(name)), 80), right=False),
+        Column("after", "Best", after, right=False),
     ]
-    return text_table("Dead ends", columns, rows, inner={"Log line": "code"}) if rows else None
 
 
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
@@ -327,32 +276,34 @@ def tuning_page(
     tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = (), *, state: str | None = None
 ) -> str:
     """`state`: where the search is not at its end."""
+    from skep.report.page import render
+
     model = model_words(tuning)
-    title = f"{model} (simulated)" if tuning.simulated else model
-    header = tag(
-        "header",
-        mark("tuning"),
-        tag("h1", text(title)),
-        tag("p", text(f"{tuning.engine} · {tuning.rig} · {moment(tuning.created_at)}"), class_="where"),
-        *tuning_banners(tuning, stages, state=state),
-        tag("p", text(f"{headline(tuning, stages)}."), class_="lead"),
+    return render(
+        "tuning_page.html",
+        kind="tuning",
+        name="tune",
+        title=f"{model} (simulated)" if tuning.simulated else model,
+        tuning=tuning,
+        told=tuning_banners(tuning, stages, state),
+        headline=headline(tuning, stages),
+        body=tuning_main(tuning, stages, curve),
+        footer=f"skep {tuning.skep_version} · tuning {tuning.id}",
     )
-    footer = tag("footer", text(f"skep {tuning.skep_version} · tuning {tuning.id}"))
-    return document(f"{title}: skep tune", header, tag("main", tuning_main(tuning, stages, curve)), footer)
 
 
-def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], *, state: str | None = None) -> list[Markup]:
-    """Return what a reader has to know before the first figure."""
+def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], state: str | None = None) -> list[tuple[str, str, str]]:
+    """Return what a reader has to know before the first figure: kind, title and words of each banner."""
     told = []
     if state in _STATES:
-        told.append(banner("incomplete" if state != "running" else "differs", state, _STATES[state]))
+        told.append(("incomplete" if state != "running" else "differs", state, _STATES[state]))
     if tuning.simulated:
         story = "No model ran: the rig is a prediction with noise, tuned in virtual time."
-        told.append(banner("simulated", "Simulated", story))
+        told.append(("simulated", "Simulated", story))
     target, best = tuning.aim.target, best_of(stages)
     if target is not None and best is not None and best.figure is not None and best.figure.estimate < target:
         reached = f"{number(best.figure.estimate)} of {number(target)} {unit_of(tuning)} is what came closest."
-        told.append(banner("limited", "Target not reached", reached))
+        told.append(("limited", "Target not reached", reached))
     return told
 
 
@@ -371,70 +322,69 @@ def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
 
 def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = ()) -> Markup:
     """Return everything below the headline, without its frame."""
-    parts = [
-        _cards(tuning, stages),
-        section("ladder", "The ladder", _ladder_figure(tuning, stages), ladder(tuning, stages)) if stages else None,
-        optional_section("dead-ends", "Dead ends", dead_ends(stages)),
-        _curve(tuning, stages, curve),
-        optional_section("settings", "From the baseline to the best", settings_table(tuning, stages)),
-        section("how", "How it was measured", _facts(tuning, stages), term_list("tuning")),
+    from skep.report.page import html_table, render
+
+    best, lost, drawn = best_of(stages), given_up(stages), ladder_chart(tuning, stages)
+    columns = [
+        replace(one, style=partial(_decision_style, lost)) if one.key == "decision" else one
+        for one in stage_columns(tuning, stages)
     ]
-    return join(part for part in parts if part)
+
+    def rungs(caption: str, shown: Sequence[TuneStage]) -> Markup:
+        kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
+        return html_table(caption, columns, shown, kept)
+
+    knobs: dict[str, Any] = {**{knob.name: None for knob in tuning.knobs}, **tuning.baseline.as_dict}
+    knobs |= best.config.as_dict if best else {}
+    changed = [n for n, name in enumerate(knobs) if best and tuning.baseline.get(name) != best.config.get(name)]
+    effective = curve_chart(tuning, stages, curve)
+    return render(
+        "tuning_main.html",
+        figures=_cards(tuning, stages),
+        stages=stages,
+        ladder=drawn and picture({**drawn, "width": 860}, headline(tuning, stages)),
+        ladder_title=f"{unit_of(tuning)}: {'simulated, ' if tuning.simulated else ''}{shape_words(tuning)}",
+        fold=sum(one.decision not in KEPT for one in stages) > MOST_OPEN,
+        kept=[one for one in stages if one.decision in KEPT],
+        after_each=after_each(stages),
+        rungs=rungs,
+        count_decisions=count_decisions,
+        dead=[one for one in stages if one.failure is not None],
+        dead_columns=_DEAD_ENDS,
+        curves=effective and [
+            (effective, "Effective tok/s over C",
+             "Upright: 95 % interval of the mean. Both configurations in turns, on the same load."),
+            (first_token_chart(tuning, stages, curve), "Time to first token over C", "Medians over requests."),
+        ],
+        curve_columns=curve_columns(tuning, stages, curve),
+        points=by_concurrency(tuning, curve),
+        settings=html_table("Settings of the baseline and of the best", settings_columns(tuning, best.config),
+                            list(knobs), changed) if best else None,
+        groups=_facts(tuning, stages),
+    )  # fmt: skip
 
 
-def _ladder_figure(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup | None:
-    spec = ladder_chart(tuning, stages)
-    if spec is None:
-        return None
-    title = f"{unit_of(tuning)}: {'simulated, ' if tuning.simulated else ''}{shape_words(tuning)}"
-    caption = "A bar for each configuration that was the best of its time; whiskers: 95 % interval."
-    return wide_figure(trusted(picture({**spec, "width": 860}, headline(tuning, stages))), title, caption)
+def _decision_style(lost: Collection[int], stage: TuneStage) -> str:
+    return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
 
 
-def _cards(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
+def _cards(tuning: Tuning, stages: Sequence[TuneStage]) -> list[tuple[str, str, str]]:
     base, best, gain = baseline_of(stages), best_of(stages), total_gain(stages)
     figure = None if best is None else best.figure
-    value = number(None if figure is None else figure.estimate)
     tried = sum(one.decision is not StageDecision.BASELINE for one in stages)
-    gained = base is not None and best is not None and base is not best
-    return tag(
-        "dl",
-        card(value, f"Best {unit_of(tuning)}", f"95 %: {interval_text(figure)}"),
-        card(ratio_words(gain), "Gain over the baseline", _gain_note(tuning, stages)),
-        card(
-            milliseconds(best.ttft_ms if best else None),
-            "TTFT p50 of the best",
-            f"baseline {milliseconds(base.ttft_ms)}" if gained and base else "median over requests",
-        ),
-        card(number(tried, digits=0), "Changes tried", count_decisions(stages) or "none yet"),
-        class_="cards",
-    )
+    before = f"baseline {milliseconds(base.ttft_ms)}" if base and best and base is not best else "median over requests"
+    gained = "nothing was shown to be better"
+    if gain is not None and base is not None and base.figure is not None:
+        gained = f"95 %: {ratio_range(gain)}; from {number(base.figure.estimate)} {unit_of(tuning)}"
+    return [
+        (number(_figure(best)), f"Best {unit_of(tuning)}", f"95 %: {interval_text(figure)}"),
+        (ratio_words(gain), "Gain over the baseline", gained),
+        (milliseconds(best.ttft_ms if best else None), "TTFT p50 of the best", before),
+        (number(tried, digits=0), "Changes tried", count_decisions(stages) or "none yet"),
+    ]
 
 
-def _gain_note(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
-    gain, base = total_gain(stages), baseline_of(stages)
-    if gain is None or base is None or base.figure is None:
-        return "nothing was shown to be better"
-    return f"95 %: {ratio_range(gain)}; from {number(base.figure.estimate)} {unit_of(tuning)}"
-
-
-def _curve(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint]) -> Markup | None:
-    spec = curve_chart(tuning, stages, curve)
-    if spec is None:
-        return None
-    caption = "Upright: 95 % interval of the mean. Both configurations in turns, on the same load."
-    drawn = tag(
-        "div",
-        chart_figure(spec, "Effective tok/s over C", caption),
-        chart_figure(first_token_chart(tuning, stages, curve), "Time to first token over C", "Medians over requests."),
-        class_="charts",
-    )
-    columns = curve_columns(tuning, stages, curve)
-    table = html_table("Effective tok/s over concurrency", columns, by_concurrency(tuning, curve))
-    return section("curve", "The best against the baseline", drawn, table)
-
-
-def _facts(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
+def _facts(tuning: Tuning, stages: Sequence[TuneStage]) -> list[tuple[str, list[tuple[str, str]]]]:
     aim = tuning.aim
     goal = [
         ("goal", str(aim)),
@@ -455,7 +405,6 @@ def _facts(tuning: Tuning, stages: Sequence[TuneStage]) -> Markup:
     ]
     where = [("model", model_words(tuning)), ("engine", tuning.engine), ("machine", tuning.rig),
              ("began", moment(tuning.created_at)), ("tuning", tuning.id), ("skep", tuning.skep_version)]  # fmt: skip
-    groups = [("Goal", goal), ("Effort", effort), ("What ran", where)]
-    if tuning.host:
-        groups.append(("Host", fact_list({name: fact for name, fact in tuning.host.items() if name != "hostname"})))
-    return tag("div", *(definitions(title, facts) for title, facts in groups), class_="columns")
+    host = fact_list({name: fact for name, fact in tuning.host.items() if name != "hostname"})
+    groups = [("Goal", goal), ("Effort", effort), ("What ran", where), ("Host", host)]
+    return [(title, facts) for title, facts in groups if facts]

@@ -16,10 +16,10 @@ from starlette.routing import BaseRoute, Route
 
 from skep.errors import SkepError
 from skep.web import auth, compare, history, now, plan, runs, tuning
+from skep.web.auth import AccessMiddleware, as_error
 from skep.web.context import Site
 from skep.web.layout import answer_static, compile_templates
 from skep.web.live import Live
-from skep.web.middleware import AccessMiddleware, as_error
 from skep.web.responses import problem, wants_json
 from skep.wire.serve_asgi import AsgiServer
 
@@ -54,11 +54,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         return problem(site, error, as_json=as_json)
 
     app = Starlette(
-        routes=[
-            *_page_routes(site, reader),
-            *auth.routes(site, authenticator),
-            *_plain_routes(site),
-        ],
+        routes=[*_page_routes(site, reader), *auth.routes(site, authenticator), *_plain_routes(site)],
         middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
         exception_handlers={HTTPException: refuse, SkepError: refuse},
         lifespan=running,

@@ -21,13 +21,9 @@ from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
 from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
-from skep.report.markup import Markup, trusted
-from skep.report.series_chart import Picture
-from skep.report.wall_clock import when, zone_name
-from skep.stats.rolling import WindowStats
+from skep.report.series_chart import Picture, when, zone_name
 from skep.store.database import Store
 from skep.store.records import StoredRun
-from skep.units import UNKNOWN
 from skep.web.context import Site
 from skep.web.history import simulated_words, track_of, value_text
 from skep.web.history_data import (
@@ -43,8 +39,8 @@ from skep.web.history_data import (
     simulated_share,
 )
 from skep.web.layout import page, render_macro, streamed
-from skep.web.pictures import MOST_COMPARED, Pictures, body_of
 from skep.web.responses import csv_answer, csv_records, json_answer
+from skep.web.run_cache import MOST_COMPARED, Pictures, body_of
 
 
 def runs_named(names: str) -> list[str]:
@@ -103,7 +99,6 @@ TARGET_CSV_COLUMNS = (
     "a", "b", "heat", "shape", "concurrency", "metric", "unit", "median_a", "median_b", "ratio", "ratio_low",
     "ratio_high", "judgement", "low_a", "high_a", "low_b", "high_b", "cv_a", "cv_b", "count_a", "count_b",
 )  # fmt: skip
-_STRIP = 150  # pixels of the picture of two ranges
 
 
 def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
@@ -136,7 +131,7 @@ def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
 
 
 def _part(macro: str, **values: Any) -> str:
-    return render_macro("compare_parts.html", macro, **values, value_text=value_text, ranges=_ranges)
+    return render_macro("compare_parts.html", macro, **values, value_text=value_text)
 
 
 def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
@@ -260,28 +255,6 @@ def _usual_sentences(pair: TargetComparison) -> list[str]:
 
 def _kind_of(row: TargetComparisonRow) -> str:
     return in_words(SeriesKey("any", row.heat, row.shape, row.concurrency, row.metric))
-
-
-def _ranges(a: WindowStats | None, b: WindowStats | None) -> Markup:
-    """Both on one scale from zero: thin from lowest to highest, thick the middle half, a dot at the median."""
-    sides = [(a, theme.SERIES[0]), (b, theme.SERIES[1])]
-    most = max((side.high for side, _ in sides if side is not None), default=0.0)
-    if most <= 0:
-        return trusted(UNKNOWN)
-    parts = []
-    for place, (side, colour) in enumerate(sides):
-        if side is not None:
-            low, p25, middle, p75, high = (
-                2 + (_STRIP - 4) * max(one, 0.0) / most
-                for one in (side.low, side.p25, side.median, side.p75, side.high)
-            )
-            y = 5 + 9 * place
-            parts.append(
-                f'<path d="M{low:.1f} {y}H{high:.1f}" stroke="{colour}" stroke-width="1.4"/>'
-                f'<path d="M{p25:.1f} {y}H{max(p75, p25 + 1):.1f}" stroke="{colour}" stroke-width="5"/>'
-                f'<circle cx="{middle:.1f}" cy="{y}" r="3" fill="{theme.PAPER}" stroke="{colour}" stroke-width="1.5"/>'
-            )
-    return trusted(f'<svg class="range" viewBox="0 0 {_STRIP} 19" aria-hidden="true">{"".join(parts)}</svg>')
 
 
 _AT_FIRST = 3  # targets shown where none were picked

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -23,7 +24,6 @@ from skep.monitor.records import SeriesMetric
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
-from skep.report.markup import Markup, trusted
 from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
 from skep.store.database import Store, open_store
 from skep.units import milliseconds, number, percent
@@ -59,7 +59,7 @@ def trend_picture(history: SeriesHistory) -> Markup:
     words = history.sentences[0] if history.sentences else ""
     tracks = [Track(history.key.target, (), history.band, steps=history.steps)]
     drawn = Picture(history.key.target, words, "", history.since, history.until, tracks, history.changes)
-    return trusted(trend_svg(drawn))
+    return trend_svg(drawn)
 
 
 def picture_of(view: TargetHistory, history: SeriesHistory, *, flags: bool = True) -> Picture:

@@ -31,7 +31,7 @@ from skep.monitor.records import (
 )
 from skep.monitor.store import SeriesStore
 from skep.monitor.versions import number_in
-from skep.report.wall_clock import local
+from skep.report.series_chart import local
 from skep.stats.rolling import WindowStats, window_stats
 from skep.store.database import Store
 

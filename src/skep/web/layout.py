@@ -1,24 +1,20 @@
 """What pages are made of: the templates, and the scripts, style sheets and pictures beside them.
 
-What a template shows is escaped; markup that skep itself drew is let through with `|safe`. Files of `static/` are read
-once; the style sheet begins with the theme's colours. An address with the digest of a file in it may be kept for ever;
-one without is asked for again each time.
+What a template shows is escaped, except `Markup`. Files of `static/` are read once; the style sheet begins with the
+theme's colours. An address with the digest of a file in it may be kept for ever; one without is asked for again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from jinja2.ext import Extension
-from jinja2.lexer import Token, TokenStream
+from jinja2 import Environment
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
@@ -27,8 +23,8 @@ from skep import __version__, units
 from skep.errors import SkepError
 from skep.monitor.records import DAY_S, LONGEST_NOTE
 from skep.report import theme
-from skep.report.series_chart import legend, series_picture
-from skep.report.wall_clock import when, zone_name
+from skep.report.page import make_environment
+from skep.report.series_chart import legend, series_picture, when, zone_name
 from skep.web.context import Site
 
 log = logging.getLogger("skep.web")
@@ -43,36 +39,14 @@ PAGES = (
     ("tuning", "/tuning", "Tuning", "t"),
 )
 PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
-_UNITS = ("milliseconds", "moment", "number", "percent", "seconds", "shortened")
-_LINE_BREAK = re.compile(r"(\A|>)?\s*\n\s*(?=(<|\Z)?)")
 
 STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 
-class JoinedLines(Extension):
-    """A line break beside a tag or an expression is not content, so that templates can be indented."""
-
-    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
-        for token in stream:
-            joined = _LINE_BREAK.sub(_without_break, token.value) if token.type == "data" else token.value
-            yield Token(token.lineno, token.type, joined)
-
-
-def _without_break(found: re.Match[str]) -> str:
-    before, after = found.groups()
-    return " " if before is None and after is None else before or ""
-
-
 @cache
 def environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("skep.web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_printable,
-        extensions=[JoinedLines],
-    )
+    made = make_environment("skep.web", "skep.report")
     made.globals |= {
         "PAGES": PAGES,
         "LONGEST_NOTE": LONGEST_NOTE,
@@ -80,12 +54,10 @@ def environment() -> Environment:
         "asset": asset,
         "legend": legend,
         "series_picture": series_picture,
-        "theme": theme,
         "version": __version__,
         "zone_name": zone_name,
     }
     made.filters |= {"ago": ago, "minute": minute, "span": span, "when": when}
-    made.filters |= {name: getattr(units, name) for name in _UNITS}
     return made
 
 
@@ -150,11 +122,6 @@ def span(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
     return f"{minutes} min"
-
-
-def _printable(value: object) -> object:
-    """Return what an expression of a template writes; markup is left as it is, None is nothing."""
-    return value if hasattr(value, "__html__") else "" if value is None else units.printable(str(value))
 
 
 def _alert(words: str) -> bytes:

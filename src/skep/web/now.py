@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from skep.monitor.records import HOUR_S, SeriesPoint
 from skep.monitor.status import SeriesStatus, TargetStatus
-from skep.report.markup import Markup, join, tag, text
 from skep.stats.rolling import WindowStats
 from skep.units import number
 from skep.web.context import Site
@@ -22,7 +22,6 @@ from skep.web.responses import csv_answer, json_answer
 
 WIDTH, HEIGHT = 160.0, 36.0
 _EDGE = 3.0  # room for the line's own width
-MOST_DOTS = 64  # beyond it, slots are a bar
 
 
 def sparkline(
@@ -64,42 +63,10 @@ def sparkline(
         drawn = None if value is None else place
     last = max(i for i, value in enumerate(values) if value is not None)
     end = f"M{x(along[last]):.1f} {y(values[last] or 0.0):.1f}h0"
-    level = None if median is None else tag("path", d=f"M0 {y(median):.1f}H{WIDTH:g}", class_="level")
-    return tag(
-        "svg",
-        level,
-        tag("path", d="".join(line), class_="line"),
-        tag("path", d=end, class_="end"),
-        class_="spark",
-        viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=label,
-    )
-
-
-def slot_picture(slots: int, active: int | None, releasing: int | None, most_dots: int = MOST_DOTS) -> Markup:
-    """Return a dot a slot: full, half or hollow. Beyond `most_dots` a bar with the same parts."""
-    if active is None:
-        return tag("span", text("–"), class_="slots", title="the gateway does not know it")
-    busy = min(active, slots)
-    going = min(releasing or 0, slots - busy)
-    parts = (("busy", busy), ("going", going), ("free", slots - busy - going))
-    label = f"{busy} of {slots} slots busy" + (f", {going} releasing" if going else "")
-    if slots <= most_dots:
-        dots = join(tag("i", class_=f"dot {kind}") for kind, count in parts for _ in range(count))
-        return tag("span", dots, class_="slots", role="img", aria_label=label)
-    return tag("span", _bar(parts, slots), class_="slots bar", role="img", aria_label=label)
-
-
-def _bar(parts: Sequence[tuple[str, int]], slots: int) -> Markup:
-    cells, at = [], 0.0
-    for kind, count in parts:
-        width = 100 * count / slots
-        if count:
-            cells.append(tag("rect", x=f"{at:.2f}", y="0", width=f"{width:.2f}", height="8", class_=kind))
-        at += width
-    return tag("svg", *cells, viewBox="0 0 100 8", preserveAspectRatio="none", aria_hidden="true")
+    level = "" if median is None else f'<path d="M0 {y(median):.1f}H{WIDTH:g}" class="level"/>'
+    paths = f'{level}<path d="{"".join(line)}" class="line"/><path d="{end}" class="end"/>'
+    svg = '<svg class="spark" viewBox="0 0 {:g} {:g}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
+    return Markup(svg).format(WIDTH, HEIGHT, label, Markup(paths))  # noqa: S704
 
 
 PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", "begin")
@@ -108,7 +75,7 @@ PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
     """By the name that the page has for each."""
     values = {"site": site, "document": document, "monitor": watched, "now": site.clock(), "in_words": in_words}
-    drawn = {"sparkline": sparkline, "slot_picture": slot_picture, "week_line": week_line, "against": against}
+    drawn = {"sparkline": sparkline, "week_line": week_line, "against": against}
     made = environment().get_template("now_parts.html").make_module(values | drawn)
     return {name: str(getattr(made, name)()) for name in PARTS}
 

@@ -9,9 +9,11 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from typing import Any
 from urllib.parse import urlencode
 
+from markupsafe import Markup
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -27,13 +29,15 @@ from skep.host.facts import host_json, read_host
 from skep.planner.candidates import ENGINES
 from skep.planner.quants import QUANTS
 from skep.planner.rigs import find_rig
-from skep.report.plan import layout_name, level_of
+from skep.report import theme
+from skep.report.charts import ChartCurve
+from skep.report.plan import Document, layout_name, level_of, predicted_chart
+from skep.report.svg import picture
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
-from skep.web import plan_chart
+from skep.units import number
 from skep.web.context import Site, is_near
 from skep.web.layout import page, render
-from skep.web.plan_chart import Document, MeasuredPoint, MeasuredRun
 from skep.web.responses import csv_answer, json_answer
 from skep.web.run_cache import RunCache, engine_of, layout_of, machine_of
 
@@ -41,6 +45,9 @@ OWN = "this"  # machine
 MOST_DRAWN, MOST_TOLD = 3, 12  # measured runs
 MOST_CARDS, MOST_AGENTS, MOST_TOKENS = 64, 4096, 1_000_000
 LONGEST_RIG = 200
+_SHAPES = ("diamond", "square", "triangle-up")  # of runs
+_SAME_LOAD = 0.25  # as a share
+_COLOURS = (theme.HONEY, theme.SKY, theme.PLUM, theme.MOSS, theme.ROSE, theme.STONE, *theme.SERIES)
 _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
@@ -178,6 +185,73 @@ def _one_of(query: QueryParams, name: str, known: tuple[str, ...], usual: str) -
     return said or usual
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    concurrency: int
+    effective_tok_s: float
+    low: float | None  # 95 % of the mean, where runs were repeated
+    high: float | None
+    ttft_ms: float | None
+    client_limited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One stored run of the model. `same_rig`: on cards of the kind and number that are planned."""
+
+    run_id: str
+    created_at: float
+    machine: str
+    engine: str
+    layout: str
+    simulated: bool
+    same_rig: bool
+    points: tuple[MeasuredPoint, ...]
+    input_tokens: int | None = None  # of a request, on the average: a plan is for a load, and the run had its own
+    output_tokens: int | None = None
+
+    @property
+    def best(self) -> MeasuredPoint:
+        return max(self.points, key=lambda point: point.effective_tok_s)
+
+    @property
+    def alone_ttft_ms(self) -> float | None:
+        return next((point.ttft_ms for point in self.points if point.concurrency == 1), None)
+
+    def has_other_load(self, input_tokens: int, output_tokens: int) -> bool:
+        """A curve for other prompts and answers than those of the run says little about it."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return False
+        shares = (self.input_tokens / input_tokens, self.output_tokens / output_tokens)
+        return any(abs(share - 1) > _SAME_LOAD for share in shares)
+
+
+def plan_picture(plans: Sequence[Document], measured: Sequence[MeasuredRun], field: str, label: str) -> Markup:
+    """Return predicted curves over C beside measured points. Letters name layouts, numbers measured runs.
+
+    Each run has its own shape, hollow where nothing real ran; upright the interval of the mean.
+    """
+    unit, curves = "ms" if field == "ttft_ms" else "tok/s", []
+    for place, run in enumerate(measured):
+        points = [(one.concurrency, value) for one in run.points if (value := getattr(one, field)) is not None]
+        ranged = field == "effective_tok_s"
+        ranges = {one.concurrency: (one.low, one.high) for one in run.points if ranged and one.low and one.high}
+        how = f"{'simulated' if run.simulated else 'measured'}, run {run.run_id}"
+        tips = {c: f"{how}: {number(value)} {unit} at C = {c}" for c, value in points}
+        hollow = [c for c, _ in points] if run.simulated else []
+        look = (theme.ROSE, str(place + 1), (), _SHAPES[place % 3])
+        curves.append(ChartCurve(points, *look, hollow, ranges, tips, joined=False))
+    spec = predicted_chart(plans, field, unit, curves)
+    words = f"{label}, and measured" if measured else label
+    return Markup("not predicted") if spec is None else picture({**spec, "width": 500, "height": 290}, words)
+
+
+def term_colours(plans: Sequence[Document]) -> dict[str, str]:
+    """Return one colour a term of memory, the same in every bar; weights and KV cache first."""
+    names = dict.fromkeys(["weights", "KV pool", *(term["term"] for plan in plans for term in plan["memory"])])
+    return dict(zip(names, cycle(_COLOURS), strict=False))
+
+
 COLUMNS = ("rig", "layout", "engine", "quant", "kv_dtype", "slots", "context", "concurrency", "effective_tok_s", "low",
            "high", "task_tok_s", "ttft_ms", "tpot_ms", "source", "run")  # fmt: skip
 
@@ -209,13 +283,23 @@ def measured_of(
     found = []
     for run in told:
         levels = book.levels(store, run)
-        points = _points(levels)
+        points = tuple(
+            MeasuredPoint(
+                level.concurrency,
+                level.effective_tok_s,
+                level.effective_interval.low if level.effective_interval else None,
+                level.effective_interval.high if level.effective_interval else None,
+                level.ttft_ms.p50 if level.ttft_ms else None,
+                level.client_limited,
+            )
+            for level in levels
+            if level.effective_tok_s is not None
+        )
+        means = (_mean(levels, name) for name in ("prompt_tokens", "output_tokens_each"))
+        where = (machine_of(run), engine_of(run), layout_of(run))
         if points:
-            found.append(
-                MeasuredRun(run.id, run.created_at, machine_of(run), engine_of(run), layout_of(run),
-                         run.simulated, _same(run, cards, host), points,
-                         _mean(levels, "prompt_tokens"), _mean(levels, "output_tokens_each"))
-            )  # fmt: skip
+            same = _same(run, cards, host)
+            found.append(MeasuredRun(run.id, run.created_at, *where, run.simulated, same, points, *means))
     return found
 
 
@@ -257,23 +341,7 @@ def _mean(levels: Sequence[LevelSummary], name: str) -> int | None:
     return max(1, round(sum(told) / len(told))) if told else None
 
 
-def _points(levels: Sequence[LevelSummary]) -> tuple[MeasuredPoint, ...]:
-    return tuple(
-        MeasuredPoint(
-            level.concurrency,
-            level.effective_tok_s,
-            level.effective_interval.low if level.effective_interval else None,
-            level.effective_interval.high if level.effective_interval else None,
-            level.ttft_ms.p50 if level.ttft_ms else None,
-            level.client_limited,
-        )
-        for level in levels
-        if level.effective_tok_s is not None
-    )
-
-
 _KEPT, _DRAWN = 64, 3
-_PICTURES = ("speed_chart", "wait_chart", "memory_bar", "mark_of", "swatch")
 MOST_WAITING = 8  # plans at a time; one takes up to some seconds
 
 
@@ -343,12 +411,12 @@ class PlanPages:
             drawn=[plan for plan in plans if len(plan["predicted"]) > 1][:_DRAWN] or plans[:1],
             measured=measured,
             beside=[one for one in measured if one.same_rig][:MOST_DRAWN],
-            places=plan_chart.places_of(plans[:2]),
+            colours=term_colours(plans[:2]),
             command=asked.command(),
             again=again,
             layout_name=layout_name,
             level_of=level_of,
-            **{name: getattr(plan_chart, name) for name in _PICTURES},
+            plan_picture=plan_picture,
         )
 
     def _plan(self, asked: PlanQuery) -> dict[str, Any]:

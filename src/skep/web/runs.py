@@ -22,9 +22,19 @@ from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.pictures import MOST_COMPARED, Pictures, report_parts, svg_answer
 from skep.web.responses import NotFound, csv_records, json_answer
-from skep.web.run_cache import PATIENCE_S, RunCache, RunFigures, engine_of, layout_of, machine_of
+from skep.web.run_cache import (
+    MOST_COMPARED,
+    PATIENCE_S,
+    Pictures,
+    RunCache,
+    RunFigures,
+    engine_of,
+    layout_of,
+    machine_of,
+    report_parts,
+    svg_answer,
+)
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}

@@ -17,8 +17,8 @@ from skep.tuner.records import TuneStage
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.pictures import svg_answer
 from skep.web.responses import NotFound, csv_answer, json_answer
+from skep.web.run_cache import svg_answer
 
 MOST = 200  # that the page lists; JSON and CSV have all
 
@@ -45,7 +45,7 @@ def body_of(found: TuningRecord) -> str:
         "tuning_body.html",
         kept=found.saved,
         running=is_running(found),
-        banners=tuning_banners(found.tuning, found.stages, state=found.saved.unfinished),
+        told=tuning_banners(found.tuning, found.stages, found.saved.unfinished),
         headline=summary.headline(found.tuning, found.stages),
         main=tuning_main(found.tuning, found.stages, found.points),
     )

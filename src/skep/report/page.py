@@ -1,0 +1,93 @@
+"""Pages from the Jinja2 templates of `templates/`: reports, which refer to no other file, and pieces for the dashboard.
+
+What a template shows is escaped; only `Markup` is let through. Imported late: Jinja2 takes longer than most commands.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import groupby
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
+from markupsafe import Markup
+
+from skep import units
+from skep.report import theme
+from skep.report.columns import Column, Record, present
+from skep.report.svg import picture
+
+_LINE_BREAK = re.compile(r"(\A|>)?\s*\n\s*(?=(<|\Z)?)")
+_FILTERS = ("fact_list", "milliseconds", "moment", "number", "percent", "public_url", "seconds", "shortened")
+
+
+class JoinedLines(Extension):
+    """A line break beside a tag or an expression is not content, so that templates can be indented."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        for token in stream:
+            joined = _LINE_BREAK.sub(_without_break, token.value) if token.type == "data" else token.value
+            yield Token(token.lineno, token.type, joined)
+
+
+def _without_break(found: re.Match[str]) -> str:
+    before, after = found.groups()
+    return " " if before is None and after is None else before or ""
+
+
+def make_environment(*packages: str) -> Environment:
+    """Return what renders the templates of these packages, those of the first before those of the next."""
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(name) for name in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        extensions=[JoinedLines],
+    )
+    made.globals |= {"theme": theme, "present": present, "column_groups": column_groups}
+    made.filters |= {name: getattr(units, name) for name in _FILTERS}
+    return made
+
+
+@cache
+def _reports() -> Environment:
+    made = make_environment("skep.report")
+    package = files("skep.report")
+    sheet = (package / "style.css").read_text(encoding="utf-8").replace("FONT", theme.FONT)
+    made.globals |= {
+        "style": Markup(f"{theme.style_rules()}\n{sheet}"),  # noqa: S704
+        "terms_of": tomllib.loads((package / "terms.toml").read_text(encoding="utf-8")),
+        "picture": picture,
+    }
+    return made
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Return what a file of `templates/` makes of the values."""
+    return Markup(_reports().get_template(template).render(values))  # noqa: S704
+
+
+def html_table(
+    caption: str, columns: Sequence[Column[Record]], records: Sequence[Record], best: Sequence[int] = ()
+) -> Markup:
+    """Return the table of records; the first column names the row."""
+    pieces: Any = _reports().get_template("pieces.html").module
+    made: Markup = pieces.records(caption, columns, records, best)
+    return made
+
+
+def column_groups(columns: Sequence[Column[Any]]) -> list[tuple[str | None, list[Column[Any]]]]:
+    """Return neighbours under one head, with their unit in it; columns without a head are under None."""
+    heads = groupby(columns, key=lambda one: one.group and f"{one.group[0]}{one.unit and f',{one.unit}'}")
+    return [(head, list(some)) for head, some in heads]
+
+
+def _printable(value: object) -> object:
+    """Return what an expression of a template writes; markup is left as it is, None is nothing."""
+    return value if hasattr(value, "__html__") else "" if value is None else units.printable(str(value))
