@@ -8,13 +8,15 @@ import os
 import stat
 import tempfile
 import time
+import tomllib
 from collections import deque
 from collections.abc import Iterator
 from io import FileIO
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from skep.errors import EngineError
+from skep.errors import EngineError, UserError
 from skep.paths import make_private
 from skep.units import MIB
 
@@ -144,3 +146,20 @@ class RotatingLog:
         fresh = open_log(self._path)
         self._file.close()
         self._file = fresh
+
+
+def read_user_text(path: Path) -> str:
+    """Read a file that the user named."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"`{path}` cannot be read: {error.strerror}", hint="check the path") from None
+    except UnicodeDecodeError:
+        raise UserError(f"`{path}` is not text in UTF-8", hint="check that it is the right file") from None
+
+
+def read_user_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_user_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"`{path}` is not TOML: {error}", hint="docs/bench.md has an example") from None

@@ -204,3 +204,21 @@ def public_name(model: str) -> str:
         model = slash + path
     far = model.startswith(("/", "~", ".")) or "\\" in model or model.count("/") > 1
     return (re.split(r"[/\\]", model.rstrip("/\\"))[-1] if far else model) or "a model"
+
+
+def parse_positive_seconds(text: str, option: str, example: str) -> float:
+    seconds = parse_seconds(text)
+    if seconds <= 0:
+        raise UserError(f"{option} `{text}` leaves no time", hint=f"write it as {example}")
+    return seconds
+
+
+def parse_share(text: str, option: str) -> float:
+    """ "3%" or "0.03"."""
+    try:
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UserError(f"{option} `{text}` is not a share", hint="write it as 3%")
+    return share

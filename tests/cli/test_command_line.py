@@ -17,8 +17,8 @@ from skep.cli.main import (
     PART_OF,
     PARTS,
     REMOVED_COMMANDS,
-    REMOVED_OPTIONS,
     plain_words,
+    removed_options,
     tree_of,
 )
 from skep.report.terminal import print_table
@@ -26,7 +26,7 @@ from skep.report.terminal import print_table
 WHOLE = tree_of(PARTS).commands
 GONE = [
     *((command.split(), message) for command, message in REMOVED_COMMANDS.items()),
-    *(([*command.split(), option], message) for (command, option), message in REMOVED_OPTIONS.items()),
+    *(([*command.split(), name], said) for command, told in removed_options().items() for name, said in told.items()),
 ]
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import tomllib
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from skep.bench.endpoint import Endpoint
@@ -93,30 +91,6 @@ def workload_of(options: WorkloadOptions) -> Workload:
 
 def seed_of(seed: int | None) -> int:
     return random.SystemRandom().randrange(2**31) if seed is None else seed
-
-
-def text_of(path: Path) -> str:
-    """Read a file that the user named."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"`{path}` cannot be read: {error.strerror}", hint="check the path") from None
-    except UnicodeDecodeError:
-        raise UserError(f"`{path}` is not text in UTF-8", hint="check that it is the right file") from None
-
-
-def toml_of(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text_of(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"`{path}` is not TOML: {error}", hint="docs/bench.md has an example") from None
-
-
-def positive_seconds(text: str, option: str, example: str) -> float:
-    seconds = parse_seconds(text)
-    if seconds <= 0:
-        raise UserError(f"{option} `{text}` leaves no time", hint=f"write it as {example}")
-    return seconds
 
 
 def level_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:

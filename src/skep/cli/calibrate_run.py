@@ -15,7 +15,7 @@ from dataclasses import fields
 
 from skep.bench.calibration import CalibrationPlan, Described, SetupFlags, describe, discard, fitted_record, measure
 from skep.catalog.gpus import HostFacts
-from skep.cli.bench_common import Interrupted, level_view, maker_for, positive_seconds, run_measuring
+from skep.cli.bench_common import Interrupted, level_view, maker_for, run_measuring
 from skep.cli.calibrate import CalibrateOptions
 from skep.cli.sweep import levels_of
 from skep.deploy.stored_calibration import calibration_json, host_key
@@ -26,13 +26,13 @@ from skep.report.calibration_text import print_calibration, print_validation
 from skep.report.terminal import day_and_time, print_list
 from skep.store.database import Store, open_store
 from skep.store.records import CalibrationRecord
-from skep.units import format_seconds, number
+from skep.units import format_seconds, number, parse_positive_seconds
 
 MOST_LEVEL = 8  # of the higher level, unless a flag says so
 
 
 def run_calibration(options: CalibrateOptions) -> None:
-    budget_s = positive_seconds(options.budget, "--budget", "5m")
+    budget_s = parse_positive_seconds(options.budget, "--budget", "5m")
     _ = options.address  # an error here, before anything is stored
     host, seed = read_host(), random.SystemRandom().randrange(2**31)
     with open_store(user_paths(os.environ).store) as store:
@@ -150,12 +150,12 @@ def _named(name: str) -> CalibrationRecord:
 
 
 def validate(points: Path, as_json: bool) -> None:
-    from skep.cli.bench_common import text_of
+    from skep.files import read_user_text
     from skep.planner.validation import read_rows
     from skep.planner.validation import validate as compare
     from skep.report.liveview import progress_bar, progress_view
 
-    rows = read_rows(text_of(points), str(points))
+    rows = read_rows(read_user_text(points), str(points))
 
     def bar(done: int, _page: Page) -> list[Line]:
         return [[(f"predicting  {progress_bar(done, len(rows))}  {done}/{len(rows)}", "")]]

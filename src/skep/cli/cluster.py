@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from skep.cli.options import JsonOption, argument, command, group, option
 from skep.errors import UserError
 from skep.paths import user_paths
+from skep.report.hive_text import print_nodes
 from skep.report.terminal import note, print_json
-from skep.units import format_bytes
 
 if TYPE_CHECKING:
     from skep.cluster.node_file import NodeRecord
@@ -81,7 +80,7 @@ def status(
     if as_json:
         print_json(found)
     else:
-        _show(found)
+        print_nodes(found)
 
 
 @command(cluster_app, "skep cluster token > token")
@@ -135,40 +134,3 @@ def _tell(node: NodeRecord, *, as_json: bool) -> None:
     if wide:
         note(f"warning: Ray listens on every interface (now {', '.join(map(str, wide))}; later up to {node.ports}):")
         note("         whoever has no token is refused, but close these ports: docs/cluster.md has the firewall lines")
-
-
-def _state(node: Mapping[str, Any]) -> str:
-    marks = [word for word in ("head", "here") if node[word]]
-    marks += [f"{name}={value}" for name, value in node["labels"].items()]
-    return ", ".join(("alive" if node["alive"] else "dead", *marks))
-
-
-def _free(node: Mapping[str, Any], key: str) -> str | None:
-    return f"{node[f'free_{key}']:g}/{node[key]:g}" if node["alive"] else None
-
-
-def _free_memory(node: Mapping[str, Any]) -> str | None:
-    sizes = [format_bytes(node[key]) for key in ("free_memory_bytes", "memory_bytes")]
-    return " of ".join(sizes) if node["alive"] else None
-
-
-def _show(found: dict[str, Any]) -> None:
-    from skep.report.columns import Column, print_records
-
-    columns: list[Column[Mapping[str, Any]]] = [
-        Column("name", "NODE", lambda node: node["name"], right=False),
-        Column("address", "ADDRESS", lambda node: node["address"], right=False, rank=1),
-        Column("state", "STATE", _state, right=False),
-        Column("cpus", "CPUS FREE", lambda node: _free(node, "cpus"), right=False, rank=2),
-        Column("gpus", "GPUS FREE", lambda node: _free(node, "gpus"), right=False),
-        Column("memory", "MEMORY FREE", _free_memory, right=False, rank=3),
-        Column("replicas", "REPLICAS", lambda node: _replicas(node) or None, right=False),
-    ]
-    print_records(columns, found["nodes"])
-    for hive in found["hives"]:
-        note(f"hive `{hive['name']}`: {'no gateway' if hive['gateway'] is None else 'gateway ' + hive['gateway']}")
-    note(f"Ray {found['ray']}, head at {found['address']}")
-
-
-def _replicas(node: Mapping[str, Any]) -> str:
-    return ", ".join(f"{row['name']} ({row['state']})" for row in node["replicas"])

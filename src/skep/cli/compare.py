@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,41 +28,29 @@ from skep.bench.session import SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan
 from skep.cli.bench import ABOptions, CompareOptions, WorkloadOptions
-from skep.cli.bench_common import (
-    MAX_CONCURRENCY,
-    level_view,
-    maker_for,
-    positive_seconds,
-    run_measuring,
-    toml_of,
-    workload_of,
-)
+from skep.cli.bench_common import MAX_CONCURRENCY, level_view, maker_for, run_measuring, workload_of
 from skep.cli.options import EndpointOptions, existing
-from skep.cli.sweep import levels_of, share_of, sweep_endpoint
+from skep.cli.sweep import levels_of, sweep_endpoint
 from skep.errors import EngineError, Regression, UserError
-from skep.files import write_whole
+from skep.files import read_user_toml, write_whole
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.compare_text import CompareResult, comparison_columns, group_by_level
-from skep.report.sweep_text import sweep_json
 from skep.report.tables import (
-    Entry,
     Table,
-    advantage_table,
-    baseline_table,
-    contention_table,
-    effective_table,
-    speedup_table,
+    cell_json,
+    matrix_tables,
 )
 from skep.report.terminal import check_output, note, print_json
 from skep.store.database import open_store
 from skep.store.records import StoredRun
+from skep.units import parse_positive_seconds, parse_share
 
 
 def run_compare_command(options: CompareOptions) -> int:
     """Return the exit code: 4 where B is worse by more than the threshold."""
-    allowed = share_of(options.threshold, "--threshold")
+    allowed = parse_share(options.threshold, "--threshold")
     if options.output is not None:
         check_output(options.output)
     with existing() as store:
@@ -87,15 +75,15 @@ def run_compare_command(options: CompareOptions) -> int:
 
 def run_ab_command(options: ABOptions) -> int:
     """Return the exit code: 4 where B is worse by more than the threshold."""
-    allowed, workload = share_of(options.threshold, "--threshold"), workload_of(options)
+    allowed, workload = parse_share(options.threshold, "--threshold"), workload_of(options)
     plan = SweepPlan(
         concurrency=levels_of(options.concurrency, "--concurrency"),
         tasks=options.tasks,
         runs=options.runs,
-        precision=share_of(options.precision, "--precision"),
-        budget_s=positive_seconds(options.budget, "--budget", "15m"),
+        precision=parse_share(options.precision, "--precision"),
+        budget_s=parse_positive_seconds(options.budget, "--budget", "15m"),
         workload=workload,
-        timeout_s=positive_seconds(options.timeout, "--timeout", "15m"),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         processes=options.processes,
     )
 
@@ -160,7 +148,7 @@ _SUFFIXES = (".html", ".htm", ".svg", ".md", ".csv")
 
 
 def run_matrix_command(file: Path, output: Path | None, *, processes: int | None = None, as_json: bool) -> None:
-    document = toml_of(file)
+    document = read_user_toml(file)
     configs, plan = parse_matrix(document), replace(plan_of(document), processes=processes)
     baseline = document.get("baseline")
     if baseline is not None and baseline not in [config.name for config in configs]:
@@ -172,11 +160,11 @@ def run_matrix_command(file: Path, output: Path | None, *, processes: int | None
     folder = user_paths(os.environ).state / "matrix"
 
     cells = run_measuring(lambda: run_matrix(configs, lambda config: _measured(plan, config), _stored, folder, note))
-    tables = tables_of(cells, baseline)
+    tables = matrix_tables(cells, baseline)
     if output is not None:
         _write(cells, tables, output)
     if as_json:
-        print_json([_cell_json(cell) for cell in cells])
+        print_json([cell_json(cell) for cell in cells])
         _fail_for(cells)
         return
     for table in tables:
@@ -229,24 +217,12 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
         concurrency=tuple(sorted(set(levels))),
         tasks=_whole(document, "tasks"),
         runs=_whole(document, "runs"),
-        precision=share_of(str(document.get("precision", "3%")), "precision"),
-        budget_s=positive_seconds(str(document.get("budget", "10m")), "budget", "10m"),
+        precision=parse_share(str(document.get("precision", "3%")), "precision"),
+        budget_s=parse_positive_seconds(str(document.get("budget", "10m")), "budget", "10m"),
         workload=workload_of(load),
-        timeout_s=positive_seconds(str(document.get("timeout", "15m")), "timeout", "15m"),
+        timeout_s=parse_positive_seconds(str(document.get("timeout", "15m")), "timeout", "15m"),
         kind="matrix",
     )
-
-
-def tables_of(cells: Sequence[MatrixResult], baseline: str | None) -> list[Table]:
-    entries: list[Entry] = [(cell.config.name, cell.summary or cell.diagnosis or "not measured") for cell in cells]
-    first = baseline or cells[0].config.name
-    ordered = sorted(entries, key=lambda entry: entry[0] != first)
-    tables = [effective_table(entries), contention_table(entries)]
-    if any(cell.summary is not None and cell.summary.speedups is not None for cell in cells):
-        tables.append(speedup_table(entries))
-    if len(entries) > 1:
-        tables += [baseline_table(entries, baseline=first), advantage_table(ordered)]
-    return tables
 
 
 async def _measured(plan: SweepPlan, config: MatrixConfig) -> SweepSummary:
@@ -269,11 +245,6 @@ def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: Path)
     with existing() as store:
         entries = [(replace(store.run(summary.run_id), model=name), summary) for name, summary in measured]
     write_page(entries, output)
-
-
-def _cell_json(cell: MatrixResult) -> dict[str, Any]:
-    summary = sweep_json(cell.summary) if cell.summary is not None else None
-    return {"config": asdict(cell.config), "summary": summary, "diagnosis": cell.diagnosis, "boot_s": cell.boot_s}
 
 
 def _whole(document: Mapping[str, Any], key: str) -> int | None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from skep.cli.options import JsonOption, argument, ask_hive, command, group, option
 from skep.errors import UserError
 from skep.paths import user_paths
+from skep.report.hive_text import say_reload, say_scale
 from skep.report.terminal import byte_progress, note, print_json, print_table
 from skep.units import parse_seconds
 
@@ -69,14 +70,6 @@ def _answer(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     del answer["ok"]
     return answer
 
-
-RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests")
-WORDS = {
-    "added": "started",
-    "removed": "stopped, once their answers are finished",
-    "changed": "started anew, one after the other, once their answers are finished",
-    "adjusted": "adjusted without a restart",
-}
 
 NameArgument = Annotated[str, argument("A replica's name as in `skep ps`, or a node's name for all its replicas.")]
 
@@ -149,20 +142,7 @@ def reload(
     if as_json:
         print_json(answer)
     else:
-        _tell(answer)
-
-
-def _tell(answer: dict[str, Any]) -> None:
-    note(*(f"warning: {warning}" for warning in answer["warnings"]))
-    for key, words in WORDS.items():
-        if answer[key]:
-            note(f"{words}: {', '.join(answer[key])}")
-    for name in answer["left_out"]:
-        command = "skep replica restart gateway" if name in RESTART_GATEWAY else "skep down && skep up -d"
-        note(f"not yet in force: `{name}`; it takes `{command}`")
-    note(
-        "settings and keys are reloaded" + ("" if any(answer[key] for key in WORDS) else "; replicas stay as they are")
-    )
+        say_reload(answer)
 
 
 @command(replica_app, "skep replica scale smollm2-135m=3 --wait")
@@ -185,7 +165,7 @@ def scale(
         rows = [[row["model"], row["replicas"], row["ready"]] for row in answer["models"]]
         print_table("MODEL|>REPLICAS|>READY", rows)
     else:
-        _print_scale(answer, waited=wait)
+        say_scale(answer, waited=wait)
 
 
 def parse_wanted(text: str | None) -> tuple[str | None, int | None]:
@@ -198,14 +178,3 @@ def parse_wanted(text: str | None) -> tuple[str | None, int | None]:
     if not model or not number.isascii() or not number.isdecimal():
         raise UserError(f"`{text}` is not MODEL=N", hint="write it as smollm2-135m=3")
     return model, int(number)
-
-
-def _print_scale(answer: dict[str, Any], *, waited: bool) -> None:
-    came, went = answer["added"], answer["removed"]
-    if came:
-        note(f"{'started' if waited else 'starting'}: {', '.join(came)}")
-    if went:
-        note(f"{'stopped' if waited else 'stopped, once their answers are finished'}: {', '.join(went)}")
-    change = f"{answer['before']} -> {answer['replicas']}" if came or went else f"still {answer['replicas']}"
-    several = "replica" if answer["replicas"] == 1 else "replicas"
-    note(f"{answer['model']}: {change} {several}, until the next `skep replica reload` or `skep up`")

@@ -172,52 +172,22 @@ REMOVED_COMMANDS: dict[str, str] = {
     "bench judge": "`skep bench judge` was removed: `skep bench quality` and `bench mixed` judge answers as they run",
     "tune explain": "`skep tune explain` was removed: `skep tune show` says why each step was kept or left",
 }
-MEASURING = ("sweep", "serial-vs-swarm", "open", "classes", "replay", "ab", "matrix")
-ONE_MACHINE = "`--cluster` was removed: use `--processes N`, or run skep on each machine"
-REMOVED_OPTIONS: dict[tuple[str, str], str] = {
-    ("up", "--max-replicas"): "`--max-replicas` was removed: use `skep replica scale MODEL=N`",
-    (
-        "swarm run",
-        "--serial-sample",
-    ): "`--serial-sample` was removed: `skep bench serial-vs-swarm` measures the speedup over one task at a time",
-    ("tune show", "--all"): "`--all` was removed: `skep tune show` lists every step",
-    **{(f"bench {name}", "--cluster"): ONE_MACHINE for name in MEASURING},
-    ("bench quality", "--cluster"): "`--cluster` was removed: leave it out, this machine makes the load",
-    (
-        "calibrate validate",
-        "--calibrated",
-    ): "`--calibrated` was removed: `skep calibrate` fits the planner to your own machine",
-    (
-        "calibrate validate",
-        "--in-sample",
-    ): "`--in-sample` was removed: constants are never fitted on a row's own source",
-    (
-        "calibrate validate",
-        "--picture",
-    ): "`--picture` was removed: `skep calibrate validate POINTS.csv --json` has every point",
-    ("swarm ask", "--tools"): "`--tools` was removed: an orchestrator of your own can give agents tools (docs/mcp.md)",
-    ("swarm ask", "--plan"): "`--plan` was removed: for tasks of your own, `skep swarm run TASKS.jsonl`",
-    ("swarm ask", "--plan-only"): "`--plan-only` was removed: use `--dry-run`, with `--json` as a document",
-    ("swarm ask", "--edit"): "`--edit` was removed: for tasks of your own, `skep swarm run TASKS.jsonl`",
-    ("swarm ask", "--yes"): "`--yes` was removed: nothing is asked any more; `--dry-run` shows the split first",
-    ("swarm ask", "-y"): "`-y` was removed: nothing is asked any more; `--dry-run` shows the split first",
-    ("swarm ask", "--orchestrator-url"): "`--orchestrator-url` was removed: --url splits, works and merges",
-    ("swarm ask", "--orchestrator-model"): "`--orchestrator-model` was removed: --model splits, works and merges",
-    ("swarm ask", "--orchestrator-key-env"): "`--orchestrator-key-env` was removed: use `--key-env`",
-    ("gateway", "--cluster"): "`skep gateway --cluster` was removed: a hive has one gateway; use `skep up --cluster`",
-    ("gateway", "--hive"): "`skep gateway --hive` was removed: a hive has one gateway; use `skep up --cluster --hive`",
-}
+
+
+def removed_options() -> dict[str, dict[str, str]]:
+    """Return the options that are gone, by command, each with what to say of it."""
+    import tomllib
+    from importlib.resources import files
+
+    return tomllib.loads(files("skep.cli").joinpath("removed_options.toml").read_text(encoding="utf-8"))
 
 
 def instead_of(words: Sequence[str]) -> str | None:
-    """Return what to say of a command line that names a removed command or option; None: it names neither."""
+    """Return what to say of a command line that was not understood and names a removed option; None: it does not."""
     given = words[: words.index("--")] if "--" in words else words
-    for command, message in REMOVED_COMMANDS.items():
+    for command, options in removed_options().items():
         if list(given[: len(command.split())]) == command.split():
-            return message
-    for (command, option), message in REMOVED_OPTIONS.items():
-        if list(given[: len(command.split())]) == command.split() and option in (word.split("=")[0] for word in given):
-            return message
+            return next((options[name] for word in given if (name := word.split("=")[0]) in options), None)
     return None
 
 
@@ -257,7 +227,7 @@ def run(words: Sequence[str]) -> int:
     elif words[0] == "--install-completion":
         print(completion_line(os.environ.get("SHELL", "")))  # noqa: T201
         return 0
-    elif removed := instead_of(words):
+    elif removed := REMOVED_COMMANDS.get(" ".join(words[:2])):
         raise UserError(removed)
     elif words[0] not in PART_OF and not words[0].startswith("-"):
         near = closest(words[0])
@@ -275,6 +245,8 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
     try:
         return tree.main(list(words), prog_name="skep", standalone_mode=False) or 0
     except click.ClickException as error:
+        if removed := instead_of(words):
+            raise UserError(removed) from None
         context = getattr(error, "ctx", None)
         if context is not None and getattr(context.parent.command, "default", "") == context.info_name:
             context = context.parent  # its name was left out

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -32,7 +32,7 @@ from skep.monitor.records import DAY_S, ProbeOutcome, ProbeTarget
 from skep.monitor.status import MonitorStatus, monitor_status
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import add_target as store_target
-from skep.monitor.targets import chosen_keys, target_document
+from skep.monitor.targets import chosen_keys, moment_of, parse_percent, target_document
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.monitor import SAMPLES, TARGETS, WINDOWS, comparison_columns, status_columns
@@ -55,24 +55,6 @@ def series_if_any() -> AbstractContextManager[SeriesStore | None]:
 
 def series_to_write() -> SeriesStore:
     return SeriesStore(open_store(user_paths(os.environ).store))
-
-
-def moment_of(text: str, now: float, *, option: str) -> float:
-    """Parse `7d` as that long ago, `2026-11-15` or `2026-11-15 14:30` as local time. Clamped to 1970."""
-    with suppress(ValueError, OverflowError, OSError):
-        return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
-    with suppress(UserError):
-        return max(0.0, now - parse_seconds(text))
-    hint = f"write it as `{option} 7d` (7 days ago) or `{option} 2026-11-15T14:30`"
-    raise UserError(f"{option} `{text}` is not a time", hint=hint)
-
-
-def parse_percent(text: str, *, option: str) -> float:
-    """Parse `10%` or `10` as 10.0."""
-    with suppress(ValueError):
-        if 0 < (value := float(text.strip().removesuffix("%").strip())) < 100:
-            return value
-    raise UserError(f"{option} `{text}` is not a share between 0 and 100 %", hint=f"write it as `{option} 10%`")
 
 
 def export_samples(

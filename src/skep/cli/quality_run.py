@@ -11,7 +11,7 @@ from typing import get_args
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import SessionProgress
 from skep.cli.bench import MixedOptions, QualityOptions
-from skep.cli.bench_common import meter_for, positive_seconds, run_measuring, seed_of
+from skep.cli.bench_common import meter_for, run_measuring, seed_of
 from skep.cli.options import EndpointOptions
 from skep.cli.sweep import levels_of
 from skep.errors import EndpointError, UserError
@@ -28,7 +28,9 @@ from skep.report.columns import print_records
 from skep.report.liveview import progress_view
 from skep.report.mixed import spot_words, tables_of
 from skep.report.quality_text import (
+    exit_code,
     headline,
+    late_levels,
     level_notes,
     mixed_headline,
     mixed_json,
@@ -40,14 +42,13 @@ from skep.report.quality_text import (
 from skep.report.terminal import byte_progress, note, print_json
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.runner import Sandbox
-from skep.stats.noninferiority import Claim, items_needed
+from skep.stats.noninferiority import items_needed
 from skep.store.database import Store, open_store
-from skep.units import parse_int_list
+from skep.units import parse_int_list, parse_positive_seconds
 from skep.workload.coding_tasks import LEVEL_NAMES
 
 MOST_DRILLS = 2000  # made without being asked for so many
 MOST_ITEMS = 100_000
-EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
 
 
 def run_quality_command(options: QualityOptions) -> int:
@@ -70,9 +71,9 @@ def plan_of(options: QualityOptions) -> TrialPlan:
         delta=delta_of(options.delta),
         repeats=options.repeats,
         temperature=options.temperature,
-        timeout_s=positive_seconds(options.timeout, "--timeout", "15m"),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         seed=seed_of(options.seed),
-        budget_s=None if options.budget is None else positive_seconds(options.budget, "--budget", "30m"),
+        budget_s=None if options.budget is None else parse_positive_seconds(options.budget, "--budget", "30m"),
     )
 
 
@@ -130,27 +131,6 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
             await sandbox.close()
 
 
-def late_levels(run_id: str) -> list[str]:
-    """Levels at which this client, and not the server, was mostly the limit."""
-    with open_store(user_paths(os.environ).store, read_only=True) as store:
-        samples = store.client_samples(run_id)
-    late: dict[int, list[bool]] = {}
-    for sample in samples:
-        late.setdefault(sample.level, []).append(sample.client_limited)
-    return [
-        f"warning: the client was the limit at C={level}: fewer were in flight, and latency is better than it looks"
-        for level, found in sorted(late.items())
-        if 2 * sum(found) > len(found)
-    ]
-
-
-def exit_code(summary: QualitySummary) -> int:
-    if any(level.claim is Claim.LOST for level in summary.levels):
-        return EXIT_LOST
-    held = summary.levels and all(level.claim is Claim.HOLDS for level in summary.levels)
-    return EXIT_OK if held and not summary.skipped else EXIT_UNSHOWN
-
-
 def trial_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
     """Return a line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
     return progress_view(stage_lines(), lambda progress, _page: [[(now_line(progress), "")]])
@@ -200,7 +180,7 @@ def mixed_plan_of(options: MixedOptions) -> MixedPlan:
         repeats=options.repeats,
         levels=levels,
         seed=seed_of(options.seed),
-        timeout_s=positive_seconds(options.timeout, "--timeout", "15m"),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
     )
 
 

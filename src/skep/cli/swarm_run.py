@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.bench_common import Interrupted, positive_seconds, run_measuring
+from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.options import EndpointOptions
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal, one_line
@@ -27,6 +27,7 @@ from skep.swarm.journal import check_output_free, create_run, failed_tasks, run_
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, given_fields
 from skep.swarm.results_file import ResultsFile, check_place, complete_output
 from skep.swarm.task_file import read_schema, read_tasks
+from skep.units import parse_positive_seconds
 
 T = TypeVar("T")
 LONGEST_NAME = 80
@@ -62,8 +63,8 @@ def output_path(options: TaskRunOptions, source: Path | None) -> Path | None:
 
 
 def _order_of(options: SwarmOptions, **more: Any) -> SwarmRunOptions:
-    more["timeout_s"] = positive_seconds(options.timeout, "--timeout", "10m")
-    more["deadline_s"] = positive_seconds(options.deadline, "--deadline", "10m")
+    more["timeout_s"] = parse_positive_seconds(options.timeout, "--timeout", "10m")
+    more["deadline_s"] = parse_positive_seconds(options.deadline, "--deadline", "10m")
     return SwarmRunOptions(**_taken(options, "agents tries key_env"), **more)
 
 
@@ -196,7 +197,7 @@ def _show_dry(
 def run_ask(options: AskOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
     goal, files, order = options.goal.strip(), (*options.files, *options.more_files), _order_of(options)
-    plan_timeout_s = positive_seconds(options.plan_timeout, "--plan-timeout", "60s")
+    plan_timeout_s = parse_positive_seconds(options.plan_timeout, "--plan-timeout", "60s")
     if options.report is not None:
         check_output(options.report)
     if options.output is not None:

@@ -15,30 +15,20 @@ from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload
 from skep.bench.tokens_per_char import calibrate_on
 from skep.cli.bench import ClassesOptions, OpenOptions, ReplayOptions, SerialVsSwarmOptions, SweepOptions, TimedOptions
-from skep.cli.bench_common import (
-    MAX_CONCURRENCY,
-    level_view,
-    maker_for,
-    meter_for,
-    positive_seconds,
-    run_measuring,
-    seed_of,
-    text_of,
-    toml_of,
-    workload_of,
-)
+from skep.cli.bench_common import MAX_CONCURRENCY, level_view, maker_for, meter_for, run_measuring, seed_of, workload_of
 from skep.cli.options import EndpointOptions
 from skep.errors import EndpointError, UserError
+from skep.files import read_user_text, read_user_toml
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.sweep_text import failure_reasons, headline, print_summary, shortfalls, sweep_json
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
-from skep.units import parse_int_list
+from skep.units import parse_int_list, parse_positive_seconds, parse_share
 from skep.workload.calibration import TokenCalibration
 from skep.workload.items import workload_fingerprint
-from skep.workload.mix import TrafficClass, parse_arrivals, parse_classes, with_agents
+from skep.workload.mix import TrafficClass, parse_arrivals, parse_classes, parse_rates, with_agents
 from skep.workload.traces import read_trace
 
 MOST_TASKS = 100_000
@@ -59,14 +49,14 @@ def plan_of(options: SweepOptions) -> SweepPlan:
         concurrency=levels,
         tasks=options.tasks,
         runs=options.runs,
-        precision=share_of(options.precision, "--precision"),
-        budget_s=positive_seconds(options.budget, "--budget", "10m"),
+        precision=parse_share(options.precision, "--precision"),
+        budget_s=parse_positive_seconds(options.budget, "--budget", "10m"),
         workload=workload_of(options),
         quick_warm_up=options.warm_up == "quick",
         to_saturation=options.to_saturation,
         slo=SloLimits.parse(options.slo) if options.slo else None,
         max_concurrency=min(options.max_concurrency, MAX_CONCURRENCY),
-        timeout_s=positive_seconds(options.timeout, "--timeout", "15m"),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         keep_text=options.store_prompts,
         processes=options.processes,
     )
@@ -77,17 +67,6 @@ def levels_of(text: str, option: str) -> tuple[int, ...]:
     if levels[-1] > MAX_CONCURRENCY:
         raise UserError(f"{option} {levels[-1]} is too large", hint=f"one client goes up to {MAX_CONCURRENCY}")
     return levels
-
-
-def share_of(text: str, option: str) -> float:
-    """ "3%" or "0.03"."""
-    try:
-        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < 1:
-        raise UserError(f"{option} `{text}` is not a share", hint="write it as 3%")
-    return share
 
 
 def run_sweep_command(options: SweepOptions) -> None:
@@ -115,7 +94,7 @@ def run_swarm_command(options: SerialVsSwarmOptions) -> None:
         budget_s=None,
         workload=workload_of(options),
         same_tasks=True,
-        timeout_s=positive_seconds(options.timeout, "--timeout", "1h"),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "1h"),
         keep_text=options.store_prompts,
         processes=options.processes,
         kind="serial-vs-swarm",
@@ -167,13 +146,10 @@ async def sweep_endpoint(
         return await run_sweep(plan, endpoint, store, read_host(), progress, maker=maker, meter=meter)
 
 
-MOST_RATE = 2000.0
-
-
 def run_open_command(options: OpenOptions) -> None:
-    rates, arrivals, workload = rates_of(options.rate), options.arrivals, workload_of(options)
+    rates, arrivals, workload = parse_rates(options.rate), options.arrivals, workload_of(options)
     parse_arrivals(arrivals)
-    for_s = positive_seconds(options.duration, "--for", "60s")
+    for_s = parse_positive_seconds(options.duration, "--for", "60s")
     config = {**asdict(workload), "rates": rates, "arrivals": arrivals, "for_s": for_s, "runs": options.runs}
     names = [f"{one:g}" for one in rates]
 
@@ -196,7 +172,7 @@ def run_open_command(options: OpenOptions) -> None:
 
 def run_classes_command(options: ClassesOptions) -> None:
     classes, runs, seed = read_mix(options.mix, options.agents), options.runs, seed_of(options.seed)
-    for_s = positive_seconds(options.duration, "--for", "60s")
+    for_s = parse_positive_seconds(options.duration, "--for", "60s")
     config = {"classes": [asdict(one) for one in classes], "for_s": for_s, "runs": runs, "seed": seed}
 
     async def run() -> SweepSummary:
@@ -212,7 +188,7 @@ def run_classes_command(options: ClassesOptions) -> None:
 
 
 def run_replay_command(options: ReplayOptions) -> None:
-    items = read_trace(text_of(options.trace).splitlines(), speed=options.speed, limit=options.limit)
+    items = read_trace(read_user_text(options.trace).splitlines(), speed=options.speed, limit=options.limit)
     seed = seed_of(options.seed)
     name, speed, max_tokens = options.trace.name, options.speed, options.max_tokens
     config = {"trace": name, "requests": len(items), "speed": speed, "max_tokens": max_tokens, "seed": seed}
@@ -230,19 +206,8 @@ def run_replay_command(options: ReplayOptions) -> None:
     show(run_measuring(run), as_json=options.as_json, title="traffic", names=("all",))
 
 
-def rates_of(text: str) -> list[float]:
-    try:
-        rates = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        rates = []
-    if not rates or not all(0 < rate <= MOST_RATE for rate in rates):
-        hint = f"write it as --rate 0.5,1,2; at most {MOST_RATE:g}"
-        raise UserError(f"--rate `{text}` is not a list of requests per second", hint=hint)
-    return rates
-
-
 def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
-    table = toml_of(path).get("class")
+    table = read_user_toml(path).get("class")
     if not isinstance(table, dict):
         raise UserError(f"`{path}` has no table [class.NAME]", hint="docs/bench.md has an example")
     classes = parse_classes(table)
@@ -261,7 +226,7 @@ async def _measure_timed(
 ) -> SweepSummary:
     what = {key: str(value) for key, value in config.items() if key != "seed"}
     fingerprint = workload_fingerprint({"kind": kind, "model": endpoint.model, **what})[:16]
-    timeout_s = positive_seconds(options.timeout, "--timeout", "15m")
+    timeout_s = parse_positive_seconds(options.timeout, "--timeout", "15m")
     plan = TimedPlan(kind, config, fingerprint, timeout_s, options.store_prompts, options.processes)
     with open_store(user_paths(os.environ).store) as store, level_view() as progress:
         meter = meter_for(endpoint)

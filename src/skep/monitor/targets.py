@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +22,7 @@ from skep.monitor.schedule import format_interval
 from skep.monitor.store import SeriesStore
 from skep.paths import LOOPBACK, user_paths
 from skep.supervisor.control import local_key
+from skep.units import parse_seconds
 from skep.wire.heads import parse_url
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}")
@@ -182,3 +185,21 @@ def chosen_keys(series: SeriesStore, wanted: str | None, *, everything: bool) ->
         return series.keys(wanted)
     names = [target.name for target in series.targets()] if wanted is None else [wanted]
     return [key for name in names for key in primary_keys(series, name)]
+
+
+def moment_of(text: str, now: float, *, option: str) -> float:
+    """Parse `7d` as that long ago, `2026-11-15` or `2026-11-15 14:30` as local time. Clamped to 1970."""
+    with suppress(ValueError, OverflowError, OSError):
+        return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
+    with suppress(UserError):
+        return max(0.0, now - parse_seconds(text))
+    hint = f"write it as `{option} 7d` (7 days ago) or `{option} 2026-11-15T14:30`"
+    raise UserError(f"{option} `{text}` is not a time", hint=hint)
+
+
+def parse_percent(text: str, *, option: str) -> float:
+    """Parse `10%` or `10` as 10.0."""
+    with suppress(ValueError):
+        if 0 < (value := float(text.strip().removesuffix("%").strip())) < 100:
+            return value
+    raise UserError(f"{option} `{text}` is not a share between 0 and 100 %", hint=f"write it as `{option} 10%`")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from operator import methodcaller
 from typing import Any
 
 from skep.report.columns import Column, record_lines, table_lines
 from skep.report.liveview import BETWEEN, Line, Page, bar, sparkline
+from skep.report.terminal import note
 from skep.supervisor.control import ReplicaStatus
 from skep.supervisor.readings import HiveReadings
-from skep.units import format_seconds, number
+from skep.units import format_bytes, format_seconds, number
 
 STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}
 
@@ -120,3 +122,75 @@ def hive_columns() -> list[Column[dict[str, Any]]]:
         Column("url", "URL", lambda row: row["url"] or None, right=False, rank=3),
         Column("note", "NOTE", remarks, right=False),
     ]
+
+
+def _node_state(node: Mapping[str, Any]) -> str:
+    marks = [word for word in ("head", "here") if node[word]]
+    marks += [f"{name}={value}" for name, value in node["labels"].items()]
+    return ", ".join(("alive" if node["alive"] else "dead", *marks))
+
+
+def _free(node: Mapping[str, Any], key: str) -> str | None:
+    return f"{node[f'free_{key}']:g}/{node[key]:g}" if node["alive"] else None
+
+
+def _free_memory(node: Mapping[str, Any]) -> str | None:
+    sizes = [format_bytes(node[key]) for key in ("free_memory_bytes", "memory_bytes")]
+    return " of ".join(sizes) if node["alive"] else None
+
+
+def print_nodes(found: dict[str, Any]) -> None:
+    from skep.report.columns import Column, print_records
+
+    columns: list[Column[Mapping[str, Any]]] = [
+        Column("name", "NODE", lambda node: node["name"], right=False),
+        Column("address", "ADDRESS", lambda node: node["address"], right=False, rank=1),
+        Column("state", "STATE", _node_state, right=False),
+        Column("cpus", "CPUS FREE", lambda node: _free(node, "cpus"), right=False, rank=2),
+        Column("gpus", "GPUS FREE", lambda node: _free(node, "gpus"), right=False),
+        Column("memory", "MEMORY FREE", _free_memory, right=False, rank=3),
+        Column("replicas", "REPLICAS", lambda node: _node_replicas(node) or None, right=False),
+    ]
+    print_records(columns, found["nodes"])
+    for hive in found["hives"]:
+        note(f"hive `{hive['name']}`: {'no gateway' if hive['gateway'] is None else 'gateway ' + hive['gateway']}")
+    note(f"Ray {found['ray']}, head at {found['address']}")
+
+
+def _node_replicas(node: Mapping[str, Any]) -> str:
+    return ", ".join(f"{row['name']} ({row['state']})" for row in node["replicas"])
+
+
+RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests")
+
+
+WORDS = {
+    "added": "started",
+    "removed": "stopped, once their answers are finished",
+    "changed": "started anew, one after the other, once their answers are finished",
+    "adjusted": "adjusted without a restart",
+}
+
+
+def say_reload(answer: dict[str, Any]) -> None:
+    note(*(f"warning: {warning}" for warning in answer["warnings"]))
+    for key, words in WORDS.items():
+        if answer[key]:
+            note(f"{words}: {', '.join(answer[key])}")
+    for name in answer["left_out"]:
+        command = "skep replica restart gateway" if name in RESTART_GATEWAY else "skep down && skep up -d"
+        note(f"not yet in force: `{name}`; it takes `{command}`")
+    note(
+        "settings and keys are reloaded" + ("" if any(answer[key] for key in WORDS) else "; replicas stay as they are")
+    )
+
+
+def say_scale(answer: dict[str, Any], *, waited: bool) -> None:
+    came, went = answer["added"], answer["removed"]
+    if came:
+        note(f"{'started' if waited else 'starting'}: {', '.join(came)}")
+    if went:
+        note(f"{'stopped' if waited else 'stopped, once their answers are finished'}: {', '.join(went)}")
+    change = f"{answer['before']} -> {answer['replicas']}" if came or went else f"still {answer['replicas']}"
+    several = "replica" if answer["replicas"] == 1 else "replicas"
+    note(f"{answer['model']}: {change} {several}, until the next `skep replica reload` or `skep up`")

@@ -136,3 +136,27 @@ def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, 
     """Return all figures, and every verdict."""
     judged = [{**asdict(one), "outcome": one.outcome.value} for one in verdicts]
     return {**asdict(summary), "verdicts": judged}
+
+
+EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
+
+
+def late_levels(run_id: str) -> list[str]:
+    """Levels at which this client, and not the server, was mostly the limit."""
+    with open_store(user_paths(os.environ).store, read_only=True) as store:
+        samples = store.client_samples(run_id)
+    late: dict[int, list[bool]] = {}
+    for sample in samples:
+        late.setdefault(sample.level, []).append(sample.client_limited)
+    return [
+        f"warning: the client was the limit at C={level}: fewer were in flight, and latency is better than it looks"
+        for level, found in sorted(late.items())
+        if 2 * sum(found) > len(found)
+    ]
+
+
+def exit_code(summary: QualitySummary) -> int:
+    if any(level.claim is Claim.LOST for level in summary.levels):
+        return EXIT_LOST
+    held = summary.levels and all(level.claim is Claim.HOLDS for level in summary.levels)
+    return EXIT_OK if held and not summary.skipped else EXIT_UNSHOWN

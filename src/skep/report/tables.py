@@ -7,14 +7,16 @@ Markdown, an empty field in CSV. A level that the client limited is shown with a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from skep.bench.matrix import MatrixResult
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.errors import UserError
 from skep.report.columns import Column, csv_table, markdown_cell, markdown_table, plain_text
 from skep.report.levels import LEVEL_COLUMNS
+from skep.report.sweep_text import sweep_json
 from skep.units import known, number, percent
 
 Cell = str | float | None
@@ -243,3 +245,20 @@ def _speedup_notes(label: str, what: SweepSummary | str, *, several: bool) -> li
     if forms is not None and _is_limited(what, forms.concurrency):
         notes.append(f"{label}: the client was the limit of the swarm; read its speedup as a lower bound")
     return notes
+
+
+def matrix_tables(cells: Sequence[MatrixResult], baseline: str | None) -> list[Table]:
+    entries: list[Entry] = [(cell.config.name, cell.summary or cell.diagnosis or "not measured") for cell in cells]
+    first = baseline or cells[0].config.name
+    ordered = sorted(entries, key=lambda entry: entry[0] != first)
+    tables = [effective_table(entries), contention_table(entries)]
+    if any(cell.summary is not None and cell.summary.speedups is not None for cell in cells):
+        tables.append(speedup_table(entries))
+    if len(entries) > 1:
+        tables += [baseline_table(entries, baseline=first), advantage_table(ordered)]
+    return tables
+
+
+def cell_json(cell: MatrixResult) -> dict[str, Any]:
+    summary = sweep_json(cell.summary) if cell.summary is not None else None
+    return {"config": asdict(cell.config), "summary": summary, "diagnosis": cell.diagnosis, "boot_s": cell.boot_s}

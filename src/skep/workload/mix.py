@@ -230,3 +230,17 @@ _NUMBERS: Mapping[str, tuple[type, float, float]] = {
     "turn_tokens": (int, 15, 1_000_000),
     "think_s": (float, 0.0, 86_400.0),
 }
+
+
+MOST_RATE = 2000.0
+
+
+def parse_rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate <= MOST_RATE for rate in rates):
+        hint = f"write it as --rate 0.5,1,2; at most {MOST_RATE:g}"
+        raise UserError(f"--rate `{text}` is not a list of requests per second", hint=hint)
+    return rates
