@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands' own help. `--check` only says whether it is up to date."""
+"""Writes docs/cli.md and docs/json.md from the commands and the records. `--check` says whether they are up to date."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import sys
 from pathlib import Path
 
 from skep.cli.reference import cli_reference
+from skep.report.schemas import json_reference
 
-TARGET = Path(__file__).parent.parent / "docs" / "cli.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {DOCS / "cli.md": cli_reference, DOCS / "json.md": json_reference}
 
 
 def main() -> int:
-    text = cli_reference()
     if "--check" in sys.argv:
-        return 0 if TARGET.read_text() == text else 1
-    TARGET.write_text(text)
-    print(f"wrote {TARGET.name}")
+        return 0 if all(page.read_text() == text() for page, text in PAGES.items()) else 1
+    for page, text in PAGES.items():
+        page.write_text(text())
+        print(f"wrote {page.name}")
     return 0
 
 

@@ -4,9 +4,13 @@ import contextlib
 import io
 import json
 from dataclasses import dataclass
+from functools import cache
 
-from skep.cli.main import run
+import jsonschema
+
+from skep.cli.main import PART_OF, plain_words, run, tree_of
 from skep.errors import SkepError
+from skep.report.schemas import document_names, schema_of
 
 
 @dataclass
@@ -21,6 +25,28 @@ class Called:
         return json.loads(self.out)
 
 
+def closed(schema):
+    """No key but those that are described, where the schema does not say that there are more."""
+    if isinstance(schema, dict):
+        schema = {key: closed(inner) for key, inner in schema.items()}
+        return {"additionalProperties": False, **schema} if "properties" in schema else schema
+    return [closed(inner) for inner in schema] if isinstance(schema, list) else schema
+
+
+@cache
+def validator(name):
+    return jsonschema.Draft202012Validator(closed(schema_of(name)))
+
+
+def check_document(words, document):
+    """What a command prints with `--json` is what `skep schema` says of it."""
+    first, second = [*plain_words(words), ""][:2]
+    default = getattr(tree_of([PART_OF[first]]).commands[first], "default", "")
+    (name,) = {first, f"{first} {second}"} & {*document_names()} or {f"{first} {default}"}
+    wrong = next(validator(name).iter_errors(document), None)
+    assert wrong is None, f"skep schema {name}: {wrong.json_path}: {wrong.message}"
+
+
 def call(*words, check=None):
     out, err, error, code = io.StringIO(), io.StringIO(), None, 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -31,6 +57,8 @@ def call(*words, check=None):
         except SkepError as raised:
             error, code = raised, raised.exit_code
     called = Called(out.getvalue(), err.getvalue(), error, code)
+    if "--json" in words and called.out and "--dry-run" not in words:
+        check_document([*map(str, words)], called.json)
     assert check is None or code == check, called
     return called
 

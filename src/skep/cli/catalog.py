@@ -1,11 +1,11 @@
-"""Commands on what is known by name: catalog gpus, catalog models."""
+"""Commands on what is known by name: catalog gpus, catalog models, schema."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from skep.cli.options import JsonOption, argument, command, group
+from skep.cli.options import ROOT, JsonOption, argument, command, group
 from skep.report.terminal import print_json
 
 if TYPE_CHECKING:
@@ -67,3 +67,18 @@ def _geometry(name: str) -> Geometry:
 
         return read_config(path)
     return geometry(name)
+
+
+@command(ROOT, "skep schema bench sweep > sweep.schema.json")
+def schema(
+    name: Annotated[
+        tuple[str, ...], argument("The command that prints it, such as bench sweep; default: list all.")
+    ] = (),
+) -> None:
+    """Print the JSON Schema of what a command prints with --json, or the names of all such documents."""
+    from skep.report.schemas import document_names, schema_of
+
+    if name:
+        print_json(schema_of(" ".join(name)))
+    else:
+        print("\n".join(document_names()))  # noqa: T201

@@ -53,6 +53,7 @@ MORE: dict[str, dict[str, tuple[str, str]]] = {
         "replica": ("control", "Drain, restart, scale and reload replicas."),
         "calibrate": ("calibrate", "Fit the planner to a running endpoint; validate it."),
         "catalog": ("catalog", "Show the known GPUs and models."),
+        "schema": ("catalog", "Print the JSON Schema of a --json document."),
         "export": ("export", "Print what starts a preset without skep."),
         "key": ("keys", "Manage the API keys of the gateway's clients."),
         "cluster": ("cluster", "Make machines one Ray cluster."),
