@@ -20,9 +20,8 @@ from embedded_process import MODEL
 from skep.catalog.options import Draft, EngineOptions
 from skep.deploy.launches import KV_BYTES
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
-from skep.engines.embedded import Embedded
+from skep.engines.embedded import KV_TYPES, Embedded, batch_of
 from skep.engines.embedded_server import http_threads
-from skep.engines.llama import KV_TYPES, batch_of
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.supervisor.control import replica_key

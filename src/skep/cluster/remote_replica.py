@@ -10,8 +10,8 @@ from typing import Protocol
 from skep.cluster.messages import LogPart, ReplicaReport
 from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError
-from skep.supervisor.lifecycle import ReplicaState
-from skep.supervisor.remote_replica import UpstreamInfo, UpstreamLife
+from skep.supervisor.lifecycle import Life, ReplicaState
+from skep.supervisor.remote_replica import UpstreamInfo
 
 # A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
 _STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
@@ -31,7 +31,7 @@ class RemoteReplica:
 
     def __init__(self, launch: Launch, host: ReplicaHost, changed: Callable[[], None]) -> None:
         self.launch = launch
-        self.life = UpstreamLife(None, ReplicaState.STARTING)
+        self.life = Life(None, ReplicaState.STARTING)
         self.pid: int | None = None
         self.node: str | None = None
         adapter = engine_named(launch.engine, launch.binary)
